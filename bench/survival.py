@@ -21,6 +21,7 @@ from private_systemd import PrivateSystemd  # noqa: E402
 
 ELEMS = 64 * MI
 GOALS_MS = {"zerodrun": 500, "systemd": 1000}  # from the kill to the first answer of the next daemon
+RESIZE_GOAL_MS = 5000
 ADAMW, SGD = {"type": "AdamW", "params": {"lr": 1e-3}}, {"type": "SGD", "params": {"lr": 1e-3, "momentum": 0}}
 # Elements, optimizer, bytes for each element: state, gradient and weights of fp32, slots, gradients of the trainers. Of
 # rows with as many elements only the first that fits is measured.
@@ -176,9 +177,40 @@ def keepers(folder):
                    lambda: NodesJob(network, make_key(folder), 2, kept=True))
 
 
+def peak_bytes(pid):
+    """The most that the daemon has ever held, shared memory included."""
+    for line in open(f"/proc/{pid}/status"):
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def resizes(quick):
+    """Another number of ranks for a job that is held: 2 to 3 to 5 to 2, and so on."""
+    rows = []
+    for what, elems, optimizer in sizes():
+        with contextlib.closing(ZerodJob(2, 2, elems, buffer_elems=elems // SHARE,
+                                         optimizer=f"optimizer: {json.dumps(optimizer)}\n", kept=True)) as job:
+            job.step()
+            for rank in job.ranks:
+                rank.popen.stdin.close()
+            for rank in job.ranks:
+                rank.stop()
+            times, peak = [], peak_bytes(job.daemon_pid())
+            for n_ranks in (3, 5, 2) * (2 if quick else 10):
+                began = time.monotonic()
+                job.daemon.ctl("resize", str(n_ranks))
+                times.append((time.monotonic() - began) * 1e3)
+            grown = peak_bytes(job.daemon_pid()) - peak
+        say(f"  {what}: another number of ranks in {median(times):.1f} ms (longest {max(times):.1f}); the daemon's peak "
+            f"memory grew by {grown / 2**20:.1f} MiB")
+        rows.append(row(f"survival: another number of ranks, longest, {what}", max(times), RESIZE_GOAL_MS, "goal", "ms", 1.0))
+    return rows
+
+
 def survival(quick):
     """What it costs that the daemon may die, and how long its death is felt."""
-    rows = costs(quick)
+    rows = costs(quick) + resizes(quick)
     table = [["elements", "keeper", "kills", "p50 ms", "p99 ms", "usual step ms", "step after a kill ms",
               "step with a kill in it ms"]]
     with tempfile.TemporaryDirectory(prefix="zerod-bench-") as folder:

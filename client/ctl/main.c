@@ -18,6 +18,7 @@
 #include "client/ctl/explain.h"
 #include "client/ctl/plan.h"
 #include "client/ctl/report.h"
+#include "client/ctl/resize.h"
 #include "client/ctl/show.h"
 #include "core/base/base.h"
 
@@ -32,6 +33,7 @@ static const char help_text[] =
     "  report [FILE]                all that an issue report needs, as one JSON file\n"
     "  drain                        attach no more ranks; the daemon ends with the last one\n"
     "  abort-step                   give the open step up, on all ranks; says what becomes of them\n"
+    "  resize RANKS                 give the job another number of ranks, when no rank is attached: its state stays\n"
     "  drop                         forget the run and its state, when no rank is attached\n"
     "  plan --params N --ranks N [--stage N] [--config FILE] [--dtype T] [--grad-dtype T]\n"
     "                               what a model takes; needs no daemon\n"
@@ -76,6 +78,26 @@ static int ask_and_show(const struct options *options, const struct subcommand *
         return r;
     if (!options->json && subcommand->show(stdout, answer) < 0)
         r = ctl_fail(strerror(ENOMEM), EX_OSERR);
+    json_object_put(answer);
+    return r ? r : ctl_flush();
+}
+
+/* ---- resize -------------------------------------------------------------------------------------------- */
+
+static int resize(const struct options *options, const char *text)
+{
+    unsigned n_ranks;
+    char rest;
+    struct json_object *answer;
+    int r;
+
+    if (!text || sscanf(text, "%5u%c", &n_ranks, &rest) != 1 || n_ranks == 0)
+        return ctl_fail("resize takes a number of ranks from 1 on, nothing else", EX_USAGE);
+    r = resize_ask("zerodctl", options->socket, n_ranks, &answer);
+    if (options->json && answer)
+        puts(json_object_to_json_string_ext(answer, JSON_C_TO_STRING_NOSLASHESCAPE));
+    else if (r == 0)
+        (void)show_message(stdout, answer);
     json_object_put(answer);
     return r ? r : ctl_flush();
 }
@@ -215,6 +237,8 @@ static int run_subcommand(int argc, char **argv, struct options *options)
             return r ? r : watch(options, seconds);
         argc = 1;
     }
+    if (strcmp(argv[0], "resize") == 0)
+        return resize(options, argc == 2 ? argv[1] : NULL);
     if (strcmp(argv[0], "report") == 0 && argc <= 2)
         return report(options, argv[1]);
     for (i = 0; argc == 1 && i < ARRAY_SIZE(subcommands); i++)

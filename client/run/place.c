@@ -14,6 +14,7 @@
 #include <sysexits.h>
 
 #include "client/ctl/control.h"
+#include "client/ctl/resize.h"
 #include "client/run/environment.h"
 #include "client/run/options.h"
 #include "core/base/base.h"
@@ -95,6 +96,80 @@ static int place_choose_master(struct place *place, const struct run_options *op
     return place->master_addr ? 0 : -EX_OSERR;
 }
 
+static unsigned get_number(struct json_object *o, const char *key)
+{
+    return (unsigned)json_object_get_int64(json_object_object_get(o, key));
+}
+
+/* Reads the placement of a job of several nodes from status. Return: 0, or -sysexits.h. */
+static int place_from_nodes(struct place *place, const struct run_options *options, struct json_object *nodes)
+{
+    struct json_object *list = json_object_object_get(nodes, "list"), *own;
+
+    place->node = get_number(nodes, "node");
+    place->n_nodes = (unsigned)json_object_array_length(list);
+    own = json_object_array_get_idx(list, place->node);
+    place->first_rank = get_number(own, "first_rank");
+    place->n_ranks = get_number(own, "n_ranks");
+    return place_choose_master(
+        place, options, json_object_get_string(json_object_object_get(json_object_array_get_idx(list, 0), "address")));
+}
+
+/* May this run have another number of ranks than the daemon's job? Only its own: the state is that of a run. */
+static int place_resize(struct place *place, const struct run_options *options, const char *run_id)
+{
+    const char *own = options->run_id ? options->run_id : getenv("ZEROD_RUN_ID");
+    struct json_object *answer;
+    int r;
+
+    if (place->n_nodes > 1) {
+        fprintf(stderr, "zerodrun: -n %u, but the daemon on %s has %u ranks on this node (world.size %u)\n",
+                options->n_ranks, place->socket, place->n_ranks, place->world_size);
+        return -EX_USAGE;
+    }
+    if (run_id && (!own || strcmp(own, run_id) != 0)) {
+        fprintf(
+            stderr,
+            "zerodrun: -n %u, but the daemon on %s has world.size %u and the state of run %s: with --run-id %s that "
+            "run goes on with %u ranks, \"zerodctl drop\" forgets it\n",
+            options->n_ranks, place->socket, place->world_size, run_id, run_id, options->n_ranks);
+        return -EX_USAGE;
+    }
+    r = resize_ask("zerodrun", place->socket, options->n_ranks, &answer);
+    if (r == 0 && !options->quiet)
+        fprintf(stderr, "zerodrun: %s\n", json_object_get_string(json_object_object_get(answer, "message")));
+    json_object_put(answer);
+    place->n_ranks = place->world_size = options->n_ranks;
+    return -r;
+}
+
+/* The world of the daemon that answers; -n changes it. Return: 0, or -sysexits.h. */
+static int place_ask_daemon(struct place *place, const struct run_options *options)
+{
+    struct control control;
+    struct answer answer = ANSWER_NULL;
+    struct json_object *status = NULL, *nodes;
+    int r = control_init(&control, place->socket);
+
+    if (r == 0)
+        r = control_ask(&control, "status", &answer);
+    if (r < 0)
+        fprintf(stderr, "zerodrun: %s\n", control.error);
+    control_deinit(&control);
+    if (r < 0)
+        return r;
+    status = json_tokener_parse(answer.json);
+    place->n_ranks = place->world_size = get_number(status, "world_size");
+    nodes = json_object_object_get(status, "nodes");
+    if (nodes)
+        r = place_from_nodes(place, options, nodes);
+    if (r == 0 && options->n_ranks > 0 && options->n_ranks != place->n_ranks)
+        r = place_resize(place, options, json_object_get_string(json_object_object_get(status, "run_id")));
+    json_object_put(status);
+    answer_deinit(&answer);
+    return r;
+}
+
 static int place_from_config(struct place *place, const struct run_options *options, const struct config *config)
 {
     const struct config_world *world = &config->world;
@@ -104,15 +179,17 @@ static int place_from_config(struct place *place, const struct run_options *opti
     place->first_rank = config_first_rank(config);
     place->node = world->node;
     place->n_nodes = MAX(world->nodes.n_items, (size_t)1);
+    place->socket = strdup(options->socket_path ? options->socket_path : config->listen.socket);
+    place->config_path = strdup(options->config_path);
+    if (!place->socket || !place->config_path)
+        return -EX_OSERR;
+    if (place->n_nodes == 1 && place_answers(place->socket)) /* its run may have another number of ranks */
+        return place_ask_daemon(place, options);
     if (options->n_ranks > 0 && options->n_ranks != place->n_ranks) {
         fprintf(stderr, "zerodrun: -n %u, but %s has %u ranks on this node (world.size %u)\n", options->n_ranks,
                 options->config_path, place->n_ranks, world->size);
         return -EX_USAGE;
     }
-    place->socket = strdup(options->socket_path ? options->socket_path : config->listen.socket);
-    place->config_path = strdup(options->config_path);
-    if (!place->socket || !place->config_path)
-        return -EX_OSERR;
     if (place->n_nodes > 1 && place_choose_master(place, options, world->nodes.items[0].address) < 0)
         return -EX_OSERR;
     if (strcmp(place->socket, config->listen.socket) == 0 || options->no_daemon || place_answers(place->socket))
@@ -136,58 +213,6 @@ static int place_load_config(struct place *place, const struct run_options *opti
     r = place_from_config(place, options, config);
     config_free(config);
     return r;
-}
-
-static unsigned get_number(struct json_object *o, const char *key)
-{
-    return (unsigned)json_object_get_int64(json_object_object_get(o, key));
-}
-
-/* Reads the placement of a job of several nodes from status. Return: 0, or -sysexits.h. */
-static int place_from_nodes(struct place *place, const struct run_options *options, struct json_object *nodes)
-{
-    struct json_object *list = json_object_object_get(nodes, "list"), *own;
-
-    place->node = get_number(nodes, "node");
-    place->n_nodes = (unsigned)json_object_array_length(list);
-    own = json_object_array_get_idx(list, place->node);
-    place->first_rank = get_number(own, "first_rank");
-    place->n_ranks = get_number(own, "n_ranks");
-    return place_choose_master(
-        place, options, json_object_get_string(json_object_object_get(json_object_array_get_idx(list, 0), "address")));
-}
-
-/* The world of the daemon that answers. Return: 0, or -sysexits.h. */
-static int place_ask_daemon(struct place *place, const struct run_options *options)
-{
-    struct control control;
-    struct answer answer = ANSWER_NULL;
-    struct json_object *status = NULL, *nodes;
-    int r = control_init(&control, place->socket);
-
-    if (r == 0)
-        r = control_ask(&control, "status", &answer);
-    if (r < 0)
-        fprintf(stderr, "zerodrun: %s\n", control.error);
-    control_deinit(&control);
-    if (r < 0)
-        return r;
-    status = json_tokener_parse(answer.json);
-    place->n_ranks = place->world_size = get_number(status, "world_size");
-    nodes = json_object_object_get(status, "nodes");
-    if (nodes)
-        r = place_from_nodes(place, options, nodes);
-    json_object_put(status);
-    answer_deinit(&answer);
-    if (r < 0 || options->n_ranks == 0 || options->n_ranks == place->n_ranks)
-        return r;
-    if (place->n_nodes > 1)
-        fprintf(stderr, "zerodrun: -n %u, but the daemon on %s has %u ranks on this node (world.size %u)\n",
-                options->n_ranks, place->socket, place->n_ranks, place->world_size);
-    else
-        fprintf(stderr, "zerodrun: -n %u, but the daemon on %s has world.size %u\n", options->n_ranks, place->socket,
-                place->world_size);
-    return -EX_USAGE;
 }
 
 static int place_without_config(struct place *place, const struct run_options *options)
@@ -262,8 +287,9 @@ static int place_load_job(struct place *place, struct place_job *job)
     job->socket = strdup(config->listen.socket);
     if (!job->socket) {
         r = -EX_OSERR;
-    } else if (config->world.size != place->world_size || config_first_rank(config) != place->first_rank ||
-               config_local_ranks(config) != place->n_ranks) {
+    } else if (!place_answers(job->socket) &&
+               (config->world.size != place->world_size || config_first_rank(config) != place->first_rank ||
+                config_local_ranks(config) != place->n_ranks)) {
         fprintf(stderr, "zerodrun: %s has other ranks than the first job: one program is a rank of all its jobs\n",
                 job->config_path);
         r = -EX_CONFIG;
@@ -297,6 +323,18 @@ static int place_copy_job(struct place *place, const struct run_options *options
     return -EX_USAGE;
 }
 
+/* A daemon that serves a further job gets the ranks of the first one. */
+static int place_fit_job(const struct place *place, const struct run_options *options, const struct place_job *job)
+{
+    struct run_options with_ranks = *options;
+    struct place its = {.socket = job->socket, .n_nodes = 1};
+
+    if (place->n_nodes > 1 || !place_answers(job->socket))
+        return 0;
+    with_ranks.n_ranks = place->n_ranks;
+    return place_ask_daemon(&its, &with_ranks);
+}
+
 static int place_add_jobs(struct place *place, const struct run_options *options)
 {
     int r = 0;
@@ -308,6 +346,8 @@ static int place_add_jobs(struct place *place, const struct run_options *options
         job->config_path = options->more_config_paths[i - 1];
         job->own_config = job->config_path != NULL;
         r = job->own_config ? place_load_job(place, job) : place_copy_job(place, options, job, i);
+        if (r == 0)
+            r = place_fit_job(place, options, job);
     }
     return r;
 }

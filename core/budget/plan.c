@@ -74,7 +74,7 @@ static uint64_t pages(uint64_t n_bytes)
 
 static uint64_t owned_elems(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
 {
-    return layout_partition_elems(layout, bucket) * options->n_local_ranks;
+    return layout_room_elems(layout, bucket, options->n_local_ranks);
 }
 
 static uint64_t state_bytes(const struct layout *layout, const struct plan_options *options)

@@ -17,6 +17,7 @@
 enum {
     WEIGHT_BUCKET_ALIGN_BYTES = 4096,
     WEIGHT_FROZEN_ALIGN_BYTES = 64,
+    MAX_PADDING_ELEMS = LAYOUT_ALIGN_ELEMS * (LAYOUT_ROOM_RANKS - 1),
     /*
      * Picked, not measured: what a declaration can make us allocate before anyone asks for the
      * memory of its parameters. 2^26 chunks are 1.5 GiB, and 4 Ti elements if whole.
@@ -70,7 +71,8 @@ static bool count_elems(const struct layout_decl *decl, uint64_t *n_elems)
  */
 static bool charge_param(struct builder *builder, uint64_t n_elems)
 {
-    uint64_t bucket_align = (uint64_t)LAYOUT_ALIGN_ELEMS * builder->layout->world_size;
+    uint64_t bucket_align =
+        (uint64_t)LAYOUT_ALIGN_ELEMS * MAX(builder->layout->world_size, (unsigned)LAYOUT_ROOM_RANKS);
     uint64_t n;
 
     if (__builtin_add_overflow(n_elems, LAYOUT_ALIGN_ELEMS + bucket_align, &n) ||
@@ -216,7 +218,9 @@ static void close_buckets(struct layout *layout)
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         struct layout_bucket *bucket = &layout->buckets[b];
 
+        bucket->room_elems = align_up(bucket->n_elems, LAYOUT_ALIGN_ELEMS) + MAX_PADDING_ELEMS;
         bucket->n_elems = align_up(bucket->n_elems, align);
+        bucket->room_elems = MAX(bucket->room_elems, bucket->n_elems);
         bucket->arena_offset_bytes = layout->arena_bytes;
         bucket->first_param = first_param;
 
@@ -269,7 +273,7 @@ static void place_weights(struct layout *layout)
         struct layout_bucket *bucket = &layout->buckets[b];
 
         bucket->weight_offset_bytes = align_up(end, WEIGHT_BUCKET_ALIGN_BYTES);
-        end = bucket->weight_offset_bytes + bucket->n_elems * dtype_size(bucket->dtype);
+        end = bucket->weight_offset_bytes + bucket->room_elems * dtype_size(bucket->dtype);
     }
     for (uint32_t p = 0; p < layout->n_params; p++) {
         struct layout_param *param = &layout->params[p];
@@ -500,6 +504,28 @@ int layout_new(struct layout **out, const struct layout_decl *decls, uint32_t n_
     if (r == 0)
         *out = steal_ptr(layout);
     return r;
+}
+
+int layout_for_ranks(struct layout **out, const struct layout *layout, unsigned world_size)
+{
+    _cleanup_free_ struct layout_decl *decls = calloc(layout->n_params, sizeof(*decls));
+    uint32_t bad;
+
+    if (!decls)
+        return -ENOMEM;
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+
+        decls[p] = (struct layout_decl){.name = param->name,
+                                        .name_len = param->name_len,
+                                        .dtype = param->dtype,
+                                        .grad_dtype = param->grad_dtype,
+                                        .group = param->group,
+                                        .trainable = param->trainable,
+                                        .n_dims = param->n_dims,
+                                        .shape = param->shape};
+    }
+    return layout_new(out, decls, layout->n_params, world_size, layout->bucket_elems, &bad);
 }
 
 void layout_free(struct layout *layout)

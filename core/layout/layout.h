@@ -9,7 +9,9 @@
  * reverse declaration order, at most bucket_elems elements; a larger parameter
  * is its own bucket. Buckets are numbered in the order in which that walk opens them.
  * Each parameter starts at a multiple of 64 elements of its bucket; a bucket's
- * length is a multiple of 64 x world size, its tail is padding.
+ * length is a multiple of 64 x world size, its tail is padding. Wherever a whole bucket has memory, it has room for the
+ * padding of any world size up to LAYOUT_ROOM_RANKS. So the world size of a job on one node can change, and nothing
+ * moves.
  * Partition (b, r): elements [r, r+1) x length / world size of bucket b.
  *
  * Chunk: the unit of work: a piece of one parameter inside one partition, at most
@@ -23,7 +25,7 @@
  *
  * Segments of bytes that the layout describes:
  *  - arena of a rank: all buckets behind one another in gradient dtype (arena_offset_bytes);
- *  - weights, stages 1 and 2: buckets in weight dtype, each from a multiple of 4096 bytes, then frozen
+ *  - weights, stages 1 and 2: buckets with their room in weight dtype, each from a multiple of 4096 bytes, then frozen
  *    parameters in declaration order, each from a multiple of 64 bytes;
  *  - range, stage 3: every parameter in declaration order, each from a multiple of the page size.
  */
@@ -38,6 +40,7 @@ enum {
     LAYOUT_ALIGN_ELEMS = 64,
     CHUNK_ELEMS = 64 * 1024, /* 256 KiB of fp32: half of a Zen 3 core's L2, measured, see bench */
     LAYOUT_MAX_DIMS = 16,
+    LAYOUT_ROOM_RANKS = 64,
     LAYOUT_NO_BUCKET = UINT32_MAX,
 };
 
@@ -69,6 +72,7 @@ struct layout_bucket {
     enum dtype dtype;
     uint32_t zero;       /* instead of padding: see device-plan.c */
     uint64_t n_elems;    /* padded */
+    uint64_t room_elems; /* n_elems, or more */
     uint64_t used_elems; /* sum of its parameters' n_elems */
     uint64_t arena_offset_bytes;
     uint64_t weight_offset_bytes;
@@ -142,10 +146,20 @@ int layout_new(struct layout **out, const struct layout_decl *decls, uint32_t n_
                uint64_t bucket_elems, uint32_t *bad);
 void layout_free(struct layout *layout);
 
+/* The layout of the same parameters for another number of ranks. Return: 0, -ENOMEM or LAYOUT_E_TOO_LARGE. */
+int layout_for_ranks(struct layout **out, const struct layout *layout, unsigned world_size);
+
 /* Elements of partition (bucket, any rank). */
 static inline uint64_t layout_partition_elems(const struct layout *layout, uint32_t bucket)
 {
     return layout->buckets[bucket].n_elems / layout->world_size;
+}
+
+/* Elements for which there is memory where the partitions of so many ranks are kept. */
+static inline uint64_t layout_room_elems(const struct layout *layout, uint32_t bucket, unsigned n_ranks)
+{
+    return n_ranks == layout->world_size ? layout->buckets[bucket].room_elems
+                                         : layout_partition_elems(layout, bucket) * n_ranks;
 }
 
 /*
@@ -189,7 +203,7 @@ static inline uint64_t layout_frozen_offset_bytes(const struct layout *layout)
 {
     const struct layout_bucket *last = &layout->buckets[layout->n_buckets - 1];
 
-    return layout->n_buckets == 0 ? 0 : last->weight_offset_bytes + last->n_elems * dtype_size(last->dtype);
+    return layout->n_buckets == 0 ? 0 : last->weight_offset_bytes + last->room_elems * dtype_size(last->dtype);
 }
 
 /* A parameter has been pushed when its last part has: they come in order. Trainable parameters only. */

@@ -16,7 +16,7 @@ enum { MAGIC = 0x64657670, PAGE_BYTES = 4096 };
 /* The next daemon compares a plan byte by byte with its own, so that none of its structures may have padding. */
 static_assert(sizeof(struct device_plan_header) == 13 * 4 + 4 * 1 + 9 * 8, "no padding");
 static_assert(sizeof(struct device_plan_param) == 6 * 4 + 3 * 8, "no padding");
-static_assert(sizeof(struct layout_bucket) == 10 * 4 + 4 * 8, "no padding");
+static_assert(sizeof(struct layout_bucket) == 10 * 4 + 5 * 8, "no padding");
 static_assert(sizeof(struct layout_chunk) == 4 * 4 + 1 * 8, "no padding");
 static_assert(sizeof(struct layout_part) == 4 * 4 + 2 * 8, "no padding");
 static_assert(sizeof(struct layout_parcel) == 6 * 4 + 2 * 8, "no padding");

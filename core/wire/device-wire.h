@@ -16,7 +16,7 @@
 struct wire_arena;
 
 enum {
-    DEVICE_WIRE_VERSION = 2,
+    DEVICE_WIRE_VERSION = 3,
     DEVICE_MAX_NODES = 512,
     DEVICE_MAX_LOCAL = 16,     /* GPUs of a node */
     DEVICE_MAX_SEGMENTS = 8,   /* of host memory, at one time; numbered by the caller */

@@ -33,7 +33,7 @@
 #include "kernels/dtype.h"
 
 enum {
-    WIRE_VERSION = 2,
+    WIRE_VERSION = 3,
     WIRE_MAX_BLOB_BYTES = 64 * 1024,
     WIRE_MAX_TEXT_BYTES = 1024,  /* interned text, why, detail */
     WIRE_MAX_NAME_BYTES = 1024,  /* of a parameter */

@@ -346,7 +346,7 @@ static int repeat_log(struct job *job, char *why, size_t why_size)
 
 static bool is_of_family(const char *name)
 {
-    static const char *const families[] = {"ring.", "overflow.", "credit.", "device."};
+    static const char *const families[] = {"ring.", "overflow.", "credit.", "device.", "step."};
 
     for (size_t i = 0; i < ARRAY_SIZE(families); i++)
         if (strncmp(name, families[i], strlen(families[i])) == 0)
@@ -354,22 +354,29 @@ static bool is_of_family(const char *name)
     return false;
 }
 
-/* Return: false and a sentence when something was kept twice, or by nobody that we know. */
-static bool check_names(char *why, size_t why_size)
+/* Return: false and a sentence. */
+static bool check_once(char *why, size_t why_size)
 {
-    static const char *const known[] = {"journal", "state", "gradient", "weights", "counts",
-                                        "step",    "pool",  "window",   "rewrite", "spreading"};
+    for (size_t i = 0; keep_passed(i); i++)
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(keep_passed(k)->name, keep_passed(i)->name) == 0) {
+                snprintf(why, why_size, "segment \"%s\" was kept twice", keep_passed(i)->name);
+                return false;
+            }
+    return true;
+}
+
+/* Return: false and a sentence. */
+static bool check_known(char *why, size_t why_size)
+{
+    static const char *const known[] = {"journal", "state",  "gradient", "weights",  "counts",
+                                        "pool",    "window", "rewrite",  "spreading"};
     for (size_t i = 0; keep_passed(i); i++) {
         const char *name = keep_passed(i)->name;
         bool is_known = is_of_family(name);
 
         for (size_t k = 0; k < ARRAY_SIZE(known); k++)
             is_known |= strcmp(name, known[k]) == 0;
-        for (size_t k = 0; k < i; k++)
-            if (strcmp(keep_passed(k)->name, name) == 0) {
-                snprintf(why, why_size, "segment \"%s\" was kept twice", name);
-                return false;
-            }
         if (!is_known) {
             snprintf(why, why_size, "segment \"%s\" is none of this version's", name);
             return false;
@@ -422,6 +429,22 @@ static void go_on(struct job *job)
     job_settle(job);
 }
 
+/* A run of one node keeps its number of ranks, whatever the configuration says now. */
+static int take_world(struct job *job, const struct stored_head *head)
+{
+    if (!job->coordinator->alone)
+        return 0;
+    if (head->n_ranks == 0 || head->n_ranks > CONFIG_MAX_LOCAL_RANKS)
+        return -EINVAL;
+    if (head->n_ranks != job->world.size)
+        log_notice(
+            "the run has %zu ranks, and the configuration says %u: it keeps its own; \"zerodctl resize\" changes "
+            "them",
+            head->n_ranks, job->world.size);
+    drop_ranks(job, (unsigned)head->n_ranks);
+    return 0;
+}
+
 /* Return: 1: it is taken over; or -errno and a sentence. */
 static int take_over(struct job *job, char *why, size_t why_size)
 {
@@ -430,12 +453,15 @@ static int take_over(struct job *job, char *why, size_t why_size)
     struct stored_head head;
     size_t n_bytes;
     const void *bytes = journal_head(job->run.survival.journal, &n_bytes);
-    int r = base_read(job, &manifest, why, why_size);
+    int r = wire_arena_init(&arena);
 
-    if (r == 0)
-        r = wire_arena_init(&arena);
+    snprintf(why, why_size, "its journal is damaged");
     if (r == 0 && (!bytes || head_unpack(&arena, bytes, n_bytes, &head, why, why_size) != 0))
         r = -EINVAL;
+    if (r == 0)
+        r = take_world(job, &head);
+    if (r == 0)
+        r = base_read(job, &manifest, why, why_size);
     if (r == 0) {
         r = form_again(job, &manifest);
         if (r < 0)
@@ -468,6 +494,8 @@ static int adopt(struct job *job, char *why, size_t why_size)
                  journal_version(survival->journal), JOURNAL_VERSION);
         return -ENOTSUP;
     }
+    if (!check_known(why, why_size))
+        return -EINVAL;
     if (!journal_is_valid(survival->journal)) /* the daemon was killed before the job was formed: nothing is lost */
         return 0;
     survival->replays = true;
@@ -527,7 +555,7 @@ int job_adopt(struct job *job, char *why, size_t why_size)
         return 0;
     (void)failpoint("adopt");
     r = note_names(survival);
-    if (r == 0 && (!check_config(job->run.configured, why, why_size) || !check_names(why, why_size)))
+    if (r == 0 && (!check_config(job->run.configured, why, why_size) || !check_once(why, why_size)))
         r = -EINVAL;
     segments_must_be_found(true);
     if (r == 0)

@@ -182,6 +182,15 @@ static void start_incarnation(struct job *job, struct job_rank *rank, const stru
     }
 }
 
+void attendance_choose(struct job *job, const char *optimizer, double momentum)
+{
+    struct config_world world = job->run.chosen.world;
+
+    job->run.chosen = *job->run.configured;
+    job->run.chosen.world = world;
+    (void)config_choose_optimizer(&job->run.chosen, optimizer, momentum);
+}
+
 /* If the configuration names no optimizer, the first rank chooses it, and the others get that choice. */
 static void choose_optimizer(struct job *job, const struct request_hello *hello)
 {
@@ -190,9 +199,7 @@ static void choose_optimizer(struct job *job, const struct request_hello *hello)
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].peer)
             return;
-    job->run.chosen = *job->run.configured;
-    job->config = config_choose_optimizer(&job->run.chosen, hello->optimizer, hello->momentum) ? &job->run.chosen
-                                                                                               : job->run.configured;
+    attendance_choose(job, hello->optimizer, hello->momentum);
 }
 
 enum config_on_duplicate attendance_policy(const struct job *job, enum wire_on_duplicate wanted)

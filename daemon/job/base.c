@@ -15,6 +15,8 @@
 #include "core/wire/frame.h"
 #include "core/wire/wire-arena.h"
 #include "core/wire/wire-request.h"
+#include "daemon/job/attendance.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/memory/journal.h"
@@ -28,9 +30,11 @@ static void describe(const struct job *job, struct strbuf *out)
 
     strbuf_add(out, "optimizer.type %s\n", config_optimizer_name(&config->optimizer));
     strbuf_add(out, "optimizer.params.momentum %a\n", config->optimizer.hyper.momentum);
-    strbuf_add(out, "world.size %u\n", job->world.size);
-    strbuf_add(out, "world.node %u\n", job->config->world.node);
-    strbuf_add(out, "world.ranks_per_node %u\n", job_n_local(job));
+    if (!job->coordinator->alone) { /* else it may change (resize.h), and the head says it */
+        strbuf_add(out, "world.size %u\n", job->world.size);
+        strbuf_add(out, "world.node %u\n", job->config->world.node);
+        strbuf_add(out, "world.ranks_per_node %u\n", job_n_local(job));
+    }
     strbuf_add(out, "zero_optimization.stage %d\n", config->zero.stage);
     strbuf_add(out, "zero_optimization.reduce_bucket_size %" PRIu64 "\n", (uint64_t)config->zero.reduce_bucket_size);
     strbuf_add(out, "zero_optimization.overlap_comm %d\n", config->zero.overlap_comm);
@@ -65,9 +69,7 @@ static void choose_again(struct job *job, const char *text)
 
     if (sscanf(text, "optimizer.type %31s\noptimizer.params.momentum %la", name, &momentum) != 2)
         return;
-    job->run.chosen = *job->run.configured;
-    job->config =
-        config_choose_optimizer(&job->run.chosen, name, momentum) ? &job->run.chosen : job->run.configured;
+    attendance_choose(job, name, momentum);
 }
 
 static int compare_config(struct job *job, const struct journal_record *record, char *why, size_t why_size)

@@ -164,6 +164,18 @@ void drop_rank(struct job_rank *rank)
     rank_deinit(rank);
 }
 
+void drop_ranks(struct job *job, unsigned n_ranks)
+{
+    struct config_world *world = &job->run.chosen.world;
+
+    for (unsigned r = 0; r < MAX(job->world.size, n_ranks); r++) {
+        drop_rank(&job->ranks[r]);
+        job->ranks[r] = (struct job_rank){.rank = r};
+    }
+    job->world.size = job->world.end = world->size = n_ranks;
+    world->nodes.n_items = 0; /* which are this one, if it is named: it has all of the ranks */
+}
+
 void drop_all(struct job *job)
 {
     drop_now(job);
@@ -175,4 +187,6 @@ void drop_all(struct job *job)
         drop_rank(&job->ranks[r]);
         job->ranks[r] = (struct job_rank){.rank = r};
     }
+    if (job->coordinator->alone)
+        drop_ranks(job, job->run.configured->world.size);
 }

@@ -27,5 +27,8 @@ struct diagnostic *drop_describe(const struct job *job);
 /* Frees all memory of the rank. */
 void drop_rank(struct job_rank *rank);
 
+/* One node: forgets all ranks, and expects so many from now on, who are new. */
+void drop_ranks(struct job *job, unsigned n_ranks);
+
 /* Forgets the whole run. No rank may be attached, and no work under way. */
 void drop_all(struct job *job);

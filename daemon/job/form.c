@@ -258,21 +258,28 @@ static int make_ranks(struct job *job)
     return SEQUENCE_OVER;
 }
 
+int form_ledger(struct ledger *ledger, const struct layout *layout, struct ledger_ranks ranks)
+{
+    _cleanup_free_ uint8_t *trainable = malloc(layout->n_parts + 1);
+
+    if (!trainable)
+        return -ENOMEM;
+    memset(trainable, true, layout->n_parts); /* frozen parameters have no parts */
+    return ledger_init(ledger, ranks, layout->n_parts, trainable, false);
+}
+
 static int make_tables(void *userdata)
 {
     struct job *job = userdata;
-    _cleanup_free_ uint8_t *trainable = malloc(job->layout->n_parts + 1);
     int r;
 
     job->work.parcels = calloc(job->layout->n_parcels + 1, sizeof(*job->work.parcels));
     job->decision.hypers = calloc(job->layout->n_groups, sizeof(*job->decision.hypers));
     job->decision.learnt = calloc(job->layout->n_params, 1);
-    if (!trainable || !job->work.parcels || !job->decision.hypers || !job->decision.learnt)
+    if (!job->work.parcels || !job->decision.hypers || !job->decision.learnt)
         return -ENOMEM;
-    memset(trainable, true, job->layout->n_parts); /* frozen parameters have no parts */
-    r = ledger_init(&job->ledger,
-                    (struct ledger_ranks){.first = job->world.first, .end = job->world.end, .n = job->world.size},
-                    job->layout->n_parts, trainable, false);
+    r = form_ledger(&job->ledger, job->layout,
+                    (struct ledger_ranks){.first = job->world.first, .end = job->world.end, .n = job->world.size});
     return r < 0 ? r : make_ranks(job);
 }
 

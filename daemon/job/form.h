@@ -3,6 +3,9 @@
 
 struct diagnostic;
 struct job;
+struct layout;
+struct ledger;
+struct ledger_ranks;
 struct manifest;
 struct job_rank;
 struct request_declare;
@@ -15,6 +18,9 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
  * Return: 0 or -errno.
  */
 int form_again(struct job *job, const struct manifest *manifest);
+
+/* Return: 0 or -ENOMEM. */
+int form_ledger(struct ledger *ledger, const struct layout *layout, struct ledger_ranks ranks);
 
 void form_settle(struct job *job);
 

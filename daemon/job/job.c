@@ -37,7 +37,9 @@ int job_new(struct job **out, const struct config *config, const struct kernels 
 
     if (!job)
         return -ENOMEM;
-    job->config = job->run.configured = config;
+    job->run.configured = config;
+    job->run.chosen = *config;
+    job->config = &job->run.chosen;
     job->kernels = kernels;
     job->pool = pool;
     job->ops = *ops;
@@ -47,7 +49,7 @@ int job_new(struct job **out, const struct config *config, const struct kernels 
     assert(job_n_local(job) <= STEP_MAX_RANKS);
     job->abort.rank = -1;
     job->memory.quota.limit = config->limits.memory_bytes ? config->limits.memory_bytes : UINT64_MAX;
-    job->ranks = calloc(job->world.size, sizeof(*job->ranks));
+    job->ranks = calloc(MAX(job->world.size, (unsigned)CONFIG_MAX_LOCAL_RANKS), sizeof(*job->ranks));
     if (!job->ranks) {
         free(job);
         return -ENOMEM;

@@ -11,6 +11,7 @@
  *   attendance.c  ranks attach, leave, die and come back
  *   form.c        manifests become a layout, memory is reserved; formed.c a rank's segments; init.c initial weights
  *   drop.c        the end of a formed job
+ *   resize.c      another number of ranks
  *   stall.c       who waits for whom, and for how long
  *
  * A verb answers at once, or notes in rank->wait what the rank waits for. All of it runs on the loop's thread. A rank

@@ -27,7 +27,7 @@
 struct journal;
 
 enum {
-    JOURNAL_VERSION = 1,
+    JOURNAL_VERSION = 2,
     JOURNAL_MAX_HEAD_BYTES = 64 << 20,
 };
 

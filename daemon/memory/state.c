@@ -4,6 +4,7 @@
 
 #include "daemon/memory/state.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -28,7 +29,17 @@ static uint64_t reserve_array(uint64_t *end, uint64_t n_elems, bool wanted)
     return offset;
 }
 
-/* Sizes and places of everything; returns them through *state's buckets and places[]. */
+static void find_owned(struct state *state)
+{
+    for (uint32_t b = 0; b < state->layout->n_buckets; b++) {
+        uint64_t slice = layout_partition_elems(state->layout, b);
+
+        state->buckets[b].owned_start = slice * state->first_rank;
+        state->buckets[b].owned_elems = slice * state->n_ranks;
+    }
+}
+
+/* Sizes and places of everything; returns them through places[], and state's frozen_offset_bytes. */
 static void plan_places(struct state *state, const struct state_options *options, struct placement *places,
                         uint64_t *state_bytes, uint64_t *gradient_bytes)
 {
@@ -36,16 +47,13 @@ static void plan_places(struct state *state, const struct state_options *options
 
     *state_bytes = *gradient_bytes = 0;
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
-        uint64_t slice = layout_partition_elems(layout, b);
-        struct state_bucket *bucket = &state->buckets[b];
+        uint64_t n_elems = layout_room_elems(layout, b, options->n_ranks);
 
-        bucket->owned_start = slice * options->first_rank;
-        bucket->owned_elems = slice * options->n_ranks;
-        places[b].master = reserve_array(state_bytes, bucket->owned_elems,
-                                         options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);
-        places[b].exp_avg = reserve_array(state_bytes, bucket->owned_elems, options->moments.m);
-        places[b].exp_avg_sq = reserve_array(state_bytes, bucket->owned_elems, options->moments.v);
-        places[b].acc = reserve_array(gradient_bytes, bucket->owned_elems, !options->no_gradient);
+        places[b].master =
+            reserve_array(state_bytes, n_elems, options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);
+        places[b].exp_avg = reserve_array(state_bytes, n_elems, options->moments.m);
+        places[b].exp_avg_sq = reserve_array(state_bytes, n_elems, options->moments.v);
+        places[b].acc = reserve_array(gradient_bytes, n_elems, !options->no_gradient);
     }
     for (uint32_t p = 0; options->stage == 3 && p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];
@@ -117,6 +125,7 @@ int state_new(struct state **out, const struct state_options *options)
     if (!state->buckets || (options->stage == 3 && !state->frozen_offset_bytes))
         goto fail;
 
+    find_owned(state);
     plan_places(state, options, places, &state_bytes, &gradient_bytes);
     r = make_segments(state, options, state_bytes, gradient_bytes);
     if (r < 0)
@@ -153,6 +162,14 @@ void state_owned_elems(const struct state *state, uint32_t param, uint64_t *firs
 
     *first = from < to ? from - p->offset_elems : 0;
     *end = from < to ? to - p->offset_elems : 0;
+}
+
+void state_repartition(struct state *state, const struct layout *layout)
+{
+    assert(state->n_ranks == state->layout->world_size && layout->weight_bytes == state->layout->weight_bytes);
+    state->layout = layout;
+    state->n_ranks = layout->world_size;
+    find_owned(state);
 }
 
 bool state_was_found(const struct state *state)

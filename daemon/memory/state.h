@@ -94,6 +94,12 @@ void state_free(struct state *state);
 uint32_t state_n_reserve_pieces(const struct state *state);
 int state_reserve(const struct state *state, uint32_t piece);
 
+/*
+ * All ranks are here, and their number becomes the layout's, which is that of the same parameters. Nothing moves
+ * (layout.h). layout: not consumed, must outlive the state.
+ */
+void state_repartition(struct state *state, const struct layout *layout);
+
 /* Return: whether the segments were kept by an earlier daemon; then their pages need not be reserved. */
 bool state_was_found(const struct state *state);
 

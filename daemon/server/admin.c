@@ -23,6 +23,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/stats.h"
+#include "daemon/job/resize.h"
 #include "daemon/job/stall.h"
 #include "daemon/job/state/save.h"
 #include "daemon/job/transaction/abort.h"
@@ -502,6 +503,32 @@ static char *on_drop(struct service *service)
     return message_json("the state is gone; the next run may attach under any run id");
 }
 
+/* argument: the number of ranks. */
+static char *on_resize(struct service *service, const char *argument, uint32_t *exit_code)
+{
+    struct job *job = service->job;
+    unsigned n_ranks, before = job->world.size;
+    _cleanup_free_ char *why = NULL;
+    char text[256], rest;
+    int r;
+
+    *exit_code = EX_USAGE;
+    if (sscanf(argument, "%5u%c", &n_ranks, &rest) != 1 || n_ranks == 0)
+        return error_json("resize takes a number of ranks from 1 on");
+    r = job_resize(job, n_ranks, &why);
+    *exit_code = r == 0 ? EX_OK : r == RESIZE_E_BUSY ? EX_TEMPFAIL : r < 0 ? EX_OSERR : EX_UNAVAILABLE;
+    if (r != 0)
+        return error_json(r < 0 ? "out of memory: the job is as it was" : why);
+    if (n_ranks == before)
+        snprintf(text, sizeof(text), "the job has %u ranks already", n_ranks);
+    else if (!job->run.has_weights)
+        snprintf(text, sizeof(text), "the job has %u ranks now, before it had %u", n_ranks, before);
+    else
+        snprintf(text, sizeof(text), "the job has %u ranks now, before it had %u; they go on with step %" PRIu64,
+                 n_ranks, before, job->ledger.step);
+    return message_json(text);
+}
+
 static char *refuse_save(const struct job *job, const char *why)
 {
     char text[256];
@@ -535,15 +562,31 @@ static char *on_save(struct service *service)
     return save_json(&answer);
 }
 
-static const struct {
+static const struct command {
     const char *name;
     bool admin;
     char *(*run)(struct service *service);
+    char *(*run_with)(struct service *service, const char *argument, uint32_t *exit_code); /* else */
 } table[] = {
     {"status", false, on_status},           {"ranks", false, on_ranks},   {"params", false, on_params},
     {"diagnostics", false, on_diagnostics}, {"report", false, on_report}, {"drain", true, on_drain},
     {"abort-step", true, on_abort},         {"drop", true, on_drop},      {"save", true, on_save},
+    {"resize", true, NULL, on_resize},
 };
+
+/* "drop", or "resize 3". Return: NULL, there is none. */
+static const struct command *find_command(const char *text, const char **argument)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
+        size_t n = strlen(table[i].name);
+        bool has_argument = strncmp(table[i].name, text, n) == 0 && text[n] == ' ';
+
+        *argument = has_argument ? text + n + 1 : "";
+        if (table[i].run_with ? has_argument : strcmp(table[i].name, text) == 0)
+            return &table[i];
+    }
+    return NULL;
+}
 
 /* ---- answering ----------------------------------------------------------------------------------------- */
 
@@ -554,19 +597,20 @@ static uint32_t exit_code_of(const char *json)
 
 char *admin_answer(struct service *service, const char *command, uint32_t *exit_code)
 {
+    const char *argument;
+    const struct command *found = find_command(command, &argument);
     char text[160];
     char *json;
 
-    for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
-        if (strcmp(table[i].name, command) != 0)
-            continue;
-        json = table[i].run(service);
-        *exit_code = json ? exit_code_of(json) : EX_OSERR;
-        return json ? json : error_json("out of memory");
+    if (!found) {
+        snprintf(text, sizeof(text), "there is no command \"%.32s\"", command);
+        *exit_code = EX_USAGE;
+        return error_json(text);
     }
-    snprintf(text, sizeof(text), "there is no command \"%.32s\"", command);
-    *exit_code = EX_USAGE;
-    return error_json(text);
+    json = found->run ? found->run(service) : found->run_with(service, argument, exit_code);
+    if (found->run || !json)
+        *exit_code = json ? exit_code_of(json) : EX_OSERR;
+    return json ? json : error_json("out of memory");
 }
 
 static void refuse_command(struct session *session)
@@ -593,11 +637,12 @@ static void refuse_command(struct session *session)
 void admin_request(struct session *session, const struct request_admin *request)
 {
     bool is_admin = listener_is_admin(session->service->listener, &session->peer);
+    const char *argument;
+    const struct command *found = find_command(request->command, &argument);
 
-    for (size_t i = 0; i < ARRAY_SIZE(table); i++)
-        if (table[i].admin && !is_admin && strcmp(table[i].name, request->command) == 0) {
-            refuse_command(session);
-            return;
-        }
+    if (found && found->admin && !is_admin) {
+        refuse_command(session);
+        return;
+    }
     questions_ask(&session->service->questions, &session->question, session->fd, request->command, is_admin);
 }

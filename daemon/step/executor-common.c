@@ -30,6 +30,21 @@ void executor_set_up(struct executor *executor, const struct executor_ops *ops, 
     executor->gathers = config->zero.stage == 3;
 }
 
+static int make_step(const struct executor *executor, const struct step_ops *ops, struct step **out)
+{
+    const struct executor_options *options = &executor->options;
+
+    return step_new(out, &(struct step_options){.ops = ops,
+                                                .devices = executor->devices,
+                                                .wire = options->config->communication_data_type,
+                                                .state = executor->state,
+                                                .kernels = options->kernels,
+                                                .pool = options->pool,
+                                                .first_local = executor->first_rank,
+                                                .n_local = executor->n_local,
+                                                .optimizer = options->config->optimizer.type});
+}
+
 int executor_make_step(struct executor *executor, const struct state_options *where, const struct step_ops *ops)
 {
     const struct executor_options *options = &executor->options;
@@ -43,17 +58,28 @@ int executor_make_step(struct executor *executor, const struct state_options *wh
     state.n_ranks = executor->n_local;
     state.moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper);
     r = state_new(&executor->state, &state);
-    if (r < 0)
+    return r < 0 ? r : make_step(executor, ops, &executor->step);
+}
+
+int executor_replace_step(struct executor *executor, const struct layout *layout)
+{
+    const struct layout *before = executor->options.layout;
+    struct step *step;
+    int r;
+
+    state_repartition(executor->state, layout);
+    executor->n_local = layout->world_size;
+    r = make_step(executor, executor->step->ops, &step);
+    if (r < 0) {
+        executor->n_local = before->world_size;
+        state_repartition(executor->state, before);
         return r;
-    return step_new(&executor->step, &(struct step_options){.ops = ops,
-                                                            .devices = executor->devices,
-                                                            .wire = config->communication_data_type,
-                                                            .state = executor->state,
-                                                            .kernels = options->kernels,
-                                                            .pool = options->pool,
-                                                            .first_local = executor->first_rank,
-                                                            .n_local = executor->n_local,
-                                                            .optimizer = config->optimizer.type});
+    }
+    step_go_on_from(step, executor->step);
+    step_free(executor->step);
+    executor->step = step;
+    executor->options.layout = layout;
+    return 0;
 }
 
 void executor_deinit(struct executor *executor)

@@ -15,6 +15,7 @@ struct executor_ops {
     int (*reserve)(const struct executor *executor); /* beyond the state's own */
     void (*start)(struct executor *executor);
     void (*go_on)(struct executor *executor); /* NULL: nothing is to be started */
+    int (*repartition)(struct executor *executor, const struct layout *layout, uint64_t gather_bytes); /* host.c's */
     void (*cancel)(struct executor *executor);
     void (*stop)(struct executor *executor);
     void (*free)(struct executor *executor);
@@ -63,6 +64,8 @@ void executor_set_up(struct executor *executor, const struct executor_ops *ops, 
  * NULL: on workers. Return: 0 or -errno.
  */
 int executor_make_step(struct executor *executor, const struct state_options *where, const struct step_ops *ops);
+/* The step takes the place of one for another number of ranks. Return: 0 or -errno, and nothing has changed. */
+int executor_replace_step(struct executor *executor, const struct layout *layout);
 void executor_deinit(struct executor *executor);
 
 /* Stores initial weights from `bytes` in the state; on a worker. Its pages must be reserved. Return: 0 or -errno. */

@@ -78,6 +78,11 @@ void executor_go_on(struct executor *executor)
         executor->ops->go_on(executor);
 }
 
+int executor_repartition(struct executor *executor, const struct layout *layout, uint64_t gather_bytes)
+{
+    return executor->ops->repartition(executor, layout, gather_bytes);
+}
+
 void executor_cancel(struct executor *executor)
 {
     if (executor)

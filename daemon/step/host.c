@@ -81,6 +81,28 @@ static void start(struct executor *executor)
     events->reserved(events->userdata);
 }
 
+static void set_ring_bytes(struct executor *executor)
+{
+    const struct config *config = executor->options.config;
+    const struct layout *layout = executor->options.layout;
+
+    executor->ring_bytes =
+        plan_ring_bytes(layout, config->zero.overlap_comm, budget_ring_holds_all(config, layout, executor->n_local));
+}
+
+static int repartition(struct executor *executor, const struct layout *layout, uint64_t gather_bytes)
+{
+    int r = executor_replace_step(executor, layout);
+
+    if (r < 0)
+        return r;
+    set_ring_bytes(executor);
+    executor->options.gather_bytes = gather_bytes;
+    if (executor->gathers)
+        host_pool_bound(pool_of(executor), gather_bytes);
+    return 0;
+}
+
 static void do_nothing(struct executor *executor)
 {
     (void)executor;
@@ -342,6 +364,7 @@ static void let_go(struct executor *executor)
 
 static const struct executor_ops host_ops = {
     .start = start,
+    .repartition = repartition,
     .cancel = do_nothing,
     .stop = do_nothing,
     .free = free_host,
@@ -373,7 +396,6 @@ static const struct executor_ops host_ops = {
 
 int executor_host_new(struct executor **out, const struct executor_options *options)
 {
-    const struct config *config = options->config;
     struct host_executor *host = calloc(1, sizeof(*host));
     struct executor *executor;
     int r;
@@ -383,8 +405,7 @@ int executor_host_new(struct executor **out, const struct executor_options *opti
     *out = executor = &host->base;
     executor_set_up(executor, &host_ops, options);
     executor->holds_state = true;
-    executor->ring_bytes = plan_ring_bytes(options->layout, config->zero.overlap_comm,
-                                           budget_ring_holds_all(config, options->layout, executor->n_local));
+    set_ring_bytes(executor);
     r = executor_make_step(executor, &(struct state_options){.alone = !executor->several_nodes}, NULL);
     if (r == 0 && executor->gathers)
         r = host_pool_new(&host->pool, executor);

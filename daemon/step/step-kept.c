@@ -4,6 +4,7 @@
 
 #include "daemon/step/step-kept.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -60,11 +61,16 @@ static void use_squares(struct step *step, unsigned copy)
 int step_keep(struct step *step)
 {
     struct places places = find_places(step);
-    int r = segment_init_kept(&step->kept, "step", places.end);
-    uint8_t *map = step->kept.map;
+    char name[SEGMENT_NAME_BYTES];
+    uint8_t *map;
+    int r;
 
+    /* For each number of ranks one: while it changes (daemon/job/resize.h) there are two. */
+    snprintf(name, sizeof(name), "step.%u", step->n_local);
+    r = segment_init_kept(&step->kept, name, places.end);
     if (r < 0)
         return r;
+    map = step->kept.map;
     step->findings = (struct kept_findings *)(void *)(map + places.findings);
     step->stamps = (_Atomic(uint64_t) *)(void *)(map + places.stamps);
     step->results = (struct reduce_result *)(void *)(map + places.results);
@@ -210,4 +216,14 @@ void step_found(struct step *step, uint64_t n_ops, unsigned squares_copy, double
     step_open(step);
     if (step->findings->copies[current].opened_op == n_ops)
         step->finding = step->findings->copies[current].finding;
+}
+
+void step_go_on_from(struct step *step, const struct step *before)
+{
+    size_t n_bytes = step->layout->n_params * sizeof(*step->squares);
+
+    use_squares(step, before->squares_copy);
+    memcpy(step->squares, before->squares, n_bytes);
+    memcpy(step->measured, before->measured, n_bytes);
+    step_found(step, before->n_ops, before->squares_copy, before->norm_scale);
 }

@@ -230,6 +230,9 @@ double step_param_norm(const struct step *step, const struct exact_sum *squares)
  */
 void step_found(struct step *step, uint64_t n_ops, unsigned squares_copy, double norm_scale);
 
+/* As that step has left off, which is for another number of ranks. */
+void step_go_on_from(struct step *step, const struct step *before);
+
 struct step_update {
     const struct hyper *groups; /* per group */
     double s;                   /* numerics.md section 3 */

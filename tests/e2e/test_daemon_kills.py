@@ -23,6 +23,7 @@ import stores
 from tiers import full
 
 N_STEPS = 24
+STORES = Path(__file__).parent / "stores"
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
@@ -309,15 +310,30 @@ def test_nobody_starts_it_again(kept):
         assert "no other daemon has answered within 2000 ms (limits.reattach_timeout); see its log" in rank.last.out()
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parent / "stores").glob("journal-*.zip")), ids=lambda p: p.stem)
-def test_store_of_a_release(kept, build, tmp_path, path):
-    """What an earlier build has left is taken over, and the run that it had begun ends with the bits of this one."""
+def begin_with(kept, path):
+    """A daemon that finds what an earlier build has left."""
     daemon = kept(stores.CONFIG, plan=[None])
     daemon.signal(signal.SIGKILL)
     daemon.popen.wait()
     daemon.store.kept = [k for k in daemon.store.kept if k[0] == "listen"] + stores.load(path)
     daemon.start_again()
     wait_for("the daemon listens", daemon.listens)
+    return daemon
+
+
+def test_store_of_another_version(kept):
+    """Its memory is laid out in another way: it is held, untouched, until somebody drops it."""
+    daemon = begin_with(kept, STORES / "journal-1.zip")
+    assert daemon.status()["held"] == "its journal has version 1, and this daemon reads version 2"
+    assert "journal" in daemon.store.names() and "state" in daemon.store.names()
+    daemon.ctl("drop")
+    assert daemon.store.names() == ["listen"]
+
+
+@pytest.mark.parametrize("path", sorted(set(STORES.glob("journal-*.zip")) - {STORES / "journal-1.zip"}), ids=lambda p: p.stem)
+def test_store_of_a_release(kept, build, tmp_path, path):
+    """What an earlier build has left is taken over, and the run that it had begun ends with the bits of this one."""
+    daemon = begin_with(kept, path)
     status = daemon.status()
     assert not status["held"] and 0 < status["step"] < N_STEPS, daemon.log()
     wait_for("the trainers of then are missed", lambda: daemon.log().count("E1302 warning, rank lost") == 2)

@@ -60,7 +60,7 @@ static void other_version(unsigned n)
     request.hello.version_max = 9;
     raw_open(&c);
     raw_say(&c, &request);
-    raw_expect_dropped(&c, 1403, "Hello.version: the client speaks 3 to 9, this daemon 2");
+    raw_expect_dropped(&c, 1403, "Hello.version: the client speaks 4 to 9, this daemon 3");
     raw_close(&c);
 }
 

@@ -234,7 +234,7 @@ static int resume(struct trainer *t, struct zerod_position at)
 
     if (r)
         return r;
-    t->progress = (struct progress){.rng = t->seed, .rng_step = t->seed};
+    t->progress = (struct progress){.n_done = n_done, .rng = t->seed, .rng_step = t->seed};
     if (!blob)
         return n_done == 0 || t->any_blob ? 0 : wrong("there is no blob");
     if (n_bytes != sizeof(t->progress))

@@ -78,7 +78,7 @@ struct job_run {
     struct job_survival survival;
     char *id;                        /* owned; NULL: none yet */
     const struct config *configured; /* the daemon's */
-    struct config chosen;            /* `configured` with a program's optimizer; its pointers are the daemon's */
+    struct config chosen;            /* `configured` with a program's optimizer and the run's number of ranks */
     uint64_t digest;                 /* of the manifest */
     uint64_t n_incarnations;         /* so far, of all ranks */
     bool given_weights;              /* rank 0 has given all initial weights, or: */
@@ -172,7 +172,7 @@ struct job_stall {
 };
 
 struct job {
-    const struct config *config; /* the configured one, or chosen */
+    const struct config *config; /* run.chosen */
     const struct kernels *kernels;
     struct worker_pool *pool;
     struct job_ops ops;
@@ -181,7 +181,7 @@ struct job {
     bool todo; /* job_settle() is to be called at the end of this event */
     struct job_run run;
     struct job_world world;
-    struct job_rank *ranks; /* by rank; other nodes' as far as they are known: remote-ranks.h */
+    struct job_rank *ranks; /* by rank, with room for more of them; other nodes' as far as known: remote-ranks.h */
 
     struct layout *layout;
     struct ledger ledger;

@@ -158,21 +158,22 @@ static void test_stages(void **state)
     struct plan_options options = {.stage = 1, .n_moments = 2, .first_local_rank = 2, .n_local_ranks = 2};
     struct plan_bytes bytes;
 
-    /* Moments of both, masters of b. Weights: b, a from the next multiple of 4096 on, f. */
+    /* Moments of both, masters of b. Weights: b with room for 64 ranks (24,064 elements), a from the
+     * next multiple of 4096 on (14,080), f. */
     bytes = plan(layout, options);
     assert_int_equal(bytes.state, pages(2 * 4 * (10112 + 5120) + 4 * 10112));
     assert_int_equal(bytes.gradient, pages(4 * (10112 + 5120)));
     assert_int_equal(bytes.ring, 2 << 20);
     assert_int_equal(bytes.overflow, 2 * pages(2 * 20224 + 4 * 10240));
     assert_int_equal(bytes.staging, 0);
-    assert_int_equal(bytes.weights, pages(40960 + 40960 + 10006));
+    assert_int_equal(bytes.weights, pages(49152 + 4 * 14080 + 10006));
     assert_int_equal(bytes.pool, 0);
 
     options.stage = 2;
     bytes = plan(layout, options);
     assert_int_equal(bytes.state, pages(2 * 4 * (10112 + 5120) + 4 * 10112));
     assert_int_equal(bytes.gradient, pages(4 * (10112 + 5120)));
-    assert_int_equal(bytes.weights, pages(40960 + 40960 + 10006));
+    assert_int_equal(bytes.weights, pages(49152 + 4 * 14080 + 10006));
     assert_int_equal(bytes.pool, 0);
 
     options.stage = 3;
@@ -304,7 +305,13 @@ static void test_large_device_pool(void **state)
     layout_free(layout);
 }
 
-/* The bytes of all nodes add up to the bytes of a job on one node. */
+/* Of an array of fp32 on one node, which has room for other numbers of ranks. */
+static uint64_t spare_bytes(const struct layout *layout, uint32_t bucket)
+{
+    return (layout->buckets[bucket].room_elems - layout->buckets[bucket].n_elems) * sizeof(float);
+}
+
+/* The bytes of all nodes add up to the bytes of a job on one node, less that room. */
 static void test_nodes_add_up(void **state)
 {
     const struct layout_decl decls[] = {
@@ -331,8 +338,14 @@ static void test_nodes_add_up(void **state)
             sum.ring += part.ring;
             sum.overflow += part.overflow;
         }
-        assert_in_range(sum.state, all.state, all.state + 3 * page);
-        assert_in_range(sum.gradient, all.gradient, all.gradient + 3 * page);
+        for (uint32_t b = 0; b < layout->n_buckets; b++) {
+            bool has_master = stage == 3 || layout->buckets[b].dtype != DTYPE_F32;
+
+            sum.state += (2 + has_master) * spare_bytes(layout, b);
+            sum.gradient += spare_bytes(layout, b);
+        }
+        assert_in_range(pages(sum.state), all.state, all.state + 3 * page);
+        assert_in_range(pages(sum.gradient), all.gradient, all.gradient + 3 * page);
         assert_int_equal(sum.ring, all.ring);
         assert_int_equal(sum.overflow, all.overflow);
     }
@@ -464,7 +477,7 @@ static void test_no_wrap(void **state)
     assert_true(bytes.fixed == UINT64_MAX);
     assert_true(bytes.needed == UINT64_MAX);
     assert_true(bytes.total == UINT64_MAX);
-    assert_int_equal(bytes.state, pages(UINT64_C(4) * UINT32_MAX * layout->padded_elems));
+    assert_int_equal(bytes.state, pages(UINT64_C(4) * UINT32_MAX * layout->buckets[0].room_elems));
 
     options.stage = 3;
     plan_bytes_by_class(layout, &options, &bytes);

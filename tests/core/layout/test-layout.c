@@ -173,7 +173,8 @@ static void check_bytes(const struct layout *layout)
         uint64_t at = bucket->weight_offset_bytes;
 
         arena[n++] = (struct interval){bucket->arena_offset_bytes, bucket->arena_offset_bytes + n_bytes};
-        weights[b] = (struct interval){at, at + bucket->n_elems * dtype_size(bucket->dtype)};
+        weights[b] = (struct interval){at, at + bucket->room_elems * dtype_size(bucket->dtype)};
+        assert_true(bucket->room_elems >= bucket->n_elems);
         assert_int_equal(at % 4096, 0);
         assert_int_equal(bucket->arena_offset_bytes, total); /* behind one another */
         total += n_bytes;
@@ -322,6 +323,32 @@ static uint64_t draw_size(uint64_t *state)
     }
 }
 
+/* Of another number of ranks, up to those for which there is room: nothing lies anywhere else. */
+static void check_other_ranks(const struct layout *layout, unsigned n_ranks)
+{
+    struct layout *other = NULL;
+
+    assert_int_equal(layout_for_ranks(&other, layout, n_ranks), 0);
+    check_layout(other);
+    assert_int_equal(other->world_size, n_ranks);
+    assert_int_equal(other->n_buckets, layout->n_buckets);
+    assert_int_equal(other->weight_bytes, layout->weight_bytes);
+    assert_int_equal(other->range_bytes, layout->range_bytes);
+    for (uint32_t b = 0; b < layout->n_buckets; b++) {
+        assert_int_equal(other->buckets[b].weight_offset_bytes, layout->buckets[b].weight_offset_bytes);
+        assert_int_equal(layout_room_elems(other, b, n_ranks), layout_room_elems(layout, b, layout->world_size));
+    }
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        const struct layout_param *a = &layout->params[p], *b = &other->params[p];
+
+        assert_string_equal(a->name, b->name);
+        assert_int_equal(a->bucket, b->bucket);
+        assert_int_equal(a->offset_elems, b->offset_elems);
+        assert_int_equal(a->weight_offset_bytes, b->weight_offset_bytes);
+    }
+    layout_free(other);
+}
+
 static void test_random(void **state)
 {
     uint64_t seed = 0x9e3779b97f4a7c15;
@@ -350,6 +377,7 @@ static void test_random(void **state)
         }
         layout = make(decls, n, 1 + (unsigned)draw(&seed, 9), 1 + draw_size(&seed) * (1 + draw(&seed, 4)));
         check_layout(layout);
+        check_other_ranks(layout, 1 + (unsigned)draw(&seed, LAYOUT_ROOM_RANKS));
         layout_free(layout);
     }
 }
@@ -387,7 +415,7 @@ static void test_one_bucket(void **state)
     assert_int_equal(layout->padded_elems, 256);
     assert_int_equal(layout->arena_bytes, 1024);
     assert_int_equal(layout->largest_parcel_bytes, 1024);
-    assert_int_equal(layout->weight_bytes, 1024 + 14);
+    assert_int_equal(layout->weight_bytes, 4 * (256 + 63 * 64) + 14); /* room for the padding of 64 ranks */
     assert_int_equal(layout->range_bytes, 4 * page_bytes());
 
     assert_int_equal(bucket->n_elems, 256);
@@ -405,7 +433,7 @@ static void test_one_bucket(void **state)
     assert_int_equal(layout->params[1].offset_elems, 128);
     assert_int_equal(layout->params[1].weight_offset_bytes, 512);
     assert_int_equal(layout->params[1].range_offset_bytes, page_bytes());
-    assert_int_equal(layout->params[2].weight_offset_bytes, 1024);
+    assert_int_equal(layout->params[2].weight_offset_bytes, 4 * bucket->room_elems);
     assert_int_equal(layout->params[3].range_offset_bytes, 3 * page_bytes());
     check_layout(layout);
     layout_free(layout);
@@ -466,13 +494,16 @@ static void test_kinds(void **state)
     assert_int_equal(layout->params[1].bucket, 4);
     assert_int_equal(layout->params[0].bucket, 2);
 
-    /* 256 elements each; gradients of 2, 2, 4, 4, 4 bytes; weights of 4, 2, 4, 2, 4, each from 4096. */
+    /*
+     * 256 elements each; gradients of 2, 2, 4, 4, 4 bytes; weights of 4, 2, 4, 2, 4, each from 4096. Room for 63 x 64
+     * elements more than are used, which are 128, 64, 128, 64, 64.
+     */
     assert_int_equal(layout->buckets[1].arena_offset_bytes, 512);
     assert_int_equal(layout->buckets[2].arena_offset_bytes, 1024);
     assert_int_equal(layout->buckets[4].arena_offset_bytes, 3072);
     assert_int_equal(layout->arena_bytes, 4096);
-    assert_int_equal(layout->buckets[4].weight_offset_bytes, 4 * 4096);
-    assert_int_equal(layout->weight_bytes, 4 * 4096 + 1024);
+    assert_int_equal(layout->buckets[4].weight_offset_bytes, (5 + 2 + 5 + 2) * 4096);
+    assert_int_equal(layout->weight_bytes, (14 + 4) * 4096);
     check_layout(layout);
     layout_free(layout);
 }

@@ -120,7 +120,7 @@ static void test_refusals(void **state)
     struct device_fetched unaligned = {1, 128};
 
     command.setup.version = 1;
-    refuse(&command, "DeviceSetup.version: 1, expected 2 to 2");
+    refuse(&command, "DeviceSetup.version: 1, expected 3 to 3");
     command = device_example_commands[DEVICE_COMMAND_SETUP];
     command.setup.node = 3;
     refuse(&command, "DeviceSetup.node: 3, expected less than n_nodes, 3");

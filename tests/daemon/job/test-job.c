@@ -15,6 +15,7 @@
 #include "daemon/job/attendance.h"
 #include "daemon/job/form.h"
 #include "daemon/job/job.h"
+#include "daemon/job/resize.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/report.h"
@@ -260,6 +261,24 @@ static void test_thief(void **userdata)
                      1402);
     peer_return(a, "run");
     fixture_finish(f);
+}
+
+/* What a rank has left behind is its user's, whatever number of ranks has it. */
+static void test_thief_after_resize(void **userdata)
+{
+    struct fixture *f = fixture_start(quiet);
+    _cleanup_free_ char *why = NULL;
+
+    (void)userdata;
+    for (unsigned r = 0; r < f->job->world.size; r++)
+        peer_die(&f->peers[r]);
+    assert_int_equal(job_resize(f->job, 5, &why), 0);
+    for (unsigned r = 0; r < 5; r++) {
+        struct request_hello hello = {.rank = r, .incarnation = 4711, .run_id = "run", .client = "test"};
+
+        assert_int_equal(refused_attach(f, &(struct job_attach){.peer = f, .hello = &hello, .pid = 7, .uid = 1}), 1402);
+    }
+    fixture_free(f);
 }
 
 static void test_administrator_succeeds(void **userdata)
@@ -934,6 +953,7 @@ TEST_GROUP(job)
         cmocka_unit_test(test_attach_to_what_ends),
         cmocka_unit_test(test_reconnect),
         cmocka_unit_test(test_thief),
+        cmocka_unit_test(test_thief_after_resize),
         cmocka_unit_test(test_administrator_succeeds),
         cmocka_unit_test(test_drop),
         cmocka_unit_test(test_step),

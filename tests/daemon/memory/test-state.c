@@ -142,7 +142,7 @@ static void check_buckets(const struct state *s, const struct state_options *o, 
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         const struct state_bucket *bucket = &s->buckets[b];
         uint64_t slice = layout_partition_elems(layout, b), start = slice * o->first_rank;
-        uint64_t owned_bytes = bucket->owned_elems * sizeof(float);
+        uint64_t owned_bytes = layout_room_elems(layout, b, o->n_ranks) * sizeof(float);
 
         assert_int_equal(bucket->owned_start, start);
         assert_int_equal(bucket->owned_elems, slice * o->n_ranks);
@@ -211,6 +211,46 @@ static void test_places(void **state)
                                                      .first_rank = owned[i][0],
                                                      .n_ranks = owned[i][1],
                                                      .moments = {.m = moments & 1, .v = moments & 2}});
+    layout_free(layout);
+}
+
+/* Another number of ranks owns the same elements in the same places. */
+static void test_repartition(void **state)
+{
+    struct layout *layout = make_layout();
+
+    (void)state;
+    for (unsigned stage = 1; stage <= 3; stage++)
+        for (unsigned n_ranks = 1; n_ranks <= LAYOUT_ROOM_RANKS; n_ranks++) {
+            struct state_options options = {
+                .layout = layout, .stage = stage, .n_ranks = WORLD, .moments = {true, true}, .alone = true};
+            struct state *s = make(&options), before = *s;
+            struct layout *other = NULL;
+            struct extents e = {.n = 0};
+
+            before.buckets = calloc(layout->n_buckets, sizeof(*before.buckets));
+            memcpy(before.buckets, s->buckets, layout->n_buckets * sizeof(*before.buckets));
+            assert_int_equal(layout_for_ranks(&other, layout, n_ranks), 0);
+            state_repartition(s, other);
+            options.layout = other;
+            options.n_ranks = n_ranks;
+            check_buckets(s, &options, &e);
+            check_extents(&e);
+            for (uint32_t p = 0; p < layout->n_params; p++) {
+                const struct layout_param *param = &layout->params[p];
+
+                for (enum state_kind kind = 0; param->trainable && kind < STATE_N_KINDS; kind++)
+                    assert_ptr_equal(state_values(s, kind, param->bucket, param->offset_elems),
+                                     state_values(&before, kind, param->bucket, param->offset_elems));
+                if (!param->trainable)
+                    assert_ptr_equal(state_frozen(s, p), state_frozen(&before, p));
+                else if (stage != 3)
+                    assert_ptr_equal(state_weights(s, p, 0), state_weights(&before, p, 0));
+            }
+            free(before.buckets);
+            state_free(s);
+            layout_free(other);
+        }
     layout_free(layout);
 }
 
@@ -473,9 +513,18 @@ static void test_reserve_fails(void **state)
 TEST_GROUP(state)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_places),    TEST(test_names),          TEST(test_all_frozen),      TEST(test_large_arrays_are_skewed),
-        TEST(test_new_fails), TEST(test_counts),        TEST(test_counts_of_many), TEST(test_outlives_a_process),
-        TEST(test_reserve),   TEST(test_reserve_pieces), TEST(test_reserve_fails),
+        TEST(test_places),
+        TEST(test_repartition),
+        TEST(test_names),
+        TEST(test_all_frozen),
+        TEST(test_large_arrays_are_skewed),
+        TEST(test_new_fails),
+        TEST(test_counts),
+        TEST(test_counts_of_many),
+        TEST(test_outlives_a_process),
+        TEST(test_reserve),
+        TEST(test_reserve_pieces),
+        TEST(test_reserve_fails),
     };
 
     return cmocka_run_group_tests_name("state", tests, NULL, NULL);

@@ -205,7 +205,7 @@ static void test_versions(void **userdata)
     static const struct {
         uint32_t min, max;
         bool fits;
-    } cases[] = {{2, 2, true}, {1, 9, true}, {1, 1, false}, {3, 9, false}};
+    } cases[] = {{3, 3, true}, {1, 9, true}, {1, 2, false}, {4, 9, false}};
     struct local local;
 
     (void)userdata;
@@ -222,7 +222,7 @@ static void test_versions(void **userdata)
             client_expect(&c, REPLY_WELCOME);
         else
             client_expect_dropped(&c, E_BAD_MESSAGE,
-                                  cases[i].min == 1 ? "speaks 1 to 1, this daemon 2" : "speaks 3 to 9, this daemon 2");
+                                  cases[i].min == 1 ? "speaks 1 to 2, this daemon 3" : "speaks 4 to 9, this daemon 3");
         client_close(&c);
     }
     local_stop(&local);

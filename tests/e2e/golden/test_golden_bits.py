@@ -108,15 +108,19 @@ def test_parameters_of_many_chunks(driver, world):
 @pytest.mark.parametrize("world, split", ((4, 0), (4, 2), (4, 1), (2, 1), (8, 3)))
 def test_memory_of_a_part(driver, stage, world, split):
     """A core holds its ranks' part of the state; of the gradient; of the weights in stage 3."""
-    n32, n16 = 3 * 2**17, 2 * 2**17  # parameters of 2^17 elements, a whole number of pages in each partition
+    # Parameters of 2^17 elements, each a bucket, a whole number of pages in each partition. Whole buckets have room.
+    n32, n16, room = 3 * 2**17, 2 * 2**17, 63 * 64
     params = [{"shape": [2**17]}] * 3 + [{"shape": [2**17], "grad_dtype": "bf16", "weight_dtype": "bf16"}] * 2
     case = {"world_size": world, "seed": 5, "steps": 1, "params": params, "optimizer": make_case(world)["optimizer"]}
     how = make_how(random.Random(1), world, stage, 2**17, 2, driver.isas[-1], 2, split)
     results, = driver.run(case, [how])
     for core, n_ranks in enumerate((split, world - split) if split else (world,)):
         part = n_ranks / world
-        masters = n32 + n16 if stage == 3 else n16  # of fp32 weights, the weights are the masters
-        state = 4 * part * (masters + 2 * (n32 + n16))
-        gradient = 4 * (n32 + n16) * part
-        weights = 0 if stage == 3 else 4 * n32 + 2 * n16
+        spare = 0 if split else room
+        masters = (part * n32 + 3 * spare if stage == 3 else 0) + part * n16 + 2 * spare  # else fp32 weights are masters
+        both = part * (n32 + n16) + 5 * spare
+        state, gradient = 4 * (masters + 2 * both), 4 * both
+        weights = 0 if stage == 3 else 4 * (n32 + 3 * room) + 2 * (n16 + 2 * room)
+        # Each segment is a whole number of pages.
+        state, gradient, weights = (-(-n // 4096) * 4096 for n in (state, gradient, weights))
         assert np.frombuffer(results[f"sizes.{core}"], np.uint64).tolist() == [state, gradient, weights]

@@ -250,7 +250,7 @@ def test_status(path):
         "last      E1001 duplicate gradient refused: rank 1, step 41, micro-batch 0 (5.00 s ago; zerodctl diagnostics)",
     ]
     (_, hello), (_, command) = seen
-    assert hello[4] == 1 and hello[7] != 0 and hello[9].startswith(b"zerodctl ") and hello[1] == hello[2] == 2
+    assert hello[4] == 1 and hello[7] != 0 and hello[9].startswith(b"zerodctl ") and hello[1] == hello[2] == 3
     assert command == "status"
 
 
@@ -480,7 +480,7 @@ def test_help_version_and_what_is_no_command():
     result = zerodctl("--help")
     assert result.returncode == 0 and not result.stderr
     for word in ("status", "ranks", "params", "diagnostics", "drain", "abort-step", "drop", "plan", "explain", "report",
-                 "checkpoint"):
+                 "checkpoint", "resize"):
         assert re.search(rf"^  {word}\b", result.stdout, re.M), word
     assert zerodctl("status", "--help").stdout == zerodctl("plan", "--help").stdout == result.stdout
     assert re.fullmatch(r"zerodctl \d+\.\d+\.\d+\n", zerodctl("--version").stdout)

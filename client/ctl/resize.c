@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Another number of ranks (resize.h). */
+
+#include "client/ctl/resize.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <sysexits.h>
+#include <time.h>
+
+#include <json-c/json.h>
+
+#include "client/ctl/control.h"
+
+enum { PAUSE_MS = 100 };
+
+/* Return: as control_ask(). */
+static int ask_once(struct control *control, const char *socket, unsigned n_ranks, struct answer *answer)
+{
+    char command[32];
+    int r = control_init(control, socket);
+
+    snprintf(command, sizeof(command), "resize %u", n_ranks);
+    return r < 0 ? r : control_ask(control, command, answer);
+}
+
+/* Return: the daemon's sentence on why not. */
+static const char *reason(struct json_object *answer)
+{
+    struct json_object *error = json_object_object_get(answer, "error");
+
+    return error ? json_object_get_string(error) : "the daemon refused without a reason";
+}
+
+int resize_ask(const char *program, const char *socket, unsigned n_ranks, struct json_object **answer)
+{
+    bool has_said = false;
+    int r;
+
+    do {
+        struct control control;
+        struct answer text = ANSWER_NULL;
+
+        *answer = NULL;
+        r = ask_once(&control, socket, n_ranks, &text);
+        if (r < 0)
+            fprintf(stderr, "%s: %s\n", program, control.error);
+        control_deinit(&control);
+        if (r < 0)
+            return -r;
+        r = (int)text.exit_code;
+        *answer = json_tokener_parse(text.json);
+        answer_deinit(&text);
+        if (r == EX_TEMPFAIL) {
+            if (!has_said)
+                fprintf(stderr, "%s: waiting: %s\n", program, reason(*answer));
+            has_said = true;
+            json_object_put(*answer);
+            nanosleep(&(struct timespec){.tv_nsec = PAUSE_MS * 1000000L}, NULL);
+        }
+    } while (r == EX_TEMPFAIL);
+    if (r == 0 && *answer)
+        return 0;
+    fprintf(stderr, "%s: %s\n", program, reason(*answer));
+    return r ? r : EX_PROTOCOL;
+}
