@@ -102,6 +102,7 @@ def steps(job, quick):
 def write_plainly(folder, n_bytes):
     """Seconds in which dd writes as many bytes."""
     path, n = folder / "plain", -(-n_bytes // (8 << 20))
+    path.unlink(missing_ok=True)  # zerod's time ends before it removes what is old
     began = time.monotonic()
     subprocess.run(["dd", "if=/dev/zero", f"of={path}", "bs=8M", f"count={n}", "conv=fsync", "oflag=direct"],
                    check=True, capture_output=True)

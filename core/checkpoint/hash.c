@@ -8,6 +8,9 @@
 #include <stdio.h>
 
 #include <xxhash.h>
+#ifdef HAVE_XXHASH_DISPATCH /* vectors as wide as this processor has them; without it, as wide as all have them */
+#include <xxh_x86dispatch.h>
+#endif
 
 #include "core/base/base.h"
 

@@ -1,40 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A file that is being written: two buffers, and the thread that writes one while the other fills. */
+/* A file that is being written: buffers in a circle, and the thread that writes them while the next ones fill. */
 
 #include "daemon/checkpoint/stream.h"
 
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "core/base/base.h"
 #include "daemon/checkpoint/disk.h"
 
-enum { BUFFER_BYTES = 8 << 20 }; /* measured: docs/benchmarks.md */
+/* Measured: docs/benchmarks.md. A write may take twice as long as the one before. */
+enum { N_BUFFERS = 4, BUFFER_BYTES = 4 << 20 };
+
+struct stream_buffers {
+    uint8_t bytes[N_BUFFERS][BUFFER_BYTES]; /* aligned to pages, and so for the disk */
+};
 
 struct stream {
     const struct disk *disk;
     int fd;
     uint64_t n_bytes, n_put;
     struct hash_state *hash;
-    uint8_t *buffers[2];
-    size_t buffer_bytes; /* of each */
-    unsigned filling;    /* which of them */
-    size_t n_filled;
+    struct stream_buffers *buffers; /* borrowed */
+    unsigned filling;               /* which of them */
+    size_t n_filled;                /* of that one */
 
     pthread_t thread;
     bool has_thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    const uint8_t *pending; /* the thread is to write this; NULL: nothing */
-    size_t n_pending;
-    uint64_t offset; /* where */
+    unsigned n_pending;   /* buffers that the thread is to write, the last of them is the one before `filling` */
+    size_t pending_bytes; /* of the last one; the others are full */
+    uint64_t offset;      /* where the first one goes */
     bool over;
     int result; /* the first failure */
 };
 
 /* ---- the thread ---------------------------------------------------------------------------------------- */
+
+/* Locked. Writes the first of the pending buffers. */
+static void write_first(struct stream *s)
+{
+    const uint8_t *buffer = s->buffers->bytes[(s->filling + N_BUFFERS - s->n_pending) % N_BUFFERS];
+    size_t n_bytes = s->n_pending == 1 ? s->pending_bytes : BUFFER_BYTES;
+    int r = s->result;
+
+    pthread_mutex_unlock(&s->lock);
+    if (r == 0)
+        r = s->disk->write(s->disk, s->fd, buffer, n_bytes, s->offset);
+    pthread_mutex_lock(&s->lock);
+    s->result = r;
+    s->offset += n_bytes;
+    s->n_pending--;
+    pthread_cond_broadcast(&s->changed);
+}
 
 static void *run(void *userdata)
 {
@@ -42,50 +64,40 @@ static void *run(void *userdata)
 
     pthread_mutex_lock(&s->lock);
     for (;;) {
-        int r;
-
-        while (!s->pending && !s->over)
+        while (s->n_pending == 0 && !s->over)
             pthread_cond_wait(&s->changed, &s->lock);
-        if (!s->pending)
+        if (s->n_pending == 0)
             break;
-        r = s->result;
-        pthread_mutex_unlock(&s->lock);
-        if (r == 0)
-            r = s->disk->write(s->disk, s->fd, s->pending, s->n_pending, s->offset);
-        pthread_mutex_lock(&s->lock);
-        s->result = r;
-        s->offset += s->n_pending;
-        s->pending = NULL;
-        pthread_cond_broadcast(&s->changed);
+        write_first(s);
     }
     pthread_mutex_unlock(&s->lock);
     return NULL;
 }
 
-/* Return: 0, or the first failure. */
-static int wait_until_written(struct stream *s)
+/* Waits until at most so many buffers are pending. Return: 0, or the first failure. */
+static int wait_until_pending(struct stream *s, unsigned n)
 {
     int r;
 
     pthread_mutex_lock(&s->lock);
-    while (s->pending)
+    while (s->n_pending > n)
         pthread_cond_wait(&s->changed, &s->lock);
     r = s->result;
     pthread_mutex_unlock(&s->lock);
     return r;
 }
 
-/* The buffer that was filled is written; the other one is filled next. */
+/* The buffer that was filled is to be written; the next one is filled, once it is written. */
 static void hand_over(struct stream *s, size_t n_bytes)
 {
-    wait_until_written(s);
     pthread_mutex_lock(&s->lock);
-    s->pending = s->buffers[s->filling];
-    s->n_pending = n_bytes;
+    s->n_pending++;
+    s->pending_bytes = n_bytes;
+    s->filling = (s->filling + 1) % N_BUFFERS;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    s->filling = 1 - s->filling;
     s->n_filled = 0;
+    wait_until_pending(s, N_BUFFERS - 1);
 }
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
@@ -101,8 +113,6 @@ static void stream_free(struct stream *s)
     }
     closep(&s->fd);
     hash_free(s->hash);
-    free(s->buffers[0]);
-    free(s->buffers[1]);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     free(s);
@@ -113,22 +123,39 @@ static int start(struct stream *s)
     int r;
 
     s->hash = hash_new(s->n_bytes);
-    s->buffer_bytes = round_up(MAX(MIN(s->n_bytes, (uint64_t)BUFFER_BYTES), (uint64_t)1), DISK_ALIGN_BYTES);
-    if (!s->hash || posix_memalign((void **)&s->buffers[0], DISK_ALIGN_BYTES, s->buffer_bytes) != 0 ||
-        posix_memalign((void **)&s->buffers[1], DISK_ALIGN_BYTES, s->buffer_bytes) != 0)
+    if (!s->hash)
         return -ENOMEM;
     r = -pthread_create(&s->thread, NULL, run, s);
     s->has_thread = r == 0;
     return r;
 }
 
-int stream_open(struct stream **out, const struct disk *disk, int dir, const char *name, uint64_t n_bytes)
+struct stream_buffers *stream_buffers_new(void)
+{
+    struct stream_buffers *buffers =
+        mmap(NULL, sizeof(*buffers), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (buffers == MAP_FAILED)
+        return NULL;
+    (void)madvise(buffers, sizeof(*buffers), MADV_HUGEPAGE);
+    return buffers;
+}
+
+void stream_buffers_free(struct stream_buffers *buffers)
+{
+    if (buffers)
+        munmap(buffers, sizeof(*buffers));
+}
+
+int stream_open(struct stream **out, struct stream_buffers *buffers, const struct disk *disk, int dir, const char *name,
+                uint64_t n_bytes)
 {
     struct stream *s = calloc(1, sizeof(*s));
     int r;
 
     if (!s)
         return -ENOMEM;
+    s->buffers = buffers;
     s->disk = disk;
     s->n_bytes = n_bytes;
     pthread_mutex_init(&s->lock, NULL);
@@ -143,14 +170,19 @@ int stream_open(struct stream **out, const struct disk *disk, int dir, const cha
     return 0;
 }
 
+static uint8_t *next_byte(const struct stream *s)
+{
+    return s->buffers->bytes[s->filling] + s->n_filled;
+}
+
 void *stream_place(struct stream *s, size_t n_bytes)
 {
-    return n_bytes <= BUFFER_BYTES - s->n_filled ? s->buffers[s->filling] + s->n_filled : NULL;
+    return n_bytes <= BUFFER_BYTES - s->n_filled ? next_byte(s) : NULL;
 }
 
 void stream_placed(struct stream *s, size_t n_bytes)
 {
-    hash_add(s->hash, s->buffers[s->filling] + s->n_filled, n_bytes);
+    hash_add(s->hash, next_byte(s), n_bytes);
     s->n_put += n_bytes;
     s->n_filled += n_bytes;
     if (s->n_filled == BUFFER_BYTES)
@@ -164,12 +196,12 @@ void stream_put(struct stream *s, const void *bytes, size_t n_bytes)
     hash_add(s->hash, bytes, n_bytes);
     s->n_put += n_bytes;
     while (n_bytes > 0) {
-        size_t n = MIN(n_bytes, s->buffer_bytes - s->n_filled);
+        size_t n = MIN(n_bytes, BUFFER_BYTES - s->n_filled);
 
-        memcpy(s->buffers[s->filling] + s->n_filled, at, n);
+        memcpy(next_byte(s), at, n);
         s->n_filled += n;
-        if (s->n_filled == s->buffer_bytes)
-            hand_over(s, s->buffer_bytes);
+        if (s->n_filled == BUFFER_BYTES)
+            hand_over(s, BUFFER_BYTES);
         at += n;
         n_bytes -= n;
     }
@@ -180,7 +212,7 @@ static void put_rest(struct stream *s)
 {
     size_t n = round_up(s->n_filled, DISK_ALIGN_BYTES);
 
-    memset(s->buffers[s->filling] + s->n_filled, 0, n - s->n_filled);
+    memset(next_byte(s), 0, n - s->n_filled);
     if (n > 0)
         hand_over(s, n);
 }
@@ -190,7 +222,7 @@ int stream_close(struct stream *s, struct file_hash *hash)
     int r;
 
     put_rest(s);
-    r = wait_until_written(s);
+    r = wait_until_pending(s, 0);
     if (r == 0 && s->n_put != s->n_bytes)
         r = -EPIPE; /* a caller that gave up */
     if (r == 0)

@@ -3,7 +3,7 @@
 
 /*
  * A new file, written from its beginning to its end and hashed in passing. Bytes gather in a large buffer while a
- * thread of the stream writes the one before. The first failure is remembered and ends all that follows. One thread.
+ * thread of the stream writes those before. The first failure is remembered and ends all that follows. One thread.
  */
 
 #include <stddef.h>
@@ -14,8 +14,16 @@
 struct disk;
 struct stream;
 
-/* n_bytes: of the whole file. Return: 0 or -errno. */
-int stream_open(struct stream **out, const struct disk *disk, int dir, const char *name, uint64_t n_bytes);
+/* Memory for one stream at a time: new pages cost more than the copies that go there. */
+struct stream_buffers;
+/* Return: NULL without memory. */
+struct stream_buffers *stream_buffers_new(void);
+/* NULL is fine. */
+void stream_buffers_free(struct stream_buffers *buffers);
+
+/* buffers: borrowed until stream_close(). n_bytes: of the whole file. Return: 0 or -errno. */
+int stream_open(struct stream **out, struct stream_buffers *buffers, const struct disk *disk, int dir, const char *name,
+                uint64_t n_bytes);
 void stream_put(struct stream *stream, const void *bytes, size_t n_bytes);
 /*
  * Puts bytes without a copy. Return: the place in the buffer for the next n_bytes, which the caller fills and then

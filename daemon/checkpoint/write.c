@@ -33,6 +33,7 @@ struct writing {
     char name[FOLDER_NAME_BYTES], hidden[NAME_BYTES];
     bool published; /* it has its name; what has the hidden one is no longer ours */
     struct contents contents;
+    struct stream_buffers *buffers;
     const char *at; /* the file that is being written, for texts */
     float values[CHUNK_ELEMS];
     uint16_t rounded[CHUNK_ELEMS];
@@ -138,7 +139,7 @@ static int write_tensors(struct writing *w, struct contents_file *file, uint8_t 
     if (!described || !(described->name = strdup(file->name)))
         return -ENOMEM;
     described->n_bytes = file->header.file_bytes;
-    r = stream_open(&stream, w->order->disk, w->folder, file->name, file->header.file_bytes);
+    r = stream_open(&stream, w->buffers, w->order->disk, w->folder, file->name, file->header.file_bytes);
     if (r < 0)
         return r;
     put(w, stream, header_bytes, n_header);
@@ -157,7 +158,7 @@ static int write_description(struct writing *w, const char *name)
 
     w->at = name;
     if (r == 0)
-        r = stream_open(&stream, w->order->disk, w->folder, name, strlen(text));
+        r = stream_open(&stream, w->buffers, w->order->disk, w->folder, name, strlen(text));
     if (r == 0) {
         stream_put(stream, text, strlen(text));
         r = stream_close(stream, &unused);
@@ -362,15 +363,23 @@ static int publish(struct writing *w)
     return r;
 }
 
+static void say_on_disk(const struct writing *w)
+{
+    if (w->order->on_disk)
+        w->order->on_disk(w->order->userdata);
+}
+
 static int finish(struct writing *w)
 {
     int r = write_description(w, CHECKPOINT_DESCRIPTION);
 
     if (r == 0)
         r = publish(w);
-    if (r == 0)
-        remove_old(w);
-    return r;
+    if (r < 0)
+        return r;
+    say_on_disk(w);
+    remove_old(w);
+    return 0;
 }
 
 /* This node's part: node 0 finds its files by it. */
@@ -382,7 +391,11 @@ static int finish_part(struct writing *w)
     folder_part_name(name, (unsigned)w->order->node);
     r = write_description(w, name);
     w->at = w->hidden;
-    return r == 0 ? w->order->disk->sync(w->order->disk, w->folder) : r;
+    if (r == 0)
+        r = w->order->disk->sync(w->order->disk, w->folder);
+    if (r == 0)
+        say_on_disk(w);
+    return r;
 }
 
 static void explain(const struct writing *w, int r, char *why, size_t why_size)
@@ -402,6 +415,11 @@ static struct writing *writing_new(struct checkpoint_order *order)
 
     if (!w)
         return NULL;
+    w->buffers = stream_buffers_new();
+    if (!w->buffers) {
+        free(w);
+        return NULL;
+    }
     w->order = order;
     w->layout = order->state->layout;
     w->dir = w->folder = -1;
@@ -411,6 +429,7 @@ static struct writing *writing_new(struct checkpoint_order *order)
 static void writing_free(struct writing *w)
 {
     contents_deinit(&w->contents);
+    stream_buffers_free(w->buffers);
     closep(&w->folder);
     closep(&w->dir);
     free(w);

@@ -54,7 +54,10 @@ struct checkpoint_order {
     bool slices_frozen;        /* several nodes: each has only its ranks' slices of frozen parameters */
     uint64_t token;            /* several nodes: the number of this save, the same on all of them */
     unsigned save_total_limit; /* 0: none is removed */
-    atomic_bool cancelled;     /* -ECANCELED soon, and no sentence */
+    /* All that was to be written is on the disk; older checkpoints are still to be removed. NULL: nobody asks. */
+    void (*on_disk)(void *userdata);
+    void *userdata;
+    atomic_bool cancelled; /* -ECANCELED soon, and no sentence */
     _Atomic(uint64_t) n_bytes_done;
     _Atomic(uint64_t) n_bytes; /* of all files but the description; known, but for headers, soon after it began */
 };

@@ -14,6 +14,7 @@
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/layout/layout.h"
+#include "kernels/copy.h"
 
 enum {
     SLOT_BYTES = 64 * 1024, /* picked: a chunk of fp32 takes four, a small parameter wastes less than one */
@@ -269,7 +270,7 @@ static uint32_t wait_for_slots(struct snapshot *s, struct entry *entry, size_t n
 static void to_slots(struct snapshot *s, uint32_t slot, const uint8_t *src, size_t n_bytes)
 {
     for (size_t at = 0; at < n_bytes; at += SLOT_BYTES, slot = s->next[slot])
-        memcpy(s->pool + (size_t)slot * SLOT_BYTES, src + at, MIN(n_bytes - at, (size_t)SLOT_BYTES));
+        copy_past_caches(s->pool + (size_t)slot * SLOT_BYTES, src + at, MIN(n_bytes - at, (size_t)SLOT_BYTES));
 }
 
 static void from_slots(const struct snapshot *s, uint32_t slot, uint8_t *dst, size_t n_bytes)

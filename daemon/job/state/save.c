@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "core/base/base.h"
 #include "core/base/blob.h"
@@ -33,6 +34,8 @@
 #include "daemon/memory/state.h"
 #include "daemon/step/executor.h"
 
+enum { WRITER_NICE = 5 }; /* measured: the steps with a checkpoint in them take less long; docs/benchmarks.md */
+
 enum saving_stage {
     SAVING_LOADS,     /* GPUs: the state is being copied into the staging copy; no thread */
     SAVING_WRITES,    /* a thread writes what this node owns, or all of it */
@@ -49,7 +52,7 @@ struct saving {
     atomic_bool written; /* the thread has nothing more to do */
     int result;
     char why[512];
-    uint64_t began_ns, ended_ns;
+    uint64_t began_ns, ended_ns;    /* ended: it, or this node's part of it, was on the disk */
     uint64_t waited_ns, peak_bytes; /* of the snapshot, when it is read */
     bool has_failed;                /* several nodes: elsewhere, and it is to end */
     char failed_why[640];
@@ -164,16 +167,24 @@ static bool copy_blobs(const struct job *job, struct checkpoint_order *order)
     return order->blobs != NULL;
 }
 
+static void on_disk(void *userdata)
+{
+    struct saving *saving = userdata;
+
+    saving->ended_ns = saving->job->ops.now_ns(saving->job->ops.userdata);
+}
+
 static void *write_it(void *userdata)
 {
     struct saving *saving = userdata;
 
+    /* Trainers and workers come first where processors are few. Whoever waits for this thread leaves it one. */
+    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE);
     (void)failpoint("save");
     if (saving->stage == SAVING_WRITES)
         saving->result = checkpoint_write(&saving->order, saving->why, sizeof(saving->why));
     else
         saving->result = checkpoint_publish(&saving->order, saving->why, sizeof(saving->why));
-    saving->ended_ns = saving->job->ops.now_ns(saving->job->ops.userdata);
     atomic_store(&saving->written, true);
     return NULL;
 }
@@ -198,6 +209,8 @@ static int prepare(struct job *job, struct saving *saving)
     order->slices_frozen = !job->coordinator->alone && config_partitions_all(job->config);
     order->node = job->coordinator->alone ? -1 : (int)job->config->world.node;
     order->save_total_limit = job->config->checkpoint.save_total_limit;
+    order->on_disk = on_disk;
+    order->userdata = saving;
     order->counts = calloc(n_params, sizeof(*order->counts));
     if (!describe(job, &order->description) || !order->counts || !copy_blobs(job, order))
         return -ENOMEM;

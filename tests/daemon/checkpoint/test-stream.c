@@ -19,12 +19,13 @@
 #include "tests/programs/held.h"
 #include "tests/tiers.h"
 
-enum { BUFFER_BYTES = 8 << 20, MAX_BYTES = 3 * BUFFER_BYTES };
+enum { BUFFER_BYTES = 4 << 20, N_BUFFERS = 4, MAX_BYTES = 2 * N_BUFFERS * BUFFER_BYTES };
 
 static char scratch[64];
 static int dir;
 static size_t n_open;
 static uint8_t *bytes;
+static struct stream_buffers *buffers;
 
 static int setup(void **state)
 {
@@ -35,13 +36,15 @@ static int setup(void **state)
     bytes = malloc(MAX_BYTES);
     for (size_t i = 0; i < MAX_BYTES; i++)
         bytes[i] = (uint8_t)(i * 2654435761u >> 13);
-    return dir < 0 ? -1 : 0;
+    buffers = stream_buffers_new();
+    return dir < 0 || !buffers ? -1 : 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
     free(bytes);
+    stream_buffers_free(buffers);
     close(dir);
     scratch_remove(scratch);
     return count_fds() == n_open ? 0 : -1;
@@ -66,7 +69,7 @@ static void check_file(const char *name, size_t n_bytes, const struct file_hash 
 static int write_file(const struct disk *disk, size_t n_bytes, size_t piece, struct file_hash *hash)
 {
     struct stream *stream = NULL;
-    int r = stream_open(&stream, disk, dir, "file", n_bytes);
+    int r = stream_open(&stream, buffers, disk, dir, "file", n_bytes);
 
     if (r < 0)
         return r;
@@ -96,10 +99,11 @@ static void test_sizes(void **state)
                                    BUFFER_BYTES,
                                    BUFFER_BYTES + 1,
                                    BUFFER_BYTES + DISK_ALIGN_BYTES,
-                                   2 * BUFFER_BYTES - 1,
                                    2 * BUFFER_BYTES,
-                                   2 * BUFFER_BYTES + 1,
-                                   3 * BUFFER_BYTES};
+                                   N_BUFFERS * BUFFER_BYTES - 1,
+                                   N_BUFFERS * BUFFER_BYTES,
+                                   N_BUFFERS * BUFFER_BYTES + 1,
+                                   MAX_BYTES};
     static const size_t pieces[] = {MAX_BYTES, 1000003, BUFFER_BYTES / 2};
 
     (void)state;
@@ -119,7 +123,7 @@ static void test_too_few(void **state)
     struct stream *stream = NULL;
 
     (void)state;
-    assert_int_equal(stream_open(&stream, &disk_hasty, dir, "file", BUFFER_BYTES + 5), 0);
+    assert_int_equal(stream_open(&stream, buffers, &disk_hasty, dir, "file", BUFFER_BYTES + 5), 0);
     stream_put(stream, bytes, BUFFER_BYTES + 4);
     assert_int_equal(stream_close(stream, &hash), -EPIPE);
     assert_null(hash.blocks);
@@ -131,10 +135,10 @@ static void test_exists(void **state)
 
     (void)state;
     close(openat(dir, "file", O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
-    assert_int_equal(stream_open(&stream, &disk_system, dir, "file", 1), -EEXIST);
+    assert_int_equal(stream_open(&stream, buffers, &disk_system, dir, "file", 1), -EEXIST);
     assert_int_equal(unlinkat(dir, "file", 0), 0);
     assert_int_equal(symlinkat("other", dir, "file"), 0);
-    assert_int_equal(stream_open(&stream, &disk_system, dir, "file", 1), -EEXIST);
+    assert_int_equal(stream_open(&stream, buffers, &disk_system, dir, "file", 1), -EEXIST);
     assert_null(stream);
 }
 
