@@ -18,6 +18,7 @@
 #include "core/checkpoint/safetensors.h"
 #include "core/checkpoint/tensors.h"
 #include "core/layout/layout.h"
+#include "daemon/checkpoint/disk.h"
 #include "daemon/checkpoint/targets.h"
 #include "daemon/memory/state.h"
 
@@ -241,19 +242,22 @@ static size_t block_bytes(const struct source *source, uint64_t block)
     return MIN(source->file->n_bytes - block * HASH_BLOCK_BYTES, (uint64_t)HASH_BLOCK_BYTES);
 }
 
-/* Reads a MiB, or the rest, and compares its hash. Return: 0; or -errno and a sentence. */
-static int read_block(const struct source *source, uint64_t block, uint8_t *dst, char *why)
+/* Compares the hash of a MiB, or of the rest. r: of reading it. Return: 0; or -errno and a sentence. */
+static int check_block(const struct source *source, uint64_t block, const uint8_t *bytes, int r, char *why)
 {
-    uint64_t at = block * HASH_BLOCK_BYTES;
-    size_t n = block_bytes(source, block);
-    int r = folder_read(source->fd, dst, n, at);
-
     if (r < 0)
         return fail(why, r, "%s: %s", source->file->name, strerror(-r));
-    if (hash_block(dst, n) != source->file->hash.blocks[block])
+    if (hash_block(bytes, block_bytes(source, block)) != source->file->hash.blocks[block])
         return fail(why, -EBADMSG, "%s: the MiB from byte %" PRIu64 " is not as it was written", source->file->name,
-                    at);
+                    block * HASH_BLOCK_BYTES);
     return 0;
+}
+
+static int read_block(const struct source *source, uint64_t block, uint8_t *dst, char *why)
+{
+    int r = folder_read(source->fd, dst, block_bytes(source, block), block * HASH_BLOCK_BYTES);
+
+    return check_block(source, block, dst, r, why);
 }
 
 /* Reads the blocks in which the header lies. *n: how long it is. Return: its bytes, to be freed; or NULL, and *r is
@@ -303,6 +307,7 @@ static int open_source(struct loading *l, int folder, enum tensor_file kind, con
                        char *why)
 {
     struct source *source = &l->sources[l->n_sources++];
+    int r;
 
     *source = (struct source){.kind = kind, .file = file, .first_piece = l->n_pieces};
     source->fd = folder_open_file(folder, file, why, LOADING_WHY_BYTES);
@@ -310,7 +315,10 @@ static int open_source(struct loading *l, int folder, enum tensor_file kind, con
         return source->fd;
     source->n_pieces = (uint32_t)div_round_up(file->hash.n_blocks, PIECE_BLOCKS);
     l->n_pieces += source->n_pieces;
-    return read_header(source, why);
+    r = read_header(source, why);
+    if (r == 0)
+        (void)fcntl(source->fd, F_SETFL, O_DIRECT); /* for read_past_cache(); not every file system can */
+    return r;
 }
 
 static bool has_model(const struct description *d)
@@ -445,6 +453,21 @@ void loading_free(struct loading *l)
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
 /*
+ * Reads a MiB, or the rest. A checkpoint is read once: in the page cache it would only take the place of other files,
+ * and pages for it cost more than a copy. buffer: a MiB, aligned to DISK_ALIGN_BYTES. Return: 0 or -errno.
+ */
+static int read_past_cache(const struct source *source, uint64_t block, uint8_t *buffer)
+{
+    size_t n = block_bytes(source, block);
+    uint64_t at = block * HASH_BLOCK_BYTES;
+
+    if (pread(source->fd, buffer, round_up(n, DISK_ALIGN_BYTES), (off_t)at) >= (ssize_t)n)
+        return 0;
+    (void)fcntl(source->fd, F_SETFL, 0); /* it wants other sizes or places, or cannot be read at all */
+    return folder_read(source->fd, buffer, n, at);
+}
+
+/*
  * Bytes [at, at + n) of the file: each goes to the place of its tensor. bytes: they are right; NULL: none is copied.
  * Return: whether any of them has a place on this node.
  */
@@ -477,28 +500,13 @@ static bool is_read_here(const struct loading *l, const struct source *source, u
            spread(source, NULL, block * HASH_BLOCK_BYTES, block_bytes(source, block));
 }
 
-/* Return: where all of the block's bytes go, one after the other; or NULL: they go to several places, or some nowhere.
- */
-static uint8_t *only_place(const struct source *source, uint64_t block)
-{
-    uint64_t at = block * HASH_BLOCK_BYTES;
-    size_t i = safetensors_at(&source->header, at);
-    const struct place *place = i < source->header.n ? &source->places[i] : NULL;
-
-    return place && place->from <= at && at + block_bytes(source, block) <= place->to ? place->at + (at - place->from)
-                                                                                      : NULL;
-}
-
-/* Most blocks lie within one tensor: they are read to where they belong, and given up with all the rest if wrong. */
 static int load_block(struct loading *l, const struct source *source, uint64_t block, uint8_t *buffer)
 {
     char why[LOADING_WHY_BYTES];
-    uint8_t *place = only_place(source, block);
-    int r = read_block(source, block, place ? place : buffer, why);
+    int r = check_block(source, block, buffer, read_past_cache(source, block, buffer), why);
 
     if (r == 0) {
-        if (!place)
-            (void)spread(source, buffer, block * HASH_BLOCK_BYTES, block_bytes(source, block));
+        (void)spread(source, buffer, block * HASH_BLOCK_BYTES, block_bytes(source, block));
         return 0;
     }
     pthread_mutex_lock(&l->lock);
@@ -543,8 +551,7 @@ int loading_read(struct loading *l, uint32_t piece)
         source--;
     first = (uint64_t)(piece - source->first_piece) * PIECE_BLOCKS;
     end = MIN(first + PIECE_BLOCKS, (uint64_t)source->file->hash.n_blocks);
-    buffer = malloc(block_bytes(source, first));
-    if (!buffer)
+    if (posix_memalign((void **)&buffer, DISK_ALIGN_BYTES, HASH_BLOCK_BYTES) != 0)
         return -ENOMEM;
     for (uint64_t block = first; r == 0 && block < end; block++)
         if (is_read_here(l, source, block))
