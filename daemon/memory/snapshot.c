@@ -19,6 +19,7 @@
 enum {
     SLOT_BYTES = 64 * 1024, /* picked: a chunk of fp32 takes four, a small parameter wastes less than one */
     NO_SLOT = UINT32_MAX,
+    PAUSE_NS = 500 * 1000, /* picked: an update takes tens of milliseconds */
 };
 
 enum progress { UNREAD, HELD, ASIDE, READ };
@@ -40,9 +41,10 @@ struct snapshot {
     uint32_t first_free;
     size_t n_free;
     _Atomic(size_t) n_least_free;
-    unsigned n_waiting;
+    _Atomic(unsigned) n_waiting; /* changes with the lock held */
     atomic_bool over;
     _Atomic(uint64_t) waited_ns;
+    _Atomic(unsigned) n_putting; /* workers that put something aside right now */
 };
 
 /* ---- the pool's memory --------------------------------------------------------------------------------- */
@@ -281,12 +283,20 @@ static void from_slots(const struct snapshot *s, uint32_t slot, uint8_t *dst, si
 
 /* ---- verbs --------------------------------------------------------------------------------------------- */
 
+/* Workers that put something aside come first, unless they wait for the reader. */
+static void give_way(struct snapshot *s)
+{
+    while (s->n_putting > 0 && s->n_waiting == 0 && !s->over)
+        nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+}
+
 void snapshot_read(struct snapshot *s, uint32_t chunk, enum snapshot_array array, void *dst, bool last)
 {
     struct entry *entry = entry_of(s, chunk, array);
     const uint8_t *src = array_of(s, chunk, array);
     size_t n_bytes = array_bytes(s, chunk, array);
 
+    give_way(s);
     for (;;) {
         if (hold(entry, UNREAD)) {
             memcpy(dst, src, n_bytes);
@@ -333,8 +343,10 @@ static void put_aside(struct snapshot *s, uint32_t chunk, enum snapshot_array ar
 void snapshot_put_aside(struct snapshot *s, uint32_t chunk)
 {
     (void)failpoint("aside");
+    s->n_putting++;
     for (int array = 0; array < SNAPSHOT_N_ARRAYS; array++)
         put_aside(s, chunk, (enum snapshot_array)array);
+    s->n_putting--;
 }
 
 void snapshot_give_up(struct snapshot *s)
