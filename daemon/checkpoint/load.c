@@ -13,6 +13,7 @@
 
 #include "core/base/base.h"
 #include "core/base/blob.h"
+#include "core/base/failpoint.h"
 #include "core/checkpoint/box.h"
 #include "core/checkpoint/folder.h"
 #include "core/checkpoint/safetensors.h"
@@ -544,6 +545,7 @@ int loading_read(struct loading *l, uint32_t piece)
 
     if (r < 0)
         return r;
+    (void)failpoint("load");
     if (piece == 0)
         clear_lacking(l);
     source = &l->sources[l->n_sources - 1];

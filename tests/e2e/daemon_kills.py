@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from conftest import Build, ROOT, wait_for
+from conftest import Build, Daemon, ROOT, wait_for
 from keeper import KeptDaemon
 import kills
 from node_faults import engines
@@ -49,6 +49,9 @@ POINTS_OF_NODES = {"verdict": (PER_STEP, False), "combined": (PER_BATCH * N_PARC
 # While checkpoints are written.
 POINTS_OF_SAVES = {"aside": 60, "save": 3, "disk.make_folder": 3, "disk.create": 6, "disk.write": 12,
                    "disk.truncate": 6, "disk.sync": 9, "disk.rename": 3, "disk.remove_folder": 2}
+# While a checkpoint is loaded: the one that undisturbed runs have left at this step.
+POINTS_OF_LOADS = {"load": 3, "forming": 2, "flip": 1}
+LOADED_STEP = 9
 # While a job on several nodes is being formed.
 POINTS_OF_FORMING = {
     "forming": (3, False), "reserve": (6, False), "flip": (2, False), "flipped": (2, False), "answer": (6, True),
@@ -123,6 +126,17 @@ class Plan:
         self.saves = rng.random() < 0.7
         if self.saves:
             self.save_meanwhile(rng)
+        self.loads = rng.random() < 0.2
+        if self.loads:
+            self.load_first(rng)
+
+    def load_first(self, rng):
+        """The run goes on with a checkpoint, and most daemons that are killed first are killed while they load it."""
+        self.victims = [[] for _ in self.victims]  # they count on all steps
+        for lives in self.lives:
+            if lives and rng.random() < 0.7:
+                name = rng.choice(sorted(POINTS_OF_LOADS))
+                lives[0].point, lives[0].seconds = f"{name}:kill@{rng.randint(1, POINTS_OF_LOADS[name])}", None
 
     def save_meanwhile(self, rng):
         """Checkpoints are written all the time, and some lives end within that."""
@@ -150,19 +164,22 @@ class Plan:
 
     def __repr__(self):
         return (f"seed {self.seed}: ranks {self.ranks}, {self.config}, {self.env}, accumulate {self.accumulate}, "
-                f"lives {self.lives}, trainers {self.victims}, {self.device} {self.engine_kills}")
+                f"loads {self.loads}, lives {self.lives}, trainers {self.victims}, {self.device} {self.engine_kills}")
 
 
 class Job:
     """A daemon for each node, which a service manager of its own starts again, and the trainers."""
 
-    def __init__(self, build, folder, plan):
+    def __init__(self, build, folder, plan, loads=None):
+        """loads: the checkpoint that the run begins with."""
         self.build, self.folder, self.plan, self.daemons = build, folder, plan, []
         self.began, self.trains = time.monotonic(), False
         self.engine_kills = list(plan.engine_kills)
         config = plan.config
         if plan.saves:
             config = config | {"checkpoint": config["checkpoint"] | {"dir": str(folder / "checkpoints")}}
+        if loads:
+            config = config | {"checkpoint": config.get("checkpoint", {}) | {"load": str(loads)}}
         self.whole = (Nodes(self.daemon, folder, plan.ranks, config, plan.env) if plan.n_nodes > 1 else
                       self.daemon(config | {"world": {"size": plan.world_size}}, plan.env))
         args = ["--moments", plan.moments, *(["--accumulate"] if plan.accumulate else [])]
@@ -243,12 +260,29 @@ def on_device(device):
             os.environ["ZEROD_DEVICE"] = before
 
 
+def make_checkpoint(build, folder, plan):
+    """That of an undisturbed run. Return: its path."""
+    settings, moments = kills.OPTIMIZERS[plan.optimizer]
+    folder.mkdir()
+    daemon = Daemon(build, folder, {"world": {"size": plan.world_size}, "gradient_clipping": 1.0, "optimizer": settings,
+                                    "checkpoint": {"dir": str(folder / "begun")}})
+    args = ["--moments", moments, *(["--accumulate"] if plan.accumulate else [])]
+    ranks = kills.train(daemon, [[]] * plan.world_size, args, LOADED_STEP)
+    assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
+    path = daemon.ctl("checkpoint", "save").stdout.strip()
+    daemon.stop()
+    return path
+
+
 def one_run(build, references, folder, plan, timeout=60):
     """Return: how often daemons were killed. A failure raises AssertionError."""
     with on_device(""):
         reference = references.get(plan.world_size, plan.accumulate, N_STEPS, optimizer=plan.optimizer)
+        begun = make_checkpoint(build, folder / "before", plan) if plan.loads else None
+    if begun:
+        reference = {key: found for key, found in reference.items() if key[0] == "final" or key[1] >= LOADED_STEP}
     with on_device(plan.device):
-        job = Job(build, folder, plan)
+        job = Job(build, folder, plan, begun)
     deadline = time.monotonic() + timeout * job.whole.patience
     try:
         while job.tend():
