@@ -86,12 +86,12 @@ static int ask_and_show(const struct options *options, const struct subcommand *
 
 static int resize(const struct options *options, const char *text)
 {
+    struct json_object *answer;
     unsigned n_ranks;
     char rest;
-    struct json_object *answer;
     int r;
 
-    if (!text || sscanf(text, "%5u%c", &n_ranks, &rest) != 1 || n_ranks == 0)
+    if (!text || *text < '1' || *text > '9' || sscanf(text, "%5u%c", &n_ranks, &rest) != 1)
         return ctl_fail("resize takes a number of ranks from 1 on, nothing else", EX_USAGE);
     r = resize_ask("zerodctl", options->socket, n_ranks, &answer);
     if (options->json && answer)

@@ -513,7 +513,7 @@ static char *on_resize(struct service *service, const char *argument, uint32_t *
     int r;
 
     *exit_code = EX_USAGE;
-    if (sscanf(argument, "%5u%c", &n_ranks, &rest) != 1 || n_ranks == 0)
+    if (*argument < '1' || *argument > '9' || sscanf(argument, "%5u%c", &n_ranks, &rest) != 1)
         return error_json("resize takes a number of ranks from 1 on");
     r = job_resize(job, n_ranks, &why);
     *exit_code = r == 0 ? EX_OK : r == RESIZE_E_BUSY ? EX_TEMPFAIL : r < 0 ? EX_OSERR : EX_UNAVAILABLE;

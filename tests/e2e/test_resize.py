@@ -123,6 +123,7 @@ def test_before_there_is_a_job(start):
     ("65", "65 ranks on one node; allowed: at most 64"),
     ("0", "resize takes a number of ranks from 1 on, nothing else"),
     ("3x", "resize takes a number of ranks from 1 on, nothing else"),
+    ("-3", "resize takes a number of ranks from 1 on, nothing else"),
 ])
 def test_what_is_no_number(start, argument, text):
     refused = start(config(2)).ctl("resize", argument, check=False)
