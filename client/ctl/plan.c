@@ -4,6 +4,7 @@
 
 #include "client/ctl/plan.h"
 
+#include <ctype.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <math.h>
@@ -48,13 +49,21 @@ struct plan {
 
 /* ---- arguments ----------------------------------------------------------------------------------------- */
 
+/* "7.5e9", or "7.5B", as models are named. */
 static int parse_params(const char *text, uint64_t *n_params)
 {
+    static const char suffixes[] = "KMBT"; /* thousands, millions, ... */
     char *end;
     double value = strtod(text, &end);
+    const char *suffix = *end ? strchr(suffixes, toupper((unsigned char)*end)) : NULL;
 
+    if (suffix && end > text) {
+        value = nearbyint(value * pow(1000, (double)(suffix - suffixes + 1))); /* 1.1 * 1e9 is not quite whole */
+        end++;
+    }
     if (end == text || *end || !(value >= 1 && value <= MAX_PARAMS) || value != floor(value)) {
-        fprintf(stderr, "zerodctl: plan --params: '%s' is not a whole number from 1 to 1e15 (7.5e9 is one)\n", text);
+        fprintf(stderr, "zerodctl: plan --params: '%s' is not a whole number from 1 to 1e15 (7.5e9 and 7.5B are one)\n",
+                text);
         return -EX_USAGE;
     }
     *n_params = value;

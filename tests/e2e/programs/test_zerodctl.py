@@ -639,7 +639,13 @@ def test_plan_for_people():
         assert re.search(rf"^  {word} +{n_bytes} ", result.stdout, re.M)
 
 
+@pytest.mark.parametrize("text, params", [("7B", 7 * 10**9), ("1.1b", 1_100_000_000), ("350M", 350_000_000), ("8k", 8000)])
+def test_plan_for_the_names_of_models(text, params):
+    assert plan("--params", text, "--ranks", 8, "--stage", 2) == plan("--params", params, "--ranks", 8, "--stage", 2)
+
+
 @pytest.mark.parametrize("args", [
+    ["--params", "7X", "--ranks", 2], ["--params", "7BB", "--ranks", 2], ["--params", "B", "--ranks", 2],
     [], ["--params", "1e6"], ["--ranks", 2], ["--params", "x", "--ranks", 2], ["--params", "1.5", "--ranks", 2],
     ["--params", "0", "--ranks", 2], ["--params", "1e16", "--ranks", 2], ["--params", "nan", "--ranks", 2],
     ["--params", "1e6", "--ranks", 0], ["--params", "1e6", "--ranks", 1025], ["--params", "1e6", "--ranks", 2, "more"],
