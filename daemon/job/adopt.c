@@ -416,8 +416,10 @@ static void go_on(struct job *job)
         for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++)
             if (rank->rings[i])
                 ring_end_replay(rank->rings[i]);
-        if (rank->peer && !rank->formed) /* it declares again */
+        if (rank->peer && !rank->formed) { /* it declares again, or another process does in its place */
+            job_record(job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
             job_detach(job, rank);
+        }
     }
     if (job->phase == JOB_TRAINING && !job->window)
         executor_empty(job->executor); /* of a checkpoint that was being written */

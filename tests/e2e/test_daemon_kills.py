@@ -289,6 +289,34 @@ def test_drop_begins_anew(kept):
     assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
 
 
+def kill_and_start_again(daemon, meanwhile=lambda: None):
+    daemon.signal(signal.SIGKILL)
+    daemon.popen.wait()
+    meanwhile()
+    daemon.start_again()
+    wait_for("the daemon listens", daemon.listens)
+
+
+def test_killed_while_a_successor_declares(kept, build, tmp_path):
+    """It dies with the daemon; the next successor takes its place, and the daemon after that knows who that is."""
+    daemon = kept()
+    ranks = kills.start(daemon, [["Push.sent:kill@40", "Declare.sent:stop", "EndBackward.send:stop"], []], n_steps=N_STEPS)
+    state = lambda: daemon.json("ranks")[0]["state"]
+    ranks[0].last.wait()
+    ranks[0].start()
+    wait_for("the successor", lambda: state() == "declaring")
+    kill_and_start_again(daemon, ranks[0].last.kill)
+    ranks[0].start()
+    wait_for("the next successor", lambda: state() == "backward")
+    kill_and_start_again(daemon)
+    assert not daemon.status()["held"], daemon.log()
+    ranks[0].last.signal(signal.SIGCONT)
+    train(daemon, ranks)
+    assert [rank.last.poll() for rank in ranks] == [0, 0], kills.describe(ranks, daemon)
+    reference = kills.References(build, tmp_path).get(2, n_steps=N_STEPS)
+    assert {key: found for key, found in kills.results(ranks).items() if reference.get(key) != found} == {}
+
+
 def test_stopped_with_trainers(kept):
     """SIGTERM in the midst of a run, as systemctl restart sends it: trainers go on with the next daemon."""
     daemon = kept()
