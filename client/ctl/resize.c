@@ -33,7 +33,7 @@ static const char *reason(struct json_object *answer)
     return error ? json_object_get_string(error) : "the daemon refused without a reason";
 }
 
-int resize_ask(const char *program, const char *socket, unsigned n_ranks, struct json_object **answer)
+int resize_ask(const char *prefix, const char *socket, unsigned n_ranks, struct json_object **answer)
 {
     bool has_said = false;
     int r;
@@ -45,7 +45,7 @@ int resize_ask(const char *program, const char *socket, unsigned n_ranks, struct
         *answer = NULL;
         r = ask_once(&control, socket, n_ranks, &text);
         if (r < 0)
-            fprintf(stderr, "%s: %s\n", program, control.error);
+            fprintf(stderr, "%s: %s\n", prefix, control.error);
         control_deinit(&control);
         if (r < 0)
             return -r;
@@ -54,7 +54,7 @@ int resize_ask(const char *program, const char *socket, unsigned n_ranks, struct
         answer_deinit(&text);
         if (r == EX_TEMPFAIL) {
             if (!has_said)
-                fprintf(stderr, "%s: waiting: %s\n", program, reason(*answer));
+                fprintf(stderr, "%s: waiting: %s\n", prefix, reason(*answer));
             has_said = true;
             json_object_put(*answer);
             nanosleep(&(struct timespec){.tv_nsec = PAUSE_MS * 1000000L}, NULL);
@@ -62,6 +62,6 @@ int resize_ask(const char *program, const char *socket, unsigned n_ranks, struct
     } while (r == EX_TEMPFAIL);
     if (r == 0 && *answer)
         return 0;
-    fprintf(stderr, "%s: %s\n", program, reason(*answer));
+    fprintf(stderr, "%s: %s\n", prefix, reason(*answer));
     return r ? r : EX_PROTOCOL;
 }

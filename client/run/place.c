@@ -120,6 +120,7 @@ static int place_resize(struct place *place, const struct run_options *options, 
 {
     const char *own = options->run_id ? options->run_id : getenv("ZEROD_RUN_ID");
     struct json_object *answer;
+    char *prefix;
     int r;
 
     if (place->n_nodes > 1) {
@@ -135,7 +136,11 @@ static int place_resize(struct place *place, const struct run_options *options, 
             options->n_ranks, place->socket, place->world_size, run_id, run_id, options->n_ranks);
         return -EX_USAGE;
     }
-    r = resize_ask("zerodrun", place->socket, options->n_ranks, &answer);
+    if (asprintf(&prefix, "zerodrun: -n %u, but the daemon on %s has world.size %u", options->n_ranks, place->socket,
+                 place->world_size) < 0)
+        return -EX_OSERR;
+    r = resize_ask(prefix, place->socket, options->n_ranks, &answer);
+    free(prefix);
     if (r == 0 && !options->quiet)
         fprintf(stderr, "zerodrun: %s\n", json_object_get_string(json_object_object_get(answer, "message")));
     json_object_put(answer);
@@ -274,6 +279,16 @@ static int place_find_port(struct place *place)
 
 /* ---- further jobs ---------------------------------------------------------------------------------------- */
 
+/* name: of a further job's configuration or socket. Return: 0, or -EX_CONFIG. */
+static int place_compare_ranks(const struct place *place, const char *name, unsigned world_size, unsigned first_rank,
+                               unsigned n_ranks)
+{
+    if (world_size == place->world_size && first_rank == place->first_rank && n_ranks == place->n_ranks)
+        return 0;
+    fprintf(stderr, "zerodrun: %s has other ranks than the first job: one program is a rank of all its jobs\n", name);
+    return -EX_CONFIG;
+}
+
 static int place_load_job(struct place *place, struct place_job *job)
 {
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
@@ -287,16 +302,13 @@ static int place_load_job(struct place *place, struct place_job *job)
     job->socket = strdup(config->listen.socket);
     if (!job->socket) {
         r = -EX_OSERR;
-    } else if (!place_answers(job->socket) &&
-               (config->world.size != place->world_size || config_first_rank(config) != place->first_rank ||
-                config_local_ranks(config) != place->n_ranks)) {
-        fprintf(stderr, "zerodrun: %s has other ranks than the first job: one program is a rank of all its jobs\n",
-                job->config_path);
-        r = -EX_CONFIG;
     } else if (place->socket && strcmp(job->socket, place->socket) == 0) {
         fprintf(stderr, "zerodrun: %s has the socket of the first job, %s: each job needs its own\n", job->config_path,
                 job->socket);
         r = -EX_CONFIG;
+    } else if (!place_answers(job->socket)) { /* else place_fit_job() asks the daemon */
+        r = place_compare_ranks(place, job->config_path, config->world.size, config_first_rank(config),
+                                config_local_ranks(config));
     }
     config_free(config);
     return r;
@@ -323,16 +335,19 @@ static int place_copy_job(struct place *place, const struct run_options *options
     return -EX_USAGE;
 }
 
-/* A daemon that serves a further job gets the ranks of the first one. */
+/* A daemon that serves a further job of one node gets the ranks of the first one. */
 static int place_fit_job(const struct place *place, const struct run_options *options, const struct place_job *job)
 {
     struct run_options with_ranks = *options;
     struct place its = {.socket = job->socket, .n_nodes = 1};
+    int r;
 
-    if (place->n_nodes > 1 || !place_answers(job->socket))
+    if (!place_answers(job->socket))
         return 0;
-    with_ranks.n_ranks = place->n_ranks;
-    return place_ask_daemon(&its, &with_ranks);
+    with_ranks.n_ranks = place->n_nodes == 1 ? place->n_ranks : 0;
+    r = place_ask_daemon(&its, &with_ranks);
+    free(its.master_addr);
+    return r < 0 ? r : place_compare_ranks(place, job->socket, its.world_size, its.first_rank, its.n_ranks);
 }
 
 static int place_add_jobs(struct place *place, const struct run_options *options)

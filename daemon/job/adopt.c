@@ -13,6 +13,7 @@
 #include "core/base/failpoint.h"
 #include "core/base/keep.h"
 #include "core/base/log.h"
+#include "core/base/open-files.h"
 #include "core/base/segment.h"
 #include "core/base/worker.h"
 #include "core/config/config.h"
@@ -434,6 +435,8 @@ static void go_on(struct job *job)
 /* A run of one node keeps its number of ranks, whatever the configuration says now. */
 static int take_world(struct job *job, const struct stored_head *head)
 {
+    char limit[256];
+
     if (!job->coordinator->alone)
         return 0;
     if (head->n_ranks == 0 || head->n_ranks > CONFIG_MAX_LOCAL_RANKS)
@@ -444,6 +447,8 @@ static int take_world(struct job *job, const struct stored_head *head)
             "them",
             head->n_ranks, job->world.size);
     drop_ranks(job, (unsigned)head->n_ranks);
+    if (open_files_check((unsigned)head->n_ranks, limit, sizeof(limit)) < 0)
+        log_error("%s", limit); /* they may be here already */
     return 0;
 }
 

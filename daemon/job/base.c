@@ -30,7 +30,8 @@ static void describe(const struct job *job, struct strbuf *out)
 
     strbuf_add(out, "optimizer.type %s\n", config_optimizer_name(&config->optimizer));
     strbuf_add(out, "optimizer.params.momentum %a\n", config->optimizer.hyper.momentum);
-    if (!job->coordinator->alone) { /* else it may change (resize.h), and the head says it */
+    strbuf_add(out, "world.nodes %zu\n", MAX(job->config->world.nodes.n_items, (size_t)1));
+    if (!job->coordinator->alone) { /* else the number of ranks may change (resize.h), and the head says it */
         strbuf_add(out, "world.size %u\n", job->world.size);
         strbuf_add(out, "world.node %u\n", job->config->world.node);
         strbuf_add(out, "world.ranks_per_node %u\n", job_n_local(job));

@@ -5,12 +5,14 @@
 #include "daemon/job/resize.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/base/log.h"
+#include "core/base/open-files.h"
 #include "core/budget/budget.h"
 #include "core/budget/plan.h"
 #include "core/config/config.h"
@@ -55,6 +57,8 @@ static int refuse(char **why, int r, const char *format, ...)
 
 static int check(const struct job *job, unsigned n_ranks, char **why)
 {
+    char limit[256];
+
     if (job->run.survival.holds)
         return refuse(why, RESIZE_E_NOT_ALLOWED, "the daemon holds state that it could not take over: %s",
                       job->run.survival.holds);
@@ -64,6 +68,10 @@ static int check(const struct job *job, unsigned n_ranks, char **why)
             "a job %s gets another number of ranks by way of a checkpoint: save one, end the job, and start it "
             "with the other number and checkpoint.load: latest",
             job->coordinator->alone ? "on GPUs" : "of several nodes");
+    if (!job->run.has_weights)
+        return refuse(why, RESIZE_E_NOT_ALLOWED,
+                      "there is no state yet that %u ranks could go on with: set world.size, and restart the daemon",
+                      n_ranks);
     if (n_ranks > CONFIG_MAX_LOCAL_RANKS)
         return refuse(why, RESIZE_E_NOT_ALLOWED, "%u ranks on one node; allowed: at most %d", n_ranks,
                       CONFIG_MAX_LOCAL_RANKS);
@@ -74,6 +82,8 @@ static int check(const struct job *job, unsigned n_ranks, char **why)
         if (job->ranks[r].peer)
             return refuse(why, RESIZE_E_NOT_ALLOWED,
                           "trainers are still attached: end them first (zerodctl ranks lists them)");
+    if (open_files_check(n_ranks, limit, sizeof(limit)) < 0)
+        return refuse(why, RESIZE_E_NOT_ALLOWED, "%s", limit);
     if (save_is_busy(job))
         return refuse(why, RESIZE_E_BUSY, "a checkpoint is being written");
     if (!job_is_idle(job))
@@ -192,6 +202,8 @@ static void use(struct job *job, struct resized *new, unsigned n_ranks)
     charge_deinit(&job->memory.charge);
     (void)quota_charge(&job->memory.quota, &job->memory.charge, new->planned.needed); /* checked */
     job->memory.planned = new->planned;
+    job->stats.times.slowest_rank = UINT_MAX; /* none of these */
+    job->stats.counters.batch_bytes = job->stats.counters.batch_reduced_bytes = 0;
     job_turn(job, TURN_TRAINING);
     job_todo(job);
 }
@@ -219,13 +231,9 @@ int job_resize(struct job *job, unsigned n_ranks, char **why)
 
     if (r != 0 || n_ranks == before)
         return r;
-    if (job->run.has_weights) {
-        r = resize(job, n_ranks, why);
-    } else {
-        drop_all(job); /* there is nothing yet */
-        drop_ranks(job, n_ranks);
-    }
+    r = resize(job, n_ranks, why);
     if (r == 0)
-        log_notice("the job has %u ranks now, before it had %u", n_ranks, before);
+        log_notice("ranks of the job: %u, before it was %u; the next step is %" PRIu64, n_ranks, before,
+                   job->ledger.step);
     return r;
 }

@@ -165,7 +165,7 @@ static void fill_step(const struct job *job, struct status *status)
     status->phases[STATUS_PHASE_UPDATE] = (struct status_time){t->update_total_ns, t->update_last_ns};
     status->overlap_bytes = job->stats.counters.overlap_bytes;
     status->overlap_reduced_bytes = job->stats.counters.overlap_reduced_bytes;
-    status->slowest_rank = job->decision.has_norm ? (int64_t)t->slowest_rank : -1;
+    status->slowest_rank = job->decision.has_norm && t->slowest_rank < job->world.size ? (int64_t)t->slowest_rank : -1;
     status->slowest_behind_ns = t->slowest_behind_ns;
 }
 
@@ -520,12 +520,10 @@ static char *on_resize(struct service *service, const char *argument, uint32_t *
     if (r != 0)
         return error_json(r < 0 ? "out of memory: the job is as it was" : why);
     if (n_ranks == before)
-        snprintf(text, sizeof(text), "the job has %u ranks already", n_ranks);
-    else if (!job->run.has_weights)
-        snprintf(text, sizeof(text), "the job has %u ranks now, before it had %u", n_ranks, before);
+        snprintf(text, sizeof(text), "ranks of the job: %u, as before", n_ranks);
     else
-        snprintf(text, sizeof(text), "the job has %u ranks now, before it had %u; they go on with step %" PRIu64,
-                 n_ranks, before, job->ledger.step);
+        snprintf(text, sizeof(text), "ranks of the job: %u, before it was %u; the next step is %" PRIu64, n_ranks,
+                 before, job->ledger.step);
     return message_json(text);
 }
 

@@ -544,7 +544,7 @@ void server_free(struct server *server)
 int server_run(struct server *server)
 {
     log_notice("ready: job %s, %u ranks, stage %d, %s kernels, %u threads, socket %s%s", server->config->job,
-               server->config->world.size, server->config->zero.stage, server->kernels->isa,
+               server->job->world.size, server->config->zero.stage, server->kernels->isa,
                worker_pool_n_threads(server->pool), server->config->listen.socket,
                keep_is_on() ? ""
                             : "; nobody keeps the state of the job when this daemon dies (zerodrun and systemd do)");

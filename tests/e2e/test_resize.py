@@ -9,8 +9,9 @@ import subprocess
 import pytest
 
 import kills
-from conftest import Daemon, environment, wait_for
+from conftest import Daemon, environment, free_ports, wait_for
 from keeper import KeptDaemon
+from nodes import make_key
 from tiers import full
 
 N_STEPS = 10
@@ -59,7 +60,7 @@ def test_nothing_changes(start, tmp_path, stage, bucket, kept):
     n_before = 2
     for n_ranks in (5, 64, 3):
         said = daemon.ctl("resize", n_ranks).stdout.strip()
-        assert said == f"the job has {n_ranks} ranks now, before it had {n_before}; they go on with step {N_STEPS}"
+        assert said == f"ranks of the job: {n_ranks}, before it was {n_before}; the next step is {N_STEPS}"
         assert daemon.status()["world_size"] == n_ranks
         n_before = n_ranks
     assert finals(train(daemon, 3, N_STEPS)) == before
@@ -112,11 +113,46 @@ def test_an_open_step_is_begun_again(start):
     assert len(finals(train(daemon, 2, N_STEPS))) == 1
 
 
-def test_before_there_is_a_job(start):
+def test_before_there_is_a_state(start):
+    """A number of ranks that nothing holds would be lost with the daemon."""
     daemon = start(config(2))
-    assert daemon.ctl("resize", 3).stdout == "the job has 3 ranks now, before it had 2\n"
-    assert daemon.ctl("resize", 3).stdout == "the job has 3 ranks already\n"
-    assert len(finals(train(daemon, 3, 2))) == 1
+    refused = daemon.ctl("resize", 3, check=False)
+    assert (refused.returncode, refused.stderr) == (
+        69, "zerodctl: there is no state yet that 3 ranks could go on with: set world.size, and restart the daemon\n")
+    train(daemon, 2, 2)
+    assert daemon.ctl("resize", 2).stdout == "ranks of the job: 2, as before\n"
+
+
+def test_not_more_than_there_are_descriptors_for(start):
+    daemon = start(config(2), prefix=["prlimit", "--nofile=100:100"])
+    train(daemon, 2, 2)
+    refused = daemon.ctl("resize", 64, check=False)
+    assert refused.returncode == 69 and "RLIMIT_NOFILE" in refused.stderr, refused.stderr
+    assert daemon.status()["world_size"] == 2
+
+
+def test_what_was_said_of_other_ranks(start):
+    daemon = start(config(3))
+    train(daemon, 3, 4)
+    assert daemon.status()["slowest_rank"] is not None
+    daemon.ctl("resize", 1)
+    assert daemon.status()["slowest_rank"] is None
+
+
+def test_other_nodes_are_another_configuration(start, tmp_path):
+    """The text names what differs."""
+    daemon = start(config(2), KeptDaemon)
+    train(daemon, 2, 2)
+    daemon.signal(signal.SIGKILL)
+    daemon.popen.wait()
+    path = daemon.config_path
+    text = path.read_text()
+    nodes = [{"address": f"127.0.0.1:{port}", "ranks": 2} for port in free_ports(2)]
+    path.write_text(json.dumps(json.loads(text) | {"collective": "gloo", "world": {
+        "size": 4, "node": 0, "key_file": str(make_key(tmp_path)), "nodes": nodes}}))
+    daemon.start_again()
+    wait_for("it says so", lambda: "world.nodes" in daemon.log())
+    assert 'the run has "world.nodes 1", the configuration of this daemon says "world.nodes 2"' in daemon.log()
 
 
 @pytest.mark.parametrize("argument, text", [
@@ -126,7 +162,9 @@ def test_before_there_is_a_job(start):
     ("-3", "resize takes a number of ranks from 1 on, nothing else"),
 ])
 def test_what_is_no_number(start, argument, text):
-    refused = start(config(2)).ctl("resize", argument, check=False)
+    daemon = start(config(2))
+    train(daemon, 2, 2)
+    refused = daemon.ctl("resize", argument, check=False)
     assert refused.returncode in (64, 69) and refused.stderr == f"zerodctl: {text}\n"
 
 
@@ -210,7 +248,7 @@ def test_zerodrun_does_it(build, tmp_path):
             'goes on with 3 ranks, "zerodctl drop" forgets it\n') in refused.stderr
         again = run("--socket", socket, "-n", 3, "--run-id", "it")
         assert final(again) == before and again.stdout.count("done") == 3
-        assert f"zerodrun: the job has 3 ranks now, before it had 2; they go on with step {N_STEPS}\n" in again.stderr
+        assert f"zerodrun: ranks of the job: 3, before it was 2; the next step is {N_STEPS}\n" in again.stderr
         assert run("--config", config_path, "--run-id", "it").stdout.count("done") == 3  # the daemon's number
         back = run("--config", config_path, "-n", 1, "--run-id", "it")
         assert final(back) == before and back.stdout.count("done") == 1

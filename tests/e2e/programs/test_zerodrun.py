@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes import Nodes, free_ports
+from nodes import Nodes, free_ports, make_key
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = Path(os.environ.get("ZEROD_BUILD", ROOT / "build")).resolve()
@@ -600,17 +600,28 @@ def test_daemon_dies_with_zerodrun(env, tmp_path):
 
 
 def test_running_daemon_is_used(zerod, env):
-    """The running daemon's configuration sets the number of ranks, and -n changes it while nobody is attached."""
+    """The running daemon's configuration sets the number of ranks. test_resize.py: a run's, which -n may change."""
     daemon = zerod({"world": {"size": 3}})
     to_it = ["--socket", daemon.socket, "--zerod", "/nowhere/zerod"]
     result = run([*to_it, *python(CONNECT)], env)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(f"connected {daemon.socket}\n") == 3
     result = run(["-n", 2, *to_it, *python(CONNECT)], env)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count(f"connected {daemon.socket}\n") == 2
-    assert "zerodrun: the job has 2 ranks now, before it had 3\n" in result.stderr
-    assert daemon.running() and daemon.status()["world_size"] == 2
+    assert (result.returncode, result.stdout) == (os.EX_UNAVAILABLE, "")
+    assert result.stderr == (f"zerodrun: -n 2, but the daemon on {daemon.socket} has world.size 3: there is no state yet "
+                             "that 2 ranks could go on with: set world.size, and restart the daemon\n")
+    assert daemon.running()
+
+
+def test_running_daemon_of_a_further_job(zerod, env, tmp_path):
+    """It has as many ranks here as the first job has, but others on another node."""
+    nodes = [{"address": f"127.0.0.1:{port}", "ranks": 2} for port in free_ports(2)]
+    first = zerod({"world": {"size": 2}})
+    second = zerod({"collective": "gloo", "world": {"size": 4, "node": 0, "key_file": str(make_key(tmp_path)),
+                                                    "nodes": nodes}})
+    result = run(["--jobs", 2, "--config", first.config_path, "--config", second.config_path, *shell("echo never")], env)
+    assert (result.returncode, result.stdout) == (os.EX_CONFIG, "")
+    assert f"{second.socket} has other ranks than the first job: one program is a rank of all its jobs" in result.stderr
 
 
 def test_quoted_paths_reach_the_daemon(env, tmp_path):
