@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A copy that nobody reads soon. */
+/* Copying values that are not read again soon. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -12,8 +12,8 @@
 #endif
 
 /*
- * As memcpy(), but what is written does not go through the caches: they keep what is in them, and memory is not read
- * before it is written over. dst: aligned to 16 bytes.
+ * memcpy() with stores that bypass the caches: the caches keep their contents, and memory is not read before it is
+ * overwritten. dst: aligned to 16 bytes.
  */
 static inline void copy_past_caches(void *dst, const void *src, size_t n_bytes)
 {
@@ -31,7 +31,7 @@ static inline void copy_past_caches(void *dst, const void *src, size_t n_bytes)
         _mm_stream_si128(to + 2, c);
         _mm_stream_si128(to + 3, d);
     }
-    _mm_sfence(); /* such stores are in no order with those that follow */
+    _mm_sfence(); /* orders them before the stores that follow */
 #endif
     memcpy((uint8_t *)dst + at, (const uint8_t *)src + at, n_bytes - at);
 }

@@ -222,3 +222,16 @@ void answer_deinit(struct answer *answer)
     free(answer->json);
     *answer = ANSWER_NULL;
 }
+
+int control_ask_once(const char *prefix, const char *path, const char *command, struct answer *answer)
+{
+    struct control control;
+    int r = control_init(&control, path);
+
+    if (r == 0)
+        r = control_ask(&control, command, answer);
+    if (r < 0)
+        fprintf(stderr, "%s: %s\n", prefix, control.error);
+    control_deinit(&control);
+    return r;
+}

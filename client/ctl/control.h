@@ -39,6 +39,8 @@ struct answer {
 int control_init(struct control *control, const char *path);
 void control_deinit(struct control *control);
 
+/* Connects, asks and disconnects. Return: as control_ask(), after "prefix: sentence" on stderr. */
+int control_ask_once(const char *prefix, const char *path, const char *command, struct answer *answer);
 /* On success *answer is the caller's, answer_deinit(). */
 int control_ask(struct control *control, const char *command, struct answer *answer);
 void answer_deinit(struct answer *answer);

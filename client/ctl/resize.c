@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Another number of ranks (resize.h). */
+/* Asking the daemon to change the number of ranks (resize.h). */
 
 #include "client/ctl/resize.h"
 
@@ -15,17 +15,7 @@
 
 enum { PAUSE_MS = 100 };
 
-/* Return: as control_ask(). */
-static int ask_once(struct control *control, const char *socket, unsigned n_ranks, struct answer *answer)
-{
-    char command[32];
-    int r = control_init(control, socket);
-
-    snprintf(command, sizeof(command), "resize %u", n_ranks);
-    return r < 0 ? r : control_ask(control, command, answer);
-}
-
-/* Return: the daemon's sentence on why not. */
+/* Return: why the daemon refuses, a sentence. */
 static const char *reason(struct json_object *answer)
 {
     struct json_object *error = json_object_object_get(answer, "error");
@@ -36,17 +26,15 @@ static const char *reason(struct json_object *answer)
 int resize_ask(const char *prefix, const char *socket, unsigned n_ranks, struct json_object **answer)
 {
     bool has_said = false;
+    char command[32];
     int r;
 
+    snprintf(command, sizeof(command), "resize %u", n_ranks);
     do {
-        struct control control;
         struct answer text = ANSWER_NULL;
 
         *answer = NULL;
-        r = ask_once(&control, socket, n_ranks, &text);
-        if (r < 0)
-            fprintf(stderr, "%s: %s\n", prefix, control.error);
-        control_deinit(&control);
+        r = control_ask_once(prefix, socket, command, &text);
         if (r < 0)
             return -r;
         r = (int)text.exit_code;

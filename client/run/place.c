@@ -115,7 +115,7 @@ static int place_from_nodes(struct place *place, const struct run_options *optio
         place, options, json_object_get_string(json_object_object_get(json_object_array_get_idx(list, 0), "address")));
 }
 
-/* May this run have another number of ranks than the daemon's job? Only its own: the state is that of a run. */
+/* Gives the daemon's job the ranks of -n, if it holds the state of this run. Return: 0, or -sysexits.h. */
 static int place_resize(struct place *place, const struct run_options *options, const char *run_id)
 {
     const char *own = options->run_id ? options->run_id : getenv("ZEROD_RUN_ID");
@@ -151,16 +151,10 @@ static int place_resize(struct place *place, const struct run_options *options, 
 /* The world of the daemon that answers; -n changes it. Return: 0, or -sysexits.h. */
 static int place_ask_daemon(struct place *place, const struct run_options *options)
 {
-    struct control control;
     struct answer answer = ANSWER_NULL;
     struct json_object *status = NULL, *nodes;
-    int r = control_init(&control, place->socket);
+    int r = control_ask_once("zerodrun", place->socket, "status", &answer);
 
-    if (r == 0)
-        r = control_ask(&control, "status", &answer);
-    if (r < 0)
-        fprintf(stderr, "zerodrun: %s\n", control.error);
-    control_deinit(&control);
     if (r < 0)
         return r;
     status = json_tokener_parse(answer.json);

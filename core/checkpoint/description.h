@@ -59,7 +59,7 @@ struct description_file *description_add_file(struct description *d);
 /* layout: its parameters are listed. Return: the text, the caller's; NULL without memory. */
 char *description_print(const struct description *d, const struct layout *layout);
 
-/* What zerod.json says of the job and its step, from "zerod" to "loss_scale". */
+/* Adds job, run, step, number of ranks and loss scale to the object, under the keys of zerod.json. */
 void description_put_facts(struct json *j, struct json_object *object, const struct description *d);
 
 /* Return: 0; -ENOMEM; or -EINVAL and a sentence without a full stop. */

@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 #include <xxhash.h>
-#ifdef HAVE_XXHASH_DISPATCH /* vectors as wide as this processor has them; without it, as wide as all have them */
+#ifdef HAVE_XXHASH_DISPATCH /* libxxhash then uses the widest vectors of this processor */
 #include <xxh_x86dispatch.h>
 #endif
 

@@ -103,8 +103,10 @@ static const struct config_key table[] = {
     KEY("listen.allow_groups", NAMES, listen.allow_groups, "Groups (names or ids) whose members may attach.", OWN,
         .max_items = 64),
     KEY("listen.admin_users", NAMES, listen.admin_users,
-        "Users that may change the job (save, abort-step, resize, drain, drop), besides root and the daemon's own user.", OWN, .max_items = 64),
-    KEY("listen.admin_groups", NAMES, listen.admin_groups, "Groups whose members may change the job likewise.", OWN,
+        "Users that may change the job (save, abort-step, resize, drain, drop), besides root and the daemon's own "
+        "user.",
+        OWN, .max_items = 64),
+    KEY("listen.admin_groups", NAMES, listen.admin_groups, "Groups whose members may change the job.", OWN,
         .max_items = 64),
 
     SECTION("world", "The ranks of the job and the nodes they run on."),

@@ -9,9 +9,8 @@
  * reverse declaration order, at most bucket_elems elements; a larger parameter
  * is its own bucket. Buckets are numbered in the order in which that walk opens them.
  * Each parameter starts at a multiple of 64 elements of its bucket; a bucket's
- * length is a multiple of 64 x world size, its tail is padding. Wherever a whole bucket has memory, it has room for the
- * padding of any world size up to LAYOUT_ROOM_RANKS. So the world size of a job on one node can change, and nothing
- * moves.
+ * length is a multiple of 64 x world size, its tail is padding. Memory for a whole bucket has room for the padding of
+ * any world size up to LAYOUT_ROOM_RANKS, so that the world size of a job on one node can change without a copy.
  * Partition (b, r): elements [r, r+1) x length / world size of bucket b.
  *
  * Chunk: the unit of work: a piece of one parameter inside one partition, at most
@@ -72,7 +71,7 @@ struct layout_bucket {
     enum dtype dtype;
     uint32_t zero;       /* instead of padding: see device-plan.c */
     uint64_t n_elems;    /* padded */
-    uint64_t room_elems; /* n_elems, or more */
+    uint64_t room_elems; /* n_elems, or those of LAYOUT_ROOM_RANKS ranks */
     uint64_t used_elems; /* sum of its parameters' n_elems */
     uint64_t arena_offset_bytes;
     uint64_t weight_offset_bytes;
@@ -155,7 +154,7 @@ static inline uint64_t layout_partition_elems(const struct layout *layout, uint3
     return layout->buckets[bucket].n_elems / layout->world_size;
 }
 
-/* Elements for which there is memory where the partitions of so many ranks are kept. */
+/* Elements for which a node with the partitions of n_ranks ranks has memory. */
 static inline uint64_t layout_room_elems(const struct layout *layout, uint32_t bucket, unsigned n_ranks)
 {
     return n_ranks == layout->world_size ? layout->buckets[bucket].room_elems

@@ -454,8 +454,8 @@ void loading_free(struct loading *l)
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
 /*
- * Reads a MiB, or the rest. A checkpoint is read once: in the page cache it would only take the place of other files,
- * and pages for it cost more than a copy. buffer: a MiB, aligned to DISK_ALIGN_BYTES. Return: 0 or -errno.
+ * Reads a MiB, or the rest, without the page cache, because a checkpoint is read once, and new pages cost more than a
+ * copy. buffer: a MiB, aligned to DISK_ALIGN_BYTES. Return: 0 or -errno.
  */
 static int read_past_cache(const struct source *source, uint64_t block, uint8_t *buffer)
 {
@@ -464,7 +464,7 @@ static int read_past_cache(const struct source *source, uint64_t block, uint8_t 
 
     if (pread(source->fd, buffer, round_up(n, DISK_ALIGN_BYTES), (off_t)at) >= (ssize_t)n)
         return 0;
-    (void)fcntl(source->fd, F_SETFL, 0); /* it wants other sizes or places, or cannot be read at all */
+    (void)fcntl(source->fd, F_SETFL, 0); /* the file system wants another alignment, or the read failed */
     return folder_read(source->fd, buffer, n, at);
 }
 

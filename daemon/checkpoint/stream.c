@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A file that is being written: buffers in a circle, and the thread that writes them while the next ones fill. */
+/* Writing a file: the caller fills buffers in turn, and a thread writes the filled ones. */
 
 #include "daemon/checkpoint/stream.h"
 
@@ -12,7 +12,7 @@
 #include "core/base/base.h"
 #include "daemon/checkpoint/disk.h"
 
-/* Measured: docs/benchmarks.md. A write may take twice as long as the one before. */
+/* Picked: with two buffers the caller waited for the disk, because a write can take twice as long as the one before. */
 enum { N_BUFFERS = 4, BUFFER_BYTES = 4 << 20 };
 
 struct stream_buffers {
@@ -32,7 +32,7 @@ struct stream {
     bool has_thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    unsigned n_pending;   /* buffers that the thread is to write, the last of them is the one before `filling` */
+    unsigned n_pending;   /* filled buffers that the thread still has to write: those before `filling` */
     size_t pending_bytes; /* of the last one; the others are full */
     uint64_t offset;      /* where the first one goes */
     bool over;
@@ -74,7 +74,7 @@ static void *run(void *userdata)
     return NULL;
 }
 
-/* Waits until at most so many buffers are pending. Return: 0, or the first failure. */
+/* Waits until at most n buffers are pending. Return: 0, or the first failure. */
 static int wait_until_pending(struct stream *s, unsigned n)
 {
     int r;
@@ -87,7 +87,7 @@ static int wait_until_pending(struct stream *s, unsigned n)
     return r;
 }
 
-/* The buffer that was filled is to be written; the next one is filled, once it is written. */
+/* Gives the filled buffer to the thread, and waits until the next one is free. */
 static void hand_over(struct stream *s, size_t n_bytes)
 {
     pthread_mutex_lock(&s->lock);

@@ -14,7 +14,7 @@
 struct disk;
 struct stream;
 
-/* Memory for one stream at a time: new pages cost more than the copies that go there. */
+/* Memory for one stream at a time. Streams share it, because new pages cost more than the copies into them. */
 struct stream_buffers;
 /* Return: NULL without memory. */
 struct stream_buffers *stream_buffers_new(void);

@@ -54,7 +54,7 @@ struct checkpoint_order {
     bool slices_frozen;        /* several nodes: each has only its ranks' slices of frozen parameters */
     uint64_t token;            /* several nodes: the number of this save, the same on all of them */
     unsigned save_total_limit; /* 0: none is removed */
-    /* All that was to be written is on the disk; older checkpoints are still to be removed. NULL: nobody asks. */
+    /* Called when the checkpoint, or this node's part, is on the disk, before older ones are removed. May be NULL. */
     void (*on_disk)(void *userdata);
     void *userdata;
     atomic_bool cancelled; /* -ECANCELED soon, and no sentence */

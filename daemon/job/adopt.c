@@ -355,7 +355,7 @@ static bool is_of_family(const char *name)
     return false;
 }
 
-/* Return: false and a sentence. */
+/* Was each segment kept once? Return: false and a sentence. */
 static bool check_once(char *why, size_t why_size)
 {
     for (size_t i = 0; keep_passed(i); i++)
@@ -367,7 +367,7 @@ static bool check_once(char *why, size_t why_size)
     return true;
 }
 
-/* Return: false and a sentence. */
+/* Does this version know all segments? Return: false and a sentence. */
 static bool check_known(char *why, size_t why_size)
 {
     static const char *const known[] = {"journal", "state",  "gradient", "weights",  "counts",
@@ -448,7 +448,7 @@ static int take_world(struct job *job, const struct stored_head *head)
             head->n_ranks, job->world.size);
     drop_ranks(job, (unsigned)head->n_ranks);
     if (open_files_check((unsigned)head->n_ranks, limit, sizeof(limit)) < 0)
-        log_error("%s", limit); /* they may be here already */
+        log_error("%s", limit); /* no refusal, because the ranks may be attached */
     return 0;
 }
 

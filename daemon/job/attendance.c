@@ -194,11 +194,8 @@ void attendance_choose(struct job *job, const char *optimizer, double momentum)
 /* If the configuration names no optimizer, the first rank chooses it, and the others get that choice. */
 static void choose_optimizer(struct job *job, const struct request_hello *hello)
 {
-    if (job->layout || !job->coordinator->alone)
+    if (job->layout || !job->coordinator->alone || job_anybody_is_here(job))
         return;
-    for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ranks[r].peer)
-            return;
     attendance_choose(job, hello->optimizer, hello->momentum);
 }
 
@@ -335,14 +332,6 @@ static void report_lost(struct job *job, struct job_rank *rank)
     job_keep(job, diagnostic);
 }
 
-static bool anybody_is_here(const struct job *job)
-{
-    for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ranks[r].peer)
-            return true;
-    return false;
-}
-
 void job_detach(struct job *job, struct job_rank *rank)
 {
     rank->peer = NULL;
@@ -356,7 +345,7 @@ void job_detach(struct job *job, struct job_rank *rank)
     if (!job->layout) {
         rank_forget_incarnation(rank);
         rank->incarnation = 0;
-        if (!anybody_is_here(job)) /* nothing is held that the run id could be the name of */
+        if (!job_anybody_is_here(job)) /* nothing is held that the run id could be the name of */
             free(steal_ptr(job->run.id));
     } else {
         gather_detach(job, rank);

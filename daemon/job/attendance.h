@@ -32,7 +32,7 @@ bool job_resume(struct job *job, const struct job_attach *attach, struct job_ran
 void attendance_tick(struct job *job);
 /* Is a rank of this node attached, or away and not gone? */
 bool attendance_has_ranks(const struct job *job);
-/* A program has chosen the optimizer, if the configuration leaves it open. */
+/* Makes the job's configuration the daemon's, with this optimizer unless the daemon's names one. */
 void attendance_choose(struct job *job, const char *optimizer, double momentum);
 enum config_on_duplicate attendance_policy(const struct job *job, enum wire_on_duplicate wanted);
 /* The peer is gone: process dead, or connection closed. */

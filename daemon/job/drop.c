@@ -164,16 +164,21 @@ void drop_rank(struct job_rank *rank)
     rank_deinit(rank);
 }
 
+static void forget_ranks(struct job *job, unsigned first, unsigned end)
+{
+    for (unsigned r = first; r < end; r++) {
+        drop_rank(&job->ranks[r]);
+        job->ranks[r] = (struct job_rank){.rank = r};
+    }
+}
+
 void drop_ranks(struct job *job, unsigned n_ranks)
 {
     struct config_world *world = &job->run.chosen.world;
 
-    for (unsigned r = 0; r < MAX(job->world.size, n_ranks); r++) {
-        drop_rank(&job->ranks[r]);
-        job->ranks[r] = (struct job_rank){.rank = r};
-    }
+    forget_ranks(job, 0, MAX(job->world.size, n_ranks));
     job->world.size = job->world.end = world->size = n_ranks;
-    world->nodes.n_items = 0; /* which are this one, if it is named: it has all of the ranks */
+    world->nodes.n_items = 0; /* a single node that is named there has the configured number of ranks */
 }
 
 void drop_all(struct job *job)
@@ -183,10 +188,8 @@ void drop_all(struct job *job)
     free(job->run.id);
     job->run.id = NULL;
     job->run.draining = false;
-    for (unsigned r = job->world.first; r < job->world.end; r++) {
-        drop_rank(&job->ranks[r]);
-        job->ranks[r] = (struct job_rank){.rank = r};
-    }
     if (job->coordinator->alone)
         drop_ranks(job, job->run.configured->world.size);
+    else
+        forget_ranks(job, job->world.first, job->world.end);
 }

@@ -27,7 +27,7 @@ struct diagnostic *drop_describe(const struct job *job);
 /* Frees all memory of the rank. */
 void drop_rank(struct job_rank *rank);
 
-/* One node: forgets all ranks, and expects so many from now on, who are new. */
+/* One node: forgets all ranks. From now on the job has n_ranks, none of which has attached. */
 void drop_ranks(struct job *job, unsigned n_ranks);
 
 /* Forgets the whole run. No rank may be attached, and no work under way. */

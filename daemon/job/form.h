@@ -19,7 +19,7 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
  */
 int form_again(struct job *job, const struct manifest *manifest);
 
-/* Return: 0 or -ENOMEM. */
+/* Makes an empty ledger for the parts of the layout. Return: 0 or -ENOMEM. */
 int form_ledger(struct ledger *ledger, const struct layout *layout, struct ledger_ranks ranks);
 
 void form_settle(struct job *job);

@@ -100,10 +100,8 @@ void job_free(struct job *job)
 
 bool job_is_idle(const struct job *job)
 {
-    for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ranks[r].peer)
-            return false;
-    if (job->work.n_under_way > 0 || job->work.n_io > 0 || gather_is_busy(job) || window_is_busy(job->window))
+    if (job_anybody_is_here(job) || job->work.n_under_way > 0 || job->work.n_io > 0 || gather_is_busy(job) ||
+        window_is_busy(job->window))
         return false;
     /* No rank is left to end the window: it is forgotten, and has changed nothing. */
     return job->phase == JOB_WAITING || job->phase == JOB_TRAINING || job->phase == JOB_INITIALISING ||

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Another number of ranks (resize.h). */
+/* Changing the number of ranks (resize.h). */
 
 #include "daemon/job/resize.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -40,7 +41,9 @@ struct resized {
     uint32_t *gathered[CONFIG_MAX_LOCAL_RANKS]; /* per rank */
 };
 
-/* ---- may it be done? ----------------------------------------------------------------------------------- */
+static_assert((int)CONFIG_MAX_LOCAL_RANKS <= (int)LAYOUT_ROOM_RANKS, "the state has room for all ranks of a node");
+
+/* ---- is it allowed? ------------------------------------------------------------------------------------ */
 
 static int refuse(char **why, int r, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
@@ -78,10 +81,9 @@ static int check(const struct job *job, unsigned n_ranks, char **why)
     if (n_ranks > job->config->limits.clients)
         return refuse(why, RESIZE_E_NOT_ALLOWED, "limits.clients lets %u connect, which is fewer than %u ranks",
                       job->config->limits.clients, n_ranks);
-    for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ranks[r].peer)
-            return refuse(why, RESIZE_E_NOT_ALLOWED,
-                          "trainers are still attached: end them first (zerodctl ranks lists them)");
+    if (job_anybody_is_here(job))
+        return refuse(why, RESIZE_E_NOT_ALLOWED,
+                      "trainers are still attached: end them first (zerodctl ranks lists them)");
     if (open_files_check(n_ranks, limit, sizeof(limit)) < 0)
         return refuse(why, RESIZE_E_NOT_ALLOWED, "%s", limit);
     if (save_is_busy(job))
@@ -91,7 +93,7 @@ static int check(const struct job *job, unsigned n_ranks, char **why)
     return 0;
 }
 
-/* Only what it needs more than before must still be there. */
+/* The job holds its memory already, so only what it needs in addition is checked. */
 static int check_memory(const struct job *job, const struct plan_bytes *planned, unsigned n_ranks, char **why)
 {
     uint64_t now = job->memory.charge.amount;
@@ -128,7 +130,7 @@ static void free_resized(struct resized *new)
     layout_free(new->layout);
 }
 
-/* Ranks begin as successors of those that have gone: whoever owned one still may attach, and nobody else. */
+/* The new ranks begin as successors, so that only the users of the old ranks may attach. */
 static int make_ranks(const struct job *job, struct resized *new, unsigned n_ranks)
 {
     for (unsigned r = 0; r < n_ranks; r++) {
@@ -158,7 +160,7 @@ static int make(const struct job *job, struct resized *new, unsigned n_ranks)
     return r < 0 ? r : make_ranks(job, new, n_ranks);
 }
 
-/* ---- it is so ------------------------------------------------------------------------------------------ */
+/* ---- what takes its place ------------------------------------------------------------------------------ */
 
 static void log_left_out(const struct job *job)
 {
@@ -188,7 +190,7 @@ static void use_ranks(struct job *job, struct resized *new, unsigned n_ranks)
 static void use(struct job *job, struct resized *new, unsigned n_ranks)
 {
     if (job->phase == JOB_WINDOW)
-        window_forget(job); /* whoever opened it has gone */
+        window_forget(job); /* the rank that opened it has gone */
     window_free(steal_ptr(job->window));
     use_ranks(job, new, n_ranks);
     job->step = job->executor->step;
@@ -202,7 +204,7 @@ static void use(struct job *job, struct resized *new, unsigned n_ranks)
     charge_deinit(&job->memory.charge);
     (void)quota_charge(&job->memory.quota, &job->memory.charge, new->planned.needed); /* checked */
     job->memory.planned = new->planned;
-    job->stats.times.slowest_rank = UINT_MAX; /* none of these */
+    job->stats.times.slowest_rank = UINT_MAX; /* it was one of the old ranks */
     job->stats.counters.batch_bytes = job->stats.counters.batch_reduced_bytes = 0;
     job_turn(job, TURN_TRAINING);
     job_todo(job);

@@ -44,7 +44,7 @@ struct snapshot {
     _Atomic(unsigned) n_waiting; /* changes with the lock held */
     atomic_bool over;
     _Atomic(uint64_t) waited_ns;
-    _Atomic(unsigned) n_putting; /* workers that put something aside right now */
+    _Atomic(unsigned) n_putting; /* workers inside snapshot_put_aside() */
 };
 
 /* ---- the pool's memory --------------------------------------------------------------------------------- */
@@ -283,7 +283,7 @@ static void from_slots(const struct snapshot *s, uint32_t slot, uint8_t *dst, si
 
 /* ---- verbs --------------------------------------------------------------------------------------------- */
 
-/* Workers that put something aside come first, unless they wait for the reader. */
+/* Pauses while workers put values aside, unless one of them waits for the reader. */
 static void give_way(struct snapshot *s)
 {
     while (s->n_putting > 0 && s->n_waiting == 0 && !s->over)

@@ -5,7 +5,7 @@
  * A snapshot shows the state as it was at one commit, while steps go on. Nothing is copied when it begins. A thread
  * reads the state chunk by chunk, at the pace of the disk. An update that reaches a chunk which has not been read puts
  * that chunk's values aside first, in a pool of bounded size; while the pool is full, it waits until something has been
- * read. Else the reader gives way to it.
+ * read. While updates put values aside without waiting, the reader pauses.
  *
  * Of each chunk the *arrays* are read one by one:
  *

@@ -95,8 +95,8 @@ uint32_t state_n_reserve_pieces(const struct state *state);
 int state_reserve(const struct state *state, uint32_t piece);
 
 /*
- * All ranks are here, and their number becomes the layout's, which is that of the same parameters. Nothing moves
- * (layout.h). layout: not consumed, must outlive the state.
+ * Changes the number of ranks of a job whose ranks are all on this node. Nothing moves (layout.h). layout: of the same
+ * parameters; not consumed, must outlive the state.
  */
 void state_repartition(struct state *state, const struct layout *layout);
 
@@ -153,7 +153,7 @@ static inline float *state_acc(const struct state *state, uint32_t bucket, uint6
     return b->acc + (elem - b->owned_start);
 }
 
-/* Elements [*first, *end) of a trainable parameter, from its start, are owned here; none: both are 0. */
+/* Finds the elements [*first, *end) of a trainable parameter, from its start, that are owned; none: both are 0. */
 void state_owned_elems(const struct state *state, uint32_t param, uint64_t *first, uint64_t *end);
 
 static inline bool state_owns(const struct state *state, unsigned rank)

@@ -64,7 +64,7 @@ void executor_set_up(struct executor *executor, const struct executor_ops *ops, 
  * NULL: on workers. Return: 0 or -errno.
  */
 int executor_make_step(struct executor *executor, const struct state_options *where, const struct step_ops *ops);
-/* The step takes the place of one for another number of ranks. Return: 0 or -errno, and nothing has changed. */
+/* Replaces the step by one for the layout's number of ranks. Return: 0; or -errno, then nothing has changed. */
 int executor_replace_step(struct executor *executor, const struct layout *layout);
 void executor_deinit(struct executor *executor);
 

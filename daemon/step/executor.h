@@ -161,9 +161,9 @@ void executor_cancel(struct executor *executor);
 /* Ends all work, before its memory is freed: done() of all work under way is called from within. NULL is fine. */
 void executor_stop(struct executor *executor);
 /*
- * The number of ranks becomes the layout's, which is that of the same parameters. In host memory of one node, when no
- * work is under way and no rank has anything. layout: not consumed, must outlive the executor; the one before is not
- * used any more. Return: 0 or -errno, and nothing has changed.
+ * Changes the number of ranks: one node, host memory, no work under way, no rank formed. layout: of the same
+ * parameters; not consumed, must outlive the executor, which no longer uses the one before. Return: 0; or -errno, then
+ * nothing has changed.
  */
 int executor_repartition(struct executor *executor, const struct layout *layout, uint64_t gather_bytes);
 /* A formed rank's memory: ring, its overflow, its credit page, weights or pool. */

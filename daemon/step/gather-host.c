@@ -119,14 +119,6 @@ bool host_pool_is_busy(const struct host_pool *pool)
     return pool->n_loading > 0;
 }
 
-static void make_room(struct host_pool *pool, uint64_t n_bytes);
-
-void host_pool_bound(struct host_pool *pool, uint64_t n_bytes)
-{
-    pool->bound_bytes = n_bytes;
-    make_room(pool, 0);
-}
-
 /* Frees pages of released parameters, the longest released first, until n_bytes more fit under the bound. */
 static void make_room(struct host_pool *pool, uint64_t n_bytes)
 {
@@ -143,6 +135,12 @@ static void make_room(struct host_pool *pool, uint64_t n_bytes)
         pool->resident_bytes -= param_bytes(pool, oldest);
         pool->params[oldest].resident = pool->params[oldest].fresh = false;
     }
+}
+
+void host_pool_bound(struct host_pool *pool, uint64_t n_bytes)
+{
+    pool->bound_bytes = n_bytes;
+    make_room(pool, 0);
 }
 
 /* ---- loading ------------------------------------------------------------------------------------------- */

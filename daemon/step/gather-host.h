@@ -19,7 +19,7 @@ void host_pool_free(struct host_pool *pool); /* NULL is fine; nothing is being l
 const struct segment *host_pool_segment(const struct host_pool *pool);
 uint64_t host_pool_held_bytes(const struct host_pool *pool);
 bool host_pool_is_busy(const struct host_pool *pool);
-/* From now on, gathered parameters may use so much. */
+/* Changes how many bytes gathered parameters may use. */
 void host_pool_bound(struct host_pool *pool, uint64_t n_bytes);
 
 /* No rank of an earlier daemon is away any more: those that came have said what they hold. */

@@ -65,7 +65,7 @@ int step_keep(struct step *step)
     uint8_t *map;
     int r;
 
-    /* For each number of ranks one: while it changes (daemon/job/resize.h) there are two. */
+    /* While the number of ranks changes (daemon/job/resize.h), both segments exist, so each has a name of its own. */
     snprintf(name, sizeof(name), "step.%u", step->n_local);
     r = segment_init_kept(&step->kept, name, places.end);
     if (r < 0)

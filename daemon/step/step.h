@@ -230,7 +230,7 @@ double step_param_norm(const struct step *step, const struct exact_sum *squares)
  */
 void step_found(struct step *step, uint64_t n_ops, unsigned squares_copy, double norm_scale);
 
-/* As that step has left off, which is for another number of ranks. */
+/* Takes over the operations and squares of a step that was made for another number of ranks. */
 void step_go_on_from(struct step *step, const struct step *before);
 
 struct step_update {

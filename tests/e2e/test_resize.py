@@ -23,21 +23,6 @@ def config(world, stage=2, bucket=300, **more):
             "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket}, **more}
 
 
-@pytest.fixture
-def start(build, tmp_path):
-    daemons = []
-
-    def begin(settings, kind=Daemon, **more):
-        folder = tmp_path / f"daemon{len(daemons)}"
-        folder.mkdir()
-        daemons.append(kind(build, folder, settings, **more))
-        return daemons[-1]
-
-    yield begin
-    for daemon in daemons:
-        daemon.stop()
-
-
 def train(daemon, world, n_steps, args=("--any-blob",)):
     ranks = kills.train(daemon, [[]] * world, args, n_steps)
     assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
@@ -77,7 +62,7 @@ def test_nothing_changes(start, tmp_path, stage, bucket, kept):
 @pytest.mark.parametrize("point", ["repartitioned:kill", *(f"{turn}:kill@{N_TURNS + 1}" for turn in ("flip", "flipped"))])
 @pytest.mark.parametrize("stage", [2, *full(3)])
 def test_killed_meanwhile(start, point, stage):
-    """The job has the ranks of before or those of after, and all of its state."""
+    """The job has the old or the new number of ranks, and all of its state."""
     daemon = start(config(2, stage), KeptDaemon, plan=[point, None])
     before = finals(train(daemon, 2, N_STEPS))
     assert daemon.ctl("resize", 3, check=False).returncode != 0
@@ -101,7 +86,7 @@ def test_killed_meanwhile(start, point, stage):
 
 
 def test_an_open_step_is_begun_again(start):
-    """Ranks that died in the midst of a step: it is made by those of after."""
+    """Ranks died in the midst of a step: the new ranks make it."""
     daemon = start(config(3))
     ranks = kills.start(daemon, [["Push.sent:kill@200"]] * 3, ["--any-blob"], N_STEPS)
     for rank in ranks:

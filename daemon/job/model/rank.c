@@ -80,3 +80,11 @@ void job_set_writing(struct job *job, bool writing)
         if (job->ranks[r].rings[0] && job->ranks[r].rings[0]->ready)
             ring_set_writing(job->ranks[r].rings[0], writing);
 }
+
+bool job_anybody_is_here(const struct job *job)
+{
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (job->ranks[r].peer)
+            return true;
+    return false;
+}

@@ -141,6 +141,9 @@ void job_set_writing(struct job *job, bool writing);
 /* Forgets what waits for the rank while it is away. */
 void rank_forget_away(struct job_rank *rank);
 
+/* Is a rank of this node attached, or away? */
+bool job_anybody_is_here(const struct job *job);
+
 static inline bool job_rank_is_here(const struct job_rank *rank)
 {
     return rank->peer != NULL;

@@ -34,7 +34,7 @@
 #include "daemon/memory/state.h"
 #include "daemon/step/executor.h"
 
-enum { WRITER_NICE = 5 }; /* measured: the steps with a checkpoint in them take less long; docs/benchmarks.md */
+enum { WRITER_NICE = 5 }; /* measured: docs/benchmarks.md */
 
 enum saving_stage {
     SAVING_LOADS,     /* GPUs: the state is being copied into the staging copy; no thread */
@@ -178,7 +178,7 @@ static void *write_it(void *userdata)
 {
     struct saving *saving = userdata;
 
-    /* Trainers and workers come first where processors are few. Whoever waits for this thread leaves it one. */
+    /* Trainers and workers come first. While they wait for this thread, they leave it a processor. */
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE);
     (void)failpoint("save");
     if (saving->stage == SAVING_WRITES)

@@ -263,7 +263,7 @@ static void test_thief(void **userdata)
     fixture_finish(f);
 }
 
-/* What a rank has left behind is its user's, whatever number of ranks has it. */
+/* After a resize, another user still may not attach as any of the ranks. */
 static void test_thief_after_resize(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
