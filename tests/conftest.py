@@ -389,19 +389,3 @@ def zerod(build, tmp_path):
             for process in daemon.others:
                 process.kill()
             daemon.kill()
-
-
-@pytest.fixture
-def start(build, tmp_path):
-    """start(config, kind=Daemon, ...) -> a daemon of that class, on one node; stopped when the test ends."""
-    daemons = []
-
-    def begin(settings, kind=Daemon, **more):
-        folder = tmp_path / f"daemon{len(daemons)}"
-        folder.mkdir()
-        daemons.append(kind(build, folder, settings, **more))
-        return daemons[-1]
-
-    yield begin
-    for daemon in daemons:
-        daemon.stop()

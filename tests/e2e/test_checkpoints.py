@@ -7,7 +7,7 @@ import time
 
 import kills
 import pytest
-from conftest import wait_for
+from conftest import Daemon, wait_for
 from keeper import KeptDaemon
 from safetensors import deserialize
 from tiers import full
@@ -23,6 +23,21 @@ def config(folder, world=2, stage=2, **checkpoint):
 @pytest.fixture(scope="module")
 def references(build, tmp_path_factory):
     return kills.References(build, tmp_path_factory.mktemp("references"))
+
+
+@pytest.fixture
+def start(build, tmp_path):
+    daemons = []
+
+    def begin(settings, kind=Daemon, **more):
+        folder = tmp_path / f"daemon{len(daemons)}"
+        folder.mkdir()
+        daemons.append(kind(build, folder, settings, **more))
+        return daemons[-1]
+
+    yield begin
+    for daemon in daemons:
+        daemon.stop()
 
 
 def saved(folder):

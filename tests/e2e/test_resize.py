@@ -12,6 +12,7 @@ import kills
 from conftest import Daemon, environment, free_ports, wait_for
 from keeper import KeptDaemon
 from nodes import make_key
+from test_checkpoints import start  # noqa: F401
 from tiers import full
 
 N_STEPS = 10
