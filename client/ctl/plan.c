@@ -169,11 +169,13 @@ static int load_config(const struct plan_request *request, struct config **confi
     struct config_source source = {
         .text = {.name = "defaults", .text = defaults, .n_bytes = sizeof(defaults) - 1},
     };
+    /* A plan has no socket, and --ranks counts in any case. */
+    const struct config_given given = {.socket = "/run/zerod/plan.sock", .ranks = request->n_ranks};
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     int r;
 
     if (request->config_path)
-        r = config_load(config, request->config_path, &problems);
+        r = config_load(config, request->config_path, &given, &problems);
     else
         r = config_load_string(config, &source, &problems);
     if (r != 0)

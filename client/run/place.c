@@ -69,6 +69,7 @@ static int place_write_config(struct place *place)
         fputs("job: zerodrun\nlisten:\n  mode: \"0600\"\n  socket: ", file);
         print_quoted(file, place->socket);
         fprintf(file, "\nworld:\n  size: %u\nzero_optimization:\n  stage: 2\n", place->world_size);
+        place->made_config = true;
         if (fflush(file) == 0)
             return 0;
     }
@@ -169,19 +170,50 @@ static int place_ask_daemon(struct place *place, const struct run_options *optio
     return r;
 }
 
+/* In a directory of our own. */
+static int place_make_socket(struct place *place)
+{
+    place->directory = place_make_directory();
+    if (!place->directory)
+        return -EX_CANTCREAT;
+    if (asprintf(&place->socket, "%s/zerod.sock", place->directory) < 0) {
+        place->socket = NULL;
+        return -EX_OSERR;
+    }
+    return 0;
+}
+
+/* The option's, the file's, the environment's, or one of our own. */
+static int place_choose_socket(struct place *place, const char *option, const struct config *config)
+{
+    const char *variable = getenv("ZEROD_SOCKET");
+
+    place->told.socket = !config_file_has(config, "listen.socket");
+    if (!place->told.socket)
+        place->socket = strdup(option ? option : config->listen.socket);
+    else if (option || (variable && *variable))
+        place->socket = strdup(option ? option : variable);
+    else
+        return place_make_socket(place);
+    return place->socket ? 0 : -EX_OSERR;
+}
+
 static int place_from_config(struct place *place, const struct run_options *options, const struct config *config)
 {
     const struct config_world *world = &config->world;
+    int r;
 
     place->world_size = world->size;
     place->n_ranks = config_local_ranks(config);
     place->first_rank = config_first_rank(config);
     place->node = world->node;
     place->n_nodes = MAX(world->nodes.n_items, (size_t)1);
-    place->socket = strdup(options->socket_path ? options->socket_path : config->listen.socket);
     place->config_path = strdup(options->config_path);
-    if (!place->socket || !place->config_path)
+    if (!place->config_path)
         return -EX_OSERR;
+    r = place_choose_socket(place, options->socket_path, config);
+    if (r < 0)
+        return r;
     if (place->n_nodes == 1 && place_answers(place->socket)) /* its run may have another number of ranks */
         return place_ask_daemon(place, options);
     if (options->n_ranks > 0 && options->n_ranks != place->n_ranks) {
@@ -191,7 +223,8 @@ static int place_from_config(struct place *place, const struct run_options *opti
     }
     if (place->n_nodes > 1 && place_choose_master(place, options, world->nodes.items[0].address) < 0)
         return -EX_OSERR;
-    if (strcmp(place->socket, config->listen.socket) == 0 || options->no_daemon || place_answers(place->socket))
+    if (place->told.socket || strcmp(place->socket, config->listen.socket) == 0 || options->no_daemon ||
+        place_answers(place->socket))
         return 0;
     fprintf(stderr, "zerodrun: nobody answers on %s, and a daemon with %s would listen on %s\n", place->socket,
             place->config_path, config->listen.socket);
@@ -200,15 +233,21 @@ static int place_from_config(struct place *place, const struct run_options *opti
 
 static int place_load_config(struct place *place, const struct run_options *options)
 {
+    /* A file of DeepSpeed has neither. Any socket will do for the check; --serve is for others, who have to know it. */
+    const struct config_given given = {.socket = options->socket_path ? options->socket_path
+                                                 : options->serve     ? NULL
+                                                                      : "/run/zerod/zerod.sock",
+                                       .ranks = MAX(options->n_ranks, 1u)};
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     struct config *config = NULL;
     int r;
 
-    r = config_load(&config, options->config_path, &problems);
+    r = config_load(&config, options->config_path, &given, &problems);
     config_problems_print(stderr, &problems);
     config_problems_deinit(&problems);
     if (r != 0)
         return r < 0 ? -EX_OSERR : -EX_CONFIG;
+    place->told.ranks = !config_file_has(config, "world.size");
     r = place_from_config(place, options, config);
     config_free(config);
     return r;
@@ -217,6 +256,7 @@ static int place_load_config(struct place *place, const struct run_options *opti
 static int place_without_config(struct place *place, const struct run_options *options)
 {
     const char *socket_path = options->socket_path ? options->socket_path : getenv("ZEROD_SOCKET");
+    int r;
 
     place->n_ranks = place->world_size = MAX(options->n_ranks, 1u);
     place->n_nodes = 1;
@@ -226,14 +266,11 @@ static int place_without_config(struct place *place, const struct run_options *o
         return place_ask_daemon(place, options);
     if (options->no_daemon)
         return 0;
-    place->directory = place_make_directory();
-    if (!place->directory)
-        return -EX_CANTCREAT;
-    if (!place->socket && asprintf(&place->socket, "%s/zerod.sock", place->directory) < 0) {
-        place->socket = NULL;
-        return -EX_OSERR;
-    }
-    return place_write_config(place);
+    if (place->socket)
+        place->directory = place_make_directory();
+    else if ((r = place_make_socket(place)) < 0)
+        return r;
+    return place->directory ? place_write_config(place) : -EX_CANTCREAT;
 }
 
 static int place_choose_run_id(struct place *place, const char *run_id)
@@ -283,16 +320,32 @@ static int place_compare_ranks(const struct place *place, const char *name, unsi
     return -EX_CONFIG;
 }
 
-static int place_load_job(struct place *place, struct place_job *job)
+/* The socket of job 0 with .1, .2, ... behind it. Return: 0, or -EX_OSERR. */
+static int place_number_socket(const struct place *place, unsigned number, char **path)
+{
+    if (asprintf(path, "%s.%u", place->socket, number) >= 0)
+        return 0;
+    *path = NULL;
+    return -EX_OSERR;
+}
+
+static int place_load_job(struct place *place, struct place_job *job, unsigned number)
 {
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
+    _cleanup_free_ char *otherwise = NULL;
     struct config *config = NULL;
-    int r = config_load(&config, job->config_path, &problems);
+    int r = place->socket ? place_number_socket(place, number, &otherwise) : 0;
+
+    if (r < 0)
+        return r;
+    r = config_load(&config, job->config_path, &(struct config_given){otherwise, place->world_size}, &problems);
 
     config_problems_print(stderr, &problems);
     config_problems_deinit(&problems);
     if (r != 0)
         return r < 0 ? -EX_OSERR : -EX_CONFIG;
+    job->told.socket = !config_file_has(config, "listen.socket");
+    job->told.ranks = !config_file_has(config, "world.size");
     job->socket = strdup(config->listen.socket);
     if (!job->socket) {
         r = -EX_OSERR;
@@ -318,11 +371,10 @@ static int place_copy_job(struct place *place, const struct run_options *options
     }
     if (!place->socket)
         return 0;
-    if (asprintf(&job->socket, "%s.%u", place->socket, number) < 0) {
-        job->socket = NULL;
+    if (place_number_socket(place, number, &job->socket) < 0)
         return -EX_OSERR;
-    }
     job->config_path = place->config_path;
+    job->told = (struct place_told){.socket = true, .ranks = place->told.ranks};
     if (options->no_daemon || job->config_path || place_answers(job->socket))
         return 0;
     fprintf(stderr, "zerodrun: nobody answers on %s, and there is no --config to start a daemon with\n", job->socket);
@@ -353,8 +405,7 @@ static int place_add_jobs(struct place *place, const struct run_options *options
         struct place_job *job = &place->more[i - 1];
 
         job->config_path = options->more_config_paths[i - 1];
-        job->own_config = job->config_path != NULL;
-        r = job->own_config ? place_load_job(place, job) : place_copy_job(place, options, job, i);
+        r = job->config_path ? place_load_job(place, job, i) : place_copy_job(place, options, job, i);
         if (r == 0)
             r = place_fit_job(place, options, job);
     }
@@ -390,7 +441,7 @@ static void place_remove_socket(const struct place *place, const char *path)
 void place_deinit(struct place *place)
 {
     if (place->directory) {
-        if (place->config_path)
+        if (place->made_config)
             unlink(place->config_path);
         place_remove_socket(place, place->socket);
         for (unsigned i = 1; i < place->n_jobs; i++)

@@ -12,11 +12,16 @@
 
 struct environment;
 
+/* What a daemon is told by arguments, because its configuration does not have it. */
+struct place_told {
+    bool socket, ranks;
+};
+
 /* A job behind the first: with the same ranks. */
 struct place_job {
     char *socket;
     const char *config_path; /* what a daemon would be started with; NULL: none */
-    bool own_config;         /* its listen.socket is the socket, else the daemon is told */
+    struct place_told told;
 };
 
 struct place {
@@ -25,7 +30,9 @@ struct place {
     unsigned node, n_nodes;
     char *socket;      /* NULL: none, with --no-daemon */
     char *config_path; /* what a daemon would be started with; NULL: none */
+    struct place_told told;
     char *directory;   /* private, removed at the end; NULL: none */
+    bool made_config;  /* config_path is in it */
     char *run_id;
     char *master_addr;
     unsigned master_port;

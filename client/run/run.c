@@ -54,7 +54,7 @@ struct run_daemon {
     struct run *run;
     struct process process;
     const char *socket, *config_path; /* the place's */
-    bool socket_is_given;             /* by an argument, because its configuration has none */
+    struct place_told told;
     char label[24];
     bool running;
     uint64_t began_ms;
@@ -478,8 +478,8 @@ static int run_start_daemon(struct run_daemon *daemon)
     struct run *run = daemon->run;
     _cleanup_free_ char *beside = run->options->zerod_path ? NULL : zerod_beside();
     const char *program = run->options->zerod_path ? run->options->zerod_path : beside ? beside : "zerod";
-    char *argv[] = {(char *)program,    (char *)"--config",     (char *)daemon->config_path,
-                    (char *)"--socket", (char *)daemon->socket, NULL};
+    char ranks[16], *argv[8] = {(char *)program, (char *)"--config", (char *)daemon->config_path};
+    size_t n = 3;
     struct process_spec spec = {
         .argv = argv,
         .label = daemon->label,
@@ -494,8 +494,15 @@ static int run_start_daemon(struct run_daemon *daemon)
     };
     int r = run_describe_daemon(daemon);
 
-    if (!daemon->socket_is_given)
-        argv[3] = NULL;
+    if (daemon->told.socket) {
+        argv[n++] = (char *)"--socket";
+        argv[n++] = (char *)daemon->socket;
+    }
+    if (daemon->told.ranks) {
+        snprintf(ranks, sizeof(ranks), "%u", run->place->world_size);
+        argv[n++] = (char *)"--ranks";
+        argv[n++] = ranks;
+    }
     spec.env = run->daemon_env.vars;
     if (r == 0)
         r = process_start(&daemon->process, &run->loop, &spec);
@@ -650,12 +657,13 @@ static void run_init_daemons(struct run *run)
 {
     const struct place *place = run->place;
 
-    run->daemons[0] = (struct run_daemon){.socket = place->socket, .config_path = place->config_path, .label = "zerod"};
+    run->daemons[0] = (struct run_daemon){
+        .socket = place->socket, .config_path = place->config_path, .told = place->told, .label = "zerod"};
     for (unsigned i = 1; i < place->n_jobs; i++) {
         const struct place_job *job = &place->more[i - 1];
 
-        run->daemons[i] = (struct run_daemon){
-            .socket = job->socket, .config_path = job->config_path, .socket_is_given = !job->own_config};
+        run->daemons[i] =
+            (struct run_daemon){.socket = job->socket, .config_path = job->config_path, .told = job->told};
         snprintf(run->daemons[i].label, sizeof(run->daemons[i].label), "zerod.%u", i);
     }
     for (unsigned i = 0; i < place->n_jobs; i++)

@@ -59,10 +59,11 @@ static int read_file(const char *path, char **text, size_t *n_bytes)
     return 0;
 }
 
-int config_load(struct config **out, const char *path, struct config_problems *problems)
+int config_load(struct config **out, const char *path, const struct config_given *given,
+                struct config_problems *problems)
 {
     _cleanup_free_ char *text = NULL;
-    struct config_source source = {.text = {.name = path}};
+    struct config_source source = {.text = {.name = path}, .given = given ? *given : (struct config_given){0}};
     struct config_spot nowhere = {0};
     int r;
 

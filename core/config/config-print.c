@@ -50,6 +50,10 @@ static void print_origin(FILE *file, const struct config *config, const struct c
         fputs("default", file);
         return;
     }
+    if (origin->line == 0) {
+        fputs("command line", file);
+        return;
+    }
     for (const char *c = config->file; *c; c++)
         fputc((unsigned char)*c < ' ' || *c == 0x7f ? '?' : *c, file);
     fprintf(file, ":%u:%u", origin->line, origin->column);

@@ -299,6 +299,12 @@ static void read_list(struct reader *reader, const struct pair *pair)
         read_nodes(reader, pair, (size_t)n_items);
 }
 
+/* Where "auto" asks for nothing: the program's own settings count, or the default serves. */
+static bool is_auto_by_nature(const struct config_key *key)
+{
+    return strncmp(key->path, "optimizer.", 10) == 0 || strncmp(key->path, "zero_optimization.", 18) == 0;
+}
+
 /* Hugging Face's integration fills "auto" in; one that is left over means the default, as for DeepSpeed. */
 static void read_auto(struct reader *reader, const struct pair *pair)
 {
@@ -306,6 +312,8 @@ static void read_auto(struct reader *reader, const struct pair *pair)
         refuse_value(reader, pair, pair->value, "is not filled in here, and there is no default");
         return;
     }
+    if (is_auto_by_nature(pair->key))
+        return;
     config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,
                          "nothing fills in \"auto\" here; the default is used%s%s", pair->key->def ? ", " : "",
                          pair->key->def ? pair->key->def : "");
@@ -360,14 +368,46 @@ static bool same_value(const char *a, const char *b)
     return a[strspn(a, digits)] == '\0' && b[strspn(b, digits)] == '\0' && strtod(a, NULL) == strtod(b, NULL);
 }
 
+/* The first value of a key of a mapping; NULL when there is none. */
+static struct fy_node *value_of(struct fy_node *mapping, const char *name)
+{
+    struct fy_node_pair *pair;
+    void *iter = NULL;
+
+    while (mapping && fy_node_is_mapping(mapping) && (pair = fy_node_mapping_iterate(mapping, &iter))) {
+        const char *text = fy_node_pair_key(pair) ? yaml_text(fy_node_pair_key(pair)) : NULL;
+
+        if (text && strcmp(text, name) == 0)
+            return fy_node_pair_value(pair);
+    }
+    return NULL;
+}
+
+static bool is_false_or_auto(struct fy_node *value)
+{
+    const char *text = value ? yaml_text(value) : NULL;
+
+    return text && (strcasecmp(text, "false") == 0 || strcmp(text, "auto") == 0);
+}
+
+/* A value that switches something off, or leaves it to others: nothing is said of one that has no effect. */
+static bool asks_for_nothing(struct fy_node *value)
+{
+    if (yaml_is_null(value) || is_false_or_auto(value) || is_false_or_auto(value_of(value, "enabled")))
+        return true;
+    if (fy_node_is_mapping(value))
+        return fy_node_mapping_item_count(value) == 0;
+    return fy_node_is_sequence(value) && fy_node_sequence_item_count(value) == 0;
+}
+
 static void read_inert(struct reader *reader, const struct pair *pair)
 {
-    const char *text = yaml_text(pair->value), *accepted = pair->key->accepted;
+    const char *text = yaml_text(pair->value), *accepted = pair->key->accepted, *usual = pair->key->usual;
 
     if (accepted && !yaml_is_null(pair->value) && (!text || (strcmp(text, "auto") != 0 && !same_value(text, accepted))))
         config_problems_add(reader->problems, reader->text, &pair->row->spot, pair->key->path,
                             "would change what is trained: %s Allowed: %s", pair->key->sentence, accepted);
-    else
+    else if (!accepted && !(usual && text && same_value(text, usual)) && !asks_for_nothing(pair->value))
         config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,
                              "has no effect here: %s", pair->key->sentence);
 }
@@ -480,21 +520,6 @@ static void read_mapping(struct reader *reader, struct fy_node *mapping, const c
                                 pair.key->sentence);
         }
     }
-}
-
-/* The first value of a key of a mapping; NULL when there is none. */
-static struct fy_node *value_of(struct fy_node *mapping, const char *name)
-{
-    struct fy_node_pair *pair;
-    void *iter = NULL;
-
-    while (mapping && fy_node_is_mapping(mapping) && (pair = fy_node_mapping_iterate(mapping, &iter))) {
-        const char *text = fy_node_pair_key(pair) ? yaml_text(fy_node_pair_key(pair)) : NULL;
-
-        if (text && strcmp(text, name) == 0)
-            return fy_node_pair_value(pair);
-    }
-    return NULL;
 }
 
 /* The value of section.type among the choices of its row. Return: false when it is none of them. */
@@ -622,19 +647,53 @@ static int keep_origins(struct reader *reader)
     return 0;
 }
 
-static int read_text(struct reader *reader, const struct config_build *build)
+/* Stores what the command line gives for a key, if the file has no value there. Line 0 is the command line. */
+static void read_given(struct reader *reader, const char *path, const char *text)
+{
+    const struct config_key *key = config_table_lookup(path, reader->active);
+    struct config_row *row = &reader->rows[key - reader->keys];
+    const struct config_row *section = section_row(reader, path);
+    struct config_value value = {.text = text};
+    const char *why = "";
+    int r;
+
+    if (row->seen || (section && section->bad))
+        return;
+    row->seen = row->given = true;
+    r = config_value_store(key, &value, reader->config, &why);
+    if (r < 0)
+        reader->r = r;
+    if (r <= 0)
+        return;
+    row->bad = true;
+    config_problems_add(reader->problems, reader->text, &row->spot, path, "of the command line %s: %s", why, text);
+}
+
+static void read_all_given(struct reader *reader, const struct config_given *given)
+{
+    char ranks[16];
+
+    snprintf(ranks, sizeof(ranks), "%u", given->ranks);
+    if (given->socket)
+        read_given(reader, "listen.socket", given->socket);
+    if (given->ranks > 0)
+        read_given(reader, "world.size", ranks);
+}
+
+static int read_text(struct reader *reader, const struct config_source *source)
 {
     size_t n_errors = reader->problems->n_errors;
 
     choose_active(reader);
     read_mapping(reader, yaml_root(reader->yaml), "", reader->config);
+    read_all_given(reader, &source->given);
     refuse_all_missing(reader);
     read_defaults(reader);
     config_check(&(struct config_check){
         .config = reader->config,
         .rows = reader->rows,
         .active = reader->active,
-        .build = build ? build : config_build_own(),
+        .build = source->build ? source->build : config_build_own(),
         .text = reader->text,
         .problems = reader->problems,
     });
@@ -663,5 +722,5 @@ int config_read(struct config *config, const struct config_source *source, struc
         return problems->r < 0 ? problems->r : r;
     reader.yaml = yaml;
 
-    return read_text(&reader, source->build);
+    return read_text(&reader, source);
 }

@@ -73,6 +73,7 @@ struct config_key {
     size_t max_items; /* lists */
     const struct config_choice *choices;
     const char *accepted; /* inert: the only value that changes nothing; NULL: any */
+    const char *usual;    /* inert: asks for what is so anyway, and is not remarked on; NULL: none */
     size_t offset, size;  /* of the field; for rows under "[]" in the item's struct */
 };
 

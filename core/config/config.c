@@ -41,6 +41,18 @@ void config_free(struct config *config)
     free(config);
 }
 
+bool config_file_has(const struct config *config, const char *path)
+{
+    size_t n_keys;
+    const struct config_key *keys = config_table(&n_keys);
+
+    for (size_t i = 0; i < n_keys; i++) {
+        if (strcmp(keys[i].path, path) == 0 && config->origins[i].given && config->origins[i].line > 0)
+            return true;
+    }
+    return false;
+}
+
 bool config_offloads(const struct config *config)
 {
     return config->device == CONFIG_DEVICE_CUDA && config->zero.offload_optimizer == CONFIG_OFFLOAD_CPU;

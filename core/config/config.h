@@ -143,7 +143,7 @@ enum config_configured {
 /* Where a value came from. */
 struct config_origin {
     unsigned line, column; /* from 1; meaningless when not given */
-    bool given;            /* else the default */
+    bool given;            /* else the default; in line 0: by the command line */
 };
 
 struct config {
@@ -179,24 +179,34 @@ struct config_build {
     bool have_nccl;
 };
 
+/* What a command line gives for keys that the file lacks, as a file of DeepSpeed lacks them. 0 or NULL: nothing. */
+struct config_given {
+    const char *socket; /* listen.socket */
+    unsigned ranks;     /* world.size */
+};
+
 /* A text to read instead of a file. */
 struct config_source {
     struct config_text text;
+    struct config_given given;
     const struct config_build *build; /* NULL: what this build has */
 };
 
 /*
- * Reads a file. On success *out is the caller's (config_free) and problems may hold notes; on failure *out
- * is NULL. problems: initialised by the caller, added to, in order of place.
- * Return: 0, CONFIG_E_INVALID, or -ENOMEM.
+ * Reads a file; given: NULL, nothing. On success *out is the caller's (config_free) and problems may hold notes; on
+ * failure *out is NULL. problems: initialised by the caller, added to, in order of place. Return: 0, CONFIG_E_INVALID,
+ * or -ENOMEM.
  */
-int config_load(struct config **out, const char *path, struct config_problems *problems);
+int config_load(struct config **out, const char *path, const struct config_given *given,
+                struct config_problems *problems);
 int config_load_string(struct config **out, const struct config_source *source, struct config_problems *problems);
 void config_free(struct config *config);
 
 /* The engines that this build has. */
 const struct config_build *config_build_own(void);
 
+/* Does the file itself have a value for the key? */
+bool config_file_has(const struct config *config, const char *path);
 /* Masters and moments are in host memory, and all else on GPUs? */
 bool config_offloads(const struct config *config);
 /* Stage 3 on GPUs: no state is in host memory, and frozen parameters are partitioned, too. */

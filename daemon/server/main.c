@@ -18,13 +18,14 @@
 #include "daemon/server/server.h"
 #include "daemon/server/service.h"
 
-static const char usage[] = "usage: zerod --config FILE [--socket PATH] [--check | --print-config]\n"
+static const char usage[] = "usage: zerod --config FILE [--socket PATH] [--ranks N] [--check | --print-config]\n"
                             "\n"
                             "Holds the sharded optimizer state of one training job on this node: takes gradients\n"
                             "from trainers over a local socket, reduces, updates, publishes the weights.\n"
                             "\n"
                             "  -c, --config FILE   configuration of the job (YAML)\n"
                             "      --socket PATH   listen there, not on the configuration's listen.socket\n"
+                            "      --ranks N       world.size, if the configuration has none\n"
                             "      --check         validate the configuration and exit\n"
                             "      --print-config  print every effective value with its origin and exit\n"
                             "  -V, --version       print the version and exit\n"
@@ -34,20 +35,32 @@ static const char usage[] = "usage: zerod --config FILE [--socket PATH] [--check
 
 struct options {
     const char *config, *socket;
+    unsigned n_ranks; /* 0: not given */
     bool check, print;
     int exit_now; /* -1: go on */
 };
 
+/* Return: -1, or the exit code, after a sentence. */
+static int parse_ranks(const char *text, unsigned *n_ranks)
+{
+    char *end;
+    unsigned long n = strtoul(text, &end, 10);
+
+    if (text[0] < '0' || text[0] > '9' || *end || n < 1 || n > CONFIG_MAX_RANKS) {
+        fprintf(stderr, "zerod: --ranks: '%s' is not a whole number from 1 to %d\n", text, CONFIG_MAX_RANKS);
+        return EX_USAGE;
+    }
+    *n_ranks = n;
+    return -1;
+}
+
 static struct options parse_options(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"config", required_argument, NULL, 'c'},
-        {"check", no_argument, NULL, 'k'},
-        {"print-config", no_argument, NULL, 'p'},
-        {"version", no_argument, NULL, 'V'},
-        {"help", no_argument, NULL, 'h'},
-        {"socket", required_argument, NULL, 's'},
-        {0},
+        {"config", required_argument, NULL, 'c'}, {"check", no_argument, NULL, 'k'},
+        {"print-config", no_argument, NULL, 'p'}, {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'},         {"socket", required_argument, NULL, 's'},
+        {"ranks", required_argument, NULL, 'r'},  {0},
     };
     struct options options = {.exit_now = -1};
     int c;
@@ -59,6 +72,11 @@ static struct options parse_options(int argc, char **argv)
             break;
         case 's':
             options.socket = optarg;
+            break;
+        case 'r':
+            options.exit_now = parse_ranks(optarg, &options.n_ranks);
+            if (options.exit_now >= 0)
+                return options;
             break;
         case 'k':
             options.check = true;
@@ -89,10 +107,11 @@ static struct options parse_options(int argc, char **argv)
     return options;
 }
 
-static int load_config(struct config **config, const char *path)
+static int load_config(struct config **config, const struct options *options)
 {
+    const struct config_given given = {.socket = options->socket, .ranks = options->n_ranks};
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
-    int r = config_load(config, path, &problems);
+    int r = config_load(config, options->config, &given, &problems);
 
     config_problems_print(stderr, &problems);
     config_problems_deinit(&problems);
@@ -114,9 +133,10 @@ static int take_descriptors(void)
  * The configuration is wrong. If this process ended, the service manager would give up the state that it keeps for it; so
  * it stays until the file has changed and is right.
  */
-static int wait_for_config(struct config **config, const char *path)
+static int wait_for_config(struct config **config, const struct options *options)
 {
     enum { LOOK_EVERY_US = 200 * 1000 };
+    const char *path = options->config;
     struct stat last = {0}, now;
     int r = EX_CONFIG;
 
@@ -131,7 +151,7 @@ static int wait_for_config(struct config **config, const char *path)
                                      now.st_mtim.tv_nsec == last.st_mtim.tv_nsec))
             continue;
         last = now;
-        r = load_config(config, path);
+        r = load_config(config, options);
     }
     return r;
 }
@@ -231,9 +251,14 @@ int main(int argc, char **argv)
         return options.exit_now;
     r = options.check || options.print ? EX_OK : take_descriptors();
     if (r == EX_OK)
-        r = load_config(&config, options.config);
+        r = load_config(&config, &options);
     if (r == EX_CONFIG && keep_passed_state())
-        r = wait_for_config(&config, options.config);
+        r = wait_for_config(&config, &options);
+    if (r == EX_OK && options.n_ranks > 0 && options.n_ranks != config->world.size) {
+        fprintf(stderr, "zerod: --ranks %u, but %s has world.size %u\n", options.n_ranks, options.config,
+                config->world.size);
+        r = EX_USAGE;
+    }
     if (r == EX_OK && options.socket)
         r = move_socket(config, options.socket);
     if (r == EX_OK && options.print)

@@ -779,6 +779,51 @@ def test_socket_that_the_configuration_contradicts(env, tmp_path):
     assert "/tmp/other.sock" in result.stderr and f"{tmp_path}/job.sock" in result.stderr
 
 
+DEEPSPEED = {
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": "auto"}, "wall_clock_breakdown": False, "zero_allow_untested_optimizer": True,
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "zero_optimization": {
+        "stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}, "allgather_partitions": True,
+        "overlap_comm": True, "reduce_scatter": True, "reduce_bucket_size": "auto", "contiguous_gradients": True}}  # fmt: skip
+
+
+def test_deepspeed_file(env, tmp_path):
+    """As it is: socket and number of ranks are zerodrun's. Nothing is said of it, since it asks for nothing special."""
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(DEEPSPEED))
+    result = run(["-n", 3, "--config", path, "--jobs", 2, "--zerod", ZEROD, *python(CONNECT)], env)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("connected ") == 3 and "config" not in result.stderr
+    assert result.stderr.count("3 ranks, stage 2") == 2
+    assert path.exists() and not list(tmp_path.glob("zerodrun-*"))
+    result = run(["--config", path, "--socket", tmp_path / "own.sock", "--zerod", ZEROD, *python(SOCKETS)], env)
+    assert result.returncode == 0, result.stderr
+    assert f"connected ZEROD_SOCKET {tmp_path}/own.sock" in result.stdout
+    # Nobody could find a private socket.
+    result = run(["--serve", "--config", path], env)
+    assert result.returncode == os.EX_CONFIG and "listen.socket: is missing" in result.stderr
+
+
+def test_ranks_of_zerod_itself(tmp_path):
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(DEEPSPEED))
+
+    def check(*more):
+        return subprocess.run([ZEROD, "--config", path, "--print-config", *more], capture_output=True, text=True,
+                              timeout=TIMEOUT)  # fmt: skip
+
+    assert re.search(r"size: 3 +# command line", check("--socket", "/tmp/a.sock", "--ranks", "3").stdout)
+    assert "world.size: is missing" in check("--socket", "/tmp/a.sock").stderr
+    for wrong in "0", "x", "1025":
+        result = check("--ranks", wrong)
+        assert result.returncode == os.EX_USAGE
+        assert result.stderr == f"zerod: --ranks: '{wrong}' is not a whole number from 1 to 1024\n"
+    path = config(tmp_path, "world: {size: 2}\n")
+    result = check("--ranks", "3")
+    assert result.returncode == os.EX_USAGE and "--ranks 3, but" in result.stderr and "world.size 2" in result.stderr
+
+
 def test_real_daemon(env, tmp_path):
     """The generated configuration is one that zerod takes, and the daemon ends cleanly."""
     result = run(["-n", 2, "--zerod", ZEROD, *python(CONNECT)], env)
