@@ -204,7 +204,7 @@ static void read_everywhere(const struct streams *streams, struct explain_messag
 
 static unsigned frame_clues(struct span line)
 {
-    unsigned clues = 0;
+    unsigned clues = CLUE_TRACEBACK;
 
     if (!has(line, "File \""))
         return 0;

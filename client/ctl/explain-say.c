@@ -177,6 +177,32 @@ static void say_twice_elsewhere(struct diagnostic *d, const struct explain_messa
     diagnostic_field(d, "not it", "gradient checkpointing: the traceback goes through none; " FOLK);
 }
 
+/* A message that was copied without its traceback: each of the above may be. */
+static void say_twice_somewhere(struct diagnostic *d, const struct explain_message *m)
+{
+    enum caller caller = caller_of_clues(m->clues);
+    bool not_finding = m->clues & CLUE_NOT_FIND;
+    const struct remedy remedies[] = {
+        {"fix", caller_not_reentrant(caller),
+         not_finding ? "D1: with gradient checkpointing, same numbers"
+                     : "D1, D4: with gradient checkpointing, same numbers"},
+        {"or", "(loss_a + loss_b).backward()", "D2: one backward for each forward"},
+        {"or", not_finding ? NULL : caller_not_finding(caller), "D4: if every parameter gets a gradient"},
+    };
+
+    diagnostic_class(d, "U");
+    diagnostic_field(d, "proves", "DDP marked the parameter ready twice; where, only the traceback would say");
+    diagnostic_field(d, "cause", "not known: reentrant checkpointing%s a second backward over one forward%s",
+                     not_finding ? ", or" : ",",
+                     not_finding ? "" : ", or a parameter that\nDDP took for unused (find_unused_parameters=True)");
+    diagnostic_field(d, "tell apart",
+                     "explain the whole log: its traceback goes through a checkpoint (%1$s), or through none (D2)\n"
+                     "without gradient checkpointing the error is gone: the checkpoints are reentrant (%1$s)",
+                     not_finding ? "D1" : "D1, D4");
+    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
+    diagnostic_field(d, "not it", NOT_THE_NAMED FOLK);
+}
+
 static struct diagnostic *say_ready_once(const struct explain_message *m)
 {
     bool checkpoint = m->clues & CLUE_CHECKPOINT,
@@ -191,6 +217,8 @@ static struct diagnostic *say_ready_once(const struct explain_message *m)
         say_phantom(d, m);
     else if (checkpoint)
         say_reentrant(d, m);
+    else if (!(m->clues & CLUE_TRACEBACK))
+        say_twice_somewhere(d, m);
     else
         say_twice_elsewhere(d, m);
     diagnostic_field(d, "state", STATE_DDP);

@@ -44,6 +44,7 @@ enum explain_clue {
     CLUE_SWIFT = 1 << 4,      /* frames of ms-swift */
     CLUE_DEEPSPEED = 1 << 5,  /* frames of DeepSpeed */
     CLUE_DEAD = 1 << 6,       /* torch warned that no input of a checkpoint requires grad */
+    CLUE_TRACEBACK = 1 << 7,  /* the log has the frames of the message */
 };
 
 struct explain_message {

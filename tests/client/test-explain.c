@@ -145,6 +145,9 @@ static void check_reports(void **state)
          "Traceback (most recent call last):\n"
          "  File \"/env/transformers/trainer.py\", line 3698, in training_step\n" FRAME_CHECKPOINT DDP_TWICE
          "Parameter at index 127 has been marked as ready twice.\n"},
+        {"no-traceback", DDP_TWICE "Parameter at index 127 has been marked as ready twice.\n"},
+        {"no-traceback-not-finding", "torchrun train.py --ddp_find_unused_parameters=False\n" DDP_TWICE
+                                     "Parameter at index 127 has been marked as ready twice.\n"},
         {"one-rank", "Expected to have finished reduction in the prior iteration before starting a new one. Parameter "
                      "indices which did not receive grad for rank 1: 390 391 412 413 414 415 416 In addition, you can "
                      "set the environment variable TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL"},
