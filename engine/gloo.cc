@@ -575,6 +575,28 @@ class Proof
     Bytes own_;
 };
 
+/* A store as gloo takes it: by reference, and in versions since 2025 as a shared pointer. We keep it alive. */
+class GivenStore
+{
+  public:
+    explicit GivenStore(gloo::rendezvous::Store &store) : store_(store)
+    {
+    }
+
+    operator gloo::rendezvous::Store &() const
+    {
+        return store_;
+    }
+
+    operator std::shared_ptr<gloo::rendezvous::Store>() const
+    {
+        return {std::shared_ptr<void>(), &store_};
+    }
+
+  private:
+    gloo::rendezvous::Store &store_;
+};
+
 class Mesh
 {
   public:
@@ -651,12 +673,12 @@ class Mesh
         try {
             auto device =
                 gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(resolve(place_.address).c_str()));
-            gloo::rendezvous::PrefixStore store(prefix_of(place_), store_);
+            gloo::rendezvous::PrefixStore store(prefix_of(place_), GivenStore(store_));
             auto context = std::make_unique<gloo::rendezvous::Context>(place_.node, place_.n_nodes);
             Proof proof(*context, store);
 
             context->setTimeout(forever / 5); /* gloo takes five times as long for a connection */
-            context->connectFullMesh(store, device);
+            context->connectFullMesh(GivenStore(store), device);
             proof.exchange();
             stand(std::move(context));
         } catch (const std::exception &e) {

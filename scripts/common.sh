@@ -145,19 +145,6 @@ make_torch_venv() {
     make_venv_of venv-torch "${ZEROD_TORCH_MODULES[@]}"
 }
 
-# install_python_package: client/python into build/venv-torch, again whenever it or the library has changed.
-install_python_package() {
-    local stamp=$ZEROD_BUILD/venv-torch/zerod-package sum
-    sum=$(cd "$ZEROD_ROOT/client/python" &&
-        sha256sum pyproject.toml setup.py zerod/*.py zerod/*/*.py "$ZEROD_BUILD/client/libzerod.so")
-    [ "$(cat "$stamp" 2>/dev/null)" = "$sum" ] && return 0
-    say "installing client/python into build/venv-torch"
-    run_quietly "$ZEROD_BUILD/venv-torch.log" "$ZEROD_BUILD/venv-torch/bin/pip" install --quiet \
-        --disable-pip-version-check --force-reinstall --no-deps "$ZEROD_ROOT/client/python" ||
-        die "client/python could not be installed"
-    printf '%s\n' "$sum" >"$stamp"
-}
-
 # Most tests wait most of the time, so there are more of them than processors.
 n_workers=$((2 * $(nproc) < 8 ? 2 * $(nproc) : 8))
 

@@ -2,7 +2,8 @@
 """
 libzerod through ctypes: structures and prototypes of zerod/client.h, and nothing else.
 
-The library is the one beside this file, which the wheel brings; the environment variable ZEROD_LIBRARY names another.
+The library is the one beside this file, which the wheel brings, or the system's, which Debian's packages bring; the
+environment variable ZEROD_LIBRARY names another.
 """
 
 from __future__ import annotations
@@ -188,14 +189,15 @@ _IMMEDIATE = {
 
 
 def _load() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
-    path = os.environ.get("ZEROD_LIBRARY") or str(Path(__file__).with_name("libzerod.so"))
+    beside = Path(__file__).with_name("libzerod.so")
+    path = os.environ.get("ZEROD_LIBRARY") or (str(beside) if beside.exists() else "libzerod.so.0")
     try:
         return ctypes.CDLL(path), ctypes.PyDLL(path)
     except OSError as e:
         raise ImportError(
             f"libzerod cannot be loaded: {e}\n"
-            "  expected   the wheel's own library, or the one that ZEROD_LIBRARY names\n"
-            "  fix        pip install ./client/python, or ZEROD_LIBRARY=/path/to/libzerod.so"
+            "  expected   the wheel's own library, the system's libzerod.so.0, or the one that ZEROD_LIBRARY names\n"
+            "  fix        pip install zerod's wheel, apt install libzerod0, or ZEROD_LIBRARY=/path/to/libzerod.so"
         ) from None
 
 

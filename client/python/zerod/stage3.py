@@ -37,7 +37,7 @@ from .errors import GradientFault
 from .uncopied import Hook
 from .registry import owners_of
 
-_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # torch 2.6 has none
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 _why_no_hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
@@ -145,6 +145,11 @@ class Sharding:
         device: torch.device | None = None,
         prefetch: int = 1,
     ) -> None:
+        if _top_hooks is None:
+            raise RuntimeError(
+                f"stage 3 needs a newer torch than {torch.__version__}; zerod is made with 2.13: pip install -U torch, "
+                "or zero_optimization.stage: 2"
+            )
         self._client, self._model, self._bound, self.prefetch = client, model, bound, prefetch
         self._device_type = device.type if device is not None else "cpu"  # of the model
         self.on_fault: Any = None
