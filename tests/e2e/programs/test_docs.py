@@ -79,6 +79,7 @@ class Reader:
         self.variables = folder / ".exported"
         # The Python that runs the tests is the reader's own; in place of pip install it finds the package in the tree.
         path = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+        path = path if literally else f"{home}/zerod/bin:{path}"
         self.env = {"HOME": str(home), "PATH": path, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1"}
         if not literally:
             library = str(build.path("client/libzerod.so"))
@@ -164,7 +165,7 @@ def check_script(block, line):
     """The script is there and has the options. Return: what is run in its place."""
     words = line.split("#")[0].split()
     if words[0] == "pip":
-        assert (ROOT / words[-1] / "pyproject.toml").exists(), f"{block}: nothing to install in {words[-1]}"
+        assert words[-1].endswith("zerod-*.whl"), f"{block}: nothing to install in {words[-1]}"
         return ":"
     script = ROOT / words[0]
     assert os.access(script, os.X_OK), f"{block}: {words[0]} is no program"
