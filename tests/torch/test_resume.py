@@ -106,13 +106,13 @@ def runs_of(zerod, way, **kills):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("way", ["accelerate", "trainer", "lightning"])
+@pytest.mark.parametrize("way", ["accelerate", "trainer", "lightning", "fabric"])
 def test_loops_go_on(zerod, launch, way):
     """
     Rank 1 is killed before its seventh step, so that rank 0 waits in the daemon; later rank 0 inside a step, and rank 1
     between two epochs. Each time both ranks are started again.
     """
-    for name in {"trainer": ("transformers", "accelerate")}.get(way, (way,)):
+    for name in {"trainer": ("transformers", "accelerate"), "fabric": ("lightning",)}.get(way, (way,)):
         pytest.importorskip(name, reason=f"{name} is not installed")
     results = launch(runs_of(zerod, way, step={"kill": [0, 1, "begin", 7]},
                              micro={"kill": [1, 0, "micro", 11], "micro": 2},

@@ -53,8 +53,8 @@ from .errors import (
     WeightsWritten,
     WrongGradient,
 )
+from .integrations import resume_lightning
 from .loops.accelerator import epochs
-from .loops.lightning import resume_lightning
 from .loops.steps import steps
 from .loops.trainer import checkpoint_callback, for_trainer, resume
 from .observe import observe, unobserve

@@ -98,7 +98,14 @@ def _program() -> str:
     return " ".join([os.path.basename(sys.argv[0]) or "python", "zerod", f"torch {version}", *callers])
 
 
+def _is_alone() -> bool:
+    """No launcher has numbered this process, so it is the only one."""
+    return "RANK" not in os.environ and "WORLD_SIZE" not in os.environ
+
+
 def _rank(rank: int | None) -> int:
+    if rank is None and _is_alone():
+        return 0
     text = os.environ.get("RANK", "") if rank is None else str(rank)
     if not text.isdigit():
         raise ValueError(
@@ -108,8 +115,14 @@ def _rank(rank: int | None) -> int:
     return int(text)
 
 
-def _check_world(size: int) -> None:
+def _check_world(size: int, rank: int | None) -> None:
     world = os.environ.get("WORLD_SIZE", "")
+    if rank is None and _is_alone() and size > 1:
+        raise ValueError(
+            f"RANK is not set, so this process is alone, and the daemon's job has {size} ranks: plain python and "
+            f"`accelerate launch --cpu` start one process; zerodrun -n {size} -- python {os.path.basename(sys.argv[0])}, "
+            "or torchrun, starts all of them"
+        )
     if world.isdigit() and int(world) != size:
         raise ValueError(
             f"WORLD_SIZE is {world}, and the daemon's job has {size} (world.size): start as many ranks as the job has, "
@@ -164,7 +177,7 @@ class Client:
         try:
             self.check(status)
             lib.job(self._handle, byref(self.job))
-            _check_world(int(self.job.world_size))
+            _check_world(int(self.job.world_size), rank)
         except BaseException:
             self.close()
             raise

@@ -26,13 +26,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
+from zerod.integrations.lightning import ZerodStrategy
 
 ADAM = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-5, "weight_decay": 0.01}
-
-
-class Zerod(DDPStrategy):
-    def configure_ddp(self):
-        """zerod reduces the gradients."""
 
 
 class Net(lightning.LightningModule):
@@ -74,7 +70,7 @@ def run(name, folder, rank, world, socket=None, resume=None, clip=None, args=Non
     net = Net(socket, clip)
     checkpoint = ModelCheckpoint(folder / f"{name}.checkpoints", filename="{step}", every_n_train_steps=4, save_top_k=-1)
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=world, strategy=Zerod() if socket else DDPStrategy(),
+        accelerator="cpu", devices=world, strategy=ZerodStrategy() if socket else DDPStrategy(),
         max_epochs=2, logger=False, callbacks=[checkpoint], enable_progress_bar=False, enable_model_summary=False,
         **(args or {}))
     trainer.fit(net, loader(64), loader(8), ckpt_path=resume)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A rank that trains with Hugging Face Trainer, accelerate or Lightning, is killed, started again and goes on:
+A rank that trains with Hugging Face Trainer, accelerate, Lightning or Fabric, is killed, started again and goes on:
 test_resume.py starts it with `zerodrun --restarts` and a file of runs, {name: how}, done one after the other:
 
-    with        "trainer", "accelerate" or "lightning"
+    with        "trainer", "accelerate", "lightning" or "fabric"
     socket      of the daemon
     kill        [life, rank, "begin", "micro" or "end", step]: SIGKILL before, inside or after that step
     micro       micro-batches in a step
@@ -65,7 +65,11 @@ class Killer:
 
 def with_trainer(folder, killer, socket, micro):
     import transformers
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import TrainerCallback, TrainingArguments
+    from zerod.integrations.transformers import ZerodTrainer
+
+    class OwnTrainer(ZerodTrainer):
+        zerod_options = {"socket": socket}
 
     class Kill(TrainerCallback):
         def on_step_begin(self, _args, state, _control, **_):
@@ -82,11 +86,9 @@ def with_trainer(folder, killer, socket, micro):
     args = TrainingArguments(max_steps=N_STEPS, per_device_train_batch_size=4, gradient_accumulation_steps=micro,
                              learning_rate=1e-2, warmup_steps=8, weight_decay=0.3, use_cpu=True, logging_steps=5,
                              report_to="none", disable_tqdm=True, save_strategy="no", output_dir=str(folder / "out"))
-    optimizer = zerod.for_trainer(model, args, socket=socket)
-    trainer = Trainer(model=model, args=args, train_dataset=Rows(64 * micro), optimizers=(optimizer, None),
-                      callbacks=[Kill()])
-    trainer.train(resume_from_checkpoint=zerod.resume(trainer))
-    return model, optimizer, {"n_steps": trainer.state.global_step, "epoch": trainer.state.epoch}
+    trainer = OwnTrainer(model=model, args=args, train_dataset=Rows(64 * micro), callbacks=[Kill()])
+    trainer.train()
+    return model, zerod.registry.owners_of(model.parameters())[0], {"n_steps": trainer.state.global_step, "epoch": trainer.state.epoch}
 
 
 def with_accelerate(folder, killer, socket, micro):
@@ -120,11 +122,7 @@ def with_accelerate(folder, killer, socket, micro):
 
 def with_lightning(folder, killer, socket, micro):
     import lightning
-    from lightning.pytorch.strategies import DDPStrategy
-
-    class Zerod(DDPStrategy):
-        def configure_ddp(self):
-            """zerod reduces the gradients."""
+    from zerod.integrations.lightning import ZerodCallback, ZerodStrategy
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -149,15 +147,43 @@ def with_lightning(folder, killer, socket, micro):
     lightning.seed_everything(11, verbose=False)
     module = Module()
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, strategy=Zerod(), max_steps=N_STEPS, accumulate_grad_batches=micro, logger=False,
+        accelerator="cpu", devices=2, strategy=ZerodStrategy(), max_steps=N_STEPS, accumulate_grad_batches=micro, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[zerod.resume_lightning()])
+        callbacks=[ZerodCallback()])
     trainer.fit(module, DataLoader(Rows(64 * micro), batch_size=4, shuffle=True))
     opt = zerod.registry.owners_of(module.parameters())[0]
     return module, opt, {"n_steps": trainer.global_step, "epoch": trainer.current_epoch, "last": module.batches}
 
 
-WAYS = {"trainer": with_trainer, "accelerate": with_accelerate, "lightning": with_lightning}
+def with_fabric(folder, killer, socket, micro):
+    """Its own loop, with zerod.steps(): it goes on at the micro-batch, and draws its data by the step's number."""
+    from lightning.fabric import Fabric
+    from zerod.integrations.fabric import ZerodStrategy
+
+    fabric = Fabric(accelerator="cpu", devices=2, strategy=ZerodStrategy())
+    fabric.launch()
+    plain = Net()
+    model, opt = fabric.setup(plain, zerod.Optimizer(plain, socket, lr=1e-2))
+    zerod.user_state(opt.optimizer)  # the generators, for its dropout
+    rows = Rows(64 * micro)
+    for step in zerod.steps(opt.optimizer, N_STEPS):
+        with step:
+            killer.at("begin", int(step))
+            for n in range(opt.optimizer.position.micro_batch, micro):
+                first = 8 * ((step * micro + n) % (8 * micro)) + 4 * fabric.global_rank
+                batch = torch.stack([rows[first + i]["x"] for i in range(4)])
+                with fabric.no_backward_sync(model, enabled=n + 1 < micro):
+                    fabric.backward(model(batch)["loss"])
+                if n + 1 < micro:
+                    killer.at("micro", int(step))
+            fabric.clip_gradients(model, opt, max_norm=1.0)
+            opt.step()
+            opt.zero_grad()
+        killer.at("end", int(step))
+    return plain, opt.optimizer, {"world": fabric.world_size, "wrapped": type(model._forward_module).__name__}
+
+
+WAYS = {"trainer": with_trainer, "accelerate": with_accelerate, "lightning": with_lightning, "fabric": with_fabric}
 
 
 def main():

@@ -11,6 +11,7 @@ import functools
 import inspect
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +50,11 @@ def _choose(trainer: Any, own: dict[str, Any], args: Any, model: nn.Module | Non
     return make, {}
 
 
-def _create(trainer: Any, own: dict[str, Any]) -> Optimizer:
+def create(trainer: Any, own: dict[str, Any], make: Callable[[], Any] | None = None) -> Optimizer:
+    """Has the trainer, or make(), create its optimizer. own: arguments that override those of the TrainingArguments."""
     trainer.get_optimizer_cls_and_kwargs = functools.partial(_choose, trainer, own)
     try:
-        optimizer = trainer.create_optimizer()
+        optimizer = (make or trainer.create_optimizer)()
     finally:
         del trainer.get_optimizer_cls_and_kwargs
     if not isinstance(optimizer, Optimizer):
@@ -85,7 +87,7 @@ def for_trainer(
                 "this trainer has an optimizer already: make it without optimizers= and without "
                 "optimizer_cls_and_kwargs="
             )
-        return _create(model, more)
+        return create(model, more)
     if args is None:
         raise TypeError("zerod.for_trainer(model, args): the TrainingArguments are missing")
     from transformers import Trainer
@@ -93,7 +95,7 @@ def for_trainer(
     trainer = object.__new__(Trainer)  # for its create_optimizer(), which needs no more than this
     trainer.model = trainer.model_wrapped = model
     trainer.args, trainer.optimizer, trainer.optimizer_cls_and_kwargs = args, None, None
-    return _create(trainer, more)
+    return create(trainer, more)
 
 
 # ---- continuing -----------------------------------------------------------------------------------------
@@ -114,33 +116,18 @@ def _state_of(trainer: weakref.ref[Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if name != "log_history"}  # it grows without end
 
 
-@functools.cache
 def checkpoint_callback(opt: Optimizer | None = None) -> transformers.TrainerCallback:
     """
-    A callback with which the daemon writes a checkpoint whenever a Trainer's arguments say that one is due
-    (save_strategy, save_steps), while training goes on; the Trainer then writes none itself. The last one is on the disk
-    when train() returns.
+    A callback with which the daemon writes a Trainer's checkpoints: zerod.integrations.transformers.DaemonCheckpoint.
 
         trainer.add_callback(zerod.checkpoint_callback())
-
-    opt: the trainer's zerod.Optimizer, if it has none when training begins.
     """
-    from transformers import TrainerCallback
+    from ..integrations.transformers import DaemonCheckpoint
 
-    class CheckpointCallback(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
-            if not control.should_save:
-                return
-            control.should_save = False
-            ours = opt or getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-            if ours.rank == 0:
-                ours.save_checkpoint(wait=control.should_training_stop)
-
-        on_epoch_end = on_step_end
-
-    return CheckpointCallback()
+    return DaemonCheckpoint(opt)
 
 
+@functools.cache
 def _callback() -> type:
     from transformers import TrainerCallback
 

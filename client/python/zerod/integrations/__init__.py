@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The classes that other libraries' loops take. Each module imports its library, so import the one that you use:
+
+    from zerod.integrations.transformers import ZerodTrainer        # or ZerodMixin, for SFTTrainer and its like
+    from zerod.integrations.lightning import ZerodCallback, ZerodStrategy
+    from zerod.integrations.fabric import ZerodStrategy
+
+accelerate needs none: zerod.Optimizer and zerod.epochs() work with its Accelerator.
+"""
+
+from typing import Any
+
+
+def resume_lightning() -> Any:
+    """
+    zerod.integrations.lightning.ZerodCallback(), with which Lightning's Trainer continues in a process that was started
+    again:
+
+        trainer = Trainer(callbacks=[zerod.resume_lightning(), ...], strategy=ZerodStrategy(), ...)
+    """
+    from .lightning import ZerodCallback
+
+    return ZerodCallback()
