@@ -18,6 +18,8 @@ ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml)
 ZEROD_TORCH_MODULES=(torch==2.13.0 numpy)
 # To test that, beside the callers that people use.
 ZEROD_CALLERS=(transformers==4.57.6 accelerate==1.15.0 peft==0.21.2 lightning==2.6.6)
+# Those of tests/callers, which take a gigabyte more.
+ZEROD_MORE_CALLERS=(trl==1.16.0 sentence-transformers==5.7.0)
 
 say() {
     printf '%s\n' "$*"
@@ -145,6 +147,12 @@ make_torch_venv() {
     make_venv_of venv-torch "${ZEROD_TORCH_MODULES[@]}"
 }
 
+# make_callers_venv: build/venv-callers, for tests/callers.
+make_callers_venv() {
+    make_venv_of venv-callers "${ZEROD_TEST_MODULES[@]}" "${ZEROD_TORCH_MODULES[@]}" "${ZEROD_CALLERS[@]}" \
+        "${ZEROD_MORE_CALLERS[@]}"
+}
+
 # Most tests wait most of the time, so there are more of them than processors.
 n_workers=$((2 * $(nproc) < 8 ? 2 * $(nproc) : 8))
 
@@ -156,11 +164,11 @@ run_unit() {
     return "$failed"
 }
 
-# run_pytest TREE [OPTION]...: -rs lists what was skipped, and why.
+# run_pytest TREE [OPTION]...: -rs lists what was skipped, and why. ZEROD_VENV: another environment than build/venv.
 run_pytest() {
     local build=$1
     shift
     env ZEROD_BUILD="$build" ZEROD_LEDGER_DRIVER="$build/tests/ledger-driver" PYTHONDONTWRITEBYTECODE=1 \
-        "$ZEROD_BUILD/venv/bin/python" -m pytest -q -rs -p no:cacheprovider \
+        "$ZEROD_BUILD/${ZEROD_VENV:-venv}/bin/python" -m pytest -q -rs -p no:cacheprovider \
         -n "$n_workers" "$@"
 }

@@ -247,6 +247,31 @@ static void put_world(struct json *j, struct json_object *o, const struct status
     json_put_u64(j, o, "frozen_elems", layout ? layout->frozen_elems : 0);
 }
 
+static struct json_object *group_object(struct json *j, const struct hyper *group)
+{
+    struct json_object *o = json_new_object(j);
+
+    json_put_double(j, o, "lr", group->lr);
+    json_put_double(j, o, "beta1", group->beta1);
+    json_put_double(j, o, "beta2", group->beta2);
+    json_put_double(j, o, "eps", group->eps);
+    json_put_double(j, o, "weight_decay", group->weight_decay);
+    json_put_double(j, o, "momentum", group->momentum);
+    json_put_double(j, o, "dampening", group->dampening);
+    json_put_double(j, o, "lr_decay", group->lr_decay);
+    json_put_bool(j, o, "nesterov", group->nesterov);
+    return o;
+}
+
+static struct json_object *groups_array(struct json *j, const struct status *s)
+{
+    struct json_object *array = json_new_array(j);
+
+    for (uint32_t g = 0; s->groups && g < s->layout->n_groups; g++)
+        json_push(j, array, group_object(j, &s->groups[g]));
+    return array;
+}
+
 static void put_step(struct json *j, struct json_object *o, const struct status *s)
 {
     json_put_u64(j, o, "step", s->step);
@@ -259,6 +284,7 @@ static void put_step(struct json *j, struct json_object *o, const struct status 
     else
         json_put_null(j, o, "grad_norm");
     json_put_double(j, o, "lr", s->lr);
+    json_put(j, o, "groups", groups_array(j, s));
     json_put_double(j, o, "steps_per_s", s->steps_per_s);
     json_put_u64(j, o, "last_step_ns", s->last_step_ns);
 }

@@ -21,6 +21,7 @@
 #include <stdint.h>
 
 #include "core/base/traffic.h"
+#include "kernels/update.h"
 
 struct diagnostic;
 struct layout;
@@ -161,6 +162,7 @@ struct status {
     bool has_grad_norm;    /* a step was decided */
     double grad_norm;      /* of the last decided step; not finite becomes null */
     double lr;             /* of group 0 in the last step */
+    const struct hyper *groups; /* layout->n_groups: what that step was taken with; NULL: no step yet */
     double steps_per_s;    /* recent; 0 while fewer than two steps were committed */
     uint64_t last_step_ns; /* from one commit to the next */
     struct status_time phases[N_STATUS_PHASES];

@@ -145,6 +145,7 @@ void drop_now(struct job *job)
     job->layout = NULL;
     job->work.parcels = NULL;
     job->decision.hypers = NULL;
+    job->decision.has_hypers = false;
     job->decision.learnt = NULL;
     job->missing.n_seen = 0;
     job->missing.last = job->missing.n_last = 0;

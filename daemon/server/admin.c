@@ -156,6 +156,7 @@ static void fill_step(const struct job *job, struct status *status)
     status->n_skipped = job->stats.counters.skipped;
     status->loss_scale = job_loss_scale(job);
     status->has_grad_norm = job->decision.has_norm;
+    status->groups = job->decision.has_hypers ? job->decision.hypers : NULL;
     status->grad_norm = job->decision.norm;
     status->lr = job->decision.lr;
     status->steps_per_s = steps_per_second(job);

@@ -335,3 +335,33 @@ def test_accelerate_is_imported_late(zerod, run):
     needs("accelerate")
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     assert run(zerod(), imported_late, group) == [("Linear", 1)] * WORLD
+
+
+ALONE = """
+import torch, zerod
+opt = zerod.Optimizer(torch.nn.Linear(4, 2), lr=1e-3)
+torch.nn.Module.__call__(opt.model, torch.ones(3, 4)).mean().backward()
+opt.step()
+print("rank", opt.rank, "of", opt.world_size, "step", opt.epoch)
+opt.close()
+"""
+
+
+@pytest.mark.parametrize("start", [["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"], []],
+                         ids=["accelerate launch", "python"])  # fmt: skip
+def test_process_that_is_alone(zerod, build, tmp_path, start):
+    """Nobody has numbered it: it is rank 0 of a job of one rank, and hears what is wrong in one of more."""
+    needs("accelerate")
+    (tmp_path / "train.py").write_text(ALONE)
+
+    def launch(size):
+        variables = {"PYTHONPATH": ROOT / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"), "OMP_NUM_THREADS": 1,
+                     "ZEROD_SOCKET": zerod({"world": {"size": size}}).socket}  # fmt: skip
+        return subprocess.run([sys.executable, *start, tmp_path / "train.py"], env=environment(variables), text=True, timeout=120,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+
+    result = launch(1)
+    assert result.returncode == 0 and "rank 0 of 1 step 1" in result.stdout, result.stdout
+    result = launch(2)
+    assert result.returncode != 0 and "RANK is not set, so this process is alone" in result.stdout, result.stdout
+    assert "zerodrun -n 2 -- python train.py" in result.stdout

@@ -141,6 +141,7 @@ struct job_decision {
     struct lossscale lossscale;
     double norm, lr; /* of the last step */
     bool has_norm;
+    bool has_hypers; /* by this daemon */
     uint8_t *learnt; /* static_graph: per parameter, pushed in the first step; owned */
     bool has_learnt;
 };

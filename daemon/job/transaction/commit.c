@@ -292,6 +292,7 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
         return;
     }
     job->decision.lr = job->decision.hypers[0].lr;
+    job->decision.has_hypers = true;
     job->work.n_io++;
     step_update(job->step, &(struct step_update){.groups = job->decision.hypers, .s = verdict->s}, update_is_done, job);
 }

@@ -124,7 +124,10 @@ static void example_diagnostics(struct example *e)
 
 static void example_status(struct example *e)
 {
+    static const struct hyper groups[8] = {{.lr = 1e-3, .weight_decay = 0.01, .nesterov = true}};
     size_t i;
+
+    assert_true(e->layout->n_groups <= ARRAY_SIZE(groups));
 
     e->refused[0] = (struct status_refused){1001, 2};
     e->refused[1] = (struct status_refused){1002, 0};
@@ -152,6 +155,7 @@ static void example_status(struct example *e)
         .has_grad_norm = true,
         .grad_norm = 0.1,
         .lr = 1e-3,
+        .groups = groups,
         .steps_per_s = 3.5,
         .last_step_ns = 300000000,
         .overlap_reduced_bytes = 3,
@@ -395,6 +399,8 @@ static void test_status(void **state)
         {"loss_scale", "65536"},
         {"grad_norm", "0.1"},
         {"lr", "0.001"},
+        {"groups.0.weight_decay", "0.01"},
+        {"groups.0.nesterov", "true"},
         {"time.wait.total_ns", "1000"},
         {"time.reduce.last_ns", "20"},
         {"time.update.last_ns", "30"},

@@ -39,20 +39,34 @@ def _hypers(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: kwargs.get(name, parameters[name].default) for name in names}
 
 
-def _choose(trainer: Any, own: dict[str, Any], args: Any, model: nn.Module | None = None) -> tuple[Any, dict[str, Any]]:
+def _module_of(trainer: Any, groups: list[dict[str, Any]]) -> nn.Module:
+    """The model; or the loss around it, if that has parameters of its own, as some of sentence-transformers' have."""
+    known = {id(param) for param in trainer.model.parameters()}
+    if all(id(param) in known for group in groups for param in group["params"]):
+        return trainer.model
+    loss = trainer.loss
+    return nn.ModuleDict(loss) if isinstance(loss, dict) else loss
+
+
+def _choose(
+    trainer: Any, own: dict[str, Any], ask: Callable[..., Any], args: Any, model: nn.Module | None = None
+) -> tuple[Any, dict[str, Any]]:
     """Replaces get_optimizer_cls_and_kwargs: the Trainer calls the returned class with the groups that it has made."""
-    kind, kwargs = type(trainer).get_optimizer_cls_and_kwargs(args, model)
+    kind, kwargs = ask(args, model)
     hypers = {"type": kind.__name__, **_hypers(kind, kwargs), **own}
 
     def make(groups: list[dict[str, Any]], **_: Any) -> Optimizer:
-        return Optimizer([group for group in groups if group["params"]], model=trainer.model, **hypers)
+        groups = [group for group in groups if group["params"]]
+        return Optimizer(groups, model=_module_of(trainer, groups), **hypers)
 
-    return make, {}
+    # Under these names a subclass of Trainer gives groups of its own.
+    return make, {name: kwargs[name] for name in ("params", "model", "optimizer_dict") if name in kwargs}
 
 
 def create(trainer: Any, own: dict[str, Any], make: Callable[[], Any] | None = None) -> Optimizer:
     """Has the trainer, or make(), create its optimizer. own: arguments that override those of the TrainingArguments."""
-    trainer.get_optimizer_cls_and_kwargs = functools.partial(_choose, trainer, own)
+    ask = trainer.get_optimizer_cls_and_kwargs
+    trainer.get_optimizer_cls_and_kwargs = functools.partial(_choose, trainer, own, ask)
     try:
         optimizer = (make or trainer.create_optimizer)()
     finally:

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What the programs of this folder share: small models, data that needs no network, and the report of a run.
+
+Each program trains two ranks, with zerod where zerodrun has set ZEROD_SOCKET, else with torch's optimizer under
+DistributedDataParallel. test_programs.py compares both.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+ZEROD = "ZEROD_SOCKET" in os.environ
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+WORDS = ["<pad>", "<eos>", "<unk>", *(f"w{i}" for i in range(61))]
+# The gradients of some biases are zero but for rounding; a small eps would make whole steps of them.
+ADAM = {"learning_rate": 2e-3, "adam_beta2": 0.95, "adam_epsilon": 1e-5, "weight_decay": 0.1}
+
+torch.set_num_threads(1)
+torch.manual_seed(3)
+_last_groups = []  # of the last step of torch's optimizer
+
+
+def _keep_groups(optimizer, *_):
+    optimizer = getattr(optimizer, "optimizer", optimizer)
+    _last_groups[:] = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
+
+
+if not ZEROD:
+    register_optimizer_step_pre_hook(_keep_groups)
+
+
+def arguments(kind, **more):
+    """TrainingArguments and its subclasses."""
+    return kind(output_dir=tempfile.mkdtemp(), max_steps=12, per_device_train_batch_size=4, use_cpu=True, logging_steps=1,
+                warmup_steps=3, report_to="none", disable_tqdm=True, save_strategy="no", seed=5, **ADAM, **more)  # fmt: skip
+
+
+def gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(3)
+    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=len(WORDS), n_positions=64, use_cache=False,
+                                      bos_token_id=1, eos_token_id=1, pad_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0,
+                                      attn_pdrop=0.0))  # fmt: skip
+
+
+def tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def sentences(n, length=12, seed=5):
+    """Texts of words in which each word follows from the last one, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(0, 61, (n,), generator=generator).tolist()
+    return [" ".join(f"w{(start + 7 * i) % 61}" for i in range(length)) for start in starts]
+
+
+def names_of(model):
+    return {id(param): name for name, param in model.named_parameters()}
+
+
+def report(model, losses):
+    """losses: a number for each step, of this rank or of all. Ends with the groups of torch's last step, by names."""
+    names = names_of(model)
+    groups = [{**{k: v for k, v in group.items() if isinstance(v, (int, float, bool, list, tuple)) and k != "params"},
+               "params": sorted(names[id(p)] for p in group["params"])} for group in _last_groups]  # fmt: skip
+    result = {"losses": [float(loss) for loss in losses], "groups": groups}
+    Path(os.environ["CALLERS_OUT"], f"rank{RANK}.json").write_text(json.dumps(result))
+
+
+def report_trainer(trainer, model=None):
+    report(model or trainer.model, [line["loss"] for line in trainer.state.log_history if "loss" in line])

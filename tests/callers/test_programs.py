@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Programs as people write them, for each caller that zerod supports: trained with zerod, and with torch's optimizer under
+DistributedDataParallel. The loss curves agree, and the daemon took its steps with the settings that torch's optimizer had,
+group by group. timm is not among them: it needs a torchvision that fits this torch, which has none for the CPU.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+WORLD = 2
+# Those of the GPT example (client/python/examples/gpt/compare.py): of the loss, relative.
+MEAN_LIMIT, STEP_LIMIT = 0.005, 0.02
+PROGRAMS = ["trainer", "sft", "sft peft", "dpo", "sentence", "accelerated", "lightning_module", "fabric_loop", "nanogpt", "cnn"]
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture
+def launch(build, tmp_path):
+    def go(program, socket=None):
+        """Return: what the ranks reported."""
+        out = tmp_path / ("zerod" if socket else "torch")
+        out.mkdir()
+        name, *words = program.split()
+        starts = [build.path("client/run/zerodrun"), "--socket", socket, "-n", WORLD, "--", sys.executable] if socket else [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", WORLD]
+        variables = {"PYTHONPATH": ROOT / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"), "HF_HUB_OFFLINE": 1,
+                     "OMP_NUM_THREADS": 1, "PYTHONDONTWRITEBYTECODE": 1, "CALLERS_OUT": out, "PYTHONWARNINGS": "ignore"}
+        result = subprocess.run([str(word) for word in [*starts, Path(__file__).with_name(f"{name}.py"), *words]],
+                                env=environment(variables), text=True, timeout=600, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+        assert result.returncode == 0, result.stdout[-8000:]
+        return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
+
+    return go
+
+
+def arrived(daemon):
+    """The groups of the daemon's last step, with the names of their parameters."""
+    groups = daemon.json("status")["groups"]
+    for group in groups:
+        group["params"] = []
+    for param in daemon.json("params"):
+        if param["trainable"]:
+            groups[param["group"]]["params"].append(param["name"])
+    return groups
+
+
+def check_groups(ours, theirs):
+    theirs = [group for group in theirs if group["params"]]  # the Trainer makes one for biases where there are none
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert sorted(mine["params"]) == other["params"]
+        for name in ("lr", "eps", "weight_decay", "momentum", "dampening", "nesterov"):
+            assert name not in other or mine[name] == pytest.approx(other[name], rel=1e-12), name
+        assert "betas" not in other or [mine["beta1"], mine["beta2"]] == list(other["betas"])
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program(zerod, launch, program):
+    daemon = zerod({"zero_optimization": {"stage": 2}, "optimizer": None, "gradient_clipping": None})
+    ours, theirs = launch(program, str(daemon.socket)), launch(program)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert len(mine["losses"]) == len(other["losses"]) >= 12
+        assert mine["losses"] == pytest.approx(other["losses"], rel=STEP_LIMIT)
+        assert sum(mine["losses"]) == pytest.approx(sum(other["losses"]), rel=MEAN_LIMIT)
+    assert sum(theirs[0]["losses"][-4:]) < sum(theirs[0]["losses"][:4]), "nothing was learnt"
+    check_groups(arrived(daemon), theirs[0]["groups"])
+    assert daemon.json("diagnostics") == []
+
+
+def test_loss_with_parameters(zerod, launch):
+    """They are trained as well, from all ranks' gradients. Under DDP they are in no reducer, and each rank has its own."""
+    daemon = zerod({"zero_optimization": {"stage": 2}, "optimizer": None, "gradient_clipping": None})
+    ours = launch("sentence loss", str(daemon.socket))
+    assert sum(ours[0]["losses"][-4:]) < sum(ours[0]["losses"][:4])
+    names = [name for group in arrived(daemon) for name in group["params"]]
+    assert {"classifier.weight", "classifier.bias"} <= set(names) and len(names) > 30
+    assert daemon.json("diagnostics") == []
