@@ -120,6 +120,9 @@ static void show_step(FILE *file, struct json_object *o)
             " aborted; %.3g steps/s, last %s\n",
             get_u64(o, "step"), get_u64(o, "n_applied"), get_u64(o, "n_skipped"), get_u64(o, "attempt"),
             get_double(o, "steps_per_s"), print_duration(last, get_u64(o, "last_step_ns")));
+    if (get_u64(o, "n_missing_steps") > 0)
+        fprintf(file, "missing   gradients in %" PRIu64 " steps; in the last one %" PRIu64 " parameters had none\n",
+                get_u64(o, "n_missing_steps"), get_u64(o, "n_missing_params"));
     fprintf(file, "values    grad norm %s, loss scale %.6g, lr %.6g\n", norm, get_double(o, "loss_scale"),
             get_double(o, "lr"));
 }

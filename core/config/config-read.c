@@ -183,7 +183,8 @@ static void read_names(struct reader *reader, const struct pair *pair, size_t n_
         return;
     }
     names->n_items = n_items;
-    read_items(reader, pair, CONFIG_NAME, sizeof(*names->items), names->items);
+    read_items(reader, pair, pair->key->type == CONFIG_NAMES ? CONFIG_NAME : CONFIG_PATTERN, sizeof(*names->items),
+               names->items);
 }
 
 /* Also one number without brackets, whose node is then no sequence. */
@@ -289,7 +290,7 @@ static void read_list(struct reader *reader, const struct pair *pair)
         read_items(reader, pair, CONFIG_REAL, sizeof(double), (char *)pair->base + pair->key->offset);
     else if ((size_t)n_items > pair->key->max_items)
         refuse_value(reader, pair, pair->value, "has too many items");
-    else if (pair->key->type == CONFIG_NAMES)
+    else if (pair->key->type == CONFIG_NAMES || pair->key->type == CONFIG_PATTERNS)
         read_names(reader, pair, (size_t)n_items);
     else if (n_items == 0)
         refuse_value(reader, pair, pair->value, "is empty");
@@ -345,6 +346,7 @@ static void read_value(struct reader *reader, const struct pair *pair)
             refuse_value(reader, pair, pair->value, "is not a section");
         break;
     case CONFIG_NAMES:
+    case CONFIG_PATTERNS:
     case CONFIG_NUMBERS:
     case CONFIG_PAIR:
     case CONFIG_NODES:

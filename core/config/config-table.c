@@ -273,6 +273,11 @@ static const struct config_key table[] = {
         "Parameters without a gradient at the step: no contribution, refuse the step, or skip it on all "
         "ranks.",
         .def = "zero", .choices = on_missing),
+    KEY("diagnostics.unused", PATTERNS, diagnostics.unused,
+        "Names of parameters that need not get a gradient in every step, such as '*.experts.*': nothing is said of "
+        "them, and "
+        "they hold or skip no step.",
+        .max_items = 64),
     KEY("diagnostics.on_nonfinite", CHOICE, diagnostics.on_nonfinite,
         "NaN or infinity in a gradient: skip the step on all ranks, or hold it.", .def = "skip",
         .choices = on_nonfinite),

@@ -23,6 +23,7 @@ enum config_kind {
 enum config_type {
     CONFIG_SECTION, /* a mapping, its keys are rows of their own */
     CONFIG_NAME,    /* letters, digits, '.', '_', '-' */
+    CONFIG_PATTERN, /* as a shell has it: *, ?, [...] */
     CONFIG_PATH,    /* absolute */
     CONFIG_FOLDER,  /* likewise */
     CONFIG_LOAD,    /* a folder, or CONFIG_LOAD_LATEST, or CONFIG_LOAD_NEVER */
@@ -36,6 +37,7 @@ enum config_type {
     CONFIG_CHOICE,   /* an enum or int */
     CONFIG_MODE,     /* mode_t, octal */
     CONFIG_NAMES,    /* struct config_names */
+    CONFIG_PATTERNS, /* likewise, of patterns */
     CONFIG_NUMBERS,  /* struct schedule_numbers */
     CONFIG_PAIR,     /* two doubles */
     CONFIG_NODES,    /* struct config_nodes, items are rows under "path[]" */

@@ -303,6 +303,14 @@ static const char *check_name(const char *text)
     return strlen(text) <= 64 ? NULL : "is too long";
 }
 
+static const char *check_pattern(const char *text)
+{
+    for (const char *c = text; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            return "has a control character";
+    return *text == '\0' ? "is empty" : strlen(text) <= 255 ? NULL : "is too long";
+}
+
 static const char *check_path_form(const char *text)
 {
     if (*text == '\0')
@@ -586,6 +594,11 @@ static void allow_names(FILE *file, const struct config_key *key)
     fprintf(file, "a list of at most %zu names or ids", key->max_items);
 }
 
+static void allow_patterns(FILE *file, const struct config_key *key)
+{
+    fprintf(file, "a list of at most %zu patterns of names", key->max_items);
+}
+
 static void allow_numbers(FILE *file, const struct config_key *key)
 {
     fputs("a number, or a list with one for each group, ", file);
@@ -655,6 +668,8 @@ static const struct config_value_type {
                      .print = print_string,
                      .allowed = "a name of letters, digits, '.', '_', '-', at most 64",
                      .deinit = string_deinit},
+    [CONFIG_PATTERN] = {check_pattern, NULL, print_string, "a pattern of at most 255 bytes, such as '*.experts.*'",
+                        NULL, string_deinit},
     [CONFIG_PATH] = {check_path, NULL, print_string, "an absolute path", NULL, string_deinit},
     [CONFIG_FOLDER] = {check_folder, NULL, print_string, "an absolute path", NULL, string_deinit},
     [CONFIG_LOAD] = {check_load, NULL, print_string, CONFIG_LOAD_LATEST ", " CONFIG_LOAD_NEVER " or an absolute path",
@@ -669,6 +684,7 @@ static const struct config_value_type {
     [CONFIG_CHOICE] = {NULL, store_choice, print_choice, NULL, allow_choice, NULL},
     [CONFIG_MODE] = {NULL, store_mode, print_mode, "an octal mode such as \"0660\"", NULL, NULL},
     [CONFIG_NAMES] = {NULL, NULL, print_names, NULL, allow_names, names_deinit},
+    [CONFIG_PATTERNS] = {NULL, NULL, print_names, NULL, allow_patterns, names_deinit},
     [CONFIG_NUMBERS] = {NULL, NULL, print_numbers, NULL, allow_numbers, numbers_deinit},
     [CONFIG_PAIR] = {NULL, NULL, print_pair, NULL, allow_pair, NULL},
     [CONFIG_NODES] = {NULL, NULL, print_nodes, NULL, allow_nodes, nodes_deinit},

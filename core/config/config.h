@@ -101,6 +101,7 @@ struct config_diagnostics {
     enum config_on_missing on_missing;
     enum config_on_nonfinite on_nonfinite;
     enum config_on_leave on_leave;
+    struct config_names unused; /* patterns (fnmatch) */
     bool static_graph;
     uint64_t stall_warning_ms; /* 0: never */
     uint64_t stall_timeout_ms; /* 0: never */

@@ -57,7 +57,7 @@ static enum missing_class classify(const struct evidence_missing *e)
         return CLASS_M6;
     if (e->dead_segment)
         return CLASS_M5;
-    if (!enough)
+    if (!enough || (same && e->kin_used))
         return CLASS_U;
     return same ? CLASS_M1 : CLASS_M2;
 }
@@ -357,6 +357,20 @@ static void admit_nothing_reached(struct diagnostic *d, const struct evidence_mi
     diagnostic_field(d, "not it", "unused modules; batch size; number of GPUs");
 }
 
+/* Experts, or layers that are left out by turns: or the last layer, of which the loss does not use all. */
+static void admit_kin(struct diagnostic *d, const struct evidence_missing *e)
+{
+    diagnostic_field(d, "cause",
+                     "not known: others of the same list of modules had gradients, these had none in %" PRIu64 " steps",
+                     e->n_steps_seen);
+    diagnostic_field(d, "tell apart",
+                     "the data chooses among them, as among experts: they come later (M2)\n"
+                     "the loss uses all of the others and never these: they do not come (M1)");
+    diagnostic_field(d, "fix", "none if the data chooses; diagnostics.unused: [PATTERN] says that it is meant");
+    diagnostic_field(d, "or", "if they are never used: freeze them before they are declared");
+    diagnostic_field(d, "not it", "batch size, gradient checkpointing, number of GPUs");
+}
+
 static void admit_one_sample(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
 {
     diagnostic_field(d, "cause",
@@ -403,6 +417,8 @@ static void explain(struct diagnostic *d, const struct evidence_missing *e, enum
     case CLASS_U:
         if (is_none(e))
             admit_nothing_reached(d, e, caller);
+        else if (e->kin_used)
+            admit_kin(d, e);
         else
             admit_one_sample(d, e, caller);
         break;
@@ -416,11 +432,11 @@ static void explain(struct diagnostic *d, const struct evidence_missing *e, enum
     else if (e->warning && e->skipped)
         diagnostic_field(d, "state",
                          "the step was skipped on all ranks (on_missing: skip): weights and optimizer state are "
-                         "unchanged; said once for each set");
+                         "unchanged; not repeated for them");
     else if (e->warning)
         diagnostic_field(d, "state",
                          "what no rank pushed is left untouched by the optimizer; what some ranks pushed is the sum "
-                         "of theirs; said once for each set");
+                         "of theirs; not repeated for them");
     else
         diagnostic_field(d, "state",
                          "step held, nothing was applied; going on would train without these gradients: %s, or %s",
@@ -474,6 +490,62 @@ static struct diagnostic *diagnose_bypass(const struct evidence_missing *e)
     return diagnostic_finish(d);
 }
 
+/* "rank 1 of 4", "ranks 0, 2 and 9 more of 16" */
+static void print_lacking_ranks(struct strbuf *buf, const struct evidence_missing *e)
+{
+    unsigned n = MIN(e->n_lacking, (unsigned)EVIDENCE_MAX_LACKING);
+
+    strbuf_add(buf, "missing on rank%s ", e->n_lacking == 1 ? "" : "s");
+    for (unsigned i = 0; i < n; i++)
+        strbuf_add(buf, "%s%u", i ? ", " : "", e->lacking[i].rank);
+    if (e->n_lacking > n)
+        strbuf_add(buf, " and %u more", e->n_lacking - n);
+    strbuf_add(buf, " of %u", e->world_size);
+}
+
+/* A line for each rank: the names, if they are few. */
+static void print_lacking_params(struct strbuf *buf, const struct evidence_missing *e)
+{
+    unsigned n = MIN(e->n_lacking, (unsigned)EVIDENCE_MAX_LACKING);
+
+    for (unsigned i = 0; i < n; i++) {
+        const struct evidence_lacking *lacking = &e->lacking[i];
+
+        strbuf_add(buf, "%srank %u misses ", i ? "\n" : "", lacking->rank);
+        if (lacking->n_params == e->n_params)
+            strbuf_add(buf, "all of them");
+        else if (lacking->n_params > DIAGNOSTIC_MAX_PARAMS)
+            strbuf_add(buf, "%zu of them", lacking->n_params);
+        else
+            name_list_print(buf, e->at.layout, lacking->params, lacking->n_params);
+    }
+    if (e->n_lacking > n)
+        strbuf_add(buf, "\nand %u ranks more miss some", e->n_lacking - n);
+}
+
+/* Which ranks miss which. */
+static void add_lacking(struct diagnostic *d, const struct evidence_missing *e)
+{
+    struct strbuf buf = {0};
+    bool alike = true;
+
+    if (e->same_on_all_ranks) {
+        diagnostic_field(d, "ranks", "missing on all %u", e->world_size);
+        return;
+    }
+    for (unsigned i = 0; i < MIN(e->n_lacking, (unsigned)EVIDENCE_MAX_LACKING); i++)
+        alike &= e->lacking[i].n_params == e->n_params;
+    if (e->n_lacking == 0)
+        strbuf_add(&buf, "missing on ranks of other nodes");
+    else if (alike)
+        print_lacking_ranks(&buf, e);
+    else
+        print_lacking_params(&buf, e);
+    if (e->n_lacking > 0 && e->lacking_elsewhere)
+        strbuf_add(&buf, "\n(of the ranks of this node)");
+    diagnostic_field_take(d, "ranks", &buf);
+}
+
 struct diagnostic *cause_missing(const struct evidence_missing *e)
 {
     static const char *const names[] = {
@@ -502,10 +574,8 @@ struct diagnostic *cause_missing(const struct evidence_missing *e)
         diagnostic_warn(d);
     diagnostic_class(d, names[class]);
     diagnostic_params(d, e->at.layout, e->params, e->n_params);
-    if (e->warning && e->n_ranks_missing && e->world_size)
-        diagnostic_field(d, "ranks",
-                         e->n_ranks_missing == e->world_size ? "missing on all %u" : "missing on some of %u",
-                         e->world_size);
+    if (e->warning)
+        add_lacking(d, e);
     add_modules(d, e, class == CLASS_M1);
     add_exception(d, e);
     explain(d, e, class);

@@ -56,6 +56,15 @@ struct evidence_push {
 struct diagnostic *cause_push(const struct evidence_push *evidence);
 
 /* E1005, or the warning about missing parameters under on_missing: zero and skip. */
+enum { EVIDENCE_MAX_LACKING = 5 }; /* ranks that a text names; of more it has the number */
+
+/* One rank's part of what is missing. */
+struct evidence_lacking {
+    unsigned rank;
+    const uint32_t *params;
+    size_t n_params;
+};
+
 struct evidence_missing {
     struct evidence_at at;
     bool warning;
@@ -64,9 +73,13 @@ struct evidence_missing {
     size_t n_params;
     uint32_t n_trainable;
     unsigned world_size;
-    unsigned n_ranks_missing; /* how many ranks miss exactly this set (warning) */
-    bool same_on_all_ranks;   /* every rank misses the same set */
-    bool same_every_step;     /* the same set as in every step so far */
+    const struct evidence_lacking
+        *lacking;           /* warning: the first EVIDENCE_MAX_LACKING ranks of this node that miss some */
+    unsigned n_lacking;     /* how many ranks of this node miss some */
+    bool lacking_elsewhere; /* ranks of other nodes may miss some, too */
+    bool same_on_all_ranks; /* every rank misses the same set */
+    bool same_every_step;   /* the same set as in every step so far */
+    bool kin_used;          /* warning: others of the same list of modules had gradients */
     uint64_t n_steps_seen;
     uint32_t n_micro_batches, n_configured; /* > 0 and fewer than configured */
     uint64_t n_forwards, n_backwards;       /* of this rank in this step, as its client counts; 0: not counted */

@@ -278,6 +278,8 @@ static void put_step(struct json *j, struct json_object *o, const struct status 
     json_put_u64(j, o, "attempt", s->attempt);
     json_put_u64(j, o, "n_applied", s->n_applied);
     json_put_u64(j, o, "n_skipped", s->n_skipped);
+    json_put_u64(j, o, "n_missing_steps", s->n_missing_steps);
+    json_put_u64(j, o, "n_missing_params", s->n_missing_params);
     json_put_double(j, o, "loss_scale", s->loss_scale);
     if (s->has_grad_norm)
         json_put_double(j, o, "grad_norm", s->grad_norm);

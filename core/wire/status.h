@@ -158,6 +158,8 @@ struct status {
     uint64_t step;    /* = epoch: steps committed, skipped ones included */
     uint32_t attempt; /* aborts since the daemon started */
     uint64_t n_applied, n_skipped;
+    uint64_t n_missing_steps;  /* of this daemon's: in which some rank had no gradient of what is not declared unused */
+    uint32_t n_missing_params; /* that no rank had a gradient of in the last step */
     double loss_scale;
     bool has_grad_norm;    /* a step was decided */
     double grad_norm;      /* of the last decided step; not finite becomes null */

@@ -147,8 +147,7 @@ void drop_now(struct job *job)
     job->decision.hypers = NULL;
     job->decision.has_hypers = false;
     job->decision.learnt = NULL;
-    job->missing.n_seen = 0;
-    job->missing.last = job->missing.n_last = 0;
+    missing_deinit(&job->missing);
     job->run.given_weights = job->run.was_loaded = job->run.was_spread = job->run.has_weights =
         job->decision.has_learnt = job->decision.has_norm = false;
     job->run.loaded_digest = 0;

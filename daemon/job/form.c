@@ -278,6 +278,9 @@ static int make_tables(void *userdata)
     job->decision.learnt = calloc(job->layout->n_params, 1);
     if (!job->work.parcels || !job->decision.hypers || !job->decision.learnt)
         return -ENOMEM;
+    r = missing_init(job);
+    if (r < 0)
+        return r;
     r = form_ledger(&job->ledger, job->layout,
                     (struct ledger_ranks){.first = job->world.first, .end = job->world.end, .n = job->world.size});
     return r < 0 ? r : make_ranks(job);

@@ -154,6 +154,8 @@ static void fill_step(const struct job *job, struct status *status)
     status->attempt = job->layout ? job->ledger.attempt : 0;
     status->n_applied = job->stats.counters.applied;
     status->n_skipped = job->stats.counters.skipped;
+    status->n_missing_steps = job->missing.n_missing;
+    status->n_missing_params = job->missing.n_params;
     status->loss_scale = job_loss_scale(job);
     status->has_grad_norm = job->decision.has_norm;
     status->groups = job->decision.has_hypers ? job->decision.hypers : NULL;

@@ -72,21 +72,26 @@ def test_never_used(zerod):
 
 
 def test_warning(scene):  # noqa: F811
-    """on_missing: zero. The warning says it, too; the next step's knows nothing of it."""
+    """on_missing: zero. A warning says at once what a rank knows; what nobody knows is said after three steps."""
     s = scene(options=TORCH)
     s.ranks[0].ok("close")  # one program on all ranks, as it is
     s.ranks[0].attach(*TORCH)
     s.ranks[0].tell("form")
     assert s.ranks[0].answer().r == RESUMED
     segment = "evidence segment=h.0.attn segments=1 site=model.py:41"
-    for name, but, evidence in (("e1005-dead-segment-warning", "1,2", segment), ("e1005-next-step", "2", "user")):
+    for name, but, evidence in (("e1005-dead-segment-warning", "1,2", segment), (None, "4", "user"), (None, "4", "user"),
+                                ("e1005-next-step", "4", "user")):
+        n = len(diagnostics(s.daemon))
         for p, words in zip(s.ranks, ("pushes", f"pushes but={but}")):
             p.ok("begin")
             p.ok(words)
         assert [a.r for a in all_do(s.ranks, "end")] == [0, 0]
         s.guilty.ok(evidence)
         assert [a.applied for a in all_do(s.ranks, "step")] == [True, True]
-        s.warned(name)
+        if name is None:
+            assert len(diagnostics(s.daemon)) == n
+        else:
+            s.warned(name)
 
 
 def test_evidence_of_what_came(scene):  # noqa: F811

@@ -21,6 +21,9 @@ from .uncopied import Hook
 from .watch import Failure, Segment, now
 
 
+STEPS_UNTIL_SAID = 3  # the daemon reports what has been missing for so many steps
+
+
 def entry_modules(model: nn.Module) -> list[nn.Module]:
     """
     Modules whose forward begins a forward of the model: the model and its children, and the children of containers,
@@ -42,6 +45,7 @@ class Evidence:
         self._called: set[nn.Module] = set()
         self._hooks: list[Any] = []
         self._said: frozenset[int] = frozenset()
+        self._n_said = 0  # steps in a row with that set
         self.failure: Failure | None = None
         self.n_forwards = self.n_backwards = 0  # of this step
         self.count_calls()
@@ -72,8 +76,9 @@ class Evidence:
     # ---- what is said --------------------------------------------------------------------------------
 
     def of(self, missing: Sequence[int]) -> _lib.Evidence | None:
-        """Evidence about parameters that this step did not push; None if the last one said the same."""
-        if self.failure is None and self.n_backwards > 0 and self._said == frozenset(missing):
+        """Evidence about parameters that this step did not push; None if the daemon has heard the same for long."""
+        self._n_said = self._n_said + 1 if self._said == frozenset(missing) else 1
+        if self.failure is None and self.n_backwards > 0 and self._n_said > STEPS_UNTIL_SAID:
             return None
         self._said = frozenset(missing)
         evidence = _lib.Evidence(n_forwards=self.n_forwards, n_backwards=self.n_backwards)

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Missing parameters: a step without their gradients is reported once for each set. */
+/* Missing parameters: who has not pushed which, in how many steps, and whether somebody has to hear of it. */
 
 #include "daemon/job/model/missing.h"
+
+#include <errno.h>
+#include <fnmatch.h>
+#include <string.h>
 
 #include <xxhash.h>
 
@@ -23,39 +27,225 @@ static bool misses_all(const struct job *job, unsigned rank, const uint32_t *ids
     return true;
 }
 
+enum { STEPS_UNTIL_SAID = 3 }; /* in a row; picked: two parts that alternate are never missing twice */
+
+/* What the first ranks of this node miss. */
+struct lacking {
+    struct evidence_lacking ranks[EVIDENCE_MAX_LACKING];
+    unsigned n;
+    uint32_t *ids; /* of all of them; owned */
+};
+
+static void find_lacking(const struct job *job, const uint32_t *ids, uint32_t n, struct lacking *lacking)
+{
+    lacking->ids = calloc((size_t)EVIDENCE_MAX_LACKING * n, sizeof(*lacking->ids));
+    for (unsigned r = job->world.first; lacking->ids && r < job->world.end; r++) {
+        bool is_shown = lacking->n < EVIDENCE_MAX_LACKING;
+        uint32_t *own = lacking->ids + (size_t)(is_shown ? lacking->n : 0) * n;
+        uint32_t n_own = 0;
+
+        for (uint32_t i = 0; i < n; i++) {
+            if (job_has_pushed(job, r, ids[i]))
+                continue;
+            if (is_shown)
+                own[n_own] = ids[i];
+            n_own++;
+        }
+        if (n_own > 0 && is_shown)
+            lacking->ranks[lacking->n] = (struct evidence_lacking){.rank = r, .params = own, .n_params = n_own};
+        lacking->n += n_own > 0;
+    }
+}
+
 static bool has_bit(const uint8_t *bits, uint32_t param)
 {
     return bits[param / 8] >> param % 8 & 1;
 }
 
-/* Has a rank not pushed a parameter that is trained? */
 bool missing_any(const struct job *job, const uint8_t *all)
 {
     for (uint32_t p = 0; p < job->layout->n_params; p++)
-        if (!has_bit(all, p)) /* frozen ones count as pushed by all */
+        if (!has_bit(all, p) && !job->missing.is_declared[p]) /* frozen ones count as pushed by all */
             return true;
     return false;
 }
 
-static bool was_reported(struct job *job, uint64_t digest)
+static bool was_reported(struct job_missing *missing, uint64_t digest)
 {
-    for (unsigned i = 0; i < MIN(job->missing.n_seen, (unsigned)ARRAY_SIZE(job->missing.seen)); i++)
-        if (job->missing.seen[i] == digest)
+    for (unsigned i = 0; i < MIN(missing->n_seen, (unsigned)ARRAY_SIZE(missing->seen)); i++)
+        if (missing->seen[i] == digest)
             return true;
-    job->missing.seen[job->missing.n_seen++ % ARRAY_SIZE(job->missing.seen)] = digest;
+    missing->seen[missing->n_seen++ % ARRAY_SIZE(missing->seen)] = digest;
     return false;
 }
 
-/* Which parameters are missing, on whom; a warning once per set. any, all: who of the world has pushed them. */
+/* ---- what the steps so far have shown ------------------------------------------------------------------ */
+
+/* Without the last component that is a number: of layers.3.experts.7.w all experts of layer 3 are kin. */
+static uint64_t kin_of(const struct layout_param *param)
+{
+    const char *name = param->name, *number = NULL, *end = name + param->name_len, *after = NULL;
+
+    for (const char *c = name; c < end;) {
+        const char *dot = memchr(c, '.', (size_t)(end - c)), *stop = dot ? dot : end;
+
+        if (stop > c && strspn(c, "0123456789") >= (size_t)(stop - c)) {
+            number = c;
+            after = stop;
+        }
+        c = dot ? dot + 1 : end;
+    }
+    if (!number)
+        return XXH3_64bits(name, param->name_len);
+    return XXH3_64bits(name, (size_t)(number - name)) ^ XXH3_64bits_withSeed(after, (size_t)(end - after), 1);
+}
+
+static bool is_declared(const struct config_names *unused, const struct layout_param *param)
+{
+    _cleanup_free_ char *name = strndup(param->name, param->name_len);
+
+    for (size_t i = 0; name && i < unused->n_items; i++)
+        if (fnmatch(unused->items[i], name, 0) == 0)
+            return true;
+    return false;
+}
+
+int missing_init(struct job *job)
+{
+    struct job_missing *missing = &job->missing;
+    uint32_t n = job->layout->n_params;
+
+    missing->n_in_a_row = calloc(n + 1, sizeof(*missing->n_in_a_row));
+    missing->kin = calloc(n + 1, sizeof(*missing->kin));
+    missing->was_pushed = calloc(n + 1, sizeof(bool));
+    missing->is_declared = calloc(n + 1, sizeof(bool));
+    missing->is_said = calloc(n + 1, sizeof(bool));
+    if (!missing->n_in_a_row || !missing->kin || !missing->was_pushed || !missing->is_declared || !missing->is_said)
+        return -ENOMEM;
+    for (uint32_t p = 0; p < n; p++) {
+        missing->kin[p] = kin_of(&job->layout->params[p]);
+        missing->is_declared[p] = is_declared(&job->config->diagnostics.unused, &job->layout->params[p]);
+    }
+    return 0;
+}
+
+void missing_deinit(struct job_missing *missing)
+{
+    free(missing->n_in_a_row);
+    free(missing->kin);
+    free(missing->was_pushed);
+    free(missing->is_declared);
+    free(missing->is_said);
+    *missing = (struct job_missing){0};
+}
+
+/* Takes note of a step. ids gets what some rank has missed in it. Return: how many. */
+static uint32_t note_step(struct job *job, const uint8_t *any, const uint8_t *all, uint32_t *ids)
+{
+    struct job_missing *missing = &job->missing;
+    uint32_t n = 0;
+
+    missing->n_steps++;
+    missing->n_params = 0;
+    for (uint32_t p = 0; p < job->layout->n_params; p++) {
+        bool is_missing = job->layout->params[p].trainable && !has_bit(all, p);
+
+        missing->n_in_a_row[p] = is_missing ? missing->n_in_a_row[p] + 1 : 0;
+        missing->was_pushed[p] |= has_bit(any, p);
+        missing->n_params += is_missing && !has_bit(any, p);
+        if (is_missing && !missing->is_declared[p])
+            ids[n++] = p;
+    }
+    missing->n_missing += n > 0;
+    return n;
+}
+
+/* Keeps of the set what has been missing for long, and has not been said. Return: how many are left. */
+static uint32_t keep_lasting(struct job_missing *missing, uint32_t *ids, uint32_t n)
+{
+    uint32_t n_left = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        if (missing->n_in_a_row[ids[i]] >= STEPS_UNTIL_SAID && !missing->is_said[ids[i]])
+            ids[n_left++] = ids[i];
+    return n_left;
+}
+
+static int compare_hashes(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Neither they nor their kin are said again. */
+static void mark_said(struct job *job, const uint32_t *ids, uint32_t n)
+{
+    struct job_missing *missing = &job->missing;
+    _cleanup_free_ uint64_t *kin = calloc(n + 1, sizeof(*kin));
+
+    if (!kin)
+        return;
+    for (uint32_t i = 0; i < n; i++)
+        kin[i] = missing->kin[ids[i]];
+    qsort(kin, n, sizeof(*kin), compare_hashes);
+    for (uint32_t p = 0; p < job->layout->n_params; p++)
+        missing->is_said[p] |= bsearch(&missing->kin[p], kin, n, sizeof(*kin), compare_hashes) != NULL;
+}
+
+/* ---- what is said of it -------------------------------------------------------------------------------- */
+
+/* Has each of the set a kin that some rank has pushed? */
+static bool kin_were_pushed(const struct job *job, const uint32_t *ids, uint32_t n)
+{
+    const struct job_missing *missing = &job->missing;
+    _cleanup_free_ uint64_t *pushed = calloc(job->layout->n_params + 1, sizeof(*pushed));
+    size_t n_pushed = 0;
+    bool all = pushed != NULL;
+
+    for (uint32_t p = 0; pushed && p < job->layout->n_params; p++)
+        if (missing->was_pushed[p])
+            pushed[n_pushed++] = missing->kin[p];
+    if (n_pushed > 0)
+        qsort(pushed, n_pushed, sizeof(*pushed), compare_hashes);
+    for (uint32_t i = 0; all && i < n; i++)
+        all = bsearch(&missing->kin[ids[i]], pushed, n_pushed, sizeof(*pushed), compare_hashes) != NULL;
+    return all;
+}
+
+/* Fills what the ranks know of a set, and how it stands in the steps so far. called: memory for n entries. */
+static void describe_set(struct job *job, struct evidence_missing *e, const uint32_t *ids, uint32_t n,
+                         const uint8_t *any, uint8_t *called)
+{
+    e->params = ids;
+    e->n_params = n;
+    e->same_on_all_ranks = e->same_every_step = true;
+    for (uint32_t i = 0; i < n; i++) {
+        e->same_on_all_ranks &= !has_bit(any, ids[i]);
+        e->same_every_step &= !job->missing.was_pushed[ids[i]];
+    }
+    for (unsigned r = 0; r < job->world.size; r++)
+        if (job_is_own(job, r) || !job->ranks[r].left) /* of another node's it is what it asked with last */
+            rank_evidence_add(&job->ranks[r].evidence, e, called, misses_all(job, r, ids, n));
+}
+
+static void say(struct job *job, struct evidence_missing *e)
+{
+    struct lacking lacking = {0};
+
+    find_lacking(job, e->params, (uint32_t)e->n_params, &lacking);
+    e->lacking = lacking.ranks;
+    e->n_lacking = lacking.n;
+    e->lacking_elsewhere = job->world.end - job->world.first < job->world.size;
+    job_keep(job, cause_missing(e));
+    free(lacking.ids);
+}
+
 void missing_report(struct job *job, const uint8_t *any, const uint8_t *all)
 {
-    uint32_t n_params = job->layout->n_params;
-    _cleanup_free_ uint8_t *flags = calloc(n_params + 1, 1);
-    _cleanup_free_ uint32_t *ids = calloc(n_params + 1, sizeof(*ids));
-    _cleanup_free_ uint8_t *called = calloc(n_params + 1, 1);
-    uint32_t n = 0, n_all = 0;
-    uint64_t digest;
-    struct evidence_missing evidence = {
+    _cleanup_free_ uint32_t *ids = calloc(job->layout->n_params + 1, sizeof(*ids));
+    _cleanup_free_ uint8_t *called = calloc(job->layout->n_params + 1, 1);
+    struct evidence_missing blank = {
         .at = {.layout = job->layout,
                .rank = -1,
                .step = (int64_t)job->ledger.step,
@@ -66,29 +256,29 @@ void missing_report(struct job *job, const uint8_t *any, const uint8_t *all)
         .n_trainable = job_n_trainable(job),
         .world_size = job->world.size,
     };
+    struct evidence_missing e = blank;
+    uint32_t n;
 
-    if (!flags || !ids)
+    if (!ids || !called)
         return;
-    for (uint32_t p = 0; p < n_params; p++) {
-        flags[p] = job->layout->params[p].trainable && !has_bit(all, p);
-        if (flags[p])
-            ids[n++] = p;
-        n_all += flags[p] && !has_bit(any, p);
+    n = note_step(job, any, all, ids);
+    if (n == 0)
+        return;
+    e.n_steps_seen = blank.n_steps_seen = job->missing.n_steps;
+    describe_set(job, &e, ids, n, any, called);
+    if (e.skipped || e.dead_segment || e.exception) {
+        if (!was_reported(&job->missing, XXH3_64bits(ids, n * sizeof(*ids))))
+            say(job, &e);
+        mark_said(job, ids, n);
+        return;
     }
-    job->missing.n_params = n_all;
-    digest = n ? XXH3_64bits(flags, n_params) : 0;
-    job->missing.n_last = digest == job->missing.last ? job->missing.n_last + 1 : 1;
-    evidence.same_every_step = n && job->missing.n_last == job->ledger.step + 1;
-    job->missing.last = digest;
-    if (n == 0 || was_reported(job, digest))
+    n = keep_lasting(&job->missing, ids, n);
+    if (n == 0)
         return;
-    evidence.params = ids;
-    evidence.n_params = n;
-    for (unsigned r = 0; r < job->world.size; r++)
-        if (job_is_own(job, r) || !job->ranks[r].left) /* of another node's it is what it asked with last */
-            rank_evidence_add(&job->ranks[r].evidence, &evidence, called, misses_all(job, r, ids, n));
-    evidence.same_on_all_ranks = n == n_all;
-    evidence.n_ranks_missing = n == n_all ? job->world.size : 1;
-    evidence.n_steps_seen = job->ledger.step + 1;
-    job_keep(job, cause_missing(&evidence));
+    memset(called, 0, job->layout->n_params);
+    e = blank;
+    describe_set(job, &e, ids, n, any, called);
+    e.kin_used = kin_were_pushed(job, ids, n);
+    say(job, &e);
+    mark_said(job, ids, n);
 }

@@ -6,17 +6,32 @@
 
 struct job;
 
-/* Which sets of parameters were missing: a warning comes once per set. */
+/*
+ * Which parameters have been missing. A set is reported when it has been missing in three steps in a row: a program
+ * that alternates, as a GAN or heads by turns, is no mistake. What the client knows of the cause, and steps that are
+ * skipped, are reported at once.
+ */
 struct job_missing {
-    uint64_t seen[64]; /* digests of the sets that were reported */
+    /* One entry for each parameter; owned. */
+    uint32_t *n_in_a_row; /* steps in which some rank missed it */
+    uint64_t *kin;        /* hash of its name without the number of the module in its list: experts are kin */
+    bool *was_pushed;     /* some rank has, in a step of this daemon's */
+    bool *is_declared;    /* diagnostics.unused */
+    bool *is_said;        /* it, or one of its kin */
+
+    uint64_t seen[64]; /* digests of the sets that were reported at once */
     unsigned n_seen;
-    uint64_t last;     /* digest of the last step's set, 0: none was missing */
-    uint64_t n_last;   /* steps in a row with that set */
-    uint32_t n_params; /* that no rank pushed in the step under way */
+    uint64_t n_steps;   /* of this daemon's */
+    uint64_t n_missing; /* of these: in which some rank missed what is not declared */
+    uint32_t n_params;  /* that no rank pushed in the step under way */
 };
+
+/* For the job's layout. missing_deinit() in any case. Return: 0 or -ENOMEM. */
+int missing_init(struct job *job);
+void missing_deinit(struct job_missing *missing);
 
 /* Warns of parameters that a rank has not pushed; any, all: a bit per parameter, who of the world has pushed it. */
 void missing_report(struct job *job, const uint8_t *any, const uint8_t *all);
 
-/* Has a rank not pushed a parameter that is trained? */
+/* Has a rank not pushed a parameter that is trained, and that diagnostics.unused does not name? */
 bool missing_any(const struct job *job, const uint8_t *all);

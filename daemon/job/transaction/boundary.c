@@ -188,13 +188,14 @@ struct params {
     uint32_t n;
 };
 
-/* Trainable parameters (or learnt ones) that the rank has not pushed in this step. */
+/* Trainable parameters (or learnt ones) that the rank has to push, and has not pushed in this step. */
 static struct params missing_of(const struct job *job, unsigned rank, const uint8_t *among)
 {
     struct params params = {.ids = calloc(job->layout->n_params + 1, sizeof(uint32_t))};
 
     for (uint32_t p = 0; params.ids && p < job->layout->n_params; p++)
-        if (job->layout->params[p].trainable && !job_has_pushed(job, rank, p) && (!among || among[p]))
+        if (job->layout->params[p].trainable && !job_has_pushed(job, rank, p) &&
+            (among ? among[p] : !job->missing.is_declared[p]))
             params.ids[params.n++] = p;
     return params;
 }

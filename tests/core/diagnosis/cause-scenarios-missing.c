@@ -38,7 +38,6 @@ static struct diagnostic *e1005_m1_warning(const struct fixture *f)
 
     e.at.rank = -1;
     e.warning = true;
-    e.n_ranks_missing = 4;
     return cause_missing(&e);
 }
 
@@ -95,7 +94,9 @@ static struct diagnostic *e1005_m2_warning(const struct fixture *f)
     e.at = at(f->net, "zerod-example", -1, 30, -1);
     e.warning = true;
     e.same_every_step = false;
-    e.n_ranks_missing = 1;
+    e.same_on_all_ranks = false;
+    e.lacking = &(struct evidence_lacking){.rank = 3, .params = e.params, .n_params = e.n_params};
+    e.n_lacking = 1;
     e.n_steps_seen = 31;
     return cause_missing(&e);
 }

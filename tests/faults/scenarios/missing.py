@@ -89,13 +89,25 @@ def unused_head_and_pooler(t: Any) -> None:
 
 
 @scenario(
-    Expect(1005, "M1", params=IDLE, step=0, fix=FREEZE,
+    Expect(1005, "M1", params=IDLE, step=2, fix=FREEZE,
            says=("never called: unused", "called, but the output does not reach the loss: bert.pooler"),
            exception="", sticky=False),
     pattern="1b, 2", trains=True)
 def unused_head_and_pooler_warned(t: Any) -> None:
-    """The same by default: it trains what there is, and says so once."""
+    """The same by default: it trains what there is, and says so once, after three steps."""
     tag(t)
+
+
+@scenario(policy={"diagnostics": {"on_missing": "error", "unused": ["bert.pooler.*", "unused.*"]}}, pattern="1b, 2")
+def unused_and_declared(t: Any) -> None:
+    """What the configuration declares is no missing gradient, whatever on_missing says."""
+    opt = t.attach(t.model(Tagger))
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        mse_loss(t.trained(x), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
 
 
 class NoGradient(torch.autograd.Function):
@@ -120,7 +132,7 @@ class UndefinedNet(Net):
 
 
 @scenario(
-    Expect(1005, "M1", params=("offset",), step=0, exception="", sticky=False),
+    Expect(1005, "M1", params=("offset",), step=2, exception="", sticky=False),
     pattern="o", trains=True)
 def undefined_gradient(t: Any) -> None:
     """The hook fires for a gradient that is not there: nothing is pushed, nothing stale is trained on."""
@@ -185,12 +197,55 @@ def branch_by_rank(t: Any) -> None:
 
 
 @scenario(
-    Expect(1005, "M2", params=names("experts.0", "experts.1"), step=0, fix=("0 * branch(x).sum()",), exception="",
-           sticky=False),
+    Expect(1005, "M2", params=names("experts.0", "experts.1"), step=2, fix=("0 * branch(x).sum()",),
+           says=("rank 0 misses experts.1.weight, experts.1.bias", "rank 1 misses experts.0.weight"), exception="", sticky=False),
     pattern="M2", trains=True, hooks=False, stages=(1, 2, 3))
 def branch_by_rank_warned(t: Any) -> None:
     """Each rank uses an expert of its own; by default what is missing is no contribution."""
     route(t, lambda step: t.rank)
+
+
+@scenario(pattern="M2", stages=(1, 2, 3))
+def heads_by_turns(t: Any) -> None:
+    """A program that uses its parts in turns is right, and hears nothing."""
+    model = t.model(Experts)
+    opt = t.attach(model)
+    for step in t.steps(opt, 6):
+        x, y = t.batch(step)
+        mse_loss(model(x, step % 2), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@scenario(pattern="M6")
+def frozen_by_turns(t: Any) -> None:
+    """So is one that freezes them in turns, as a GAN with one optimizer does."""
+    model = t.model(Experts)
+    opt = t.attach(model)
+    for step in t.steps(opt, 6):
+        for n, expert in enumerate(model.experts):
+            expert.requires_grad_(n == step % 2)
+        x, y = t.batch(step)
+        mse_loss(model(x, 0) + model(x, 1), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@scenario(
+    Expect(1005, "U", params=names("experts.1"), step=2, says=("the data chooses among them",), exception="", sticky=False),
+    pattern="M2", trains=True, hooks=False)
+def experts_without_tokens(t: Any) -> None:
+    """First one expert gets no tokens for a while, then the other: it is said once of the list that they are in."""
+    model = t.model(Experts)
+    opt = t.attach(model)
+    for step in t.steps(opt, 12):
+        x, y = t.batch(step)
+        mse_loss(model(x, step // 4 % 2, all_of_them=not t.faulty), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
 
 
 @scenario(
