@@ -612,6 +612,7 @@ static struct json_object *rank_object(struct json *j, const struct status_rank 
     json_put_u64(j, o, "step", rank->step);
     json_put_u64(j, o, "micro_batch", rank->micro_batch);
     json_put_u64(j, o, "n_pushes", rank->n_pushes);
+    json_put_u64(j, o, "behind_total_ns", rank->behind_total_ns);
     json_put_string(j, o, "waiting_for", rank->waiting_for);
     put_since(j, o, "waiting_ns", rank->waiting_for ? rank->waiting_since_ns : 0, now_ns);
     put_summary(j, o, "fault", rank->fault, now_ns);

@@ -201,6 +201,7 @@ struct status_rank {
     uint64_t step;
     uint32_t micro_batch;    /* the open one, or the next */
     uint64_t n_pushes;       /* admitted, of this incarnation */
+    uint64_t behind_total_ns; /* behind the node's first rank to ask for the step, over all committed steps */
     const char *waiting_for; /* "ranks 1, 3 to ask for the step"; NULL: it does not wait */
     uint64_t waiting_since_ns;
     const struct diagnostic *fault; /* sticky; NULL: none */

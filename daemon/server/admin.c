@@ -352,6 +352,7 @@ static struct status_rank make_rank(const struct job *job, const struct job_rank
         .step = next.step,
         .micro_batch = next.micro_batch,
         .n_pushes = rank->n_pushes,
+        .behind_total_ns = rank->behind_total_ns,
         .waiting_for = rank->wait != WAIT_NONE ? job_waits_for(job, rank) : NULL,
         .waiting_since_ns = rank->wait != WAIT_NONE ? rank->wait_ns : 0,
         .fault = rank->fault.diagnostic,

@@ -112,6 +112,8 @@ struct job_rank {
     bool proceed; /* cleared a fault of the step request: ask again without judging it */
     uint64_t n_forwards, n_backwards, n_forwards_at_step, n_backwards_at_step;
     uint64_t asked_ns;
+    uint64_t behind_ns;       /* how much later than the node's first rank it asked for the last decided step */
+    uint64_t behind_total_ns; /* the sum over all committed steps */
     uint64_t n_pushes;
     uint64_t n_received; /* recorded requests of this incarnation */
     struct partial_push partial;

@@ -21,6 +21,8 @@ void stats_note_step(struct job *job)
     times->reduce_shown_ns = times->reduce_last_ns;
     times->reduce_last_ns = 0;
     times->update_total_ns += times->update_last_ns;
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        job->ranks[r].behind_total_ns += job->ranks[r].behind_ns;
     times->recent_ns[times->n_recent++ % ARRAY_SIZE(times->recent_ns)] = times->step_last_ns;
     job->stats.counters.overlap_bytes = job->stats.counters.batch_bytes;
     job->stats.counters.overlap_reduced_bytes = job->stats.counters.batch_reduced_bytes;

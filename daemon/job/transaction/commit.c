@@ -216,6 +216,8 @@ static void note_waiting(struct job *job)
             job->stats.times.slowest_rank = r;
         }
     }
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        job->ranks[r].behind_ns = job->ledger.ranks[r].asked ? job->ranks[r].asked_ns - first : 0;
     job->stats.times.wait_last_ns = last > first ? last - first : 0;
     job->stats.times.slowest_behind_ns = job->stats.times.wait_last_ns;
     job->stats.times.decided_ns = job_now(job);

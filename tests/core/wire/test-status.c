@@ -214,6 +214,7 @@ static void example_ranks(struct example *e)
             .last_message_ns = 99ull * S,
             .step = 42,
             .n_pushes = 7,
+            .behind_total_ns = 2500000000ull * i,
         };
     e->ranks[1].fault = e->diagnostics[0];
     e->ranks[2].waiting_for = "ranks 1, 3 to ask for the step";
@@ -582,6 +583,7 @@ static void test_ranks(void **state)
         {"3.pid", "null"},
         {"3.uid", "null"},
         {"3.incarnation", "null"},
+        {"1.behind_total_ns", "2500000000"},
         {"3.connected_ns", "null"},
     };
     struct example e;

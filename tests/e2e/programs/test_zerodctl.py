@@ -733,6 +733,8 @@ def test_real_daemon_in_training(tmp_path):
         if word not in ("overflow", "total"):
             assert class_["held_bytes"] <= 1.02 * class_["planned_bytes"] + 2**24, word
     assert [rank["rank"] for rank in ranks] == [0, 1] and all(rank["attached"] for rank in ranks)
+    behind = sum(rank["behind_total_ns"] for rank in ranks)  # of two ranks one is behind, for as long as the other waits
+    assert before["time"]["wait"]["total_ns"] <= behind <= after["time"]["wait"]["total_ns"]
     assert {param["name"] for param in params} >= {"blocks.0.norm1.bias"}
     assert all(param["n_steps"] >= 5 and param["grad_norm"] >= 0 for param in params)
     assert any(set(param["owners"]) == {0} for param in params) and any(1 in param["owners"] for param in params)
