@@ -13,7 +13,7 @@ ZEROD_PACKAGES=(gcc g++ libc6-dev meson ninja-build pkg-config libuv1-dev libpro
     libfyaml-dev libsodium-dev libcmocka-dev libsystemd-dev libxxhash-dev libjson-c-dev libgloo-dev python3)
 # To test; beyond those.
 ZEROD_TEST_PACKAGES=(python3-venv strace)
-ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml)
+ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml prometheus-client==0.26.0)
 # To train with PyTorch. Which build of torch it is, pip's own configuration decides; the CPU's will do.
 ZEROD_TORCH_MODULES=(torch==2.13.0 numpy)
 # To test that, beside the callers that people use.

@@ -16,11 +16,13 @@
 #include "client/ctl/ask.h"
 #include "client/ctl/checkpoint.h"
 #include "client/ctl/explain.h"
+#include "client/ctl/metrics.h"
 #include "client/ctl/plan.h"
 #include "client/ctl/report.h"
 #include "client/ctl/resize.h"
 #include "client/ctl/show.h"
 #include "core/base/base.h"
+#include "core/base/strbuf.h"
 
 static const char help_text[] =
     "Usage: zerodctl [--socket PATH] [--json] COMMAND [ARGUMENTS]\n"
@@ -30,6 +32,7 @@ static const char help_text[] =
     "  ranks                        who is attached, and whom each waits for\n"
     "  params                       parameters: where they lie, who has pushed them in this step\n"
     "  diagnostics                  what was refused or warned of, in full\n"
+    "  metrics                      figures for Prometheus, as OpenMetrics text\n"
     "  report [FILE]                all that an issue report needs, as one JSON file\n"
     "  drain                        attach no more ranks; the daemon ends with the last one\n"
     "  abort-step                   give the open step up, on all ranks; says what becomes of them\n"
@@ -145,6 +148,38 @@ static int parse_status(int argc, char **argv, double *seconds)
     return ctl_fail("status takes --watch and a number of seconds from 0.01 to 86400, nothing else", EX_USAGE);
 }
 
+/* ---- metrics ------------------------------------------------------------------------------------------- */
+
+static int print_metrics(const struct metrics_source *source)
+{
+    struct strbuf text = {0};
+    int r;
+
+    metrics_print(&text, METRICS_OPENMETRICS, source, 1);
+    if (text.cut) {
+        r = ctl_fail(strerror(ENOMEM), EX_OSERR);
+    } else {
+        fputs(strbuf_text(&text), stdout);
+        r = ctl_flush();
+    }
+    strbuf_deinit(&text);
+    return r;
+}
+
+/* If there is no daemon, the text says so, because a collector of texts does not see the exit status. */
+static int metrics(const struct options *options)
+{
+    struct metrics_source source = {.socket = options->socket};
+    int r = ctl_ask(options->socket, "status", false, &source.status), printed;
+
+    if (r == 0)
+        r = ctl_ask(options->socket, "ranks", false, &source.ranks);
+    printed = source.socket && r != EX_USAGE ? print_metrics(&source) : 0;
+    json_object_put(source.status);
+    json_object_put(source.ranks);
+    return r ? r : printed;
+}
+
 /* ---- report -------------------------------------------------------------------------------------------- */
 
 static int write_report(const char *path, const char *text)
@@ -239,6 +274,8 @@ static int run_subcommand(int argc, char **argv, struct options *options)
     }
     if (strcmp(argv[0], "resize") == 0)
         return resize(options, argc == 2 ? argv[1] : NULL);
+    if (strcmp(argv[0], "metrics") == 0 && argc == 1)
+        return metrics(options);
     if (strcmp(argv[0], "report") == 0 && argc <= 2)
         return report(options, argv[1]);
     for (i = 0; argc == 1 && i < ARRAY_SIZE(subcommands); i++)

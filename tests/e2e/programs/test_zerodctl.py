@@ -467,7 +467,7 @@ def test_daemon_that_goes_away(path):
     assert result.returncode == os.EX_PROTOCOL and "not JSON" in result.stderr
 
 
-@pytest.mark.parametrize("args", [[], ["nonsense"], ["status", "x"], ["drop", "x"], ["--nonsense"], ["--socket"],
+@pytest.mark.parametrize("args", [[], ["nonsense"], ["status", "x"], ["drop", "x"], ["--nonsense"], ["--socket"], ["metrics", "x"],
                                   ["report", "a", "b"], ["--socket", "/" + "x" * 200, "status"], ["status"]])
 def test_usage_errors(args):
     result = zerodctl(*args)
@@ -480,7 +480,7 @@ def test_help_version_and_what_is_no_command():
     result = zerodctl("--help")
     assert result.returncode == 0 and not result.stderr
     for word in ("status", "ranks", "params", "diagnostics", "drain", "abort-step", "drop", "plan", "explain", "report",
-                 "checkpoint", "resize"):
+                 "checkpoint", "resize", "metrics"):
         assert re.search(rf"^  {word}\b", result.stdout, re.M), word
     assert zerodctl("status", "--help").stdout == zerodctl("plan", "--help").stdout == result.stdout
     assert re.fullmatch(r"zerodctl \d+\.\d+\.\d+\n", zerodctl("--version").stdout)

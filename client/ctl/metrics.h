@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What daemons say of themselves as metrics for Prometheus: JSON answers in, text out. Pure: no I/O, no clock.
+ * docs/metrics.md lists the metrics, and a test compares that list with what is printed here.
+ *
+ * Answers that lack a key, as those of an older daemon, or have another type there, have no sample for it.
+ * All samples of a metric stand together, whichever daemon they come from, as OpenMetrics demands.
+ */
+
+#include <stddef.h>
+
+struct json_object;
+struct strbuf;
+
+enum metrics_format {
+    METRICS_OPENMETRICS, /* version 1.0.0; Prometheus' older parser reads it too, but does not know the counters' types
+                          */
+    METRICS_PROMETHEUS,  /* text format 0.0.4 */
+};
+
+/* One daemon. Nothing here is owned. */
+struct metrics_source {
+    const char *socket;
+    struct json_object *status; /* its answer to "status"; NULL: it has not answered */
+    struct json_object *ranks;  /* its answer to "ranks"; NULL: unknown */
+};
+
+/* The media type of a text in that format. */
+const char *metrics_content_type(enum metrics_format format);
+
+/* Appends the text to buf. If memory is short, buf->cut is set and the text is of no use. */
+void metrics_print(struct strbuf *buf, enum metrics_format format, const struct metrics_source *sources, size_t n);

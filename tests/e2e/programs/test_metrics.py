@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""zerodctl metrics: Prometheus' own parsers read it, its values are those of the answers, and docs/metrics.md lists all."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from conftest import ROOT, wait_for
+from test_zerodctl import daemon, example, parts, path, zerodctl  # noqa: F401
+
+pytest.importorskip("prometheus_client", reason="scripts/test installs prometheus-client into build/venv")
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics  # noqa: E402
+from prometheus_client.parser import text_string_to_metric_families as read_prometheus  # noqa: E402
+
+pytestmark = pytest.mark.quick
+
+SMALL = ["--layers", "2", "--width", "32", "--heads", "2", "--batch", "2", "--steps", "1000000"]
+TROUBLE = 'a"} 1\nzerod_up{b="\\'
+
+
+def metrics_of(path, answers):  # noqa: F811
+    """The text of `zerodctl metrics`, of a daemon that gives these answers."""
+    with daemon(path, lambda command: parts(json.dumps(answers[command]))):
+        result = zerodctl("--socket", path, "metrics")
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+def answers(name="status"):
+    return {"status": json.loads(example(name)), "ranks": json.loads(example("ranks"))}
+
+
+FULL, NODES, MINIMAL = "full", "nodes", "minimal"  # between them they have every key
+
+
+def given(name):
+    if name != FULL:
+        return answers(f"status-{name}")
+    full = answers()
+    full["status"] |= {"replaced_ns": 5 * 10**9, "away_ns": 10**9}
+    return full
+
+
+def samples(text):
+    """{(name, further labels): value}, as OpenMetrics' parser reads them; the two labels that all have are left out."""
+    found = {}
+    for family in read_openmetrics(text):
+        for s in family.samples:
+            labels = frozenset(item for item in s.labels.items() if item[0] not in ("socket", "job_name"))
+            assert (s.name, labels) not in found
+            found[s.name, labels] = s.value
+    return found
+
+
+def value(text, name, **labels):
+    return samples(text)[name, frozenset(labels.items())]
+
+
+def emitted(folder):
+    """{name of a sample: type} of all that can be emitted."""
+    families = [f for name in (FULL, NODES, MINIMAL) for f in read_openmetrics(metrics_of(folder / name, given(name)))]
+    return {s.name: f.type for f in families for s in f.samples}
+
+
+def documented():
+    text = (ROOT / "docs/metrics.md").read_text()
+    return dict(re.findall(r"^\| `(zerod_\w+)` \| (\w+) \|", text, re.MULTILINE))
+
+
+# ---- the text ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [FULL, NODES, MINIMAL])
+def test_both_parsers_read_it(path, name):  # noqa: F811
+    text = metrics_of(path, given(name))
+    assert text.endswith("\n# EOF\n")
+    families = list(read_openmetrics(text))
+    assert all(f.documentation and f.type in ("gauge", "counter") for f in families)
+    for family in families:
+        for unit in ("seconds", "bytes", "ratio"):
+            assert (family.unit == unit) == family.name.endswith(f"_{unit}")
+    older = {(s.name, frozenset(s.labels.items())): s.value for f in read_prometheus(text) for s in f.samples}
+    assert older == {(s.name, frozenset(s.labels.items())): s.value for f in families for s in f.samples}
+    if shutil.which("promtool"):
+        lint = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+        # It takes the names of OpenMetrics' counters for others than those of their heads.
+        assert re.fullmatch(r"(\w+_total no help text\n)*", lint.stderr), lint.stderr
+
+
+def test_values(path):  # noqa: F811
+    text = metrics_of(path, given(FULL))
+    assert value(text, "zerod_up") == 1
+    assert value(text, "zerod_step") == 42
+    assert value(text, "zerod_steps_total", result="skipped") == 1
+    assert value(text, "zerod_step_seconds_total", phase="update") == 3e-6
+    assert value(text, "zerod_memory_bytes", **{"class": "ring"}, place="gpu") == 2 << 20
+    assert value(text, "zerod_memory_limit_bytes") == 64 << 30
+    assert value(text, "zerod_refused_total", code="E1001") == 2
+    assert value(text, "zerod_slowest_rank_behind_seconds", rank="3") == 0.0015
+    assert value(text, "zerod_rank_behind_seconds_total", rank="2") == 5
+    assert value(text, "zerod_rank_fault", rank="1", code="E1001") == 1
+    assert value(text, "zerod_checkpoint_age_seconds") == 60
+    assert value(text, "zerod_engine_sent_bytes_total", engine="nccl", collective="reduce-scatter") == 2 << 20
+    assert {s.labels["socket"] for f in read_openmetrics(text) for s in f.samples} == {str(path)}
+
+
+def test_labels_that_want_out(path):  # noqa: F811
+    """A job, a run, a node and an engine whose names look like the end of a label arrive as they are."""
+    hostile = given(NODES)
+    hostile["status"] |= {"job": TROUBLE, "run_id": TROUBLE, "state": TROUBLE, "version": TROUBLE}
+    hostile["status"]["nodes"]["list"][1]["address"] = TROUBLE
+    hostile["status"]["refused"] = [{"code": TROUBLE, "n": 1}]
+    hostile["ranks"][1]["fault"]["code"] = TROUBLE
+    text = metrics_of(path, hostile)
+    assert {s.labels["job_name"] for f in read_openmetrics(text) for s in f.samples if s.name != "zerod_up"} == {TROUBLE}
+    assert value(text, "zerod_run_info", run_id=TROUBLE) == 1
+    assert value(text, "zerod_node_reached", node="1", address=TROUBLE) == 0
+    assert value(text, "zerod_refused_total", code=TROUBLE) == 1
+    assert value(text, "zerod_rank_fault", rank="1", code=TROUBLE) == 1
+    assert value(text, "zerod_up") == 1
+
+
+def test_no_daemon(path):  # noqa: F811
+    """The reason goes to stderr; the text, which a textfile collector reads, says that the daemon is down."""
+    result = zerodctl("--socket", path, "metrics")
+    assert result.returncode == 69 and result.stderr == f"zerodctl: no daemon on {path}: connect: No such file or directory\n"
+    assert samples(result.stdout) == {("zerod_up", frozenset()): 0}
+
+
+# ---- a real job --------------------------------------------------------------------------------------------------
+
+
+def test_of_a_running_job(zerod, build):
+    job = zerod({"limits": {"memory": "1GiB"}})
+    trainer = build.path("client/example/zerod-example")
+    for rank in range(2):
+        job.spawn(trainer, *SMALL, "--provoke-duplicate", "2:blocks.0.norm1.bias:1", rank=rank)
+    wait_for("the job does not train", lambda: job.status()["step"] >= 5)
+    before = job.status()
+    text = job.ctl("metrics").stdout
+    after = job.status()
+    assert before["step"] <= value(text, "zerod_step") <= after["step"]
+    assert before["n_applied"] <= value(text, "zerod_steps_total", result="applied") <= after["n_applied"]
+    for phase in ("wait", "reduce", "update"):
+        seconds = value(text, "zerod_step_seconds_total", phase=phase)
+        assert before["time"][phase]["total_ns"] <= seconds * 1e9 * (1 + 1e-9) and seconds > 0
+        assert seconds * 1e9 * (1 - 1e-9) <= after["time"][phase]["total_ns"]
+    assert value(text, "zerod_refused_total", code="E1001") == 1
+    assert value(text, "zerod_memory_limit_bytes") == 1 << 30
+    assert [value(text, "zerod_rank_attached", rank=rank) for rank in "01"] == [1, 1]
+    assert sum(v for (name, _), v in samples(text).items() if name == "zerod_memory_bytes") > 0
+    assert {s.labels.get("job_name") for f in read_openmetrics(text) for s in f.samples} == {None, "test"}
+
+
+# ---- the document ------------------------------------------------------------------------------------------------
+
+
+def test_every_metric_is_documented(tmp_path):
+    assert documented() == emitted(tmp_path)
