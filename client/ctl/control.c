@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sysexits.h>
+#include <time.h>
 
 #include "core/base/base.h"
 #include "core/diagnosis/diagnosis.h"
@@ -53,20 +54,43 @@ static int control_fail_refused(struct control *control, const struct wire_diagn
     return control_fail(control, code, "%s", diagnostic->text);
 }
 
+uint64_t control_clock_ms(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
+}
+
+/* How long the daemon may be silent now. */
+static int patience_ms(const struct control *control)
+{
+    uint64_t now = control_clock_ms();
+
+    if (control->until_ms == 0)
+        return CONTROL_SILENCE_MS;
+    return control->until_ms > now ? (int)MIN(control->until_ms - now, (uint64_t)CONTROL_SILENCE_MS) : 0;
+}
+
+static int control_fail_silent(struct control *control)
+{
+    if (control->until_ms != 0)
+        return control_fail(control, EX_TEMPFAIL, "the daemon on %s has not answered in time", control->path);
+    return control_fail(control, EX_TEMPFAIL, "the daemon on %s has not answered for %d s", control->path,
+                        CONTROL_SILENCE_MS / 1000);
+}
+
 static int control_wait(struct control *control, short events)
 {
     struct pollfd pollfd = {.fd = control->fd, .events = events};
     int r;
 
     do
-        r = poll(&pollfd, 1, CONTROL_SILENCE_MS);
+        r = poll(&pollfd, 1, patience_ms(control));
     while (r < 0 && errno == EINTR);
     if (r < 0)
         return control_fail(control, EX_OSERR, "poll: %s", strerror(errno));
-    if (r == 0)
-        return control_fail(control, EX_TEMPFAIL, "the daemon on %s has not answered for %d s", control->path,
-                            CONTROL_SILENCE_MS / 1000);
-    return 0;
+    return r == 0 ? control_fail_silent(control) : 0;
 }
 
 static int control_send(struct control *control, const struct request *request)
@@ -92,6 +116,8 @@ static int control_receive(struct control *control, enum reply_type wanted, stru
     char why[WIRE_WHY_BYTES];
     int r;
 
+    if (patience_ms(control) == 0) /* parts that never end are no answer, either */
+        return control_fail_silent(control);
     while ((r = frame_receive_fds(control->fd, &control->buffer)) == FRAME_AGAIN) {
         r = control_wait(control, POLLIN);
         if (r < 0)
@@ -114,9 +140,21 @@ static int control_receive(struct control *control, enum reply_type wanted, stru
     return 0;
 }
 
+/* While the daemon accepts nobody, connect() waits for room in its backlog: at most as long as it may be silent. */
+static int limit_connect(struct control *control)
+{
+    int ms = MAX(patience_ms(control), 1); /* 0 would be no limit */
+    struct timeval limit = {.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000};
+
+    if (setsockopt(control->fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) < 0)
+        return control_fail(control, EX_OSERR, "setsockopt: %s", strerror(errno));
+    return 0;
+}
+
 static int control_connect(struct control *control)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int r;
 
     if (strlen(control->path) >= sizeof(address.sun_path))
         return control_fail(control, EX_USAGE, "%s: a socket's path has at most %zu bytes", control->path,
@@ -125,9 +163,10 @@ static int control_connect(struct control *control)
     control->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (control->fd < 0)
         return control_fail(control, EX_OSERR, "socket: %s", strerror(errno));
-    if (connect(control->fd, (struct sockaddr *)&address, sizeof(address)) < 0)
-        return control_fail_errno(control, "connect", errno);
-    return 0;
+    r = limit_connect(control);
+    if (r < 0 || connect(control->fd, (struct sockaddr *)&address, sizeof(address)) == 0)
+        return r;
+    return errno == EAGAIN ? control_fail_silent(control) : control_fail_errno(control, "connect", errno);
 }
 
 static int control_hello(struct control *control)
@@ -150,11 +189,12 @@ static int control_hello(struct control *control)
     return r < 0 ? r : control_receive(control, REPLY_WELCOME, &reply);
 }
 
-int control_init(struct control *control, const char *path)
+static int control_open(struct control *control, const char *path, uint64_t until_ms)
 {
     int r;
 
-    *control = (struct control){.fd = -1, .path = path, .arena = WIRE_ARENA_NULL, .buffer = FRAME_BUFFER_NULL};
+    *control = (struct control){
+        .fd = -1, .path = path, .until_ms = until_ms, .arena = WIRE_ARENA_NULL, .buffer = FRAME_BUFFER_NULL};
     if (!path || !*path)
         return control_fail(control, EX_USAGE, "which daemon? Say --socket PATH, or set ZEROD_SOCKET");
     r = wire_arena_init(&control->arena);
@@ -164,6 +204,16 @@ int control_init(struct control *control, const char *path)
         return control_fail(control, EX_OSERR, "%s", strerror(-r));
     r = control_connect(control);
     return r < 0 ? r : control_hello(control);
+}
+
+int control_init(struct control *control, const char *path)
+{
+    return control_open(control, path, 0);
+}
+
+int control_init_within(struct control *control, const char *path, unsigned timeout_ms)
+{
+    return control_open(control, path, control_clock_ms() + timeout_ms);
 }
 
 void control_deinit(struct control *control)

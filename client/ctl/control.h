@@ -3,7 +3,8 @@
 
 /*
  * A connection to a daemon with role CONTROL: commands go out, answers come
- * back in parts and are put together. Blocking, with a limit on silence.
+ * back in parts and are put together. Blocking, with a limit on silence, and, if
+ * it is asked for, on the time for everything.
  *
  * Errors. A call returns 0 or a negative code of sysexits.h; then control->error is
  * a sentence for people, and only control_deinit() is left.
@@ -20,7 +21,8 @@ enum {
 
 struct control {
     int fd;
-    const char *path; /* not owned */
+    const char *path;  /* not owned */
+    uint64_t until_ms; /* CLOCK_MONOTONIC, when all must have ended; 0: no limit */
     struct wire_arena arena;
     struct frame_buffer buffer;
     char error[1024];
@@ -37,7 +39,12 @@ struct answer {
 
 /* Connects and introduces itself. path must outlive the connection; NULL: there is none to connect to. */
 int control_init(struct control *control, const char *path);
+/* As control_init(); what is done with the connection, this call included, ends within timeout_ms or fails. */
+int control_init_within(struct control *control, const char *path, unsigned timeout_ms);
 void control_deinit(struct control *control);
+
+/* CLOCK_MONOTONIC. */
+uint64_t control_clock_ms(void);
 
 /* Connects, asks and disconnects. Return: as control_ask(), after "prefix: sentence" on stderr. */
 int control_ask_once(const char *prefix, const char *path, const char *command, struct answer *answer);

@@ -92,6 +92,38 @@ def test_exposure(systemd):
     assert "exposure level" in result.stdout
 
 
+def test_exporter(systemd, job):
+    """Verified, hardened, and with the rights that it has there it reads the metrics of a job that allows no group."""
+    unit = "zerod-exporter.service"
+    if not systemd.path(f"{systemd.prefix}/lib/systemd/system/{unit}").exists():
+        pytest.skip("the build has no zerod-exporter (libmicrohttpd)")
+    result = systemd.run("systemd-analyze", "verify", "--man=no", unit)
+    assert result.stdout + result.stderr == ""
+    result = systemd.run("systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager",
+                         f"{systemd.prefix}/lib/systemd/system/{unit}", check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+    systemd.run("ip", "link", "set", "lo", "up")
+    systemd.configure(job, ONE_RANK | {"listen": {"socket": f"/run/zerod/{job}.sock"}})
+    systemd.ctl("start", service(job), unit)
+    fetch = "import urllib.request as r; print(r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:17700/metrics').read().decode())"
+    wait_for("the exporter does not listen",
+             lambda: systemd.run("python3", "-c", fetch, check=False).returncode == 0)
+    try:
+        text = systemd.run("python3", "-c", fetch).stdout
+        assert f'zerod_up{{socket="/run/zerod/{job}.sock"}} 1\n' in text
+        assert f'zerod_ranks{{socket="/run/zerod/{job}.sock",job_name="{job}"}} 1\n' in text
+        pid, daemon = systemd.main_pid(unit), systemd.main_pid(service(job))
+        inside = ["nsenter", "--target", pid, "--all", "--preserve-credentials", "setpriv", "--reuid=zerod"]
+        assert systemd.run(*inside, "cat", "/proc/self/maps").stdout
+        assert systemd.run(*inside, "cat", f"/proc/{daemon}/maps", check=False).returncode != 0
+    finally:
+        systemd.ctl("stop", unit)
+    assert systemd.show(unit, "Result") == "success"
+    assert [e["MESSAGE"] for e in systemd.journal("-u", unit, "_COMM=zerod-exporter")] == \
+        ["zerod-exporter: listening on http://127.0.0.1:17700/metrics"]
+
+
 def test_users_and_folders(systemd):
     """The users and folders that sysusers and tmpfiles made from our files."""
     assert systemd.run("stat", "-c", "%U:%G %a", "/run/zerod").stdout == "zerod:zerod 755\n"
