@@ -103,20 +103,21 @@ def test_packages(root, made, tmp_path):
     root.run("apt-get install --yes --no-install-recommends ./*.deb", timeout=600)
     assert f"zerod {version()}" in root.run("zerod --version")
     assert re.search(r"^zerod:x:\d+", root.run("getent passwd zerod; getent group zerod-admin"))
+    assert f"zerod-exporter {version()}" in root.run("zerod-exporter --version")
     assert "job" in root.run("zerod --config /usr/share/zerod/stage2.yaml --print-config")
     if root.suite == "trixie":
         trains(root)
     else:  # its torch is too old
         assert "torch" in root.run("python3 -c 'import zerod'", status=1)
     root.run("cp /usr/share/zerod/stage2.yaml /etc/zerod/pretrain.yaml; mkdir -p /var/lib/zerod/step-1")
-    root.run("systemctl enable zerod@pretrain.socket zerod@pretrain.service")
+    root.run("systemctl enable zerod@pretrain.socket zerod@pretrain.service zerod-exporter.service")
 
     root.give(newer(made.debs["zerod"], tmp_path))
     root.run("dpkg --install zerod-newer.deb")
     assert root.run("systemctl is-enabled zerod@pretrain.socket zerod@pretrain.service").split() == ["enabled"] * 2
     assert root.run("dpkg-query --show --showformat '${Version}' zerod").endswith("~newer")
 
-    root.run("dpkg --purge zerod-engine-gloo zerod libzerod-dev python3-zerod libzerod0")
+    root.run("dpkg --purge zerod-engine-gloo zerod-exporter zerod libzerod-dev python3-zerod libzerod0")
     left = set(root.run("find / -xdev -name '*zerod*' -not -path '/tmp/*' -not -path '/env/*' -not -path '/proc/*' "
                         "-not -path '/dev/*'").split())  # fmt: skip
     # What somebody wrote himself, and nothing else.
