@@ -26,7 +26,7 @@ def say(text):
 
 
 def program(name):
-    places = {"zerod": "daemon", "zerodctl": "client/ctl", "zerodrun": "client/run"}
+    places = {"zerod": "daemon", "zerodctl": "client/ctl", "zerodrun": "client/run", "zerod-exporter": "client/exporter"}
     return str(BUILD / places.get(name, "bench") / name)
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of zerodctl's questions for the trainers."""
+"""The cost of zerodctl's questions, and of scrapes, for the trainers."""
 
+import sys
 import time
 
-from harness import MI, Process, ZerodJob, median, program, row, say
+from harness import MI, ROOT, Process, ZerodJob, median, program, row, say
 
 LOADS = {
     "1 connection, report, never read": ("--command", "report", "--never-read"),
@@ -12,12 +13,22 @@ LOADS = {
     "16 connections, status": ("--connections", "16"),
 }
 MOST = 1.1  # times the undisturbed step
+SCRAPES_PER_S = 10  # Prometheus makes one in 15 seconds
+MOST_SCRAPED = 1.01
 PARAMS = 200
 
 
-def block(job, n_steps, load=()):
-    """Milliseconds of each step, and answers in a second."""
-    asker = Process([program("bench-asker"), "--socket", job.daemon.socket, *load]) if load else None
+def asking(job, load):
+    return [program("bench-asker"), "--socket", job.daemon.socket, *load]
+
+
+def scraping(job):
+    return [sys.executable, str(ROOT / "bench/scraper.py"), program("zerod-exporter"), job.daemon.socket, str(SCRAPES_PER_S)]
+
+
+def block(job, n_steps, load=None):
+    """Milliseconds of each step, and answers in a second. load: the command line of what asks."""
+    asker = Process(load) if load else None
     try:
         if asker:
             asker.receive()
@@ -32,22 +43,25 @@ def block(job, n_steps, load=()):
 
 
 def questions(quick):
-    """A small step while clients ask questions without end, against the same job's undisturbed step."""
+    """A small step while clients ask questions without end, or Prometheus scrapes, against the undisturbed step."""
     rows, table = [], []
     job = ZerodJob(2, 2, elems=MI, params=PARAMS)
+    loads = [(name, asking(job, load), MOST, 20) for name, load in LOADS.items()]
+    # In more steps, because each block has to see some scrapes.
+    loads.append((f"zerod-exporter, {SCRAPES_PER_S} scrapes a second", scraping(job), MOST_SCRAPED, 100))
     try:
         block(job, 20)
-        for name, load in LOADS.items():
+        for name, load, most, n_steps in loads:
             quiet, loaded, rates = [], [], []
             for _ in range(6 if quick else 20):
-                quiet += block(job, 20)[0]
-                steps, rate = block(job, 20, load)
+                quiet += block(job, n_steps)[0]
+                steps, rate = block(job, n_steps, load)
                 loaded += steps
                 rates.append(rate)
             say(f"  {name}: {median(loaded):.2f} ms, {median(quiet):.2f} undisturbed")
-            rows.append(row(f"questions: {name}", median(loaded), median(quiet), "undisturbed", "ms", 1 / MOST))
+            rows.append(row(f"questions: {name}", median(loaded), median(quiet), "undisturbed", "ms", 1 / most))
             table.append([name, *(f"{v:.2f}" for v in (median(quiet), median(loaded))),
-                          f"{median(loaded) / median(quiet):.2f}", f"{median(rates):.0f}"])
+                          f"{median(loaded) / median(quiet):.3f}", f"{median(rates):.0f}"])
     finally:
         job.stop()
     head = ["load", "step, undisturbed, ms", "step, loaded, ms", "loaded / undisturbed", "answers in a second"]
