@@ -40,21 +40,14 @@ struct http {
 
 /* ---- answers ------------------------------------------------------------------------------------------- */
 
-/* text: of one of the constants below, or of *made, which is taken. */
-static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, const char *type, const char *text,
-                              struct strbuf *made)
+/* response: taken; NULL: memory was short, which ends the connection. */
+static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, const char *type,
+                              struct MHD_Response *response)
 {
-    size_t n_bytes = made ? made->n_bytes : strlen(text);
-    void *bytes = made ? steal_ptr(made->data) : (void *)(uintptr_t)text;
-    struct MHD_Response *response =
-        MHD_create_response_from_buffer(n_bytes, bytes, made ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
     enum MHD_Result r = MHD_NO;
 
-    if (!response) {
-        if (made)
-            free(bytes);
+    if (!response)
         return MHD_NO;
-    }
     if (MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type) &&
         MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close") &&
         (code != MHD_HTTP_METHOD_NOT_ALLOWED || MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD")))
@@ -63,9 +56,28 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, 
     return r;
 }
 
+/* text: a literal. */
 static enum MHD_Result answer_plainly(struct MHD_Connection *connection, unsigned code, const char *text)
 {
-    return answer(connection, code, "text/plain; charset=utf-8", text, NULL);
+    struct MHD_Response *response =
+        MHD_create_response_from_buffer(strlen(text), (void *)(uintptr_t)text, MHD_RESPMEM_PERSISTENT);
+
+    return answer(connection, code, "text/plain; charset=utf-8", response);
+}
+
+/* Takes what is in text. */
+static enum MHD_Result answer_made(struct MHD_Connection *connection, const char *type, struct strbuf *text)
+{
+    struct MHD_Response *response = NULL;
+
+    if (text->cut) {
+        strbuf_deinit(text);
+        return answer_plainly(connection, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory\n");
+    }
+    response = MHD_create_response_from_buffer(text->n_bytes, text->data, MHD_RESPMEM_MUST_FREE);
+    if (!response)
+        strbuf_deinit(text);
+    return answer(connection, MHD_HTTP_OK, type, response);
 }
 
 static void add_escaped(struct strbuf *buf, const char *text)
@@ -85,7 +97,7 @@ static enum MHD_Result answer_page(struct MHD_Connection *connection, const stru
     strbuf_add(&page, "<!DOCTYPE html><title>zerod-exporter</title><p><a href=\"/metrics\">metrics</a> of ");
     add_escaped(&page, http->content.title);
     strbuf_add(&page, "</p>\n");
-    return answer(connection, MHD_HTTP_OK, "text/html; charset=utf-8", NULL, &page);
+    return answer_made(connection, "text/html; charset=utf-8", &page);
 }
 
 static enum MHD_Result answer_metrics(struct MHD_Connection *connection, const struct http *http)
@@ -96,11 +108,7 @@ static enum MHD_Result answer_metrics(struct MHD_Connection *connection, const s
     struct strbuf text = {0};
 
     gather_print(http->content.gather, format, &text);
-    if (text.cut) {
-        strbuf_deinit(&text);
-        return answer_plainly(connection, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory\n");
-    }
-    return answer(connection, MHD_HTTP_OK, metrics_content_type(format), NULL, &text);
+    return answer_made(connection, metrics_content_type(format), &text);
 }
 
 /* ---- clients ------------------------------------------------------------------------------------------- */
