@@ -12,6 +12,7 @@
 #include <sysexits.h>
 
 #include "client/run/restarts.h"
+#include "core/base/base.h"
 #include "core/config/config.h"
 
 enum {
@@ -27,6 +28,7 @@ enum {
     OPTION_MASTER_PORT,
     OPTION_NO_DAEMON,
     OPTION_JOBS,
+    OPTION_COLOR,
 };
 
 static const struct option long_options[] = {
@@ -46,6 +48,7 @@ static const struct option long_options[] = {
     {"master-addr", required_argument, NULL, OPTION_MASTER_ADDR},
     {"master-port", required_argument, NULL, OPTION_MASTER_PORT},
     {"no-daemon", no_argument, NULL, OPTION_NO_DAEMON},
+    {"color", required_argument, NULL, OPTION_COLOR},
     {"quiet", no_argument, NULL, 'q'},
     {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'V'},
@@ -78,6 +81,8 @@ static const char help_text[] =
     "      --master-port P  MASTER_PORT of the ranks (default: on several nodes 29500, else a free port)\n"
     "      --zerod PATH     the daemon to start (default: beside zerodrun, else in PATH)\n"
     "      --no-daemon      start no daemon\n"
+    "      --color WHEN     colours of the prefixes: auto (default: on a terminal, unless NO_COLOR is set),\n"
+    "                       always, never\n"
     "  -q, --quiet          no word of its own but errors; ranks and daemon still speak\n"
     "  -h, --help           this text\n"
     "  -V, --version        the version\n"
@@ -147,6 +152,21 @@ static int add_config(struct run_options *options, const char *path)
     return 0;
 }
 
+static int parse_color(const char *text, enum output_color *color)
+{
+    static const char *const names[] = {
+        [OUTPUT_COLOR_AUTO] = "auto", [OUTPUT_COLOR_ALWAYS] = "always", [OUTPUT_COLOR_NEVER] = "never"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *color = (enum output_color)i;
+            return 0;
+        }
+    }
+    fprintf(stderr, "zerodrun: --color: '%s' is not auto, always or never\n", text);
+    return -EX_USAGE;
+}
+
 static int parse_option(struct run_options *options, int option)
 {
     switch (option) {
@@ -164,6 +184,8 @@ static int parse_option(struct run_options *options, int option)
     case OPTION_RUN_ID:
         options->run_id = optarg;
         return 0;
+    case OPTION_COLOR:
+        return parse_color(optarg, &options->color);
     case OPTION_NO_DAEMON:
         options->no_daemon = true;
         return 0;

@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "client/run/output.h"
+
 enum {
     OPTIONS_DONE = 1,             /* --help, --version: nothing more to do */
     OPTIONS_DEFAULT_GRACE_S = 30, /* as torchrun */
@@ -27,6 +29,7 @@ struct run_options {
     uint64_t grace_ms;          /* between SIGTERM and SIGKILL */
     const char *master_addr;    /* NULL: node 0's host, on one node 127.0.0.1 */
     unsigned master_port;       /* 0: on several nodes torchrun's, else a free one */
+    enum output_color color;
     bool no_daemon, quiet;
     bool serve;     /* daemons without ranks */
     char **command; /* program and arguments, NULL at the end; empty with serve */

@@ -16,7 +16,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "client/run/sink.h"
 #include "core/base/base.h"
 
 /*
@@ -108,8 +107,10 @@ static void process_finish(struct process *process)
     if (uv_is_closing((uv_handle_t *)&process->handle))
         return;
     kill(-process->pid, SIGKILL);
-    for (i = 0; i < ARRAY_SIZE(process->streams); i++)
+    for (i = 0; i < ARRAY_SIZE(process->streams); i++) {
         lines_flush(&process->streams[i].lines);
+        output_source_deinit(&process->streams[i].source);
+    }
     process_close(process);
 }
 
@@ -147,9 +148,8 @@ static void process_exit(uv_process_t *handle, int64_t exit_status, int term_sig
 static void process_line(void *context, const char *text, size_t n_bytes, bool continued)
 {
     struct process_stream *stream = context;
-    const char *prefix = stream->process->prefix;
 
-    sink_put(stream->sink, prefix, continued ? 0 : strlen(prefix), text, n_bytes);
+    output_line(&stream->source, text, n_bytes, continued);
 }
 
 static void process_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
@@ -157,6 +157,22 @@ static void process_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
     struct process_stream *stream = container_of(handle, struct process_stream, pipe);
 
     *buf = uv_buf_init(stream->data, sizeof(stream->data));
+}
+
+static bool stream_is_full(struct process_stream *stream)
+{
+    return sink_is_full(&stream->source.output->sink);
+}
+
+static void stream_feed(struct process_stream *stream, size_t n_bytes)
+{
+    const char *bar;
+    size_t n;
+
+    lines_feed(&stream->lines, stream->data, n_bytes);
+    bar = lines_bar(&stream->lines, &n);
+    if (bar)
+        output_draw(&stream->source, bar, n);
 }
 
 static void process_read(uv_stream_t *pipe, ssize_t n, const uv_buf_t *buf)
@@ -169,8 +185,8 @@ static void process_read(uv_stream_t *pipe, ssize_t n, const uv_buf_t *buf)
         process_check_end(stream->process);
         return;
     }
-    lines_feed(&stream->lines, stream->data, n);
-    if (sink_is_full(stream->sink)) {
+    stream_feed(stream, (size_t)n);
+    if (stream_is_full(stream)) {
         uv_read_stop(pipe);
         stream->paused = true;
     }
@@ -214,14 +230,14 @@ static int process_wrap_argv(struct process *process)
 }
 
 /* The handle exists afterwards, also on failure. *write_fd: the end for the process; the caller closes it. */
-static int process_stream_init(struct process_stream *stream, struct process *process, struct sink *sink,
+static int process_stream_init(struct process_stream *stream, struct process *process, struct output *output,
                                uv_loop_t *loop, int *write_fd)
 {
     uv_file fds[2];
     int r;
 
     stream->process = process;
-    stream->sink = sink;
+    output_source_init(&stream->source, output, process->spec.label, process->spec.color);
     uv_pipe_init(loop, &stream->pipe, 0);
     stream->pipe.data = process;
     process->n_handles++;
@@ -306,19 +322,18 @@ static int process_spawn(struct process *process, uv_loop_t *loop, const int *wr
 
 int process_start(struct process *process, uv_loop_t *loop, const struct process_spec *spec)
 {
-    struct sink *sinks[2] = {spec->out, spec->err};
+    struct output *outputs[2] = {spec->out, spec->err};
     int write_fds[2] = {-1, -1}, r, r_stream;
     size_t i;
 
     memset(process, 0, sizeof(*process));
     process->spec = *spec;
-    snprintf(process->prefix, sizeof(process->prefix), "[%s] ", spec->label);
     uv_timer_init(loop, &process->linger);
     process->linger.data = process;
     process->n_handles = 1;
     r = process_wrap_argv(process);
     for (i = 0; i < ARRAY_SIZE(process->streams); i++) {
-        r_stream = process_stream_init(&process->streams[i], process, sinks[i], loop, &write_fds[i]);
+        r_stream = process_stream_init(&process->streams[i], process, outputs[i], loop, &write_fds[i]);
         r = r < 0 ? r : r_stream;
     }
     if (r == 0)

@@ -19,8 +19,8 @@
 #include <uv.h>
 
 #include "client/run/lines.h"
+#include "client/run/output.h"
 
-struct sink;
 struct process;
 
 enum {
@@ -29,22 +29,23 @@ enum {
 };
 
 struct process_spec {
-    char **argv; /* argv[0] is looked up in PATH; argv, env, label and fds are used during the start only */
+    char **argv; /* argv[0] is looked up in PATH; argv, env, label, color and fds are used during the start only */
     char **env;
     const char *label; /* "0": what its lines begin with, in brackets */
+    const char *color; /* of the label, as output_rank_color() has it */
     int death_signal;  /* that it gets when zerodrun dies */
     bool keep_stdin;   /* else /dev/null */
     const int *fds;    /* n_fds: the process inherits them as 3, 4, ... and LISTEN_PID in its environment is its own */
     size_t n_fds;
     uint64_t n_open_files; /* its soft limit (RLIMIT_NOFILE); 0: zerodrun's */
-    struct sink *out, *err;
+    struct output *out, *err;
     void (*on_end)(struct process *process);
     void *owner;
 };
 
 struct process_stream {
     struct process *process;
-    struct sink *sink;
+    struct output_source source;
     uv_pipe_t pipe;
     struct lines lines;
     bool eof, paused;
@@ -56,7 +57,6 @@ struct process {
     uv_process_t handle;
     uv_timer_t linger;
     struct process_stream streams[2]; /* stdout, stderr */
-    char prefix[32];
     char *argv_storage; /* owned */
     char **argv;        /* owned; what is spawned: zerodrun itself as a wrapper */
     pid_t pid;          /* of the last start; leads the process group */

@@ -16,9 +16,9 @@
 #include "client/run/environment.h"
 #include "client/run/keeper.h"
 #include "client/run/options.h"
+#include "client/run/output.h"
 #include "client/run/place.h"
 #include "client/run/restarts.h"
-#include "client/run/sink.h"
 #include "core/base/open-files.h"
 
 enum {
@@ -69,7 +69,9 @@ struct run {
     const struct place *place;
     enum run_state state;
     uv_loop_t loop;
-    struct sink out, err;
+    struct output outputs[2], *out, *err; /* out and err may be one */
+    struct sink *sinks[2];                /* n_sinks: all that have to be written before the end */
+    size_t n_sinks;
     struct run_rank *ranks; /* place->n_ranks, owned */
     unsigned n_running;
     struct run_daemon daemons[OPTIONS_MAX_JOBS]; /* place->n_jobs */
@@ -78,7 +80,7 @@ struct run {
     uv_signal_t signals[ARRAY_SIZE(forwarded)];
     uv_timer_t probe, grace;
     uv_timer_t output_grace;  /* runs since the first interruption */
-    uint64_t n_written_bytes; /* of both outputs, when output_grace was started */
+    uint64_t n_written_bytes; /* of all sinks, when output_grace was started */
     uint64_t started_ms;
     uint64_t n_open_files; /* soft limit that zerodrun was started with */
     int interrupted;       /* first of SIGINT, SIGTERM, SIGHUP that we got; 0: none */
@@ -91,14 +93,15 @@ static void run_note(struct run *run, const char *format, ...) __attribute__((fo
 static void run_error(struct run *run, int exit_code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static void run_stop_daemon(struct run *run);
 
-__attribute__((format(printf, 2, 0))) static void run_vsay(struct run *run, const char *format, va_list args)
+__attribute__((format(printf, 3, 0))) static void run_vsay(struct run *run, bool is_error, const char *format,
+                                                           va_list args)
 {
     _cleanup_free_ char *text = NULL;
 
     if (vasprintf(&text, format, args) < 0)
         text = NULL;
     else
-        sink_printf(&run->err, "zerodrun: %s\n", text);
+        output_say(run->err, is_error, text);
 }
 
 /* Progress, for those who want it. */
@@ -109,7 +112,7 @@ static void run_note(struct run *run, const char *format, ...)
     if (run->options->quiet)
         return;
     va_start(args, format);
-    run_vsay(run, format, args);
+    run_vsay(run, false, format, args);
     va_end(args);
 }
 
@@ -119,7 +122,7 @@ static void run_error(struct run *run, int exit_code, const char *format, ...)
     va_list args;
 
     va_start(args, format);
-    run_vsay(run, format, args);
+    run_vsay(run, true, format, args);
     va_end(args);
     if (run->exit_code == 0)
         run->exit_code = exit_code;
@@ -145,11 +148,19 @@ static void run_close_keepers(struct run *run)
     }
 }
 
+static bool run_is_drained(const struct run *run)
+{
+    for (size_t i = 0; i < run->n_sinks; i++)
+        if (!sink_is_drained(run->sinks[i]))
+            return false;
+    return true;
+}
+
 static void run_check_flushed(struct run *run)
 {
     size_t i;
 
-    if (run->state != RUN_FLUSHING || !sink_is_drained(&run->out) || !sink_is_drained(&run->err))
+    if (run->state != RUN_FLUSHING || !run_is_drained(run))
         return;
     if (uv_is_closing((uv_handle_t *)&run->probe))
         return;
@@ -158,8 +169,8 @@ static void run_check_flushed(struct run *run)
         return;
     }
     run_close_keepers(run);
-    sink_close(&run->out);
-    sink_close(&run->err);
+    for (i = 0; i < run->n_sinks; i++)
+        sink_close(run->sinks[i]);
     uv_close((uv_handle_t *)&run->probe, NULL);
     uv_close((uv_handle_t *)&run->grace, NULL);
     uv_close((uv_handle_t *)&run->output_grace, NULL);
@@ -193,24 +204,31 @@ static void run_drained(void *context)
 
 static void run_give_up_output(struct run *run)
 {
-    struct sink *sinks[2] = {&run->out, &run->err};
     size_t i;
 
     run->abandoned = true;
-    for (i = 0; i < ARRAY_SIZE(sinks); i++)
-        if (!sink_is_drained(sinks[i]))
-            sink_abandon(sinks[i]);
+    for (i = 0; i < run->n_sinks; i++)
+        if (!sink_is_drained(run->sinks[i]))
+            sink_abandon(run->sinks[i]);
     run_note(run, "nobody took the output for %.0f s: the rest of it is dropped", run->options->grace_ms / 1e3);
     run_drained(run);
+}
+
+static uint64_t run_n_written_bytes(const struct run *run)
+{
+    uint64_t n_bytes = 0;
+
+    for (size_t i = 0; i < run->n_sinks; i++)
+        n_bytes += sink_n_written_bytes(run->sinks[i]);
+    return n_bytes;
 }
 
 static void run_check_output(uv_timer_t *timer)
 {
     struct run *run = timer->data;
-    uint64_t n_bytes = sink_n_written_bytes(&run->out) + sink_n_written_bytes(&run->err);
-    bool holds_text = !sink_is_drained(&run->out) || !sink_is_drained(&run->err);
+    uint64_t n_bytes = run_n_written_bytes(run);
 
-    if (holds_text && n_bytes == run->n_written_bytes)
+    if (!run_is_drained(run) && n_bytes == run->n_written_bytes)
         run_give_up_output(run);
     run->n_written_bytes = n_bytes;
 }
@@ -220,7 +238,7 @@ static void run_watch_output(struct run *run)
 {
     if (uv_is_active((uv_handle_t *)&run->output_grace))
         return;
-    run->n_written_bytes = sink_n_written_bytes(&run->out) + sink_n_written_bytes(&run->err);
+    run->n_written_bytes = run_n_written_bytes(run);
     uv_timer_start(&run->output_grace, run_check_output, run->options->grace_ms, run->options->grace_ms);
 }
 
@@ -274,11 +292,12 @@ static int rank_start(struct run_rank *rank)
     struct process_spec spec = {
         .argv = run->options->command,
         .label = rank->label,
+        .color = output_rank_color(run->place->first_rank + rank->local),
         .death_signal = SIGKILL,
         .keep_stdin = rank->local == 0,
         .n_open_files = run->n_open_files,
-        .out = &run->out,
-        .err = &run->err,
+        .out = run->out,
+        .err = run->err,
         .on_end = rank_ended,
         .owner = rank,
     };
@@ -483,12 +502,13 @@ static int run_start_daemon(struct run_daemon *daemon)
     struct process_spec spec = {
         .argv = argv,
         .label = daemon->label,
+        .color = OUTPUT_DAEMON_COLOR,
         .death_signal = SIGTERM,
         .fds = daemon->keeper.fds,
         .n_fds = daemon->is_kept ? daemon->keeper.n : 0,
         .n_open_files = run->n_open_files,
-        .out = &run->out,
-        .err = &run->err,
+        .out = run->out,
+        .err = run->err,
         .on_end = run_daemon_ended,
         .owner = daemon,
     };
@@ -629,16 +649,30 @@ static void run_init_signals(struct run *run)
     }
 }
 
+static int run_init_outputs(struct run *run)
+{
+    static const int fds[] = {STDOUT_FILENO, STDERR_FILENO};
+    size_t n = output_is_shared(STDOUT_FILENO, STDERR_FILENO) ? 1 : ARRAY_SIZE(fds);
+
+    for (size_t i = 0; i < n; i++) {
+        int r = output_init(&run->outputs[i], &run->loop, fds[i], run->options->color, run_drained, run);
+
+        if (r < 0)
+            return r;
+        run->sinks[run->n_sinks++] = &run->outputs[i].sink;
+    }
+    run->out = &run->outputs[0];
+    run->err = &run->outputs[n - 1];
+    return 0;
+}
+
 static int run_init(struct run *run)
 {
     int r = uv_loop_init(&run->loop);
 
     if (r < 0)
         return r;
-    r = sink_init(&run->out, &run->loop, STDOUT_FILENO, run_drained, run);
-    if (r < 0)
-        return r;
-    r = sink_init(&run->err, &run->loop, STDERR_FILENO, run_drained, run);
+    r = run_init_outputs(run);
     if (r < 0)
         return r;
     uv_timer_init(&run->loop, &run->probe);

@@ -56,10 +56,14 @@ static void test_cases(void **state)
         {"", ""},
         {"a\nb\n", "<a\n><b\n>"},
         {"a\n\nb", "<a\n><\n><b\n>"},
-        {"10%\r20%\rdone\n", "<10%\r><20%\r><done\n>"},
-        {"dos\r\nunix\n", "<dos\r>+<\n><unix\n>"},
-        {"\r\r\n\n", "<\r><\r>+<\n><\n>"},
-        {"end\r", "<end\r>"},
+        {"10%\r20%\rdone\n", "<done\n>"},
+        {"\r10%\r20%\nnext", "<20%\n><next\n>"},
+        {"\r10%\r   \rnext\n", "<next\n>"},
+        {"\r10%\r   \r", ""},
+        {"   ", "<   \n>"},
+        {"dos\r\nunix\n", "<dos\r\n><unix\n>"},
+        {"\r\r\n\n", "<\r\n><\n>"},
+        {"end\r", "<end\n>"},
     };
     struct record record;
     size_t i, piece;
@@ -92,7 +96,42 @@ static void test_long_lines_are_cut(void **state)
     assert_int_equal(record.n_pieces, 3);
     assert_memory_equal(record.text + record.n_bytes - 8, "+<\n><x\n>", 8);
     free(record.text);
+
+    /* Its first piece cannot be taken back, so '\r' ends the line. */
+    data[LINE_MAX_BYTES] = '\r';
+    record = feed(data, LINE_MAX_BYTES + 2, 0);
+    assert_int_equal(record.n_pieces, 3);
+    assert_memory_equal(record.text + record.n_bytes - 8, "+<\n><x\n>", 8);
+    free(record.text);
     free(data);
+}
+
+static void ignore_piece(void *context, const char *text, size_t n_bytes, bool continued)
+{
+}
+
+/* A terminal shows the bar's state before its line is finished, and nothing of a line that is no bar. */
+static void test_bar(void **state)
+{
+    static const char *const cases[][2] = {
+        {"text", NULL},      {"\r10%", "10%"},     {"10%\r", "10%"},
+        {"10%\r20%", "20%"}, {"10%\r20%\n", NULL}, {"10%\n\r5%", "5%"},
+    };
+    struct lines lines;
+    const char *bar;
+    size_t n_bytes;
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        assert_int_equal(lines_init(&lines, ignore_piece, NULL), 0);
+        lines_feed(&lines, cases[i][0], strlen(cases[i][0]));
+        bar = lines_bar(&lines, &n_bytes);
+        assert_int_equal(!bar, !cases[i][1]);
+        if (bar) {
+            assert_int_equal(n_bytes, strlen(cases[i][1]));
+            assert_memory_equal(bar, cases[i][1], n_bytes);
+        }
+        lines_deinit(&lines);
+    }
 }
 
 static void test_any_pieces_give_the_same(void **state)
@@ -120,6 +159,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cases),
         cmocka_unit_test(test_long_lines_are_cut),
+        cmocka_unit_test(test_bar),
         cmocka_unit_test(test_any_pieces_give_the_same),
     };
 

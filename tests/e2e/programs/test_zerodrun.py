@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from nodes import Nodes, free_ports, make_key
+from terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = Path(os.environ.get("ZEROD_BUILD", ROOT / "build")).resolve()
@@ -183,14 +184,100 @@ os.write(1, b"y" * 200000 + b"\n")
 """
     process = subprocess.run([ZERODRUN, "-q", "--no-daemon", *python(code)], env=env, capture_output=True,
                              timeout=TIMEOUT)
-    assert process.stdout == b"[0] 10%\r[0] 20%\r[0] done\n[0] " + b"y" * 200000 + b"\n"
+    # A log has no use for each state of a bar; its last one tells how far the rank came.
+    assert process.stdout == b"[0] done\n[0] " + b"y" * 200000 + b"\n"
+    code = 'printf "kept\\r\\n\\r10%%|#  |\\r20%%|## |" >&2; kill -9 $$'
+    assert run(["-q", "--no-daemon", *shell(code)], env).stderr == "[0] kept\n[0] 20%|## |\n"
 
 
-def test_bytes_pass_unchanged(env):
-    code = "import os; os.write(1, bytes(i for i in range(256) if i not in (10, 13)) + b'\\n')"
-    process = subprocess.run([ZERODRUN, "-q", "--no-daemon", *python(code)], env=env, capture_output=True,
-                             timeout=TIMEOUT)
-    assert process.stdout == b"[0] " + bytes(i for i in range(256) if i not in (10, 13)) + b"\n"
+# ---- terminal --------------------------------------------------------------------------------------------
+
+
+DRAW = """
+import os, sys, time
+directory, rank = sys.argv[1], os.environ["RANK"]
+def wait(name):
+    while not os.path.exists(f"{directory}/{name}"):
+        time.sleep(0.01)
+def draw(text):
+    sys.stderr.write("\\r" + text)
+    sys.stderr.flush()
+wait("begin." + rank)
+draw("0%|   |")
+wait("half." + rank)
+draw("50%|## |")
+wait("print." + rank)
+print("step 1")
+wait("end." + rank)
+draw("100%|###|")
+sys.stderr.write("\\n")
+"""
+
+
+def draw(env, tmp_path, height):
+    """Two ranks with a bar each. Return: their terminal, and the function with which a rank does its next act."""
+    terminal = Terminal([ZERODRUN, "-q", "-n", "2", "--no-daemon", *python(DRAW), tmp_path], {**env, "NO_COLOR": "1"},
+                        height)
+
+    def act(name, *lines):
+        (tmp_path / name).touch()
+        terminal.wait_for([*lines])
+
+    return terminal, act
+
+
+def test_bars_on_a_terminal(env, tmp_path):
+    """Each rank's bar keeps a row, with one prefix, below all finished lines."""
+    terminal, act = draw(env, tmp_path, 24)
+    act("begin.1", "[1] 0%|   |")
+    act("begin.0", "[1] 0%|   |", "[0] 0%|   |")
+    act("half.1", "[1] 50%|## |", "[0] 0%|   |")
+    act("print.1", "[1] step 1", "[1] 50%|## |", "[0] 0%|   |")
+    act("end.1", "[1] step 1", "[1] 100%|###|", "[0] 0%|   |")
+    act("half.0", "[1] step 1", "[1] 100%|###|", "[0] 50%|## |")
+    act("print.0", "[1] step 1", "[1] 100%|###|", "[0] step 1", "[0] 50%|## |")
+    (tmp_path / "end.0").touch()
+    assert terminal.end() == ["[1] step 1", "[1] 100%|###|", "[0] step 1", "[0] 100%|###|"]
+
+
+def test_bars_on_a_low_terminal(env, tmp_path):
+    """A bar without room is shown when there is room."""
+    terminal, act = draw(env, tmp_path, 2)
+    act("begin.1", "[1] 0%|   |")
+    (tmp_path / "begin.0").touch()
+    (tmp_path / "half.0").touch()
+    act("print.0", "[0] step 1", "[1] 0%|   |")
+    (tmp_path / "half.1").touch()
+    act("print.1", "[0] step 1", "[1] step 1", "[1] 50%|## |")
+    act("end.1", "[0] step 1", "[1] step 1", "[1] 100%|###|", "[0] 50%|## |")
+    (tmp_path / "end.0").touch()
+    assert terminal.end() == ["[0] step 1", "[1] step 1", "[1] 100%|###|", "[0] 100%|###|"]
+
+
+def test_bar_of_a_narrow_terminal(env):
+    """It takes one row, however long it is. A bar that its program blanks leaves none."""
+    code = 'printf "\\r10%%%100s" "" ; sleep 0.2; printf "\\r20%%%100s\\r%100s\\r"; [ $RANK = 0 ] || echo end'
+    terminal = Terminal([ZERODRUN, "-q", "-n", "2", "--no-daemon", *shell(code)], {**env, "NO_COLOR": "1"}, width=40)
+    assert terminal.end() == ["[1] end"]
+
+
+def test_colors(env, tmp_path):
+    code = 'echo out; [ $RANK = 0 ] || exit 0; echo err >&2'
+    zerod = fake_zerod(tmp_path)
+
+    def lines(more_env, *more):
+        args = [ZERODRUN, "-n", "2", *more, "--zerod", zerod, *shell(code)]
+        return {re.sub(r"\d+\.\d s", "T s", line) for line in Terminal(args, {**env, **more_env}, colors=True).end()}
+
+    colored, plain = lines({}), lines({"NO_COLOR": "1"})
+    assert {"<36>[0]<0> out", "<36>[0]<0> err", "<32>[1]<0> out", "<1>[zerod]<0> listening"} <= colored
+    assert {"[0] out", "[0] err", "[1] out", "[zerod] listening", "zerodrun: done after T s"} <= plain
+    assert lines({"NO_COLOR": ""}, "-q") == lines({"NO_COLOR": "1"}, "-q", "--color", "always")
+    assert lines({"TERM": "dumb"}, "-q") == lines({}, "-q", "--color", "never") == lines({"NO_COLOR": "1"}, "-q")
+    result = run(["-q", "--no-daemon", "--color", "always", *shell("echo out")], env)
+    assert result.stdout == "\x1b[36m[0]\x1b[0m out\n"
+    result = run(["--color", "always", "--zerod", fake_zerod(tmp_path, fail=78), *shell("true")], env)
+    assert re.search(r"^\x1b\[1;31mzerodrun:\x1b\[0m zerod \(pid \d+\) exited with 78 before", result.stderr, re.M)
 
 
 def test_quiet(env):
@@ -440,6 +527,7 @@ def test_stranger_that_holds_the_output_does_not_hold_the_run(env, tmp_path):
                                   ["--daemon-restarts", 101, "--", "true"], ["--serve"],
                                   ["--serve", "--config", "a", "--", "true"],
                                   ["--serve", "--config", "a", "--no-daemon"],
+                                  ["--color", "red", "--", "true"],
                                   ["--jobs", 0, "--", "true"], ["--jobs", 9, "--", "true"],
                                   ["--config", "a", "--config", "b", "--", "true"]])
 def test_usage_errors(env, args):
@@ -508,7 +596,7 @@ print("connected", os.environ["ZEROD_SOCKET"])
 
 def fake_zerod(tmp_path, delay=0, fail=None):
     script = tmp_path / "fake" / "zerod"
-    script.parent.mkdir()
+    script.parent.mkdir(exist_ok=True)
     script.write_text(FAKE.format(python=sys.executable, out=str(tmp_path / "saw.json"), delay=delay, fail=fail))
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return script

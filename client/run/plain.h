@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* What a program printed, as text that can stand inside another line: without control characters, terminal commands,
+ * bytes that are not UTF-8, and blanks at the end. */
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* size: of `to`, with its NUL. A longer text is cut between two characters. Return: was it cut? */
+bool plain_text(char *to, size_t size, const char *text, size_t n_bytes);
