@@ -16,6 +16,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "client/run/plain.h"
 #include "core/base/base.h"
 
 /*
@@ -139,16 +140,28 @@ static void process_exit(uv_process_t *handle, int64_t exit_status, int term_sig
     process->exit_status = exit_status;
     process->term_signal = term_signal;
     kill(-process->pid, SIGTERM);
+    process->spec.on_exit(process);
     uv_timer_start(&process->linger, process_lingered, PROCESS_LINGER_MS, 0);
     process_check_end(process);
 }
 
 /* ---- output -------------------------------------------------------------------------------------------- */
 
+static void stream_remember(struct process_stream *stream, const char *line, size_t n_bytes)
+{
+    char text[PROCESS_MESSAGE_BYTES - sizeof("...") + 1];
+    bool is_cut = plain_text(text, sizeof(text), line, n_bytes);
+
+    if (*text && *text != ' ')
+        snprintf(stream->message, sizeof(stream->message), "%s%s", text, is_cut ? "..." : "");
+}
+
 static void process_line(void *context, const char *text, size_t n_bytes, bool continued)
 {
     struct process_stream *stream = context;
 
+    if (!continued)
+        stream_remember(stream, text, n_bytes);
     output_line(&stream->source, text, n_bytes, continued);
 }
 
@@ -365,4 +378,9 @@ void process_kill(struct process *process)
 int process_exit_code(const struct process *process)
 {
     return process->term_signal ? 128 + process->term_signal : (int)process->exit_status;
+}
+
+const char *process_last_message(const struct process *process)
+{
+    return process->streams[1].message[0] ? process->streams[1].message : process->streams[0].message;
 }

@@ -26,6 +26,7 @@ struct process;
 enum {
     PROCESS_LINGER_MS = 1000,
     PROCESS_READ_BYTES = 16 * 1024,
+    PROCESS_MESSAGE_BYTES = 256, /* picked: an error's first line is shorter */
 };
 
 struct process_spec {
@@ -39,6 +40,7 @@ struct process_spec {
     size_t n_fds;
     uint64_t n_open_files; /* its soft limit (RLIMIT_NOFILE); 0: zerodrun's */
     struct output *out, *err;
+    void (*on_exit)(struct process *process); /* it has ended, its output perhaps not: on_end() comes later */
     void (*on_end)(struct process *process);
     void *owner;
 };
@@ -48,6 +50,7 @@ struct process_stream {
     struct output_source source;
     uv_pipe_t pipe;
     struct lines lines;
+    char message[PROCESS_MESSAGE_BYTES]; /* the last one */
     bool eof, paused;
     char data[PROCESS_READ_BYTES]; /* what is being read */
 };
@@ -87,6 +90,10 @@ void process_resume(struct process *process);
 
 /* As a shell counts: exit status, or 128 + signal. */
 int process_exit_code(const struct process *process);
+
+/* The last line on standard error, else on standard output, that is not indented: indented lines are details of the
+ * line before them. Without control characters; a long one is cut, and ends in "...". Return: "" when there is none. */
+const char *process_last_message(const struct process *process);
 
 /* The other half of process_start(), called first in main(): in a process that was started as a wrapper it does not
  * return but becomes the program, or exits with 126 or 127 as a shell does. */

@@ -16,10 +16,15 @@ static void forget_old(struct restarts *restarts, uint64_t now_ms)
     memmove(restarts->at_ms, restarts->at_ms + n_old, restarts->n * sizeof(*restarts->at_ms));
 }
 
-bool restarts_add(struct restarts *restarts, uint64_t now_ms)
+bool restarts_are_left(struct restarts *restarts, uint64_t now_ms)
 {
     forget_old(restarts, now_ms);
-    if (restarts->n >= restarts->limit)
+    return restarts->n < restarts->limit;
+}
+
+bool restarts_add(struct restarts *restarts, uint64_t now_ms)
+{
+    if (!restarts_are_left(restarts, now_ms))
         return false;
     restarts->at_ms[restarts->n++] = now_ms;
     return true;

@@ -17,5 +17,7 @@ struct restarts {
     uint64_t at_ms[RESTARTS_MAX];
 };
 
+/* Is a restart allowed now? */
+bool restarts_are_left(struct restarts *restarts, uint64_t now_ms);
 /* Counts a restart, if it is allowed now. Return: is it? */
 bool restarts_add(struct restarts *restarts, uint64_t now_ms);

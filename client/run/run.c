@@ -14,6 +14,7 @@
 
 #include "client/run/process.h"
 #include "client/run/environment.h"
+#include "client/run/failure.h"
 #include "client/run/keeper.h"
 #include "client/run/options.h"
 #include "client/run/output.h"
@@ -57,6 +58,7 @@ struct run_daemon {
     struct place_told told;
     char label[24];
     bool running;
+    bool is_lost; /* it has ended for good, before the ranks */
     uint64_t began_ms;
     bool is_kept; /* keeper and restart exist: the daemon may be started again */
     struct keeper keeper;
@@ -86,10 +88,11 @@ struct run {
     int interrupted;       /* first of SIGINT, SIGTERM, SIGHUP that we got; 0: none */
     bool killing;          /* a second SIGINT came */
     bool abandoned;        /* the output is dropped: its threads may be in write(2), so nothing can be closed */
-    int exit_code;         /* of the first failure */
+    struct failure failure;
 };
 
 static void run_note(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void run_complain(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void run_error(struct run *run, int exit_code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static void run_stop_daemon(struct run *run);
 
@@ -116,16 +119,28 @@ static void run_note(struct run *run, const char *format, ...)
     va_end(args);
 }
 
-/* Says what zerodrun itself could not do. The first failure decides the exit status. */
-static void run_error(struct run *run, int exit_code, const char *format, ...)
+/* Says an error. */
+static void run_complain(struct run *run, const char *format, ...)
 {
     va_list args;
 
     va_start(args, format);
     run_vsay(run, true, format, args);
     va_end(args);
-    if (run->exit_code == 0)
-        run->exit_code = exit_code;
+}
+
+/* Says what zerodrun itself could not do: a failure of the run. */
+static void run_error(struct run *run, int exit_code, const char *format, ...)
+{
+    _cleanup_free_ char *text = NULL;
+    va_list args;
+
+    va_start(args, format);
+    if (vasprintf(&text, format, args) < 0)
+        text = NULL;
+    va_end(args);
+    run_complain(run, "%s", text ? text : strerror(ENOMEM));
+    failure_note(&run->failure, exit_code, NULL, "%s", text ? text : strerror(ENOMEM));
 }
 
 static void run_describe_end(const struct process *process, char *text, size_t size)
@@ -178,13 +193,27 @@ static void run_check_flushed(struct run *run)
         uv_close((uv_handle_t *)&run->signals[i], NULL);
 }
 
+/* The last line. */
+static void run_sum_up(struct run *run)
+{
+    double seconds = (uv_now(&run->loop) - run->started_ms) / 1e3;
+    const char *interrupted = run->interrupted ? ", interrupted" : "";
+    char text[FAILURE_TEXT_BYTES];
+
+    if (run->failure.exit_code == 0) {
+        run_note(run, "done after %.1f s%s", seconds, interrupted);
+    } else if (!run->options->quiet) {
+        failure_describe(&run->failure, text, sizeof(text));
+        run_complain(run, "failed after %.1f s%s: %s", seconds, interrupted, text);
+    }
+}
+
 static void run_finish(struct run *run)
 {
     run->state = RUN_FLUSHING;
     uv_timer_stop(&run->probe);
     uv_timer_stop(&run->grace);
-    run_note(run, "%s after %.1f s%s", run->exit_code ? "failed" : "done", (uv_now(&run->loop) - run->started_ms) / 1e3,
-             run->interrupted ? ", interrupted" : "");
+    run_sum_up(run);
     run_check_flushed(run);
 }
 
@@ -284,6 +313,7 @@ static void run_end_ranks(struct run *run)
 
 /* ---- ranks --------------------------------------------------------------------------------------------- */
 
+static void rank_exited(struct process *process);
 static void rank_ended(struct process *process);
 
 static int rank_start(struct run_rank *rank)
@@ -298,6 +328,7 @@ static int rank_start(struct run_rank *rank)
         .n_open_files = run->n_open_files,
         .out = run->out,
         .err = run->err,
+        .on_exit = rank_exited,
         .on_end = rank_ended,
         .owner = rank,
     };
@@ -322,6 +353,24 @@ static bool rank_may_restart(const struct run_rank *rank)
     return run->state == RUN_RUNNING && !run->interrupted && rank->n_restarts < run->options->n_restarts;
 }
 
+static void rank_note_failure(struct run_rank *rank)
+{
+    char how[96];
+
+    run_describe_end(&rank->process, how, sizeof(how));
+    failure_note(&rank->run->failure, process_exit_code(&rank->process), &rank->process, "rank %s %s", rank->label,
+                 how);
+}
+
+/* Which failure is the first is decided now: another rank's output may end before this one's. */
+static void rank_exited(struct process *process)
+{
+    struct run_rank *rank = process->spec.owner;
+
+    if (process_exit_code(process) != 0 && !rank_may_restart(rank))
+        rank_note_failure(rank);
+}
+
 static void rank_ended(struct process *process)
 {
     struct run_rank *rank = process->spec.owner;
@@ -342,8 +391,7 @@ static void rank_ended(struct process *process)
     }
     if (code != 0) {
         run_note(run, "rank %s (pid %d) %s", rank->label, (int)process->pid, how);
-        if (run->exit_code == 0)
-            run->exit_code = code;
+        rank_note_failure(rank);
         run_end_ranks(run);
     }
     if (run->n_running == 0)
@@ -399,7 +447,7 @@ static bool daemon_may_restart(struct run_daemon *daemon)
     bool is_config = !process->term_signal && (process->exit_status == EX_CONFIG || process->exit_status == EX_USAGE);
 
     return run->state == RUN_RUNNING && !run->killing && daemon->is_kept && !is_config &&
-           restarts_add(&daemon->restarts, uv_now(&run->loop));
+           restarts_are_left(&daemon->restarts, uv_now(&run->loop));
 }
 
 static int run_start_daemon(struct run_daemon *daemon);
@@ -412,36 +460,48 @@ static void run_restart_daemon(uv_timer_t *timer)
         run_end_ranks(daemon->run);
 }
 
-/* A daemon ended that was not told to. */
-static void run_lose_daemon(struct run_daemon *daemon, const char *how)
+/* A daemon ended that was not told to, and is not started again. */
+static void daemon_note_failure(struct run_daemon *daemon)
 {
-    const struct process *process = &daemon->process;
     struct run *run = daemon->run;
-    int code = process_exit_code(process);
+    int code = process_exit_code(&daemon->process);
     const char *when = run->state == RUN_STARTING ? "before it accepted connections"
                        : run->options->serve      ? "while it was serving"
                                                   : "while ranks were running";
-    char limit[64] = "";
+    char how[96], limit[64] = "";
 
-    if (daemon_may_restart(daemon)) {
-        run_note(run, "%s (pid %d) %s; restart %u of %u", daemon->label, (int)process->pid, how, daemon->restarts.n,
-                 daemon->restarts.limit);
-        uv_timer_start(&daemon->restart, run_restart_daemon,
-                       uv_now(&run->loop) - daemon->began_ms < DAEMON_LIVES_MS ? DAEMON_RESTART_MS : 0, 0);
-        return;
-    }
-    if (daemon->is_kept && daemon->restarts.n == daemon->restarts.limit)
+    run_describe_end(&daemon->process, how, sizeof(how));
+    if (daemon->is_kept && !restarts_are_left(&daemon->restarts, uv_now(&run->loop)))
         snprintf(limit, sizeof(limit), "; no restart is left (%u in 10 minutes)", daemon->restarts.n);
-    run_error(run, code ? code : EX_UNAVAILABLE, "%s (pid %d) %s %s%s", daemon->label, (int)process->pid, how, when,
-              limit);
-    run_end_ranks(run);
+    run_complain(run, "%s (pid %d) %s %s%s", daemon->label, (int)daemon->process.pid, how, when, limit);
+    failure_note(&run->failure, code ? code : EX_UNAVAILABLE, &daemon->process, "%s %s %s%s", daemon->label, how, when,
+                 limit);
+}
+
+static void daemon_exited(struct process *process)
+{
+    struct run_daemon *daemon = process->spec.owner;
+
+    daemon->is_lost = daemon->run->state < RUN_STOPPING && !daemon_may_restart(daemon);
+    if (daemon->is_lost)
+        daemon_note_failure(daemon);
+}
+
+static void daemon_restart(struct run_daemon *daemon, const char *how)
+{
+    struct run *run = daemon->run;
+    uint64_t lived_ms = uv_now(&run->loop) - daemon->began_ms;
+
+    (void)restarts_add(&daemon->restarts, uv_now(&run->loop)); /* daemon_exited() has asked */
+    run_note(run, "%s (pid %d) %s; restart %u of %u", daemon->label, (int)daemon->process.pid, how, daemon->restarts.n,
+             daemon->restarts.limit);
+    uv_timer_start(&daemon->restart, run_restart_daemon, lived_ms < DAEMON_LIVES_MS ? DAEMON_RESTART_MS : 0, 0);
 }
 
 static void run_daemon_ended(struct process *process)
 {
     struct run_daemon *daemon = process->spec.owner;
     struct run *run = daemon->run;
-    enum run_state state = run->state;
     int code = process_exit_code(process);
     char how[96];
 
@@ -450,14 +510,14 @@ static void run_daemon_ended(struct process *process)
     run_describe_end(process, how, sizeof(how));
     if (daemon->is_kept)
         keeper_drain(&daemon->keeper);
-    if (state == RUN_STOPPING) {
-        if (code != 0)
-            run_note(run, "%s (pid %d) %s", daemon->label, (int)process->pid, how);
-        if (run->n_daemons == 0)
-            run_finish(run);
-        return;
-    }
-    run_lose_daemon(daemon, how);
+    if (daemon->is_lost)
+        run_end_ranks(run);
+    else if (run->state == RUN_RUNNING && !run->killing)
+        daemon_restart(daemon, how);
+    else if (code != 0)
+        run_note(run, "%s (pid %d) %s", daemon->label, (int)process->pid, how);
+    if (run->state == RUN_STOPPING && run->n_daemons == 0)
+        run_finish(run);
 }
 
 /* The zerod in the folder of zerodrun. Return: NULL when there is none, or a string to be freed. */
@@ -509,6 +569,7 @@ static int run_start_daemon(struct run_daemon *daemon)
         .n_open_files = run->n_open_files,
         .out = run->out,
         .err = run->err,
+        .on_exit = daemon_exited,
         .on_end = run_daemon_ended,
         .owner = daemon,
     };
@@ -586,8 +647,7 @@ static void run_interrupt(struct run *run, int signum)
     if (run->interrupted == SIGINT && signum == SIGINT) {
         run->killing = true;
         run_note(run, "second SIGINT: killing");
-        if (run->exit_code == 0)
-            run->exit_code = 128 + SIGINT;
+        failure_note(&run->failure, 128 + SIGINT, NULL, "the ranks were killed after a second SIGINT");
         run_kill(run);
         return;
     }
@@ -789,7 +849,7 @@ int run(const struct run_options *options, const struct place *place)
     }
     run_begin(run);
     uv_run(&run->loop, UV_RUN_DEFAULT);
-    code = run->exit_code;
+    code = run->failure.exit_code;
     if (run->abandoned) {
         for (unsigned i = 0; i < place->n_jobs; i++)
             keeper_remove_socket(&run->daemons[i].keeper);

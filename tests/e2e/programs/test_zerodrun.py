@@ -36,7 +36,7 @@ def env(tmp_path):
 def start(args, env, **kwargs):
     kwargs.setdefault("stdout", subprocess.PIPE)
     kwargs.setdefault("stderr", subprocess.PIPE)
-    return subprocess.Popen([str(ZERODRUN), *map(str, args)], env=env, text=True, **kwargs)
+    return subprocess.Popen([str(ZERODRUN), *map(str, args)], env=env, text=True, errors="replace", **kwargs)
 
 
 def run(args, env, **kwargs):
@@ -360,10 +360,49 @@ def test_first_failure_counts(env):
     assert re.search(r"rank 1 \(pid \d+\) exited with 7", result.stderr)
 
 
+def last_line(result):
+    """What zerodrun says at its end, without the time."""
+    assert result.stderr.endswith("\n")
+    line = result.stderr.splitlines()[-1]
+    assert re.match(r"zerodrun: failed after \d+\.\d s(, interrupted)?: ", line), line
+    return line.split(": ", 2)[2]
+
+
+def test_first_failure_counts_whose_output_ends_later(env, tmp_path):
+    """A helper of rank 0 still holds its output when rank 1 has failed, too."""
+    code = f"""
+if [ $RANK = 0 ]; then setsid sleep 30 & echo $! > {tmp_path}/pid.0; touch {tmp_path}/failed; exit 7; fi
+until [ -e {tmp_path}/failed ]; do sleep 0.02; done
+sleep 0.2
+exit 9
+"""
+    result = run(["-n", 2, "--no-daemon", *shell(code)], env)
+    assert (result.returncode, last_line(result)) == (7, "rank 0 exited with 7")
+    for pid in pids_in(tmp_path, 1):
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("code, said", [
+    ("exit 1", ""),
+    ("kill -9 $$", ""),
+    ("echo out; echo; exit 1", "out"),
+    ("echo err >&2; echo out; exit 1", "err"),
+    ("echo 'Traceback:\n  line 3\nE1001 refused\n  fix  none' >&2; exit 1", "E1001 refused"),
+    ("printf 'a\\033[31mred\\033[0m\\tb\\a \\302\\200\\377\\r\\n' >&2; exit 1", "ared b"),
+    ("printf '%0251d\\303\\244%050d' 1 2 >&2; exit 1", "0" * 250 + "1..."),
+], ids=["silent", "signal", "stdout", "stderr", "details", "control", "long"])
+def test_last_line_names_the_first_failure(env, code, said):
+    result = run(["-n", 2, "--no-daemon", *shell(f"[ $RANK = 0 ] && exec sleep 60; {code}")], env)
+    end = "was killed by signal 9 (Killed)" if "kill" in code else "exited with 1"
+    assert last_line(result) == f"rank 1 {end}" + (f'; its last message: "{said}"' if said else "")
+
+
 def test_program_that_cannot_run(env, tmp_path):
     result = run(["--no-daemon", "--", "no-such-program"], env)
     assert result.returncode == 127
-    assert "cannot run no-such-program: No such file or directory" in result.stderr
+    assert last_line(result) == ('rank 0 exited with 127; its last message: '
+                                 '"zerodrun: cannot run no-such-program: No such file or directory"')
     (tmp_path / "plain").write_text("text")
     result = run(["--no-daemon", "--", tmp_path / "plain"], env)
     assert result.returncode == 126
@@ -463,7 +502,9 @@ def test_sigint_of_unprepared_ranks(env, tmp_path):
                      *shell(f"echo $$ > {tmp_path}/pid.$RANK; exec sleep 60")], env)
     pids_in(tmp_path, 2)
     process.send_signal(signal.SIGINT)
-    assert process.wait(TIMEOUT) == 128 + signal.SIGINT
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 128 + signal.SIGINT
+    assert re.search(r"^zerodrun: failed after .*, interrupted: rank [01] was killed by signal 2 \(Interrupt\)\n\Z", err, re.M)
 
 
 def test_second_sigint_kills(env, tmp_path):
@@ -638,6 +679,7 @@ def test_daemon_that_does_not_start(env, tmp_path):
     assert "never" not in result.stdout
     assert "[zerod] E1601 config: bad" in result.stderr
     assert re.search(r"zerod \(pid \d+\) exited with 78 before it accepted connections", result.stderr)
+    assert last_line(result) == 'zerod exited with 78 before it accepted connections; its last message: "E1601 config: bad"'
     assert not list(tmp_path.glob("zerodrun-*"))
 
 
@@ -653,8 +695,10 @@ def test_daemon_dies_under_the_ranks(env, tmp_path):
                      *shell(f"echo $$ > {tmp_path}/pid.$RANK; exec sleep 60")], env)
     pids = pids_in(tmp_path, 2)
     os.kill(saw(tmp_path)["pid"], signal.SIGKILL)
-    assert process.wait(TIMEOUT) == 137
-    assert "while ranks were running" in process.stderr.read()
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 137
+    assert last_line(subprocess.CompletedProcess([], 137, "", err)) == (
+        'zerod was killed by signal 9 (Killed) while ranks were running; its last message: "listening"')
     assert not any(alive(pid) for pid in pids)
 
 

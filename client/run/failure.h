@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* The first failure of a run. It decides zerodrun's exit status, and the last line of zerodrun names it. */
+
+#include <stddef.h>
+
+struct process;
+
+enum {
+    FAILURE_CAUSE_BYTES = 256,
+    FAILURE_TEXT_BYTES = 640, /* the cause, and a process's last message */
+};
+
+/* {}: nothing has failed. */
+struct failure {
+    int exit_code; /* 0: none */
+    char cause[FAILURE_CAUSE_BYTES];
+    const struct process *process; /* that failed; NULL: zerodrun itself */
+};
+
+/* Does nothing if there is a failure already. exit_code: not 0. The process must outlive the failure. */
+void failure_note(struct failure *failure, int exit_code, const struct process *process, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* The cause in one line without control characters; with the process's last message, so not before its output is at its
+ * end. */
+void failure_describe(const struct failure *failure, char *text, size_t size);
