@@ -29,6 +29,7 @@ enum {
     OPTION_NO_DAEMON,
     OPTION_JOBS,
     OPTION_COLOR,
+    OPTION_TEE,
 };
 
 static const struct option long_options[] = {
@@ -48,6 +49,7 @@ static const struct option long_options[] = {
     {"master-addr", required_argument, NULL, OPTION_MASTER_ADDR},
     {"master-port", required_argument, NULL, OPTION_MASTER_PORT},
     {"no-daemon", no_argument, NULL, OPTION_NO_DAEMON},
+    {"tee", required_argument, NULL, OPTION_TEE},
     {"color", required_argument, NULL, OPTION_COLOR},
     {"quiet", no_argument, NULL, 'q'},
     {"help", no_argument, NULL, 'h'},
@@ -81,6 +83,7 @@ static const char help_text[] =
     "      --master-port P  MASTER_PORT of the ranks (default: on several nodes 29500, else a free port)\n"
     "      --zerod PATH     the daemon to start (default: beside zerodrun, else in PATH)\n"
     "      --no-daemon      start no daemon\n"
+    "      --tee DIR        the output also to DIR/rank0.log and so on, and DIR/zerod.log\n"
     "      --color WHEN     colours of the prefixes: auto (default: on a terminal, unless NO_COLOR is set),\n"
     "                       always, never\n"
     "  -q, --quiet          no word of its own but errors; ranks and daemon still speak\n"
@@ -184,6 +187,9 @@ static int parse_option(struct run_options *options, int option)
     case OPTION_RUN_ID:
         options->run_id = optarg;
         return 0;
+    case OPTION_TEE:
+        options->tee_path = optarg;
+        return 0;
     case OPTION_COLOR:
         return parse_color(optarg, &options->color);
     case OPTION_NO_DAEMON:
@@ -222,6 +228,8 @@ static const char *find_contradiction(const struct run_options *options)
         return "--serve starts a daemon, --no-daemon none";
     if (options->run_id && (!*options->run_id || strlen(options->run_id) > 255))
         return "--run-id: 1 to 255 bytes are allowed";
+    if (options->tee_path && !*options->tee_path)
+        return "--tee: a directory is needed";
     if (options->master_addr && !*options->master_addr)
         return "--master-addr: a host name or address is needed";
     return NULL;

@@ -27,6 +27,7 @@ struct run_options {
     unsigned n_restarts;        /* of each rank */
     unsigned n_daemon_restarts; /* of each daemon, in 10 minutes; 0: nothing of a daemon is kept */
     uint64_t grace_ms;          /* between SIGTERM and SIGKILL */
+    const char *tee_path;       /* of a folder for the output of each process; NULL: none */
     const char *master_addr;    /* NULL: node 0's host, on one node 127.0.0.1 */
     unsigned master_port;       /* 0: on several nodes torchrun's, else a free one */
     enum output_color color;

@@ -162,6 +162,8 @@ static void process_line(void *context, const char *text, size_t n_bytes, bool c
 
     if (!continued)
         stream_remember(stream, text, n_bytes);
+    if (stream->process->spec.log)
+        sink_put(stream->process->spec.log, text, n_bytes, NULL, 0);
     output_line(&stream->source, text, n_bytes, continued);
 }
 
@@ -174,7 +176,9 @@ static void process_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
 
 static bool stream_is_full(struct process_stream *stream)
 {
-    return sink_is_full(&stream->source.output->sink);
+    struct sink *log = stream->process->spec.log;
+
+    return sink_is_full(&stream->source.output->sink) || (log && sink_is_full(log));
 }
 
 static void stream_feed(struct process_stream *stream, size_t n_bytes)
@@ -212,7 +216,7 @@ void process_resume(struct process *process)
 
     for (i = 0; process->n_handles > 0 && i < ARRAY_SIZE(process->streams); i++) {
         stream = &process->streams[i];
-        if (!stream->paused || uv_is_closing((uv_handle_t *)&stream->pipe))
+        if (!stream->paused || uv_is_closing((uv_handle_t *)&stream->pipe) || stream_is_full(stream))
             continue;
         stream->paused = false;
         uv_read_start((uv_stream_t *)&stream->pipe, process_alloc, process_read);

@@ -40,6 +40,7 @@ struct process_spec {
     size_t n_fds;
     uint64_t n_open_files; /* its soft limit (RLIMIT_NOFILE); 0: zerodrun's */
     struct output *out, *err;
+    struct sink *log;                         /* gets both, without prefixes; or NULL */
     void (*on_exit)(struct process *process); /* it has ended, its output perhaps not: on_end() comes later */
     void (*on_end)(struct process *process);
     void *owner;

@@ -20,13 +20,16 @@
 #include "client/run/output.h"
 #include "client/run/place.h"
 #include "client/run/restarts.h"
+#include "client/run/tee.h"
 #include "core/base/open-files.h"
+#include "core/config/config.h"
 
 enum {
     PROBE_MS = 20,
-    DAEMON_RESTART_MS = 100,      /* as the unit of systemd has it; of a daemon that has not lived for a second */
+    DAEMON_RESTART_MS = 100, /* as the unit of systemd has it; of a daemon that has not lived for a second */
     DAEMON_LIVES_MS = 1000,
     START_TIMEOUT_MS = 30 * 1000, /* picked: a daemon that takes longer to open a socket will not */
+    MAX_SINKS = 2 + CONFIG_MAX_LOCAL_RANKS + OPTIONS_MAX_JOBS,
 };
 
 enum run_state {
@@ -49,6 +52,7 @@ struct run_rank {
     char label[24];
     unsigned n_restarts;
     bool running;
+    struct tee tee;
 };
 
 struct run_daemon {
@@ -64,6 +68,7 @@ struct run_daemon {
     struct keeper keeper;
     struct restarts restarts;
     uv_timer_t restart;
+    struct tee tee;
 };
 
 struct run {
@@ -72,7 +77,7 @@ struct run {
     enum run_state state;
     uv_loop_t loop;
     struct output outputs[2], *out, *err; /* out and err may be one */
-    struct sink *sinks[2];                /* n_sinks: all that have to be written before the end */
+    struct sink *sinks[MAX_SINKS];        /* n_sinks: all that have to be written before the end */
     size_t n_sinks;
     struct run_rank *ranks; /* place->n_ranks, owned */
     unsigned n_running;
@@ -217,15 +222,27 @@ static void run_finish(struct run *run)
     run_check_flushed(run);
 }
 
+static void run_check_tee(struct run *run, struct tee *tee)
+{
+    int r = tee_complaint(tee);
+
+    if (r < 0)
+        run_complain(run, "%s: %s: the rest of the output is not in it", tee->path, strerror(-r));
+}
+
 static void run_drained(void *context)
 {
     struct run *run = context;
     unsigned i;
 
-    for (i = 0; i < run->place->n_ranks; i++)
+    for (i = 0; i < run->place->n_ranks; i++) {
+        run_check_tee(run, &run->ranks[i].tee);
         process_resume(&run->ranks[i].process);
-    for (i = 0; i < run->place->n_jobs; i++)
+    }
+    for (i = 0; i < run->place->n_jobs; i++) {
+        run_check_tee(run, &run->daemons[i].tee);
         process_resume(&run->daemons[i].process);
+    }
     run_check_flushed(run);
 }
 
@@ -328,6 +345,7 @@ static int rank_start(struct run_rank *rank)
         .n_open_files = run->n_open_files,
         .out = run->out,
         .err = run->err,
+        .log = rank->tee.is_open ? &rank->tee.sink : NULL,
         .on_exit = rank_exited,
         .on_end = rank_ended,
         .owner = rank,
@@ -385,6 +403,8 @@ static void rank_ended(struct process *process)
         rank->n_restarts++;
         run_note(run, "rank %s (pid %d) %s; restart %u of %u", rank->label, (int)process->pid, how, rank->n_restarts,
                  run->options->n_restarts);
+        tee_say(&rank->tee, "rank %s %s; restart %u of %u", rank->label, how, rank->n_restarts,
+                run->options->n_restarts);
         if (rank_start(rank) < 0)
             run_end_ranks(run);
         return;
@@ -495,6 +515,7 @@ static void daemon_restart(struct run_daemon *daemon, const char *how)
     (void)restarts_add(&daemon->restarts, uv_now(&run->loop)); /* daemon_exited() has asked */
     run_note(run, "%s (pid %d) %s; restart %u of %u", daemon->label, (int)daemon->process.pid, how, daemon->restarts.n,
              daemon->restarts.limit);
+    tee_say(&daemon->tee, "%s %s; restart %u of %u", daemon->label, how, daemon->restarts.n, daemon->restarts.limit);
     uv_timer_start(&daemon->restart, run_restart_daemon, lived_ms < DAEMON_LIVES_MS ? DAEMON_RESTART_MS : 0, 0);
 }
 
@@ -569,6 +590,7 @@ static int run_start_daemon(struct run_daemon *daemon)
         .n_open_files = run->n_open_files,
         .out = run->out,
         .err = run->err,
+        .log = daemon->tee.is_open ? &daemon->tee.sink : NULL,
         .on_exit = daemon_exited,
         .on_end = run_daemon_ended,
         .owner = daemon,
@@ -791,10 +813,55 @@ static void run_keep_daemon(struct run_daemon *daemon)
     daemon->is_kept = true;
 }
 
+/* name: of a rank's or a daemon's file. Return: 0, or negative, then a sentence was said. */
+static int run_open_tee(struct run *run, struct tee *tee, const char *name)
+{
+    const struct tee_spec spec = {
+        .directory = run->options->tee_path,
+        .name = name,
+        .run_id = run->place->run_id,
+        .on_drained = run_drained,
+        .context = run,
+    };
+    int r = spec.directory ? tee_init(tee, &run->loop, &spec) : 0;
+
+    if (tee->is_open)
+        run->sinks[run->n_sinks++] = &tee->sink;
+    if (r < 0)
+        run_error(run, EX_CANTCREAT, "--tee: cannot write %s: %s", tee->path ? tee->path : name, strerror(-r));
+    return r;
+}
+
+static int run_open_tees_of_ranks(struct run *run)
+{
+    char name[32];
+    int r = 0;
+
+    for (unsigned i = 0; r == 0 && i < run->place->n_ranks; i++) {
+        snprintf(name, sizeof(name), "rank%s", run->ranks[i].label);
+        r = run_open_tee(run, &run->ranks[i].tee, name);
+    }
+    return r;
+}
+
+/* The nodes may share the folder. */
+static int run_open_tee_of_daemon(struct run_daemon *daemon)
+{
+    const struct place *place = daemon->run->place;
+    char name[64];
+
+    if (place->n_nodes > 1)
+        snprintf(name, sizeof(name), "node%u.%s", place->node, daemon->label);
+    else
+        snprintf(name, sizeof(name), "%s", daemon->label);
+    return run_open_tee(daemon->run, &daemon->tee, name);
+}
+
 /* Return: 0, or negative, then a sentence was said. */
 static int run_begin_daemon(struct run_daemon *daemon)
 {
     struct run *run = daemon->run;
+    int r;
 
     if (place_answers(daemon->socket)) {
         if (!run->options->serve)
@@ -803,18 +870,19 @@ static int run_begin_daemon(struct run_daemon *daemon)
         return -EADDRINUSE;
     }
     run_keep_daemon(daemon);
-    return run_start_daemon(daemon);
+    r = run_open_tee_of_daemon(daemon);
+    return r < 0 ? r : run_start_daemon(daemon);
 }
 
 static void run_begin(struct run *run)
 {
-    for (unsigned i = 0; !run->options->no_daemon && i < run->place->n_jobs; i++) {
-        if (run_begin_daemon(&run->daemons[i]) < 0) {
-            run_end_ranks(run);
-            return;
-        }
-    }
-    if (run->n_daemons == 0)
+    int r = run->options->serve ? 0 : run_open_tees_of_ranks(run);
+
+    for (unsigned i = 0; r == 0 && !run->options->no_daemon && i < run->place->n_jobs; i++)
+        r = run_begin_daemon(&run->daemons[i]);
+    if (r < 0)
+        run_end_ranks(run);
+    else if (run->n_daemons == 0)
         run_start_ranks(run);
     else
         uv_timer_start(&run->probe, run_probe, PROBE_MS, PROBE_MS);
@@ -824,8 +892,12 @@ static void run_deinit(struct run *run)
 {
     unsigned i;
 
-    for (i = 0; i < run->place->n_ranks; i++)
+    for (i = 0; i < run->place->n_ranks; i++) {
         environment_deinit(&run->ranks[i].env);
+        tee_deinit(&run->ranks[i].tee);
+    }
+    for (i = 0; i < run->place->n_jobs; i++)
+        tee_deinit(&run->daemons[i].tee);
     environment_deinit(&run->daemon_env);
     free(run->ranks);
 }

@@ -15,8 +15,8 @@
 
 #include "core/base/base.h"
 
-/* Return: true when all is written, false when the reader is gone. */
-static bool write_all(struct sink *sink, const char *data, size_t n_bytes)
+/* Return: 0 when all is written, or a negative errno. */
+static int write_all(struct sink *sink, const char *data, size_t n_bytes)
 {
     ssize_t n;
 
@@ -30,22 +30,23 @@ static bool write_all(struct sink *sink, const char *data, size_t n_bytes)
             /* The descriptor is non-blocking, because another process has made it so. */
             poll(&(struct pollfd){.fd = sink->fd, .events = POLLOUT}, 1, -1);
         } else if (errno != EINTR) {
-            return false;
+            return -errno;
         }
     }
-    return true;
+    return 0;
 }
 
 static void sink_write(void *arg)
 {
     struct sink *sink = arg;
     struct sink_text text = {}, full;
-    bool ok = true;
+    int r = 0;
 
     uv_mutex_lock(&sink->mutex);
     for (;;) {
         sink->writing = false;
-        if (!ok)
+        sink->error = r;
+        if (r < 0)
             sink->broken = true;
         if (sink->waiting.n_bytes == 0) {
             uv_async_send(&sink->drained);
@@ -60,7 +61,7 @@ static void sink_write(void *arg)
         text = full;
         sink->writing = true;
         uv_mutex_unlock(&sink->mutex);
-        ok = ok && write_all(sink, text.data, text.n_bytes);
+        r = r < 0 ? r : write_all(sink, text.data, text.n_bytes);
         uv_mutex_lock(&sink->mutex);
     }
     uv_mutex_unlock(&sink->mutex);
@@ -170,6 +171,16 @@ void sink_abandon(struct sink *sink)
     sink->broken = true;
     sink->waiting.n_bytes = 0;
     uv_mutex_unlock(&sink->mutex);
+}
+
+int sink_error(struct sink *sink)
+{
+    int error;
+
+    uv_mutex_lock(&sink->mutex);
+    error = sink->error;
+    uv_mutex_unlock(&sink->mutex);
+    return error;
 }
 
 uint64_t sink_n_written_bytes(const struct sink *sink)

@@ -41,7 +41,8 @@ struct sink {
     struct sink_text waiting;
     bool writing; /* the thread holds the rest */
     bool closing;
-    bool broken; /* the reader is gone, or memory was short */
+    bool broken; /* the reader is gone, the disk is full, or memory was short */
+    int error;   /* negative errno of the write that failed, or 0 */
     bool abandoned;
 };
 
@@ -58,6 +59,9 @@ void sink_printf(struct sink *sink, const char *format, ...) __attribute__((form
 /* Drops what waits and what is put from now on, and counts as drained. The thread may stand in write(2) for ever: a
  * sink that is abandoned cannot be closed, and its memory stays. */
 void sink_abandon(struct sink *sink);
+
+/* The negative errno of the write that failed; 0: none has. */
+int sink_error(struct sink *sink);
 
 /* Bytes that the output has taken so far. */
 uint64_t sink_n_written_bytes(const struct sink *sink);

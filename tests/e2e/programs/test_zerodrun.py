@@ -345,6 +345,43 @@ def test_reader_that_goes_away_does_not_end_the_run(env, tmp_path):
     assert (tmp_path / "end").read_text() == "ok\n"
 
 
+# ---- tee -------------------------------------------------------------------------------------------------
+
+
+def test_tee(env, tmp_path):
+    """A process's output without prefixes, in a folder that is made; the next run's goes behind it."""
+    logs = tmp_path / "logs" / "of" / "it"
+    options = ["-n", 2, "--tee", logs, "--color", "always", "--restarts", 1, "--zerod", fake_zerod(tmp_path)]
+    code = 'echo out $RANK; printf "\\r1%%\\r2%%\\n" >&2; [ $RANK = 0 ] || [ $ZEROD_RESTART_COUNT = 1 ]'
+    result = run([*options, "--run-id", "a", *shell(code)], env)
+    assert result.returncode == 0, result.stderr
+    assert sorted((logs / "rank0.log").read_text().splitlines()) == ["2%", "out 0"]
+    lines = (logs / "rank1.log").read_text().splitlines()
+    assert lines[2] == "zerodrun: rank 1 exited with 1; restart 1 of 1"
+    assert sorted(lines[:2]) == sorted(lines[3:]) == ["2%", "out 1"]
+    assert (logs / "zerod.log").read_text() == "listening\n"
+    run([*options, "--run-id", "b", *shell("echo again")], env)
+    assert (logs / "rank1.log").read_text().endswith("\nzerodrun: run b begins\nagain\n")
+    assert (logs / "zerod.log").read_text() == "listening\nzerodrun: run b begins\nlistening\n"
+
+
+def test_tee_that_cannot_be(env, tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in tmp_path / "file", tmp_path / "file" / "logs":
+        result = run(["--no-daemon", "--tee", path, *shell("echo never")], env)
+        assert (result.returncode, result.stdout) == (os.EX_CANTCREAT, "")
+        assert f"zerodrun: --tee: cannot write {path}/rank0.log: Not a directory\n" in result.stderr
+
+
+def test_tee_to_a_full_disk(env, tmp_path):
+    """Said once; the run goes on."""
+    (tmp_path / "rank0.log").symlink_to("/dev/full")
+    result = run(["-q", "--no-daemon", "--tee", tmp_path, *shell("echo a; sleep 0.1; echo b")], env)
+    assert (result.returncode, result.stdout) == (0, "[0] a\n[0] b\n")
+    assert result.stderr == (f"zerodrun: {tmp_path}/rank0.log: No space left on device: the rest of the output is not in "
+                             "it\n")
+
+
 # ---- exit codes ------------------------------------------------------------------------------------------
 
 
@@ -873,13 +910,15 @@ def test_two_nodes_train(env, tmp_path, build):
     trainer = build.compile(TRAINER, tmp_path / "trainer")
     ports = free_ports(2)
     paths = [two_nodes(tmp_path, node, ports, (1, 2)) for node in range(2)]
-    runs = [start(["--config", path, "--run-id", "both", "--zerod", ZEROD, "--", trainer], env)
+    runs = [start(["--config", path, "--run-id", "both", "--zerod", ZEROD, "--tee", tmp_path / "logs", "--", trainer], env)
             for path in paths]
     for node, process in enumerate(runs):
         out, err = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0, out + err
         assert sorted(out.splitlines()) == [f"[{r}] norm 17.321" for r in ((0,), (1, 2))[node]]
         assert f"zerodrun: {node + 1} of 3 ranks, run both, socket {paths[node].parent}/job.sock\n" in err
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
+        "node0.zerod.log", "node1.zerod.log", "rank0.log", "rank1.log", "rank2.log"]
 
 
 def test_running_daemon_of_several_nodes_is_used(zerod, env, tmp_path):
