@@ -30,6 +30,11 @@ enum {
     OPTION_JOBS,
     OPTION_COLOR,
     OPTION_TEE,
+    OPTION_NODES,
+    OPTION_NNODES,
+    OPTION_NODE_RANK,
+    OPTION_NODES_PORT,
+    OPTION_KEY_FILE,
 };
 
 static const struct option long_options[] = {
@@ -47,8 +52,16 @@ static const struct option long_options[] = {
     {"serve", no_argument, NULL, OPTION_SERVE},
     {"grace", required_argument, NULL, OPTION_GRACE},
     {"master-addr", required_argument, NULL, OPTION_MASTER_ADDR},
+    {"master_addr", required_argument, NULL, OPTION_MASTER_ADDR},
     {"master-port", required_argument, NULL, OPTION_MASTER_PORT},
+    {"master_port", required_argument, NULL, OPTION_MASTER_PORT},
     {"no-daemon", no_argument, NULL, OPTION_NO_DAEMON},
+    {"nodes", required_argument, NULL, OPTION_NODES},
+    {"nnodes", required_argument, NULL, OPTION_NNODES},
+    {"node-rank", required_argument, NULL, OPTION_NODE_RANK},
+    {"node_rank", required_argument, NULL, OPTION_NODE_RANK},
+    {"nodes-port", required_argument, NULL, OPTION_NODES_PORT},
+    {"key-file", required_argument, NULL, OPTION_KEY_FILE},
     {"tee", required_argument, NULL, OPTION_TEE},
     {"color", required_argument, NULL, OPTION_COLOR},
     {"quiet", no_argument, NULL, 'q'},
@@ -61,7 +74,7 @@ static const char help_text[] =
     "Usage: zerodrun [-n RANKS] [OPTIONS] -- PROGRAM [ARGUMENTS]\n"
     "       zerodrun --serve --config FILE [OPTIONS]\n"
     "Starts the ranks of a training job on this machine, and a zerod for them if none is running.\n"
-    "In a job of several nodes, those of this node: run it on every node, with its configuration.\n"
+    "In a job of several nodes, those of this node: run it on every node.\n"
     "\n"
     "  -n, --ranks N        ranks on this node (default: as the configuration or the running daemon\n"
     "                       says, else 1);\n"
@@ -78,8 +91,15 @@ static const char help_text[] =
     "                       (default 3); 0: a daemon that ends ends the run\n"
     "      --serve          start and keep the daemon without ranks, until SIGTERM or SIGINT\n"
     "      --grace SECONDS  from SIGTERM to SIGKILL when ranks have to end (default 30)\n"
-    "      --master-addr A  MASTER_ADDR of the ranks (default: on several nodes the host of node 0 in\n"
-    "                       the configuration, else 127.0.0.1)\n"
+    "      --nodes H0,H1    hosts of several nodes, node 0 first, each with the ranks of -n; for a configuration\n"
+    "                       that lists none (default: those of Slurm's step, if srun has started one\n"
+    "                       zerodrun on each of several nodes)\n"
+    "      --node-rank R    number of this node, from 0 (default: Slurm's)\n"
+    "      --nnodes N       number of nodes; 1: Slurm's nodes are not used\n"
+    "      --nodes-port P   port on which node 0's daemon listens (default 7700)\n"
+    "      --key-file FILE  key that the daemons of several nodes share\n"
+    "      --master-addr A  MASTER_ADDR of the ranks (default: on several nodes the host of node 0,\n"
+    "                       else 127.0.0.1)\n"
     "      --master-port P  MASTER_PORT of the ranks (default: on several nodes 29500, else a free port)\n"
     "      --zerod PATH     the daemon to start (default: beside zerodrun, else in PATH)\n"
     "      --no-daemon      start no daemon\n"
@@ -132,6 +152,18 @@ static int parse_numeric(struct run_options *options, int option, const char *te
     case OPTION_GRACE:
         r = parse_number("--grace", text, 0, 1000000, &value);
         options->grace_ms = 1000 * (uint64_t)value;
+        break;
+    case OPTION_NNODES:
+        r = parse_number("--nnodes", text, 1, CONFIG_MAX_NODES, &value);
+        options->n_nodes = value;
+        break;
+    case OPTION_NODE_RANK:
+        r = parse_number("--node-rank", text, 0, CONFIG_MAX_NODES - 1, &value);
+        options->node_rank = (int)value;
+        break;
+    case OPTION_NODES_PORT:
+        r = parse_number("--nodes-port", text, 1, 65535, &value);
+        options->nodes_port = value;
         break;
     case OPTION_MASTER_PORT:
         r = parse_number("--master-port", text, 1, 65535, &value);
@@ -187,6 +219,12 @@ static int parse_option(struct run_options *options, int option)
     case OPTION_RUN_ID:
         options->run_id = optarg;
         return 0;
+    case OPTION_NODES:
+        options->nodes = optarg;
+        return 0;
+    case OPTION_KEY_FILE:
+        options->key_path = optarg;
+        return 0;
     case OPTION_TEE:
         options->tee_path = optarg;
         return 0;
@@ -228,6 +266,8 @@ static const char *find_contradiction(const struct run_options *options)
         return "--serve starts a daemon, --no-daemon none";
     if (options->run_id && (!*options->run_id || strlen(options->run_id) > 255))
         return "--run-id: 1 to 255 bytes are allowed";
+    if (options->node_rank >= 0 && !options->nodes && options->n_nodes == 0)
+        return "--node-rank is the number of a node among several: --nodes HOST0,HOST1,... is missing";
     if (options->tee_path && !*options->tee_path)
         return "--tee: a directory is needed";
     if (options->master_addr && !*options->master_addr)
@@ -241,7 +281,11 @@ int options_parse(struct run_options *options, int argc, char **argv)
     int option, r;
 
     *options = (struct run_options){
-        .n_jobs = 1, .grace_ms = 1000 * OPTIONS_DEFAULT_GRACE_S, .n_daemon_restarts = OPTIONS_DEFAULT_DAEMON_RESTARTS};
+        .n_jobs = 1,
+        .node_rank = -1,
+        .grace_ms = 1000 * OPTIONS_DEFAULT_GRACE_S,
+        .n_daemon_restarts = OPTIONS_DEFAULT_DAEMON_RESTARTS,
+    };
     /* '+': the first word that is no option is the program, and what follows is its own. */
     while ((option = getopt_long(argc, argv, "+n:qhV", long_options, NULL)) >= 0) {
         r = parse_option(options, option);

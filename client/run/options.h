@@ -28,6 +28,11 @@ struct run_options {
     unsigned n_daemon_restarts; /* of each daemon, in 10 minutes; 0: nothing of a daemon is kept */
     uint64_t grace_ms;          /* between SIGTERM and SIGKILL */
     const char *tee_path;       /* of a folder for the output of each process; NULL: none */
+    const char *nodes;          /* hosts with commas between them; NULL: as the configuration or Slurm says */
+    unsigned n_nodes;           /* 0: likewise */
+    int node_rank;              /* this one's number; -1: not given */
+    unsigned nodes_port;        /* of the nodes' daemons; 0: the default */
+    const char *key_path;       /* of those daemons; NULL: not given */
     const char *master_addr;    /* NULL: node 0's host, on one node 127.0.0.1 */
     unsigned master_port;       /* 0: on several nodes torchrun's, else a free one */
     enum output_color color;

@@ -16,6 +16,7 @@
 #include "client/ctl/control.h"
 #include "client/ctl/resize.h"
 #include "client/run/environment.h"
+#include "client/run/made-config.h"
 #include "client/run/options.h"
 #include "core/base/base.h"
 #include "core/config/config.h"
@@ -23,8 +24,6 @@
 enum {
     TORCHRUN_PORT = 29500, /* the port that all nodes agree on when nobody says another */
 };
-
-DEFINE_CLEANUP(FILE *, fclose);
 
 char *place_make_directory(void)
 {
@@ -46,35 +45,31 @@ char *place_make_directory(void)
     return NULL;
 }
 
-/* 'text' as YAML takes it literally. */
-static void print_quoted(FILE *file, const char *text)
+/* base: what --config names and lists no nodes; NULL: nothing. Return: 0, or -sysexits.h. */
+static int place_make_config(struct place *place, const struct run_options *options, const struct config *base)
 {
-    fputc('\'', file);
-    for (; *text; text++)
-        fputs(*text == '\'' ? "''" : (char[]){*text, '\0'}, file);
-    fputc('\'', file);
-}
+    _cleanup_free_ char *path = NULL, *key_path = NULL;
+    int r;
 
-/* A configuration with nothing in it but what this run needs. */
-static int place_write_config(struct place *place)
-{
-    _cleanup_(fclosep) FILE *file = NULL;
-
-    if (asprintf(&place->config_path, "%s/zerod.yaml", place->directory) < 0) {
-        place->config_path = NULL;
+    if (asprintf(&path, "%s/zerod.yaml", place->directory) < 0) {
+        path = NULL;
         return -EX_OSERR;
     }
-    file = fopen(place->config_path, "wxe");
-    if (file) {
-        fputs("job: zerodrun\nlisten:\n  mode: \"0600\"\n  socket: ", file);
-        print_quoted(file, place->socket);
-        fprintf(file, "\nworld:\n  size: %u\nzero_optimization:\n  stage: 2\n", place->world_size);
-        place->made_config = true;
-        if (fflush(file) == 0)
-            return 0;
-    }
-    fprintf(stderr, "zerodrun: %s: %s\n", place->config_path, strerror(errno));
-    return -EX_CANTCREAT;
+    r = place->nodes.n > 0 ? nodes_find_key(&place->nodes, options, &key_path) : 0;
+    if (r < 0)
+        return r;
+    place->config_path = steal_ptr(path);
+    place->made_config = true;
+    return made_config_write(&(struct made_config){
+        .path = place->config_path,
+        .base_path = base ? options->config_path : NULL,
+        .socket = place->socket,
+        .n_ranks = place->n_ranks,
+        .nodes = &place->nodes,
+        .port = options->nodes_port,
+        .key_path = key_path,
+        .has_collective = base && config_file_has(base, "collective"),
+    });
 }
 
 /* host of "host:port"; "[::1]:7700" is ::1. */
@@ -91,6 +86,7 @@ static char *host_of(const char *address)
 /* address: of node 0's daemon, rank 0 is on the same host. */
 static int place_choose_master(struct place *place, const struct run_options *options, const char *address)
 {
+    free(place->master_addr);
     place->master_addr = options->master_addr ? strdup(options->master_addr)
                          : address            ? host_of(address)
                                               : strdup("127.0.0.1");
@@ -160,6 +156,8 @@ static int place_ask_daemon(struct place *place, const struct run_options *optio
         return r;
     status = json_tokener_parse(answer.json);
     place->n_ranks = place->world_size = get_number(status, "world_size");
+    place->node = place->first_rank = 0;
+    place->n_nodes = 1;
     nodes = json_object_object_get(status, "nodes");
     if (nodes)
         r = place_from_nodes(place, options, nodes);
@@ -198,6 +196,67 @@ static int place_choose_socket(struct place *place, const char *option, const st
     return place->socket ? 0 : -EX_OSERR;
 }
 
+/* ---- nodes that the configuration does not list ----------------------------------------------------------- */
+
+/* Ranks and master of place->nodes. Return: 0, or -EX_OSERR. */
+static int place_from_given_nodes(struct place *place, const struct run_options *options)
+{
+    const struct nodes *nodes = &place->nodes;
+
+    place->n_ranks = MAX(options->n_ranks, 1u);
+    place->n_nodes = MAX(nodes->n, 1u);
+    place->node = nodes->node;
+    place->first_rank = place->node * place->n_ranks;
+    place->world_size = place->n_nodes * place->n_ranks;
+    if (!nodes->hosts)
+        return 0;
+    place->master_addr = strdup(options->master_addr ? options->master_addr : nodes->hosts[0]);
+    return place->master_addr ? 0 : -EX_OSERR;
+}
+
+/* The daemon that answers was asked. Is it that of the node that the command line, or Slurm, names? */
+static int place_compare_node(const struct place *place)
+{
+    const struct nodes *nodes = &place->nodes;
+
+    if (nodes->n == 0 || (place->n_nodes == nodes->n && place->node == nodes->node))
+        return 0;
+    fprintf(stderr, "zerodrun: the daemon on %s is that of node %u of %u, but this is node %u of %u\n", place->socket,
+            place->node, MAX(place->n_nodes, 1u), nodes->node, nodes->n);
+    return -EX_CONFIG;
+}
+
+static int place_add_nodes(struct place *place, const struct run_options *options, const struct config *config)
+{
+    static const char *const keys[] = {"world.size", "world.node", "world.key_file"};
+    bool is_slurm = place->nodes.is_from_slurm;
+    int r;
+
+    for (size_t i = 0; i < ARRAY_SIZE(keys); i++) {
+        if (!config_file_has(config, keys[i]))
+            continue;
+        fprintf(
+            stderr,
+            "zerodrun: %u nodes%s, but %s has %s: expected a file without the section world, or with world.nodes%s\n",
+            place->nodes.n, is_slurm ? ", as Slurm says" : "", options->config_path, keys[i],
+            is_slurm ? "; --nnodes 1 makes a job of each node" : "");
+        return -EX_CONFIG;
+    }
+    r = place_from_given_nodes(place, options);
+    if (r == 0)
+        r = place_choose_socket(place, options->socket_path, config);
+    if (r < 0 || options->no_daemon)
+        return r;
+    if (place_answers(place->socket)) {
+        r = place_ask_daemon(place, options);
+        return r < 0 ? r : place_compare_node(place);
+    }
+    place->told.ranks = false;
+    if (!place->directory)
+        place->directory = place_make_directory();
+    return place->directory ? place_make_config(place, options, config) : -EX_CANTCREAT;
+}
+
 static int place_from_config(struct place *place, const struct run_options *options, const struct config *config)
 {
     const struct config_world *world = &config->world;
@@ -231,6 +290,13 @@ static int place_from_config(struct place *place, const struct run_options *opti
     return -EX_USAGE;
 }
 
+static int place_refuse_nodes(const struct run_options *options)
+{
+    fprintf(stderr, "zerodrun: %s lists nodes (world.nodes), so --nodes, --nnodes and --node-rank are not allowed\n",
+            options->config_path);
+    return -EX_USAGE;
+}
+
 static int place_load_config(struct place *place, const struct run_options *options)
 {
     /* A file of DeepSpeed has neither. Any socket will do for the check; --serve is for others, who have to know it. */
@@ -248,7 +314,12 @@ static int place_load_config(struct place *place, const struct run_options *opti
     if (r != 0)
         return r < 0 ? -EX_OSERR : -EX_CONFIG;
     place->told.ranks = !config_file_has(config, "world.size");
-    r = place_from_config(place, options, config);
+    if (config->world.nodes.n_items == 0 && place->nodes.n > 0)
+        r = place_add_nodes(place, options, config);
+    else if (place->nodes.n > 0 && !place->nodes.is_from_slurm)
+        r = place_refuse_nodes(options);
+    else
+        r = place_from_config(place, options, config);
     config_free(config);
     return r;
 }
@@ -256,33 +327,41 @@ static int place_load_config(struct place *place, const struct run_options *opti
 static int place_without_config(struct place *place, const struct run_options *options)
 {
     const char *socket_path = options->socket_path ? options->socket_path : getenv("ZEROD_SOCKET");
-    int r;
+    int r = place_from_given_nodes(place, options);
 
-    place->n_ranks = place->world_size = MAX(options->n_ranks, 1u);
-    place->n_nodes = 1;
+    if (r < 0)
+        return r;
     if (socket_path && *socket_path)
         place->socket = strdup(socket_path);
-    if (place->socket && place_answers(place->socket))
-        return place_ask_daemon(place, options);
+    if (place->socket && place_answers(place->socket)) {
+        r = place_ask_daemon(place, options);
+        return r < 0 ? r : place_compare_node(place);
+    }
     if (options->no_daemon)
         return 0;
     if (place->socket)
         place->directory = place_make_directory();
     else if ((r = place_make_socket(place)) < 0)
         return r;
-    return place->directory ? place_write_config(place) : -EX_CANTCREAT;
+    return place->directory ? place_make_config(place, options, NULL) : -EX_CANTCREAT;
 }
 
-static int place_choose_run_id(struct place *place, const char *run_id)
+static int place_choose_run_id(struct place *place, const struct run_options *options)
 {
+    const char *run_id = options->run_id ? options->run_id : getenv("ZEROD_RUN_ID");
     unsigned char random[8];
     size_t i;
 
-    if (!run_id)
-        run_id = getenv("ZEROD_RUN_ID");
+    if (!run_id || !*run_id)
+        run_id = place->nodes.run_id;
     if (run_id && *run_id) {
         place->run_id = strdup(run_id);
         return place->run_id ? 0 : -EX_OSERR;
+    }
+    if (place->n_nodes > 1 && place->nodes.n > 0 && !options->no_daemon) {
+        fprintf(stderr, "zerodrun: %u nodes: --run-id is missing, any name of this run, the same on every node\n",
+                place->n_nodes);
+        return -EX_USAGE;
     }
     place->run_id = calloc(2, sizeof(random) + 1);
     if (!place->run_id || getrandom(random, sizeof(random), 0) != sizeof(random))
@@ -417,6 +496,9 @@ int place_init(struct place *place, const struct run_options *options)
     int r;
 
     *place = (struct place){.master_port = options->master_port};
+    r = nodes_init(&place->nodes, options);
+    if (r < 0)
+        return r;
     r = options->config_path ? place_load_config(place, options) : place_without_config(place, options);
     if (r == 0)
         r = place_add_jobs(place, options);
@@ -428,7 +510,7 @@ int place_init(struct place *place, const struct run_options *options)
         place->master_port = TORCHRUN_PORT;
     if (place->master_port == 0)
         r = place_find_port(place);
-    return r < 0 ? r : place_choose_run_id(place, options->run_id);
+    return r < 0 ? r : place_choose_run_id(place, options);
 }
 
 /* The daemon removes its socket; a killed one does not. */
@@ -455,6 +537,7 @@ void place_deinit(struct place *place)
     free(place->directory);
     free(place->run_id);
     free(place->master_addr);
+    nodes_deinit(&place->nodes);
     *place = (struct place){};
 }
 

@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 
+#include "client/run/nodes.h"
 #include "client/run/options.h"
 
 struct environment;
@@ -28,6 +29,7 @@ struct place {
     unsigned n_ranks; /* on this node */
     unsigned first_rank, world_size;
     unsigned node, n_nodes;
+    struct nodes nodes; /* that the configuration does not list */
     char *socket;      /* NULL: none, with --no-daemon */
     char *config_path; /* what a daemon would be started with; NULL: none */
     struct place_told told;

@@ -28,7 +28,7 @@ TIMEOUT = 60
 @pytest.fixture
 def env(tmp_path):
     """An environment without anything that a run of ours might have left in it."""
-    clean = {k: v for k, v in os.environ.items() if not re.match(r"(ZEROD_|RANK$|WORLD_|LOCAL_|MASTER_|OMP_)", k)}
+    clean = {k: v for k, v in os.environ.items() if not re.match(r"(ZEROD_|RANK$|WORLD_|LOCAL_|MASTER_|OMP_|SLURM_)", k)}
     clean["XDG_RUNTIME_DIR"] = str(tmp_path)
     return clean
 
@@ -919,6 +919,120 @@ def test_two_nodes_train(env, tmp_path, build):
         assert f"zerodrun: {node + 1} of 3 ranks, run both, socket {paths[node].parent}/job.sock\n" in err
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
         "node0.zerod.log", "node1.zerod.log", "rank0.log", "rank1.log", "rank2.log"]
+
+
+def train_on_two_nodes(env, tmp_path, build, options, envs=({}, {})):
+    """Runs TRAINER with a zerodrun for each node; options: a list for each. Return: what they said, as text."""
+    env["ZEROD_ENGINE"] = str(build.path("daemon/zerod-engine-gloo"))
+    trainer = build.compile(TRAINER, tmp_path / "trainer")
+    port = free_ports(1)[0]
+    runs = [start(["--zerod", ZEROD, "--nodes-port", port, *more, "--", trainer], {**env, **more_env})
+            for more, more_env in zip(options, envs)]
+    said = []
+    for node, process in enumerate(runs):
+        out, err = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0, out + err
+        assert out == f"[{node}] norm 17.321\n"
+        said.append(err)
+    assert not list(tmp_path.glob("zerodrun-*")), "a private directory is left"
+    return said
+
+
+@pytest.mark.parametrize("text", [None, "job: mine\ngradient_clipping: 0", ' {"zero_optimization": {"stage": 1}}\n'],
+                         ids=["none", "yaml", "json"])
+def test_two_nodes_of_the_command_line(env, tmp_path, build, text):
+    """Without a configuration, or with one that lists no nodes."""
+    options = ["--nodes", "127.0.0.1,127.0.0.2", "--key-file", make_key(tmp_path), "--run-id", "both"]
+    if text:
+        (tmp_path / "own.conf").write_text(text)
+        options += ["--config", tmp_path / "own.conf"]
+    said = train_on_two_nodes(env, tmp_path, build, [[*options, "--node-rank", node] for node in range(2)])
+    for node, err in enumerate(said):
+        assert "zerodrun: 1 of 2 ranks, run both, socket " in err
+        assert "2 ranks, stage 1" in err if text and "stage" in text else "2 ranks, stage 2" in err
+
+
+def slurm(node, hosts="127.0.0.1,127.0.0.2", n_tasks=2):
+    """Variables of a step that srun has started on two nodes."""
+    return {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "head,node[1-9]", "SLURM_NNODES": "2", "SLURM_NTASKS": str(n_tasks),
+            "SLURM_NODEID": str(node), "SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": hosts, "SLURM_STEP_NUM_NODES": "2",
+            "SLURM_STEP_NUM_TASKS": str(n_tasks)}  # fmt: skip
+
+
+SCONTROL = """#!/bin/sh
+[ "$*" = "show hostnames 127.0.0.[1-2]" ] || exit 1
+printf '127.0.0.1\\n127.0.0.2\\n'
+"""
+
+
+@pytest.mark.parametrize("hosts", ["127.0.0.1,127.0.0.2", "127.0.0.[1-2]"])
+def test_two_nodes_of_slurm(env, tmp_path, build, hosts):
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(SCONTROL)
+    scontrol.chmod(0o755)
+    env["PATH"] = f"{scontrol.parent}:{env['PATH']}"
+    said = train_on_two_nodes(env, tmp_path, build, [["--key-file", make_key(tmp_path)]] * 2,
+                              [slurm(node, hosts) for node in range(2)])
+    assert all("zerodrun: 1 of 2 ranks, run slurm-77.3, socket " in err for err in said)
+
+
+def test_when_slurm_counts(env, tmp_path):
+    """One task on each node, of srun, for a configuration that lists no nodes."""
+    def worlds(slurm_env, *options):
+        return {(r["RANK"], r["WORLD_SIZE"], r["GROUP_RANK"], r["MASTER_ADDR"])
+                for r in environments(run(["--no-daemon", *options, *python(ENVIRONMENT)], {**env, **slurm_env})).values()}
+
+    alone = {("0", "1", "0", "127.0.0.1")}
+    assert worlds(slurm(1, "a,b"), "-n", 2) == {("2", "4", "1", "a"), ("3", "4", "1", "a")}
+    assert worlds(slurm(1, "a,b"), "--master-addr", "head") == {("1", "2", "1", "head")}
+    assert worlds(slurm(1, "a,b"), "--nodes", "b,a") == {("1", "2", "1", "b")}
+    assert worlds(slurm(1, "a,b"), "--nnodes", 1) == alone
+    assert worlds(slurm(1, "a,b", n_tasks=4)) == alone
+    batch = {name: value for name, value in slurm(0).items() if "STEP" not in name}
+    assert worlds(batch) == alone
+    listed = two_nodes(tmp_path, 0, ranks=(1, 1))
+    assert worlds(slurm(1, "a,b"), "--config", listed) == {("0", "2", "0", "127.0.0.1")}
+    assert worlds({}, "--nnodes", 3, "--node-rank", 2, "--master-addr", "head") == {("2", "3", "2", "head")}
+
+
+@pytest.mark.parametrize("options, slurm_env, said", [
+    (["--nnodes", 2, "--master-addr", "a"], {}, "--nnodes 2: --nodes HOST0,HOST1,... is missing"),
+    (["--nnodes", 2, "--no-daemon", "--node-rank", 0], {}, "--nnodes 2: --master-addr is missing"),
+    (["--nnodes", 3, "--nodes", "a,b"], {}, "--nnodes 3, but --nodes has 2 hosts"),
+    (["--nodes", "a,,b"], {}, "nodes 'a,,b': expected 1 to 64 hosts"),
+    (["--nodes", ",".join(map(str, range(65)))], {}, "expected 1 to 64 hosts"),
+    (["--nodes", "a,b"], {}, "2 nodes: --node-rank is missing"),
+    (["--nodes", "a,b", "--node-rank", 2], {}, "--node-rank 2, but the nodes are numbered from 0 to 1"),
+    (["--node-rank", 2], {}, "--nodes HOST0,HOST1,... is missing"),
+    (["--nodes", "a,b", "--node-rank", 1], {}, "2 nodes: --key-file is missing"),
+    (["--nodes", "a,b", "--node-rank", 1, "--key-file", "/nowhere/key"], {}, "--key-file /nowhere/key: No such file"),
+    (["--nodes", "a,b", "--node-rank", 1, "--key-file", __file__], {}, "2 nodes: --run-id is missing"),
+    (["--key-file", __file__], {}, "--key-file and --nodes-port are for several nodes"),
+    ([], slurm(1), "2 nodes, as Slurm says: --key-file is missing"),
+    ([], slurm(1, "a,b,c"), "Slurm says that this is node 1 of 2, and its list of nodes is a,b,c"),
+    ([], slurm(1, "no-such-host[1-2]"), '"scontrol show hostnames no-such-host[1-2]" fails here'),
+    (["--config", "size"], slurm(1), "2 nodes, as Slurm says, but TMP/size has world.size: expected a file without the section world"),
+    (["--config", "nodes", "--nodes", "a,b", "--node-rank", 1], {}, "TMP/nodes lists nodes (world.nodes), so --nodes"),
+    (["--config", "wrong", "--nodes", "a,b", "--node-rank", 1], {}, "TMP/wrong:1:1: gradient_cliping"),
+])
+def test_nodes_that_cannot_be(env, tmp_path, options, slurm_env, said):
+    (tmp_path / "size").write_text("world: {size: 2}\n")
+    (tmp_path / "wrong").write_text("gradient_cliping: 1\n")
+    (tmp_path / "nodes").write_bytes(two_nodes(tmp_path, 0).read_bytes())
+    if options[:1] == ["--config"]:
+        options = ["--config", tmp_path / options[1], *options[2:]]
+    result = run([*options, *shell("echo never")], {**env, **slurm_env})
+    assert result.returncode in (os.EX_USAGE, os.EX_CONFIG, os.EX_NOINPUT) and not result.stdout
+    assert said.replace("TMP", str(tmp_path)) in result.stderr
+    assert not list(tmp_path.glob("zerodrun-*")), "the private directory is left"
+
+
+def test_running_daemon_of_another_node(zerod, env, tmp_path):
+    daemon = zerod({"world": {"size": 1}})
+    result = run(["--socket", daemon.socket, "--nodes", "a,b", "--node-rank", 1, *shell("echo never")], env)
+    assert (result.returncode, result.stdout) == (os.EX_CONFIG, "")
+    assert result.stderr == (f"zerodrun: the daemon on {daemon.socket} is that of node 0 of 1, but this is node 1 of 2\n")
 
 
 def test_running_daemon_of_several_nodes_is_used(zerod, env, tmp_path):

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* What Slurm says in its variables about the nodes of the step that srun has started. */
+
+#include <stdbool.h>
+
+struct slurm_step {
+    unsigned n_nodes;
+    unsigned node;         /* this one */
+    const char *node_list; /* may have ranges, node[1-4] */
+    const char *job_id, *id;
+};
+
+/*
+ * Has srun started zerodrun as the only task of this node, on more than one node? Only the variables of the step count:
+ * a batch script has those of the job, too, and runs on one node.
+ */
+bool slurm_find_step(struct slurm_step *step);
+
+/* The hosts of the step, between commas, to be freed. Return: 0, or -sysexits.h; then a sentence is on stderr. */
+int slurm_list_hosts(const struct slurm_step *step, char **hosts);
