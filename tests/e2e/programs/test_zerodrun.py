@@ -1028,6 +1028,31 @@ def test_nodes_that_cannot_be(env, tmp_path, options, slurm_env, said):
     assert not list(tmp_path.glob("zerodrun-*")), "the private directory is left"
 
 
+def test_kubernetes_manifest(env):
+    """config/kubernetes.yaml: its parts fit each other, and zerodrun understands its arguments."""
+    yaml = pytest.importorskip("yaml")
+    service, job = yaml.safe_load_all((ROOT / "config" / "kubernetes.yaml").read_text())
+    assert (service["apiVersion"], service["kind"], job["apiVersion"], job["kind"]) == ("v1", "Service", "batch/v1", "Job")
+    name, spec = job["metadata"]["name"], job["spec"]
+    pod = spec["template"]["spec"]
+    assert service["spec"]["selector"] == {"job-name": name} and service["spec"]["clusterIP"] == "None"
+    assert pod["subdomain"] == service["metadata"]["name"] and pod["restartPolicy"] == "Never"
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 2
+    container, volume = pod["containers"][0], pod["volumes"][0]
+    mount = container["volumeMounts"][0]
+    assert container["command"] == ["zerodrun"] and mount["name"] == volume["name"]
+    assert volume["secret"]["defaultMode"] == 0o400
+    args = container["args"]
+    assert f"--key-file={mount['mountPath']}/pretrain.key" in args
+    hosts = [f"{name}-{i}.{pod['subdomain']}.default.svc.cluster.local" for i in range(spec["completions"])]
+    assert f"--nodes={','.join(hosts)}" in args
+    for index in range(spec["completions"]):
+        options = [arg.replace("$(JOB_COMPLETION_INDEX)", str(index)) for arg in args[:args.index("--")]]
+        ranks = environments(run([*options, "--no-daemon", *python(ENVIRONMENT)], env))
+        assert sorted(ranks) == [4 * index + i for i in range(4)]
+        assert {(r["WORLD_SIZE"], r["MASTER_ADDR"]) for r in ranks.values()} == {("8", hosts[0])}
+
+
 def test_running_daemon_of_another_node(zerod, env, tmp_path):
     daemon = zerod({"world": {"size": 1}})
     result = run(["--socket", daemon.socket, "--nodes", "a,b", "--node-rank", 1, *shell("echo never")], env)
