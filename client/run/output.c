@@ -128,15 +128,6 @@ static struct output_source **find_end(struct output_source **link, const struct
     return link;
 }
 
-static void source_drop_row(struct output_source *source)
-{
-    if (!source->has_row)
-        return;
-    *find_end(&source->output->rows, source) = source->next;
-    source->has_row = false;
-    source->next = NULL;
-}
-
 /* ---- sources ------------------------------------------------------------------------------------------- */
 
 void output_source_init(struct output_source *source, struct output *output, const char *label, const char *color)
@@ -148,21 +139,11 @@ void output_source_init(struct output_source *source, struct output *output, con
         snprintf(source->prefix, sizeof(source->prefix), "[%s] ", label);
 }
 
-void output_source_deinit(struct output_source *source)
-{
-    if (!source->has_row)
-        return;
-    output_erase_rows(source->output);
-    source_drop_row(source);
-    output_draw_rows(source->output);
-}
-
 void output_line(struct output_source *source, const char *text, size_t n_bytes, bool continued)
 {
     struct output *output = source->output;
 
     output_erase_rows(output);
-    source_drop_row(source);
     sink_put(&output->sink, source->prefix, continued ? 0 : strlen(source->prefix), text, n_bytes);
     output->is_mid_line = text[n_bytes - 1] != '\n';
     output_draw_rows(output);
@@ -182,6 +163,19 @@ void output_draw(struct output_source *source, const char *text, size_t n_bytes)
     *find_end(&output->rows, NULL) = source;
     source->has_row = true;
     output_add_row(output, source);
+}
+
+void output_erase(struct output_source *source)
+{
+    struct output *output = source->output;
+
+    if (!source->has_row)
+        return;
+    output_erase_rows(output);
+    *find_end(&output->rows, source) = source->next;
+    source->has_row = false;
+    source->next = NULL;
+    output_draw_rows(output);
 }
 
 void output_say(struct output *output, bool is_error, const char *text)

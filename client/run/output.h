@@ -20,7 +20,8 @@ enum {
     OUTPUT_ROW_BYTES = 1024, /* picked: wider than a terminal; what a terminal has no room for is not shown */
 };
 
-/* One stream of a process. Plain, embedded in the stream; output_source_deinit() before the memory goes away. */
+/* One stream of a process, or one of its bars. Plain, embedded in the stream; output_erase() before the memory goes
+ * away. */
 struct output_source {
     struct output *output;
     char prefix[48];
@@ -51,13 +52,14 @@ bool output_is_shared(int fd, int other_fd);
 
 /* label: what stands in brackets. */
 void output_source_init(struct output_source *source, struct output *output, const char *label, const char *color);
-/* The process has ended; a row without a finished line disappears. */
-void output_source_deinit(struct output_source *source);
 
-/* A finished line with its '\n', or a piece of a long one without; continued: it is not the first piece. */
+/* A finished line with its '\n', or a piece of a long one without; continued: it is not the first piece. The source's
+ * row stays until it is drawn anew or erased. */
 void output_line(struct output_source *source, const char *text, size_t n_bytes, bool continued);
 /* The present state of a line that is not finished. */
 void output_draw(struct output_source *source, const char *text, size_t n_bytes);
+/* Its row, if it has one, disappears. */
+void output_erase(struct output_source *source);
 
 /* A line of zerodrun itself. */
 void output_say(struct output *output, bool is_error, const char *text);

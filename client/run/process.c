@@ -71,6 +71,21 @@ void process_wrapper(int argc, char **argv)
     _exit(r == ENOENT ? 127 : 126);
 }
 
+/* Shows the bars that are not at their end. */
+static void stream_draw(struct process_stream *stream)
+{
+    const char *bar;
+    size_t n;
+
+    for (unsigned i = 0; i < LINES_MAX_ROWS; i++) {
+        bar = lines_bar(&stream->lines, i, &n);
+        if (bar)
+            output_draw(&stream->sources[i], bar, n);
+        else
+            output_erase(&stream->sources[i]);
+    }
+}
+
 /* ---- the end ------------------------------------------------------------------------------------------- */
 
 static void process_closed(uv_handle_t *handle)
@@ -97,6 +112,7 @@ static void process_close(struct process *process)
     if (process->has_process)
         uv_close((uv_handle_t *)&process->handle, process_closed);
     uv_close((uv_handle_t *)&process->linger, process_closed);
+    uv_close((uv_handle_t *)&process->settle, process_closed);
 }
 
 /* Helpers that are left in the group have had their SIGTERM. The kernel does not reuse a leader's pid while its group
@@ -110,7 +126,7 @@ static void process_finish(struct process *process)
     kill(-process->pid, SIGKILL);
     for (i = 0; i < ARRAY_SIZE(process->streams); i++) {
         lines_flush(&process->streams[i].lines);
-        output_source_deinit(&process->streams[i].source);
+        stream_draw(&process->streams[i]);
     }
     process_close(process);
 }
@@ -164,7 +180,7 @@ static void process_line(void *context, const char *text, size_t n_bytes, bool c
         stream_remember(stream, text, n_bytes);
     if (stream->process->spec.log)
         sink_put(stream->process->spec.log, text, n_bytes, NULL, 0);
-    output_line(&stream->source, text, n_bytes, continued);
+    output_line(&stream->sources[0], text, n_bytes, continued);
 }
 
 static void process_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
@@ -178,18 +194,25 @@ static bool stream_is_full(struct process_stream *stream)
 {
     struct sink *log = stream->process->spec.log;
 
-    return sink_is_full(&stream->source.output->sink) || (log && sink_is_full(log));
+    return sink_is_full(&stream->sources[0].output->sink) || (log && sink_is_full(log));
+}
+
+static void process_settle(uv_timer_t *timer)
+{
+    struct process *process = timer->data;
+
+    for (size_t i = 0; i < ARRAY_SIZE(process->streams); i++) {
+        lines_settle(&process->streams[i].lines);
+        stream_draw(&process->streams[i]);
+    }
 }
 
 static void stream_feed(struct process_stream *stream, size_t n_bytes)
 {
-    const char *bar;
-    size_t n;
-
     lines_feed(&stream->lines, stream->data, n_bytes);
-    bar = lines_bar(&stream->lines, &n);
-    if (bar)
-        output_draw(&stream->source, bar, n);
+    stream_draw(stream);
+    if (lines_is_below(&stream->lines))
+        uv_timer_start(&stream->process->settle, process_settle, PROCESS_SETTLE_MS, 0);
 }
 
 static void process_read(uv_stream_t *pipe, ssize_t n, const uv_buf_t *buf)
@@ -254,7 +277,8 @@ static int process_stream_init(struct process_stream *stream, struct process *pr
     int r;
 
     stream->process = process;
-    output_source_init(&stream->source, output, process->spec.label, process->spec.color);
+    for (size_t i = 0; i < ARRAY_SIZE(stream->sources); i++)
+        output_source_init(&stream->sources[i], output, process->spec.label, process->spec.color);
     uv_pipe_init(loop, &stream->pipe, 0);
     stream->pipe.data = process;
     process->n_handles++;
@@ -346,8 +370,9 @@ int process_start(struct process *process, uv_loop_t *loop, const struct process
     memset(process, 0, sizeof(*process));
     process->spec = *spec;
     uv_timer_init(loop, &process->linger);
-    process->linger.data = process;
-    process->n_handles = 1;
+    uv_timer_init(loop, &process->settle);
+    process->linger.data = process->settle.data = process;
+    process->n_handles = 2;
     r = process_wrap_argv(process);
     for (i = 0; i < ARRAY_SIZE(process->streams); i++) {
         r_stream = process_stream_init(&process->streams[i], process, outputs[i], loop, &write_fds[i]);

@@ -26,6 +26,7 @@ struct process;
 enum {
     PROCESS_LINGER_MS = 1000,
     PROCESS_READ_BYTES = 16 * 1024,
+    PROCESS_SETTLE_MS = 100,     /* a bar whose program pauses for so long below it is at its end */
     PROCESS_MESSAGE_BYTES = 256, /* picked: an error's first line is shorter */
 };
 
@@ -48,7 +49,7 @@ struct process_spec {
 
 struct process_stream {
     struct process *process;
-    struct output_source source;
+    struct output_source sources[LINES_MAX_ROWS]; /* a bar each; the first has the finished lines, too */
     uv_pipe_t pipe;
     struct lines lines;
     char message[PROCESS_MESSAGE_BYTES]; /* the last one */
@@ -59,7 +60,7 @@ struct process_stream {
 struct process {
     struct process_spec spec;
     uv_process_t handle;
-    uv_timer_t linger;
+    uv_timer_t linger, settle;
     struct process_stream streams[2]; /* stdout, stderr */
     char *argv_storage; /* owned */
     char **argv;        /* owned; what is spawned: zerodrun itself as a wrapper */

@@ -64,6 +64,15 @@ static void test_cases(void **state)
         {"dos\r\nunix\n", "<dos\r\n><unix\n>"},
         {"\r\r\n\n", "<\r\n><\n>"},
         {"end\r", "<end\n>"},
+        {"a\r\n\r\nb", "<a\r\n><\r\n><b\n>"},
+        {"\r1%\r2%\n\r1%\r2%\n", "<2%\n><2%\n>"},
+        {"\r9%\n\ntext\n", "<9%\n><\n><text\n>"},
+        /* As tqdm draws a bar below another one; then with tqdm.write() between. */
+        {"\r0%\n\rlow 0%\033[A\n\rlow 9%\033[A\r1%\n\r      \033[A\n", "<1%\n>"},
+        {"\r0%\n\rlow 9%\033[A\r2%\n", "<2%\n><low 9%\n>"},
+        {"\r0%\n\rlow 0%\033[A\r  \r\n\r      \r\033[Atext\n\r0%\n\rlow 0%\033[A", "<text\n><0%\n><low 0%\n>"},
+        {"no\033[Abar\033[1m\n", "<no\033[Abar\033[1m\n>"},
+        {"\r1%\n\033[\033[1mb\n", "<1%\n><\033[\033[1mb\n>"},
     };
     struct record record;
     size_t i, piece;
@@ -110,42 +119,85 @@ static void ignore_piece(void *context, const char *text, size_t n_bytes, bool c
 {
 }
 
-/* A terminal shows the bar's state before its line is finished, and nothing of a line that is no bar. */
-static void test_bar(void **state)
+/* The bars in all rows: "[10%][]". */
+static void describe_bars(const struct lines *lines, char *text)
 {
-    static const char *const cases[][2] = {
-        {"text", NULL},      {"\r10%", "10%"},     {"10%\r", "10%"},
-        {"10%\r20%", "20%"}, {"10%\r20%\n", NULL}, {"10%\n\r5%", "5%"},
-    };
-    struct lines lines;
     const char *bar;
     size_t n_bytes;
+
+    *text = '\0';
+    for (unsigned row = 0; row < LINES_MAX_ROWS; row++) {
+        bar = lines_bar(lines, row, &n_bytes);
+        if (bar)
+            sprintf(text + strlen(text), "[%.*s]", (int)n_bytes, bar);
+    }
+}
+
+/* A terminal shows the bars before their lines are finished, and nothing of a line that is no bar. */
+static void test_bars(void **state)
+{
+    static const char *const cases[][2] = {
+        {"text", ""},
+        {"\r10%", "[10%]"},
+        {"10%\r", "[10%]"},
+        {"10%\r20%", "[20%]"},
+        {"\r10%\r   ", ""},
+        {"\r100%\n", "[100%]"},
+        {"\r100%\ntext", "[100%]"},
+        {"\r100%\ntext\n", ""},
+        {"\r100%\n\r1%", "[100%][1%]"},
+        {"\r100%\n\r1%\r2%", "[2%]"},
+        {"\r10%\n\r1%\033[A", "[10%][1%]"},
+        {"\r10%\n\r1%\033[A\n\r2%\033[A", "[10%][2%]"},
+        {"\r10%\n\r1%\033[A\r20%", "[20%][1%]"},
+        {"\r10%\n\r1%\033[A\n\n\r0%\033[A\033[A\r20%", "[20%][1%][0%]"},
+        {"\r10%\n\r1%\033[A\n\r  \033[A", "[10%]"},
+        {"\r1%\n\r2%\n\r3%\n\r4%\n\r5%", "[4%][5%]"},
+    };
+    struct lines lines;
+    char bars[64];
 
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         assert_int_equal(lines_init(&lines, ignore_piece, NULL), 0);
         lines_feed(&lines, cases[i][0], strlen(cases[i][0]));
-        bar = lines_bar(&lines, &n_bytes);
-        assert_int_equal(!bar, !cases[i][1]);
-        if (bar) {
-            assert_int_equal(n_bytes, strlen(cases[i][1]));
-            assert_memory_equal(bar, cases[i][1], n_bytes);
-        }
+        describe_bars(&lines, bars);
+        assert_string_equal(bars, cases[i][1]);
         lines_deinit(&lines);
     }
 }
 
+/* Nothing comes below a bar: it is at its end. */
+static void test_settle(void **state)
+{
+    struct record record = {.text = calloc(1, 100)};
+    struct lines lines;
+
+    assert_int_equal(lines_init(&lines, record_piece, &record), 0);
+    lines_feed(&lines, "\r100%\n", 6);
+    assert_true(lines_is_below(&lines));
+    assert_string_equal(record.text, "");
+    lines_settle(&lines);
+    assert_false(lines_is_below(&lines));
+    assert_string_equal(record.text, "<100%\n>");
+    lines_deinit(&lines);
+    free(record.text);
+}
+
 static void test_any_pieces_give_the_same(void **state)
 {
-    static const char alphabet[] = "ab\n\r";
+    static const char *const words[] = {"a", "b", " ", "\n", "\r", "\033[A", "\033"};
     char data[3000];
+    const char *word;
     struct record whole, pieces;
     int round;
     size_t i;
 
     srand(1);
     for (round = 0; round < 200; round++) {
-        for (i = 0; i < sizeof(data); i++)
-            data[i] = alphabet[(size_t)rand() % (sizeof(alphabet) - 1)];
+        for (i = 0; i < sizeof(data); i += strlen(word)) {
+            word = words[(size_t)rand() % ARRAY_SIZE(words)];
+            memcpy(data + i, word, MIN(strlen(word), sizeof(data) - i));
+        }
         whole = feed(data, sizeof(data), sizeof(data));
         pieces = feed(data, sizeof(data), 0);
         assert_string_equal(whole.text, pieces.text);
@@ -157,10 +209,8 @@ static void test_any_pieces_give_the_same(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cases),
-        cmocka_unit_test(test_long_lines_are_cut),
-        cmocka_unit_test(test_bar),
-        cmocka_unit_test(test_any_pieces_give_the_same),
+        cmocka_unit_test(test_cases),  cmocka_unit_test(test_long_lines_are_cut),       cmocka_unit_test(test_bars),
+        cmocka_unit_test(test_settle), cmocka_unit_test(test_any_pieces_give_the_same),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

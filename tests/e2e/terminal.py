@@ -9,6 +9,7 @@ import struct
 import subprocess
 import termios
 import time
+import weakref
 
 TOKEN = re.compile(r"\x1b\[(\??\d*(?:;\d+)*)([A-Za-z])|(\r)|(\n)|([^\x1b\r\n])", re.S)
 
@@ -75,6 +76,7 @@ class Terminal:
     def __init__(self, args, env, height=24, width=80, colors=False):
         self.screen, self.patience = Screen(1000 if colors else width, colors), 60
         self.fd, fd = os.openpty()
+        weakref.finalize(self, os.close, self.fd)
         fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("4H", height, width, 0, 0))
         self.process = subprocess.Popen(args, env={"TERM": "xterm", **env}, stdin=subprocess.DEVNULL, stdout=fd, stderr=fd)
         os.close(fd)
@@ -99,6 +101,5 @@ class Terminal:
         """Return: what stands on the terminal after the program."""
         while self.read():
             pass
-        os.close(self.fd)
         assert self.process.wait(self.patience) == 0
         return self.screen.lines()

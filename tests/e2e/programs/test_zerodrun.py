@@ -240,6 +240,36 @@ def test_bars_on_a_terminal(env, tmp_path):
     assert terminal.end() == ["[1] step 1", "[1] 100%|###|", "[0] step 1", "[0] 100%|###|"]
 
 
+NESTED = """
+import sys, time, tqdm
+for epoch in tqdm.tqdm(range(2), desc="epoch", bar_format="{desc} {n}", mininterval=0):
+    for batch in tqdm.tqdm(range(3), desc="batch", bar_format="{desc} {n}", leave=False, mininterval=0):
+        time.sleep(0.02)
+    tqdm.tqdm.write("a word", file=sys.stderr)
+"""
+
+
+def test_bars_below_each_other(env):
+    """As tqdm draws them, with one prefix each: a pipe gets the last state of the one that stays."""
+    pytest.importorskip("tqdm")
+    result = run(["-q", "--no-daemon", *python(NESTED)], env)
+    assert (result.returncode, result.stderr) == (0, "[0] a word\n[0] a word\n[0] epoch 2\n")
+    terminal, states = Terminal([ZERODRUN, "-q", "--no-daemon", *python(NESTED)], {**env, "NO_COLOR": "1"}), []
+    while terminal.read():
+        states.append(terminal.screen.lines())
+    assert ["[0] epoch 0", "[0] batch 2"] in states and ["[0] a word", "[0] epoch 1", "[0] batch 1"] in states
+    assert terminal.end() == ["[0] a word", "[0] a word", "[0] epoch 2"]
+
+
+def test_finished_bar_does_not_wait(env, tmp_path):
+    """A bar above a possible other one is at its end when nothing comes."""
+    code = f'printf "\\r9%%\\n" >&2; while [ ! -e {tmp_path}/end ]; do sleep 0.05; done'
+    process = start(["-q", "--no-daemon", *shell(code)], env)
+    assert process.stderr.readline() == "[0] 9%\n"
+    (tmp_path / "end").touch()
+    assert process.wait(TIMEOUT) == 0
+
+
 def test_bars_on_a_low_terminal(env, tmp_path):
     """A bar without room is shown when there is room."""
     terminal, act = draw(env, tmp_path, 2)
@@ -645,6 +675,7 @@ if {fail} is not None:
     sys.exit({fail})
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.bind(path)
+print("listening", flush=True)  # before: from then on the ranks run, and may be at their end at once
 server.listen()
 saw = dict(config=text, path=path, pid=os.getpid(), notify=os.environ.get("NOTIFY_SOCKET"))
 def write():
@@ -659,7 +690,6 @@ def stop(*_):
 signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 write()
-print("listening", flush=True)
 while True:
     server.accept()[0].close()
 """
