@@ -80,6 +80,7 @@ class Terminal:
         fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("4H", height, width, 0, 0))
         self.process = subprocess.Popen(args, env={"TERM": "xterm", **env}, stdin=subprocess.DEVNULL, stdout=fd, stderr=fd)
         os.close(fd)
+        weakref.finalize(self, self.process.kill)
 
     def read(self):
         """Return: False at the end."""
