@@ -148,6 +148,20 @@ make_torch_venv() {
     make_venv_of venv-torch "${ZEROD_TORCH_MODULES[@]}"
 }
 
+# get_promtool: build/promtool, out of Debian's package prometheus, which is not installed: it would start a service.
+get_promtool() {
+    local work
+    if command -v promtool >/dev/null || [ -x "$ZEROD_BUILD/promtool" ] || ! command -v dpkg-deb >/dev/null; then
+        return
+    fi
+    work=$(mktemp -d)
+    if ! (cd "$work" && { apt-get download prometheus || { apt_get update && apt-get download prometheus; }; } &&
+        dpkg-deb -x prometheus_*.deb . && cp usr/bin/promtool "$ZEROD_BUILD/promtool") >"$work/log" 2>&1; then
+        say "there is no promtool, so Prometheus' rules are not checked: $(tail -n 1 "$work/log")"
+    fi
+    rm -rf "$work"
+}
+
 # make_callers_venv: build/venv-callers, for tests/callers.
 make_callers_venv() {
     make_venv_of venv-callers "${ZEROD_TEST_MODULES[@]}" "${ZEROD_TORCH_MODULES[@]}" "${ZEROD_CALLERS[@]}" \

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 The dashboard and the alert rules: they use metrics that there are, with labels that these have, and the alerts fire when
-they should. promtool, of Debian's package prometheus, checks expressions and alerts where it is installed.
+they should. promtool, of Debian's package prometheus, checks expressions and alerts.
 """
 
 import json
 import re
-import shutil
 import subprocess
 
 import pytest
 import yaml
 from conftest import ROOT
-from test_metrics import documented, emitted
+from test_metrics import PROMTOOL, documented, emitted
 
 pytestmark = pytest.mark.quick
 
@@ -21,7 +20,7 @@ RULES = ROOT / "config/prometheus/zerod.rules.yml"
 OURS = re.compile(r"\bzerod_\w+")
 COMMON = {"job", "instance", "socket", "job_name"}  # of all metrics, once Prometheus has them
 
-with_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed (package prometheus)")
+with_promtool = pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool (scripts/test fetches it)")
 
 
 def panels():
@@ -90,7 +89,7 @@ def test_prometheus_reads_the_expressions(tmp_path):
     file = tmp_path / "expressions.yml"
     file.write_text(json.dumps({"groups": [{"name": "x", "rules": recorded}]}))
     for path in (file, RULES):
-        result = subprocess.run(["promtool", "check", "rules", path], capture_output=True, text=True)
+        result = subprocess.run([PROMTOOL, "check", "rules", path], capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
 
 
@@ -150,7 +149,7 @@ def firing(tmp_path, changes, minute):
                               "exp_samples": [{"labels": "{none=\"\"}", "value": -1}]}]}]}
     file = tmp_path / "test.yml"
     file.write_text(json.dumps(test))
-    result = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True)
+    result = subprocess.run([PROMTOOL, "test", "rules", file], capture_output=True, text=True)
     said = result.stdout + result.stderr
     assert "got" in said, said
     return set(re.findall(r'alertname="(\w+)"', said))

@@ -5,7 +5,6 @@ import contextlib
 import http.client
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +13,7 @@ import time
 
 import pytest
 from conftest import ROOT, environment, wait_for
-from test_metrics import samples
+from test_metrics import PROMTOOL, samples
 from test_zerodctl import daemon, example, parts
 
 pytestmark = pytest.mark.quick
@@ -127,8 +126,8 @@ def test_both_formats(exporter, folder):
     assert types["zerod_steps"] == "counter" and types["zerod_up"] == "gauge"
     newer = {s.name for f in families(text) for s in f.samples}
     assert newer == {s.name for f in read_prometheus(older) for s in f.samples}
-    if shutil.which("promtool"):
-        lint = subprocess.run(["promtool", "check", "metrics"], input=older, capture_output=True, text=True)
+    if PROMTOOL:
+        lint = subprocess.run([PROMTOOL, "check", "metrics"], input=older, capture_output=True, text=True)
         assert (lint.returncode, lint.stderr) == (0, "")
 
 
