@@ -170,6 +170,7 @@ struct config {
     struct config_checkpoint checkpoint;
     struct config_limits limits;
 
+    bool no_successors;            /* of the command line, not of the file: nobody starts a rank again */
     char *file;                    /* as the caller named it */
     struct config_origin *origins; /* one per row of config_table() */
 };

@@ -4,11 +4,13 @@
 
 #include "daemon/job/attendance.h"
 
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/log.h"
 #include "core/config/config.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
@@ -322,6 +324,10 @@ static void report_lost(struct job *job, struct job_rank *rank)
     char owed[128];
     struct diagnostic *diagnostic;
 
+    if (job->config->no_successors) {
+        log_notice("rank %u is gone (pid %" PRId64 "), and nobody starts it again", rank->rank, (int64_t)rank->pid);
+        return;
+    }
     describe_debt(job, rank, owed, sizeof(owed));
     diagnostic = cause_rank_lost(&(struct evidence_lost){
         .at = job_at(job, rank),

@@ -18,25 +18,28 @@
 #include "daemon/server/server.h"
 #include "daemon/server/service.h"
 
-static const char usage[] = "usage: zerod --config FILE [--socket PATH] [--ranks N] [--check | --print-config]\n"
-                            "\n"
-                            "Holds the sharded optimizer state of one training job on this node: takes gradients\n"
-                            "from trainers over a local socket, reduces, updates, publishes the weights.\n"
-                            "\n"
-                            "  -c, --config FILE   configuration of the job (YAML)\n"
-                            "      --socket PATH   listen there, not on the configuration's listen.socket\n"
-                            "      --ranks N       world.size, if the configuration has none\n"
-                            "      --check         validate the configuration and exit\n"
-                            "      --print-config  print every effective value with its origin and exit\n"
-                            "  -V, --version       print the version and exit\n"
-                            "  -h, --help          print this and exit\n"
-                            "\n"
-                            "SIGTERM and SIGINT stop it cleanly. See zerod(8), zerod.yaml(5).\n";
+static const char usage[] =
+    "usage: zerod --config FILE [--socket PATH] [--ranks N] [--no-successors]\n"
+    "             [--check | --print-config]\n"
+    "\n"
+    "Holds the sharded optimizer state of one training job on this node: takes gradients\n"
+    "from trainers over a local socket, reduces, updates, publishes the weights.\n"
+    "\n"
+    "  -c, --config FILE   configuration of the job (YAML)\n"
+    "      --socket PATH   listen there, not on the configuration's listen.socket\n"
+    "      --ranks N       world.size, if the configuration has none\n"
+    "      --no-successors nobody starts a rank again that ends: one line says that it is gone\n"
+    "      --check         validate the configuration and exit\n"
+    "      --print-config  print every effective value with its origin and exit\n"
+    "  -V, --version       print the version and exit\n"
+    "  -h, --help          print this and exit\n"
+    "\n"
+    "SIGTERM and SIGINT stop it cleanly. See zerod(8), zerod.yaml(5).\n";
 
 struct options {
     const char *config, *socket;
     unsigned n_ranks; /* 0: not given */
-    bool check, print;
+    bool check, print, no_successors;
     int exit_now; /* -1: go on */
 };
 
@@ -57,10 +60,15 @@ static int parse_ranks(const char *text, unsigned *n_ranks)
 static struct options parse_options(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"config", required_argument, NULL, 'c'}, {"check", no_argument, NULL, 'k'},
-        {"print-config", no_argument, NULL, 'p'}, {"version", no_argument, NULL, 'V'},
-        {"help", no_argument, NULL, 'h'},         {"socket", required_argument, NULL, 's'},
-        {"ranks", required_argument, NULL, 'r'},  {0},
+        {"no-successors", no_argument, NULL, 'n'},
+        {"config", required_argument, NULL, 'c'},
+        {"check", no_argument, NULL, 'k'},
+        {"print-config", no_argument, NULL, 'p'},
+        {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'},
+        {"socket", required_argument, NULL, 's'},
+        {"ranks", required_argument, NULL, 'r'},
+        {0},
     };
     struct options options = {.exit_now = -1};
     int c;
@@ -77,6 +85,9 @@ static struct options parse_options(int argc, char **argv)
             options.exit_now = parse_ranks(optarg, &options.n_ranks);
             if (options.exit_now >= 0)
                 return options;
+            break;
+        case 'n':
+            options.no_successors = true;
             break;
         case 'k':
             options.check = true;
@@ -115,6 +126,8 @@ static int load_config(struct config **config, const struct options *options)
 
     config_problems_print(stderr, &problems);
     config_problems_deinit(&problems);
+    if (r == 0)
+        (*config)->no_successors = options->no_successors;
     return r == 0 ? EX_OK : r == CONFIG_E_INVALID ? EX_CONFIG : EX_OSERR;
 }
 

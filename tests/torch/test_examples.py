@@ -5,6 +5,7 @@ The examples of client/python/examples, as their users start them: under zerodru
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,31 @@ def test_lora(tmp_path, stage, more):
     assert len(losses) == 6 and losses[-1] < losses[0] - 1.0, losses
     saved = tmp_path / "adapter/adapter_model.safetensors"
     assert saved.stat().st_size > 4 * ranks[0]["n_trainable"]
+
+
+MISTAKE = """
+import torch, zerod
+model = torch.nn.Linear(4, 2)
+opt = zerod.Optimizer(model, lr=1e-3)
+for step in range(5):
+    model(torch.ones(2, 4)).sum().backward()
+    if step == 2 and opt.rank == 1:
+        raise ValueError("a mistake of the user's")
+    opt.step()
+    opt.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_failure_has_the_last_word(tmp_path, restarts):
+    """Where nobody starts a rank again, no advice about its successor follows what went wrong."""
+    (tmp_path / "train.py").write_text(MISTAKE)
+    result = subprocess.run([BUILD / "client/run/zerodrun", "--zerod", BUILD / "daemon/zerod", "-n", "2", "--restarts",
+                             str(restarts), "--", sys.executable, tmp_path / "train.py"], env=environment(), text=True, timeout=120,
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    lines = result.stdout.splitlines()
+    assert result.returncode == 1, result.stdout
+    assert ("waiting for its successor" in result.stdout) == (restarts > 0)
+    if restarts == 0:
+        assert re.search(r"failed after .* rank 1 exited with 1; its last message: \"ValueError: a mistake", lines[-1])
+        assert sum("is gone (pid" in line for line in lines) == 2, result.stdout
