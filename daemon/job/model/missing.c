@@ -282,3 +282,34 @@ void missing_report(struct job *job, const uint8_t *any, const uint8_t *all)
     say(job, &e);
     mark_said(job, ids, n);
 }
+
+void missing_compare_counts(struct job *job)
+{
+    unsigned first = job->world.first, n = job->world.end - first;
+    _cleanup_free_ uint32_t *counts = calloc(n + 1, sizeof(*counts));
+    uint32_t least = UINT32_MAX, most = 0;
+
+    if (!counts || job->missing.is_uneven_said)
+        return;
+    for (unsigned i = 0; i < n; i++) {
+        counts[i] = job->ranks[first + i].left ? UINT32_MAX : job->ledger.ranks[first + i].n_ended;
+        if (counts[i] == UINT32_MAX)
+            continue;
+        least = MIN(least, counts[i]);
+        most = MAX(most, counts[i]);
+    }
+    if (least >= most)
+        return;
+    job->missing.is_uneven_said = true;
+    job_keep(job, cause_uneven(&(struct evidence_uneven){
+                      .at = {.layout = job->layout,
+                             .rank = -1,
+                             .step = (int64_t)job->ledger.step,
+                             .micro_batch = -1,
+                             .client = job_client(job)},
+                      .counts = counts,
+                      .first_rank = first,
+                      .n_ranks = n,
+                      .world_size = job->world.size,
+                  }));
+}

@@ -24,6 +24,7 @@ struct job_missing {
     uint64_t n_steps;   /* of this daemon's */
     uint64_t n_missing; /* of these: in which some rank missed what is not declared */
     uint32_t n_params;  /* that no rank pushed in the step under way */
+    bool is_uneven_said;
 };
 
 /* For the job's layout. missing_deinit() in any case. Return: 0 or -ENOMEM. */
@@ -32,6 +33,9 @@ void missing_deinit(struct job_missing *missing);
 
 /* Warns of parameters that a rank has not pushed; any, all: a bit per parameter, who of the world has pushed it. */
 void missing_report(struct job *job, const uint8_t *any, const uint8_t *all);
+
+/* Warns once if ranks of this node have ended different numbers of micro-batches in this step. */
+void missing_compare_counts(struct job *job);
 
 /* Has a rank not pushed a parameter that is trained, and that diagnostics.unused does not name? */
 bool missing_any(const struct job *job, const uint8_t *all);

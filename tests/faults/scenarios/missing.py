@@ -267,6 +267,37 @@ def branch_by_step(t: Any) -> None:
     opt.close()
 
 
+@scenario(
+    Expect(1005, "M8", step=1, says=("2 on rank 0; 1 on rank 1",), fix=("drop_last=True", "gradient_accumulation_steps: 2"),
+           exception="", sticky=False),
+    pattern="M8", trains=True)
+def fewer_micro_batches_on_one_rank(t: Any) -> None:
+    """Rank 1 is given one micro-batch less than rank 0, from the second step on: it is said once."""
+    model = t.model(Net)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        for micro in range(1 if t.faulty and t.rank == 1 and step >= 1 else 2):
+            x, y = t.batch(2 * step + micro)
+            mse_loss(model(x), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@scenario(pattern="M8")
+def other_number_in_each_step(t: Any) -> None:
+    """All ranks give the same number, which differs between steps: nothing is said."""
+    model = t.model(Net)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        for micro in range(1 + step % 2):
+            x, y = t.batch(2 * step + micro)
+            mse_loss(model(x), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
 def change_graph(t: Any, used: Any) -> None:
     model = t.model(Experts)
     opt = t.attach(model)
