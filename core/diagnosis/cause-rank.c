@@ -363,3 +363,32 @@ struct diagnostic *cause_held(const struct evidence_at *at, const char *why)
     diagnostic_field(d, "state", "nothing was changed: the memory of the run is held as the last daemon left it");
     return diagnostic_finish(d);
 }
+
+/* ---- E1111 --------------------------------------------------------------------------------------------- */
+
+struct diagnostic *cause_alike(const struct evidence_alike *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_ALIKE, "ranks push the same gradients");
+    bool is_c = caller_of(&e->at, NULL) == CALLER_C;
+
+    diagnostic_warn(d);
+    diagnostic_class(d, "X2");
+    diagnostic_field(d, "got",
+                     "the same bytes from ranks %u to %u, of all %" PRIu32 " parameters, in %" PRIu32 " steps in a row",
+                     e->first_rank, e->first_rank + e->n_ranks - 1, e->n_params, e->n_steps);
+    diagnostic_field(
+        d, "cause",
+        "the ranks compute on the same data, so %u of them do the work of one: the sampler does not split it",
+        e->n_ranks);
+    if (is_c) {
+        diagnostic_field(d, "fix", "give every rank batches of its own, by its rank and the number of ranks");
+    } else {
+        diagnostic_field(d, "fix", "DataLoader(dataset, sampler=DistributedSampler(dataset))");
+        diagnostic_field(d, "or", "torch.manual_seed(seed + opt.rank)   (where batches are drawn at random)");
+        diagnostic_field(d, "or", "datasets.distributed.split_dataset_by_node(dataset, rank, world_size)");
+    }
+    diagnostic_field(d, "not it",
+                     "the sum over the ranks: the mean of equal gradients is the gradient; the learning rate");
+    diagnostic_field(d, "state", "nothing was refused; not repeated for later steps");
+    return diagnostic_finish(d);
+}

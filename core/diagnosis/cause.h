@@ -112,6 +112,14 @@ struct evidence_uneven {
 };
 struct diagnostic *cause_uneven(const struct evidence_uneven *evidence);
 
+/* E1111, a warning: all ranks push the same bytes. */
+struct evidence_alike {
+    struct evidence_at at;
+    unsigned first_rank, n_ranks; /* those that were compared */
+    uint32_t n_params, n_steps;
+};
+struct diagnostic *cause_alike(const struct evidence_alike *evidence);
+
 /* E1006: static_graph and another set than the learnt one. */
 struct evidence_graph {
     struct evidence_at at;

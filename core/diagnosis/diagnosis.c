@@ -45,6 +45,7 @@ enum { LABEL_WIDTH = 11 };
     X(1108, E_STEP_ARGS, "step arguments differ, step held", "Ranks asked for one step with different arguments.")     \
     X(1109, E_OTHER_RUN, "another run's state, attach refused", "The daemon holds the state of another run.")          \
     X(1110, E_RELEASED_READ, "read of a released weight", "Stage 3: a weight was read while not gathered.")            \
+    X(1111, E_ALIKE, "ranks push the same gradients", "All ranks compute on the same data, step after step.")          \
     X(1201, E_NONFINITE, "non-finite gradient", "A gradient, or the sum of gradients, is infinite or NaN.")            \
     X(1202, E_LOSS_SCALE, "loss scale at its minimum",                                                                 \
       "Gradients overflow and the loss scale cannot be lowered any more.")                                             \

@@ -35,6 +35,7 @@ enum diagnostic_code {
     E_STEP_ARGS = 1108,
     E_OTHER_RUN = 1109,
     E_RELEASED_READ = 1110,
+    E_ALIKE = 1111,
     E_NONFINITE = 1201,
     E_LOSS_SCALE = 1202,
     E_RANK_TAKEN = 1301,

@@ -148,6 +148,7 @@ void drop_now(struct job *job)
     job->decision.has_hypers = false;
     job->decision.learnt = NULL;
     missing_deinit(&job->missing);
+    job->alike = (struct job_alike){0};
     job->run.given_weights = job->run.was_loaded = job->run.was_spread = job->run.has_weights =
         job->decision.has_learnt = job->decision.has_norm = false;
     job->run.loaded_digest = 0;

@@ -10,6 +10,7 @@
 #include "core/budget/plan.h"
 #include "core/config/config.h"
 #include "core/config/lossscale.h"
+#include "daemon/job/model/alike.h"
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/missing.h"
 #include "daemon/job/model/stats.h"
@@ -197,6 +198,7 @@ struct job {
     struct job_work work;
     struct job_abort abort;
     struct job_missing missing;
+    struct job_alike alike;
     struct job_decision decision;
     struct job_save save;
     struct resume *resume; /* while it is being formed: the checkpoint that it begins with; owned */

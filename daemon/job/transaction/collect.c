@@ -159,6 +159,23 @@ static void tell_sums(struct job *job, const struct reduction *reduction, unsign
     }
 }
 
+/* Compares what the ranks have pushed, until one differs. */
+static void note_alike(struct job *job, const struct reduction *reduction)
+{
+    uint32_t n_parts = job->layout->parcels[reduction->parcel].n_parts;
+
+    for (uint32_t i = 0; !job->alike.differs && !job->alike.is_said && i < n_parts; i++) {
+        uint64_t all = job_n_local(job) < 64 ? (UINT64_C(1) << job_n_local(job)) - 1 : UINT64_MAX;
+
+        if (reduction->masks[i] == 0)
+            continue;
+        job->alike.n_compared++;
+        job->alike.differs = reduction->masks[i] != all;
+        for (unsigned local = 1; !job->alike.differs && local < job_n_local(job); local++)
+            job->alike.differs = sum_of(job, reduction, local, i) != sum_of(job, reduction, 0, i);
+    }
+}
+
 /* Before anything comes of the sums: the next daemon must know them, and that it need not sum this again. */
 static void record_sums(struct job *job, const struct reduction *reduction, enum journal_type type)
 {
@@ -234,6 +251,7 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
     (void)failpoint("reduced");
     record_sums(job, reduction, JOURNAL_SUMMED);
     (void)failpoint("summed");
+    note_alike(job, reduction);
     for (uint32_t i = 0; i < parcel->n_parts; i++)
         n_bytes += (uint64_t)__builtin_popcountll(reduction->masks[i]) *
                    layout_part_bytes(job->layout, parcel->first_part + i);

@@ -29,6 +29,7 @@
 #include "core/wire/node-wire.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire.h"
+#include "daemon/job/model/alike.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
@@ -281,6 +282,7 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
     note_waiting(job);
     warn_accumulated(job);
     missing_compare_counts(job);
+    alike_note_step(job, verdict->norm);
     missing_report(job, verdict->pushed_any, verdict->pushed_all);
     job->decision.norm = verdict->norm;
     job->decision.has_norm = true;

@@ -258,6 +258,12 @@ static struct diagnostic *e1701(const struct fixture *f)
     return cause_not_saved(&at, "/data/ck", "optimizer.safetensors: No space left on device");
 }
 
+static struct diagnostic *e1111(const struct fixture *f)
+{
+    return cause_alike(
+        &(struct evidence_alike){.at = at(f->net, TORCH, -1, 2, -1), .n_ranks = 4, .n_params = 17, .n_steps = 3});
+}
+
 static struct diagnostic *e1702(const struct fixture *f)
 {
     struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
@@ -860,6 +866,7 @@ static const struct scenario scenarios[] = {
     {"e1304", e1304, "", false},
     {"e1701", e1701, "", true},
     {"e1702", e1702, "", false},
+    {"e1111", e1111, "X2", true},
     {"e1109", e1109, "", false},
     {"e1109-nodes", e1109_nodes, "", false},
     {"e1110", e1110, "", false},

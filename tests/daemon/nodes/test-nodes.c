@@ -490,13 +490,24 @@ static void assert_same_but_ranks(const char *a, const char *b)
     assert_string_equal(ranks_a, ranks_b);
 }
 
+/* Without E1111, which a node says of its own ranks. */
+static size_t list_comparable(const struct job *job, const struct diagnostic *list[KEPT_MAX])
+{
+    size_t n = kept_list(&job->diagnostics.kept, list), n_left = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (list[i]->code != E_ALIKE)
+            list[n_left++] = list[i];
+    return n_left;
+}
+
 /* Each node says of the world what one node says. */
 static void compare_texts(const struct job *node, const struct job *one)
 {
     const struct diagnostic *of_node[KEPT_MAX], *of_one[KEPT_MAX];
-    size_t n = kept_list(&one->diagnostics.kept, of_one);
+    size_t n = list_comparable(one, of_one);
 
-    assert_true(n > 0 && kept_list(&node->diagnostics.kept, of_node) == n);
+    assert_true(n > 0 && list_comparable(node, of_node) == n);
     for (size_t i = 0; i < n; i++)
         assert_same_but_ranks(of_node[i]->text, of_one[i]->text);
 }

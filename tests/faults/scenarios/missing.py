@@ -11,7 +11,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from ..corpus import ALL, ANY, Expect, scenario
-from ..models import BLOCKS, EVERYTHING, WIDTH, Net, names
+from ..models import BLOCKS, EVERYTHING, N_IN, WIDTH, Net, names
 
 HOLD = {"diagnostics": {"on_missing": "error"}}
 STATIC = {"diagnostics": {"static_graph": True}}
@@ -664,3 +664,36 @@ def cleared_and_gone_on(t: Any) -> None:
             opt.step()
         opt.zero_grad()
     opt.close()
+
+
+# ---- X2: the data is not split ---------------------------------------------------------------------------------
+
+
+def train_on(t: Any, rank: Any) -> None:
+    """rank(): whose batches this rank trains on."""
+    model = t.model(Net)
+    opt = t.attach(model)
+    generator = torch.Generator()
+    for step in t.steps(opt, 5):
+        generator.manual_seed(10 * step + rank(step))
+        x = torch.randn(4, N_IN, generator=generator)
+        y = x.sum(1, keepdim=True).sin()
+        mse_loss(model(x), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@scenario(
+    Expect(1111, "X2", step=2, says=("from ranks 0 to 1, of all 8 parameters, in 3 steps",), fix=("DistributedSampler",),
+           exception="", sticky=False),
+    pattern="X2", trains=True)
+def same_data_on_all_ranks(t: Any) -> None:
+    """No sampler splits the data: all ranks do the same work."""
+    train_on(t, lambda _step: 0 if t.faulty else t.rank)
+
+
+@scenario(pattern="X2")
+def same_data_in_some_steps(t: Any) -> None:
+    """As a small data set may give it by chance: not three times in a row, and so nothing is said."""
+    train_on(t, lambda step: t.rank if step % 3 == 2 else 0)
