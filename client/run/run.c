@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <sysexits.h>
 
+#include "client/run/attached.h"
 #include "client/run/process.h"
 #include "client/run/environment.h"
 #include "client/run/failure.h"
@@ -424,8 +425,8 @@ static void run_start_ranks(struct run *run)
 
     run->state = RUN_RUNNING;
     uv_timer_stop(&run->probe);
-    run_note(run, "%u of %u ranks, run %s, socket %s", run->place->n_ranks, run->place->world_size, run->place->run_id,
-             run->place->socket ? run->place->socket : "none");
+    run_note(run, "starts %u of %u ranks, run %s, socket %s", run->place->n_ranks, run->place->world_size,
+             run->place->run_id, run->place->socket ? run->place->socket : "none");
     for (i = 0; i < run->place->n_ranks; i++) {
         if (rank_start(&run->ranks[i]) < 0) {
             run_end_ranks(run);
@@ -451,6 +452,9 @@ static void run_stop_daemon(struct run *run)
         run_finish(run);
         return;
     }
+    if (run->failure.exit_code == 0 && run->interrupted == 0 && attached_nobody(run->daemons[0].socket))
+        run_note(run, "no rank has attached to the daemon, so this run did not use zerod: zerod.Optimizer(model), or "
+                      "ZerodTrainer, attaches a rank");
     for (i = 0; i < run->place->n_jobs; i++) {
         if (run->killing)
             process_kill(&run->daemons[i].process);

@@ -365,3 +365,38 @@ def test_process_that_is_alone(zerod, build, tmp_path, start):
     result = launch(2)
     assert result.returncode != 0 and "RANK is not set, so this process is alone" in result.stdout, result.stdout
     assert "zerodrun -n 2 -- python train.py" in result.stdout
+
+
+UNUSED = """
+import sys, torch, zerod
+from transformers import Trainer, TrainingArguments
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+
+    def forward(self, x):
+        return {"loss": self.used(x).square().mean()}
+
+args = TrainingArguments(output_dir=sys.argv[1], max_steps=3, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no",
+                         ddp_find_unused_parameters=False)
+data = [{"x": torch.ones(4)} for _ in range(64)]
+trainer = Trainer(model=Net(), args=args, train_dataset=data)
+trainer.add_callback(zerod.observe_callback(trainer))
+trainer.train()
+"""
+
+
+def test_trainer_is_observed(build, tmp_path):
+    """The Trainer wraps its model when it trains: the callback finds it there. There is no daemon."""
+    needs("transformers")
+    needs("accelerate")
+    (tmp_path / "train.py").write_text(UNUSED)
+    variables = {"PYTHONPATH": ROOT / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"), "OMP_NUM_THREADS": 1}
+    result = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                             tmp_path / "train.py", tmp_path / "out"], env=environment(variables), text=True, timeout=200,
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    assert result.returncode != 0
+    assert "E1005" in result.stdout and "unused.weight, unused.bias" in result.stdout, result.stdout[-4000:]
+    assert "never called: unused.*" in result.stdout

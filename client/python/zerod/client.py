@@ -133,7 +133,10 @@ def _check_world(size: int, rank: int | None) -> None:
 def _socket(socket: str | None) -> bytes:
     path = socket or os.environ.get("ZEROD_SOCKET", "")
     if not path:
-        raise ValueError("no socket: start the program with zerodrun, which sets ZEROD_SOCKET, or pass socket=")
+        raise ValueError(
+            "no socket: zerodrun -n N -- python TRAIN.py starts a daemon and the ranks; or start a daemon with "
+            "zerodrun --serve --config FILE, and set ZEROD_SOCKET to its socket, or pass socket="
+        )
     return os.fsencode(path)
 
 

@@ -74,7 +74,10 @@ def observe(ddp_model: DistributedDataParallel, *, patience: float = 10.0) -> Di
     many seconds to wait for the other ranks to say whether they miss the same.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
-        raise TypeError(f"zerod.observe() takes a model in DistributedDataParallel, not {type(ddp_model).__name__}")
+        raise TypeError(
+            f"zerod.observe() takes a model in DistributedDataParallel, not {type(ddp_model).__name__}: with the Trainer, "
+            "trainer.add_callback(zerod.observe_callback(trainer)); with accelerate, what prepare() has returned"
+        )
     if _observer_of(ddp_model) is None:
         ddp_model.__dict__["_zerod_observer"] = Observer(ddp_model, patience)
     return ddp_model

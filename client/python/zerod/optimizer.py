@@ -174,7 +174,7 @@ class Optimizer(torch.optim.Optimizer):
             "/".join(dict.fromkeys(f"{float(group[name]):g}" for group in self.param_groups))
             for name in ("lr", "weight_decay")
         )
-        clipping = f"clipping to {job.max_norm:g}" if job.max_norm else "no clipping"
+        clipping = f"clipping to {job.max_norm:g}" if job.max_norm else "clipping: the program's"
         at = f", goes on at step {self._client.position.step}" if self._resumed else ""
         return (
             f"zerod: {self.optimizer_type}, stage {job.stage}, {job.world_size} ranks, lr {rates}, weight_decay {decays}, "

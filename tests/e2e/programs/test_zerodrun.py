@@ -312,7 +312,7 @@ def test_colors(env, tmp_path):
 
 def test_quiet(env):
     result = run(["-n", 2, "--no-daemon", *shell("true")], env)
-    assert re.search(r"^zerodrun: 2 of 2 ranks, run [0-9a-f]{16}, socket none$", result.stderr, re.M)
+    assert re.search(r"^zerodrun: starts 2 of 2 ranks, run [0-9a-f]{16}, socket none$", result.stderr, re.M)
     assert re.search(r"^zerodrun: done after [0-9.]+ s$", result.stderr, re.M)
     result = run(["-n", 2, "--no-daemon", "--quiet", *shell("exit 3")], env)
     assert (result.returncode, result.stderr, result.stdout) == (3, "", "")
@@ -946,7 +946,7 @@ def test_two_nodes_train(env, tmp_path, build):
         out, err = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0, out + err
         assert sorted(out.splitlines()) == [f"[{r}] norm 17.321" for r in ((0,), (1, 2))[node]]
-        assert f"zerodrun: {node + 1} of 3 ranks, run both, socket {paths[node].parent}/job.sock\n" in err
+        assert f"zerodrun: starts {node + 1} of 3 ranks, run both, socket {paths[node].parent}/job.sock\n" in err
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
         "node0.zerod.log", "node1.zerod.log", "rank0.log", "rank1.log", "rank2.log"]
 
@@ -978,7 +978,7 @@ def test_two_nodes_of_the_command_line(env, tmp_path, build, text):
         options += ["--config", tmp_path / "own.conf"]
     said = train_on_two_nodes(env, tmp_path, build, [[*options, "--node-rank", node] for node in range(2)])
     for node, err in enumerate(said):
-        assert "zerodrun: 1 of 2 ranks, run both, socket " in err
+        assert "zerodrun: starts 1 of 2 ranks, run both, socket " in err
         assert "2 ranks, stage 1" in err if text and "stage" in text else "2 ranks, stage 2" in err
 
 
@@ -1004,7 +1004,7 @@ def test_two_nodes_of_slurm(env, tmp_path, build, hosts):
     env["PATH"] = f"{scontrol.parent}:{env['PATH']}"
     said = train_on_two_nodes(env, tmp_path, build, [["--key-file", make_key(tmp_path)]] * 2,
                               [slurm(node, hosts) for node in range(2)])
-    assert all("zerodrun: 1 of 2 ranks, run slurm-77.3, socket " in err for err in said)
+    assert all("zerodrun: starts 1 of 2 ranks, run slurm-77.3, socket " in err for err in said)
 
 
 def test_when_slurm_counts(env, tmp_path):
@@ -1162,6 +1162,18 @@ def test_ranks_of_zerod_itself(tmp_path):
     path = config(tmp_path, "world: {size: 2}\n")
     result = check("--ranks", "3")
     assert result.returncode == os.EX_USAGE and "--ranks 3, but" in result.stderr and "world.size 2" in result.stderr
+
+
+def test_nobody_attached(env):
+    """A program that forgets zerod trains without it: that is said, and only then."""
+    said = "no rank has attached to the daemon, so this run did not use zerod"
+    result = run(["-n", 2, "--zerod", ZEROD, *shell("exit 0")], env)
+    assert result.returncode == 0 and said in result.stderr
+    result = run(["-n", 2, "--zerod", ZEROD, *shell("exit 3")], env)
+    assert result.returncode == 3 and said not in result.stderr
+    trainer = BUILD / "client/example/zerod-example"
+    result = run(["-n", 2, "--zerod", ZEROD, "--", trainer, "--layers", 1, "--width", 16, "--heads", 1, "--batch", 1, "--steps", 2], env)
+    assert result.returncode == 0 and said not in result.stderr, result.stderr
 
 
 def test_real_daemon(env, tmp_path):

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
+from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback
 
 from ..loops.trainer import create, resume
+from ..observe import observe
 from ..optimizer import Optimizer
 
 
@@ -61,3 +64,15 @@ class DaemonCheckpoint(TrainerCallback):
             ours.save_checkpoint(wait=control.should_training_stop)
 
     on_epoch_end = on_step_end
+
+
+class Observe(TrainerCallback):
+    """zerod.observe() for a Trainer under DDP, which wraps its model when it begins to train."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = weakref.ref(trainer)
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        trainer = self._trainer()
+        if trainer is not None and isinstance(trainer.model_wrapped, DistributedDataParallel):
+            observe(trainer.model_wrapped)

@@ -141,6 +141,18 @@ def checkpoint_callback(opt: Optimizer | None = None) -> transformers.TrainerCal
     return DaemonCheckpoint(opt)
 
 
+def observe_callback(trainer: transformers.Trainer) -> transformers.TrainerCallback:
+    """
+    A callback with which zerod.observe() watches the model of a Trainer that trains under DDP, without a daemon: the
+    Trainer wraps the model only when it trains.
+
+        trainer.add_callback(zerod.observe_callback(trainer))
+    """
+    from ..integrations.transformers import Observe
+
+    return Observe(trainer)
+
+
 @functools.cache
 def _callback() -> type:
     from transformers import TrainerCallback
