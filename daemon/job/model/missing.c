@@ -19,6 +19,8 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/pushed.h"
 
+enum { STEPS_UNTIL_SAID = 3 }; /* in a row; picked: of two parts that alternate none is missing twice */
+
 static bool misses_all(const struct job *job, unsigned rank, const uint32_t *ids, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -26,8 +28,6 @@ static bool misses_all(const struct job *job, unsigned rank, const uint32_t *ids
             return false;
     return true;
 }
-
-enum { STEPS_UNTIL_SAID = 3 }; /* in a row; picked: two parts that alternate are never missing twice */
 
 /* What the first ranks of this node miss. */
 struct lacking {
@@ -81,6 +81,14 @@ static bool was_reported(struct job_missing *missing, uint64_t digest)
 
 /* ---- what the steps so far have shown ------------------------------------------------------------------ */
 
+static bool is_number(const char *text, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (text[i] < '0' || text[i] > '9')
+            return false;
+    return n > 0;
+}
+
 /* Without the last component that is a number: of layers.3.experts.7.w all experts of layer 3 are kin. */
 static uint64_t kin_of(const struct layout_param *param)
 {
@@ -89,7 +97,7 @@ static uint64_t kin_of(const struct layout_param *param)
     for (const char *c = name; c < end;) {
         const char *dot = memchr(c, '.', (size_t)(end - c)), *stop = dot ? dot : end;
 
-        if (stop > c && strspn(c, "0123456789") >= (size_t)(stop - c)) {
+        if (is_number(c, (size_t)(stop - c))) {
             number = c;
             after = stop;
         }
