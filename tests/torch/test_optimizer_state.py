@@ -330,7 +330,8 @@ def test_other_models_state_is_refused(zerod, run):
         assert "groups of [7] parameters, this optimizer of [6]" in texts["more"]
         assert "an entry 'note'" in texts["strange"]
         assert texts["good"] == "accepted" and unchanged
-    assert daemon.json("diagnostics") == [] and daemon.status()["step"] == 4
+    # Both ranks have the same gradients here; nothing else is said.
+    assert [d["code"] for d in daemon.json("diagnostics")] == ["E1111"] and daemon.status()["step"] == 4
 
 
 def alone(loads):
