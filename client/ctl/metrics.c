@@ -289,10 +289,16 @@ static void put_pushes(struct writer *w)
     put_kinds(w, "result", kinds, ARRAY_SIZE(kinds));
 }
 
-/* The daemon knows that of the first group. */
-static void put_lr(struct writer *w)
+/* A value of each parameter group. */
+static void put_groups(struct writer *w)
 {
-    put_sample(w, w->source->status, w->family->key, (struct label[MAX_LABELS]){{"group", "0"}});
+    struct json_object *list = find(w->source->status, "groups");
+    char group[NUMBER_SIZE];
+
+    for (size_t i = 0; i < array_length(list); i++) {
+        snprintf(group, sizeof(group), "%zu", i);
+        put_sample(w, json_object_array_get_idx(list, i), w->family->key, (struct label[MAX_LABELS]){{"group", group}});
+    }
 }
 
 static void put_memory(struct writer *w)
@@ -468,7 +474,7 @@ static const struct family families[] = {
     {"zerod_loss_scale", false, NULL, "The scale of the next loss.", put_value, "loss_scale"},
     {"zerod_grad_norm", false, NULL, "Unscaled norm of the last decided step's gradient, before clipping.", put_value,
      "grad_norm"},
-    {"zerod_learning_rate", false, NULL, "Learning rate of the last step.", put_lr, "lr"},
+    {"zerod_learning_rate", false, NULL, "Learning rate of the last step.", put_groups, "lr"},
 
     {"zerod_memory_bytes", false, "bytes", "Memory that is held, by class.", put_memory, "held_bytes"},
     {"zerod_memory_planned_bytes", false, "bytes", "Memory that the plan counts on, by class.", put_memory,

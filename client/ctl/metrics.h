@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * What daemons say of themselves as metrics for Prometheus: JSON answers in, text out. Pure: no I/O, no clock.
+ * Turns daemons' JSON answers to "status" and "ranks" into metrics for Prometheus. Pure: no I/O, no clock.
  * docs/metrics.md lists the metrics, and a test compares that list with what is printed here.
  *
  * Answers that lack a key, as those of an older daemon, or have another type there, have no sample for it.

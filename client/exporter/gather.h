@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * What all daemons of this machine say. Each is asked in a thread of its own, within the timeout, so that one that
- * hangs delays nobody for longer. The answers are kept for a moment: however many readers there are, a daemon is asked
- * at most ten times in a second.
+ * Collects the answers of all daemons of this machine. A thread for each daemon asks it, so a daemon that hangs delays
+ * the text by no more than the timeout. The answers are kept for a tenth of a second, so a daemon is asked at most ten
+ * times in a second, however many clients there are.
  *
  * Any thread may call gather_print(). A socket that is not asked, or has no answer, is said once on stderr.
  */

@@ -10,7 +10,7 @@
 struct gather;
 struct http;
 
-/* What it serves; neither is consumed, both must outlive it. title: a text for people, about the page. */
+/* The server's content. gather and title are borrowed, and must outlive the server. title: shown on the page at /. */
 struct http_content {
     struct gather *gather;
     const char *title;

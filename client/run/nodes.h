@@ -25,7 +25,7 @@ int nodes_init(struct nodes *nodes, const struct run_options *options);
 void nodes_deinit(struct nodes *nodes);
 
 /*
- * What the nodes' daemons need of the command line besides their hosts. *key_path: absolute, to be freed.
+ * Finds the key file of --key-file, which the daemons of several nodes share. *key_path: absolute, to be freed.
  * Return: 0, or -sysexits.h; then a sentence is on stderr.
  */
 int nodes_find_key(const struct nodes *nodes, const struct run_options *options, char **key_path);

@@ -13,7 +13,7 @@
 
 struct environment;
 
-/* What a daemon is told by arguments, because its configuration does not have it. */
+/* Keys that the configuration lacks, so the daemon gets them as arguments: listen.socket, world.size. */
 struct place_told {
     bool socket, ranks;
 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* What a program printed, as text that can stand inside another line: without control characters, terminal commands,
- * bytes that are not UTF-8, and blanks at the end. */
+/* Cleans a program's output, so that it can be quoted inside another line: removes control characters, terminal
+ * commands, bytes that are not UTF-8, and blanks at the end. */
 
 #include <stdbool.h>
 #include <stddef.h>

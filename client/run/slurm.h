@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* What Slurm says in its variables about the nodes of the step that srun has started. */
+/* The nodes of a Slurm step, read from the variables that srun sets. */
 
 #include <stdbool.h>
 

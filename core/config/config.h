@@ -181,7 +181,7 @@ struct config_build {
     bool have_nccl;
 };
 
-/* What a command line gives for keys that the file lacks, as a file of DeepSpeed lacks them. 0 or NULL: nothing. */
+/* Values of the command line, used for keys that the file lacks, as a DeepSpeed file does. 0 or NULL: not given. */
 struct config_given {
     const char *socket; /* listen.socket */
     unsigned ranks;     /* world.size */
