@@ -138,6 +138,7 @@ void abort_settle(struct job *job)
 {
     if (job->phase == JOB_TRAINING && job->abort.next) {
         job->abort.next = false;
+        diagnostic_unref(steal_ptr(job->abort.reason)); /* of this node, since: another reason came first */
         abort_start(job, job->abort.rank, NULL);
     }
     if (job->phase != JOB_ABORTING)

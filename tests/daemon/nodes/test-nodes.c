@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 
 #include "core/base/base.h"
+#include "daemon/job/attendance.h"
 #include "daemon/job/model/kept.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
@@ -697,6 +698,22 @@ static void test_aborts(void **state)
                 run_aborts(&(struct program){.stage = stage, .n_micro = 1}, &topologies[t], seed, seed % 4);
 }
 
+/* A node is to abort its next step, as job_aborted() leaves it, and has a reason of its own before it gets there. */
+static void test_aborts_meet(void **state)
+{
+    const struct program program = {.stage = 2, .n_micro = 1};
+    struct world *w = world_new(&program, &topologies[0], 0, 0);
+    struct peer *p = w->peers[w->n_ranks - 1];
+
+    (void)state;
+    step(w, 0);
+    p->fixture->job->abort.next = true;
+    job_is_back_late(p->fixture->job, p->rank);
+    abort_settle(p->fixture->job); /* the leak sanitizer sees whether a reason is lost */
+    assert_int_not_equal(p->fixture->job->ledger.attempt, p->at.attempt);
+    world_free(w);
+}
+
 /* ---- tests --------------------------------------------------------------------------------------------- */
 
 static void test_stages(void **state)
@@ -1104,23 +1121,15 @@ static void test_madness(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stages),
-        cmocka_unit_test(test_runs),
-        cmocka_unit_test(test_over_quota),
-        cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_passes),
-        cmocka_unit_test(test_evidence),
-        cmocka_unit_test(test_aborts),
-        cmocka_unit_test(test_leaving),
-        cmocka_unit_test(test_madness),
-        cmocka_unit_test(test_all_return),
-        cmocka_unit_test(test_all_return_within),
-        cmocka_unit_test(test_one_returns),
-        cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_reading),
-        cmocka_unit_test(test_breaks),
-        cmocka_unit_test(test_giving_up),
-        cmocka_unit_test(test_dying),
+        cmocka_unit_test(test_stages),      cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_over_quota),  cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_passes),      cmocka_unit_test(test_evidence),
+        cmocka_unit_test(test_aborts),      cmocka_unit_test(test_aborts_meet),
+        cmocka_unit_test(test_leaving),     cmocka_unit_test(test_madness),
+        cmocka_unit_test(test_all_return),  cmocka_unit_test(test_all_return_within),
+        cmocka_unit_test(test_one_returns), cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_reading),     cmocka_unit_test(test_breaks),
+        cmocka_unit_test(test_giving_up),   cmocka_unit_test(test_dying),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
