@@ -119,11 +119,11 @@ static void say_phantom(struct diagnostic *d, const struct explain_message *m)
                                             "as the Trainer does for a model that is no PreTrainedModel of its own,");
     if (!(m->clues & CLUE_FIND))
         diagnostic_field(
-            d, "tell apart",
+            d, "to find out",
             "the error is the same with one process, one layer, and the module called once: so it is (D4)\n"
             "ddp_find_unused_parameters=False was set all the same: a module ran twice (D1)");
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
-    diagnostic_field(d, "not it", NOT_THE_NAMED FOLK ": it fails with one process too");
+    diagnostic_field(d, "does not help", NOT_THE_NAMED FOLK ": it fails with one process too");
 }
 
 static void say_reentrant(struct diagnostic *d, const struct explain_message *m)
@@ -148,12 +148,12 @@ static void say_reentrant(struct diagnostic *d, const struct explain_message *m)
     } else {
         diagnostic_field(d, "cause",
                          "not known: reentrant checkpointing, and either two gradients (D1) or unused detection (D4)");
-        diagnostic_field(d, "tell apart",
+        diagnostic_field(d, "to find out",
                          "DDP was built with find_unused_parameters=True: one gradient came, nothing ran twice (D4)\n"
                          "it was built without: the module ran twice in one forward, or is shared (D1)");
     }
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
-    diagnostic_field(d, "not it", NOT_THE_NAMED FOLK);
+    diagnostic_field(d, "does not help", NOT_THE_NAMED FOLK);
 }
 
 static void say_twice_elsewhere(struct diagnostic *d, const struct explain_message *m)
@@ -164,7 +164,7 @@ static void say_twice_elsewhere(struct diagnostic *d, const struct explain_messa
     diagnostic_field(d, "cause",
                      "not known: a second backward over one forward, or a parameter that DDP took for unused%s",
                      m->clues & CLUE_NOT_FIND ? ";\nfind_unused_parameters is off, so it is the former" : "");
-    diagnostic_field(d, "tell apart",
+    diagnostic_field(d, "to find out",
                      "two backward() over one forward, the first of which does not reach every parameter (D2)\n"
                      "find_unused_parameters=True and the parameter is used behind forward: model.module.head(x) (D4)\n"
                      "find_unused_parameters=True and forward returns a type that DDP does not look into (D4)");
@@ -174,7 +174,7 @@ static void say_twice_elsewhere(struct diagnostic *d, const struct explain_messa
                      "   (D4)");
     diagnostic_field(d, "or", "%s   (D4: if every parameter gets a gradient)",
                      caller_not_finding(caller_of_clues(m->clues)));
-    diagnostic_field(d, "not it", "gradient checkpointing: the traceback goes through none; " FOLK);
+    diagnostic_field(d, "does not help", "gradient checkpointing: the traceback goes through none; " FOLK);
 }
 
 /* A message that was copied without its traceback: each of the above may be. */
@@ -195,12 +195,12 @@ static void say_twice_somewhere(struct diagnostic *d, const struct explain_messa
     diagnostic_field(d, "cause", "not known: reentrant checkpointing%s a second backward over one forward%s",
                      not_finding ? ", or" : ",",
                      not_finding ? "" : ", or a parameter that\nDDP took for unused (find_unused_parameters=True)");
-    diagnostic_field(d, "tell apart",
+    diagnostic_field(d, "to find out",
                      "explain the whole log: its traceback goes through a checkpoint (%1$s), or through none (D2)\n"
                      "without gradient checkpointing the error is gone: the checkpoints are reentrant (%1$s)",
                      not_finding ? "D1" : "D1, D4");
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
-    diagnostic_field(d, "not it", NOT_THE_NAMED FOLK);
+    diagnostic_field(d, "does not help", NOT_THE_NAMED FOLK);
 }
 
 static struct diagnostic *say_ready_once(const struct explain_message *m)
@@ -238,11 +238,12 @@ static void say_half_way(struct diagnostic *d, const struct explain_message *m)
     diagnostic_field(d, "cause",
                      "most likely an exception left that backward half way and was swallowed: the log tells "
                      "of one");
-    diagnostic_field(d, "tell apart",
+    diagnostic_field(d, "to find out",
                      "only this rank complains, and those listed come first in the model: so it is (M4)\n"
                      "all ranks complain of the same: the loss never uses them (M1)");
     diagnostic_field(d, "fix", LET_THROUGH);
-    diagnostic_field(d, "not it", "find_unused_parameters=True would only hide this; unused layers; the other ranks");
+    diagnostic_field(d, "does not help",
+                     "find_unused_parameters=True would only hide this; unused layers; the other ranks");
 }
 
 static void say_dead_segment(struct diagnostic *d, const struct explain_message *m)
@@ -254,12 +255,12 @@ static void say_dead_segment(struct diagnostic *d, const struct explain_message 
     diagnostic_field(d, "cause",
                      "most likely reentrant checkpointing cut them out of the backward: no input of their "
                      "segment requires grad");
-    diagnostic_field(d, "tell apart",
+    diagnostic_field(d, "to find out",
                      "those listed are the parameters of whole checkpointed layers: so it is (M5)\n"
                      "others are among them: the loss never uses those (M1)");
     diagnostic_field(d, "fix", "%s", caller_not_reentrant(caller_of_clues(m->clues)));
     diagnostic_field(d, "or", "model.enable_input_require_grads()");
-    diagnostic_field(d, "not it", "find_unused_parameters=True would only hide this; freezing more");
+    diagnostic_field(d, "does not help", "find_unused_parameters=True would only hide this; freezing more");
 }
 
 static void say_unused(struct diagnostic *d, const struct explain_message *m, bool all)
@@ -272,11 +273,11 @@ static void say_unused(struct diagnostic *d, const struct explain_message *m, bo
                      all ? "most likely the loss does not use them: the same are missing on all ranks that complain"
                          : "not known: one rank's list does not tell never used from not used this time");
     if (all)
-        diagnostic_field(d, "tell apart",
+        diagnostic_field(d, "to find out",
                          "it was the first step: the loss never uses them (M1)\n"
                          "earlier steps went well: what is used depends on the data (M2)");
     else
-        diagnostic_field(d, "tell apart",
+        diagnostic_field(d, "to find out",
                          "all ranks list the same, in the first step: the loss never uses them (M1)\n"
                          "ranks list others, or earlier steps went well: what is used depends on the data (M2)\n"
                          "no other rank complains, and %s:\n"
@@ -286,7 +287,7 @@ static void say_unused(struct diagnostic *d, const struct explain_message *m, bo
     diagnostic_field(d, "or", "%s   (M2)", caller_finding(caller));
     if (!all)
         diagnostic_field(d, "or", LET_THROUGH "   (M4)");
-    diagnostic_field(d, "not it", "TORCH_DISTRIBUTED_DEBUG adds names, not a cause; " FOLK);
+    diagnostic_field(d, "does not help", "TORCH_DISTRIBUTED_DEBUG adds names, not a cause; " FOLK);
 }
 
 static void say_differs(struct diagnostic *d, const struct explain_message *m)
@@ -296,7 +297,7 @@ static void say_differs(struct diagnostic *d, const struct explain_message *m)
     diagnostic_field(d, "cause", "what the forward uses depends on its data: ranks list different parameters");
     diagnostic_field(d, "fix", "%s", caller_finding(caller_of_clues(m->clues)));
     diagnostic_field(d, "or", "loss = loss + 0 * sum(p.sum() for p in branch.parameters())");
-    diagnostic_field(d, "not it", "freezing them; " FOLK);
+    diagnostic_field(d, "does not help", "freezing them; " FOLK);
 }
 
 /* With the search on, DDP 2.x leaves out what forward's outputs do not reach; outputs that the loss drops count too. */
@@ -307,11 +308,11 @@ static void say_not_reached(struct diagnostic *d)
                      "a backward began and gave some gradients; forward's outputs depend on those listed, "
                      "and none came");
     diagnostic_field(d, "cause", "not known: the backward stopped half way, or was told to leave them out");
-    diagnostic_field(d, "tell apart",
+    diagnostic_field(d, "to find out",
                      "one rank complains, and those listed come first in the model: an exception was swallowed (M4)\n"
                      "backward(inputs=...) or torch.autograd.grad is used: it leaves the others out (M2)");
     diagnostic_field(d, "fix", LET_THROUGH "   (M4)");
-    diagnostic_field(d, "not it", "outputs that the loss does not use: torch 2 takes those for used; " FOLK);
+    diagnostic_field(d, "does not help", "outputs that the loss does not use: torch 2 takes those for used; " FOLK);
 }
 
 /* Does another rank with this kind of message list other parameters? */
@@ -372,13 +373,13 @@ static struct diagnostic *say_static(const struct explain_message *m)
             ? "most likely an exception left that backward half way and was swallowed: the log tells of one"
             : "the set of parameters that the backward reaches has changed since the first step");
     if (!fewer)
-        diagnostic_field(d, "tell apart",
+        diagnostic_field(d, "to find out",
                          "DDP does not say which parameter: list those with .grad None after the first "
                          "backward");
     diagnostic_field(d, "fix", "DistributedDataParallel(model, static_graph=False, find_unused_parameters=True)");
     diagnostic_field(d, "or",
                      "use every module in every step; freeze and unfreeze before DistributedDataParallel(model)");
-    diagnostic_field(d, "not it", FOLK);
+    diagnostic_field(d, "does not help", FOLK);
     diagnostic_field(d, "state", STATE_DDP);
     return diagnostic_finish(d);
 }
@@ -393,7 +394,7 @@ static struct diagnostic *say_deepspeed(const struct explain_message *m)
     const struct remedy remedies[] = {
         {"fix", caller_not_reentrant(caller), "one gradient per parameter, same numbers"},
         {"or", caller == CALLER_TORCH ? "deepspeed.checkpointing.non_reentrant_checkpoint" : NULL,
-         "where deepspeed.checkpointing.checkpoint is called"},
+         "for deepspeed.checkpointing.checkpoint"},
         {"or", "one forward over both inputs, one backward over the sum of the losses", "two forwards, two losses: D2"},
     };
     struct diagnostic *d = begin(m, E_DUPLICATE, "DeepSpeed found a second gradient of one parameter");
@@ -411,11 +412,11 @@ static struct diagnostic *say_deepspeed(const struct explain_message *m)
                          : "not known: reentrant checkpointing of what runs twice or is shared, or an extra "
                            "backward");
     if (!checkpoint)
-        diagnostic_field(d, "tell apart",
+        diagnostic_field(d, "to find out",
                          "without gradient checkpointing the error is gone: recomputed in reentrant checkpoints (D1)\n"
                          "it stays: two backwards over one forward (D2)");
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
-    diagnostic_field(d, "not it", "%s" FOLK ";\nZeRO-%s",
+    diagnostic_field(d, "does not help", "%s" FOLK ";\nZeRO-%s",
                      bare ? ""
                           : "the parameter named: it is the first that came twice, and says nothing about its "
                             "layer;\n",

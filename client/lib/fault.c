@@ -77,17 +77,17 @@ static const struct layout_param *find_param(const struct zerod *c, uint64_t off
 /* The lines of the daemon's text: the process ends too soon to ask for it. */
 static void say_text(const struct report_text *text, size_t language)
 {
-    say("\n  cause      ");
+    say("\n  cause          ");
     say(text->cause);
-    say("\n  fix        ");
+    say("\n  fix            ");
     say(text->fix[language]);
     if (text->alternative[language]) {
-        say("\n  or         ");
+        say("\n  or             ");
         say(text->alternative[language]);
     }
-    say("\n  not it     ");
-    say(text->not_it);
-    say("\n  state      ");
+    say("\n  does not help  ");
+    say(text->does_not_help);
+    say("\n  state          ");
     say(text->state_at_end ? text->state_at_end : text->state);
 }
 
@@ -103,10 +103,10 @@ static void explain(const struct zerod *c, uint64_t offset)
     say_number(c->rank);
     say(", step ");
     say_number(c->position.step);
-    say("\n  parameter  ");
+    say("\n  parameter      ");
     if (param) {
         say_name(param);
-        say(released ? "\n  got        access to its byte " : "\n  got        write to its byte ");
+        say(released ? "\n  got            access to its byte " : "\n  got            write to its byte ");
         say_number(offset - weights_offset(c, (uint32_t)(param - c->layout->params)));
     } else {
         say("(padding between parameters)");

@@ -20,7 +20,7 @@ struct diagnostic *cause_not_saved(const struct evidence_at *at, const char *dir
                          "(zerodctl checkpoint save does it at once)");
     else
         diagnostic_field(d, "fix", "name a folder in the configuration: checkpoint: {dir: PATH}");
-    diagnostic_field(d, "not it", "the trainers; the gradients");
+    diagnostic_field(d, "does not help", "the trainers; the gradients");
     diagnostic_field(d, "state", "training goes on; checkpoints that were whole still are");
     return diagnostic_finish(d);
 }
@@ -35,7 +35,8 @@ struct diagnostic *cause_not_loaded(const struct evidence_at *at, const char *pa
                      "start the program that the checkpoint is of, or name another one: checkpoint.load\n"
                      "(zerodctl checkpoint list shows them)");
     diagnostic_field(d, "or", "checkpoint.load: never   (begins anew, with the program's initial weights)");
-    diagnostic_field(d, "not it", "the number of ranks, the stage, the size of buckets: those need not be the same");
+    diagnostic_field(d, "does not help",
+                     "the number of ranks, the stage, the size of buckets: those need not be the same");
     diagnostic_field(d, "state", "nothing was formed, and the checkpoint is as it was");
     return diagnostic_finish(d);
 }

@@ -22,7 +22,7 @@
 #define ACCUMULATE "diagnostics.on_duplicate: accumulate"
 #define NOT_REENTRANCE "batch size, LoRA rank, number of GPUs; ZeRO-3 elsewhere hides this, it does not cure it"
 
-#define NOT_IT_C "batch size, number of ranks, bucket size"
+#define NO_HELP_C "batch size, number of ranks, bucket size"
 
 enum duplicate_class { CLASS_U, CLASS_D1, CLASS_D2, CLASS_D3 };
 
@@ -117,7 +117,7 @@ static void advise_reentrance(struct diagnostic *d, const struct evidence_duplic
     };
 
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
-    diagnostic_field(d, "not it", "%s", caller == CALLER_C ? NOT_IT_C : NOT_REENTRANCE);
+    diagnostic_field(d, "does not help", "%s", caller == CALLER_C ? NO_HELP_C : NOT_REENTRANCE);
 }
 
 /* ---- D2 ------------------------------------------------------------------------------------------------ */
@@ -137,7 +137,7 @@ static void explain_no_mark(struct diagnostic *d, const struct evidence_duplicat
                      ", so both belong to one micro-batch, and both made this gradient",
                      e->second.record.ordinal, e->first.record.ordinal);
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
-    diagnostic_field(d, "not it", NOT_IT_C);
+    diagnostic_field(d, "does not help", NO_HELP_C);
 }
 
 static void explain_extra_backward(struct diagnostic *d, const struct evidence_duplicate *e)
@@ -168,7 +168,7 @@ static void explain_extra_backward(struct diagnostic *d, const struct evidence_d
     else
         cause_remedies(d, one_forward, ARRAY_SIZE(one_forward));
     diagnostic_field(
-        d, "not it",
+        d, "does not help",
         "retain_graph=True, which only permits the second backward; gradient checkpointing; number of GPUs");
 }
 
@@ -197,11 +197,11 @@ static struct diagnostic *diagnose_count(const struct evidence_duplicate *e)
                      "the program accumulates over %" PRIu32 " micro-batches where %" PRIu32 " %s configured",
                      e->n_micro_batches, e->n_configured, e->n_configured == 1 ? "is" : "are");
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
-    diagnostic_field(d, "not it", "gradient checkpointing, batch size, number of GPUs");
+    diagnostic_field(d, "does not help", "gradient checkpointing, batch size, number of GPUs");
     diagnostic_field(d, "state",
-                     "step held, nothing was applied; going on would train on gradients %" PRIu32 " / %" PRIu32
-                     " times as large: %s, or %s",
-                     e->n_micro_batches, e->n_configured, caller_abort(caller), caller_clear(caller));
+                     "step held, nothing was applied: %s, or %s to train on gradients %" PRIu32 " / %" PRIu32
+                     " times as large",
+                     caller_abort(caller), caller_clear(caller), e->n_micro_batches, e->n_configured);
     return diagnostic_finish(d);
 }
 
@@ -220,7 +220,7 @@ static void advise_double_hook(struct diagnostic *d, const struct evidence_dupli
         diagnostic_field(d, "fix", "call zerod_push once for each parameter of a backward");
     else
         diagnostic_field(d, "fix", "one zerod.Optimizer(model) in the process; opt.close() before there is another");
-    diagnostic_field(d, "not it",
+    diagnostic_field(d, "does not help",
                      "gradient checkpointing, number of GPUs; on_duplicate: accumulate would count the same "
                      "gradient twice");
 }
@@ -253,7 +253,7 @@ static void explain_hidden(struct diagnostic *d, enum caller caller)
         d, "cause",
         "DDP was built with find_unused_parameters=True, and did not find the parameter behind what forward "
         "returned:\nit marked it ready as unused, and failed on its real gradient");
-    diagnostic_field(d, "tell apart",
+    diagnostic_field(d, "to find out",
                      "the loss calls a part of the model behind forward, as model.module.head(x): used outside of it\n"
                      "forward returns an object of a class of its own: DDP does not look into it");
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
@@ -273,7 +273,7 @@ static struct diagnostic *diagnose_phantom(const struct evidence_duplicate *e)
         explain_hidden(d, caller);
     else
         explain_phantom(d, caller);
-    diagnostic_field(d, "not it",
+    diagnostic_field(d, "does not help",
                      "the parameter that DDP names: it is the first of the backward, never the culprit;\n"
                      "LoRA rank, batch size, number of GPUs: it fails with one process too");
     diagnostic_field(d, "state", "DDP stopped the backward; zerod refused nothing");
@@ -291,7 +291,7 @@ static void admit_ignorance(struct diagnostic *d, const struct evidence_duplicat
                          "not known: the same gradient came twice, and the records do not say what pushed it again");
     else
         diagnostic_field(d, "cause", "not known: the records do not say what ran twice");
-    diagnostic_field(d, "tell apart",
+    diagnostic_field(d, "to find out",
                      "both in one graph task: the push, or the hook that makes it, ran twice (D3)\n"
                      "in one backward but two graph tasks, one nested: recomputed in reentrant checkpoints (D1)\n"
                      "in two backwards: one of them is extra, or a boundary between them is not marked (D2)%s",
@@ -304,7 +304,7 @@ static void admit_ignorance(struct diagnostic *d, const struct evidence_duplicat
         diagnostic_field(d, "fix", "one backward for each forward, and one gradient for each parameter in it");
     if (!e->accumulated && !same && !e->at.observed)
         diagnostic_field(d, "or", ACCUMULATE "   (if both are meant: the sum is exact)");
-    diagnostic_field(d, "not it", "batch size, number of ranks%s",
+    diagnostic_field(d, "does not help", "batch size, number of ranks%s",
                      same ? "; on_duplicate: accumulate would count the same gradient twice" : "");
 }
 
@@ -333,8 +333,7 @@ static void add_state(struct diagnostic *d, const struct evidence_duplicate *e, 
         diagnostic_field(d, "state", "step aborted on all ranks, nothing was applied: begin it again at micro-batch 0");
     else
         diagnostic_field(d, "state",
-                         "the first gradient stands, the second was not added; going on would train on part of "
-                         "it: %s, or %s",
+                         "the first gradient was added, the second was not: %s, or %s to train on the first alone",
                          caller_abort(caller), caller_clear(caller));
 }
 

@@ -285,7 +285,7 @@ struct diagnostic *cause_manifest(const struct manifest *const *manifests, unsig
         }
     }
     comparison_deinit(&c);
-    diagnostic_field(d, "not it",
+    diagnostic_field(d, "does not help",
                      "initial values: rank 0's count for all; batch size; the order in which ranks attach");
     diagnostic_field(d, "state", "no rank was formed and no memory was taken: declare again on every rank");
     return diagnostic_finish(d);

@@ -131,7 +131,7 @@ static void explain_no_backward(struct diagnostic *d, const struct evidence_miss
         diagnostic_field(d, "cause", "no gradient %s in this step, and the step was asked for all the same",
                          e->at.observed ? "came" : "reached zerod");
     if (caller != CALLER_C && !e->exception && !is_cut_off(e))
-        diagnostic_field(d, "tell apart",
+        diagnostic_field(d, "to find out",
                          "loss.requires_grad is False: the forward ran under no_grad, or the loss was detached\n"
                          "loss.requires_grad is True: backward() was not reached");
     if (caller == CALLER_C)
@@ -143,7 +143,7 @@ static void explain_no_backward(struct diagnostic *d, const struct evidence_miss
                          "compute the loss from the model's output itself, without detach(), item() or no_grad");
     else
         diagnostic_field(d, "fix", "loss.backward() before opt.step(), on a loss with loss.requires_grad == True");
-    diagnostic_field(d, "not it", "%s", not_unused(caller));
+    diagnostic_field(d, "does not help", "%s", not_unused(caller));
 }
 
 static void explain_half_way(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
@@ -168,7 +168,7 @@ static void explain_half_way(struct diagnostic *d, const struct evidence_missing
                                         : "call opt.abort_step() in the handler that caught it");
     else
         diagnostic_field(d, "fix", "redo the micro-batch before opt.step(): forward and backward; or opt.abort_step()");
-    diagnostic_field(d, "not it", "%s", not_unused(caller));
+    diagnostic_field(d, "does not help", "%s", not_unused(caller));
 }
 
 /* ---- M1, M2, M5, M6: the set --------------------------------------------------------------------------- */
@@ -262,7 +262,7 @@ static void explain_never_used(struct diagnostic *d, const struct evidence_missi
     add_freezing(d, e, caller);
     diagnostic_field(d, "or", "make the loss use them, if they are meant to be trained");
     add_permission(d, "or", e, caller, "they stay as they are");
-    diagnostic_field(d, "not it", "%s",
+    diagnostic_field(d, "does not help", "%s",
                      e->at.observed       ? "TORCH_DISTRIBUTED_DEBUG, which adds names only; number of GPUs"
                      : caller == CALLER_C ? "batch size, number of ranks, order of pushes"
                                           : "find_unused_parameters=True: that is DDP's switch, and trains them no "
@@ -286,7 +286,7 @@ static void explain_data_dependent(struct diagnostic *d, const struct evidence_m
             e->at.observed
                 ? "loss = loss + 0 * sum(p.sum() for p in branch.parameters())   (if each rank is to use them)"
                 : "loss = loss + 0 * branch(x).sum()   (if each rank is to use them)");
-    diagnostic_field(d, "not it", "batch size, gradient checkpointing, number of GPUs");
+    diagnostic_field(d, "does not help", "batch size, gradient checkpointing, number of GPUs");
 }
 
 static void explain_dead_segment(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
@@ -310,7 +310,7 @@ static void explain_dead_segment(struct diagnostic *d, const struct evidence_mis
                                         : caller_not_reentrant(caller));
     if (caller != CALLER_C)
         diagnostic_field(d, "or", "model.enable_input_require_grads()");
-    diagnostic_field(d, "not it", "the learning rate; freezing more; find_unused_parameters=True");
+    diagnostic_field(d, "does not help", "the learning rate; freezing more; find_unused_parameters=True");
 }
 
 static void explain_membership(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
@@ -325,19 +325,19 @@ static void explain_membership(struct diagnostic *d, const struct evidence_missi
     if (caller != CALLER_C)
         diagnostic_field(d, "or", "requires_grad_(True) on them again");
     add_permission(d, "or", e, caller, "they stay as they are");
-    diagnostic_field(d, "not it", "unused modules, gradient checkpointing");
+    diagnostic_field(d, "does not help", "unused modules, gradient checkpointing");
 }
 
 static void explain_absent(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
 {
     diagnostic_field(d, "cause", "the rank never opened this step, which the others wait in");
-    diagnostic_field(d, "tell apart",
+    diagnostic_field(d, "to find out",
                      "zerodctl ranks shows no process: it died\na last message of long ago: it hangs\n"
                      "that it has left: its data ended before the others'");
     diagnostic_field(d, "fix", "%s",
                      caller == CALLER_C ? "give every rank the same number of batches"
                                         : "DistributedSampler(dataset, drop_last=True)");
-    diagnostic_field(d, "not it", "%s", not_unused(caller));
+    diagnostic_field(d, "does not help", "%s", not_unused(caller));
 }
 
 /* A backward ran, and reached none of the declared parameters. */
@@ -347,14 +347,14 @@ static void admit_nothing_reached(struct diagnostic *d, const struct evidence_mi
                      "not known: %" PRIu64 " backward%s ran, and none of the declared parameters got a gradient",
                      e->n_backwards, e->n_backwards == 1 ? "" : "s");
     diagnostic_field(
-        d, "tell apart",
+        d, "to find out",
         "another copy of the model (wrapped, cast, moved) computed the loss: it is the one to declare (M1)\n"
         "the declared one did: its output was detached, or no push was made of its gradients (M3)");
     diagnostic_field(d, "fix", "%s",
                      caller == CALLER_C ? "declare and push the parameters of the model that computes the loss"
                      : e->at.observed   ? "DistributedDataParallel(model) on the very model that is called"
                                         : "zerod.Optimizer(model) on the very model that is called");
-    diagnostic_field(d, "not it", "unused modules; batch size; number of GPUs");
+    diagnostic_field(d, "does not help", "unused modules; batch size; number of GPUs");
 }
 
 /* Experts, or layers that are left out by turns: or the last layer, of which the loss does not use all. */
@@ -363,12 +363,12 @@ static void admit_kin(struct diagnostic *d, const struct evidence_missing *e)
     diagnostic_field(d, "cause",
                      "not known: others of the same list of modules had gradients, these had none in %" PRIu64 " steps",
                      e->n_steps_seen);
-    diagnostic_field(d, "tell apart",
+    diagnostic_field(d, "to find out",
                      "the data chooses among them, as among experts: they come later (M2)\n"
                      "the loss uses all of the others and never these: they do not come (M1)");
     diagnostic_field(d, "fix", "none if the data chooses; diagnostics.unused: [PATTERN] says that it is meant");
     diagnostic_field(d, "or", "if they are never used: freeze them before they are declared");
-    diagnostic_field(d, "not it", "batch size, gradient checkpointing, number of GPUs");
+    diagnostic_field(d, "does not help", "batch size, gradient checkpointing, number of GPUs");
 }
 
 static void admit_one_sample(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
@@ -376,14 +376,14 @@ static void admit_one_sample(struct diagnostic *d, const struct evidence_missing
     diagnostic_field(d, "cause",
                      "not known: one rank in one step does not tell what is never used from what was not used "
                      "this time");
-    diagnostic_field(d, "tell apart",
+    diagnostic_field(d, "to find out",
                      "the same set on all ranks and in later steps: the loss never uses them (M1)\n"
                      "another set elsewhere or later: what is used depends on the data (M2)");
     add_permission(d, "fix", e, caller, "a missing gradient is no contribution");
     if (e->warning)
         diagnostic_field(d, "fix",
                          "none before that is known; if they are never used: freeze them before they are declared");
-    diagnostic_field(d, "not it", "batch size, gradient checkpointing, number of GPUs");
+    diagnostic_field(d, "does not help", "batch size, gradient checkpointing, number of GPUs");
 }
 
 /* ---- all of them --------------------------------------------------------------------------------------- */
@@ -438,8 +438,7 @@ static void explain(struct diagnostic *d, const struct evidence_missing *e, enum
                          "what no rank pushed is left untouched by the optimizer; what some ranks pushed is the sum "
                          "of theirs; not repeated for them");
     else
-        diagnostic_field(d, "state",
-                         "step held, nothing was applied; going on would train without these gradients: %s, or %s",
+        diagnostic_field(d, "state", "step held, nothing was applied: %s, or %s to train without these gradients",
                          caller_abort(caller), caller_clear(caller));
 }
 
@@ -467,7 +466,7 @@ static struct diagnostic *diagnose_count(const struct evidence_missing *e)
                      "the rank asked for the step after %" PRIu32 " of %" PRIu32 " configured micro-batches",
                      e->n_micro_batches, e->n_configured);
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
-    diagnostic_field(d, "not it", "unused parameters; the last batch of an epoch being smaller");
+    diagnostic_field(d, "does not help", "unused parameters; the last batch of an epoch being smaller");
     diagnostic_field(d, "state", "step held, nothing was applied: %s and run the other micro-batches, or %s",
                      caller_clear(caller), caller_abort(caller));
     return diagnostic_finish(d);
@@ -484,7 +483,7 @@ static struct diagnostic *diagnose_bypass(const struct evidence_missing *e)
                      "the loss was computed on the model inside the wrapper, so DDP never averaged the gradients: "
                      "each rank trains alone");
     diagnostic_field(d, "fix", "call the model that the trainer hands in: model(**inputs), not self.model(**inputs)");
-    diagnostic_field(d, "not it", "the learning rate, the seed, the sampler");
+    diagnostic_field(d, "does not help", "the learning rate, the seed, the sampler");
     diagnostic_field(d, "state",
                      "zerod only observes here and refused nothing; going on trains one model for each rank");
     return diagnostic_finish(d);
@@ -634,7 +633,7 @@ struct diagnostic *cause_uneven(const struct evidence_uneven *e)
                      is_c ? "give every rank the same number of micro-batches"
                           : "the same number of batches for every rank: DistributedSampler(dataset, drop_last=True)");
     diagnostic_field(d, "or", "gradient_accumulation_steps: %" PRIu32 "   (then another number is refused)", most);
-    diagnostic_field(d, "not it", "unused parameters; batch size; gradient checkpointing");
+    diagnostic_field(d, "does not help", "unused parameters; batch size; gradient checkpointing");
     diagnostic_field(d, "state", "the step was taken with what had come; not repeated for later steps");
     return diagnostic_finish(d);
 }
@@ -661,13 +660,12 @@ struct diagnostic *cause_graph_changed(const struct evidence_graph *e)
                      caller == CALLER_C
                          ? "use the same parameters in every step"
                          : "use every module in every step, and freeze or unfreeze before the first one");
-    diagnostic_field(d, "not it", "batch size, number of GPUs");
+    diagnostic_field(d, "does not help", "batch size, number of GPUs");
     if (e->extra)
         diagnostic_field(d, "state", "the gradient was not added; %s, or %s to go on without it", caller_abort(caller),
                          caller_clear(caller));
     else
-        diagnostic_field(d, "state",
-                         "step held, nothing was applied; going on would train without these gradients: %s, or %s",
+        diagnostic_field(d, "state", "step held, nothing was applied: %s, or %s to train without these gradients",
                          caller_abort(caller), caller_clear(caller));
     return diagnostic_finish(d);
 }
@@ -696,7 +694,7 @@ struct diagnostic *cause_abandoned(const struct evidence_abandoned *e)
         diagnostic_field(d, "fix", "%s",
                          caller == CALLER_C ? "zerod_begin_backward and redo this micro-batch, or zerod_abort_step"
                                             : "redo this micro-batch, or opt.abort_step()");
-    diagnostic_field(d, "not it", "%s", not_unused(caller));
+    diagnostic_field(d, "does not help", "%s", not_unused(caller));
     if (e->aborted)
         diagnostic_field(
             d, "state",

@@ -41,7 +41,7 @@ struct diagnostic *cause_node_silent(const struct evidence_node *e)
     diagnostic_field_take(d, "cause", &cause);
     diagnostic_field(d, "fix",
                      "see that its machine, its daemon and the network are up: the link comes back by itself");
-    diagnostic_field(d, "not it", "the training program, the gradients; a longer stall_timeout");
+    diagnostic_field(d, "does not help", "the training program, the gradients; a longer stall_timeout");
     diagnostic_field(
         d, "state",
         "nothing is lost as long as its daemon lives, or systemd or zerodrun keep what it holds: the step goes on\n"
@@ -61,7 +61,7 @@ struct diagnostic *cause_nodes_differ(const struct evidence_node *e)
     add_foreign(d, "cause", e->why);
     diagnostic_field(d, "fix",
                      "the same value on every node (zerod --print-config shows them), and that daemon restarted");
-    diagnostic_field(d, "not it", "the training program; the network: the two daemons talk to each other");
+    diagnostic_field(d, "does not help", "the training program; the network: the two daemons talk to each other");
     diagnostic_field(d, "state", "no rank was formed and no memory is held: declare again on every rank");
     return diagnostic_finish(d);
 }
@@ -77,7 +77,7 @@ struct diagnostic *cause_engine(const struct evidence_node *e)
     diagnostic_field(d, "fix", "none, if it happens once: engines are replaced on all nodes together");
     diagnostic_field(
         d, "or", "if it repeats, look at the network between the nodes and at the host of each address in world.nodes");
-    diagnostic_field(d, "not it",
+    diagnostic_field(d, "does not help",
                      "the training program; its gradients: they are kept until they have arrived everywhere");
     diagnostic_field(d, "state", "what had not arrived everywhere is sent again, and nothing is counted twice");
     return diagnostic_finish(d);
@@ -93,7 +93,7 @@ struct diagnostic *cause_device(const struct evidence_node *e)
     add_foreign(d, "cause", e->why);
     diagnostic_field(d, "fix", "none, if it happens once: another engine goes on with what is in the GPUs' memory");
     diagnostic_field(d, "or", "if it repeats, look at the GPUs: nvidia-smi, and Xid lines in the kernel's log");
-    diagnostic_field(d, "not it", "the training program; its gradients: they are kept until they are added up");
+    diagnostic_field(d, "does not help", "the training program; its gradients: they are kept until they are added up");
     diagnostic_field(d, "state", "what was not done is done again, and nothing is counted twice");
     return diagnostic_finish(d);
 }
@@ -107,7 +107,7 @@ struct diagnostic *cause_device_unformed(const struct evidence_at *at, const cha
                      "make the GPUs reachable for zerod (nvidia-smi as its user; CUDA_VISIBLE_DEVICES; one GPU"
                      " for each rank of the node), or free their memory");
     diagnostic_field(d, "or", "device: cpu, with the state in host memory");
-    diagnostic_field(d, "not it", "the model, the training program, the other ranks");
+    diagnostic_field(d, "does not help", "the model, the training program, the other ranks");
     diagnostic_field(d, "state", "no rank was formed and no memory is held: declare again on every rank");
     return diagnostic_finish(d);
 }
@@ -130,7 +130,7 @@ static void explain_reach(struct diagnostic *d, const struct evidence_unopened *
         return;
     case REACH_SAME:
         diagnostic_field(d, "cause", "not known: the process and zerod are of one user and see one /dev/shm");
-        diagnostic_field(d, "tell apart",
+        diagnostic_field(d, "to find out",
                          "CUDA's sample simpleIPC in the same place: if it fails too, the driver or a sandbox (WSL, "
                          "gVisor)\ndoes not share events between processes");
         return;
@@ -138,7 +138,7 @@ static void explain_reach(struct diagnostic *d, const struct evidence_unopened *
         diagnostic_field(
             d, "cause",
             "not known: CUDA shares events through /dev/shm, and zerod cannot see which one the process has");
-        diagnostic_field(d, "tell apart",
+        diagnostic_field(d, "to find out",
                          "stat -c '%%d:%%i' /dev/shm in the trainer and beside zerod: different numbers are different "
                          "folders, as in a container\n(docker run --ipc=host)");
     }
@@ -155,7 +155,7 @@ struct diagnostic *cause_unopened(const struct evidence_unopened *e)
     explain_reach(d, e);
     diagnostic_field(d, e->reach == REACH_OTHER_SHM || e->reach == REACH_OTHER_USER ? "or" : "fix",
                      "device: cpu, with gradients and state in host memory");
-    diagnostic_field(d, "not it", "the gradients, the model, NCCL, the other ranks");
+    diagnostic_field(d, "does not help", "the gradients, the model, NCCL, the other ranks");
     diagnostic_field(d, "state",
                      "without its events nobody knows when the gradients of this rank are written, so none is added:\n"
                      "the step is aborted for all ranks, and this rank is closed; a new process can take its place");
@@ -170,7 +170,7 @@ struct diagnostic *cause_node_reborn(const struct evidence_node *e)
     add_foreign(d, "cause", e->why);
     diagnostic_field(d, "fix", "start the trainers of all nodes again: the run begins anew, from what they have saved");
     diagnostic_field(d, "or", "run each daemon under systemd or zerodrun, which keep what it holds when it dies");
-    diagnostic_field(d, "not it", "the gradients; the ranks and the daemons of the other nodes");
+    diagnostic_field(d, "does not help", "the gradients; the ranks and the daemons of the other nodes");
     diagnostic_field(d, "state",
                      "the job is ended on every node, as none can go on with its part of the state alone;\n"
                      "the daemons run on and wait for ranks");
@@ -188,7 +188,7 @@ struct diagnostic *cause_refused_elsewhere(const struct evidence_at *at, unsigne
     strbuf_add_bytes(&buf, text, n);
     diagnostic_field_take(d, "cause", &buf);
     diagnostic_field(d, "fix", "what is said there, on that node");
-    diagnostic_field(d, "not it", "this node");
+    diagnostic_field(d, "does not help", "this node");
     diagnostic_field(d, "state", "no rank was formed and no memory is held: declare again on every rank");
     return diagnostic_finish(d);
 }
@@ -200,7 +200,7 @@ struct diagnostic *cause_runs_differ(const struct evidence_at *at, const char *w
     add_foreign(d, "cause", who);
     diagnostic_field(d, "fix", "one run id on all nodes: zerodrun --run-id, or ZEROD_RUN_ID");
     diagnostic_field(d, "or", "end the ranks that are left over from another run");
-    diagnostic_field(d, "not it", "the model, the number of ranks, permissions, the network");
+    diagnostic_field(d, "does not help", "the model, the number of ranks, permissions, the network");
     diagnostic_field(d, "state", "no rank was formed and no memory is held: declare again on every rank");
     return diagnostic_finish(d);
 }

@@ -65,7 +65,7 @@ struct diagnostic *cause_rank_taken(const struct evidence_at *at, int64_t pid, u
     if (pid > 0)
         diagnostic_field(d, "or", "kill %" PRId64 "   (if it is a leftover: the rank is free as soon as it is gone)",
                          pid);
-    diagnostic_field(d, "not it", "the socket, the run id, a time-out: a dead process frees its rank at once");
+    diagnostic_field(d, "does not help", "the socket, the run id, a time-out: a dead process frees its rank at once");
     diagnostic_field(d, "state", "attach refused; the rank that is held goes on");
     return diagnostic_finish(d);
 }
@@ -81,7 +81,7 @@ struct diagnostic *cause_rank_taken_by_itself(const struct evidence_at *at, int6
                      is_c(at) ? "zerod_options.socket from ZEROD_SOCKET_1 for the second"
                               : "zerod.Optimizer(second_model, job=1)");
     diagnostic_field(d, "or", "%s the first one   (if it is done with)", is_c(at) ? "zerod_close()" : "close()");
-    diagnostic_field(d, "not it", "RANK, the run id; a leftover process: there is none");
+    diagnostic_field(d, "does not help", "RANK, the run id; a leftover process: there is none");
     diagnostic_field(d, "state", "attach refused; the rank that is held goes on");
     return diagnostic_finish(d);
 }
@@ -99,7 +99,7 @@ static void add_process(struct diagnostic *d, const struct evidence_lost *e)
         strbuf_add_foreign(&buf, e->last_message);
     }
     diagnostic_field_take(d, "process", &buf);
-    add_foreign(d, "owed", e->owed);
+    add_foreign(d, "outstanding", e->outstanding);
 }
 
 static void explain_left(struct diagnostic *d, const struct evidence_lost *e)
@@ -108,7 +108,7 @@ static void explain_left(struct diagnostic *d, const struct evidence_lost *e)
                      is_c(&e->at) ? "zerod_leave" : "opt.close(), or the end of its program");
     diagnostic_field(d, "fix", "the same number of steps on every rank");
     diagnostic_field(d, "or", "diagnostics.on_leave: continue   (the others go on without it)");
-    diagnostic_field(d, "not it", "a crash: the rank ended in order");
+    diagnostic_field(d, "does not help", "a crash: the rank ended in order");
     diagnostic_field(d, "state", "steps that were committed stand; no further one is begun");
 }
 
@@ -130,7 +130,7 @@ static void explain_difference(struct diagnostic *d, const struct evidence_lost 
     if (e->on_gpu)
         diagnostic_field(d, "or",
                          "nothing   (if the rank was killed inside a backward: the step is redone, and whole)");
-    diagnostic_field(d, "not it", "rounding in zerod: gradients are compared as they were pushed");
+    diagnostic_field(d, "does not help", "rounding in zerod: gradients are compared as they were pushed");
     diagnostic_field(d, "state", STEP_ABORTED);
 }
 
@@ -146,7 +146,7 @@ static void explain_nobody_came(struct diagnostic *d, const struct evidence_lost
     }
     diagnostic_field_take(d, "cause", &buf);
     diagnostic_field(d, "fix", "start the rank again with the same run id; zerodrun --restarts N does it by itself");
-    diagnostic_field(d, "not it", "the ranks that wait; the network");
+    diagnostic_field(d, "does not help", "the ranks that wait; the network");
     diagnostic_field(d, "state", STEP_ABORTED);
 }
 
@@ -161,7 +161,7 @@ static void explain_gone(struct diagnostic *d, const struct evidence_lost *e)
     diagnostic_field(d, "cause", "its process ended, or closed its connection, without having left");
     diagnostic_field(d, "fix", "start the rank again with the same run id; zerodrun --restarts N does it by itself");
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
-    diagnostic_field(d, "not it", "the other ranks: they wait, redo nothing and lose nothing");
+    diagnostic_field(d, "does not help", "the other ranks: they wait, redo nothing and lose nothing");
     diagnostic_field(d, "state", "the others wait for a successor; the step is aborted after limits.reattach_timeout");
 }
 
@@ -196,7 +196,7 @@ struct diagnostic *cause_rank_back(const struct evidence_at *at)
     diagnostic_field(d, "cause", "it had left (%s), and gradients of this step were added up without it", leave(at));
     diagnostic_field(d, "fix", "none is needed: the step begins again with all ranks");
     diagnostic_field(d, "or", "%s after the last step only   (if it was not to come back)", leave(at));
-    diagnostic_field(d, "not it", "the ranks that went on: they lose the step and nothing else");
+    diagnostic_field(d, "does not help", "the ranks that went on: they lose the step and nothing else");
     diagnostic_field(d, "state", STEP_ABORTED);
     return diagnostic_finish(d);
 }
@@ -221,7 +221,7 @@ struct diagnostic *cause_inherited(const struct evidence_inherited *e)
                          e->n_ended, e->n_ended == 1 ? "" : "es");
     diagnostic_field(d, "fix", "none is needed: the step begins again, and the successor does all of it");
     diagnostic_field(d, "or", "mend the program   (if the step is then refused again, this time for its own)");
-    diagnostic_field(d, "not it", "the ranks that waited: they lose the step and nothing else");
+    diagnostic_field(d, "does not help", "the ranks that waited: they lose the step and nothing else");
     diagnostic_field(d, "state", STEP_ABORTED);
     return diagnostic_finish(d);
 }
@@ -262,7 +262,7 @@ struct diagnostic *cause_aborted(const struct evidence_abort *e)
     diagnostic_field(d, "fix", "%s",
                      caller == CALLER_C ? "go back to zerod_epoch() and begin the step again at micro-batch 0"
                                         : "begin the step again with its first micro-batch");
-    diagnostic_field(d, "not it", "%s",
+    diagnostic_field(d, "does not help", "%s",
                      e->at.rank >= 0 ? "the other ranks: they lose the step and nothing else"
                      : reason        ? "the ranks that waited: they lose the step and nothing else"
                                      : "any rank: it came from outside the job");
@@ -283,7 +283,7 @@ static void explain_other_node(struct diagnostic *d, const struct evidence_stall
         diagnostic_field(d, "cause", "a step needs every node; here all ranks wait, and there one has not come as far");
     diagnostic_field(d, "fix", "look on that node: zerodctl ranks there shows which rank, and which it waits for");
     diagnostic_field(d, "or", "zerodctl status on node 0   (whether that node is reached, and why not)");
-    diagnostic_field(d, "not it", "the ranks of this node; bucket size; a longer stall_timeout");
+    diagnostic_field(d, "does not help", "the ranks of this node; bucket size; a longer stall_timeout");
 }
 
 static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
@@ -295,21 +295,21 @@ static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
     if (e->forming) {
         diagnostic_field(d, "cause", "the job forms when all ranks have attached and declared, and some have not");
         diagnostic_field(d, "fix", "start every rank of world.size; zerodctl ranks shows which are missing");
-        diagnostic_field(d, "not it", "the model; memory");
+        diagnostic_field(d, "does not help", "the model; memory");
         return;
     }
     if (e->deadlocked) {
         diagnostic_field(d, "cause", "the ranks wait in different calls, each for the others to make the same one");
         diagnostic_field(d, "fix", "the same collective calls in the same order on every rank");
         diagnostic_field(d, "or", "zerodctl abort-step   (to give the step up)");
-        diagnostic_field(d, "not it", "the speed of a rank; bucket size; a longer stall_timeout");
+        diagnostic_field(d, "does not help", "the speed of a rank; bucket size; a longer stall_timeout");
         return;
     }
     if (e->gone) {
         diagnostic_field(d, "cause", "the process that is waited for has ended without %s", leave(&e->at));
         diagnostic_field(d, "fix", "start it again with the same run id; zerodrun --restarts N does it by itself");
         diagnostic_field(d, "or", "%s before the process ends   (if it was done)", leave(&e->at));
-        diagnostic_field(d, "not it", "the ranks that wait; bucket size; a longer stall_timeout");
+        diagnostic_field(d, "does not help", "the ranks that wait; bucket size; a longer stall_timeout");
         return;
     }
     if (e->absent)
@@ -318,7 +318,7 @@ static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
         diagnostic_field(d, "cause", "a step needs every rank, and the one that is waited for has not come as far");
     diagnostic_field(d, "fix", "look where it is: py-spy dump --pid PID, or gdb -p PID   (its pid: zerodctl ranks)");
     diagnostic_field(d, "or", "zerodctl abort-step   (to give the step up)");
-    diagnostic_field(d, "not it", "the ranks that wait; bucket size; a longer stall_timeout");
+    diagnostic_field(d, "does not help", "the ranks that wait; bucket size; a longer stall_timeout");
 }
 
 struct diagnostic *cause_stalled(const struct evidence_stall *e)
@@ -356,10 +356,11 @@ struct diagnostic *cause_held(const struct evidence_at *at, const char *why)
     struct diagnostic *d = cause_new(at, E_HELD, NULL);
 
     diagnostic_field(d, "cause", "%s", why);
-    diagnostic_field(d, "fix", "put back the version and the configuration that the run was started with, and restart the "
-                               "daemon: it goes on where the run was");
+    diagnostic_field(d, "fix",
+                     "restore the version and the configuration that the run was started with, and restart the "
+                     "daemon: it resumes the run");
     diagnostic_field(d, "or", "zerodctl drop   (begins anew: masters, moments and the open step of the run are lost)");
-    diagnostic_field(d, "not it", "the trainers; the gradients");
+    diagnostic_field(d, "does not help", "the trainers; the gradients");
     diagnostic_field(d, "state", "nothing was changed: the memory of the run is held as the last daemon left it");
     return diagnostic_finish(d);
 }
@@ -387,7 +388,7 @@ struct diagnostic *cause_alike(const struct evidence_alike *e)
         diagnostic_field(d, "or", "torch.manual_seed(seed + opt.rank)   (where batches are drawn at random)");
         diagnostic_field(d, "or", "datasets.distributed.split_dataset_by_node(dataset, rank, world_size)");
     }
-    diagnostic_field(d, "not it",
+    diagnostic_field(d, "does not help",
                      "the sum over the ranks: the mean of equal gradients is the gradient; the learning rate");
     diagnostic_field(d, "state", "nothing was refused; not repeated for later steps");
     return diagnostic_finish(d);

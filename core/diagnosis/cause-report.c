@@ -13,13 +13,13 @@
 static const struct report_text texts[] = {
     {
         .code = E_GRADIENT,
-        .cause = "a partition has one place for each element of a parameter, and a sparse gradient says only at run "
-                 "time which elements it has",
+        .cause = "a partition has one place for each element of a parameter; a sparse gradient says only at run time "
+                 "which elements it has",
         .fix = {"push every element of the parameter, zeros where it has no gradient",
                 "sparse=False of nn.Embedding and F.embedding, sparse_grad=False of torch.gather   (the same numbers, "
                 "dense)"},
-        .not_it = "the learning rate, batch size; torch.optim.SparseAdam is no cure, its step is not zerod's",
-        .state = "it was not taken; nothing has changed",
+        .does_not_help = "the learning rate, batch size; torch.optim.SparseAdam is no cure, its step is not zerod's",
+        .state = "it was refused, nothing has changed",
         .leaves_gap = true,
     },
     {
@@ -28,8 +28,8 @@ static const struct report_text texts[] = {
         .fix = {"declare it trainable, on every rank, or push no gradient of it",
                 "put it into a group of zerod.Optimizer(groups, model=model), on every rank"},
         .alternative = {NULL, "param.requires_grad_(False) before zerod.Optimizer   (it keeps its value)"},
-        .not_it = "gradient checkpointing, batch size",
-        .state = "it was not taken; nothing has changed",
+        .does_not_help = "gradient checkpointing, batch size",
+        .state = "it was refused, nothing has changed",
         .leaves_gap = true,
     },
     {
@@ -40,7 +40,7 @@ static const struct report_text texts[] = {
                 "model.to(...), model.half() and load_state_dict(..., assign=True) before "
                 "zerod.Optimizer(model)"},
         .alternative = {NULL, "with zerod.writable(model): model.load_state_dict(...)   (values instead of storage)"},
-        .not_it = "the learning rate; frozen parameters",
+        .does_not_help = "the learning rate; frozen parameters",
         .state = "the step was refused before anything was applied; state and weights are unchanged",
     },
     {
@@ -50,7 +50,7 @@ static const struct report_text texts[] = {
         .fix = {"change weights between zerod_write_begin() and zerod_write_end() only",
                 "call the wrapped model, and change weights inside zerod.writable(model) only"},
         .alternative = {NULL, NULL},
-        .not_it = "the order of sums: zerod's are equal to the last bit on every rank",
+        .does_not_help = "the order of sums: zerod's are equal to the last bit on every rank",
         .state = "nothing was refused in the daemon; going on trains one model for each rank",
     },
     {
@@ -61,7 +61,7 @@ static const struct report_text texts[] = {
                 "with zerod.writable(model): ...   (around the write, on every rank)"},
         .alternative = {"write to a copy   (what is not trained needs no memory of zerod's)",
                         "opt.close()   (before the write, when training is over: the weights are this process's then)"},
-        .not_it = "a broken build; the driver; weights: private, whose copies are read-only as well",
+        .does_not_help = "a broken build; the driver; weights: private, whose copies are read-only as well",
         .state = "what was written is in this process only",
         .state_at_end = "the write did not happen; the process ends as it would have without zerod, the run can go "
                         "on with a successor",
@@ -74,7 +74,7 @@ static const struct report_text texts[] = {
         .fix = {"push each rank's own gradients, not reduced ones",
                 "zerod.Optimizer(model) on the bare model, without the wrapper"},
         .alternative = {NULL, "zerod.observe(ddp_model)   (watch and explain only)"},
-        .not_it = "gradient_allreduce_op: no setting makes two reductions one",
+        .does_not_help = "gradient_allreduce_op: no setting makes two reductions one",
         .state = "attach refused; nothing has changed",
         .title_later = "gradients would be reduced twice, wrapper refused",
         .state_later = "the model is attached as before; without the wrapper it trains on",
@@ -85,7 +85,7 @@ static const struct report_text texts[] = {
         .fix = {"zerod_gather() before the read, zerod_release() after it",
                 "call the module, or with zerod.gathered(model): ...   (around the read)"},
         .alternative = {NULL, "zero_optimization.stage: 2   (weights are always there)"},
-        .not_it = "a broken build; the driver; memory that was freed",
+        .does_not_help = "a broken build; the driver; memory that was freed",
         .state = "no stale value was read; the process ends as it would have without zerod, the run can go "
                  "on with a successor",
     },
@@ -102,8 +102,8 @@ const struct report_text *cause_report_text(enum diagnostic_code code)
 static void add_state(struct diagnostic *d, const struct report_text *text, enum caller caller, bool attached)
 {
     if (text->leaves_gap)
-        diagnostic_field(d, "state", "%s; going on would train without it: %s, or %s", text->state,
-                         caller_abort(caller), caller_clear(caller));
+        diagnostic_field(d, "state", "%s: %s, or %s to train without it", text->state, caller_abort(caller),
+                         caller_clear(caller));
     else
         diagnostic_field(d, "state", "%s", attached && text->state_later ? text->state_later : text->state);
 }
@@ -126,12 +126,12 @@ struct diagnostic *cause_report(const struct evidence_at *at, enum diagnostic_co
         diagnostic_field(d, "fix", "%s", text->fix[language]);
         if (text->alternative[language])
             diagnostic_field(d, "or", "%s", text->alternative[language]);
-        diagnostic_field(d, "not it", "%s", text->not_it);
+        diagnostic_field(d, "does not help", "%s", text->does_not_help);
         add_state(d, text, caller, attached);
     } else {
         diagnostic_field(d, "cause", "reported by the client, which alone can see it");
         diagnostic_field(d, "fix", "see the entry of this code in the manual");
-        diagnostic_field(d, "not it", "the daemon: it has not seen it");
+        diagnostic_field(d, "does not help", "the daemon: it has not seen it");
         diagnostic_field(d, "state", "the daemon's state is unchanged");
     }
     return diagnostic_finish(d);

@@ -74,7 +74,7 @@ static void explain_stale(struct diagnostic *d, const struct evidence_push *e, e
         diagnostic_field(d, "cause", "an earlier process of this rank still pushes; another one holds the rank since");
         diagnostic_field(d, "fix",
                          "end the earlier process (zerodctl ranks shows the pid of the one that holds the rank)");
-        diagnostic_field(d, "not it", "the gradient, its parameter, the number of ranks");
+        diagnostic_field(d, "does not help", "the gradient, its parameter, the number of ranks");
         return;
     }
     diagnostic_field(d, "cause",
@@ -85,7 +85,8 @@ static void explain_stale(struct diagnostic *d, const struct evidence_push *e, e
                          ? "push before zerod_end_backward of the same micro-batch; zerod_epoch() tells where the "
                            "rank stands"
                          : "every backward() before opt.step(), in the same thread");
-    diagnostic_field(d, "not it", "a lost message: what is sent again is known by its sequence and never refused");
+    diagnostic_field(d, "does not help",
+                     "a lost message: what is sent again is known by its sequence and never refused");
 }
 
 static void explain_after_boundary(struct diagnostic *d, const struct evidence_push *e, enum caller caller)
@@ -96,7 +97,7 @@ static void explain_after_boundary(struct diagnostic *d, const struct evidence_p
                      caller == CALLER_C
                          ? "zerod_begin_backward before the next backward's pushes"
                          : "every backward() before opt.step(); a second one needs a forward of its own");
-    diagnostic_field(d, "not it", "batch size, gradient checkpointing, number of GPUs");
+    diagnostic_field(d, "does not help", "batch size, gradient checkpointing, number of GPUs");
 }
 
 static void explain_early(struct diagnostic *d, const struct evidence_push *e, enum caller caller)
@@ -107,7 +108,7 @@ static void explain_early(struct diagnostic *d, const struct evidence_push *e, e
     if (e->cause) {
         diagnostic_field(d, "cause", "%s", e->cause);
         diagnostic_field(d, "fix", "%s", e->fix);
-        diagnostic_field(d, "not it", "the gradients, the other ranks, batch size");
+        diagnostic_field(d, "does not help", "the gradients, the other ranks, batch size");
         return;
     }
     if (e->asked)
@@ -120,7 +121,8 @@ static void explain_early(struct diagnostic *d, const struct evidence_push *e, e
                      caller == CALLER_C
                          ? "zerod_begin_backward first; it opens the position that zerod_epoch() tells"
                          : "let zerod.Optimizer count steps and micro-batches; opt.step() once for each step");
-    diagnostic_field(d, "not it", "the speed of the other ranks: a fast rank may run ahead by whole micro-batches");
+    diagnostic_field(d, "does not help",
+                     "the speed of the other ranks: a fast rank may run ahead by whole micro-batches");
 }
 
 static void explain_parameter(struct diagnostic *d, const struct evidence_push *e, enum caller caller)
@@ -145,7 +147,7 @@ static void explain_parameter(struct diagnostic *d, const struct evidence_push *
                          caller == CALLER_C ? "zerod_push.param is the order of zerod_declare, from 0"
                                             : "zerod.Optimizer(model) after the model has its last parameter");
     }
-    diagnostic_field(d, "not it", "gradient checkpointing, batch size");
+    diagnostic_field(d, "does not help", "gradient checkpointing, batch size");
 }
 
 /* "expected 4096 bytes of fp32, got 2048 of bf16" as two fields. */
@@ -172,7 +174,7 @@ static void explain_form(struct diagnostic *d, const struct evidence_push *e, en
     diagnostic_field(d, "fix", "%s",
                      caller == CALLER_C ? "shape and grad_dtype of zerod_declare must be those of what is pushed"
                                         : "cast and resize the model before zerod.Optimizer(model), not after it");
-    diagnostic_field(d, "not it", "loss scaling, batch size, bucket size");
+    diagnostic_field(d, "does not help", "loss scaling, batch size, bucket size");
 }
 
 struct diagnostic *cause_push(const struct evidence_push *e)
@@ -205,10 +207,12 @@ struct diagnostic *cause_push(const struct evidence_push *e)
         explain_early(d, e, caller);
         break;
     }
-    diagnostic_field(d, "state", "it was not taken; nothing has changed; %s%s, or %s",
-                     e->cause ? "to go on: " : "going on would train without it: ",
-                     e->cause ? caller_clear(caller) : caller_abort(caller),
-                     e->cause ? caller_abort(caller) : caller_clear(caller));
+    if (e->cause)
+        diagnostic_field(d, "state", "it was refused, nothing has changed: %s to go on, or %s", caller_clear(caller),
+                         caller_abort(caller));
+    else
+        diagnostic_field(d, "state", "it was refused, nothing has changed: %s, or %s to train without it",
+                         caller_abort(caller), caller_clear(caller));
     return diagnostic_finish(d);
 }
 
@@ -220,7 +224,7 @@ struct diagnostic *cause_declare(const struct evidence_at *at, const char *what,
 
     add_foreign(d, "cause", what);
     add_foreign(d, "fix", fix);
-    diagnostic_field(d, "not it", "socket, permissions, batch size");
+    diagnostic_field(d, "does not help", "socket, permissions, batch size");
     diagnostic_field(d, "state", "the declaration was not taken; state that the daemon holds is unchanged");
     return diagnostic_finish(d);
 }
@@ -253,7 +257,7 @@ struct diagnostic *cause_step_args(const struct evidence_args *e)
                          ? "the same zerod_step_args on every rank, or args = NULL: as configured"
                          : "one schedule for all ranks: step it once for each opt.step(), never by a rank's own loss");
     diagnostic_field(d, "or", "scheduler: in the daemon's configuration   (the daemon computes lr for all ranks)");
-    diagnostic_field(d, "not it", "the order in which ranks ask; rounding: arguments are compared as sent");
+    diagnostic_field(d, "does not help", "the order in which ranks ask; rounding: arguments are compared as sent");
     diagnostic_field(d, "state", "this rank's request was not taken, the others wait: %s and ask again alike, or %s",
                      caller_clear(caller), caller_abort(caller));
     return diagnostic_finish(d);
@@ -283,7 +287,7 @@ struct diagnostic *cause_other_run(const struct evidence_at *at, const char *hel
                    },
                    2);
     strbuf_deinit(&buf);
-    diagnostic_field(d, "not it", "the model, the number of ranks, permissions");
+    diagnostic_field(d, "does not help", "the model, the number of ranks, permissions");
     diagnostic_field(d, "state", "attach refused; the state that is held is unchanged");
     return diagnostic_finish(d);
 }
@@ -354,7 +358,8 @@ static void advise_nonfinite(struct diagnostic *d, const struct evidence_nonfini
         remedies[0] =
             (struct remedy){"fix", "look for the first value that is not finite", "loss and activations, on that rank"};
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
-    diagnostic_field(d, "not it", "gradient_clipping: a norm that is not finite cannot be clipped; the other ranks");
+    diagnostic_field(d, "does not help",
+                     "gradient_clipping: a norm that is not finite cannot be clipped; the other ranks");
 }
 
 struct diagnostic *cause_nonfinite(const struct evidence_nonfinite *e)
@@ -399,7 +404,7 @@ struct diagnostic *cause_loss_scale(const struct evidence_nonfinite *e, double m
     diagnostic_field(d, "fix",
                      "bf16 weights and gradients, with fp16: {enabled: false}   (bf16 has the range of fp32)");
     diagnostic_field(d, "or", "a lower learning rate, or a longer warm-up: scheduler.params.warmup_num_steps");
-    diagnostic_field(d, "not it", "a smaller fp16.min_loss_scale; gradient_clipping");
+    diagnostic_field(d, "does not help", "a smaller fp16.min_loss_scale; gradient_clipping");
     add_nonfinite_state(d, e, caller);
     return diagnostic_finish(d);
 }
@@ -431,9 +436,9 @@ struct diagnostic *cause_quota(const struct evidence_quota *e)
     add_foreign(d, "fix",
                 e->open_files ? "raise the limit of zerod (LimitNOFILE= of its unit, or ulimit -n), or close connections"
                               : e->fix);
-    diagnostic_field(d, "not it", "%s",
+    diagnostic_field(d, "does not help", "%s",
                      e->at.rank >= 0 && !e->of_job ? "permissions; the other ranks: what they hold is counted apart"
-                                     : "permissions; batch size: activations are not the daemon's");
+                                                   : "permissions; batch size: activations are not the daemon's");
     diagnostic_field(d, "state", "refused before anything was taken; what is held stays");
     return diagnostic_finish(d);
 }
@@ -464,7 +469,7 @@ struct diagnostic *cause_not_allowed(const struct evidence_at *at, uint32_t uid,
         diagnostic_field(d, "fix", "listen.admin_users or listen.admin_groups: name the user, or a group of the user");
     else
         diagnostic_field(d, "fix", "listen.allow_users or listen.allow_groups: name the user, or a group of the user");
-    diagnostic_field(d, "not it", "%s",
+    diagnostic_field(d, "does not help", "%s",
                      draining ? "uid and gid" : "the mode of the socket: the kernel says who connects");
     diagnostic_field(d, "state", "nothing has changed; the connection is closed");
     return diagnostic_finish(d);
@@ -477,7 +482,7 @@ struct diagnostic *cause_rank_owned(const struct evidence_at *at, uint32_t uid, 
     diagnostic_field(d, "got", "uid %" PRIu32 ", gid %" PRIu32, uid, gid);
     diagnostic_field(d, "cause", "the rank belongs to uid %" PRIu32 ", who formed it", owner);
     diagnostic_field(d, "fix", "start the rank again as uid %" PRIu32 ", or as an administrator (listen.admin_users)", owner);
-    diagnostic_field(d, "not it", "listen.allow_users: the user may connect");
+    diagnostic_field(d, "does not help", "listen.allow_users: the user may connect");
     diagnostic_field(d, "state", "nothing has changed; the connection is closed");
     return diagnostic_finish(d);
 }
@@ -492,7 +497,7 @@ struct diagnostic *cause_bad_message(const struct evidence_at *at, const char *w
         "a value that cannot be, or a message out of its order: the program's mistake, or a client of another version");
     diagnostic_field(d, "fix", "correct what got names, in the program or its environment (RANK, ZEROD_SOCKET)");
     diagnostic_field(d, "or", "the libzerod that belongs to this daemon: zerod --version, zerodctl --version");
-    diagnostic_field(d, "not it", "the gradients, the load of the machine");
+    diagnostic_field(d, "does not help", "the gradients, the load of the machine");
     diagnostic_field(d, "state", "nothing that the message asked for was done");
     return diagnostic_finish(d);
 }

@@ -193,7 +193,7 @@ struct evidence_lost {
     bool on_gpu;  /* which a GPU wrote, maybe not to its end when the process died */
     uint32_t param;
     const char *last_message; /* "Push", "EndBackward", ... */
-    const char *owed;         /* "34 of 52 parameters of micro-batch 2" */
+    const char *outstanding;  /* "34 of 52 parameters of micro-batch 2" */
     uint64_t waited_ms;
 };
 struct diagnostic *cause_rank_lost(const struct evidence_lost *evidence);
@@ -295,7 +295,7 @@ struct report_text {
     const char *cause;
     const char *fix[2];
     const char *alternative[2]; /* or NULL */
-    const char *not_it;
+    const char *does_not_help;
     const char *state;
     const char *title_later, *state_later; /* for a rank that is attached already; NULL: as otherwise */
     const char *state_at_end;              /* for a process that ends because of it; NULL: as otherwise */

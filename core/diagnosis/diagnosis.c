@@ -13,7 +13,7 @@
 #include "core/diagnosis/diagnosis-build.h"
 #include "core/layout/layout.h"
 
-enum { LABEL_WIDTH = 11 };
+enum { LABEL_WIDTH = 15 };
 
 /*
  * Every code: number, short text, and what an operator reads in the index of docs/diagnostics.md. The whole texts are
@@ -80,13 +80,13 @@ static char nothing[] = "";
      .title = (char *)title_,                                                                                          \
      .first = {.segment = nothing, .site = nothing},                                                                   \
      .second = {.segment = nothing, .site = nothing},                                                                  \
-     .text = (char *)"E" #number " " title_ "\n  state      out of memory: nothing more can be said\n"},
+     .text = (char *)"E" #number " " title_ "\n  state          out of memory: nothing more can be said\n"},
 static struct diagnostic spares[] = {
     CODES(SPARE){
         .title = (char *)"refused",
         .first = {.segment = nothing, .site = nothing},
         .second = {.segment = nothing, .site = nothing},
-        .text = (char *)"refused\n  state      out of memory: nothing more can be said\n",
+        .text = (char *)"refused\n  state          out of memory: nothing more can be said\n",
     },
 };
 #undef SPARE

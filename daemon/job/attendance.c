@@ -321,19 +321,19 @@ static void describe_debt(const struct job *job, const struct job_rank *rank, ch
 
 static void report_lost(struct job *job, struct job_rank *rank)
 {
-    char owed[128];
+    char outstanding[128];
     struct diagnostic *diagnostic;
 
     if (job->config->no_successors) {
         log_notice("rank %u is gone (pid %" PRId64 "), and nobody starts it again", rank->rank, (int64_t)rank->pid);
         return;
     }
-    describe_debt(job, rank, owed, sizeof(owed));
+    describe_debt(job, rank, outstanding, sizeof(outstanding));
     diagnostic = cause_rank_lost(&(struct evidence_lost){
         .at = job_at(job, rank),
         .pid = rank->pid,
         .last_message = rank->last_request,
-        .owed = owed,
+        .outstanding = outstanding,
     });
     job_keep(job, diagnostic);
 }

@@ -152,7 +152,7 @@ static void check_reports(void **state)
                      "indices which did not receive grad for rank 1: 390 391 412 413 414 415 416 In addition, you can "
                      "set the environment variable TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL"},
         {"ours", "zerod.DuplicateGradient: E1001 duplicate gradient refused: rank 0, step 0, micro-batch 0\n"
-                 "  parameter  a.weight\n"},
+                 "  parameter      a.weight\n"},
     };
 
     (void)state;

@@ -65,7 +65,7 @@ def test_a_hint_is_only_a_hint(zerod):
     assert ranks[0]("prefetch", N_PARAMS).r < 0
     ranks[0].tell("peek", 0)
     assert ranks[0].popen.wait(20 * daemon.patience) in (-signal.SIGSEGV, 99)
-    assert "E1110 read of a released weight: rank 0, step 0\n  parameter  embed.weight\n" in ranks[0].err()
+    assert "E1110 read of a released weight: rank 0, step 0\n  parameter      embed.weight\n" in ranks[0].err()
     ranks[0].err_path.write_text("")
 
 

@@ -980,7 +980,7 @@ def refused_forming(daemon, puppet, name):
     before = segments(daemon)
     answer = puppet("form")
     assert answer.r == REFUSED and answer.error["code"] == 1401, answer
-    golden(name, answer.text if "limits" in name else re.sub(r"(?m)^(  allowed    |.* by )\d+ bytes", r"\1N bytes", answer.text))
+    golden(name, answer.text if "limits" in name else re.sub(r"(?m)^(  allowed        |.* by )\d+ bytes", r"\1N bytes", answer.text))
     said_alike(daemon, answer.text)
     assert segments(daemon) == before, "memory was taken"
     assert daemon.status()["state"] == "waiting"
@@ -1006,7 +1006,7 @@ def test_state_over_the_limit(zerod):
     puppet.ok("window")
     answer = puppet("put 0 1 1")
     assert answer.r == REFUSED and answer.error["code"] == 1401, answer
-    golden("e1401-state", re.sub(r"(?m)^(  held       )\d+ bytes", r"\1N bytes", answer.text))
+    golden("e1401-state", re.sub(r"(?m)^(  held           )\d+ bytes", r"\1N bytes", answer.text))
     said_alike(daemon, answer.text)
     assert memory(daemon) == before
     assert puppet("commit").error == answer.error

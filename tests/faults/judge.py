@@ -77,7 +77,7 @@ def from_daemon(d: dict[str, Any]) -> dict[str, Any]:
 
 
 LAST_WORDS = re.compile(r"^E(\d{4}) .*(?:\n  .*)*", re.M)
-FIELD = re.compile(r"^  (\S(?:.{0,9}\S)?) +(.*(?:\n {13}.*)*)", re.M)
+FIELD = re.compile(r"^  (\S(?:.{0,11}\S)?) +(.*(?:\n {17}.*)*)", re.M)
 
 
 def from_stderr(rank: house.Rank) -> list[dict[str, Any]]:
@@ -132,7 +132,7 @@ def differences(expect: Expect, f: dict[str, Any], rank: int | None) -> list[str
 
 
 # The lines "fix" and "or", also of a reason inside of another text, with the lines that continue them.
-REMEDY = re.compile(r"^ +(?:fix|or) {2,}(.*(?:\n {13}.*)*)", re.M)
+REMEDY = re.compile(r"^ +(?:fix|or) {2,}(.*(?:\n {17}.*)*)", re.M)
 
 
 def text_differences(expect: Expect, f: dict[str, Any]) -> list[str]:

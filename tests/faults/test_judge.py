@@ -12,13 +12,13 @@ from faults import corpus, judge  # noqa: E402
 from faults.models import names  # noqa: E402
 
 TEXT = """E1001 duplicate gradient refused: rank 1, step 1, micro-batch 0
-  parameter  h.0.fc.bias, h.0.fc.weight
-  1st push   nested backward 3, h.0 call 2, forward at {site}
-  2nd push   nested backward 4, h.0 call 1, forward at {site}
-  cause      the module ran twice
-  fix        torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)
-  or         diagnostics.on_duplicate: accumulate
-  state      pid 4711 held it for 12.5 s""".format(site="/somewhere/tests/faults/scenarios/duplicates.py:45")
+  parameter      h.0.fc.bias, h.0.fc.weight
+  1st push       nested backward 3, h.0 call 2, forward at {site}
+  2nd push       nested backward 4, h.0 call 1, forward at {site}
+  cause          the module ran twice
+  fix            torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)
+  or             diagnostics.on_duplicate: accumulate
+  state          pid 4711 held it for 12.5 s""".format(site="/somewhere/tests/faults/scenarios/duplicates.py:45")
 
 FAULT = {
     "code": 1001, "cause_class": "D1", "params": list(names("h.0.fc")), "n_params": 2, "rank": 1, "step": 1,
@@ -79,7 +79,7 @@ def test_right():
     {"code": 1005}, {"cause_class": "D2"}, {"rank": 0}, {"step": 0}, {"micro_batch": 1}, {"params": ["h.0.fc.weight"]},
     {"params": ["h.0.fc.weight", "h.1.fc.weight"]}, {"n_params": 3}, {"classes": ["GradientFault", "Error"]},
     {"text": TEXT.replace("use_reentrant=False", "find_unused_parameters=True")},
-    {"text": TEXT.replace("  fix        ", "  not it     ")}, {"text": TEXT.replace("call 1", "call 2")},
+    {"text": TEXT.replace("  fix            ", "  does not help  ")}, {"text": TEXT.replace("call 1", "call 2")},
 ], ids=str)
 def test_wrong(change):
     verdict = judge.judge_faulty(faulty(change))
@@ -136,7 +136,7 @@ def test_numbers():
 
 
 def test_mask():
-    assert judge.mask(TEXT).splitlines()[-1] == "  state      pid PID held it for TIME"
+    assert judge.mask(TEXT).splitlines()[-1] == "  state          pid PID held it for TIME"
     assert "forward at tests/faults/scenarios/duplicates.py:45" in judge.mask(TEXT)
 
 

@@ -602,7 +602,7 @@ def test_a_rank_that_fails_comes_back(zerod, start, build, how, status, last_wor
     assert program.wait(LONG) == status
     assert program.err().endswith(last_words) and (last_words or not program.err())
     wait_for("the loss is noticed", lambda: "E1302 warning, rank lost" in daemon.log())
-    assert "or         opt.close() before the process ends" in daemon.log()
+    assert "or             opt.close() before the process ends" in daemon.log()
     successor = ends(daemon, build, 1, "successor")
     assert successor.wait(LONG) == 0, successor.err()
     assert other.result(LONG) == "nothing was raised"

@@ -517,6 +517,6 @@ def test_a_released_weight_is_read(zerod, build, tmp_path):
     assert process.wait(120) == -signal.SIGSEGV, process.err()
     assert "it was read" not in process.out()
     text = process.err()
-    assert "E1110 read of a released weight: rank 0, step 0\n  parameter  0.weight\n" in text
+    assert "E1110 read of a released weight: rank 0, step 0\n  parameter      0.weight\n" in text
     assert "with zerod.gathered(model): ..." in text
     assert re.search(r'File ".*peek\.py", line 7 in (peeks|<listcomp>)', text), text

@@ -23,7 +23,7 @@ def main() -> None:
     if program is None:
         sys.exit(
             "python -m zerod: there is no zerodctl in this environment, nor on PATH\n"
-            "  fix        install zerod's wheel, or run zerodctl by its path"
+            "  fix            install zerod's wheel, or run zerodctl by its path"
         )
     os.execv(program, ["zerodctl", *sys.argv[1:]])
 

@@ -196,8 +196,8 @@ def _load() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
     except OSError as e:
         raise ImportError(
             f"libzerod cannot be loaded: {e}\n"
-            "  expected   the wheel's own library, the system's libzerod.so.0, or the one that ZEROD_LIBRARY names\n"
-            "  fix        pip install zerod's wheel, apt install libzerod0, or ZEROD_LIBRARY=/path/to/libzerod.so"
+            "  expected       the wheel's own library, the system's libzerod.so.0, or the one that ZEROD_LIBRARY names\n"
+            "  fix            pip install zerod's wheel, apt install libzerod0, or ZEROD_LIBRARY=/path/to/libzerod.so"
         ) from None
 
 

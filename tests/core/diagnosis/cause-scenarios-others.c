@@ -399,7 +399,7 @@ static struct evidence_lost lost(const struct fixture *f)
         .at = at(f->net, "zerod-example", 2, 90, 1),
         .pid = 4242,
         .last_message = "Push",
-        .owed = "5 of 17 parameters of micro-batch 1",
+        .outstanding = "5 of 17 parameters of micro-batch 1",
     };
 }
 
@@ -425,7 +425,7 @@ static struct diagnostic *e1302_differs(const struct fixture *f)
 
     e.aborted = e.differs = true;
     e.param = f->used;
-    e.owed = NULL;
+    e.outstanding = NULL;
     return cause_rank_lost(&e);
 }
 
@@ -435,7 +435,7 @@ static struct diagnostic *e1302_differs_on_gpu(const struct fixture *f)
 
     e.aborted = e.differs = e.on_gpu = true;
     e.param = f->used;
-    e.owed = NULL;
+    e.outstanding = NULL;
     return cause_rank_lost(&e);
 }
 
@@ -445,7 +445,7 @@ static struct diagnostic *e1302_left(const struct fixture *f)
 
     e.left = true;
     e.last_message = "Leave";
-    e.owed = NULL;
+    e.outstanding = NULL;
     return cause_rank_lost(&e);
 }
 
@@ -471,7 +471,7 @@ static struct diagnostic *e1302_differs_torch(const struct fixture *f)
 
     e.aborted = e.differs = true;
     e.param = f->used;
-    e.owed = NULL;
+    e.outstanding = NULL;
     return cause_rank_lost(&e);
 }
 
@@ -481,7 +481,7 @@ static struct diagnostic *e1302_left_torch(const struct fixture *f)
 
     e.left = true;
     e.last_message = "Leave";
-    e.owed = NULL;
+    e.outstanding = NULL;
     return cause_rank_lost(&e);
 }
 

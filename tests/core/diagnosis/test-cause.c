@@ -186,11 +186,11 @@ static int teardown(void **state)
 
 /* Labels in the order in which every text has them; docs/diagnostics.md says the same. */
 static const char *const labels[] = {
-    "waits",      "on",        "parameter",  "argument", "1st push", "2nd push",  "push",    "bytes",
-    "partition",  "declared",  "ranks",      "missing",  "module",   "exception", "segment", "process",
-    "owed",       "held by",   "what",       "asked",    "held",     "allowed",   "sum",     "expected",
-    "got",        "elsewhere", "loss scale", "minimum",  "guilty",   "reason",    "proves",  "cause",
-    "tell apart", "fix",       "or",         "not it",   "state",
+    "waits",       "on",        "parameter",  "argument",      "1st push", "2nd push",  "push",    "bytes",
+    "partition",   "declared",  "ranks",      "missing",       "module",   "exception", "segment", "process",
+    "outstanding", "held by",   "what",       "asked",         "held",     "allowed",   "sum",     "expected",
+    "got",         "elsewhere", "loss scale", "minimum",       "guilty",   "reason",    "proves",  "cause",
+    "to find out", "fix",       "or",         "does not help", "state",
 };
 
 static size_t label_index(const char *label)
@@ -221,8 +221,8 @@ static void check_fields(const struct diagnostic *d)
             fail_msg("label '%s' is out of order in\n%s", d->fields[i].label, d->text);
         last = at_label;
     }
-    if (!has_label(d, "cause") || !has_label(d, "fix") || !has_label(d, "not it") || !has_label(d, "state"))
-        fail_msg("cause, fix, not it or state is not there:\n%s", d->text);
+    if (!has_label(d, "cause") || !has_label(d, "fix") || !has_label(d, "does not help") || !has_label(d, "state"))
+        fail_msg("cause, fix, does not help or state is not there:\n%s", d->text);
 }
 
 static void check_lines(const struct diagnostic *d)

@@ -29,14 +29,14 @@ static void test_shape(void **state)
     diagnostic_at(d, 3, 7, 0);
     diagnostic_field(d, "asked", "%d bytes", 12);
     diagnostic_field(d, "sum", "one\ntwo\n");
-    diagnostic_field(d, "a long label", "text");
+    diagnostic_field(d, "a label beyond the column", "text");
     diagnostic_field(d, "empty", "%s", "");
     diagnostic_finish(d);
     assert_string_equal(d->text, "E1401 over quota, refused: rank 3, step 7, micro-batch 0\n"
-                                 "  asked      12 bytes\n"
-                                 "  sum        one\n"
-                                 "             two\n"
-                                 "  a long label text\n");
+                                 "  asked          12 bytes\n"
+                                 "  sum            one\n"
+                                 "                 two\n"
+                                 "  a label beyond the column text\n");
     assert_int_equal(d->n_fields, 3);
     assert_string_equal(d->title, "over quota, refused");
     assert_string_equal(d->cause_class, "");

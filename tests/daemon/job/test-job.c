@@ -863,7 +863,7 @@ static void test_evidence(void **userdata)
     job_evidence(f->job, a->rank, &evidence);
     peer_ask_step(a);
     peer_expect_refused(a, E_MISSING, false);
-    assert_non_null(strstr(a->text, "MemoryError: second\n             raised at train.py:7\n"));
+    assert_non_null(strstr(a->text, "MemoryError: second\n                 raised at train.py:7\n"));
     assert_null(strstr(a->text, "first"));
     assert_non_null(strstr(a->text, "not called in this step: h.0.attn"));
     job_abort_step(f->job, a->rank, "test");
@@ -932,7 +932,7 @@ static void test_counters_of_backwards(void **userdata)
     assert_int_equal(a->rank->n_forwards - a->rank->n_forwards_at_step, 2);
     peer_ask_step(a);
     peer_expect_refused(a, E_MISSING, false);
-    assert_non_null(strstr(a->text, "  reason     zero_grad() came first\n"));
+    assert_non_null(strstr(a->text, "  reason         zero_grad() came first\n"));
     job_clear_fault(f->job, a->rank);
     peer_expect(a, REPLY_DONE);
     peer_begin(b);

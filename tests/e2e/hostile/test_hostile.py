@@ -367,7 +367,7 @@ def test_state_that_is_read_counts_for_the_job(zerod):
     steps([rank])
     answer = rank("read 0 0")
     assert answer.r == REFUSED and answer.error["code"] == 1401, answer
-    assert f"asked      {8 << 20} bytes" in answer.text and f"allowed    {needed + (6 << 20)} bytes" in answer.text, answer.text
+    assert f"asked          {8 << 20} bytes" in answer.text and f"allowed        {needed + (6 << 20)} bytes" in answer.text, answer.text
     assert "raise limits.memory" in answer.text
     said_alike(daemon, answer.text)
     steps([rank])
@@ -420,7 +420,7 @@ def test_foreign_uid(open_daemon):
     fds, threads = n_fds_at_rest(daemon), n_threads(daemon)
     for role in (0, 1):
         text = as_nobody(daemon, "foreign", role)
-        assert "got        uid 65534, gid 65534" in text
+        assert "got            uid 65534, gid 65534" in text
         said_alike(daemon, text)
     settled(daemon, fds, threads)
 

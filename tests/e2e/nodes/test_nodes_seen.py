@@ -42,7 +42,7 @@ def said(daemon, code):
 
 def line(text, label):
     """The diagnostic's text under this label."""
-    return re.search(rf"^  {label:<10} (.*)$", text, re.M)[1]
+    return re.search(rf"^  {label:<14} (.*)$", text, re.M)[1]
 
 
 def test_status_and_ranks(zerod):

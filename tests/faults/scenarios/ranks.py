@@ -44,7 +44,7 @@ def train(t: Any, in_step: Any = None, n: int = 3, close: bool = True, make: Any
 
 
 @scenario(
-    Expect(1303, "M7", rank=0, step=1, micro_batch=ANY, says=("on         rank 1",), fix=("py-spy",), exception="",
+    Expect(1303, "M7", rank=0, step=1, micro_batch=ANY, says=("on             rank 1",), fix=("py-spy",), exception="",
            sticky=False),
     policy=SOON, repaired_policy=LATER, pattern="slow", trains=True, echoes=(1303,))
 def slow_rank(t: Any) -> None:
@@ -62,13 +62,13 @@ def stop_and_go_on(run: Any) -> None:
     if run.faulty:
         run.await_mark("stop-me")
         os.kill(ranks[1].pid, signal.SIGSTOP)
-        run.until_said(1303, "on         rank 1 (pid")
+        run.until_said(1303, "on             rank 1 (pid")
         os.kill(ranks[1].pid, signal.SIGCONT)
     run.wait(*ranks)
 
 
 @scenario(
-    Expect(1303, params=names("embed", "h.0.fc"), rank=0, step=1, micro_batch=ANY, says=("on         rank 1 (pid PID",),
+    Expect(1303, params=names("embed", "h.0.fc"), rank=0, step=1, micro_batch=ANY, says=("on             rank 1 (pid PID",),
            exception="", sticky=False),
     policy=SOON, repaired_policy=LATER, pattern="SIGSTOP", trains=True, echoes=(1303,), direct=stop_and_go_on)
 def stopped_rank(t: Any) -> None:
@@ -102,7 +102,7 @@ def stop_for_good(run: Any) -> None:
 
 
 @scenario(
-    Expect(1303, "M7", rank=0, step=1, micro_batch=ANY, says=("on         rank 1", "step aborted"),
+    Expect(1303, "M7", rank=0, step=1, micro_batch=ANY, says=("on             rank 1", "step aborted"),
            exception="StepAborted", told=0,
            sticky=False),
     policy={"diagnostics": {"stall_warning": "1s", "stall_timeout": "15s"}}, repaired_policy=LATER,
