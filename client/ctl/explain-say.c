@@ -91,7 +91,7 @@ static void add_exception(struct diagnostic *d, const struct explain_message *m)
 /* ---- DDP: ready only once ------------------------------------------------------------------------------ */
 
 #define NOT_THE_NAMED                                                                                                  \
-    "the parameter named: it is the first hook of the backward that came twice, and says nothing about its layer;\n"
+    "the parameter named: it is the first whose hook came twice, which says nothing about its layer;\n"
 
 /* Trainer turns it on for every model that is no PreTrainedModel of its own, such as peft's. */
 static bool finding_by_default(const struct explain_message *m)
@@ -113,15 +113,14 @@ static void say_phantom(struct diagnostic *d, const struct explain_message *m)
                      "DDP marked the parameter ready twice, the second time inside a reentrant checkpoint");
     diagnostic_field(d, "cause",
                      "%s which cannot see into reentrant checkpoints:\n"
-                     "it took their parameters for unused, marked them ready, and failed on the first real gradient",
+                     "it counted their parameters as unused, marked them ready, and failed on the first real gradient",
                      m->clues & CLUE_FIND ? "DDP was built with find_unused_parameters=True,"
                                           : "most likely DDP was built with find_unused_parameters=True,\n"
                                             "as the Trainer does for a model that is no PreTrainedModel of its own,");
     if (!(m->clues & CLUE_FIND))
-        diagnostic_field(
-            d, "to find out",
-            "the error is the same with one process, one layer, and the module called once: so it is (D4)\n"
-            "ddp_find_unused_parameters=False was set all the same: a module ran twice (D1)");
+        diagnostic_field(d, "to find out",
+                         "if one process with one layer, called once, gives the same error: it is this (D4)\n"
+                         "if ddp_find_unused_parameters=False was set after all: a module ran twice (D1)");
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
     diagnostic_field(d, "does not help", NOT_THE_NAMED FOLK ": it fails with one process too");
 }
@@ -148,9 +147,10 @@ static void say_reentrant(struct diagnostic *d, const struct explain_message *m)
     } else {
         diagnostic_field(d, "cause",
                          "not known: reentrant checkpointing, and either two gradients (D1) or unused detection (D4)");
-        diagnostic_field(d, "to find out",
-                         "DDP was built with find_unused_parameters=True: one gradient came, nothing ran twice (D4)\n"
-                         "it was built without: the module ran twice in one forward, or is shared (D1)");
+        diagnostic_field(
+            d, "to find out",
+            "if DDP was built with find_unused_parameters=True: one gradient came, nothing ran twice (D4)\n"
+            "if it was built without: the module ran twice in one forward, or is shared (D1)");
     }
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
     diagnostic_field(d, "does not help", NOT_THE_NAMED FOLK);
@@ -162,19 +162,20 @@ static void say_twice_elsewhere(struct diagnostic *d, const struct explain_messa
     diagnostic_field(d, "proves",
                      "DDP marked the parameter ready twice, the second time outside of any reentrant checkpoint");
     diagnostic_field(d, "cause",
-                     "not known: a second backward over one forward, or a parameter that DDP took for unused%s",
+                     "not known: a second backward over one forward, or a parameter that DDP counted as unused%s",
                      m->clues & CLUE_NOT_FIND ? ";\nfind_unused_parameters is off, so it is the former" : "");
-    diagnostic_field(d, "to find out",
-                     "two backward() over one forward, the first of which does not reach every parameter (D2)\n"
-                     "find_unused_parameters=True and the parameter is used behind forward: model.module.head(x) (D4)\n"
-                     "find_unused_parameters=True and forward returns a type that DDP does not look into (D4)");
+    diagnostic_field(
+        d, "to find out",
+        "look for two backward() over one forward, the first of which does not reach every parameter (D2)\n"
+        "or find_unused_parameters=True, and the parameter is used after forward: model.module.head(x) (D4)\n"
+        "or find_unused_parameters=True, and forward returns a type that DDP does not look into (D4)");
     diagnostic_field(d, "fix", "(loss_a + loss_b).backward()   (D2: one backward for each forward)");
     diagnostic_field(d, "or",
                      "use it inside forward, and return tensors, lists, tuples, dicts or dataclasses of them"
                      "   (D4)");
     diagnostic_field(d, "or", "%s   (D4: if every parameter gets a gradient)",
                      caller_not_finding(caller_of_clues(m->clues)));
-    diagnostic_field(d, "does not help", "gradient checkpointing: the traceback goes through none; " FOLK);
+    diagnostic_field(d, "does not help", "gradient checkpointing: the traceback goes through no checkpoint; " FOLK);
 }
 
 /* A message that was copied without its traceback: each of the above may be. */
@@ -194,11 +195,12 @@ static void say_twice_somewhere(struct diagnostic *d, const struct explain_messa
     diagnostic_field(d, "proves", "DDP marked the parameter ready twice; where, only the traceback would say");
     diagnostic_field(d, "cause", "not known: reentrant checkpointing%s a second backward over one forward%s",
                      not_finding ? ", or" : ",",
-                     not_finding ? "" : ", or a parameter that\nDDP took for unused (find_unused_parameters=True)");
-    diagnostic_field(d, "to find out",
-                     "explain the whole log: its traceback goes through a checkpoint (%1$s), or through none (D2)\n"
-                     "without gradient checkpointing the error is gone: the checkpoints are reentrant (%1$s)",
-                     not_finding ? "D1" : "D1, D4");
+                     not_finding ? "" : ", or a parameter that\nDDP counted as unused (find_unused_parameters=True)");
+    diagnostic_field(
+        d, "to find out",
+        "give explain the whole log: its traceback goes through a checkpoint (%1$s), or through none (D2)\n"
+        "turn gradient checkpointing off: if the error goes, the checkpoints are reentrant (%1$s)",
+        not_finding ? "D1" : "D1, D4");
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
     diagnostic_field(d, "does not help", NOT_THE_NAMED FOLK);
 }
@@ -209,7 +211,7 @@ static struct diagnostic *say_ready_once(const struct explain_message *m)
          phantom = checkpoint && ((m->clues & CLUE_FIND) || finding_by_default(m));
     struct diagnostic *d =
         begin(m, E_DUPLICATE,
-              phantom ? "DDP complains, but no gradient was computed twice" : "DDP took a parameter for ready twice");
+              phantom ? "DDP complains, but no gradient was computed twice" : "DDP marked a parameter ready twice");
 
     add_parameter(d, m, "of DDP's");
     add_ranks(d, m);
@@ -236,14 +238,13 @@ static void say_half_way(struct diagnostic *d, const struct explain_message *m)
     add_exception(d, m);
     diagnostic_field(d, "proves", "a backward began on this rank and gave some gradients, but not those listed");
     diagnostic_field(d, "cause",
-                     "most likely an exception left that backward half way and was swallowed: the log tells "
-                     "of one");
+                     "most likely an exception left that backward half way and was swallowed: the log shows one");
     diagnostic_field(d, "to find out",
-                     "only this rank complains, and those listed come first in the model: so it is (M4)\n"
-                     "all ranks complain of the same: the loss never uses them (M1)");
+                     "if only this rank complains, and those listed come first in the model: it is this (M4)\n"
+                     "if all ranks complain of the same: the loss never uses them (M1)");
     diagnostic_field(d, "fix", LET_THROUGH);
     diagnostic_field(d, "does not help",
-                     "find_unused_parameters=True would only hide this; unused layers; the other ranks");
+                     "find_unused_parameters=True, which would only hide this; unused layers; the other ranks");
 }
 
 static void say_dead_segment(struct diagnostic *d, const struct explain_message *m)
@@ -256,11 +257,11 @@ static void say_dead_segment(struct diagnostic *d, const struct explain_message 
                      "most likely reentrant checkpointing cut them out of the backward: no input of their "
                      "segment requires grad");
     diagnostic_field(d, "to find out",
-                     "those listed are the parameters of whole checkpointed layers: so it is (M5)\n"
-                     "others are among them: the loss never uses those (M1)");
+                     "if those listed are the parameters of whole checkpointed layers: it is this (M5)\n"
+                     "if others are among them: the loss never uses those (M1)");
     diagnostic_field(d, "fix", "%s", caller_not_reentrant(caller_of_clues(m->clues)));
     diagnostic_field(d, "or", "model.enable_input_require_grads()");
-    diagnostic_field(d, "does not help", "find_unused_parameters=True would only hide this; freezing more");
+    diagnostic_field(d, "does not help", "find_unused_parameters=True, which would only hide this; freezing more");
 }
 
 static void say_unused(struct diagnostic *d, const struct explain_message *m, bool all)
@@ -271,30 +272,30 @@ static void say_unused(struct diagnostic *d, const struct explain_message *m, bo
     diagnostic_field(d, "proves", "a backward began on this rank and gave some gradients, but not those listed");
     diagnostic_field(d, "cause", "%s",
                      all ? "most likely the loss does not use them: the same are missing on all ranks that complain"
-                         : "not known: one rank's list does not tell never used from not used this time");
+                         : "not known: one rank's list cannot show whether they are never used, or only not this time");
     if (all)
         diagnostic_field(d, "to find out",
-                         "it was the first step: the loss never uses them (M1)\n"
-                         "earlier steps went well: what is used depends on the data (M2)");
+                         "if it was the first step: the loss never uses them (M1)\nif earlier steps went well: the "
+                         "data decides which are used (M2)");
     else
         diagnostic_field(d, "to find out",
-                         "all ranks list the same, in the first step: the loss never uses them (M1)\n"
-                         "ranks list others, or earlier steps went well: what is used depends on the data (M2)\n"
-                         "no other rank complains, and %s:\n"
+                         "if all ranks list the same, in the first step: the loss never uses them (M1)\n"
+                         "if ranks list others, or earlier steps went well: the data decides which are used (M2)\n"
+                         "if no other rank complains, and %s:\n"
                          "an exception left the backward of this rank, and was swallowed (M4)",
                          m->from_start ? "these come first in the model" : "the first of the model are among them");
     diagnostic_field(d, "fix", FREEZE "   (M1)");
     diagnostic_field(d, "or", "%s   (M2)", caller_finding(caller));
     if (!all)
         diagnostic_field(d, "or", LET_THROUGH "   (M4)");
-    diagnostic_field(d, "does not help", "TORCH_DISTRIBUTED_DEBUG adds names, not a cause; " FOLK);
+    diagnostic_field(d, "does not help", "TORCH_DISTRIBUTED_DEBUG, which adds names, not a cause; " FOLK);
 }
 
 static void say_differs(struct diagnostic *d, const struct explain_message *m)
 {
     diagnostic_class(d, "M2");
     diagnostic_field(d, "proves", "a backward began on each of these ranks, and reached other parameters on each");
-    diagnostic_field(d, "cause", "what the forward uses depends on its data: ranks list different parameters");
+    diagnostic_field(d, "cause", "the data decides which parameters the forward uses: ranks list different parameters");
     diagnostic_field(d, "fix", "%s", caller_finding(caller_of_clues(m->clues)));
     diagnostic_field(d, "or", "loss = loss + 0 * sum(p.sum() for p in branch.parameters())");
     diagnostic_field(d, "does not help", "freezing them; " FOLK);
@@ -308,11 +309,12 @@ static void say_not_reached(struct diagnostic *d)
                      "a backward began and gave some gradients; forward's outputs depend on those listed, "
                      "and none came");
     diagnostic_field(d, "cause", "not known: the backward stopped half way, or was told to leave them out");
-    diagnostic_field(d, "to find out",
-                     "one rank complains, and those listed come first in the model: an exception was swallowed (M4)\n"
-                     "backward(inputs=...) or torch.autograd.grad is used: it leaves the others out (M2)");
+    diagnostic_field(
+        d, "to find out",
+        "if one rank complains, and those listed come first in the model: an exception was swallowed (M4)\n"
+        "if backward(inputs=...) or torch.autograd.grad is used: it leaves the others out (M2)");
     diagnostic_field(d, "fix", LET_THROUGH "   (M4)");
-    diagnostic_field(d, "does not help", "outputs that the loss does not use: torch 2 takes those for used; " FOLK);
+    diagnostic_field(d, "does not help", "outputs that the loss does not use: torch 2 counts those as used; " FOLK);
 }
 
 /* Does another rank with this kind of message list other parameters? */
@@ -345,7 +347,7 @@ static struct diagnostic *say_prior(const struct explain_message *m, const struc
     else
         say_unused(d, m, m->n_ranks > 1);
     diagnostic_field(d, "state",
-                     "DDP says so one forward late, and cannot go on from here: start again after the fix;\n"
+                     "DDP reports this one forward late, and cannot go on from here: start again after the fix;\n"
                      "zerod had no part in it");
     return diagnostic_finish(d);
 }
@@ -367,15 +369,13 @@ static struct diagnostic *say_static(const struct explain_message *m)
                            "one none"
                          : "DDP was built with static_graph=True, and a parameter without gradient in the first step "
                            "has one now");
-    diagnostic_field(
-        d, "cause", "%s",
-        fewer && *m->exception
-            ? "most likely an exception left that backward half way and was swallowed: the log tells of one"
-            : "the set of parameters that the backward reaches has changed since the first step");
+    diagnostic_field(d, "cause", "%s",
+                     fewer && *m->exception
+                         ? "most likely an exception left that backward half way and was swallowed: the log shows one"
+                         : "the set of parameters that the backward reaches has changed since the first step");
     if (!fewer)
         diagnostic_field(d, "to find out",
-                         "DDP does not say which parameter: list those with .grad None after the first "
-                         "backward");
+                         "DDP does not name the parameter: list those whose .grad is None after the first backward");
     diagnostic_field(d, "fix", "DistributedDataParallel(model, static_graph=False, find_unused_parameters=True)");
     diagnostic_field(d, "or",
                      "use every module in every step; freeze and unfreeze before DistributedDataParallel(model)");
@@ -412,19 +412,19 @@ static struct diagnostic *say_deepspeed(const struct explain_message *m)
                          : "not known: reentrant checkpointing of what runs twice or is shared, or an extra "
                            "backward");
     if (!checkpoint)
-        diagnostic_field(d, "to find out",
-                         "without gradient checkpointing the error is gone: recomputed in reentrant checkpoints (D1)\n"
-                         "it stays: two backwards over one forward (D2)");
+        diagnostic_field(
+            d, "to find out",
+            "turn gradient checkpointing off. If the error goes: recomputed in reentrant checkpoints (D1)\n"
+            "if it stays: two backwards over one forward (D2)");
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
-    diagnostic_field(d, "does not help", "%s" FOLK ";\nZeRO-%s",
-                     bare ? ""
-                          : "the parameter named: it is the first that came twice, and says nothing about its "
-                            "layer;\n",
-                     bare ? "2, which refuses the same, with a text"
-                          : "3 hides this where the two fall into different "
-                            "buckets, it does not cure it");
+    diagnostic_field(
+        d, "does not help", "%s" FOLK ";\nZeRO-%s",
+        bare ? "" : "the parameter named: it is the first that came twice, which says nothing about its layer;\n",
+        bare ? "2, which refuses the same, with a text"
+             : "3 hides this where the two fall into different "
+               "buckets, it does not cure it");
     diagnostic_field(d, "state", "%s",
-                     bare ? "the step is lost; earlier ones may have trained on part of a gradient without a word"
+                     bare ? "the step is lost; earlier steps may have trained on part of a gradient, silently"
                           : "the step is lost: start again after the fix");
     return diagnostic_finish(d);
 }

@@ -16,12 +16,12 @@ struct diagnostic *cause_not_saved(const struct evidence_at *at, const char *dir
     diagnostic_field(d, "cause", "%s", why);
     if (dir)
         diagnostic_field(d, "fix",
-                         "make room there, or let the daemon's user write there; the next save tries again\n"
+                         "free space there, or let the daemon's user write there; the next save tries again\n"
                          "(zerodctl checkpoint save does it at once)");
     else
         diagnostic_field(d, "fix", "name a folder in the configuration: checkpoint: {dir: PATH}");
     diagnostic_field(d, "does not help", "the trainers; the gradients");
-    diagnostic_field(d, "state", "training goes on; checkpoints that were whole still are");
+    diagnostic_field(d, "state", "training goes on; checkpoints that were whole stay whole");
     return diagnostic_finish(d);
 }
 
@@ -32,11 +32,10 @@ struct diagnostic *cause_not_loaded(const struct evidence_at *at, const char *pa
     diagnostic_field(d, "what", "%s", path);
     diagnostic_field(d, "cause", "%s", why);
     diagnostic_field(d, "fix",
-                     "start the program that the checkpoint is of, or name another one: checkpoint.load\n"
+                     "start the program that the checkpoint belongs to, or name another checkpoint: checkpoint.load\n"
                      "(zerodctl checkpoint list shows them)");
     diagnostic_field(d, "or", "checkpoint.load: never   (begins anew, with the program's initial weights)");
-    diagnostic_field(d, "does not help",
-                     "the number of ranks, the stage, the size of buckets: those need not be the same");
-    diagnostic_field(d, "state", "nothing was formed, and the checkpoint is as it was");
+    diagnostic_field(d, "does not help", "the number of ranks, the stage, the size of buckets: they may differ");
+    diagnostic_field(d, "state", "no job was formed, and the checkpoint is unchanged");
     return diagnostic_finish(d);
 }

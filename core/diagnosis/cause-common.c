@@ -140,7 +140,7 @@ static void print_push(struct strbuf *buf, const struct diagnostic_push *push)
         strbuf_add_foreign(buf, push->site);
     }
     if (buf->n_bytes == 0)
-        strbuf_add(buf, "sequence %" PRIu64 "; the client says nothing more of it", record->sequence);
+        strbuf_add(buf, "sequence %" PRIu64 "; the client sent nothing more about it", record->sequence);
 }
 
 static void print_number(struct strbuf *buf, const char *what, uint64_t value)

@@ -20,7 +20,7 @@
 #include "core/diagnosis/cause-common.h"
 
 #define ACCUMULATE "diagnostics.on_duplicate: accumulate"
-#define NOT_REENTRANCE "batch size, LoRA rank, number of GPUs; ZeRO-3 elsewhere hides this, it does not cure it"
+#define NOT_REENTRANCE "batch size, LoRA rank, number of GPUs; ZeRO-3 of other systems, which only hides this"
 
 #define NO_HELP_C "batch size, number of ranks, bucket size"
 
@@ -81,8 +81,9 @@ static void explain_reentrance(struct diagnostic *d, const struct evidence_dupli
     struct strbuf buf = {0};
 
     if (is_function(e)) {
-        strbuf_add(&buf, "a function of the program runs a backward inside the backward, and each of those reaches the "
-                         "parameter");
+        strbuf_add(
+            &buf,
+            "a function of the program runs a backward inside the backward, and each of them reaches the parameter");
     } else if (is_nested(&e->first) != is_nested(&e->second)) {
         strbuf_add(&buf, "the parameter is used inside a reentrant checkpoint and outside of it; each has its own "
                          "backward pass");
@@ -156,7 +157,7 @@ static void explain_extra_backward(struct diagnostic *d, const struct evidence_d
     if (new_forward)
         diagnostic_field(d, "cause",
                          "backward %" PRIu32 " followed backward %" PRIu32
-                         " after a forward, but not one of the model itself, which alone begins the next micro-batch",
+                         " after a forward, but not the model's own: only that begins the next micro-batch",
                          e->second.record.ordinal, e->first.record.ordinal);
     else
         diagnostic_field(d, "cause",
@@ -213,16 +214,16 @@ static void advise_double_hook(struct diagnostic *d, const struct evidence_dupli
         diagnostic_field(d, "cause",
                          "the gradient hook fired twice in one graph task: it is attached to the parameter twice");
     else
-        diagnostic_field(d, "cause",
-                         "both pushes come from one graph task, in which a parameter's gradient is ready once: "
-                         "it was pushed twice");
+        diagnostic_field(
+            d, "cause",
+            "both pushes come from one graph task, where a parameter's gradient is ready once: it was pushed twice");
     if (caller == CALLER_C)
         diagnostic_field(d, "fix", "call zerod_push once for each parameter of a backward");
     else
-        diagnostic_field(d, "fix", "one zerod.Optimizer(model) in the process; opt.close() before there is another");
-    diagnostic_field(d, "does not help",
-                     "gradient checkpointing, number of GPUs; on_duplicate: accumulate would count the same "
-                     "gradient twice");
+        diagnostic_field(d, "fix", "one zerod.Optimizer(model) in the process; opt.close() before the next one");
+    diagnostic_field(
+        d, "does not help",
+        "gradient checkpointing, number of GPUs; on_duplicate: accumulate, which would count the same gradient twice");
 }
 
 /* ---- D4 ------------------------------------------------------------------------------------------------ */
@@ -236,7 +237,7 @@ static void explain_phantom(struct diagnostic *d, enum caller caller)
 
     diagnostic_field(d, "cause",
                      "DDP was built with find_unused_parameters=True, which cannot see into reentrant "
-                     "checkpoints:\nit took their parameters for unused, marked them ready, and failed on the first "
+                     "checkpoints:\nit counted their parameters as unused, marked them ready, and failed on the first "
                      "real gradient");
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
 }
@@ -249,13 +250,13 @@ static void explain_hidden(struct diagnostic *d, enum caller caller)
         {"or", caller_not_finding(caller), "if every parameter gets a gradient in every step"},
     };
 
+    diagnostic_field(d, "cause",
+                     "DDP was built with find_unused_parameters=True, and did not find the parameter in the graph of "
+                     "what forward returned:\nDDP marked it ready as unused, and failed on its real gradient");
     diagnostic_field(
-        d, "cause",
-        "DDP was built with find_unused_parameters=True, and did not find the parameter behind what forward "
-        "returned:\nit marked it ready as unused, and failed on its real gradient");
-    diagnostic_field(d, "to find out",
-                     "the loss calls a part of the model behind forward, as model.module.head(x): used outside of it\n"
-                     "forward returns an object of a class of its own: DDP does not look into it");
+        d, "to find out",
+        "if the loss calls a part of the model after forward, as model.module.head(x): it is used outside of forward\n"
+        "if forward returns an object of the program's own class: DDP does not look into it");
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
 }
 
@@ -274,7 +275,7 @@ static struct diagnostic *diagnose_phantom(const struct evidence_duplicate *e)
     else
         explain_phantom(d, caller);
     diagnostic_field(d, "does not help",
-                     "the parameter that DDP names: it is the first of the backward, never the culprit;\n"
+                     "the parameter that DDP names: it is the first of the backward, never the cause;\n"
                      "LoRA rank, batch size, number of GPUs: it fails with one process too");
     diagnostic_field(d, "state", "DDP stopped the backward; zerod refused nothing");
     return diagnostic_finish(d);
@@ -292,9 +293,9 @@ static void admit_ignorance(struct diagnostic *d, const struct evidence_duplicat
     else
         diagnostic_field(d, "cause", "not known: the records do not say what ran twice");
     diagnostic_field(d, "to find out",
-                     "both in one graph task: the push, or the hook that makes it, ran twice (D3)\n"
-                     "in one backward but two graph tasks, one nested: recomputed in reentrant checkpoints (D1)\n"
-                     "in two backwards: one of them is extra, or a boundary between them is not marked (D2)%s",
+                     "if both are in one graph task: the push, or the hook that makes it, ran twice (D3)\n"
+                     "if in one backward but two graph tasks, one nested: recomputed in reentrant checkpoints (D1)\n"
+                     "if in two backwards: one of them is extra, or a boundary between them is not marked (D2)%s",
                      caller == CALLER_C ? "\nzerod_push has .ordinal, .task, .depth, .segment, .call and .site for this"
                                         : "");
     if (caller == CALLER_C)
@@ -305,7 +306,7 @@ static void admit_ignorance(struct diagnostic *d, const struct evidence_duplicat
     if (!e->accumulated && !same && !e->at.observed)
         diagnostic_field(d, "or", ACCUMULATE "   (if both are meant: the sum is exact)");
     diagnostic_field(d, "does not help", "batch size, number of ranks%s",
-                     same ? "; on_duplicate: accumulate would count the same gradient twice" : "");
+                     same ? "; on_duplicate: accumulate, which would count the same gradient twice" : "");
 }
 
 /* ---- all of them --------------------------------------------------------------------------------------- */

@@ -245,8 +245,8 @@ static void add_differences(struct diagnostic *d, struct comparison *c)
 static void add_cause(struct diagnostic *d, struct comparison *c)
 {
     static const char *const causes[] = {
-        [DIFFERENT_ORDER] = "the ranks declare the same parameters in another order",
-        [DIFFERENT_NAME] = "the ranks declare models of other parts: one has a parameter that the other has not",
+        [DIFFERENT_ORDER] = "the ranks declare the same parameters in different orders",
+        [DIFFERENT_NAME] = "the ranks declare different models: one has a parameter that the other lacks",
         [DIFFERENT_LENGTH] = "the ranks declare the same parameters up to a point, where one list ends",
         [DIFFERENT_SHAPE] = "a parameter has another shape on other ranks",
         [DIFFERENT_DTYPE] = "a parameter, or its gradient, has another type on other ranks",
@@ -286,7 +286,7 @@ struct diagnostic *cause_manifest(const struct manifest *const *manifests, unsig
     }
     comparison_deinit(&c);
     diagnostic_field(d, "does not help",
-                     "initial values: rank 0's count for all; batch size; the order in which ranks attach");
-    diagnostic_field(d, "state", "no rank was formed and no memory was taken: declare again on every rank");
+                     "initial values: all ranks get those of rank 0; batch size; the order in which ranks attach");
+    diagnostic_field(d, "state", "no job was formed and no memory is held: declare again on every rank");
     return diagnostic_finish(d);
 }

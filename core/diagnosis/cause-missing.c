@@ -80,7 +80,7 @@ static void add_permission(struct diagnostic *d, const char *label, const struct
 static const char *not_unused(enum caller caller)
 {
     return caller == CALLER_C ? "unused parameters; batch size; the other ranks"
-                              : "unused parameters; find_unused_parameters=True would only hide this; "
+                              : "unused parameters; find_unused_parameters=True, which would only hide this; "
                                 "gradient checkpointing";
 }
 
@@ -116,8 +116,8 @@ static void explain_no_backward(struct diagnostic *d, const struct evidence_miss
 {
     if (e->exception)
         diagnostic_field(d, "cause",
-                         "an exception left the forward and was swallowed; no backward ran, and the step was "
-                         "asked for all the same");
+                         "an exception left the forward and was swallowed; no backward ran, and the program still "
+                         "asked for the step");
     else if (is_cut_off(e))
         diagnostic_field(d, "cause",
                          "the model's forward ran, a backward ran, and no gradient came: the loss is cut off from "
@@ -128,12 +128,12 @@ static void explain_no_backward(struct diagnostic *d, const struct evidence_miss
                          "differentiated",
                          e->n_forwards, e->n_forwards == 1 ? "" : "s");
     else
-        diagnostic_field(d, "cause", "no gradient %s in this step, and the step was asked for all the same",
+        diagnostic_field(d, "cause", "no gradient %s in this step, and the program still asked for it",
                          e->at.observed ? "came" : "reached zerod");
     if (caller != CALLER_C && !e->exception && !is_cut_off(e))
         diagnostic_field(d, "to find out",
-                         "loss.requires_grad is False: the forward ran under no_grad, or the loss was detached\n"
-                         "loss.requires_grad is True: backward() was not reached");
+                         "if loss.requires_grad is False: the forward ran under no_grad, or the loss was detached\n"
+                         "if loss.requires_grad is True: backward() was not reached");
     if (caller == CALLER_C)
         diagnostic_field(d, "fix", "zerod_begin_backward, zerod_push and zerod_end_backward before zerod_step");
     else if (e->exception)
@@ -154,11 +154,11 @@ static void explain_half_way(struct diagnostic *d, const struct evidence_missing
         add_reason(d, e->why);
     diagnostic_field(d, "cause",
                      e->exception && e->at.observed ? "an exception left a backward after %" PRIu32 " of %" PRIu32
-                                                      " gradients and was swallowed: the program went on all the same"
+                                                      " gradients and was swallowed: the program went on"
                      : e->exception ? "an exception left a backward after %" PRIu32 " of %" PRIu32
-                                      " gradients and was swallowed: the step was asked for all the same"
+                                      " gradients and was swallowed: the program still asked for the step"
                                     : "a backward was given up after %" PRIu32 " of %" PRIu32
-                                      " gradients, and the step was asked for all the same",
+                                      " gradients, and the program still asked for the step",
                      e->abandoned ? e->n_given_up : n_arrived, e->n_trainable);
     if (caller == CALLER_C)
         diagnostic_field(d, "fix", "zerod_begin_backward again and redo the micro-batch, or zerod_abort_step");
@@ -262,18 +262,20 @@ static void explain_never_used(struct diagnostic *d, const struct evidence_missi
     add_freezing(d, e, caller);
     diagnostic_field(d, "or", "make the loss use them, if they are meant to be trained");
     add_permission(d, "or", e, caller, "they stay as they are");
-    diagnostic_field(d, "does not help", "%s",
-                     e->at.observed       ? "TORCH_DISTRIBUTED_DEBUG, which adds names only; number of GPUs"
-                     : caller == CALLER_C ? "batch size, number of ranks, order of pushes"
-                                          : "find_unused_parameters=True: that is DDP's switch, and trains them no "
-                                            "more than this; number of GPUs");
+    diagnostic_field(
+        d, "does not help", "%s",
+        e->at.observed ? "TORCH_DISTRIBUTED_DEBUG, which adds names only; number of GPUs"
+        : caller == CALLER_C
+            ? "batch size, number of ranks, order of pushes"
+            : "find_unused_parameters=True: that is a DDP option, and would not train them either; number of GPUs");
 }
 
 static void explain_data_dependent(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
 {
-    diagnostic_field(d, "cause",
-                     "what the forward uses depends on its data: the set of missing gradients differs between %s",
-                     !e->same_on_all_ranks && e->world_size > 1 ? "ranks" : "steps");
+    diagnostic_field(
+        d, "cause",
+        "the data decides which parameters the forward uses: the set of missing gradients differs between %s",
+        !e->same_on_all_ranks && e->world_size > 1 ? "ranks" : "steps");
     add_permission(d, "fix", e, caller, "a missing gradient is no contribution");
     if (e->warning)
         diagnostic_field(d, "fix",
@@ -319,7 +321,7 @@ static void explain_membership(struct diagnostic *d, const struct evidence_missi
                      "they were declared trainable and have been frozen since: %s changed after the model was attached",
                      caller == CALLER_C ? "what is trainable" : "requires_grad");
     if (caller == CALLER_C)
-        diagnostic_field(d, "fix", "declare .trainable as it will be; it cannot change while the job runs");
+        diagnostic_field(d, "fix", "declare .trainable with its final value; it cannot change while the job runs");
     else
         add_freezing(d, e, caller);
     if (caller != CALLER_C)
@@ -330,10 +332,10 @@ static void explain_membership(struct diagnostic *d, const struct evidence_missi
 
 static void explain_absent(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
 {
-    diagnostic_field(d, "cause", "the rank never opened this step, which the others wait in");
+    diagnostic_field(d, "cause", "the rank never began this step, in which the others wait");
     diagnostic_field(d, "to find out",
-                     "zerodctl ranks shows no process: it died\na last message of long ago: it hangs\n"
-                     "that it has left: its data ended before the others'");
+                     "if zerodctl ranks shows no process: it died\nif its last message is old: it hangs\n"
+                     "if it has left: its data ended before the others'");
     diagnostic_field(d, "fix", "%s",
                      caller == CALLER_C ? "give every rank the same number of batches"
                                         : "DistributedSampler(dataset, drop_last=True)");
@@ -346,10 +348,9 @@ static void admit_nothing_reached(struct diagnostic *d, const struct evidence_mi
     diagnostic_field(d, "cause",
                      "not known: %" PRIu64 " backward%s ran, and none of the declared parameters got a gradient",
                      e->n_backwards, e->n_backwards == 1 ? "" : "s");
-    diagnostic_field(
-        d, "to find out",
-        "another copy of the model (wrapped, cast, moved) computed the loss: it is the one to declare (M1)\n"
-        "the declared one did: its output was detached, or no push was made of its gradients (M3)");
+    diagnostic_field(d, "to find out",
+                     "if another copy of the model (wrapped, cast, moved) computed the loss: declare that copy (M1)\n"
+                     "if the declared one did: its output was detached, or its gradients were not pushed (M3)");
     diagnostic_field(d, "fix", "%s",
                      caller == CALLER_C ? "declare and push the parameters of the model that computes the loss"
                      : e->at.observed   ? "DistributedDataParallel(model) on the very model that is called"
@@ -364,8 +365,8 @@ static void admit_kin(struct diagnostic *d, const struct evidence_missing *e)
                      "not known: others of the same list of modules had gradients, these had none in %" PRIu64 " steps",
                      e->n_steps_seen);
     diagnostic_field(d, "to find out",
-                     "the data chooses among them, as among experts: they come later (M2)\n"
-                     "the loss uses all of the others and never these: they do not come (M1)");
+                     "if the data chooses among them, as among experts: they come later (M2)\n"
+                     "if the loss uses all of the others and never these: they do not come (M1)");
     diagnostic_field(d, "fix", "none if the data chooses; diagnostics.unused: [PATTERN] says that it is meant");
     diagnostic_field(d, "or", "if they are never used: freeze them before they are declared");
     diagnostic_field(d, "does not help", "batch size, gradient checkpointing, number of GPUs");
@@ -374,15 +375,14 @@ static void admit_kin(struct diagnostic *d, const struct evidence_missing *e)
 static void admit_one_sample(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
 {
     diagnostic_field(d, "cause",
-                     "not known: one rank in one step does not tell what is never used from what was not used "
-                     "this time");
+                     "not known: one rank in one step cannot show whether they are never used, or only not this time");
     diagnostic_field(d, "to find out",
-                     "the same set on all ranks and in later steps: the loss never uses them (M1)\n"
-                     "another set elsewhere or later: what is used depends on the data (M2)");
+                     "if all ranks and later steps miss the same set: the loss never uses them (M1)\n"
+                     "if other ranks or later steps miss another set: the data decides which are used (M2)");
     add_permission(d, "fix", e, caller, "a missing gradient is no contribution");
     if (e->warning)
         diagnostic_field(d, "fix",
-                         "none before that is known; if they are never used: freeze them before they are declared");
+                         "none until that is known; if they are never used: freeze them before they are declared");
     diagnostic_field(d, "does not help", "batch size, gradient checkpointing, number of GPUs");
 }
 
@@ -428,15 +428,15 @@ static void explain(struct diagnostic *d, const struct evidence_missing *e, enum
                          e->ddp_silent
                              ? "zerod only observes here, and stopped before the optimizer's step; DDP does not "
                                "notice, and other ranks may wait"
-                             : "DDP says so one forward late, and cannot go on; zerod only observes here");
+                             : "DDP reports this one forward late, and cannot go on; zerod only observes here");
     else if (e->warning && e->skipped)
         diagnostic_field(d, "state",
-                         "the step was skipped on all ranks (on_missing: skip): weights and optimizer state are "
-                         "unchanged; not repeated for them");
+                         "step skipped on all ranks (on_missing: skip): weights and optimizer state are unchanged; not "
+                         "reported again for these");
     else if (e->warning)
         diagnostic_field(d, "state",
-                         "what no rank pushed is left untouched by the optimizer; what some ranks pushed is the sum "
-                         "of theirs; not repeated for them");
+                         "what no rank pushed stays as it is; what some ranks pushed is the sum of theirs; not "
+                         "reported again for these");
     else
         diagnostic_field(d, "state", "step held, nothing was applied: %s, or %s to train without these gradients",
                          caller_abort(caller), caller_clear(caller));
@@ -466,7 +466,7 @@ static struct diagnostic *diagnose_count(const struct evidence_missing *e)
                      "the rank asked for the step after %" PRIu32 " of %" PRIu32 " configured micro-batches",
                      e->n_micro_batches, e->n_configured);
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
-    diagnostic_field(d, "does not help", "unused parameters; the last batch of an epoch being smaller");
+    diagnostic_field(d, "does not help", "unused parameters; a smaller last batch of the epoch");
     diagnostic_field(d, "state", "step held, nothing was applied: %s and run the other micro-batches, or %s",
                      caller_clear(caller), caller_abort(caller));
     return diagnostic_finish(d);
@@ -627,14 +627,14 @@ struct diagnostic *cause_uneven(const struct evidence_uneven *e)
         most = e->counts[i] == UINT32_MAX ? most : MAX(most, e->counts[i]);
     diagnostic_field(
         d, "cause",
-        "gradients of micro-batches are added up, and the sum of all ranks is divided by the number of ranks:\n"
-        "a rank that gives fewer counts for less than the others, and the mean is another than the program's");
+        "gradients of micro-batches are summed, and the sum of all ranks is divided by the number of ranks:\n"
+        "a rank with fewer micro-batches weighs less than the others, and the mean is not the program's");
     diagnostic_field(d, "fix", "%s",
                      is_c ? "give every rank the same number of micro-batches"
                           : "the same number of batches for every rank: DistributedSampler(dataset, drop_last=True)");
-    diagnostic_field(d, "or", "gradient_accumulation_steps: %" PRIu32 "   (then another number is refused)", most);
+    diagnostic_field(d, "or", "gradient_accumulation_steps: %" PRIu32 "   (refuses any other number)", most);
     diagnostic_field(d, "does not help", "unused parameters; batch size; gradient checkpointing");
-    diagnostic_field(d, "state", "the step was taken with what had come; not repeated for later steps");
+    diagnostic_field(d, "state", "the step used the micro-batches that had come; not reported again in later steps");
     return diagnostic_finish(d);
 }
 
@@ -700,8 +700,8 @@ struct diagnostic *cause_abandoned(const struct evidence_abandoned *e)
             d, "state",
             "some were in the sums already: step aborted on all ranks, weights and optimizer state are unchanged");
     else
-        diagnostic_field(d, "state",
-                         "none of them had been added to a sum: they are taken back, earlier micro-batches stand, no "
-                         "other rank notices");
+        diagnostic_field(
+            d, "state",
+            "none of them was in a sum yet: they are dropped, earlier micro-batches stay, no other rank notices");
     return diagnostic_finish(d);
 }

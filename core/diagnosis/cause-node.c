@@ -36,7 +36,7 @@ struct diagnostic *cause_node_silent(const struct evidence_node *e)
     else
         strbuf_add(&on, ", rank %u", e->first_rank);
     diagnostic_field_take(d, "on", &on);
-    strbuf_add(&cause, "the link to its daemon does not stand: ");
+    strbuf_add(&cause, "the link to its daemon is down: ");
     strbuf_add_foreign(&cause, e->why);
     diagnostic_field_take(d, "cause", &cause);
     diagnostic_field(d, "fix",
@@ -62,7 +62,7 @@ struct diagnostic *cause_nodes_differ(const struct evidence_node *e)
     diagnostic_field(d, "fix",
                      "the same value on every node (zerod --print-config shows them), and that daemon restarted");
     diagnostic_field(d, "does not help", "the training program; the network: the two daemons talk to each other");
-    diagnostic_field(d, "state", "no rank was formed and no memory is held: declare again on every rank");
+    diagnostic_field(d, "state", "no job was formed and no memory is held: declare again on every rank");
     return diagnostic_finish(d);
 }
 
@@ -71,7 +71,7 @@ struct diagnostic *cause_engine(const struct evidence_node *e)
     struct diagnostic *d = cause_new(&e->at, E_ENGINE, "engine failed, replaced");
 
     diagnostic_warn(d);
-    diagnostic_field(d, "waits", "what travels between nodes, for the engines of generation %" PRIu32 " to connect",
+    diagnostic_field(d, "waits", "traffic between nodes, for the engines of generation %" PRIu32 " to connect",
                      e->generation);
     add_foreign(d, "cause", e->why);
     diagnostic_field(d, "fix", "none, if it happens once: engines are replaced on all nodes together");
@@ -79,7 +79,8 @@ struct diagnostic *cause_engine(const struct evidence_node *e)
         d, "or", "if it repeats, look at the network between the nodes and at the host of each address in world.nodes");
     diagnostic_field(d, "does not help",
                      "the training program; its gradients: they are kept until they have arrived everywhere");
-    diagnostic_field(d, "state", "what had not arrived everywhere is sent again, and nothing is counted twice");
+    diagnostic_field(d, "state",
+                     "messages that had not arrived everywhere are sent again, and nothing is counted twice");
     return diagnostic_finish(d);
 }
 
@@ -88,13 +89,12 @@ struct diagnostic *cause_device(const struct evidence_node *e)
     struct diagnostic *d = cause_new(&e->at, E_ENGINE, "engine of the GPUs failed, replaced");
 
     diagnostic_warn(d);
-    diagnostic_field(d, "waits", "what is to be computed on the GPUs, for the engine of generation %" PRIu32,
-                     e->generation);
+    diagnostic_field(d, "waits", "work for the GPUs, for the engine of generation %" PRIu32, e->generation);
     add_foreign(d, "cause", e->why);
     diagnostic_field(d, "fix", "none, if it happens once: another engine goes on with what is in the GPUs' memory");
     diagnostic_field(d, "or", "if it repeats, look at the GPUs: nvidia-smi, and Xid lines in the kernel's log");
     diagnostic_field(d, "does not help", "the training program; its gradients: they are kept until they are added up");
-    diagnostic_field(d, "state", "what was not done is done again, and nothing is counted twice");
+    diagnostic_field(d, "state", "the work that was not done is done again, and nothing is counted twice");
     return diagnostic_finish(d);
 }
 
@@ -108,7 +108,7 @@ struct diagnostic *cause_device_unformed(const struct evidence_at *at, const cha
                      " for each rank of the node), or free their memory");
     diagnostic_field(d, "or", "device: cpu, with the state in host memory");
     diagnostic_field(d, "does not help", "the model, the training program, the other ranks");
-    diagnostic_field(d, "state", "no rank was formed and no memory is held: declare again on every rank");
+    diagnostic_field(d, "state", "no job was formed and no memory is held: declare again on every rank");
     return diagnostic_finish(d);
 }
 
@@ -130,9 +130,10 @@ static void explain_reach(struct diagnostic *d, const struct evidence_unopened *
         return;
     case REACH_SAME:
         diagnostic_field(d, "cause", "not known: the process and zerod are of one user and see one /dev/shm");
-        diagnostic_field(d, "to find out",
-                         "CUDA's sample simpleIPC in the same place: if it fails too, the driver or a sandbox (WSL, "
-                         "gVisor)\ndoes not share events between processes");
+        diagnostic_field(
+            d, "to find out",
+            "run CUDA's sample simpleIPC in the same place: if it fails too, the driver or a sandbox (WSL, "
+            "gVisor)\ndoes not share events between processes");
         return;
     case REACH_UNKNOWN:
         diagnostic_field(
@@ -157,7 +158,7 @@ struct diagnostic *cause_unopened(const struct evidence_unopened *e)
                      "device: cpu, with gradients and state in host memory");
     diagnostic_field(d, "does not help", "the gradients, the model, NCCL, the other ranks");
     diagnostic_field(d, "state",
-                     "without its events nobody knows when the gradients of this rank are written, so none is added:\n"
+                     "without its events zerod cannot know when this rank's gradients are written, so none is added:\n"
                      "the step is aborted for all ranks, and this rank is closed; a new process can take its place");
     return diagnostic_finish(d);
 }
@@ -172,7 +173,7 @@ struct diagnostic *cause_node_reborn(const struct evidence_node *e)
     diagnostic_field(d, "or", "run each daemon under systemd or zerodrun, which keep what it holds when it dies");
     diagnostic_field(d, "does not help", "the gradients; the ranks and the daemons of the other nodes");
     diagnostic_field(d, "state",
-                     "the job is ended on every node, as none can go on with its part of the state alone;\n"
+                     "the job has ended on every node, because none can go on with its part of the state alone;\n"
                      "the daemons run on and wait for ranks");
     return diagnostic_finish(d);
 }
@@ -187,9 +188,9 @@ struct diagnostic *cause_refused_elsewhere(const struct evidence_at *at, unsigne
         n--;
     strbuf_add_bytes(&buf, text, n);
     diagnostic_field_take(d, "cause", &buf);
-    diagnostic_field(d, "fix", "what is said there, on that node");
+    diagnostic_field(d, "fix", "apply the fix that is given above, on that node");
     diagnostic_field(d, "does not help", "this node");
-    diagnostic_field(d, "state", "no rank was formed and no memory is held: declare again on every rank");
+    diagnostic_field(d, "state", "no job was formed and no memory is held: declare again on every rank");
     return diagnostic_finish(d);
 }
 
@@ -201,6 +202,6 @@ struct diagnostic *cause_runs_differ(const struct evidence_at *at, const char *w
     diagnostic_field(d, "fix", "one run id on all nodes: zerodrun --run-id, or ZEROD_RUN_ID");
     diagnostic_field(d, "or", "end the ranks that are left over from another run");
     diagnostic_field(d, "does not help", "the model, the number of ranks, permissions, the network");
-    diagnostic_field(d, "state", "no rank was formed and no memory is held: declare again on every rank");
+    diagnostic_field(d, "state", "no job was formed and no memory is held: declare again on every rank");
     return diagnostic_finish(d);
 }

@@ -60,7 +60,7 @@ struct diagnostic *cause_rank_taken(const struct evidence_at *at, int64_t pid, u
     strbuf_add(&buf, " ago");
     diagnostic_field_take(d, "held by", &buf);
     diagnostic_field(d, "cause", "two processes claim one rank, and the one that holds it is alive");
-    diagnostic_field(d, "fix", "a rank of its own for each process: RANK in its environment, or %s",
+    diagnostic_field(d, "fix", "give each process its own rank: RANK in its environment, or %s",
                      is_c(at) ? "zerod_options.rank" : "zerod.Optimizer(..., rank=)");
     if (pid > 0)
         diagnostic_field(d, "or", "kill %" PRId64 "   (if it is a leftover: the rank is free as soon as it is gone)",
@@ -77,11 +77,11 @@ struct diagnostic *cause_rank_taken_by_itself(const struct evidence_at *at, int6
     diagnostic_field(d, "held by", "pid %" PRId64 ", the process that asks", pid);
     diagnostic_field(d, "cause",
                      "this process has attached to this daemon already: a daemon holds one job, with one optimizer");
-    diagnostic_field(d, "fix", "a daemon for each: zerodrun --jobs 2, and %s",
+    diagnostic_field(d, "fix", "start one daemon for each optimizer: zerodrun --jobs 2, and %s",
                      is_c(at) ? "zerod_options.socket from ZEROD_SOCKET_1 for the second"
                               : "zerod.Optimizer(second_model, job=1)");
-    diagnostic_field(d, "or", "%s the first one   (if it is done with)", is_c(at) ? "zerod_close()" : "close()");
-    diagnostic_field(d, "does not help", "RANK, the run id; a leftover process: there is none");
+    diagnostic_field(d, "or", "%s the first one   (if it is no longer needed)", is_c(at) ? "zerod_close()" : "close()");
+    diagnostic_field(d, "does not help", "RANK, the run id; looking for a leftover process: there is none");
     diagnostic_field(d, "state", "attach refused; the rank that is held goes on");
     return diagnostic_finish(d);
 }
@@ -106,20 +106,20 @@ static void explain_left(struct diagnostic *d, const struct evidence_lost *e)
 {
     diagnostic_field(d, "cause", "the rank said that it is done (%s), and diagnostics.on_leave is stop",
                      is_c(&e->at) ? "zerod_leave" : "opt.close(), or the end of its program");
-    diagnostic_field(d, "fix", "the same number of steps on every rank");
+    diagnostic_field(d, "fix", "run the same number of steps on every rank");
     diagnostic_field(d, "or", "diagnostics.on_leave: continue   (the others go on without it)");
-    diagnostic_field(d, "does not help", "a crash: the rank ended in order");
-    diagnostic_field(d, "state", "steps that were committed stand; no further one is begun");
+    diagnostic_field(d, "does not help", "looking for a crash: the rank ended normally");
+    diagnostic_field(d, "state", "committed steps stay; no further step begins");
 }
 
 static void explain_difference(struct diagnostic *d, const struct evidence_lost *e)
 {
-    diagnostic_field(d, "cause", "%s",
-                     e->on_gpu
-                         ? "the successor redid the micro-batch with another result than what is in the sums:\n"
-                           "its predecessor's, or as much of that as the GPU had written when it died"
-                         : "the successor redid the micro-batch with another result than its predecessor's, which "
-                           "is in the sums");
+    diagnostic_field(
+        d, "cause", "%s",
+        e->on_gpu
+            ? "the successor redid the micro-batch, but its gradient is not the one in the sums:\n"
+              "its predecessor's, or as much of that as the GPU had written when it died"
+            : "the successor redid the micro-batch, but its gradient is not its predecessor's, which is in the sums");
     diagnostic_field(d, "fix", "%s",
                      is_c(&e->at)
                          ? "store loader position and RNG state with each micro-batch and step (the blob of "
@@ -155,10 +155,10 @@ static void explain_gone(struct diagnostic *d, const struct evidence_lost *e)
     struct remedy remedies[] = {
         {"or", is_c(&e->at) ? "zerod_leave before the process ends" : "opt.close() before the process ends",
          "if it was done"},
-        {"or", "zerodctl abort-step", "to give the step up"},
+        {"or", "zerodctl abort-step", "drops the step on all ranks"},
     };
 
-    diagnostic_field(d, "cause", "its process ended, or closed its connection, without having left");
+    diagnostic_field(d, "cause", "its process ended, or closed its connection, without %s", leave(&e->at));
     diagnostic_field(d, "fix", "start the rank again with the same run id; zerodrun --restarts N does it by itself");
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
     diagnostic_field(d, "does not help", "the other ranks: they wait, redo nothing and lose nothing");
@@ -193,10 +193,11 @@ struct diagnostic *cause_rank_back(const struct evidence_at *at)
 {
     struct diagnostic *d = cause_new(at, E_RANK_LOST, "a rank that had left is back, step aborted");
 
-    diagnostic_field(d, "cause", "it had left (%s), and gradients of this step were added up without it", leave(at));
+    diagnostic_field(d, "cause", "this rank had left (%s), and gradients of this step were added up without it",
+                     leave(at));
     diagnostic_field(d, "fix", "none is needed: the step begins again with all ranks");
-    diagnostic_field(d, "or", "%s after the last step only   (if it was not to come back)", leave(at));
-    diagnostic_field(d, "does not help", "the ranks that went on: they lose the step and nothing else");
+    diagnostic_field(d, "or", "%s after the last step only   (if the rank should not come back)", leave(at));
+    diagnostic_field(d, "does not help", "the ranks that went on: they lose only this step");
     diagnostic_field(d, "state", STEP_ABORTED);
     return diagnostic_finish(d);
 }
@@ -210,18 +211,19 @@ struct diagnostic *cause_inherited(const struct evidence_inherited *e)
         strbuf_add_bytes(&buf, e->refusal->text, strcspn(e->refusal->text, "\n"));
     diagnostic_field_take(d, "got", &buf);
     if (e->asked)
-        diagnostic_field(d, "cause", "a process that is gone had asked for the step, and no other can ask differently");
+        diagnostic_field(d, "cause",
+                         "a dead process of this rank had asked for the step, and no successor can change its request");
     else if (!e->refusal)
-        diagnostic_field(d, "cause",
-                         "a part of a micro-batch of a process that is gone is in the sums, and was not redone");
+        diagnostic_field(d, "cause", "the sums hold part of a micro-batch of a dead process, which was not redone");
     else
-        diagnostic_field(d, "cause",
-                         "%" PRIu32 " micro-batch%s of this rank had been ended by a process that is gone, and its "
-                         "successor cannot change them",
-                         e->n_ended, e->n_ended == 1 ? "" : "es");
+        diagnostic_field(
+            d, "cause",
+            "%" PRIu32
+            " micro-batch%s of this rank had been ended by a process that died since: its successor cannot change that",
+            e->n_ended, e->n_ended == 1 ? "" : "es");
     diagnostic_field(d, "fix", "none is needed: the step begins again, and the successor does all of it");
-    diagnostic_field(d, "or", "mend the program   (if the step is then refused again, this time for its own)");
-    diagnostic_field(d, "does not help", "the ranks that waited: they lose the step and nothing else");
+    diagnostic_field(d, "or", "fix the program   (if the step is refused again, then for the successor's own work)");
+    diagnostic_field(d, "does not help", "the ranks that waited: they lose only this step");
     diagnostic_field(d, "state", STEP_ABORTED);
     return diagnostic_finish(d);
 }
@@ -263,9 +265,9 @@ struct diagnostic *cause_aborted(const struct evidence_abort *e)
                      caller == CALLER_C ? "go back to zerod_epoch() and begin the step again at micro-batch 0"
                                         : "begin the step again with its first micro-batch");
     diagnostic_field(d, "does not help", "%s",
-                     e->at.rank >= 0 ? "the other ranks: they lose the step and nothing else"
-                     : reason        ? "the ranks that waited: they lose the step and nothing else"
-                                     : "any rank: it came from outside the job");
+                     e->at.rank >= 0 ? "the other ranks: they lose only this step"
+                     : reason        ? "the ranks that waited: they lose only this step"
+                                     : "the training program: the abort came from outside the job");
     diagnostic_field(d, "state",
                      "gradients of the step are dropped on all ranks, weights and optimizer state are unchanged; "
                      "attempt %" PRIu32 " begins",
@@ -280,8 +282,10 @@ static void explain_other_node(struct diagnostic *d, const struct evidence_stall
     if (e->forming)
         diagnostic_field(d, "cause", "the job forms when all ranks of all nodes have attached and declared");
     else
-        diagnostic_field(d, "cause", "a step needs every node; here all ranks wait, and there one has not come as far");
-    diagnostic_field(d, "fix", "look on that node: zerodctl ranks there shows which rank, and which it waits for");
+        diagnostic_field(d, "cause",
+                         "a step needs every node: all ranks of this node wait, and a rank of that node is behind");
+    diagnostic_field(d, "fix",
+                     "run zerodctl ranks on that node: it shows which rank is behind, and which rank it waits for");
     diagnostic_field(d, "or", "zerodctl status on node 0   (whether that node is reached, and why not)");
     diagnostic_field(d, "does not help", "the ranks of this node; bucket size; a longer stall_timeout");
 }
@@ -299,25 +303,25 @@ static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
         return;
     }
     if (e->deadlocked) {
-        diagnostic_field(d, "cause", "the ranks wait in different calls, each for the others to make the same one");
+        diagnostic_field(d, "cause", "the ranks wait in different calls, and each call needs all ranks");
         diagnostic_field(d, "fix", "the same collective calls in the same order on every rank");
-        diagnostic_field(d, "or", "zerodctl abort-step   (to give the step up)");
+        diagnostic_field(d, "or", "zerodctl abort-step   (drops the step on all ranks)");
         diagnostic_field(d, "does not help", "the speed of a rank; bucket size; a longer stall_timeout");
         return;
     }
     if (e->gone) {
-        diagnostic_field(d, "cause", "the process that is waited for has ended without %s", leave(&e->at));
+        diagnostic_field(d, "cause", "the process that the others wait for has ended without %s", leave(&e->at));
         diagnostic_field(d, "fix", "start it again with the same run id; zerodrun --restarts N does it by itself");
         diagnostic_field(d, "or", "%s before the process ends   (if it was done)", leave(&e->at));
         diagnostic_field(d, "does not help", "the ranks that wait; bucket size; a longer stall_timeout");
         return;
     }
     if (e->absent)
-        diagnostic_field(d, "cause", "the rank that is waited for never opened the step");
+        diagnostic_field(d, "cause", "the rank that the others wait for never began the step");
     else
-        diagnostic_field(d, "cause", "a step needs every rank, and the one that is waited for has not come as far");
-    diagnostic_field(d, "fix", "look where it is: py-spy dump --pid PID, or gdb -p PID   (its pid: zerodctl ranks)");
-    diagnostic_field(d, "or", "zerodctl abort-step   (to give the step up)");
+        diagnostic_field(d, "cause", "a step needs every rank, and the one that the others wait for is behind");
+    diagnostic_field(d, "fix", "see where it is: py-spy dump --pid PID, or gdb -p PID   (its pid: zerodctl ranks)");
+    diagnostic_field(d, "or", "zerodctl abort-step   (drops the step on all ranks)");
     diagnostic_field(d, "does not help", "the ranks that wait; bucket size; a longer stall_timeout");
 }
 
@@ -341,9 +345,9 @@ struct diagnostic *cause_stalled(const struct evidence_stall *e)
     diagnostic_params(d, e->at.layout, e->params, e->n_params);
     explain_stall(d, e);
     if (!e->aborted)
-        diagnostic_field(d, "state", "nothing is lost and all wait on; diagnostics.stall_timeout ends it");
+        diagnostic_field(d, "state", "nothing is lost, and all keep waiting; diagnostics.stall_timeout ends the wait");
     else if (e->forming)
-        diagnostic_field(d, "state", "those who waited are refused and may try again; nothing was formed");
+        diagnostic_field(d, "state", "the ranks that waited are refused and may try again; no job was formed");
     else
         diagnostic_field(d, "state", STEP_ABORTED);
     return diagnostic_finish(d);
@@ -390,6 +394,6 @@ struct diagnostic *cause_alike(const struct evidence_alike *e)
     }
     diagnostic_field(d, "does not help",
                      "the sum over the ranks: the mean of equal gradients is the gradient; the learning rate");
-    diagnostic_field(d, "state", "nothing was refused; not repeated for later steps");
+    diagnostic_field(d, "state", "nothing was refused; not reported again in later steps");
     return diagnostic_finish(d);
 }

@@ -18,13 +18,13 @@ static const struct report_text texts[] = {
         .fix = {"push every element of the parameter, zeros where it has no gradient",
                 "sparse=False of nn.Embedding and F.embedding, sparse_grad=False of torch.gather   (the same numbers, "
                 "dense)"},
-        .does_not_help = "the learning rate, batch size; torch.optim.SparseAdam is no cure, its step is not zerod's",
+        .does_not_help = "the learning rate, batch size; torch.optim.SparseAdam, whose step zerod does not have",
         .state = "it was refused, nothing has changed",
         .leaves_gap = true,
     },
     {
         .code = E_PARAMETER,
-        .cause = "the parameter requires a gradient and is in no parameter group, so that it was declared frozen",
+        .cause = "the parameter requires a gradient and is in no parameter group, so it was declared frozen",
         .fix = {"declare it trainable, on every rank, or push no gradient of it",
                 "put it into a group of zerod.Optimizer(groups, model=model), on every rank"},
         .alternative = {NULL, "param.requires_grad_(False) before zerod.Optimizer   (it keeps its value)"},
@@ -34,12 +34,12 @@ static const struct report_text texts[] = {
     },
     {
         .code = E_REPOINTED,
-        .cause = "the parameter no longer lies in the memory that zerod publishes weights in: the step would "
-                 "train what nobody reads",
+        .cause = "the parameter has left the memory where zerod publishes weights: the step would train weights that "
+                 "nobody reads",
         .fix = {"read weights where zerod_weight() says, after every zerod_form()",
                 "model.to(...), model.half() and load_state_dict(..., assign=True) before "
                 "zerod.Optimizer(model)"},
-        .alternative = {NULL, "with zerod.writable(model): model.load_state_dict(...)   (values instead of storage)"},
+        .alternative = {NULL, "with zerod.writable(model): model.load_state_dict(...)   (changes values, not storage)"},
         .does_not_help = "the learning rate; frozen parameters",
         .state = "the step was refused before anything was applied; state and weights are unchanged",
     },
@@ -50,7 +50,7 @@ static const struct report_text texts[] = {
         .fix = {"change weights between zerod_write_begin() and zerod_write_end() only",
                 "call the wrapped model, and change weights inside zerod.writable(model) only"},
         .alternative = {NULL, NULL},
-        .does_not_help = "the order of sums: zerod's are equal to the last bit on every rank",
+        .does_not_help = "the order of sums: zerod's sums have the same bits on every rank",
         .state = "nothing was refused in the daemon; going on trains one model for each rank",
     },
     {
@@ -59,11 +59,11 @@ static const struct report_text texts[] = {
                  "in place",
         .fix = {"zerod_write_begin() before and zerod_write_end() after, on every rank",
                 "with zerod.writable(model): ...   (around the write, on every rank)"},
-        .alternative = {"write to a copy   (what is not trained needs no memory of zerod's)",
-                        "opt.close()   (before the write, when training is over: the weights are this process's then)"},
-        .does_not_help = "a broken build; the driver; weights: private, whose copies are read-only as well",
+        .alternative = {"write to a copy   (values that are not trained need not be in zerod's memory)",
+                        "opt.close()   (before the write, when training is over: the process then owns the weights)"},
+        .does_not_help = "another build or driver; weights: private, because those copies are read-only too",
         .state = "what was written is in this process only",
-        .state_at_end = "the write did not happen; the process ends as it would have without zerod, the run can go "
+        .state_at_end = "the process is stopped (SIGSEGV) before the write: weights are unchanged, and the run can go "
                         "on with a successor",
         .leaves_gap = true,
     },
@@ -74,20 +74,19 @@ static const struct report_text texts[] = {
         .fix = {"push each rank's own gradients, not reduced ones",
                 "zerod.Optimizer(model) on the bare model, without the wrapper"},
         .alternative = {NULL, "zerod.observe(ddp_model)   (watch and explain only)"},
-        .does_not_help = "gradient_allreduce_op: no setting makes two reductions one",
+        .does_not_help = "gradient_allreduce_op: no setting undoes a second reduction",
         .state = "attach refused; nothing has changed",
         .title_later = "gradients would be reduced twice, wrapper refused",
-        .state_later = "the model is attached as before; without the wrapper it trains on",
+        .state_later = "the model stays attached; without the wrapper it trains on",
     },
     {
         .code = E_RELEASED_READ,
-        .cause = "stage 3 publishes a weight only while it is gathered, and it was read outside of that",
+        .cause = "stage 3 publishes a weight only while it is gathered, and the program read it at another time",
         .fix = {"zerod_gather() before the read, zerod_release() after it",
                 "call the module, or with zerod.gathered(model): ...   (around the read)"},
         .alternative = {NULL, "zero_optimization.stage: 2   (weights are always there)"},
-        .does_not_help = "a broken build; the driver; memory that was freed",
-        .state = "no stale value was read; the process ends as it would have without zerod, the run can go "
-                 "on with a successor",
+        .does_not_help = "another build or driver; looking for freed memory",
+        .state = "no stale value was read: the process is stopped (SIGSEGV), and the run can go on with a successor",
     },
 };
 

@@ -71,28 +71,29 @@ static void explain_stale(struct diagnostic *d, const struct evidence_push *e, e
 {
     diagnostic_class(d, "D5");
     if (e->other_incarnation) {
-        diagnostic_field(d, "cause", "an earlier process of this rank still pushes; another one holds the rank since");
+        diagnostic_field(d, "cause",
+                         "an earlier process of this rank still pushes, although another process holds the rank now");
         diagnostic_field(d, "fix",
                          "end the earlier process (zerodctl ranks shows the pid of the one that holds the rank)");
         diagnostic_field(d, "does not help", "the gradient, its parameter, the number of ranks");
         return;
     }
     diagnostic_field(d, "cause",
-                     "it came after its micro-batch had been closed: a backward, or a hook, ran on beyond the "
-                     "boundary");
-    diagnostic_field(d, "fix", "%s",
-                     caller == CALLER_C
-                         ? "push before zerod_end_backward of the same micro-batch; zerod_epoch() tells where the "
-                           "rank stands"
-                         : "every backward() before opt.step(), in the same thread");
-    diagnostic_field(d, "does not help",
-                     "a lost message: what is sent again is known by its sequence and never refused");
+                     "it came after its micro-batch was closed: a backward, or a hook, ran past the boundary");
+    diagnostic_field(
+        d, "fix", "%s",
+        caller == CALLER_C
+            ? "push before zerod_end_backward of the same micro-batch; zerod_epoch() returns the rank's position"
+            : "call every backward() before opt.step(), in the same thread");
+    diagnostic_field(
+        d, "does not help",
+        "looking for a lost message: one that is sent again is known by its sequence number and never refused");
 }
 
 static void explain_after_boundary(struct diagnostic *d, const struct evidence_push *e, enum caller caller)
 {
     diagnostic_class(d, "D5");
-    diagnostic_field(d, "cause", "this rank has ended its backward and has begun no new one");
+    diagnostic_field(d, "cause", "this rank has ended its backward and has not begun another");
     diagnostic_field(d, "fix", "%s",
                      caller == CALLER_C
                          ? "zerod_begin_backward before the next backward's pushes"
@@ -112,14 +113,14 @@ static void explain_early(struct diagnostic *d, const struct evidence_push *e, e
         return;
     }
     if (e->asked)
-        diagnostic_field(d, "cause", "this rank has asked for the step: nothing can be begun before the answer");
+        diagnostic_field(d, "cause", "this rank has asked for the step: nothing can begin before the answer");
     else if (next)
-        diagnostic_field(d, "cause", "its micro-batch is the next one, but has not been begun");
+        diagnostic_field(d, "cause", "its micro-batch is the next one, which has not begun");
     else
         diagnostic_field(d, "cause", "the rank counts ahead of the job: that position is not open");
     diagnostic_field(d, "fix", "%s",
                      caller == CALLER_C
-                         ? "zerod_begin_backward first; it opens the position that zerod_epoch() tells"
+                         ? "zerod_begin_backward first; it opens the position that zerod_epoch() returns"
                          : "let zerod.Optimizer count steps and micro-batches; opt.step() once for each step");
     diagnostic_field(d, "does not help",
                      "the speed of the other ranks: a fast rank may run ahead by whole micro-batches");
@@ -170,7 +171,7 @@ static void add_expected_and_got(struct diagnostic *d, const char *detail)
 static void explain_form(struct diagnostic *d, const struct evidence_push *e, enum caller caller)
 {
     add_expected_and_got(d, e->detail);
-    diagnostic_field(d, "cause", "the gradient has not the form that the manifest gives it");
+    diagnostic_field(d, "cause", "the gradient does not have the form that was declared for its parameter");
     diagnostic_field(d, "fix", "%s",
                      caller == CALLER_C ? "shape and grad_dtype of zerod_declare must be those of what is pushed"
                                         : "cast and resize the model before zerod.Optimizer(model), not after it");
@@ -225,7 +226,7 @@ struct diagnostic *cause_declare(const struct evidence_at *at, const char *what,
     add_foreign(d, "cause", what);
     add_foreign(d, "fix", fix);
     diagnostic_field(d, "does not help", "socket, permissions, batch size");
-    diagnostic_field(d, "state", "the declaration was not taken; state that the daemon holds is unchanged");
+    diagnostic_field(d, "state", "the declaration was refused; the state that the daemon holds is unchanged");
     return diagnostic_finish(d);
 }
 
@@ -250,15 +251,17 @@ struct diagnostic *cause_step_args(const struct evidence_args *e)
     add_foreign(d, "argument", e->name);
     add_argument(d, "expected", e->other_value, e->other_rank, ", which asked first");
     add_argument(d, "got", e->value, e->at.rank, "");
-    diagnostic_field(d, "cause",
-                     "one step has one set of arguments, and this rank asked with another value than the first to ask");
+    diagnostic_field(
+        d, "cause",
+        "all ranks ask for a step with the same arguments, and this rank's value differs from the first one's");
     diagnostic_field(d, "fix", "%s",
                      caller == CALLER_C
                          ? "the same zerod_step_args on every rank, or args = NULL: as configured"
                          : "one schedule for all ranks: step it once for each opt.step(), never by a rank's own loss");
     diagnostic_field(d, "or", "scheduler: in the daemon's configuration   (the daemon computes lr for all ranks)");
     diagnostic_field(d, "does not help", "the order in which ranks ask; rounding: arguments are compared as sent");
-    diagnostic_field(d, "state", "this rank's request was not taken, the others wait: %s and ask again alike, or %s",
+    diagnostic_field(d, "state",
+                     "this rank's request was refused, the others wait: %s and ask again with their value, or %s",
                      caller_clear(caller), caller_abort(caller));
     return diagnostic_finish(d);
 }
@@ -338,7 +341,7 @@ static void explain_nonfinite(struct diagnostic *d, const struct evidence_nonfin
                          "the gradient that rank %" PRId64 " pushed is not finite: its own backward made it so",
                          e->at.rank);
     else
-        diagnostic_field(d, "cause", "a gradient was pushed that is not finite");
+        diagnostic_field(d, "cause", "a gradient that is not finite was pushed");
 }
 
 static void advise_nonfinite(struct diagnostic *d, const struct evidence_nonfinite *e, enum caller caller)
@@ -359,7 +362,7 @@ static void advise_nonfinite(struct diagnostic *d, const struct evidence_nonfini
             (struct remedy){"fix", "look for the first value that is not finite", "loss and activations, on that rank"};
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
     diagnostic_field(d, "does not help",
-                     "gradient_clipping: a norm that is not finite cannot be clipped; the other ranks");
+                     "gradient_clipping: it cannot clip a norm that is not finite; the other ranks");
 }
 
 struct diagnostic *cause_nonfinite(const struct evidence_nonfinite *e)
@@ -400,7 +403,7 @@ struct diagnostic *cause_loss_scale(const struct evidence_nonfinite *e, double m
     strbuf_add(&buf, "   (fp16.min_loss_scale)");
     diagnostic_field_take(d, "minimum", &buf);
     diagnostic_field(d, "cause",
-                     "gradients are not finite even at the smallest loss scale: the scale is not what makes them so");
+                     "gradients are not finite even at the smallest loss scale: the scale is not the reason");
     diagnostic_field(d, "fix",
                      "bf16 weights and gradients, with fp16: {enabled: false}   (bf16 has the range of fp32)");
     diagnostic_field(d, "or", "a lower learning rate, or a longer warm-up: scheduler.params.warmup_num_steps");
@@ -424,22 +427,23 @@ struct diagnostic *cause_quota(const struct evidence_quota *e)
     }
     add_foreign(d, "sum", e->sum);
     if (e->allowed && e->asked > e->allowed)
-        diagnostic_field(d, "cause", "what was asked for is more than is allowed in all, by %" PRIu64 " %s",
-                         e->asked - e->allowed, e->unit);
+        diagnostic_field(d, "cause", "the request alone is over the limit, by %" PRIu64 " %s", e->asked - e->allowed,
+                         e->unit);
     else if (e->allowed)
-        diagnostic_field(d, "cause", "what was asked for does not fit beside what is held already");
+        diagnostic_field(d, "cause", "the request does not fit beside what is held already");
     else if (e->open_files)
         diagnostic_field(d, "cause", "zerod has no file descriptor left for it: its limit is %" PRIu64 " (RLIMIT_NOFILE)",
                          e->open_files);
     else
-        diagnostic_field(d, "cause", "the machine has not the memory for it");
+        diagnostic_field(d, "cause", "the machine does not have the memory for it");
     add_foreign(d, "fix",
                 e->open_files ? "raise the limit of zerod (LimitNOFILE= of its unit, or ulimit -n), or close connections"
                               : e->fix);
     diagnostic_field(d, "does not help", "%s",
-                     e->at.rank >= 0 && !e->of_job ? "permissions; the other ranks: what they hold is counted apart"
-                                                   : "permissions; batch size: activations are not the daemon's");
-    diagnostic_field(d, "state", "refused before anything was taken; what is held stays");
+                     e->at.rank >= 0 && !e->of_job
+                         ? "permissions; the other ranks: what they hold is counted separately"
+                         : "permissions; batch size: the daemon holds no activations");
+    diagnostic_field(d, "state", "refused before anything was allocated; what is held stays");
     return diagnostic_finish(d);
 }
 
@@ -470,7 +474,7 @@ struct diagnostic *cause_not_allowed(const struct evidence_at *at, uint32_t uid,
     else
         diagnostic_field(d, "fix", "listen.allow_users or listen.allow_groups: name the user, or a group of the user");
     diagnostic_field(d, "does not help", "%s",
-                     draining ? "uid and gid" : "the mode of the socket: the kernel says who connects");
+                     draining ? "another uid or gid" : "the mode of the socket: zerod asks the kernel who connects");
     diagnostic_field(d, "state", "nothing has changed; the connection is closed");
     return diagnostic_finish(d);
 }
@@ -482,7 +486,7 @@ struct diagnostic *cause_rank_owned(const struct evidence_at *at, uint32_t uid, 
     diagnostic_field(d, "got", "uid %" PRIu32 ", gid %" PRIu32, uid, gid);
     diagnostic_field(d, "cause", "the rank belongs to uid %" PRIu32 ", who formed it", owner);
     diagnostic_field(d, "fix", "start the rank again as uid %" PRIu32 ", or as an administrator (listen.admin_users)", owner);
-    diagnostic_field(d, "does not help", "listen.allow_users: the user may connect");
+    diagnostic_field(d, "does not help", "listen.allow_users: it lets the user connect already");
     diagnostic_field(d, "state", "nothing has changed; the connection is closed");
     return diagnostic_finish(d);
 }
@@ -494,10 +498,11 @@ struct diagnostic *cause_bad_message(const struct evidence_at *at, const char *w
     add_foreign(d, "got", what);
     diagnostic_field(
         d, "cause",
-        "a value that cannot be, or a message out of its order: the program's mistake, or a client of another version");
-    diagnostic_field(d, "fix", "correct what got names, in the program or its environment (RANK, ZEROD_SOCKET)");
+        "an impossible value, or a message out of order: a mistake of the program, or a client of another version");
+    diagnostic_field(d, "fix",
+                     "correct the value after \"got\", in the program or its environment (RANK, ZEROD_SOCKET)");
     diagnostic_field(d, "or", "the libzerod that belongs to this daemon: zerod --version, zerodctl --version");
     diagnostic_field(d, "does not help", "the gradients, the load of the machine");
-    diagnostic_field(d, "state", "nothing that the message asked for was done");
+    diagnostic_field(d, "state", "the message changed nothing");
     return diagnostic_finish(d);
 }

@@ -48,7 +48,7 @@ REASONS = re.compile(
     r"not connected to all nodes within \d+ ms: .*|who answers for node \d+ is not its engine|"
     r"node \d+ has sent what nobody asked for|gloo gives up: .*|.* \(node \d+\)|"
     r".*(Connection|connection|timed out|Timed out|connect|reset|unreachable|Broken pipe|SO_ERROR|closed).*)$")
-LOST = re.compile(r"the link to its daemon does not stand: (has not been heard for [\d.]+ s|"
+LOST = re.compile(r"the link to its daemon is down: (has not been heard for [\d.]+ s|"
                   r"the connection was lost: .*|it has made a new connection|it has ended the connection: .*)$")
 
 STRANGER = re.compile(r"a connection from 192\.0\.2\.\d+:\d+ (was dropped: what it says is not what a daemon says|"

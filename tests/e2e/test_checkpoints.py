@@ -169,10 +169,10 @@ def test_a_full_disk(start, tmp_path, references, call):
     assert f"""E1701 warning, checkpoint not saved: step NN
   what           checkpoint in {tmp_path}/c
   cause          {what}: No space left on device
-  fix            make room there, or let the daemon's user write there; the next save tries again
+  fix            free space there, or let the daemon's user write there; the next save tries again
                  (zerodctl checkpoint save does it at once)
   does not help  the trainers; the gradients
-  state          training goes on; checkpoints that were whole still are
+  state          training goes on; checkpoints that were whole stay whole
 """ in re.sub(r"(step-000000|: step )\d\d\b", r"\1NN", daemon.log())
     assert daemon.status()["checkpoint"]["n_failed"] == 1
     assert [name for name in saved(tmp_path / "c") if name.startswith(".")] == []
@@ -206,11 +206,11 @@ def test_a_wrong_byte(start, tmp_path, references):
     told = f"""E1702 checkpoint not loaded
   what           {folder}
   cause          none of the 3 checkpoints in {folder} is whole; of step-00000030: its bytes are not those that were written
-  fix            start the program that the checkpoint is of, or name another one: checkpoint.load
+  fix            start the program that the checkpoint belongs to, or name another checkpoint: checkpoint.load
                  (zerodctl checkpoint list shows them)
   or             checkpoint.load: never   (begins anew, with the program's initial weights)
-  does not help  the number of ranks, the stage, the size of buckets: those need not be the same
-  state          nothing was formed, and the checkpoint is as it was"""
+  does not help  the number of ranks, the stage, the size of buckets: they may differ
+  state          no job was formed, and the checkpoint is unchanged"""
     assert told in daemon.log() and all(told.replace("\n", " | ") in rank.last.out() for rank in ranks)
 
 

@@ -85,7 +85,7 @@ def test_successor_of_a_rank_that_pushed_nothing(zerod, stage):
     assert ranks[2]("form").r == RESUMED
     for answer in [ranks[2]("step"), *(p.answer() for p in ranks[:2])]:
         assert answer.r == ABORTED and answer.error["code"] == 1302, answer
-        assert "E1005" in answer.text and "by a process that is gone" in answer.text
+        assert "E1005" in answer.text and "by a process that died since" in answer.text
     steps(ranks, 2)
     assert daemon.status()["counters"]["n_aborts"] == 1
 

@@ -56,7 +56,7 @@ static void expect_healed(struct fixture *f, uint32_t n_ended, const char *reaso
     peer_ask_step(b);
     peer_expect_abort(a, reason);
     peer_expect_abort(b, reason);
-    assert_non_null(strstr(a->text, "process that is gone"));
+    assert_non_null(strstr(a->text, "dead process"));
     assert_int_equal(f->job->stats.counters.aborts, 1);
     assert_int_equal(b->at.micro_batch, 0);
 }

@@ -163,7 +163,7 @@ def test_successor_of_a_rank_that_pushed_nothing(zerod):
     form(puppets[1:])
     for answer in (puppets[1]("step"), puppets[0].answer()):
         assert answer.r == ABORTED and answer["error"]["code"] == 1302, answer
-        assert "E1005" in answer.text and "by a process that is gone" in answer.text
+        assert "E1005" in answer.text and "by a process that died since" in answer.text
     steps(puppets)
 
 
@@ -209,7 +209,7 @@ def test_engine_that_dies(zerod):
     for daemon in nodes.daemons:
         text = said(daemon, 1502)
         assert text.startswith("E1502 warning, engine failed, replaced: step 1\n")
-        assert line(text, "waits") == "what travels between nodes, for the engines of generation 2 to connect"
+        assert line(text, "waits") == "traffic between nodes, for the engines of generation 2 to connect"
         assert line(text, "cause") in (
             f"the engine of node 1 ({nodes.addresses[1]}) was killed by signal 9 (Killed)",
             f"the engine of node 0 ({nodes.addresses[0]}) says: Connection closed by peer [127.0.0.1] (node 1)")
@@ -224,7 +224,7 @@ def test_daemon_that_stood_still(zerod):
     nodes.daemons[1].signal(signal.SIGSTOP)
     text = said(nodes.daemons[0], 1501)
     nodes.daemons[1].signal(signal.SIGCONT)
-    assert re.match(r"the link to its daemon does not stand: has not been heard for \d\.\d s", line(text, "cause"))
+    assert re.match(r"the link to its daemon is down: has not been heard for \d\.\d s", line(text, "cause"))
 
     def engines():
         return [[d.status()["nodes"][key] for key in ("generation", "connected")] for d in nodes.daemons]
@@ -244,7 +244,7 @@ def test_daemon_that_comes_back(zerod):
     assert text.startswith("E1501 warning, node 1 is not reached: step 1\n")
     assert line(text, "on") == f"node 1 at {nodes.addresses[1]}, rank 1"
     assert line(text, "waits").startswith("node 0, for it to ")
-    assert line(text, "cause").startswith("the link to its daemon does not stand: ")
+    assert line(text, "cause").startswith("the link to its daemon is down: ")
     seen = nodes.daemons[0].status()["nodes"]["list"][1]
     assert not seen["reached"] and seen["why"] and seen["silent_ns"] > 0
     assert "not reached, last heard " in nodes.daemons[0].ctl("status").stdout

@@ -226,7 +226,7 @@ def one_too_many(run: Any) -> None:
 
 
 @scenario(
-    Expect(1301, rank=1, says=("held by", "pid PID"), fix=("a rank of its own",), exception="RankTaken", told=1,
+    Expect(1301, rank=1, says=("held by", "pid PID"), fix=("its own rank",), exception="RankTaken", told=1,
            sticky=False),
     pattern="n", trains=True, direct=one_too_many)
 def two_processes_one_rank(t: Any) -> None:
