@@ -150,19 +150,14 @@ static void explain_nobody_came(struct diagnostic *d, const struct evidence_lost
     diagnostic_field(d, "state", STEP_ABORTED);
 }
 
+/* Short, because it follows what the process itself has said of its end. */
 static void explain_gone(struct diagnostic *d, const struct evidence_lost *e)
 {
-    struct remedy remedies[] = {
-        {"or", is_c(&e->at) ? "zerod_leave before the process ends" : "opt.close() before the process ends",
-         "if it was done"},
-        {"or", "zerodctl abort-step", "drops the step on all ranks"},
-    };
-
     diagnostic_field(d, "cause", "its process ended, or closed its connection, without %s", leave(&e->at));
     diagnostic_field(d, "fix", "start the rank again with the same run id; zerodrun --restarts N does it by itself");
-    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
-    diagnostic_field(d, "does not help", "the other ranks: they wait, redo nothing and lose nothing");
-    diagnostic_field(d, "state", "the others wait for a successor; the step is aborted after limits.reattach_timeout");
+    diagnostic_field(d, "or", "%s before the process ends   (if the rank was done)", leave(&e->at));
+    diagnostic_field(
+        d, "state", "the others wait and lose nothing; limits.reattach_timeout or zerodctl abort-step aborts the step");
 }
 
 struct diagnostic *cause_rank_lost(const struct evidence_lost *e)
