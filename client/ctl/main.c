@@ -249,6 +249,20 @@ static bool wants_help(int argc, char **argv)
     return false;
 }
 
+/* Neither a command, nor one with arguments that it takes. */
+static int refuse(const char *command)
+{
+    bool known = strcmp(command, "metrics") == 0 || strcmp(command, "report") == 0;
+
+    for (size_t i = 0; i < ARRAY_SIZE(subcommands); i++)
+        known |= strcmp(command, subcommands[i].name) == 0;
+    fprintf(stderr,
+            known ? "zerodctl: too many arguments for '%s'. Try 'zerodctl --help'.\n"
+                  : "zerodctl: unknown command '%s'. Try 'zerodctl --help'.\n",
+            command);
+    return EX_USAGE;
+}
+
 static int run_subcommand(int argc, char **argv, struct options *options)
 {
     double seconds;
@@ -281,8 +295,7 @@ static int run_subcommand(int argc, char **argv, struct options *options)
     for (i = 0; argc == 1 && i < ARRAY_SIZE(subcommands); i++)
         if (strcmp(argv[0], subcommands[i].name) == 0)
             return ask_and_show(options, &subcommands[i]);
-    fprintf(stderr, "zerodctl: '%s' is no command, or has too many arguments. Try 'zerodctl --help'.\n", argv[0]);
-    return EX_USAGE;
+    return refuse(argv[0]);
 }
 
 int main(int argc, char **argv)

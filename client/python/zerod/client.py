@@ -108,10 +108,8 @@ def _rank(rank: int | None) -> int:
         return 0
     text = os.environ.get("RANK", "") if rank is None else str(rank)
     if not text.isdigit():
-        raise ValueError(
-            f"the rank is {text!r}: it counts from 0; start the program with zerodrun or torchrun, which set RANK, "
-            "or pass rank="
-        )
+        what = f"the rank is {text!r}, not a whole number from 0" if text else "RANK is not set, or empty"
+        raise ValueError(f"{what}: start the program with zerodrun or torchrun, which set RANK, or pass rank=")
     return int(text)
 
 
