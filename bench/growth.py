@@ -111,7 +111,7 @@ def cell(elems, params, world, n):
 
 
 def series(label, cells, work):
-    """Rows of what grows: each cell against the one before it, scaled by the work. Below 1: more than in proportion."""
+    """Rows of growing work: each time against the one before it, scaled by the work. 0.5: twice as long as in proportion."""
     rows = []
     for before, after in zip(cells, cells[1:]):
         scale = work(after) / work(before)

@@ -276,7 +276,7 @@ static void explain_data_dependent(struct diagnostic *d, const struct evidence_m
         d, "cause",
         "the data decides which parameters the forward uses: the set of missing gradients differs between %s",
         !e->same_on_all_ranks && e->world_size > 1 ? "ranks" : "steps");
-    add_permission(d, "fix", e, caller, "a missing gradient is no contribution");
+    add_permission(d, "fix", e, caller, "a missing gradient contributes nothing");
     if (e->warning)
         diagnostic_field(d, "fix",
                          "none, if that is meant: a rank that did not use a parameter contributes nothing to it");
@@ -379,7 +379,7 @@ static void admit_one_sample(struct diagnostic *d, const struct evidence_missing
     diagnostic_field(d, "to find out",
                      "if all ranks and later steps miss the same set: the loss never uses them (M1)\n"
                      "if other ranks or later steps miss another set: the data decides which are used (M2)");
-    add_permission(d, "fix", e, caller, "a missing gradient is no contribution");
+    add_permission(d, "fix", e, caller, "a missing gradient contributes nothing");
     if (e->warning)
         diagnostic_field(d, "fix",
                          "none until that is known; if they are never used: freeze them before they are declared");
