@@ -108,7 +108,8 @@ void snapshot_pool_rest(struct snapshot_pool *pool)
 static int make_slots(struct snapshot *s, const struct snapshot_pool *pool)
 {
     s->pool = pool->map;
-    s->n_slots = s->n_free = s->n_least_free = pool->n_slots;
+    s->n_slots = s->n_free = pool->n_slots;
+    s->n_least_free = pool->n_slots;
     s->first_free = NO_SLOT;
     if (s->n_slots == 0)
         return 0;
