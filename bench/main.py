@@ -25,7 +25,7 @@ import training
 from harness import ROOT, Failure, available_bytes, n_cores, program, say
 
 BENCHMARKS = {b.__name__.replace("_", "-"): b
-              for b in (speed.kernels, speed.step, speed.overlap, speed.update, latency.push, questions.questions, growth.memory,
+              for b in (speed.kernels, speed.step, speed.overlap, speed.update, speed.recorder, latency.push, questions.questions, growth.memory,
                         growth.scaling, nodes.nodes, survival.survival, checkpoints.checkpoints, training.torch, torch_hook.torch_hook)}
 GPU_BENCHMARKS = {b.__name__.replace("_", "-"): b for b in (gpu.gpu_kernels, gpu.gpu_facts)}
 DOCUMENT = ROOT / "docs" / "benchmarks.md"

@@ -129,3 +129,22 @@ def update(quick):
             j.stop()
     return [row("update: phase of the daemon, 2 ranks", median(ms["zerod"]), median(ms["peer"]),
                 "step_update in process", "ms", 0.95)], {}
+
+
+def recorder(quick):
+    """The update with the recorder and without it: few large parameters, and ten thousand small ones."""
+    rows = []
+    for params, elems in ((64, ELEMS), (10000, 10 * MI)):
+        command = [program("bench-update"), "--elems", str(elems), "--params", str(params), "--threads", str(n_cores())]
+        sides = [Process(command + ["--record", "1"]), Process(command)]
+        try:
+            for side in sides:
+                side.receive()
+            ms = in_turn({"zerod": lambda: in_process_update(sides[0]), "peer": lambda: in_process_update(sides[1])},
+                         9 if quick else 101)
+        finally:
+            for side in sides:
+                side.stop()
+        rows.append(row(f"recorder: update of {params} parameters, {elems // MI} Mi elements", median(ms["zerod"]),
+                        median(ms["peer"]), "without it", "ms", 0.995))
+    return rows, {}

@@ -4,10 +4,11 @@
  * The update phase of a step without a daemon: the same step_update() on the same kind of memory and threads,
  * called in process. For each line on standard input: fresh gradients, one update, its time as a line of JSON.
  *
- *     bench-update [--elems N] [--params P] [--ranks R] [--threads T]
+ *     bench-update [--elems N] [--params P] [--ranks R] [--threads T] [--record 1]
  */
 
 #include "core/base/base.h"
+#include "core/base/recorder.h"
 #include "core/base/worker.h"
 #include "core/layout/layout.h"
 #include "daemon/memory/state.h"
@@ -22,6 +23,7 @@
 struct bench {
     uint64_t n_elems;
     unsigned n_params, n_ranks, n_threads;
+    bool records;
     uint64_t bucket_elems;
     const struct kernels *kernels;
     struct worker_pool *pool;
@@ -108,6 +110,8 @@ static int init(struct bench *bench)
         return r;
     }
     r = worker_pool_new(&bench->pool, bench->n_threads, notify, NULL);
+    if (r == 0 && bench->records)
+        r = recorder_start(bench->n_threads);
     if (r == 0)
         r = make_layout(bench);
     if (r == 0)
@@ -149,7 +153,8 @@ static void iterate(struct bench *bench)
 static int parse(struct bench *bench, int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"elems", 1, NULL, 'e'}, {"params", 1, NULL, 'p'}, {"ranks", 1, NULL, 'r'}, {"threads", 1, NULL, 't'}, {0},
+        {"elems", 1, NULL, 'e'}, {"params", 1, NULL, 'p'}, {"ranks", 1, NULL, 'r'}, {"threads", 1, NULL, 't'},
+        {"record", 1, NULL, 'R'}, {0},
     };
     int c;
 
@@ -164,6 +169,8 @@ static int parse(struct bench *bench, int argc, char **argv)
             bench->n_params = (unsigned)value;
         else if (c == 'r')
             bench->n_ranks = (unsigned)value;
+        else if (c == 'R')
+            bench->records = true;
         else
             bench->n_threads = (unsigned)value;
     }
@@ -177,7 +184,7 @@ int main(int argc, char **argv)
     char line[64];
 
     if (parse(&bench, argc, argv) < 0) {
-        fprintf(stderr, "usage: bench-update [--elems N] [--params P] [--ranks R] [--threads T]\n");
+        fprintf(stderr, "usage: bench-update [--elems N] [--params P] [--ranks R] [--threads T] [--record 1]\n");
         return 64;
     }
     if (init(&bench) != 0)
@@ -190,5 +197,6 @@ int main(int argc, char **argv)
     step_free(bench.step);
     state_free(bench.state);
     layout_free(bench.layout);
+    recorder_stop();
     return 0;
 }

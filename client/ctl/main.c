@@ -21,6 +21,7 @@
 #include "client/ctl/report.h"
 #include "client/ctl/resize.h"
 #include "client/ctl/show.h"
+#include "client/ctl/trace.h"
 #include "core/base/base.h"
 #include "core/base/strbuf.h"
 
@@ -33,6 +34,9 @@ static const char help_text[] =
     "  params                       parameters: where they lie, who has pushed them in this step\n"
     "  diagnostics                  what was refused or warned of, in full\n"
     "  metrics                      figures for Prometheus, as OpenMetrics text\n"
+    "  trace [--steps N] [--merge FILE]... [-o FILE]\n"
+    "                               a timeline of the last steps (10), for ui.perfetto.dev or chrome://tracing;\n"
+    "                               --merge adds that of another node, or one of torch.profiler\n"
     "  report [FILE]                all that an issue report needs, as one JSON file\n"
     "  drain                        attach no more ranks; the daemon ends with the last one\n"
     "  abort-step                   give the open step up, on all ranks; says what becomes of them\n"
@@ -280,6 +284,8 @@ static int run_subcommand(int argc, char **argv, struct options *options)
     take_options(&argc, argv, options);
     if (strcmp(argv[0], "checkpoint") == 0)
         return checkpoint_command(argc, argv, options->socket, options->json);
+    if (strcmp(argv[0], "trace") == 0)
+        return trace_command(argc, argv, options->socket, options->json);
     if (strcmp(argv[0], "status") == 0) {
         r = parse_status(argc, argv, &seconds);
         if (r != 0 || seconds > 0)

@@ -582,7 +582,7 @@ static int run_start_daemon(struct run_daemon *daemon)
     struct run *run = daemon->run;
     _cleanup_free_ char *beside = run->options->zerod_path ? NULL : zerod_beside();
     const char *program = run->options->zerod_path ? run->options->zerod_path : beside ? beside : "zerod";
-    char ranks[16], *argv[10] = {(char *)program, (char *)"--config", (char *)daemon->config_path};
+    char ranks[16], *argv[12] = {(char *)program, (char *)"--config", (char *)daemon->config_path};
     size_t n = 3;
     struct process_spec spec = {
         .argv = argv,
@@ -612,6 +612,10 @@ static int run_start_daemon(struct run_daemon *daemon)
     }
     if (run->options->n_restarts == 0 && !run->options->serve)
         argv[n++] = (char *)"--no-successors";
+    if (run->options->tee_path) {
+        argv[n++] = (char *)"--trace-dir";
+        argv[n++] = (char *)run->options->tee_path;
+    }
     spec.env = run->daemon_env.vars;
     if (r == 0)
         r = process_start(&daemon->process, &run->loop, &spec);

@@ -17,9 +17,9 @@ enum {
     LEDGER_ENTRY_BYTES = 104,
     RING_SLOT_BYTES = 64,
     RING_EXTENT_BYTES = 24,
-    STEP_REDUCTION_BYTES = 896,
+    STEP_REDUCTION_BYTES = 904,
 
-    OFFLOAD_SLOTS = 3,              /* one comes, one is updated, one is about to come */
+    OFFLOAD_SLOTS = 3,               /* one comes, one is updated, one is about to come */
     DEVICES_BOUNCE_BYTES = 16 << 20, /* picked: little beside any GPU, much beside a system call */
 };
 

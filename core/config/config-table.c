@@ -291,6 +291,11 @@ static const struct config_key table[] = {
         RANGE(0, MAX_MS)),
     KEY("diagnostics.stall_timeout", DURATION, diagnostics.stall_timeout_ms,
         "After this time of waiting the step is aborted; 0: never.", .def = "10min", RANGE(0, MAX_MS)),
+    KEY("diagnostics.trace_dir", FOLDER, diagnostics.trace_dir,
+        "Folder for traces of the last steps, one when the job stalls, a rank is lost or a step is aborted; at most "
+        "10. "
+        "Left out, none is written.",
+        .flags = CONFIG_NULLABLE | CONFIG_OWN),
 
     SECTION("checkpoint", "Checkpoints, written by the daemon while training goes on."),
     KEY("checkpoint.dir", FOLDER, checkpoint.dir,

@@ -105,6 +105,7 @@ struct config_diagnostics {
     bool static_graph;
     uint64_t stall_warning_ms; /* 0: never */
     uint64_t stall_timeout_ms; /* 0: never */
+    char *trace_dir;           /* NULL: none */
 };
 
 #define CONFIG_LOAD_LATEST "latest"

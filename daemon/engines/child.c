@@ -15,6 +15,7 @@
 
 #include "core/base/base.h"
 #include "core/base/open-files.h"
+#include "core/base/recorder.h"
 #include "core/wire/frame.h"
 
 /* The most that is queued for a child that does not read; picked: 500 orders of the largest size. */
@@ -210,16 +211,25 @@ int child_expect(struct child *child, const struct child_order *order, uint32_t 
     added = &child->orders[child->n_orders++];
     *added = *order;
     added->deadline_ms = now_ms() + timeout_ms + CHILD_GRACE_MS;
+    added->began_ns = uv_hrtime();
     wake_at(child, added->deadline_ms);
     if (child->traffic)
-        traffic_begin(child->traffic, order->kind, uv_hrtime());
+        traffic_begin(child->traffic, order->kind, added->began_ns);
     return 0;
 }
 
 void child_settle(struct child *child, struct child_order *order, uint64_t n_bytes_sent, uint64_t n_bytes_received)
 {
+    uint64_t now = uv_hrtime();
+
     if (child->traffic)
-        traffic_end(child->traffic, order->kind, n_bytes_sent, n_bytes_received, uv_hrtime());
+        traffic_end(child->traffic, order->kind, n_bytes_sent, n_bytes_received, now);
+    if (order->kind < N_TRAFFIC)
+        recorder_note(&(struct record){.kind = RECORD_COLLECTIVE,
+                                       .rank = RECORD_NO_RANK,
+                                       .item = order->kind,
+                                       .begin_ns = order->began_ns,
+                                       .end_ns = now});
     *order = child->orders[--child->n_orders];
 }
 

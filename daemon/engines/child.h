@@ -30,6 +30,7 @@ struct child_order {
     uint64_t deadline_ms;
     uint64_t expected[2]; /* the owner's */
     enum traffic_kind kind;
+    uint64_t began_ns; /* set by child_expect() */
 };
 
 /* Why a child is no longer of use. Texts are borrowed during the call. */

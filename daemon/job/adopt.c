@@ -34,6 +34,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/survival.h"
+#include "daemon/job/model/timeline.h"
 #include "daemon/job/request.h"
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/abort.h"
@@ -580,6 +581,7 @@ int job_adopt(struct job *job, char *why, size_t why_size)
     if (r == 1) {
         survival->n_daemons++;
         survival->away_ns = survival->found_ns - MIN(journal_last_beat(survival->journal), survival->found_ns);
+        timeline_opened(job);
         go_on(job);
         (void)failpoint("adopted");
     }

@@ -17,6 +17,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/survival.h"
+#include "daemon/job/model/timeline.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/step.h"
@@ -165,6 +166,7 @@ void job_train(struct job *job)
     job->phase = JOB_TRAINING;
     job->stats.times.last_commit_ns = job_now(job);
     step_open(job->step);
+    timeline_opened(job);
     job_turn(job, TURN_TRAINING);
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == WAIT_READY)

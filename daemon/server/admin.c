@@ -34,6 +34,7 @@
 #include "daemon/server/questions.h"
 #include "daemon/server/service.h"
 #include "daemon/server/session.h"
+#include "daemon/server/trace.h"
 #include "daemon/step/executor.h"
 
 /* ---- snapshots ----------------------------------------------------------------------------------------- */
@@ -564,16 +565,29 @@ static char *on_save(struct service *service)
     return save_json(&answer);
 }
 
+/* argument: the number of steps. */
+static char *on_trace(struct service *service, const char *argument, uint32_t *exit_code)
+{
+    unsigned n_steps;
+    char rest;
+
+    *exit_code = EX_USAGE;
+    if (*argument < '1' || *argument > '9' || sscanf(argument, "%9u%c", &n_steps, &rest) != 1)
+        return error_json("trace takes a number of steps from 1 on");
+    *exit_code = EX_OK;
+    return trace_answer(service->job, n_steps);
+}
+
 static const struct command {
     const char *name;
     bool admin;
     char *(*run)(struct service *service);
     char *(*run_with)(struct service *service, const char *argument, uint32_t *exit_code); /* else */
 } table[] = {
-    {"status", false, on_status},           {"ranks", false, on_ranks},   {"params", false, on_params},
-    {"diagnostics", false, on_diagnostics}, {"report", false, on_report}, {"drain", true, on_drain},
-    {"abort-step", true, on_abort},         {"drop", true, on_drop},      {"save", true, on_save},
-    {"resize", true, NULL, on_resize},
+    {"status", false, on_status},           {"ranks", false, on_ranks},       {"params", false, on_params},
+    {"diagnostics", false, on_diagnostics}, {"report", false, on_report},     {"drain", true, on_drain},
+    {"abort-step", true, on_abort},         {"drop", true, on_drop},          {"save", true, on_save},
+    {"resize", true, NULL, on_resize},      {"trace", false, NULL, on_trace},
 };
 
 /* "drop", or "resize 3". Return: NULL, there is none. */

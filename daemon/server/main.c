@@ -19,7 +19,7 @@
 #include "daemon/server/service.h"
 
 static const char usage[] =
-    "usage: zerod --config FILE [--socket PATH] [--ranks N] [--no-successors]\n"
+    "usage: zerod --config FILE [--socket PATH] [--ranks N] [--no-successors] [--trace-dir DIR]\n"
     "             [--check | --print-config]\n"
     "\n"
     "Holds the sharded optimizer state of one training job on this node: takes gradients\n"
@@ -29,6 +29,7 @@ static const char usage[] =
     "      --socket PATH   listen there, not on the configuration's listen.socket\n"
     "      --ranks N       world.size, if the configuration has none\n"
     "      --no-successors nobody starts a rank again that ends: one line says that it is gone\n"
+    "      --trace-dir DIR as diagnostics.trace_dir, unless the file has it\n"
     "      --check         validate the configuration and exit\n"
     "      --print-config  print every effective value with its origin and exit\n"
     "  -V, --version       print the version and exit\n"
@@ -37,7 +38,7 @@ static const char usage[] =
     "SIGTERM and SIGINT stop it cleanly. See zerod(8), zerod.yaml(5).\n";
 
 struct options {
-    const char *config, *socket;
+    const char *config, *socket, *trace_dir;
     unsigned n_ranks; /* 0: not given */
     bool check, print, no_successors;
     int exit_now; /* -1: go on */
@@ -60,15 +61,11 @@ static int parse_ranks(const char *text, unsigned *n_ranks)
 static struct options parse_options(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"no-successors", no_argument, NULL, 'n'},
-        {"config", required_argument, NULL, 'c'},
-        {"check", no_argument, NULL, 'k'},
-        {"print-config", no_argument, NULL, 'p'},
-        {"version", no_argument, NULL, 'V'},
-        {"help", no_argument, NULL, 'h'},
-        {"socket", required_argument, NULL, 's'},
-        {"ranks", required_argument, NULL, 'r'},
-        {0},
+        {"no-successors", no_argument, NULL, 'n'}, {"trace-dir", required_argument, NULL, 't'},
+        {"config", required_argument, NULL, 'c'},  {"check", no_argument, NULL, 'k'},
+        {"print-config", no_argument, NULL, 'p'},  {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'},          {"socket", required_argument, NULL, 's'},
+        {"ranks", required_argument, NULL, 'r'},   {0},
     };
     struct options options = {.exit_now = -1};
     int c;
@@ -88,6 +85,9 @@ static struct options parse_options(int argc, char **argv)
             break;
         case 'n':
             options.no_successors = true;
+            break;
+        case 't':
+            options.trace_dir = optarg;
             break;
         case 'k':
             options.check = true;
@@ -128,6 +128,8 @@ static int load_config(struct config **config, const struct options *options)
     config_problems_deinit(&problems);
     if (r == 0)
         (*config)->no_successors = options->no_successors;
+    if (r == 0 && options->trace_dir && !(*config)->diagnostics.trace_dir)
+        (*config)->diagnostics.trace_dir = strdup(options->trace_dir); /* out of memory: none */
     return r == 0 ? EX_OK : r == CONFIG_E_INVALID ? EX_CONFIG : EX_OSERR;
 }
 

@@ -14,6 +14,7 @@
 #include "core/base/log.h"
 #include "core/base/notify.h"
 #include "core/base/open-files.h"
+#include "core/base/recorder.h"
 #include "core/base/worker.h"
 #include "core/config/config.h"
 #include "core/diagnosis/cause.h"
@@ -35,6 +36,7 @@
 #include "daemon/server/questions.h"
 #include "daemon/server/service.h"
 #include "daemon/server/session.h"
+#include "daemon/server/trace.h"
 
 enum {
     TICK_MS = 50,         /* how late a time-out may be noticed */
@@ -62,6 +64,7 @@ struct server {
     uint64_t watchdog_ns, fed_ns, status_ns;
     uint64_t progress_seen, stuck_since_ns;
     struct diagnostic_log log;
+    struct trace_files traces;
     bool stopping;
     bool saves_to_stop; /* it stops when a checkpoint is written */
     uint64_t save_heard_ns; /* then: when that last got on here */
@@ -155,6 +158,7 @@ static void job_logs(void *userdata, const struct diagnostic *diagnostic)
     struct server *server = userdata;
 
     diagnostic_log_put(&server->log, diagnostic, service_now_ns() / 1000000);
+    trace_note(&server->traces, &server->loop, server->job, diagnostic);
 }
 
 static uint64_t job_clock(void *userdata)
@@ -436,6 +440,9 @@ static int start_server(struct server *server, char *why, size_t why_size)
         return r;
     }
     server->service.kernels = server->kernels;
+    r = recorder_start(worker_pool_n_threads(server->pool));
+    if (r < 0)
+        return r;
     r = job_new(&server->job, server->config, server->kernels, server->pool, &ops);
     server->service.job = server->job;
     if (r == 0 && server->config->world.nodes.n_items > 1)
@@ -538,6 +545,7 @@ void server_free(struct server *server)
     uv_run(&server->loop, UV_RUN_DEFAULT);
     uv_loop_close(&server->loop);
     service_deinit(&server->service);
+    recorder_stop();
     free(server);
 }
 

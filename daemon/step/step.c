@@ -10,6 +10,7 @@
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/base/recorder.h"
 #include "core/budget/step-sizes.h"
 #include "core/config/config.h"
 #include "daemon/memory/snapshot.h"
@@ -387,12 +388,9 @@ static void reduce_chunk(struct reduction *reduction, uint32_t chunk_id, struct 
     reduce_into(reduction, chunk, chunk_id, 0, reduction->n_sources, acc, !step->begun[chunk->part], slot);
 }
 
-static void reduction_run(struct work *work, uint32_t item)
+static void reduce_item(struct reduction *reduction, uint32_t chunk_id)
 {
-    struct reduction *reduction = container_of(work, struct reduction, work);
     struct step *step = reduction->step;
-    const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
-    uint32_t chunk_id = parcel->first_chunk + item;
     const struct layout_chunk *chunk = &step->layout->chunks[chunk_id];
 
     (void)failpoint("reduce");
@@ -413,6 +411,20 @@ static void reduction_run(struct work *work, uint32_t item)
         reduce_piece(reduction, chunk, chunk_id, i);
 }
 
+static void reduction_run(struct work *work, uint32_t item)
+{
+    struct reduction *reduction = container_of(work, struct reduction, work);
+    struct record record = {.kind = RECORD_WORK_REDUCE,
+                            .rank = RECORD_NO_RANK,
+                            .item = reduction->parcel,
+                            .micro_batch = (uint16_t)reduction->micro_batch,
+                            .begin_ns = recorder_now()};
+
+    reduce_item(reduction, reduction->step->layout->parcels[reduction->parcel].first_chunk + item);
+    record.end_ns = recorder_now();
+    recorder_merge(&record);
+}
+
 static void reduction_done(struct work *work)
 {
     step_reduced(container_of(work, struct reduction, work));
@@ -423,6 +435,12 @@ void step_reduced(struct reduction *reduction)
     struct step *step = reduction->step;
     const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
 
+    recorder_note(&(struct record){.kind = reduction->combining ? RECORD_COMBINE : RECORD_REDUCE,
+                                   .rank = RECORD_NO_RANK,
+                                   .item = reduction->parcel,
+                                   .micro_batch = (uint16_t)reduction->micro_batch,
+                                   .begin_ns = reduction->posted_ns,
+                                   .end_ns = recorder_now()});
     reduction->busy = false;
     for (uint32_t i = 0; i < parcel->n_parts; i++) {
         uint32_t part = parcel->first_part + i;
@@ -491,6 +509,7 @@ void step_finish_torn(struct reduction *reduction)
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata)
 {
     reduction->busy = true;
+    reduction->posted_ns = recorder_now();
     reduction->done = done;
     reduction->userdata = userdata;
     reduction->step->ops->reduce(reduction);
@@ -500,6 +519,7 @@ void step_was_reduced(struct reduction *reduction, void (*done)(void *userdata, 
                       void *userdata)
 {
     reduction->busy = true;
+    reduction->posted_ns = recorder_now();
     reduction->done = done;
     reduction->userdata = userdata;
     step_reduced(reduction);
@@ -602,6 +622,7 @@ static void update_chunk(const struct step *step, uint32_t id, const float *acc,
 void step_update_chunk(struct step *step, uint32_t id, const float *acc)
 {
     const struct layout_chunk *chunk = &step->layout->chunks[id];
+    struct record record = {.kind = RECORD_WORK_UPDATE, .rank = RECORD_NO_RANK, .begin_ns = recorder_now()};
     struct step_slot *slot;
 
     (void)failpoint("update");
@@ -612,6 +633,9 @@ void step_update_chunk(struct step *step, uint32_t id, const float *acc)
         snapshot_put_aside(step->state->snapshot, id);
     update_chunk(step, id, acc, slot);
     step_end_chunk(step, step->update_op, id, slot);
+    record.item = step->layout->parts[chunk->part].parcel;
+    record.end_ns = recorder_now();
+    recorder_merge(&record);
 }
 
 void step_finish_torn_update(struct step *step, uint32_t first, uint32_t end, step_acc acc, const void *userdata)

@@ -70,6 +70,7 @@ struct reduction {
     bool busy;
     bool give_only;          /* on GPUs: added here already; this node only sends its slices again */
     bool cancelled;          /* on GPUs, when done() is called: nothing was added */
+    uint64_t posted_ns;      /* for the recorder */
     uint64_t *masks;         /* per part of the parcel: bit i = local rank i (or piece i) takes part */
     const uint8_t **sources; /* per local rank: its slot; combining: per piece, as in staging */
     unsigned n_sources;

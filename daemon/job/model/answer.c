@@ -20,6 +20,7 @@
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/timeline.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/state.h"
 
@@ -79,6 +80,7 @@ static void keep_answer(struct job_rank *rank, const struct reply *reply, size_t
 
 void job_answer(struct job *job, struct job_rank *rank, const struct reply *reply, int *fds, size_t n_fds)
 {
+    timeline_answers(job, rank);
     rank->wait = WAIT_NONE;
     if (rank->peer == RANK_IS_AWAY)
         keep_answer(rank, reply, n_fds);

@@ -9,6 +9,7 @@
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/kept.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/timeline.h"
 
 void diagnostics_count(struct job *job, unsigned code)
 {
@@ -28,6 +29,7 @@ static struct diagnostic *keep(struct job *job, struct diagnostic *diagnostic, b
 {
     diagnostic->time_ns = job_now(job);
     kept_add(&job->diagnostics.kept, diagnostic, stranger);
+    timeline_diagnostic(job, diagnostic->has_rank ? (int64_t)diagnostic->rank : -1, diagnostic->code);
     if (diagnostic->warning)
         job->stats.counters.warnings++;
     else

@@ -55,6 +55,7 @@ void rank_forget_incarnation(struct job_rank *rank)
     rank->n_pushes = rank->n_received = 0;
     rank->partial = (struct partial_push){0};
     rank_evidence_reset(&rank->evidence);
+    rank->timeline = (struct rank_timeline){0};
     rank->n_forwards = rank->n_backwards = 0; /* a successor counts from 0 */
     rank->n_forwards_at_step = rank->n_backwards_at_step = 0;
 }

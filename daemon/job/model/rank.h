@@ -10,6 +10,7 @@
 #include "core/layout/manifest.h"
 #include "core/wire/wire-request.h"
 #include "daemon/job/model/fault.h"
+#include "daemon/job/model/timeline.h"
 
 struct job;
 struct reading;
@@ -91,6 +92,7 @@ struct job_rank {
 
     enum job_wait wait;
     uint64_t wait_ns;
+    struct rank_timeline timeline;
     struct request_slot_request slot_wanted;
     bool slot_credited;  /* since the client was last told to look */
     bool impatient;      /* has waited in vain for a slot, in this micro-batch */

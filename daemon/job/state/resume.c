@@ -21,6 +21,7 @@
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/timeline.h"
 #include "daemon/job/state/window.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/state.h"
@@ -349,4 +350,5 @@ void resume_apply(struct job *job)
     job->phase = JOB_TRAINING;
     job->stats.times.last_commit_ns = job_now(job);
     step_open(job->step);
+    timeline_opened(job);
 }

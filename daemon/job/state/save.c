@@ -28,6 +28,7 @@
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/timeline.h"
 #include "daemon/job/state/window.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/snapshot.h"
@@ -232,6 +233,7 @@ static void note_saved(struct job *job, const struct saving *saving)
     save->last_ns = saving->ended_ns - saving->began_ns;
     save->last_waited_ns = saving->waited_ns;
     save->last_ended_ns = job_now(job);
+    timeline_saved(job, saving->began_ns);
     free(steal_ptr(save->why));
     log_notice("saved %s/%s: %.1f MB in %.1f s; at most %.1f MB were put aside, and updates waited %.1f s for the disk",
                job->config->checkpoint.dir, name, (double)save->last_bytes / 1e6, (double)save->last_ns / 1e9,

@@ -25,6 +25,7 @@
 #include "daemon/job/model/parcels.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/survival.h"
+#include "daemon/job/model/timeline.h"
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/ledger/ledger.h"
@@ -86,6 +87,7 @@ static void finish_abort(struct job *job)
 {
     struct diagnostic *reason = steal_ptr(job->abort.reason), *notice;
 
+    timeline_aborted(job);
     ledger_abort(&job->ledger);
     job->ledger.attempt = MAX(job->ledger.attempt, job->abort.said_attempt);
     memset(job->work.parcels, 0, job->layout->n_parcels * sizeof(*job->work.parcels));

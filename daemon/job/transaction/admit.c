@@ -35,6 +35,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/survival.h"
+#include "daemon/job/model/timeline.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/ledger/ledger.h"
@@ -87,8 +88,10 @@ void job_begin_backward(struct job *job, struct job_rank *rank, const struct req
     r = ledger_begin(&job->ledger, rank->rank, request->step, request->micro_batch);
     rank->n_forwards = request->n_forwards;
     rank->n_backwards = request->n_backwards;
-    if (r == LEDGER_ADMITTED)
+    if (r == LEDGER_ADMITTED) {
+        timeline_backward(job, rank);
         return;
+    }
     snprintf(detail, sizeof(detail), "backward of step %" PRIu64 ", micro-batch %u", request->step,
              request->micro_batch);
     record.sequence = 1; /* something was asked, though it was no push */
@@ -237,8 +240,10 @@ static void admit(struct job *job, struct job_rank *rank, const struct push_reco
     if (pass > 0 && last)
         note_again(job, rank, record);
     slot->n_pushed++;
-    if (slot->n_pushed == job->layout->parcels[part->parcel].n_parts)
+    if (slot->n_pushed == job->layout->parcels[part->parcel].n_parts) {
+        timeline_pushed(job, rank, part->parcel);
         collect_parcel(job, part->parcel);
+    }
 }
 
 /* As the client sums a duplicate: over the parts, which have sums of their own. Return: false when it is not known. */

@@ -28,6 +28,7 @@
 #include "daemon/job/model/parcels.h"
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/timeline.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/job/transaction/commit.h"
@@ -100,6 +101,7 @@ void job_end_backward(struct job *job, struct job_rank *rank, const struct reque
     }
     switch (ledger_end(&job->ledger, rank->rank, request->step, request->micro_batch)) {
     case LEDGER_ADMITTED:
+        timeline_ended(job, rank);
         if (request->has_blob)
             blob_set(&rank->blob, request->blob, request->n_blob_bytes);
         rank->abandoned = false;

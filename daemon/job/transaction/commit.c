@@ -40,6 +40,7 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/stats.h"
 #include "daemon/job/model/survival.h"
+#include "daemon/job/model/timeline.h"
 #include "daemon/job/state/gather.h"
 #include "daemon/job/state/save.h"
 #include "daemon/job/transaction/abort.h"
@@ -360,6 +361,7 @@ static void finish_commit(void *userdata)
     struct job *job = userdata;
 
     learn_graph(job);
+    timeline_committed(job);
     ledger_commit(&job->ledger);
     memset(job->work.parcels, 0, job->layout->n_parcels * sizeof(*job->work.parcels));
     step_open(job->step);
@@ -376,6 +378,7 @@ static void finish_commit(void *userdata)
     job_turn(job, TURN_COMMITTED);
     (void)failpoint("committed");
     commit_answer(job);
+    timeline_opened(job); /* the ranks' waits for the step still belong to it */
     job_todo(job);
 }
 

@@ -236,7 +236,7 @@ void recorder_free(struct recorder *r)
     free(r);
 }
 
-void recorder_note(struct recorder *r, enum act_kind kind, unsigned save, bool succeeded)
+void recorder_note_act(struct recorder *r, enum act_kind kind, unsigned save, bool succeeded)
 {
     struct act *act = add_act(r, kind, 0);
 

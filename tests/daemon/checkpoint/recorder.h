@@ -52,7 +52,7 @@ struct recorder {
 /* root: a folder; what happens in it is recorded. */
 struct recorder *recorder_new(const char *root);
 void recorder_free(struct recorder *recorder);
-void recorder_note(struct recorder *recorder, enum act_kind kind, unsigned save, bool succeeded);
+void recorder_note_act(struct recorder *recorder, enum act_kind kind, unsigned save, bool succeeded);
 
 /* ---- the machine --------------------------------------------------------------------------------------- */
 

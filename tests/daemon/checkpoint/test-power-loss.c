@@ -138,11 +138,11 @@ static struct recorder *record(const struct scenario *scenario)
         recorder->n_calls = 0;
         recorder->fails_at = scenario->saves[i].fails_at;
         recorder->goes_on = scenario->saves[i].goes_on;
-        recorder_note(recorder, ACT_BEGIN, i, false);
+        recorder_note_act(recorder, ACT_BEGIN, i, false);
         r = save_all(save, i, scenario->several_nodes, why);
         if (r < 0 && recorder->fails_at == NEVER)
             fail_msg("%s, save %u: %s", scenario->name, i, why);
-        recorder_note(recorder, ACT_RETURN, i, r == 0);
+        recorder_note_act(recorder, ACT_RETURN, i, r == 0);
     }
     return recorder;
 }

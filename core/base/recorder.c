@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The recorder's rings: one writer each, and a reader that drops what was overwritten while it copied. */
+
+#include "core/base/recorder.h"
+
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/base/base.h"
+#include "core/base/worker.h"
+
+enum { WORDS = sizeof(struct record) / sizeof(uint64_t) };
+
+struct ring {
+    _Atomic(uint64_t) n_written; /* all records so far */
+    uint64_t n_records;          /* for how many there is room; a power of 2 */
+    struct record last;          /* the writer's */
+    _Atomic(uint64_t) *words;
+};
+
+static struct ring *rings;
+static unsigned n_rings;
+static _Atomic(uint64_t) open_step;
+
+int recorder_start(unsigned n_workers)
+{
+    rings = calloc(n_workers + 1, sizeof(*rings));
+    if (!rings)
+        return -ENOMEM;
+    n_rings = n_workers + 1;
+    for (unsigned i = 0; i < n_rings; i++) {
+        rings[i].n_records = i == 0 ? RECORDER_LOOP_RECORDS : RECORDER_WORKER_RECORDS;
+        rings[i].words = calloc(rings[i].n_records * WORDS, sizeof(uint64_t)); /* pages come with their first use */
+        if (!rings[i].words) {
+            recorder_stop();
+            return -ENOMEM;
+        }
+    }
+    return 0;
+}
+
+void recorder_stop(void)
+{
+    for (unsigned i = 0; i < n_rings; i++)
+        free(rings[i].words);
+    free(steal_ptr(rings));
+    n_rings = 0;
+}
+
+uint64_t recorder_now(void)
+{
+    struct timespec now;
+
+    if (n_rings == 0)
+        return 0;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+void recorder_set_step(uint64_t step)
+{
+    atomic_store_explicit(&open_step, step, memory_order_relaxed);
+}
+
+/* Where a record lies, by its number. */
+static _Atomic(uint64_t) *place(const struct ring *ring, uint64_t number)
+{
+    return &ring->words[(number & (ring->n_records - 1)) * WORDS];
+}
+
+static void write_at(const struct ring *ring, uint64_t number, const struct record *record)
+{
+    _Atomic(uint64_t) *to = place(ring, number);
+    uint64_t words[WORDS];
+
+    memcpy(words, record, sizeof(words));
+    for (unsigned i = 0; i < WORDS; i++)
+        atomic_store_explicit(&to[i], words[i], memory_order_relaxed);
+}
+
+static void append(struct ring *ring, const struct record *record)
+{
+    uint64_t number = atomic_load_explicit(&ring->n_written, memory_order_relaxed);
+
+    ring->last = *record;
+    ring->last.step = (uint32_t)atomic_load_explicit(&open_step, memory_order_relaxed);
+    ring->last.thread = (uint16_t)(ring - rings);
+    write_at(ring, number, &ring->last);
+    atomic_store_explicit(&ring->n_written, number + 1, memory_order_release);
+}
+
+void recorder_note(const struct record *record)
+{
+    unsigned number = worker_number();
+
+    if (number < n_rings)
+        append(&rings[number], record);
+}
+
+void recorder_merge(const struct record *record)
+{
+    unsigned number = worker_number();
+    struct ring *ring = number < n_rings ? &rings[number] : NULL;
+    struct record *last = ring ? &ring->last : NULL;
+
+    if (!ring)
+        return;
+    if (last->end_ns == 0 || last->kind != record->kind || last->item != record->item ||
+        last->micro_batch != record->micro_batch || record->begin_ns - last->end_ns > RECORDER_MERGE_NS ||
+        last->step != (uint32_t)atomic_load_explicit(&open_step, memory_order_relaxed)) {
+        append(ring, record);
+        return;
+    }
+    last->end_ns = record->end_ns;
+    write_at(ring, atomic_load_explicit(&ring->n_written, memory_order_relaxed) - 1, last);
+}
+
+/* Copies what the ring holds, oldest first. Return: the number of records. */
+static size_t copy_ring(const struct ring *ring, struct record *to)
+{
+    uint64_t end = atomic_load_explicit(&ring->n_written, memory_order_acquire), now, first;
+    uint64_t begin = end > ring->n_records ? end - ring->n_records : 0;
+
+    for (uint64_t number = begin; number < end; number++) {
+        const _Atomic(uint64_t) *from = place(ring, number);
+        uint64_t words[WORDS];
+
+        for (unsigned i = 0; i < WORDS; i++)
+            words[i] = atomic_load_explicit(&from[i], memory_order_relaxed);
+        memcpy(&to[number - begin], words, sizeof(words));
+    }
+    atomic_thread_fence(memory_order_acquire);
+    now = atomic_load_explicit(&ring->n_written, memory_order_relaxed);
+    /* The writer may be in the midst of one more. */
+    first = now + 1 > ring->n_records ? now + 1 - ring->n_records : 0;
+    if (first <= begin)
+        return end - begin;
+    first = MIN(first, end);
+    memmove(to, &to[first - begin], (end - first) * sizeof(*to));
+    return end - first;
+}
+
+/* Keeps the records from this step on. Return: their number. */
+static size_t keep_from(struct record *records, size_t n, uint32_t step)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if ((int32_t)(records[i].step - step) >= 0)
+            records[kept++] = records[i];
+    return kept;
+}
+
+struct record *recorder_copy(uint64_t n_steps, size_t *n_records, uint64_t *oldest)
+{
+    uint64_t step = atomic_load_explicit(&open_step, memory_order_relaxed);
+    size_t room = 1, n;
+    struct record *all;
+
+    *oldest = step - MIN(n_steps, step);
+    *n_records = 0;
+    for (unsigned i = 0; i < n_rings; i++)
+        room += rings[i].n_records;
+    all = calloc(room, sizeof(*all));
+    for (unsigned i = 0; all && i < n_rings; i++) {
+        struct record *own = &all[*n_records];
+
+        n = copy_ring(&rings[i], own);
+        /* A ring that has forgotten something may lack the beginning of its oldest step. */
+        if (n > 0 && n + 1 >= rings[i].n_records)
+            *oldest = MIN(MAX(*oldest, step - (uint32_t)((uint32_t)step - own[0].step) + 1), step);
+        *n_records += keep_from(own, n, (uint32_t)*oldest);
+    }
+    if (all)
+        *n_records = keep_from(all, *n_records, (uint32_t)*oldest);
+    return all;
+}

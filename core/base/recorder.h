@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The recorder: what the loop and the workers of a daemon did in the last steps, as small records in rings. It is
+ * always on; `zerodctl trace` makes a timeline of it.
+ *
+ * Each thread has a ring of its own: the loop's is number 0, a worker's its worker_number(). Threads that are neither
+ * must not record. When a ring is full, the newest record takes the place of the oldest. Recording takes no lock, and
+ * anything may be copied meanwhile. Before recorder_start() nothing is recorded.
+ *
+ * Times are CLOCK_MONOTONIC in nanoseconds.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Part of what zerodctl reads: a kind keeps its number, and new ones come at the end. */
+enum record_kind {
+    /* Of a rank. */
+    RECORD_FORWARD,  /* from the last answer to its next backward: loading data and the forward */
+    RECORD_BACKWARD, /* until it says that the micro-batch has ended */
+    RECORD_WAIT,     /* item: enum job_wait */
+    RECORD_PUSHED,   /* item: parcel. A moment: it has pushed its last gradient of the parcel */
+    /* Of a parcel, which is a bucket or a piece of a large parameter; item: parcel. */
+    RECORD_REDUCE,  /* from posting the sum over this node's ranks until all workers are through */
+    RECORD_COMBINE, /* the same of the sum over all nodes */
+    /* Of a worker; item: parcel. */
+    RECORD_WORK_REDUCE,
+    RECORD_WORK_UPDATE,
+    /* Of the step. */
+    RECORD_ASKED,      /* from the first rank's request for the step until the step is decided */
+    RECORD_UPDATE,     /* from there to the commit */
+    RECORD_COLLECTIVE, /* item: enum traffic_kind */
+    RECORD_SAVE,       /* a checkpoint is being written; step: its own */
+    RECORD_ABORTED,    /* a moment: the step begins again */
+    RECORD_DIAGNOSTIC, /* a moment; item: its code, rank: whose, or RECORD_NO_RANK */
+    N_RECORD_KINDS,
+};
+
+enum {
+    RECORD_NO_RANK = UINT16_MAX,
+    RECORDER_LOOP_RECORDS = 1 << 16,
+    RECORDER_WORKER_RECORDS = 1 << 14,
+    RECORDER_MERGE_NS = 5000, /* a worker's pieces of the same work with less between them are one record */
+};
+
+struct record {
+    uint64_t begin_ns, end_ns; /* equal: a moment */
+    uint32_t step;             /* the lower 32 bits; set by the recorder */
+    uint32_t item;
+    uint16_t rank, micro_batch;
+    uint16_t thread; /* set by the recorder */
+    uint8_t kind;    /* enum record_kind */
+    uint8_t unused;
+};
+_Static_assert(sizeof(struct record) == 32, "a record is passed on as it is");
+
+/* n_workers: their number. Call it once, before any thread records. Return: 0 or -ENOMEM. */
+int recorder_start(unsigned n_workers);
+/* No thread records any more. */
+void recorder_stop(void);
+
+/* Return: 0 while nothing is recorded. */
+uint64_t recorder_now(void);
+
+/* What is recorded from now on belongs to this step. */
+void recorder_set_step(uint64_t step);
+
+void recorder_note(const struct record *record);
+/* As recorder_note(), or lengthens this thread's last record. */
+void recorder_merge(const struct record *record);
+
+/*
+ * Copies the records of the last n_steps committed steps and of the open one, in no order. *oldest: the first step of
+ * which every record is there. Return: an array to be freed, or NULL: no memory.
+ */
+struct record *recorder_copy(uint64_t n_steps, size_t *n_records, uint64_t *oldest);

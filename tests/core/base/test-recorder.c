@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The recorder: what was recorded comes back, by step; full rings forget the oldest and say so; pieces of the same work
+ * become one record; and what is copied while threads write is whole. Under thread sanitizer this file also tests that
+ * writers and the reader share no plain memory.
+ */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdatomic.h>
+
+#include <cmocka.h>
+
+#include "core/base/base.h"
+#include "core/base/recorder.h"
+#include "core/base/worker.h"
+#include "tests/group.h"
+
+static struct record a_record(uint64_t begin_ns, uint32_t item)
+{
+    return (struct record){.begin_ns = begin_ns, .end_ns = begin_ns + 10, .item = item, .kind = RECORD_WORK_REDUCE};
+}
+
+static void test_nothing_before_the_start(void **state)
+{
+    struct record record = a_record(1, 1), *all;
+    uint64_t oldest;
+    size_t n;
+
+    (void)state;
+    recorder_note(&record);
+    recorder_merge(&record);
+    all = recorder_copy(10, &n, &oldest);
+    assert_non_null(all);
+    assert_int_equal(n, 0);
+    free(all);
+}
+
+static void test_steps(void **state)
+{
+    struct record *all;
+    uint64_t oldest;
+    size_t n;
+
+    (void)state;
+    assert_int_equal(recorder_start(1), 0);
+    for (uint32_t step = 0; step < 10; step++) {
+        struct record record = a_record(1000 * step + 1, step + 100);
+
+        recorder_set_step(step);
+        recorder_note(&record);
+    }
+    all = recorder_copy(3, &n, &oldest);
+    assert_int_equal(oldest, 6);
+    assert_int_equal(n, 4);
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(all[i].step, 6 + i);
+        assert_int_equal(all[i].item, 106 + i);
+        assert_int_equal(all[i].begin_ns, 1000 * (6 + i) + 1);
+        assert_int_equal(all[i].end_ns, all[i].begin_ns + 10);
+        assert_int_equal(all[i].thread, 0);
+    }
+    free(all);
+    all = recorder_copy(UINT64_MAX, &n, &oldest);
+    assert_int_equal(oldest, 0);
+    assert_int_equal(n, 10);
+    free(all);
+    recorder_stop();
+}
+
+/* Steps beyond 32 bits, as of a run that goes on. */
+static void test_late_steps(void **state)
+{
+    const uint64_t late = UINT64_C(5) << 32;
+    struct record record = a_record(1, 1), *all;
+    uint64_t oldest;
+    size_t n;
+
+    (void)state;
+    assert_int_equal(recorder_start(1), 0);
+    recorder_set_step(late - 1);
+    recorder_note(&record);
+    recorder_set_step(late);
+    recorder_note(&record);
+    all = recorder_copy(1, &n, &oldest);
+    assert_int_equal(oldest, late - 1);
+    assert_int_equal(n, 2);
+    free(all);
+    all = recorder_copy(0, &n, &oldest);
+    assert_int_equal(oldest, late);
+    assert_int_equal(n, 1);
+    free(all);
+    recorder_stop();
+}
+
+/* A step's records are all there, or the step is not among those that are promised. */
+static void test_full_ring(void **state)
+{
+    enum { PER_STEP = 1000, STEPS = 100 };
+
+    unsigned n_of[STEPS] = {0};
+    struct record *all;
+    uint64_t oldest;
+    size_t n;
+
+    (void)state;
+    assert_int_equal(recorder_start(1), 0);
+    for (uint32_t i = 0; i < PER_STEP * STEPS; i++) {
+        struct record record = a_record(i, i);
+
+        recorder_set_step(i / PER_STEP);
+        recorder_note(&record);
+    }
+    all = recorder_copy(STEPS, &n, &oldest);
+    assert_in_range(oldest, STEPS - RECORDER_LOOP_RECORDS / PER_STEP, STEPS - RECORDER_LOOP_RECORDS / PER_STEP + 1);
+    for (size_t i = 0; i < n; i++)
+        n_of[all[i].step]++;
+    for (uint64_t step = 0; step < STEPS; step++)
+        assert_int_equal(n_of[step], step < oldest ? 0 : PER_STEP);
+    free(all);
+    recorder_stop();
+}
+
+/* A step that does not fit alone: what there is of it. */
+static void test_step_larger_than_the_ring(void **state)
+{
+    struct record *all;
+    uint64_t oldest;
+    size_t n;
+
+    (void)state;
+    assert_int_equal(recorder_start(1), 0);
+    recorder_set_step(7);
+    for (uint32_t i = 0; i < RECORDER_LOOP_RECORDS + 5; i++) {
+        struct record record = a_record(i, i);
+
+        recorder_note(&record);
+    }
+    all = recorder_copy(3, &n, &oldest);
+    assert_int_equal(oldest, 7);
+    assert_in_range(n, RECORDER_LOOP_RECORDS - 1, RECORDER_LOOP_RECORDS);
+    assert_int_equal(all[n - 1].item, RECORDER_LOOP_RECORDS + 4);
+    free(all);
+    recorder_stop();
+}
+
+static void test_merging(void **state)
+{
+    struct record first = a_record(100, 5), next = a_record(110 + RECORDER_MERGE_NS, 5), late = next, other = next;
+    struct record *all;
+    uint64_t oldest;
+    size_t n;
+
+    (void)state;
+    assert_int_equal(recorder_start(1), 0);
+    recorder_set_step(0);
+    recorder_merge(&first);
+    recorder_merge(&next);
+    late.begin_ns = next.end_ns + RECORDER_MERGE_NS + 1;
+    late.end_ns = late.begin_ns + 10;
+    recorder_merge(&late);
+    other.item = 6;
+    other.begin_ns = late.end_ns;
+    other.end_ns = other.begin_ns + 10;
+    recorder_merge(&other);
+    recorder_set_step(1); /* the same work, but of another step */
+    other.begin_ns = other.end_ns;
+    other.end_ns++;
+    recorder_merge(&other);
+    all = recorder_copy(1, &n, &oldest);
+    assert_int_equal(n, 4);
+    assert_int_equal(all[0].begin_ns, first.begin_ns);
+    assert_int_equal(all[0].end_ns, next.end_ns);
+    assert_int_equal(all[1].begin_ns, late.begin_ns);
+    assert_int_equal(all[2].item, 6);
+    assert_int_equal(all[3].step, 1);
+    free(all);
+    recorder_stop();
+}
+
+/* ---- threads ------------------------------------------------------------------------------------------- */
+
+enum { N_WORKERS = 3, N_EACH = 4 * RECORDER_WORKER_RECORDS };
+
+/* All words of a record say the same, so a torn one shows. */
+static void write_many(struct work *work, uint32_t item)
+{
+    (void)work;
+    (void)item;
+    for (uint32_t i = 1; i <= N_EACH; i++) {
+        struct record record = {.begin_ns = i, .end_ns = i, .item = i, .rank = (uint16_t)i, .kind = RECORD_WORK_UPDATE};
+
+        recorder_note(&record);
+    }
+}
+
+static void note_done(struct work *work)
+{
+    (void)work;
+}
+
+static void ignore(void *userdata)
+{
+    (void)userdata;
+}
+
+static void look(const struct record *all, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        assert_in_range(all[i].thread, 1, N_WORKERS);
+        assert_int_equal(all[i].end_ns, all[i].begin_ns);
+        assert_int_equal(all[i].item, all[i].begin_ns);
+        assert_int_equal(all[i].rank, (uint16_t)all[i].begin_ns);
+    }
+}
+
+static void test_copied_while_it_is_written(void **state)
+{
+    struct work work = {.run = write_many, .done = note_done, .n_items = N_WORKERS};
+    struct worker_pool *pool;
+    uint64_t oldest, n_done = 0;
+    struct record *all;
+    size_t n;
+
+    (void)state;
+    assert_int_equal(recorder_start(N_WORKERS), 0);
+    assert_int_equal(worker_pool_new(&pool, N_WORKERS, ignore, NULL), 0);
+    recorder_set_step(0);
+    worker_post(pool, &work);
+    while (worker_pool_progress(pool, &n_done)) {
+        all = recorder_copy(0, &n, &oldest);
+        assert_non_null(all);
+        look(all, n);
+        free(all);
+    }
+    assert_int_equal(worker_pool_wait(pool), 1);
+    all = recorder_copy(0, &n, &oldest);
+    look(all, n);
+    assert_true(n >= RECORDER_WORKER_RECORDS - 1);
+    free(all);
+    worker_pool_free(pool);
+    recorder_stop();
+}
+
+TEST_GROUP(recorder)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nothing_before_the_start),
+        cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_late_steps),
+        cmocka_unit_test(test_full_ring),
+        cmocka_unit_test(test_step_larger_than_the_ring),
+        cmocka_unit_test(test_merging),
+        cmocka_unit_test(test_copied_while_it_is_written),
+    };
+
+    return cmocka_run_group_tests_name("recorder", tests, NULL, NULL);
+}
