@@ -83,6 +83,7 @@ def test_wheel(root, made, tmp_path):
     assert "zerod.yaml" in root.run("man -P cat -M /env/share/man zerod.yaml 2>&1")
     for program in ("zerod", "zerodctl", "zerodrun"):
         assert f"{program} {version()}" in root.run(f"/env/bin/{program} --version")
+    root.run("cd /env/share/bash-completion/completions; ls zerod zerodrun zerodctl")
     assert "is started by zerod" in root.run("/env/bin/zerod-engine-gloo", status=2)
     if root.suite == "trixie":  # torch 2.6
         (root.folder / "tmp/stage3.yaml").write_text("zero_optimization: {stage: 3}\n")
@@ -104,6 +105,7 @@ def test_packages(root, made, tmp_path):
     assert f"zerod {version()}" in root.run("zerod --version")
     assert re.search(r"^zerod:x:\d+", root.run("getent passwd zerod; getent group zerod-admin"))
     assert f"zerod-exporter {version()}" in root.run("zerod-exporter --version")
+    root.run("cd /usr/share/bash-completion/completions; ls zerod zerodrun zerodctl")
     assert "job" in root.run("zerod --config /usr/share/zerod/stage2.yaml --print-config")
     if root.suite == "trixie":
         trains(root)
