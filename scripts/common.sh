@@ -21,6 +21,8 @@ ZEROD_TORCH_MODULES=(torch==2.13.0 numpy)
 ZEROD_CALLERS=(transformers==4.57.6 accelerate==1.15.0 peft==0.21.2 lightning==2.6.6)
 # Those of tests/callers, which take a gigabyte more.
 ZEROD_MORE_CALLERS=(trl==1.16.0 sentence-transformers==5.7.0)
+# The documents as a site.
+ZEROD_DOCS_MODULES=(mkdocs==1.6.1 mkdocs-material==9.8.2)
 
 say() {
     printf '%s\n' "$*"
@@ -166,6 +168,11 @@ get_promtool() {
 make_callers_venv() {
     make_venv_of venv-callers "${ZEROD_TEST_MODULES[@]}" "${ZEROD_TORCH_MODULES[@]}" "${ZEROD_CALLERS[@]}" \
         "${ZEROD_MORE_CALLERS[@]}"
+}
+
+# make_docs_venv: build/venv-docs, for scripts/docs.
+make_docs_venv() {
+    make_venv_of venv-docs "${ZEROD_DOCS_MODULES[@]}"
 }
 
 # Most tests wait most of the time, so there are more of them than processors.
