@@ -14,6 +14,8 @@ ZEROD_PACKAGES=(gcc g++ libc6-dev meson ninja-build pkg-config libuv1-dev libpro
     python3)
 # To test; beyond those.
 ZEROD_TEST_PACKAGES=(python3-venv strace)
+# Those whose completion is tested; bash is there.
+ZEROD_SHELL_PACKAGES=(fish zsh)
 ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml prometheus-client==0.26.0)
 # To train with PyTorch. Which build of torch it is, pip's own configuration decides; the CPU's will do.
 ZEROD_TORCH_MODULES=(torch==2.13.0 numpy)

@@ -105,7 +105,7 @@ def test_packages(root, made, tmp_path):
     assert f"zerod {version()}" in root.run("zerod --version")
     assert re.search(r"^zerod:x:\d+", root.run("getent passwd zerod; getent group zerod-admin"))
     assert f"zerod-exporter {version()}" in root.run("zerod-exporter --version")
-    root.run("cd /usr/share/bash-completion/completions; ls zerod zerodrun zerodctl")
+    root.run("cd /usr/share; ls bash-completion/completions/zerodrun fish/vendor_completions.d/zerodrun.fish zsh/vendor-completions/_zerod")
     assert "job" in root.run("zerod --config /usr/share/zerod/stage2.yaml --print-config")
     if root.suite == "trixie":
         trains(root)

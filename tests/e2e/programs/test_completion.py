@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion in a real bash, with the words and the cursor that bash gives to a function of `complete`."""
+"""Completion in real shells. bash: with the words and the cursor that it gives to a function of `complete`."""
 
 import os
 import pty
 import re
 import select
+import shutil
 import socket
 import subprocess
 import time
@@ -123,28 +124,107 @@ def test_the_program_of_zerodrun(offered):
     assert offered("zerodrun", "-n", "2", "--", "sh", "--no") == set()
 
 
-def test_keys(path, tmp_path):
-    """Somebody types a word and the key TAB."""
-    env = environment({"PATH": f"{path}:/usr/bin:/bin", "HOME": tmp_path, "TERM": "dumb", "PS1": "$ "})
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve("/bin/bash", ["bash", "--norc", "--noprofile", "-i"], {key: str(value) for key, value in env.items()})
-    try:
-        os.write(terminal, f". {COMPLETION}\nzerodctl checkp\tver\t\n".encode())
-        said, deadline = "", time.monotonic() + 20
-        while "checkpoint verify" not in said and time.monotonic() < deadline:
-            if select.select([terminal], [], [], 0.2)[0]:
-                said += os.read(terminal, 4096).decode()
-        assert "zerodctl checkpoint verify" in said, said
-    finally:
-        os.close(terminal)
-        os.waitpid(pid, 0)
+class Terminal:
+    """A shell at which somebody types."""
+
+    def __init__(self, command, path, home):
+        env = environment({"PATH": f"{path}:/usr/bin:/bin", "HOME": home, "TERM": "dumb", "PS1": "$ ", "COLUMNS": 100})
+        self.pid, self.terminal = pty.fork()
+        if self.pid == 0:
+            os.execvpe(command[0], command, {key: str(value) for key, value in env.items()})
+
+    def type(self, keys, until):
+        """What is shown until this pattern is in it."""
+        os.write(self.terminal, keys.encode())
+        said, deadline = "", time.monotonic() + 30
+        while not re.search(until, said, re.DOTALL):
+            assert time.monotonic() < deadline, f"{keys!r}: {said}"
+            if select.select([self.terminal], [], [], 0.2)[0]:
+                said += os.read(self.terminal, 65536).decode(errors="replace")
+        return said
+
+    def close(self):
+        os.close(self.terminal)
+        os.waitpid(self.pid, 0)
+
+
+@pytest.fixture
+def terminal(path, tmp_path):
+    opened = []
+
+    def start(*command):
+        if not shutil.which(command[0]):
+            pytest.skip(f"there is no {command[0]}")
+        opened.append(Terminal(command, path, tmp_path))
+        return opened[-1]
+
+    yield start
+    for shell in opened:
+        shell.close()
+
+
+def test_bash_at_a_terminal(terminal):
+    shell = terminal("bash", "--norc", "--noprofile", "-i")
+    shell.type(f". {COMPLETION}\nzerodctl checkp\tver\t", "zerodctl checkpoint verify ")
+
+
+def test_zsh(build, terminal):
+    """Options and commands of --help, as zsh lists them."""
+    shell = terminal("zsh", "-f", "-i")
+    shell.type(f"fpath=({COMPLETION.parent} $fpath); autoload -U compinit; compinit -u -D; LISTMAX=1000\n"
+               "bindkey '^I' list-choices; echo READY\n", "\nREADY")  # fmt: skip
+
+    def listed(line):
+        # zsh shows the line, the list, and the line again.
+        said = shell.type(f"{line}\t", rf"{re.escape(line)}.*\n.*{re.escape(line)}")
+        shell.type("\x15\n", r"\$ ")
+        return set(re.sub(re.escape(line), "", said).split())
+
+    for program in PROGRAMS:
+        text = help_of(build, program)
+        everywhere = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+        seen = listed(f"{program} --") & everywhere
+        for words, lines in commands_of(text).items():
+            own = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", " ".join(lines)))
+            seen |= listed(f"{' '.join([program, *words])} --") & own if own else set()
+        assert seen == everywhere, program
+    commands = commands_of(help_of(build, "zerodctl"))
+    assert {words[0] for words in commands} <= listed("zerodctl --socket x ")
+    assert {"save", "list", "verify", "show"} <= listed("zerodctl checkpoint ")
+
+
+def test_fish(build, path, tmp_path):
+    if not shutil.which("fish"):
+        pytest.skip("there is no fish")
+    for program in PROGRAMS:
+        shutil.copy(COMPLETION.with_suffix(".fish"), tmp_path / f"{program}.fish")
+    env = environment({"PATH": f"{path}:/usr/bin:/bin", "HOME": tmp_path})
+
+    def offered(*lines):
+        program = lines[0].split()[0]
+        ask = "".join(f"; complete -C '{line}'" for line in lines)
+        result = subprocess.run(["fish", "--no-config", "-c", f"source {tmp_path}/{program}.fish{ask}"], cwd=tmp_path, env=env,
+                                capture_output=True, text=True)  # fmt: skip
+        assert result.returncode == 0 and result.stderr == "", result.stderr
+        return {line.split("\t")[0] for line in result.stdout.splitlines()}
+
+    for program in PROGRAMS:
+        text = help_of(build, program)
+        lines = [f"{program} --", *(f"{' '.join([program, *words])} --" for words in commands_of(text))]
+        assert offered(*lines) == set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)), program
+    commands = commands_of(help_of(build, "zerodctl"))
+    assert offered("zerodctl ") == {words[0] for words in commands}
+    assert offered("zerodctl checkpoint ") >= {"save", "list", "verify", "show"}
+    assert offered("zerodrun --color ") == {"auto", "always", "never"}
 
 
 def test_where_it_is_installed(build, tmp_path):
-    """Where bash-completion looks for a file with the program's name."""
+    """Where bash-completion and fish look for a file with the program's name, and zsh for all functions."""
     subprocess.run(["meson", "install", "-C", build.folder, "--no-rebuild", "--quiet", "--tags", "runtime", "--destdir", tmp_path],
                    check=True)
-    for program in PROGRAMS:
-        [file] = tmp_path.glob(f"**/share/bash-completion/completions/{program}")
-        assert file.read_text() == COMPLETION.read_text()
+    plan = (build.folder / "meson-info/intro-install_plan.json").read_text()
+    files = [f"bash-completion/completions/{program}" for program in PROGRAMS]
+    files += [f"fish/vendor_completions.d/{program}.fish" for program in PROGRAMS]
+    for file in [*files, "zsh/site-functions/_zerod"]:
+        assert list(tmp_path.glob(f"**/share/{file}")), file
+        assert f'/{file}"' in plan, f"{file} is not in the plan, from which wheels are made"
