@@ -11,9 +11,9 @@ What README.md and docs/ show is true. Every fenced block has a kind, and the ki
 
 Lines of the kind scripts/... are not run but must name a script that is there, with options that it has. Once, marked
 alone, the README is done literally, in a fresh copy of the tree. docs/service.md is done inside a private systemd.
+What the documents say beside their blocks is checked in test_pages.py.
 """
 
-import inspect
 import os
 import re
 import shutil
@@ -24,12 +24,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from documents import DOCUMENTS
 from private_systemd import PrivateSystemd
 
-DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
-# Those beside them: their blocks are not run, but what they name is there.
-OTHERS = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "client/python/README.md", "tests/README.md", "tests/golden/README.md",
-          "tests/systems/FINDINGS.md"]
 # The test file that checks a document's blocks of kind text, and names it; or why there is nothing to check.
 ELSEWHERE = {
     "docs/architecture.md": "a picture",
@@ -217,184 +214,6 @@ LONG = ["docs/moving.md"]
                                       if d != "docs/service.md"])
 def test_blocks(build, home, tmp_path, document):
     follow_all(Reader(build, tmp_path, home), document)
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("document", [*DOCUMENTS, *OTHERS])
-def test_links(document):
-    """They lead to a file of the repository, and to a heading of it."""
-    text = plain_text(ROOT / document)
-    folder = (ROOT / document).parent
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        assert ":" not in target, f"{document}: {target}: nobody checks what lies elsewhere"
-        path, _, anchor = target.partition("#")
-        linked = folder / path if path else ROOT / document
-        assert linked.exists(), f"{document}: {target} is not there"
-        assert not anchor or anchor in anchors(linked), f"{document}: {target}: no such heading"
-
-
-@pytest.mark.parametrize("document", [*DOCUMENTS, *OTHERS[:3]])
-def test_names(document):
-    """Files that are named are there."""
-    text = plain_text(ROOT / document)
-    for name in re.findall(r"`((?:scripts|config|docs|client|daemon|tests|proto|man|kernels|bench)/[\w./@-]*)`", text):
-        assert (ROOT / name).exists() or (ROOT / f"{name}.in").exists(), f"{document}: {name} is not there"
-    for script in re.findall(r"(?<![\w/])scripts/[a-z][a-z-]*\b(?!\.)", text):
-        assert os.access(ROOT / script, os.X_OK), f"{document}: {script} is no program"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_tests_that_are_named(document):
-    """A test that a document names as `test_file.py: test_name` (or `test_name` of the file named before) is there."""
-    text, sources = (ROOT / document).read_text(encoding="utf-8"), []
-    for file, name in re.findall(r"`(?:(test[\w-]+\.(?:py|c)))?(?::\s+)?(test_\w+)?`", text):
-        if file:
-            sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob(file)]
-            assert sources, f"{document}: there is no tests/**/{file}"
-        assert not name or any(f" {name}(" in source for source in sources), f"{document}: {name} is no test"
-    for attack in re.findall(r"attack `([\w-]+)`", text):
-        assert f'"{attack}"' in (ROOT / "tests/programs/hostile.c").read_text(), f"{document}: {attack} is no attack"
-
-
-def plain_text(path):
-    """The document without its fenced blocks."""
-    return re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-
-
-def anchors(path):
-    """As hosts of repositories make them; scripts/docs checks those of the site."""
-    text = plain_text(path)
-    made = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE)]
-    return [*made, *re.findall(r'<a id="([^"]+)">', text)]
-
-
-def test_anchors(tmp_path):
-    (tmp_path / "page.md").write_text('# A `key`: what, why\n```sh\n# no heading\n```\n<a id="e1"></a>\n## Two 2\n')
-    assert anchors(tmp_path / "page.md") == ["a-key-what-why", "two-2", "e1"]
-
-
-def test_site():
-    """The site has every document, and each one once; its headings say for whom it is."""
-    pages = re.findall(r"^ +- .*: (\S+\.md)$|^  - .*: (README\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    pages = sorted(page or start for page, start in pages)
-    assert pages == sorted([*(Path(d).name for d in DOCUMENTS if d != "README.md"), "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
-
-
-@pytest.mark.parametrize("document", ["README.md", "docs/README.md"])
-def test_figures(document):
-    """Each figure of the section that says when to use zerod stands in docs/benchmarks.md."""
-    measured = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
-    section = (ROOT / document).read_text(encoding="utf-8").split("## When it is worth using\n")[1].split("## Look it up")[0]
-    figures = re.findall(r"(\d[\d.]*) (?:ms|MiB|Mi|times)\b", section.split("\n## See")[0])
-    assert len(figures) > 4 and all(re.search(rf"(?<![\d.]){re.escape(f)}(?![\d.]*\d)", measured) for f in figures), figures
-
-
-def test_versions():
-    """docs/compatibility.md names the versions that are tested, and those of everything that it promises something of."""
-    def number(file, name):
-        return re.search(rf"\b{name} = (\d+)", (ROOT / file).read_text())[1]
-
-    said = {row[0]: row[1:] for row in rows_of("docs/compatibility.md", "What it works with")}
-    listed = re.findall(r"([\w-]+)==([\d.]+)", "".join(re.findall(r"^ZEROD_(?:TORCH_MODULES|CALLERS|MORE_CALLERS)=\(.*\)$",
-                                                                   (ROOT / "scripts/common.sh").read_text(), re.MULTILINE)))
-    assert len(listed) > 5
-    for name, version in listed:
-        assert any(what.startswith(name) and tested.startswith(version) for what, (_, tested) in said.items()), (name, version)
-    project = (ROOT / "pyproject.toml").read_text()
-    assert f'"torch>={said["torch"][0].split(";")[0]}"' in project and f'requires-python = ">={said["Python"][0]}"' in project
-
-    promised = {row[0]: row[1] for row in rows_of("docs/compatibility.md", "What a version number promises")}
-    wire = number("core/wire/wire.h", "WIRE_VERSION")
-    assert f"version {wire}." in promised["wire protocol (`proto/zerod.proto`)"]
-    assert f"protocol, version {wire}." in (ROOT / "proto/zerod.proto").read_text()
-    assert f"version {number('daemon/memory/journal.h', 'JOURNAL_VERSION')}." in promised["state that a daemon leaves to the next one (the journal)"]
-    assert f"format {number('core/checkpoint/description.h', 'DESCRIPTION_FORMAT')};" in promised["checkpoints"]
-    assert f"`schema_version` {number('core/wire/status.c', 'SCHEMA_VERSION')} " in promised["`zerodctl --json`"]
-
-    version = re.search(r"version: '(.*?)'", (ROOT / "meson.build").read_text())[1]
-    assert f'__version__ = "{version}"' in (ROOT / "client/python/zerod/__init__.py").read_text()
-    assert (ROOT / "debian/changelog").read_text().startswith(f"zerod ({version}-")
-    assert f"after {version.rsplit('.', 1)[0]}." in (ROOT / "docs/compatibility.md").read_text()
-
-
-def test_index():
-    """docs/README.md lists every document."""
-    index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
-    for document in DOCUMENTS:
-        name = Path(document).name
-        assert name == "README.md" or f"]({name})" in index, f"docs/README.md does not list {name}"
-
-
-def rows_of(document, heading):
-    """The cells of the tables below a heading, without the tables' own headings."""
-    section = (ROOT / document).read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    lines = section.splitlines()
-    rows = [line for line, after in zip(lines, [*lines[1:], ""]) if line.startswith("| ") and not after.startswith("|---")]
-    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
-
-
-def test_settings_of_others():
-    """docs/moving.md has a row for each argument of DDP and FSDP, in the torch that is here."""
-    torch = pytest.importorskip("torch")
-    from torch.distributed import fsdp
-
-    def arguments(*kinds):
-        names = {name for kind in kinds for name in inspect.signature(kind).parameters if not name.startswith("_")}
-        return names - {"module", "self"}
-
-    ddp = "".join(row[0] for row in rows_of("docs/moving.md", "From DDP"))
-    missing = {name for name in arguments(torch.nn.parallel.DistributedDataParallel) if f"`{name}`" not in ddp}
-    assert not missing, f"docs/moving.md, From DDP: {missing}"
-    ours = "".join(row[0] for row in rows_of("docs/moving.md", "From FSDP"))
-    names = arguments(fsdp.FullyShardedDataParallel, fsdp.fully_shard, fsdp.MixedPrecision, fsdp.MixedPrecisionPolicy)
-    names |= {member.name for kind in (fsdp.ShardingStrategy, fsdp.StateDictType) for member in kind if member.name[0] != "_"}
-    missing = {name for name in names if not re.search(rf"\b{name}\b", ours)}
-    assert not missing, f"docs/moving.md, From FSDP: {missing}"
-
-
-def test_keys_of_ours():
-    """What docs/moving.md writes as a setting is one: of the configuration, or of the package."""
-    text = (ROOT / "docs/moving.md").read_text(encoding="utf-8")
-    config = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
-    for key in set(re.findall(r"`((?:zero_optimization|diagnostics|checkpoint)\.\w+)", text)):
-        assert f"`{key}`" in config, f"{key} is no key"
-    package = sources("client/python/zerod")
-    for name in set(re.findall(r"\bzerod\.([a-zA-Z]\w+)\(|\bopt\.(\w+)\b", text)):
-        name = name[0] or name[1]
-        assert re.search(rf"\b(def|class) {name}\b|self\.{name}\b", package) or hasattr(__import__("torch").optim.Optimizer, name), name
-
-
-def sources(*folders):
-    """One text of all files of these folders: string literals that stand one after the other are one."""
-    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".c", ".h", ".txt")]
-    return re.sub(r'"\s+f?"', "", "".join(path.read_text(encoding="utf-8") for path in files))
-
-
-def test_errors_of_others(build):
-    """docs/errors.md: each text was seen, and explain knows those that have a code, as that code."""
-    seen = re.sub(r"\s+", " ", sources("tests/explain", "tests/systems/texts", "tests/client"))
-    rows, ctl = rows_of("docs/errors.md", "Texts of DDP and DeepSpeed"), build.path("client/ctl/zerodctl")
-    for text, _, where in rows:
-        text = text.strip("`")
-        for piece in re.split(r"\b\d+\b|lm_head\.weight", text):
-            assert piece in seen, f"{text}: where is this from?"
-        if code := re.search(r"\[(E\d+)\]", where):
-            said = subprocess.run([ctl, "explain"], input=f"{text}\n", capture_output=True, text=True)
-            assert said.stdout.startswith(f"{code[1]} "), f"{text}: {said.stdout}{said.stderr}"
-    assert len(rows) > 8
-
-
-def test_errors_of_zerod():
-    """docs/errors.md: each text without a code is said somewhere, and those with a code are docs/diagnostics.md's."""
-    said = sources("client", "core", "daemon")
-    rows = rows_of("docs/errors.md", "Texts of zerod without a code")
-    for text, _ in rows:
-        for piece in text.strip("`").split("zerodrun -n N"):
-            assert piece in said, f"nobody says {text}"
-    assert len(rows) > 8
-    ours = {re.sub(r"\W.*", "", code[1:]): [first, when] for first, code, when, _ in rows_of("docs/errors.md", "Texts of zerod with a code")}
-    index = {re.sub(r"\W.*", "", code[1:]): row for code, *row in rows_of("docs/diagnostics.md", "Index")}
-    assert ours == index
 
 
 @pytest.mark.parametrize("document", ELSEWHERE)
