@@ -108,8 +108,8 @@ def test_sockets_and_configurations(offered, tmp_path):
         assert offered("zerodrun", "--socket", "~/j") == {"~/job.sock"}
         given = str(tmp_path / "job.sock")
         assert given in offered("zerod", "--socket", "", ZEROD_SOCKET=given)
-    for words in (["zerod", "--config"], ["zerod", "-c"], ["zerodrun", "-n", "2", "--config"], ["zerodctl", "plan", "--config"]):
-        assert offered(*words, "") == {"job.yaml", "ds.json", "job.yml", "folder"}, words
+    for words in ("zerod --config", "zerod -c", "zerodrun -n 2 --config", "zerodctl plan --config"):
+        assert offered(*words.split(), "") == {"job.yaml", "ds.json", "job.yml", "folder"}, words
 
 
 def test_values(offered):
@@ -203,8 +203,8 @@ def test_fish(build, path, tmp_path):
     def offered(*lines):
         program = lines[0].split()[0]
         ask = "".join(f"; complete -C '{line}'" for line in lines)
-        result = subprocess.run(["fish", "--no-config", "-c", f"source {tmp_path}/{program}.fish{ask}"], cwd=tmp_path, env=env,
-                                capture_output=True, text=True)  # fmt: skip
+        command = ["fish", "--no-config", "-c", f"source {tmp_path}/{program}.fish{ask}"]
+        result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
         assert result.returncode == 0 and result.stderr == "", result.stderr
         return {line.split("\t")[0] for line in result.stdout.splitlines()}
 
@@ -220,8 +220,8 @@ def test_fish(build, path, tmp_path):
 
 def test_where_it_is_installed(build, tmp_path):
     """Where bash-completion and fish look for a file with the program's name, and zsh for all functions."""
-    subprocess.run(["meson", "install", "-C", build.folder, "--no-rebuild", "--quiet", "--tags", "runtime", "--destdir", tmp_path],
-                   check=True)
+    command = ["meson", "install", "-C", build.folder, "--no-rebuild", "--quiet", "--tags", "runtime"]
+    subprocess.run([*command, "--destdir", tmp_path], check=True)
     plan = (build.folder / "meson-info/intro-install_plan.json").read_text()
     files = [f"bash-completion/completions/{program}" for program in PROGRAMS]
     files += [f"fish/vendor_completions.d/{program}.fish" for program in PROGRAMS]
