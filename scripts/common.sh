@@ -11,9 +11,9 @@ ZEROD_BUILD=$ZEROD_ROOT/build
 # To build; Debian's names.
 ZEROD_PACKAGES=(gcc g++ libc6-dev meson ninja-build pkg-config libuv1-dev libprotobuf-c-dev protobuf-c-compiler
     libfyaml-dev libsodium-dev libcmocka-dev libsystemd-dev libxxhash-dev libjson-c-dev libmicrohttpd-dev libgloo-dev
-    python3)
+    libncurses-dev python3)
 # To test; beyond those.
-ZEROD_TEST_PACKAGES=(python3-venv strace)
+ZEROD_TEST_PACKAGES=(python3-venv strace tmux)
 ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml prometheus-client==0.26.0)
 # To train with PyTorch. Which build of torch it is, pip's own configuration decides; the CPU's will do.
 ZEROD_TORCH_MODULES=(torch==2.13.0 numpy)

@@ -21,6 +21,7 @@
 #include "client/ctl/report.h"
 #include "client/ctl/resize.h"
 #include "client/ctl/show.h"
+#include "client/ctl/top.h"
 #include "core/base/base.h"
 #include "core/base/strbuf.h"
 
@@ -29,6 +30,7 @@ static const char help_text[] =
     "Looks at a running zerod and tells it what to do.\n"
     "\n"
     "  status [--watch [SECONDS]]   the job at a glance, again and again with --watch\n"
+    "  top                          the job full screen, twice a second, until q is pressed\n"
     "  ranks                        who is attached, and whom each waits for\n"
     "  params                       parameters: where they lie, who has pushed them in this step\n"
     "  diagnostics                  what was refused or warned of, in full\n"
@@ -272,6 +274,8 @@ static int run_subcommand(int argc, char **argv, struct options *options)
             return r ? r : watch(options, seconds);
         argc = 1;
     }
+    if (strcmp(argv[0], "top") == 0)
+        return top_command(argc, argv, options->socket, options->json);
     if (strcmp(argv[0], "resize") == 0)
         return resize(options, argc == 2 ? argv[1] : NULL);
     if (strcmp(argv[0], "metrics") == 0 && argc == 1)
