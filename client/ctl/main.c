@@ -24,6 +24,7 @@
 #include "client/ctl/top.h"
 #include "core/base/base.h"
 #include "core/base/strbuf.h"
+#include "core/config/config-table.h"
 
 static const char help_text[] =
     "Usage: zerodctl [--socket PATH] [--json] COMMAND [ARGUMENTS]\n"
@@ -56,6 +57,11 @@ static const char help_text[] =
     "\n"
     "Exit status: 0, or 64 usage, 65 nothing to explain or a bad checkpoint, 66 cannot be read, 69 no daemon, 73 not\n"
     "saved, 75 no answer, 77 not allowed, 78 bad configuration.\n";
+
+enum {
+    COMMAND_SIZE = 32,
+    TOO_MANY_LETTERS = 3, /* picked: a command in which so many are wrong was not meant */
+};
 
 struct options {
     const char *socket;
@@ -251,6 +257,35 @@ static bool wants_help(int argc, char **argv)
     return false;
 }
 
+/* The command of the help text that is at most two letters away, in name[]. Return: false if there is none. */
+static bool find_nearest(const char *typed, char name[static COMMAND_SIZE])
+{
+    unsigned least = TOO_MANY_LETTERS;
+
+    for (const char *line = help_text; (line = strchr(line, '\n')); line++) {
+        char command[COMMAND_SIZE];
+
+        if (strncmp(line, "\n  ", 3) != 0 || sscanf(line + 3, "%31[a-z-]", command) != 1 || *command == '-')
+            continue;
+        if (config_distance(typed, command) < least) {
+            least = config_distance(typed, command);
+            strcpy(name, command);
+        }
+    }
+    return least < TOO_MANY_LETTERS;
+}
+
+static int refuse_command(const char *typed)
+{
+    char nearest[COMMAND_SIZE];
+
+    fprintf(stderr, "zerodctl: '%s' is no command, or has too many arguments. ", typed);
+    if (find_nearest(typed, nearest) && strcmp(typed, nearest) != 0)
+        fprintf(stderr, "Did you mean '%s'? ", nearest);
+    fputs("Try 'zerodctl --help'.\n", stderr);
+    return EX_USAGE;
+}
+
 static int run_subcommand(int argc, char **argv, struct options *options)
 {
     double seconds;
@@ -285,8 +320,7 @@ static int run_subcommand(int argc, char **argv, struct options *options)
     for (i = 0; argc == 1 && i < ARRAY_SIZE(subcommands); i++)
         if (strcmp(argv[0], subcommands[i].name) == 0)
             return ask_and_show(options, &subcommands[i]);
-    fprintf(stderr, "zerodctl: '%s' is no command, or has too many arguments. Try 'zerodctl --help'.\n", argv[0]);
-    return EX_USAGE;
+    return refuse_command(argv[0]);
 }
 
 int main(int argc, char **argv)
