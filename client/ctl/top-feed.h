@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "client/ctl/control.h"
+#include "client/control/control.h"
 
 struct json_object;
 

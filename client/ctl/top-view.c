@@ -14,7 +14,7 @@
 
 #include <json-c/json.h>
 
-#include "client/ctl/control.h"
+#include "client/control/control.h"
 #include "client/ctl/get.h"
 #include "client/ctl/print.h"
 #include "client/ctl/top-feed.h"

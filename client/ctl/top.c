@@ -25,7 +25,7 @@
 #include <term.h>
 
 #include "client/ctl/ask.h"
-#include "client/ctl/control.h"
+#include "client/control/control.h"
 #include "client/ctl/top-feed.h"
 #include "client/ctl/top-pen.h"
 #include "client/ctl/top-view.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A connection of zerodctl or zerodrun to a daemon. */
+/* A connection that asks a daemon, or tells it what to do. */
 
-#include "client/ctl/control.h"
+#include "client/control/control.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -174,18 +174,20 @@ static int control_connect(struct control *control)
 
 static int control_hello(struct control *control)
 {
+    char name[64];
     struct request request = {
         .type = REQUEST_HELLO,
         .hello = {.version_min = WIRE_VERSION,
                   .version_max = WIRE_VERSION,
                   .role = WIRE_ROLE_CONTROL,
                   .incarnation = 1,
-                  .client = "zerodctl " ZEROD_VERSION},
+                  .client = name},
     };
     struct reply reply;
     uint64_t random;
     int r;
 
+    snprintf(name, sizeof(name), "%s %s", program_invocation_short_name, ZEROD_VERSION);
     if (getrandom(&random, sizeof(random), 0) == sizeof(random) && random != 0)
         request.hello.incarnation = random;
     r = control_send(control, &request);
