@@ -664,7 +664,7 @@ static const char help_text[] =
     "last             the last refusals and warnings, the newest first\n"
     "\n"
     "STATE            what the rank does: computing, backward, step (it waits for the step), lost, absent, ...\n"
-    "BEHIND           share of the last 10 to 20 seconds in which the node's first rank waited for this one\n"
+    "BEHIND           share of the last 10 to 20 seconds by which it asked for steps later than the node's first rank\n"
     "SILENT           since its last message; a rank that waits is silent, too\n"
     "WAITS            how long it has waited for others, and for whom\n"
     "\n"
