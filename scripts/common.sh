@@ -19,8 +19,8 @@ ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml prometheus-clien
 ZEROD_TORCH_MODULES=(torch==2.13.0 numpy)
 # To test that, beside the callers that people use.
 ZEROD_CALLERS=(transformers==4.57.6 accelerate==1.15.0 peft==0.21.2 lightning==2.6.6)
-# Those of tests/callers, which take a gigabyte more.
-ZEROD_MORE_CALLERS=(trl==1.16.0 sentence-transformers==5.7.0)
+# Those of tests/callers, which take a gigabyte more, and a logger.
+ZEROD_MORE_CALLERS=(trl==1.16.0 sentence-transformers==5.7.0 tensorboard==2.20.0)
 
 say() {
     printf '%s\n' "$*"
