@@ -33,7 +33,8 @@
 
 enum {
     PERIOD_MS = 500,
-    ESCAPE_MS = 25, /* how long the rest of a key's sequence may take after the escape; picked */
+    MIN_COLUMNS = 2, /* in a single one ncurses 6.4 reads beyond its memory */
+    ESCAPE_MS = 25,  /* how long the rest of a key's sequence may take after the escape; picked */
 };
 
 static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH};
@@ -170,7 +171,7 @@ static void follow_size(void)
     struct winsize size;
 
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_row > 0 && size.ws_col > 0)
-        (void)resizeterm(size.ws_row, size.ws_col);
+        (void)resizeterm(size.ws_row, MAX(size.ws_col, MIN_COLUMNS));
 }
 
 static void draw(struct top *top)
