@@ -82,10 +82,11 @@ def _rates(status: dict[str, Any]) -> Iterator[tuple[str, float]]:
         yield f"lr_{i}" if i else "lr", group["lr"]
 
 
-def _of_status(status: dict[str, Any]) -> dict[str, float | None]:
+def _of_status(status: dict[str, Any]) -> dict[str, float]:
     """status: {} if the daemon has not answered."""
     has_step = status.get("n_applied", 0) + status.get("n_skipped", 0) > 0
-    figures = {name: _find(status, path) for name, path in (_ALWAYS | (_OF_A_STEP if has_step else {})).items()}
+    places = _ALWAYS | (_OF_A_STEP if has_step else {})
+    figures = {name: _find(status, path) for name, path in places.items()}
     figures |= {name: _find(status, path) or None for name, path in _UNLESS_0.items()}
     figures["n_refused"] = sum(refused["n"] for refused in status["refused"]) if "refused" in status else None
     return {name: value for name, value in figures.items() if value is not None} | dict(_rates(status))
@@ -93,11 +94,11 @@ def _of_status(status: dict[str, Any]) -> dict[str, float | None]:
 
 def collect(client: Client, timeout: float) -> dict[str, float]:
     """What the last step's answer said, and, if the daemon answers in time, its status."""
-    figures: dict[str, float | None] = {}
+    figures: dict[str, float] = {}
     if client.result is not None:
         step = client.result
         figures = {"step": step.epoch, "grad_norm": step.grad_norm, "loss_scale": step.loss_scale, "lr": step.lr,
                    "n_missing_params": step.n_missing}  # fmt: skip
     figures |= _of_status(client.status(timeout) or {})
     figures["waited_ratio"] = client.waits.take_ratio()
-    return {name: value for name, value in figures.items() if value is not None and math.isfinite(value)}
+    return {name: value for name, value in figures.items() if math.isfinite(value)}

@@ -315,7 +315,7 @@ class Optimizer(torch.optim.Optimizer):
     def metrics(self, prefix: str = "", timeout: float = 0.2) -> dict[str, float]:
         """
         The job's figures as plain numbers for a logger, for example `writer.log(opt.metrics("zerod/"))`, on any rank,
-        between any two calls. What has no value is left out: a norm that is not finite, checkpoints where there are none.
+        between any two calls. What has no value is left out: a norm that is not finite, checkpoints where there is none.
         prefix: what each name begins with.
 
         step                         steps committed, skipped ones included
@@ -339,8 +339,8 @@ class Optimizer(torch.optim.Optimizer):
         n_refused, n_warnings        diagnostics since the daemon started
         checkpoint_step, checkpoint_age_seconds         the last checkpoint that this daemon has written
 
-        The daemon is asked over a connection of its own, which takes about a millisecond and delays no rank's step. If it
-        does not answer within timeout seconds, the result has only what the last step() said (step, grad_norm,
+        The daemon is asked over a connection of its own, which takes about a millisecond and delays no rank's step. If
+        it does not answer within timeout seconds, the result has only what the last step() said (step, grad_norm,
         loss_scale, lr, n_missing_params) and waited_ratio. Call it as often as you log.
         """
         return {prefix + name: value for name, value in collect(self._client, timeout).items()}
