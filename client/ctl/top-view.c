@@ -352,6 +352,12 @@ static void write_awaited(struct pen *pen, struct json_object *nodes)
     pen_put(pen, PEN_WARNING, " %s", get_string(nodes, "waits_to"));
 }
 
+static bool is_lost(struct json_object *node)
+{
+    return get(node, "reached") && !is_true(node, "reached");
+}
+
+/* Nodes that are not reached come first, so that they are seen in a job of many. */
 static void write_nodes(struct pen *pen, const struct feed *feed, uint64_t now_ms)
 {
     struct json_object *nodes = get(feed->status, "nodes"), *list = get(nodes, "list");
@@ -362,8 +368,10 @@ static void write_nodes(struct pen *pen, const struct feed *feed, uint64_t now_m
     pen_put(pen, is_true(nodes, "connected") ? PEN_PLAIN : PEN_WARNING, "%zu, engines %s", array_length(list),
             is_true(nodes, "connected") ? "connected" : "not connected");
     write_awaited(pen, nodes);
-    for (size_t i = 0; i < array_length(list); i++)
-        write_node(pen, array_get(list, i), i == get_u64(nodes, "node"));
+    for (int pass = 0; pass < 2; pass++)
+        for (size_t i = 0; i < array_length(list); i++)
+            if (is_lost(array_get(list, i)) == (pass == 0))
+                write_node(pen, array_get(list, i), i == get_u64(nodes, "node"));
     pen_end_line(pen);
 }
 

@@ -109,6 +109,18 @@ def test_nodes(path, top):  # noqa: F811
     assert "this one" in flat and nodes["list"][1]["why"] in flat
 
 
+def test_a_lost_node_of_many(path, top):  # noqa: F811
+    """At 80 x 24 not all nodes fit; the one that is lost is shown, and ranks are."""
+    nodes = json.loads(example("status-nodes"))["nodes"]
+    there = nodes["list"][0] | {"reached": True}
+    nodes["list"] = [there | {"node": i, "address": f"10.0.0.{i}:7700"} for i in range(32)]
+    nodes["list"][29] |= {"reached": False, "silent_ns": 3 * 10**9, "why": "the connection was lost"}
+    with daemon(path, answers({"nodes": nodes})):
+        text = top(path).wait_for(FOOTER)
+    assert "node 29 at 10.0.0.29:7700" in text and "the connection was lost" in re.sub(r"\s+", " ", text)
+    assert re.search(r"FOR / FAULT\n1 +backward", text)
+
+
 def test_findings(path, top):  # noqa: F811
     findings = [{"kind": "slow", "rank": 3, "param": None, "text": "rank 3 is 40 % slower than the others"},
                 {"kind": "norm", "rank": None, "param": "w", "text": "the gradient of w is 10 times the others'"}]
