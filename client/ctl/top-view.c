@@ -166,10 +166,8 @@ static void write_time(struct pen *pen, struct json_object *o)
     uint64_t reduce_ns = get_u64(get(time, "reduce"), "last_ns"), update_ns = get_u64(get(time, "update"), "last_ns");
 
     pen_label(pen, "time");
-    if (step_ns > wait_ns + update_ns) {
-        write_phase(pen, "compute", step_ns - wait_ns - update_ns, step_ns);
-        pen_put(pen, PEN_PLAIN, ", ");
-    }
+    write_phase(pen, "compute", step_ns - MIN(wait_ns + update_ns, step_ns), step_ns);
+    pen_put(pen, PEN_PLAIN, ", ");
     write_phase(pen, "wait", wait_ns, step_ns);
     pen_put(pen, PEN_PLAIN, ", ");
     write_phase(pen, "update", update_ns, step_ns);
