@@ -19,7 +19,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "client/ctl/control.h"
+#include "client/control/control.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
 

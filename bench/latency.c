@@ -22,7 +22,7 @@
  * the process that it is compared with on core B, where the daemon should be then, too. Times are ns.
  */
 
-#include "client/ctl/control.h"
+#include "client/control/control.h"
 #include "core/base/base.h"
 #include "core/wire/wire-request.h"
 

@@ -11,9 +11,9 @@ ZEROD_BUILD=$ZEROD_ROOT/build
 # To build; Debian's names.
 ZEROD_PACKAGES=(gcc g++ libc6-dev meson ninja-build pkg-config libuv1-dev libprotobuf-c-dev protobuf-c-compiler
     libfyaml-dev libsodium-dev libcmocka-dev libsystemd-dev libxxhash-dev libjson-c-dev libmicrohttpd-dev libgloo-dev
-    python3)
+    libncurses-dev python3)
 # To test; beyond those.
-ZEROD_TEST_PACKAGES=(python3-venv strace)
+ZEROD_TEST_PACKAGES=(python3-venv strace tmux)
 # Those whose completion is tested; bash is there.
 ZEROD_SHELL_PACKAGES=(fish zsh)
 ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml prometheus-client==0.26.0)
@@ -21,8 +21,8 @@ ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml prometheus-clien
 ZEROD_TORCH_MODULES=(torch==2.13.0 numpy)
 # To test that, beside the callers that people use.
 ZEROD_CALLERS=(transformers==4.57.6 accelerate==1.15.0 peft==0.21.2 lightning==2.6.6)
-# Those of tests/callers, which take a gigabyte more.
-ZEROD_MORE_CALLERS=(trl==1.16.0 sentence-transformers==5.7.0)
+# Those of tests/callers, which take a gigabyte more, and a logger.
+ZEROD_MORE_CALLERS=(trl==1.16.0 sentence-transformers==5.7.0 tensorboard==2.20.0)
 # The documents as a site.
 ZEROD_DOCS_MODULES=(mkdocs==1.6.1 mkdocs-material==9.8.2)
 

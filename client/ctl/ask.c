@@ -11,7 +11,7 @@
 
 #include <json-c/json.h>
 
-#include "client/ctl/control.h"
+#include "client/control/control.h"
 
 int ctl_fail(const char *sentence, int code)
 {

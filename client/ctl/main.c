@@ -21,15 +21,18 @@
 #include "client/ctl/report.h"
 #include "client/ctl/resize.h"
 #include "client/ctl/show.h"
+#include "client/ctl/top.h"
 #include "client/ctl/trace.h"
 #include "core/base/base.h"
 #include "core/base/strbuf.h"
+#include "core/config/config-table.h"
 
 static const char help_text[] =
     "Usage: zerodctl [--socket PATH] [--json] COMMAND [ARGUMENTS]\n"
     "Looks at a running zerod and tells it what to do.\n"
     "\n"
     "  status [--watch [SECONDS]]   the job at a glance, again and again with --watch\n"
+    "  top                          the job full screen, twice a second, until q is pressed\n"
     "  ranks                        who is attached, and whom each waits for\n"
     "  params                       parameters: where they lie, who has pushed them in this step\n"
     "  diagnostics                  what was refused or warned of, in full\n"
@@ -58,6 +61,11 @@ static const char help_text[] =
     "\n"
     "Exit status: 0, or 64 usage, 65 nothing to explain or a bad checkpoint, 66 cannot be read, 69 no daemon, 73 not\n"
     "saved, 75 no answer, 77 not allowed, 78 bad configuration.\n";
+
+enum {
+    COMMAND_SIZE = 32,
+    TOO_MANY_LETTERS = 3, /* picked: a command in which so many are wrong was not meant */
+};
 
 struct options {
     const char *socket;
@@ -253,17 +261,37 @@ static bool wants_help(int argc, char **argv)
     return false;
 }
 
-/* Neither a command, nor one with arguments that it takes. */
-static int refuse(const char *command)
+/* The command of the help text that is at most two letters away, in name[]. Return: false if there is none. */
+static bool find_nearest(const char *typed, char name[static COMMAND_SIZE])
 {
-    bool known = strcmp(command, "metrics") == 0 || strcmp(command, "report") == 0;
+    unsigned least = TOO_MANY_LETTERS;
 
-    for (size_t i = 0; i < ARRAY_SIZE(subcommands); i++)
-        known |= strcmp(command, subcommands[i].name) == 0;
-    fprintf(stderr,
-            known ? "zerodctl: too many arguments for '%s'. Try 'zerodctl --help'.\n"
-                  : "zerodctl: unknown command '%s'. Try 'zerodctl --help'.\n",
-            command);
+    for (const char *line = help_text; (line = strchr(line, '\n')); line++) {
+        char command[COMMAND_SIZE];
+
+        if (strncmp(line, "\n  ", 3) != 0 || sscanf(line + 3, "%31[a-z-]", command) != 1 || *command == '-')
+            continue;
+        if (config_distance(typed, command) < least) {
+            least = config_distance(typed, command);
+            strcpy(name, command);
+        }
+    }
+    return least < TOO_MANY_LETTERS;
+}
+
+/* Neither a command, nor one with arguments that it takes. */
+static int refuse(const char *typed)
+{
+    char nearest[COMMAND_SIZE] = "";
+    bool has_nearest = find_nearest(typed, nearest);
+
+    if (has_nearest && strcmp(typed, nearest) == 0)
+        fprintf(stderr, "zerodctl: too many arguments for '%s'. ", typed);
+    else
+        fprintf(stderr, "zerodctl: unknown command '%s'. ", typed);
+    if (has_nearest && strcmp(typed, nearest) != 0)
+        fprintf(stderr, "Did you mean '%s'? ", nearest);
+    fputs("Try 'zerodctl --help'.\n", stderr);
     return EX_USAGE;
 }
 
@@ -292,6 +320,8 @@ static int run_subcommand(int argc, char **argv, struct options *options)
             return r ? r : watch(options, seconds);
         argc = 1;
     }
+    if (strcmp(argv[0], "top") == 0)
+        return top_command(argc, argv, options->socket, options->json);
     if (strcmp(argv[0], "resize") == 0)
         return resize(options, argc == 2 ? argv[1] : NULL);
     if (strcmp(argv[0], "metrics") == 0 && argc == 1)

@@ -11,40 +11,9 @@
 
 #include <json-c/json.h>
 
+#include "client/ctl/get.h"
 #include "client/ctl/print.h"
 #include "core/base/base.h"
-
-static struct json_object *get(struct json_object *o, const char *key)
-{
-    return json_object_object_get(o, key);
-}
-
-static uint64_t get_u64(struct json_object *o, const char *key)
-{
-    return json_object_get_uint64(get(o, key));
-}
-
-static double get_double(struct json_object *o, const char *key)
-{
-    return json_object_get_double(get(o, key));
-}
-
-static const char *get_string(struct json_object *o, const char *key)
-{
-    struct json_object *value = get(o, key);
-
-    return value ? json_object_get_string(value) : "-";
-}
-
-static const char *get_duration(struct json_object *o, const char *key, char *buffer)
-{
-    return get(o, key) ? print_duration(buffer, get_u64(o, key)) : "-";
-}
-
-static size_t array_length(struct json_object *array)
-{
-    return json_object_is_type(array, json_type_array) ? json_object_array_length(array) : 0;
-}
 
 /* "0, 2, 3", or none when there is nothing; to be freed. */
 static char *join(struct json_object *array, const char *separator, const char *none)
@@ -58,22 +27,13 @@ static char *join(struct json_object *array, const char *separator, const char *
     if (array_length(array) == 0)
         fputs(none, file);
     for (i = 0; i < array_length(array); i++)
-        fprintf(file, "%s%s", i ? separator : "", json_object_get_string(json_object_array_get_idx(array, i)));
+        fprintf(file, "%s%s", i ? separator : "", json_object_get_string(array_get(array, i)));
     if (fclose(file) != 0)
         free(steal_ptr(text));
     return text;
 }
 
 /* ---- status -------------------------------------------------------------------------------------------- */
-
-/* Ranks of this node. */
-static uint64_t n_local(struct json_object *o)
-{
-    struct json_object *nodes = get(o, "nodes"), *list = get(nodes, "list");
-
-    return nodes ? get_u64(json_object_array_get_idx(list, get_u64(nodes, "node")), "n_ranks")
-                 : get_u64(o, "world_size");
-}
 
 static void show_daemon(FILE *file, struct json_object *o)
 {
@@ -217,7 +177,7 @@ static void show_counters(FILE *file, struct json_object *o)
         if (get_u64(counters, rare[i].key) > 0)
             fprintf(file, ", %" PRIu64 " %s", get_u64(counters, rare[i].key), rare[i].label);
     for (i = 0; i < array_length(refused); i++) {
-        code = json_object_array_get_idx(refused, i);
+        code = array_get(refused, i);
         fprintf(file, "%s %" PRIu64 " %s", i ? "," : "; refused:", get_u64(code, "n"), get_string(code, "code"));
     }
     fputc('\n', file);
@@ -314,7 +274,7 @@ static void show_collectives(FILE *file, struct json_object *engine)
     char sent[PRINT_SIZE], received[PRINT_SIZE], rate[PRINT_SIZE];
 
     for (size_t i = 0; i < array_length(list); i++) {
-        struct json_object *o = json_object_array_get_idx(list, i);
+        struct json_object *o = array_get(list, i);
 
         if (get_u64(o, "sent_bytes") == 0 && get_u64(o, "received_bytes") == 0)
             continue;
@@ -341,7 +301,7 @@ static void show_nodes(FILE *file, struct json_object *o)
             print_bytes(sent, get_u64(nodes, "sent_bytes")), print_bytes(received, get_u64(nodes, "received_bytes")));
     show_collectives(file, nodes);
     for (size_t i = 0; i < array_length(list); i++)
-        show_node(file, json_object_array_get_idx(list, i), i == get_u64(nodes, "node"));
+        show_node(file, array_get(list, i), i == get_u64(nodes, "node"));
     if (waits && *waits)
         fprintf(file, "%10snode 0 waits for node%s %s %s\n", "", strchr(waits, ',') ? "s" : "", waits,
                 get_string(nodes, "waits_to"));
@@ -395,7 +355,7 @@ int show_ranks(FILE *file, struct json_object *answer)
 
     table_init(&table, heads, ARRAY_SIZE(heads));
     for (i = 0; i < array_length(answer); i++) {
-        o = json_object_array_get_idx(answer, i);
+        o = array_get(answer, i);
         fault = get(o, "fault");
         table_cell(&table, "%s", get_string(o, "rank"));
         table_cell(&table, "%s", get_string(o, "state"));
@@ -449,7 +409,7 @@ int show_params(FILE *file, struct json_object *answer)
 
     table_init(&table, heads, ARRAY_SIZE(heads));
     for (i = 0; i < array_length(answer); i++)
-        add_param(&table, json_object_array_get_idx(answer, i));
+        add_param(&table, array_get(answer, i));
     r = table_print(&table, file);
     table_deinit(&table);
     return r;
@@ -467,7 +427,7 @@ int show_diagnostics(FILE *file, struct json_object *answer)
     if (array_length(answer) == 0)
         fputs("no diagnostic\n", file);
     for (i = 0; i < array_length(answer); i++) {
-        o = json_object_array_get_idx(answer, i);
+        o = array_get(answer, i);
         text = get_string(o, "text");
         fprintf(file, "%s%s %s, %s ago\n%s%s", i ? "\n" : "",
                 json_object_get_boolean(get(o, "warning")) ? "warning" : "refusal", get_string(o, "id"),

@@ -10,7 +10,7 @@
 
 #include <json-c/json.h>
 
-#include "client/ctl/control.h"
+#include "client/control/control.h"
 #include "client/exporter/sockets.h"
 #include "core/base/base.h"
 #include "core/base/strbuf.h"

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "client/ctl/control.h"
+#include "client/control/control.h"
 #include "client/ctl/metrics.h"
 #include "client/exporter/gather.h"
 #include "core/base/base.h"

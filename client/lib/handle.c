@@ -218,6 +218,7 @@ void zerod_close(struct zerod *c)
     free(c->inits);
     free(c->gathered);
     free(c->blob);
+    free(c->status);
     resume_deinit(c);
     call_deinit(&c->call);
     free(c);

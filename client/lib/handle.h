@@ -18,6 +18,7 @@
  *   memory/cuda-memory.c     memory_ops for memory of GPUs
  *   step.c, form.c           steps and their abort; declaring and forming
  *   resume.c                 Hello; connecting again when the daemon was replaced
+ *   status.c                 questions to the daemon, over a connection of their own
  *   handle.c                 connect, close, and what is known of the job
  *
  * observe.c stands apart: it explains without a daemon.
@@ -74,6 +75,7 @@ struct zerod {
     struct wire_position last; /* of the last micro-batch that was ended */
     void *blob;
     size_t n_blob_bytes;
+    char *status; /* the daemon's last answer to zerod_status() */
 
     /* Memory. */
     const struct memory_ops *memory;

@@ -6,7 +6,7 @@
 
 #include <json-c/json.h>
 
-#include "client/ctl/control.h"
+#include "client/control/control.h"
 
 enum { PATIENCE_MS = 500 };
 

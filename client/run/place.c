@@ -13,7 +13,7 @@
 #include <sys/un.h>
 #include <sysexits.h>
 
-#include "client/ctl/control.h"
+#include "client/control/control.h"
 #include "client/ctl/resize.h"
 #include "client/run/environment.h"
 #include "client/run/made-config.h"

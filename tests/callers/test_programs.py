@@ -84,3 +84,33 @@ def test_loss_with_parameters(zerod, launch):
     names = [name for group in arrived(daemon) for name in group["params"]]
     assert {"classifier.weight", "classifier.bias"} <= set(names) and len(names) > 30
     assert daemon.json("diagnostics") == []
+
+
+def scalars(folder):
+    """{tag: {step: value}} of TensorBoard's files, which TensorBoard reads."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {}
+    for file in sorted(folder.rglob("events.out.tfevents.*")):
+        events = EventAccumulator(str(file))
+        events.Reload()
+        for tag in events.Tags()["scalars"]:
+            found.setdefault(tag, {}).update({event.step: event.value for event in events.Scalars(tag)})
+    return found
+
+
+@pytest.mark.parametrize("kind, where, shift", [("trainer", "train/", 0), ("lightning", "", -1), ("fabric", "", 0), ("plain", "", 0)])
+def test_figures_are_logged(zerod, launch, tmp_path, kind, where, shift):
+    """TensorBoard has the job's figures, every three steps, beside what the framework logs at these steps."""
+    daemon = zerod({"zero_optimization": {"stage": 2}, "optimizer": None, "gradient_clipping": None})
+    launch(f"logged {kind}", str(daemon.socket))
+    found = scalars(tmp_path / "zerod" / "logs")
+    steps = found[f"{where}zerod/step"]
+    assert steps == {step + shift: step for step in (3, 6, 9, 12)}, steps
+    for name in ("grad_norm", "loss_scale", "lr", "steps_per_s", "wait_seconds", "waited_ratio", "memory_bytes"):
+        assert set(found[f"{where}zerod/{name}"]) == set(steps), name
+    assert all(value > 0 for value in found[f"{where}zerod/grad_norm"].values())
+    if kind == "trainer":
+        assert found["train/zerod/grad_norm"] == pytest.approx(found["train/grad_norm"], rel=1e-5)
+    if kind in ("trainer", "lightning"):
+        assert set(found[f"{where}loss"]) == set(steps)

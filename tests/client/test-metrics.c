@@ -132,6 +132,8 @@ static void test_values(void **state)
         {"{\"step\":18446744073709551615}", "zerod_step", "18446744073709551615"},
         {"{\"uptime_ns\":1}", "zerod_uptime_seconds", "0.000000001"},
         {"{\"uptime_ns\":18446744073709551615}", "zerod_uptime_seconds", "18446744073.709551615"},
+        {"{\"n_missing_steps\":3}", "zerod_missing_steps_total", "3"},
+        {"{\"n_missing_params\":2}", "zerod_missing_parameters", "2"},
         {"{\"formed\":true}", "zerod_formed", "1"},
         {"{\"formed\":false}", "zerod_formed", "0"},
         {"{\"loss_scale\":65536.0}", "zerod_loss_scale", "65536"},

@@ -84,6 +84,10 @@ def test_wheel(root, made, tmp_path):
     for program in ("zerod", "zerodctl", "zerodrun"):
         assert f"{program} {version()}" in root.run(f"/env/bin/{program} --version")
     root.run("cd /env/share/bash-completion/completions; ls zerod zerodrun zerodctl")
+    # It knows the root's terminals, and so asks for the daemon.
+    for terminal, said, status in (("xterm-256color", "no daemon on", 69), ("no-such", "knows no terminal", 64)):
+        command = f"TERM={terminal} script -qec '/env/bin/zerodctl --socket /none top' /dev/null"
+        assert said in root.run(command, status=status)
     assert "is started by zerod" in root.run("/env/bin/zerod-engine-gloo", status=2)
     if root.suite == "trixie":  # torch 2.6
         (root.folder / "tmp/stage3.yaml").write_text("zero_optimization: {stage: 3}\n")

@@ -310,6 +310,17 @@ ZEROD_API struct zerod_position zerod_epoch(const struct zerod *c);
  */
 ZEROD_API double zerod_loss_scale(const struct zerod *c);
 
+/*
+ * The job at a glance, for logging: *json is what `zerodctl --json status` prints (docs/schema/status.json), and lives
+ * until the next zerod_status() or zerod_close(). The daemon is asked over a connection of its own, so nothing that
+ * this rank or another one waits for is delayed, and the call may be made at any time after zerod_connect(). A daemon
+ * that has nothing else to do answers in a fraction of a millisecond; trainers come first, for at most 100 ms.
+ * timeout_ms: for all of it; 0: 10 s.
+ * Return: 0; else below 0, with a text in zerod_error(), and the handle is as before: -ECONNREFUSED there is no daemon,
+ * -ETIMEDOUT, -EACCES, -EPROTO, -EIO.
+ */
+ZEROD_API int zerod_status(struct zerod *c, int timeout_ms, const char **json);
+
 /* This rank's last blob, committed with a micro-batch or step; *data is NULL if there is none. Lives until
  * zerod_close(). */
 ZEROD_API int zerod_user_state(struct zerod *c, const void **data, size_t *len);

@@ -56,7 +56,7 @@ from .errors import (
 from .integrations import resume_lightning
 from .loops.accelerator import epochs
 from .loops.steps import steps
-from .loops.trainer import checkpoint_callback, for_trainer, observe_callback, resume
+from .loops.trainer import checkpoint_callback, for_trainer, metrics_callback, observe_callback, resume
 from .observe import observe, unobserve
 from .optimizer import Optimizer
 from .stage3 import stage3
@@ -65,7 +65,7 @@ from .window import gathered, sync_buffers, writable
 
 __version__ = "0.2.0"
 _FUNCTIONS = (
-    "buffers", "checkpoint_callback", "epochs", "for_trainer", "gathered", "observe", "observe_callback", "resume", "resume_lightning", "stage3", "steps",
+    "buffers", "checkpoint_callback", "epochs", "for_trainer", "gathered", "metrics_callback", "observe", "observe_callback", "resume", "resume_lightning", "stage3", "steps",
     "sync_buffers", "unobserve", "user_state", "writable",
 )  # fmt: skip
 __all__ = [name for name in dir() if name[0].isupper() or name in _FUNCTIONS]

@@ -156,6 +156,7 @@ _WAITING = {
     "zerod_release": (c_int, c_void_p, POINTER(c_uint), c_size_t),
     "zerod_prefetch": (c_int, c_void_p, POINTER(c_uint), c_size_t),
     "zerod_check_weights": (c_int, c_void_p, c_char_p),
+    "zerod_status": (c_int, c_void_p, c_int, POINTER(c_char_p)),
     "zerod_save_checkpoint": (c_int, c_void_p, c_bool),
     "zerod_write_begin": (c_int, c_void_p),
     "zerod_write_end": (c_int, c_void_p),

@@ -13,17 +13,19 @@ import contextlib
 import ctypes
 import errno
 import faulthandler
+import json
 import os
 import signal
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from ctypes import byref, c_char, c_double, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_char, c_char_p, c_double, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 from . import _lib, sites
 from ._lib import lib
 from .errors import CLASSES, ConnectionLost, Error, GradientFault, StepAborted
+from .metrics import Waits
 
 
 class Position(NamedTuple):
@@ -154,6 +156,8 @@ class Client:
         self._pid = os.getpid()
         self.rank = _rank(rank)
         self.left = False
+        self.result: StepResult | None = None  # of the last step
+        self.waits = Waits()
         self.before_close: list[Any] = []  # called when the handle is about to be freed
         self.current_stream: Any = None  # a job on GPUs: gives the CUstream of the calling thread
         self._stream = 0  # the stream that the handle knows; 0: the default stream
@@ -321,22 +325,30 @@ class Client:
         self.check(lib.flush(self._handle))
 
     def end_backward(self, blob: bytes | None) -> None:
-        self.check(lib.end_backward(self._handle, blob, len(blob or b"")))
+        self.check(self.waits.during(lib.end_backward, self._handle, blob, len(blob or b"")))
 
     def abandon_backward(self, why: str) -> None:
         self.check(lib.abandon_backward(self._handle, why.encode()[:1000]))
 
     def step(self, args: _lib.StepArgs) -> StepResult:
         result = _lib.StepResult()
-        self.check(lib.step(self._handle, byref(args), byref(result)))
-        return StepResult(
+        self.check(self.waits.during(lib.step, self._handle, byref(args), byref(result)))
+        self.result = StepResult(
             result.epoch, result.applied, result.grad_norm, result.loss_scale, result.lr, result.n_missing
         )
+        return self.result
 
     def grad_norm(self) -> float:
         norm = c_double()
         self.check(lib.grad_norm(self._handle, byref(norm)))
         return norm.value
+
+    def status(self, timeout: float) -> dict[str, Any] | None:
+        """The daemon's status, asked over a connection of its own; None: it has not answered within timeout seconds."""
+        text = c_char_p()
+        if not self._handle or lib.status(self._handle, max(int(timeout * 1000), 1), byref(text)) != 0:
+            return None
+        return json.loads(text.value or b"{}")
 
     def evidence(self, evidence: _lib.Evidence) -> None:
         self.check(lib.evidence(self._handle, byref(evidence)))

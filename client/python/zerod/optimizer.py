@@ -23,6 +23,7 @@ from .buffersync import BufferSync
 from .client import Client, Position, StepResult
 from .errors import ConnectionLost, GradientFault
 from .gradients import Gradients
+from .metrics import collect
 from .patches.accelerate import refuse_lost_settings
 from .patches.wrappers import is_inside_ddp
 from .registry import open_optimizers, owners_of, when_attached
@@ -310,6 +311,39 @@ class Optimizer(torch.optim.Optimizer):
     def step_was_skipped(self) -> bool:
         """Did the last step leave the weights alone, because of non-finite gradients?"""
         return self.result is not None and not self.result.applied
+
+    def metrics(self, prefix: str = "", timeout: float = 0.2) -> dict[str, float]:
+        """
+        The job's figures as plain numbers for a logger, for example `writer.log(opt.metrics("zerod/"))`, on any rank,
+        between any two calls. What has no value is left out: a norm that is not finite, checkpoints where there is none.
+        prefix: what each name begins with.
+
+        step                         steps committed, skipped ones included
+        n_applied, n_skipped, n_aborted    steps since the daemon started
+        n_missing_steps              steps in which a rank had no gradient of a parameter that is not declared unused
+        n_missing_params             parameters of which no rank had a gradient in the last step
+        grad_norm                    of the last step, unscaled, before clipping
+        loss_scale                   of the next loss
+        lr, lr_1, lr_2, ...          learning rates of the groups in the last step
+        steps_per_s                  over the last steps
+        last_step_seconds            from the commit before the last to the last one
+        wait_seconds, reduce_seconds, update_seconds    phases of the last step: from the first rank that asked for the
+                                     step to the last one; reductions, beside the backward; from there to the commit
+        waited_ratio                 share (0 to 1) of the time since the last metrics() in which this rank waited for
+                                     the others and the daemon, in step() and at the end of each micro-batch
+        slowest_rank, slowest_rank_behind_seconds       the last to ask for the last step, and how long after the first
+        overlap_ratio                share of the last micro-batch's bytes that was reduced during the backward
+        memory_bytes, memory_planned_bytes, memory_limit_bytes    host memory that the daemon holds, plans, may hold
+        gpu_memory_bytes             GPU memory that it holds
+        n_ranks_attached             ranks of this node
+        n_refused, n_warnings        diagnostics since the daemon started
+        checkpoint_step, checkpoint_age_seconds         the last checkpoint that this daemon has written
+
+        The daemon is asked over a connection of its own, which takes about a millisecond and delays no rank's step. If
+        it does not answer within timeout seconds, the result has only what the last step() said (step, grad_norm,
+        loss_scale, lr, n_missing_params) and waited_ratio. Call it as often as you log.
+        """
+        return {prefix + name: value for name, value in collect(self._client, timeout).items()}
 
     # ---- the step ------------------------------------------------------------------------------------
 

@@ -156,6 +156,44 @@ def test_of_a_running_job(zerod, build):
     assert {s.labels.get("job_name") for f in read_openmetrics(text) for s in f.samples} == {None, "test"}
 
 
+FORGETS = r"""
+#include <stdio.h>
+#include <unistd.h>
+#include "zerod/client.h"
+
+/* Three parameters; each step has no gradient of the last two. */
+int main(void)
+{
+    struct zerod_param params[3] = {{.name = "a", .trainable = true}, {.name = "b", .trainable = true}, {.name = "c", .trainable = true}};
+    struct zerod_step_result result;
+    struct zerod *c;
+    float grad = 1;
+
+    if (zerod_connect(&c, &(struct zerod_options){.rank = -1}) || zerod_declare(c, params, 3) || zerod_form(c))
+        return 1;
+    for (int i = 0; i < 5; i++)
+        if (zerod_begin_backward(c, NULL) || zerod_push(c, &(struct zerod_push){.param = 0, .data = &grad}) ||
+            zerod_end_backward(c, NULL, 0) || zerod_step(c, NULL, &result)) {
+            fprintf(stderr, "%s\n", zerod_error(c)->text);
+            return 2;
+        }
+    puts("done");
+    fflush(stdout);
+    pause();
+}
+"""
+
+
+def test_of_a_job_with_missing_gradients(zerod, build, tmp_path):
+    job = zerod({"world": {"size": 1}})
+    rank = job.spawn(build.compile(FORGETS, tmp_path / "forgets"), rank=0)
+    wait_for(lambda: f"no five steps\n{rank.err()}", lambda: "done" in rank.out())
+    status, text = job.status(), job.ctl("metrics").stdout
+    assert (status["n_missing_steps"], status["n_missing_params"]) == (5, 2)
+    assert value(text, "zerod_missing_steps_total") == 5
+    assert value(text, "zerod_missing_parameters") == 2
+
+
 # ---- the document ------------------------------------------------------------------------------------------------
 
 

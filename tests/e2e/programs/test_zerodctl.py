@@ -494,6 +494,13 @@ def test_full_disk():
     assert result.returncode == os.EX_IOERR and "No space left" in result.stderr
 
 
+@pytest.mark.parametrize("typed, meant", [("tpo", "top"), ("stauts", "status"), ("abort-stpe", "abort-step"), ("frobnicate", None)])
+def test_commands_that_are_mistyped(typed, meant):
+    result = zerodctl(typed)
+    assert result.returncode == 64
+    assert (f"Did you mean '{meant}'?" in result.stderr) == (meant is not None) == ("mean" in result.stderr)
+
+
 # ---- report ----------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,29 @@ class _NoSync:
         return contextlib.nullcontext()
 
 
+class ZerodMetrics:
+    """
+    A callback that gives the job's figures (Optimizer.metrics()) to all loggers of a Fabric, every so many steps:
+
+        fabric = Fabric(strategy=ZerodStrategy(), loggers=[...], callbacks=[ZerodMetrics(every=50)])
+        ...
+        opt.step()
+        fabric.call("on_step_end", fabric=fabric, optimizer=opt)
+
+    Rank 0 logs them. prefix: what each name begins with in the log.
+    """
+
+    def __init__(self, every: int = 50, prefix: str = "zerod/") -> None:
+        if every < 1:
+            raise ValueError(f"every is {every}; expected a number of steps from 1 on")
+        self._every, self._prefix = every, prefix
+
+    def on_step_end(self, fabric: Any, optimizer: Any) -> None:
+        result = getattr(optimizer, "optimizer", optimizer).result  # Fabric wraps it
+        if fabric.is_global_zero and result is not None and result.epoch % self._every == 0:
+            fabric.log_dict(optimizer.metrics(self._prefix), step=result.epoch)
+
+
 class ZerodStrategy(DDPStrategy):
     """
     Fabric's processes, process group and samplers as under DDPStrategy; zerod reduces the gradients.

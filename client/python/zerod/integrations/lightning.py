@@ -40,6 +40,30 @@ def _set(progress: Any, total: int, current: int) -> None:
                 setattr(tracker, name, n)
 
 
+class ZerodMetrics(Callback):
+    """
+    With this callback all loggers of Lightning's Trainer have the job's figures (Optimizer.metrics()), every
+    log_every_n_steps steps, at the step of what the module logs itself. Rank 0 logs them.
+
+    prefix: what each name begins with in the log.
+    """
+
+    def __init__(self, prefix: str = "zerod/") -> None:
+        self._prefix = prefix
+        self._logged = 0  # the last step that was logged: a step may have several batches
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        step = trainer.global_step
+        if step == self._logged or step % trainer.log_every_n_steps or not trainer.is_global_zero:
+            return
+        self._logged = step
+        for opt in trainer.optimizers:
+            if isinstance(opt, Optimizer):
+                figures = opt.metrics(self._prefix)
+                for logger in trainer.loggers:
+                    logger.log_metrics(figures, step=step - 1)  # Lightning counts steps that are done from 0
+
+
 class ZerodCallback(Callback):
     """
     With this callback Lightning's Trainer continues where the job is, in a process that was started again. It skips the

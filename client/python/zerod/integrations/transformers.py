@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -64,6 +66,42 @@ class DaemonCheckpoint(TrainerCallback):
             ours.save_checkpoint(wait=control.should_training_stop)
 
     on_epoch_end = on_step_end
+
+
+class ZerodMetrics(TrainerCallback):
+    """
+    With this callback the Trainer's log has the job's figures beside the loss, so every logger of the Trainer has them:
+    TensorBoard, W&B, the console, log_history. Rank 0 logs them.
+
+    names: those of Optimizer.metrics() that are logged; default: all. prefix: what each name begins with in the log.
+    """
+
+    def __init__(self, trainer: Trainer, names: Iterable[str] | None = None, prefix: str = "zerod/") -> None:
+        self._trainer = weakref.ref(trainer)
+        self._names = None if names is None else tuple(names)
+        self._prefix = prefix
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """A callback's on_log() is too late: the loggers' callbacks come first, and log_history has its copy."""
+        trainer = self._trainer()
+        if trainer is not None and "log" not in vars(trainer):
+            trainer.log = functools.partial(self._log, trainer.log)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        trainer = self._trainer()
+        if trainer is not None:
+            vars(trainer).pop("log", None)
+
+    def _log(self, log: Callable[..., None], logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        trainer = self._trainer()
+        if trainer is not None and "loss" in logs:  # not an evaluation, nor the end of the training
+            logs = {**logs, **self._figures(trainer.optimizer)}
+        log(logs, *args, **kwargs)
+
+    def _figures(self, optimizer: Any) -> dict[str, float]:
+        ours = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        figures = ours.metrics() if ours.rank == 0 else {}
+        return {self._prefix + n: v for n, v in figures.items() if self._names is None or n in self._names}
 
 
 class Observe(TrainerCallback):

@@ -11,7 +11,7 @@ import functools
 import inspect
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +139,20 @@ def checkpoint_callback(opt: Optimizer | None = None) -> transformers.TrainerCal
     from ..integrations.transformers import DaemonCheckpoint
 
     return DaemonCheckpoint(opt)
+
+
+def metrics_callback(
+    trainer: transformers.Trainer, names: Iterable[str] | None = None, prefix: str = "zerod/"
+) -> transformers.TrainerCallback:
+    """
+    A callback that puts the figures of Optimizer.metrics() into a Trainer's log, beside the loss:
+    zerod.integrations.transformers.ZerodMetrics.
+
+        trainer.add_callback(zerod.metrics_callback(trainer))
+    """
+    from ..integrations.transformers import ZerodMetrics
+
+    return ZerodMetrics(trainer, names, prefix)
 
 
 def observe_callback(trainer: transformers.Trainer) -> transformers.TrainerCallback:

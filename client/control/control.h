@@ -19,10 +19,18 @@ enum {
     CONTROL_SILENCE_MS = 30 * 1000, /* picked: a daemon whose loop is blocked for longer is ended by its watchdog */
 };
 
+/* What a program does while it waits for the daemon: whenever fd is readable, call() reads it. */
+struct control_idle {
+    int fd;
+    int (*call)(void *userdata); /* Return: 0; not 0: the waiting ends, with -EX_TEMPFAIL */
+    void *userdata;
+};
+
 struct control {
     int fd;
     const char *path;  /* not owned */
     uint64_t until_ms; /* CLOCK_MONOTONIC, when all must have ended; 0: no limit */
+    const struct control_idle *idle; /* not owned; NULL: it only waits */
     struct wire_arena arena;
     struct frame_buffer buffer;
     char error[1024];
@@ -41,6 +49,8 @@ struct answer {
 int control_init(struct control *control, const char *path);
 /* As control_init(); what is done with the connection, this call included, ends within timeout_ms or fails. */
 int control_init_within(struct control *control, const char *path, unsigned timeout_ms);
+/* As control_init_within(); idle must outlive the connection. It is not asked while the kernel connects. */
+int control_init_idle(struct control *control, const char *path, unsigned timeout_ms, const struct control_idle *idle);
 void control_deinit(struct control *control);
 
 /* CLOCK_MONOTONIC. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A connection of zerodctl or zerodrun to a daemon. */
+/* A connection that asks a daemon, or tells it what to do. */
 
-#include "client/ctl/control.h"
+#include "client/control/control.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -82,12 +82,15 @@ static int control_fail_silent(struct control *control)
 
 static int control_wait(struct control *control, short events)
 {
-    struct pollfd pollfd = {.fd = control->fd, .events = events};
+    const struct control_idle *idle = control->idle;
+    struct pollfd fds[] = {{.fd = control->fd, .events = events}, {.fd = idle ? idle->fd : -1, .events = POLLIN}};
     int r;
 
-    do
-        r = poll(&pollfd, 1, patience_ms(control));
-    while (r < 0 && errno == EINTR);
+    do {
+        r = poll(fds, ARRAY_SIZE(fds), patience_ms(control));
+        if (r > 0 && fds[1].revents && idle->call(idle->userdata) != 0)
+            return control_fail(control, EX_TEMPFAIL, "the waiting was ended");
+    } while ((r < 0 && errno == EINTR) || (r > 0 && !fds[0].revents));
     if (r < 0)
         return control_fail(control, EX_OSERR, "poll: %s", strerror(errno));
     return r == 0 ? control_fail_silent(control) : 0;
@@ -171,30 +174,36 @@ static int control_connect(struct control *control)
 
 static int control_hello(struct control *control)
 {
+    char name[64];
     struct request request = {
         .type = REQUEST_HELLO,
         .hello = {.version_min = WIRE_VERSION,
                   .version_max = WIRE_VERSION,
                   .role = WIRE_ROLE_CONTROL,
                   .incarnation = 1,
-                  .client = "zerodctl " ZEROD_VERSION},
+                  .client = name},
     };
     struct reply reply;
     uint64_t random;
     int r;
 
+    snprintf(name, sizeof(name), "%s %s", program_invocation_short_name, ZEROD_VERSION);
     if (getrandom(&random, sizeof(random), 0) == sizeof(random) && random != 0)
         request.hello.incarnation = random;
     r = control_send(control, &request);
     return r < 0 ? r : control_receive(control, REPLY_WELCOME, &reply);
 }
 
-static int control_open(struct control *control, const char *path, uint64_t until_ms)
+static int control_open(struct control *control, const char *path, uint64_t until_ms, const struct control_idle *idle)
 {
     int r;
 
-    *control = (struct control){
-        .fd = -1, .path = path, .until_ms = until_ms, .arena = WIRE_ARENA_NULL, .buffer = FRAME_BUFFER_NULL};
+    *control = (struct control){.fd = -1,
+                                .path = path,
+                                .until_ms = until_ms,
+                                .idle = idle,
+                                .arena = WIRE_ARENA_NULL,
+                                .buffer = FRAME_BUFFER_NULL};
     if (!path || !*path)
         return control_fail(control, EX_USAGE, "which daemon? Say --socket PATH, or set ZEROD_SOCKET");
     r = wire_arena_init(&control->arena);
@@ -208,12 +217,17 @@ static int control_open(struct control *control, const char *path, uint64_t unti
 
 int control_init(struct control *control, const char *path)
 {
-    return control_open(control, path, 0);
+    return control_open(control, path, 0, NULL);
 }
 
 int control_init_within(struct control *control, const char *path, unsigned timeout_ms)
 {
-    return control_open(control, path, control_clock_ms() + timeout_ms);
+    return control_open(control, path, control_clock_ms() + timeout_ms, NULL);
+}
+
+int control_init_idle(struct control *control, const char *path, unsigned timeout_ms, const struct control_idle *idle)
+{
+    return control_open(control, path, control_clock_ms() + timeout_ms, idle);
 }
 
 void control_deinit(struct control *control)

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What `zerodctl top` shows: the daemon's last answers, and why there is no newer one. Each look is a connection of its
+ * own, so a daemon that was replaced is found again. One thread.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "client/control/control.h"
+
+struct json_object;
+
+enum {
+    FEED_PATIENCE_MS = 5000, /* picked: how long one look may take; keys are read meanwhile */
+    FEED_BASE_MS = 10000,    /* picked: shares of time are of the last 10 to 20 s */
+};
+
+/* Earlier ranks, to which later ones are compared. */
+struct feed_base {
+    struct json_object *ranks;
+    uint64_t at_ms;
+};
+
+struct feed {
+    const char *socket;                 /* not owned */
+    const struct control_idle *idle;    /* not owned; NULL: keys are not read while the daemon is asked */
+    struct json_object *status, *ranks; /* the last answers; NULL: none yet */
+    struct json_object *diagnostics;
+    uint64_t answered_ms, diagnostics_ms; /* when they came, by control_clock_ms() */
+    struct feed_base bases[2];            /* the older one first */
+    int code;                             /* of the last look: 0, or one of sysexits.h */
+    char error[1024];                     /* a sentence, if code is not 0 */
+};
+
+void feed_deinit(struct feed *feed);
+
+/* Asks the daemon. On failure the last answers stay. Return: feed->code. */
+int feed_look(struct feed *feed);
+
+/* The share of the time in which others have waited for this rank. Return: false if it is not known yet. */
+bool feed_behind_share(const struct feed *feed, struct json_object *rank, double *share);
