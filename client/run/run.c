@@ -20,6 +20,7 @@
 #include "client/run/options.h"
 #include "client/run/output.h"
 #include "client/run/place.h"
+#include "client/run/repeats.h"
 #include "client/run/restarts.h"
 #include "client/run/tee.h"
 #include "core/base/open-files.h"
@@ -78,6 +79,7 @@ struct run {
     enum run_state state;
     uv_loop_t loop;
     struct output outputs[2], *out, *err; /* out and err may be one */
+    struct repeats repeats;
     struct sink *sinks[MAX_SINKS];        /* n_sinks: all that have to be written before the end */
     size_t n_sinks;
     struct run_rank *ranks; /* place->n_ranks, owned */
@@ -346,6 +348,7 @@ static int rank_start(struct run_rank *rank)
         .n_open_files = run->n_open_files,
         .out = run->out,
         .err = run->err,
+        .repeats = &run->repeats,
         .log = rank->tee.is_open ? &rank->tee.sink : NULL,
         .on_exit = rank_exited,
         .on_end = rank_ended,
@@ -594,6 +597,7 @@ static int run_start_daemon(struct run_daemon *daemon)
         .n_open_files = run->n_open_files,
         .out = run->out,
         .err = run->err,
+        .repeats = &run->repeats,
         .log = daemon->tee.is_open ? &daemon->tee.sink : NULL,
         .on_exit = daemon_exited,
         .on_end = run_daemon_ended,
@@ -905,6 +909,7 @@ static void run_deinit(struct run *run)
     for (i = 0; i < run->place->n_jobs; i++)
         tee_deinit(&run->daemons[i].tee);
     environment_deinit(&run->daemon_env);
+    repeats_deinit(&run->repeats);
     free(run->ranks);
 }
 
