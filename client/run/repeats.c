@@ -12,7 +12,7 @@
 #include "core/base/base.h"
 
 static const char traceback[] = "Traceback (most recent call last):";
-static const char KIND_TRACEBACK[] = "trace";
+static const char KIND_TRACEBACK[] = "trace", KIND_EXCEPTION[] = "notes";
 
 enum { LEAST_LINES = 2 }; /* one line is not shorter than the line that would stand for it */
 
@@ -104,12 +104,17 @@ static bool is_writing(const struct repeats_source *source)
     return source->text && source->text->writer == source;
 }
 
+static bool is_of_python(const char *kind)
+{
+    return strcmp(kind, KIND_TRACEBACK) == 0 || strcmp(kind, KIND_EXCEPTION) == 0;
+}
+
 /* A traceback that a program prints in each step is its own affair: only those of different processes are compared. */
 static bool may_repeat(const struct repeats_source *source, const struct repeats_text *text, uint64_t now_ms)
 {
     return strcmp(text->kind, source->kind) == 0 && text->writer != source &&
            now_ms - text->begun_ms < REPEATS_KEEP_MS &&
-           (strcmp(text->label, source->label) != 0 || strcmp(text->kind, KIND_TRACEBACK) != 0);
+           (strcmp(text->label, source->label) != 0 || !is_of_python(text->kind));
 }
 
 static void add_line(struct repeats_text *text, const char *line, size_t n_bytes)
@@ -241,8 +246,12 @@ void repeats_feed(struct repeats_source *source, const char *text, size_t n_byte
     }
     end_text(source, now_ms);
     source->emit(source->context, text, n_bytes, continued);
-    if (is_whole && text[0] != ' ')
-        find_kind(text, n_bytes, source->kind);
+    if (!is_whole || text[0] == ' ')
+        return;
+    find_kind(text, n_bytes, source->kind);
+    if (!source->kind[0] && source->in_traceback)
+        snprintf(source->kind, sizeof(source->kind), "%s", KIND_EXCEPTION);
+    source->in_traceback = strcmp(source->kind, KIND_TRACEBACK) == 0;
 }
 
 void repeats_source_deinit(struct repeats_source *source)

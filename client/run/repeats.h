@@ -4,10 +4,10 @@
 /*
  * A text that several processes print stands once: the ranks' and the daemon's diagnostics, and tracebacks.
  *
- * Such a text is a headline ("... E1001 duplicate gradient ..." or "Traceback (most recent call last):") and the
- * indented lines below it. The headline is always handed out, because it names the rank. The lines below are handed out
- * as they come, unless they repeat the lines of an earlier text of the same kind: then one line says whose lines they
- * repeat. If only one line differs, all are handed out.
+ * Such a text is a headline ("... E1001 duplicate gradient ...", "Traceback (most recent call last):" or the exception
+ * at its end) and the indented lines below it. The headline is always handed out, because it names the rank. The lines
+ * below are handed out as they come, unless they repeat the lines of an earlier text of the same kind: then one line
+ * says whose lines they repeat. If only one line differs, all are handed out.
  *
  * Lines that may become a repetition are held until their process pauses for REPEATS_HOLD_MS: another process has
  * printed the same ones.
@@ -55,6 +55,7 @@ struct repeats_source {
     void *context;
     char label[REPEATS_LABEL_BYTES];
     char kind[8];              /* of the text that it is in; "": none */
+    bool in_traceback;         /* the next line that is not indented names the exception, perhaps with notes below it */
     struct repeats_text *text; /* that it writes; its writer may have changed since */
     char *held;                /* n_held of REPEATS_TEXT_BYTES; owned */
     size_t n_held;

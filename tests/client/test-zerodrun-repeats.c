@@ -143,6 +143,17 @@ static void test_own_tracebacks(void **state)
     assert_null(strstr(house.text, "same"));
 }
 
+/* The line that names the exception ends a traceback, and may have notes. */
+static void test_notes(void **state)
+{
+    (void)state;
+    for (unsigned source = 0; source < 2; source++)
+        feed(source,
+             "Traceback (most recent call last):\n  a\n  b\nTypeError: x\n  note\n  more\nend\n  note\n  more\n");
+    assert_non_null(
+        strstr(house.text, "1 TypeError: x\n1   the same 2 lines as [0] above\n1 end\n1   note\n1   more\n"));
+}
+
 static void test_long_ago(void **state)
 {
     (void)state;
@@ -206,6 +217,7 @@ int main(void)
         TEST(test_long_ago),
         TEST(test_bounds),
         TEST(test_pieces),
+        TEST(test_notes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
