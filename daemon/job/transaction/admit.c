@@ -87,8 +87,10 @@ void job_begin_backward(struct job *job, struct job_rank *rank, const struct req
     r = ledger_begin(&job->ledger, rank->rank, request->step, request->micro_batch);
     rank->n_forwards = request->n_forwards;
     rank->n_backwards = request->n_backwards;
-    if (r == LEDGER_ADMITTED)
+    if (r == LEDGER_ADMITTED) {
+        phases_begin_backward(rank, record.time_ns);
         return;
+    }
     snprintf(detail, sizeof(detail), "backward of step %" PRIu64 ", micro-batch %u", request->step,
              request->micro_batch);
     record.sequence = 1; /* something was asked, though it was no push */
@@ -234,6 +236,7 @@ static void admit(struct job *job, struct job_rank *rank, const struct push_reco
     }
     job->stats.counters.admitted += last;
     rank->n_pushes += last;
+    phases_push(rank, record->time_ns);
     if (pass > 0 && last)
         note_again(job, rank, record);
     slot->n_pushed++;
