@@ -119,7 +119,7 @@ static bool may_repeat(const struct repeats_source *source, const struct repeats
 
 static void add_line(struct repeats_text *text, const char *line, size_t n_bytes)
 {
-    if (text->n_bytes + n_bytes > REPEATS_TEXT_BYTES) {
+    if (!text->body || text->n_bytes + n_bytes > REPEATS_TEXT_BYTES) {
         text->kind[0] = '\0';
         return;
     }

@@ -169,6 +169,14 @@ def compares(model):
         raise ValueError
 
 
+def is_large(model):
+    return model[1].bias.grad > 1
+
+
+def prints(model):
+    print(f"{model[1].bias.grad:.3f}")
+
+
 def stacks(model):
     return torch.stack([model[1].bias.grad])
 
@@ -230,7 +238,8 @@ def of_bias(model):
 
 @pytest.mark.parametrize("program, name, offset", [
     (of_bias, norm_of, 1), (reads_through_a_variable, reads_through_a_variable, 1), (reduces, reduces, 2),
-    *full((raises_from, norm_of, 1), (scales, scales, 1), (compares, compares, 1), (stacks, stacks, 1)),
+    *full((raises_from, norm_of, 1), (scales, scales, 1), (compares, compares, 1), (stacks, stacks, 1),
+          (is_large, is_large, 1), (prints, prints, 1)),
 ], ids=lambda x: getattr(x, "__name__", None))
 def test_note(zerod, start, program, name, offset):
     """The exception names zerod, the place and what there is instead."""

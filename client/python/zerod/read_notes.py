@@ -160,7 +160,7 @@ def _targets(statement: ast.AST) -> set[str]:
 def _uses(statement: ast.AST, attribute: str | None) -> Iterator[ast.AST]:
     """
     The expressions whose attribute of that name is asked for; without a name those that are arguments, operands, or
-    elements of a list, and those with an index.
+    elements of a list, and those that are compared, formatted, or have an index.
     """
     for node in ast.walk(statement):
         if attribute is not None:
@@ -172,8 +172,12 @@ def _uses(statement: ast.AST, attribute: str | None) -> Iterator[ast.AST]:
             yield from (node.left, node.right)
         elif isinstance(node, ast.AugAssign):
             yield from (node.target, node.value)
+        elif isinstance(node, ast.Compare) and not any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+            yield from (node.left, *node.comparators)
         elif isinstance(node, ast.UnaryOp):
             yield node.operand
+        elif isinstance(node, ast.FormattedValue):
+            yield node.value
         elif isinstance(node, ast.Subscript):
             yield node.value
         elif isinstance(node, ast.List | ast.Tuple):
