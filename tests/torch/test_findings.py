@@ -54,7 +54,7 @@ def train(make=Net, n_steps=N_STEPS, loss=mse_loss, n=8, before=None, after=None
     model = make()
     opt = zerod.Optimizer(model, **hypers)
     scheduler = schedule(opt) if schedule else None
-    losses, sizes = (each if isinstance(each, tuple) else (each, each) for each in (loss, n))
+    losses, sizes = (each if isinstance(each, tuple) else (each,) * opt.world_size for each in (loss, n))
     for step in range(n_steps):
         x, y = batch(step, opt.rank, sizes[opt.rank])
         if before:
@@ -69,9 +69,9 @@ def train(make=Net, n_steps=N_STEPS, loss=mse_loss, n=8, before=None, after=None
     opt.close()
 
 
-def findings(zerod, start, config=None, **how):
-    daemon = zerod(TWO | (config or {}))
-    ranks = [start(daemon, train, rank=r, **how) for r in range(2)]
+def findings(zerod, start, config=None, world=2, **how):
+    daemon = zerod(TWO | {"world": {"size": world}} | (config or {}))
+    ranks = [start(daemon, train, rank=r, **how) for r in range(world)]
     for rank in ranks:
         rank.result()
     return daemon
@@ -92,7 +92,7 @@ def test_rank_norm(zerod, start):
     daemon = findings(zerod, start, n_steps=54, loss=(mse_loss, hundredfold))
     (found,) = named(daemon, "rank-norm")
     assert found["rank"] == 1 and found["param"] is None
-    assert found["text"].startswith("the gradients of rank 1 are at least ")
+    assert found["text"].startswith("the gradients of rank 1 were at least ")
     assert f"\nfinding   {found['text']}\n" in daemon.ctl("status").stdout
     assert 'kind="rank-norm"} 1\n' in daemon.ctl("metrics").stdout
 
@@ -159,6 +159,18 @@ def test_slow_rank(zerod, start, how, phase):
     slower = {name: phases[1][name] - phases[0][name] for name in phases[0]}
     assert max(slower, key=slower.get) == f"{phase}_ns" and slower[f"{phase}_ns"] > 1.2e9
     assert f'rank="1",phase="{phase}"' in daemon.ctl("metrics").stdout
+
+
+def test_on_two_nodes(zerod, start, monkeypatch):
+    """Each daemon compares its own ranks, and names the parameters that lie in its partitions as a whole."""
+    monkeypatch.setenv("ZEROD_NODES", "2")
+    daemons = findings(zerod, start, world=3, n_steps=54, loss=(mse_loss, hundredfold, mse_loss)).daemons
+    assert [f["rank"] for f in named(daemons[0])] == [1] and not named(daemons[1])
+    daemons = findings(zerod, start, world=3, make=Dead).daemons
+    both = [[f["param"] for f in named(daemon, "zero-gradient")] for daemon in daemons]
+    dead = {"body.0.weight", "body.0.bias", "body.2.weight", "body.2.bias", "head.weight"}
+    assert both[0] or both[1]
+    assert set(both[0]) | set(both[1]) <= dead and not set(both[0]) & set(both[1])
 
 
 # ---- and none ----------------------------------------------------------------------------------------------

@@ -130,8 +130,8 @@ void rank_norm_find(const struct job *job, struct findings *findings)
     finding->rank = norm->rank;
     snprintf(
         finding->text, sizeof(finding->text),
-        "the gradients of rank %u are at least %.0f times as large as those of each other rank of this node, in each "
-        "of the last %" PRIu32 " steps that were compared: its loss may be a sum and not a mean, or its data may "
-        "not be scaled as the others'",
+        "the gradients of rank %u were at least %.0f times as large as those of each other rank of this node in each "
+        "of the last %" PRIu32 " steps that were compared: its loss may be a sum and not a mean, its data may not be "
+        "scaled as the others', or its batches may be far smaller",
         norm->rank, floor(norm->least_ratio), norm->n_in_a_row);
 }
