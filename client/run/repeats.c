@@ -12,9 +12,12 @@
 #include "core/base/base.h"
 
 static const char traceback[] = "Traceback (most recent call last):";
-static const char KIND_TRACEBACK[] = "trace", KIND_EXCEPTION[] = "notes";
+static const char KIND_TRACEBACK[] = "trace", KIND_EXCEPTION[] = "notes", KIND_WARNING[] = "warning";
 
-enum { LEAST_LINES = 2 }; /* one line is not shorter than the line that would stand for it */
+enum {
+    LEAST_LINES = 2,   /* one line is not shorter than the line that would stand for it */
+    PLACE_BYTES = 160, /* of the place and class of a warning; picked */
+};
 
 void repeats_deinit(struct repeats *repeats)
 {
@@ -40,6 +43,21 @@ static bool is_code(const char *text, size_t n_bytes, size_t at)
 
     return n_bytes - at > 6 && (at == 0 || c[-1] == ' ') && c[0] == 'E' && isdigit((unsigned char)c[1]) &&
            isdigit((unsigned char)c[2]) && isdigit((unsigned char)c[3]) && isdigit((unsigned char)c[4]) && c[5] == ' ';
+}
+
+/* Bytes of "train.py:7: UserWarning" at the start of a line. Return: 0, it is no warning of Python's. */
+static size_t warning_length(const char *text, size_t n_bytes)
+{
+    static const char end[] = "Warning: ";
+    const char *found = memmem(text, n_bytes, end, strlen(end)), *name = found;
+
+    if (!found)
+        return 0;
+    while (name > text && isalpha((unsigned char)name[-1]))
+        name--;
+    if (name - text < 3 || memcmp(name - 2, ": ", 2) != 0 || !isdigit((unsigned char)name[-3]))
+        return 0;
+    return (size_t)(found - text) + strlen("Warning");
 }
 
 static void find_kind(const char *text, size_t n_bytes, char kind[8])
@@ -80,13 +98,24 @@ static bool hold(struct repeats_source *source, const char *line, size_t n_bytes
     return true;
 }
 
+/* The line that stands for those of the text. The first one of a warning is its headline. */
+static int describe_repeated(const struct repeats_source *source, const struct repeats_text *text, char *said,
+                             size_t size)
+{
+    size_t n_place = MIN(warning_length(text->body, text->n_bytes), (size_t)PLACE_BYTES);
+
+    if (strcmp(text->kind, KIND_WARNING) == 0)
+        return snprintf(said, size, "%.*s, the same as [%s] above\n", (int)n_place, text->body, text->label);
+    if (strcmp(source->label, text->label) == 0)
+        return snprintf(said, size, "  the same %u lines as above\n", text->n_lines);
+    return snprintf(said, size, "  the same %u lines as [%s] above\n", text->n_lines, text->label);
+}
+
 /* The first n_bytes of what is held are the lines of the text. */
 static void say_repeated(struct repeats_source *source, const struct repeats_text *text)
 {
-    bool is_own = strcmp(source->label, text->label) == 0;
-    char said[96];
-    int n = is_own ? snprintf(said, sizeof(said), "  the same %u lines as above\n", text->n_lines)
-                   : snprintf(said, sizeof(said), "  the same %u lines as [%s] above\n", text->n_lines, text->label);
+    char said[PLACE_BYTES + 64];
+    int n = describe_repeated(source, text, said, sizeof(said));
 
     source->emit(source->context, said, (size_t)n, false);
     source->n_held -= text->n_bytes;
@@ -106,10 +135,11 @@ static bool is_writing(const struct repeats_source *source)
 
 static bool is_of_python(const char *kind)
 {
-    return strcmp(kind, KIND_TRACEBACK) == 0 || strcmp(kind, KIND_EXCEPTION) == 0;
+    return strcmp(kind, KIND_TRACEBACK) == 0 || strcmp(kind, KIND_EXCEPTION) == 0 || strcmp(kind, KIND_WARNING) == 0;
 }
 
-/* A traceback that a program prints in each step is its own affair: only those of different processes are compared. */
+/* A traceback or warning that a program prints in each step is its own affair: only those of different processes are
+ * compared. */
 static bool may_repeat(const struct repeats_source *source, const struct repeats_text *text, uint64_t now_ms)
 {
     return strcmp(text->kind, source->kind) == 0 && text->writer != source &&
@@ -146,6 +176,11 @@ static void begin_text(struct repeats_source *source, uint64_t now_ms)
     hand_out_held(source);
 }
 
+static bool is_worth_it(const struct repeats_text *text)
+{
+    return text->n_lines >= LEAST_LINES || strcmp(text->kind, KIND_WARNING) == 0;
+}
+
 static bool begins_alike(const struct repeats_source *source, const struct repeats_text *text)
 {
     return memcmp(text->body, source->held, MIN(text->n_bytes, source->n_held)) == 0;
@@ -163,7 +198,7 @@ static bool compare(struct repeats_source *source, uint64_t now_ms)
             continue;
         if (text->writer || text->n_bytes > source->n_held) {
             may = true;
-        } else if (text->n_lines >= LEAST_LINES) {
+        } else if (is_worth_it(text)) {
             say_repeated(source, text);
             return false;
         }
@@ -193,7 +228,7 @@ static const struct repeats_text *find_equal(const struct repeats_source *source
     for (size_t i = 0; i < ARRAY_SIZE(source->repeats->texts); i++) {
         const struct repeats_text *text = &source->repeats->texts[i];
 
-        if (may_repeat(source, text, now_ms) && text->n_bytes == source->n_held && text->n_lines >= LEAST_LINES &&
+        if (may_repeat(source, text, now_ms) && text->n_bytes == source->n_held && is_worth_it(text) &&
             begins_alike(source, text))
             return text;
     }
@@ -222,7 +257,7 @@ static void end_text(struct repeats_source *source, uint64_t now_ms)
     settle_others(source, now_ms);
 }
 
-static void feed_indented(struct repeats_source *source, const char *text, size_t n_bytes, uint64_t now_ms)
+static void feed_body(struct repeats_source *source, const char *text, size_t n_bytes, uint64_t now_ms)
 {
     if (is_writing(source)) {
         add_line(source->text, text, n_bytes);
@@ -241,10 +276,16 @@ void repeats_feed(struct repeats_source *source, const char *text, size_t n_byte
     bool is_whole = !continued && text[n_bytes - 1] == '\n';
 
     if (is_whole && text[0] == ' ' && source->kind[0]) {
-        feed_indented(source, text, n_bytes, now_ms);
+        feed_body(source, text, n_bytes, now_ms);
         return;
     }
     end_text(source, now_ms);
+    if (is_whole && warning_length(text, n_bytes) > 0) {
+        source->in_traceback = false;
+        snprintf(source->kind, sizeof(source->kind), "%s", KIND_WARNING);
+        feed_body(source, text, n_bytes, now_ms);
+        return;
+    }
     source->emit(source->context, text, n_bytes, continued);
     if (!is_whole || text[0] == ' ')
         return;

@@ -2,12 +2,14 @@
 #pragma once
 
 /*
- * A text that several processes print stands once: the ranks' and the daemon's diagnostics, and tracebacks.
+ * A text that several processes print stands once: the ranks' and the daemon's diagnostics, Python's tracebacks and
+ * warnings.
  *
  * Such a text is a headline ("... E1001 duplicate gradient ...", "Traceback (most recent call last):" or the exception
  * at its end) and the indented lines below it. The headline is always handed out, because it names the rank. The lines
  * below are handed out as they come, unless they repeat the lines of an earlier text of the same kind: then one line
- * says whose lines they repeat. If only one line differs, all are handed out.
+ * says whose lines they repeat. If only one line differs, all are handed out. The headline of a warning
+ * ("train.py:7: UserWarning: ...") names no rank, so it is one of the compared lines.
  *
  * Lines that may become a repetition are held until their process pauses for REPEATS_HOLD_MS: another process has
  * printed the same ones.

@@ -154,6 +154,28 @@ static void test_notes(void **state)
         strstr(house.text, "1 TypeError: x\n1   the same 2 lines as [0] above\n1 end\n1   note\n1   more\n"));
 }
 
+/* A warning of Python's: all of it is compared, also its first line. */
+static void test_warnings(void **state)
+{
+    (void)state;
+    feed(0, "/a/b.py:7: UserWarning: x\n  f()\non\n");
+    feed(1, "/a/b.py:7: UserWarning: x\n  f()\non\n");
+    feed(1, "/a/b.py:7: UserWarning: y\n  f()\non\n");
+    feed(0, "<string>:1: FutureWarning: x\non\n");
+    feed(1, "<string>:1: FutureWarning: x\n");
+    assert_false(repeats_holds(&house.sources[1]));
+    feed(0, "<string>:1: FutureWarning: x\n"); /* of one process */
+    feed(0, "Warning: x\nb.py: UserWarning: x\n");
+    feed(1, "Warning: x\nb.py: UserWarning: x\n");
+    assert_string_equal(house.text, "0 /a/b.py:7: UserWarning: x\n0   f()\n0 on\n"
+                                    "1 /a/b.py:7: UserWarning, the same as [0] above\n1 on\n"
+                                    "1 /a/b.py:7: UserWarning: y\n1   f()\n1 on\n"
+                                    "0 <string>:1: FutureWarning: x\n0 on\n"
+                                    "1 <string>:1: FutureWarning, the same as [0] above\n"
+                                    "0 <string>:1: FutureWarning: x\n"
+                                    "0 Warning: x\n0 b.py: UserWarning: x\n1 Warning: x\n1 b.py: UserWarning: x\n");
+}
+
 static void test_long_ago(void **state)
 {
     (void)state;
@@ -218,6 +240,7 @@ int main(void)
         TEST(test_bounds),
         TEST(test_pieces),
         TEST(test_notes),
+        TEST(test_warnings),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
