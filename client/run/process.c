@@ -295,6 +295,8 @@ static int process_wrap_argv(struct process *process)
 static int process_stream_init(struct process_stream *stream, struct process *process, struct output *output,
                                uv_loop_t *loop, int *write_fd)
 {
+    bool is_err = stream == &process->streams[1];
+    struct repeats *repeats = is_err ? process->spec.err_repeats : process->spec.out_repeats;
     uv_file fds[2];
     int r;
 
@@ -304,7 +306,7 @@ static int process_stream_init(struct process_stream *stream, struct process *pr
     uv_pipe_init(loop, &stream->pipe, 0);
     stream->pipe.data = process;
     process->n_handles++;
-    repeats_source_init(&stream->repeats, process->spec.repeats, process->spec.label, stream_put, stream);
+    repeats_source_init(&stream->repeats, repeats, process->spec.label, stream_put, stream);
     r = lines_init(&stream->lines, process_line, stream);
     if (r < 0)
         return r;

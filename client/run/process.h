@@ -42,8 +42,8 @@ struct process_spec {
     size_t n_fds;
     uint64_t n_open_files; /* its soft limit (RLIMIT_NOFILE); 0: zerodrun's */
     struct output *out, *err;
-    struct repeats *repeats;                  /* of all processes, not owned */
-    struct sink *log;                         /* gets all of both, without prefixes; or NULL */
+    struct repeats *out_repeats, *err_repeats; /* not owned: texts in the file that out and err write; may be one */
+    struct sink *log;                          /* gets all of both, without prefixes; or NULL */
     void (*on_exit)(struct process *process); /* it has ended, its output perhaps not: on_end() comes later */
     void (*on_end)(struct process *process);
     void *owner;

@@ -433,6 +433,23 @@ def test_different_mistakes_of_ranks(env, tmp_path):
     assert result.stderr.count("  cause  ") == 2 and "  the same 7 lines as above" not in result.stderr
 
 
+@pytest.mark.parametrize("is_one", [True, False], ids=["one file", "two"])
+def test_standard_error_elsewhere(env, tmp_path, is_one):
+    """What stands in another file is not above."""
+    code = """
+import os, sys, time
+while os.environ["RANK"] == "1" and not os.path.exists(os.environ["SAID"]):
+    time.sleep(0.01)
+print("E1001 x\\n  first\\n  second\\nend", file=sys.stderr if os.environ["RANK"] == "0" else sys.stdout, flush=True)
+time.sleep(0.3)
+open(os.environ["SAID"], "w").close()
+"""
+    result = run(["-n", 2, "--no-daemon", *python(code)], env | {"SAID": str(tmp_path / "said")},
+                 stderr=subprocess.STDOUT if is_one else subprocess.PIPE)  # fmt: skip
+    lines = [line[4:] for line in result.stdout.splitlines() if line.startswith("[1]")]
+    assert lines == ["E1001 x", *(["  the same 2 lines as [0] above"] if is_one else ["  first", "  second"]), "end"]
+
+
 def test_slow_repetition_is_not_held(env):
     """Lines that could become a repetition come without the rest, when the rest does not come."""
     code = """
