@@ -344,6 +344,25 @@ static void put_slowest(struct writer *w)
         put_sample(w, slowest, w->family->key, (struct label[MAX_LABELS]){{"rank", rank}});
 }
 
+static void put_findings(struct writer *w)
+{
+    static const char *const kinds[] = {"rank-norm", "zero-gradient", "zero-lr", "slow-rank"};
+    struct json_object *list = find(w->source->status, "findings");
+    char number[NUMBER_SIZE];
+
+    for (size_t k = 0; list && k < ARRAY_SIZE(kinds); k++) {
+        size_t n = 0;
+
+        for (size_t i = 0; i < array_length(list); i++) {
+            const char *kind = find_string(json_object_array_get_idx(list, i), "kind");
+
+            n += kind && strcmp(kind, kinds[k]) == 0;
+        }
+        snprintf(number, sizeof(number), "%zu", n);
+        put_line(w, number, (struct label[MAX_LABELS]){{"kind", kinds[k]}});
+    }
+}
+
 /* ---- lists --------------------------------------------------------------------------------------------- */
 
 static void put_ranks(struct writer *w)
@@ -355,6 +374,22 @@ static void put_ranks(struct writer *w)
 
         if (find_number(o, "rank", rank))
             put_sample(w, o, w->family->key, (struct label[MAX_LABELS]){{"rank", rank}});
+    }
+}
+
+static void put_rank_phases(struct writer *w)
+{
+    static const struct kind kinds[] = {{"phases.forward_ns", "forward"},
+                                        {"phases.backward_ns", "backward"},
+                                        {"phases.room_ns", "room"},
+                                        {"phases.rest_ns", "rest"}};
+    char rank[NUMBER_SIZE];
+
+    for (size_t i = 0; i < array_length(w->source->ranks); i++) {
+        struct json_object *o = json_object_array_get_idx(w->source->ranks, i);
+
+        for (size_t k = 0; find_number(o, "rank", rank) && k < ARRAY_SIZE(kinds); k++)
+            put_sample(w, o, kinds[k].path, (struct label[MAX_LABELS]){{"rank", rank}, {"phase", kinds[k].word}});
     }
 }
 
@@ -494,6 +529,7 @@ static const struct family families[] = {
     {"zerod_last_diagnostic_age_seconds", false, "seconds", "Time since the last refusal or warning.", put_diagnostic,
      "age_ns"},
 
+    {"zerod_findings", false, NULL, "What is odd in gradients and times after the last step, by kind.", put_findings},
     {"zerod_slowest_rank_behind_seconds", false, "seconds",
      "How much later than the first rank the last one asked for the last step.", put_slowest, "behind_ns"},
     {"zerod_rank_attached", false, NULL, "1: the rank has a connection.", put_ranks, "attached"},
@@ -502,6 +538,7 @@ static const struct family families[] = {
     {"zerod_rank_behind_seconds", true, "seconds",
      "How much later than the node's first rank it asked for the step, over all committed steps.", put_ranks,
      "behind_total_ns"},
+    {"zerod_rank_phase_seconds", true, "seconds", "The rank's own time in steps, by phase.", put_rank_phases},
     {"zerod_rank_silent_seconds", false, "seconds", "Time since the rank's last message.", put_ranks,
      "last_message_ns"},
     {"zerod_rank_waiting_seconds", false, "seconds",

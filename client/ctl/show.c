@@ -227,6 +227,12 @@ static void show_checkpoint(FILE *file, struct json_object *o)
     fputc('\n', file);
 }
 
+static void show_findings(FILE *file, struct json_object *list)
+{
+    for (size_t i = 0; i < array_length(list); i++)
+        fprintf(file, "finding   %s\n", get_string(json_object_array_get_idx(list, i), "text"));
+}
+
 static void show_trouble(FILE *file, struct json_object *o)
 {
     struct json_object *slowest = get(o, "slowest_rank"), *last = get(o, "last_diagnostic");
@@ -237,6 +243,7 @@ static void show_trouble(FILE *file, struct json_object *o)
                 print_duration(text, get_u64(slowest, "behind_ns")));
     else
         fputs("slowest   -\n", file);
+    show_findings(file, get(o, "findings"));
     if (last)
         fprintf(file, "last      %s (%s ago; zerodctl diagnostics)\n", get_string(last, "first_line"),
                 print_duration(text, get_u64(last, "age_ns")));

@@ -46,6 +46,13 @@ bool output_is_shared(int fd, int other_fd)
            a.st_rdev == b.st_rdev;
 }
 
+bool output_is_one_file(int fd, int other_fd)
+{
+    struct stat a, b;
+
+    return fstat(fd, &a) == 0 && fstat(other_fd, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
 int output_init(struct output *output, uv_loop_t *loop, int fd, enum output_color color,
                 void (*on_drained)(void *context), void *context)
 {

@@ -50,6 +50,9 @@ int output_init(struct output *output, uv_loop_t *loop, int fd, enum output_colo
 /* Are both the same terminal? Then they share one output, because rows know what is below them. */
 bool output_is_shared(int fd, int other_fd);
 
+/* Are both the same terminal, pipe or file? Then who reads one reads the other. */
+bool output_is_one_file(int fd, int other_fd);
+
 /* label: what stands in brackets. */
 void output_source_init(struct output_source *source, struct output *output, const char *label, const char *color);
 

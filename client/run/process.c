@@ -95,8 +95,10 @@ static void process_closed(uv_handle_t *handle)
 
     if (--process->n_handles > 0)
         return;
-    for (i = 0; i < ARRAY_SIZE(process->streams); i++)
+    for (i = 0; i < ARRAY_SIZE(process->streams); i++) {
         lines_deinit(&process->streams[i].lines);
+        repeats_source_deinit(&process->streams[i].repeats);
+    }
     free(steal_ptr(process->argv));
     free(steal_ptr(process->argv_storage));
     if (process->pid > 0)
@@ -113,6 +115,7 @@ static void process_close(struct process *process)
         uv_close((uv_handle_t *)&process->handle, process_closed);
     uv_close((uv_handle_t *)&process->linger, process_closed);
     uv_close((uv_handle_t *)&process->settle, process_closed);
+    uv_close((uv_handle_t *)&process->release, process_closed);
 }
 
 /* Helpers that are left in the group have had their SIGTERM. The kernel does not reuse a leader's pid while its group
@@ -126,6 +129,7 @@ static void process_finish(struct process *process)
     kill(-process->pid, SIGKILL);
     for (i = 0; i < ARRAY_SIZE(process->streams); i++) {
         lines_flush(&process->streams[i].lines);
+        repeats_release(&process->streams[i].repeats, uv_now(process->linger.loop));
         stream_draw(&process->streams[i]);
     }
     process_close(process);
@@ -172,15 +176,33 @@ static void stream_remember(struct process_stream *stream, const char *line, siz
         snprintf(stream->message, sizeof(stream->message), "%s%s", text, is_cut ? "..." : "");
 }
 
+static void stream_put(void *context, const char *text, size_t n_bytes, bool continued)
+{
+    struct process_stream *stream = context;
+
+    output_line(&stream->sources[0], text, n_bytes, continued);
+}
+
+static void process_release(uv_timer_t *timer)
+{
+    struct process *process = timer->data;
+
+    for (size_t i = 0; i < ARRAY_SIZE(process->streams); i++)
+        repeats_release(&process->streams[i].repeats, uv_now(timer->loop));
+}
+
 static void process_line(void *context, const char *text, size_t n_bytes, bool continued)
 {
     struct process_stream *stream = context;
+    uv_timer_t *release = &stream->process->release;
 
     if (!continued)
         stream_remember(stream, text, n_bytes);
     if (stream->process->spec.log)
         sink_put(stream->process->spec.log, text, n_bytes, NULL, 0);
-    output_line(&stream->sources[0], text, n_bytes, continued);
+    repeats_feed(&stream->repeats, text, n_bytes, continued, uv_now(release->loop));
+    if (repeats_holds(&stream->repeats))
+        uv_timer_start(release, process_release, REPEATS_HOLD_MS, 0);
 }
 
 static void process_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
@@ -273,6 +295,8 @@ static int process_wrap_argv(struct process *process)
 static int process_stream_init(struct process_stream *stream, struct process *process, struct output *output,
                                uv_loop_t *loop, int *write_fd)
 {
+    bool is_err = stream == &process->streams[1];
+    struct repeats *repeats = is_err ? process->spec.err_repeats : process->spec.out_repeats;
     uv_file fds[2];
     int r;
 
@@ -282,6 +306,7 @@ static int process_stream_init(struct process_stream *stream, struct process *pr
     uv_pipe_init(loop, &stream->pipe, 0);
     stream->pipe.data = process;
     process->n_handles++;
+    repeats_source_init(&stream->repeats, repeats, process->spec.label, stream_put, stream);
     r = lines_init(&stream->lines, process_line, stream);
     if (r < 0)
         return r;
@@ -371,8 +396,9 @@ int process_start(struct process *process, uv_loop_t *loop, const struct process
     process->spec = *spec;
     uv_timer_init(loop, &process->linger);
     uv_timer_init(loop, &process->settle);
-    process->linger.data = process->settle.data = process;
-    process->n_handles = 2;
+    uv_timer_init(loop, &process->release);
+    process->linger.data = process->settle.data = process->release.data = process;
+    process->n_handles = 3;
     r = process_wrap_argv(process);
     for (i = 0; i < ARRAY_SIZE(process->streams); i++) {
         r_stream = process_stream_init(&process->streams[i], process, outputs[i], loop, &write_fds[i]);

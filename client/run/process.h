@@ -20,6 +20,7 @@
 
 #include "client/run/lines.h"
 #include "client/run/output.h"
+#include "client/run/repeats.h"
 
 struct process;
 
@@ -41,7 +42,8 @@ struct process_spec {
     size_t n_fds;
     uint64_t n_open_files; /* its soft limit (RLIMIT_NOFILE); 0: zerodrun's */
     struct output *out, *err;
-    struct sink *log;                         /* gets both, without prefixes; or NULL */
+    struct repeats *out_repeats, *err_repeats; /* not owned: texts in the file that out and err write; may be one */
+    struct sink *log;                          /* gets all of both, without prefixes; or NULL */
     void (*on_exit)(struct process *process); /* it has ended, its output perhaps not: on_end() comes later */
     void (*on_end)(struct process *process);
     void *owner;
@@ -52,6 +54,7 @@ struct process_stream {
     struct output_source sources[LINES_MAX_ROWS]; /* a bar each; the first has the finished lines, too */
     uv_pipe_t pipe;
     struct lines lines;
+    struct repeats_source repeats;       /* between the lines and the output */
     char message[PROCESS_MESSAGE_BYTES]; /* the last one */
     bool eof, paused;
     char data[PROCESS_READ_BYTES]; /* what is being read */
@@ -61,6 +64,7 @@ struct process {
     struct process_spec spec;
     uv_process_t handle;
     uv_timer_t linger, settle;
+    uv_timer_t release;               /* of lines that may repeat another process's */
     struct process_stream streams[2]; /* stdout, stderr */
     char *argv_storage; /* owned */
     char **argv;        /* owned; what is spawned: zerodrun itself as a wrapper */

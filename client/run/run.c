@@ -20,6 +20,7 @@
 #include "client/run/options.h"
 #include "client/run/output.h"
 #include "client/run/place.h"
+#include "client/run/repeats.h"
 #include "client/run/restarts.h"
 #include "client/run/tee.h"
 #include "core/base/open-files.h"
@@ -78,6 +79,8 @@ struct run {
     enum run_state state;
     uv_loop_t loop;
     struct output outputs[2], *out, *err; /* out and err may be one */
+    struct repeats repeats[2];            /* of out and err, the first one for both if has_one_file */
+    bool has_one_file;                    /* out and err: what stands in one stands in the other */
     struct sink *sinks[MAX_SINKS];        /* n_sinks: all that have to be written before the end */
     size_t n_sinks;
     struct run_rank *ranks; /* place->n_ranks, owned */
@@ -346,6 +349,8 @@ static int rank_start(struct run_rank *rank)
         .n_open_files = run->n_open_files,
         .out = run->out,
         .err = run->err,
+        .out_repeats = &run->repeats[0],
+        .err_repeats = &run->repeats[run->has_one_file ? 0 : 1],
         .log = rank->tee.is_open ? &rank->tee.sink : NULL,
         .on_exit = rank_exited,
         .on_end = rank_ended,
@@ -594,6 +599,8 @@ static int run_start_daemon(struct run_daemon *daemon)
         .n_open_files = run->n_open_files,
         .out = run->out,
         .err = run->err,
+        .out_repeats = &run->repeats[0],
+        .err_repeats = &run->repeats[run->has_one_file ? 0 : 1],
         .log = daemon->tee.is_open ? &daemon->tee.sink : NULL,
         .on_exit = daemon_exited,
         .on_end = run_daemon_ended,
@@ -753,6 +760,7 @@ static int run_init_outputs(struct run *run)
             return r;
         run->sinks[run->n_sinks++] = &run->outputs[i].sink;
     }
+    run->has_one_file = output_is_one_file(STDOUT_FILENO, STDERR_FILENO);
     run->out = &run->outputs[0];
     run->err = &run->outputs[n - 1];
     return 0;
@@ -909,6 +917,8 @@ static void run_deinit(struct run *run)
     for (i = 0; i < run->place->n_jobs; i++)
         tee_deinit(&run->daemons[i].tee);
     environment_deinit(&run->daemon_env);
+    for (i = 0; i < ARRAY_SIZE(run->repeats); i++)
+        repeats_deinit(&run->repeats[i]);
     free(run->ranks);
 }
 

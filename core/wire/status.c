@@ -392,6 +392,33 @@ static void put_slowest(struct json *j, struct json_object *parent, const struct
     json_put(j, parent, "slowest_rank", o);
 }
 
+static struct json_object *finding_object(struct json *j, const struct status *s, const struct status_finding *finding)
+{
+    struct json_object *o = json_new_object(j);
+    char printed[PRINTED_NAME_MAX];
+
+    json_put_string(j, o, "kind", finding->kind);
+    if (finding->rank >= 0)
+        json_put_i64(j, o, "rank", finding->rank);
+    else
+        json_put_null(j, o, "rank");
+    if (finding->param >= 0)
+        layout_print_name(printed, sizeof(printed), s->layout->params[finding->param].name,
+                          s->layout->params[finding->param].name_len);
+    json_put_string(j, o, "param", finding->param >= 0 ? printed : NULL);
+    json_put_string(j, o, "text", finding->text);
+    return o;
+}
+
+static struct json_object *findings_array(struct json *j, const struct status *s)
+{
+    struct json_object *array = json_new_array(j);
+
+    for (size_t i = 0; i < s->n_findings; i++)
+        json_push(j, array, finding_object(j, s, &s->findings[i]));
+    return array;
+}
+
 static struct json_object *node_object(struct json *j, const struct status_nodes *nodes, size_t i)
 {
     const struct status_node *node = &nodes->list[i];
@@ -563,6 +590,7 @@ static struct json_object *status_object(struct json *j, const struct status *s)
     json_put(j, o, "refused", refused_array(j, s));
     put_slowest(j, o, s);
     put_summary(j, o, "last_diagnostic", s->last_diagnostic, s->now_ns);
+    json_put(j, o, "findings", findings_array(j, s));
     put_nodes(j, o, s->nodes);
     put_device(j, o, s->has_device ? &s->device : NULL);
     put_checkpoint(j, o, s);
@@ -599,6 +627,21 @@ static void put_since(struct json *j, struct json_object *o, const char *key, ui
         json_put_null(j, o, key);
 }
 
+static struct json_object *phases_object(struct json *j, const struct status_rank *rank)
+{
+    static const char *const words[N_STATUS_RANK_PHASES] = {
+        [STATUS_RANK_FORWARD] = "forward_ns",
+        [STATUS_RANK_BACKWARD] = "backward_ns",
+        [STATUS_RANK_ROOM] = "room_ns",
+        [STATUS_RANK_REST] = "rest_ns",
+    };
+    struct json_object *o = json_new_object(j);
+
+    for (size_t i = 0; i < N_STATUS_RANK_PHASES; i++)
+        json_put_u64(j, o, words[i], rank->phases_ns[i]);
+    return o;
+}
+
 static struct json_object *rank_object(struct json *j, const struct status_rank *rank, uint64_t now_ns)
 {
     struct json_object *o = json_new_object(j);
@@ -613,6 +656,7 @@ static struct json_object *rank_object(struct json *j, const struct status_rank 
     json_put_u64(j, o, "micro_batch", rank->micro_batch);
     json_put_u64(j, o, "n_pushes", rank->n_pushes);
     json_put_u64(j, o, "behind_total_ns", rank->behind_total_ns);
+    json_put(j, o, "phases", phases_object(j, rank));
     json_put_string(j, o, "waiting_for", rank->waiting_for);
     put_since(j, o, "waiting_ns", rank->waiting_for ? rank->waiting_since_ns : 0, now_ns);
     put_summary(j, o, "fault", rank->fault, now_ns);

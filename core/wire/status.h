@@ -132,6 +132,14 @@ struct status_checkpoint {
     const char *why; /* the last one failed; NULL: it did not */
 };
 
+/* What is odd in a job's gradients or times, as long as it holds. */
+struct status_finding {
+    const char *kind; /* "rank-norm", "zero-gradient", "zero-lr", "slow-rank" */
+    int64_t rank;     /* negative: none */
+    int64_t param;    /* negative: none */
+    const char *text; /* one line */
+};
+
 /* The job at a glance. All fields may be zero but now_ns, job, state, version. */
 struct status {
     uint64_t now_ns;
@@ -181,10 +189,21 @@ struct status {
     int64_t slowest_rank;                     /* came last to the last step; negative: none */
     uint64_t slowest_behind_ns;               /* behind the first one */
     const struct diagnostic *last_diagnostic; /* NULL: none */
+    const struct status_finding *findings;
+    size_t n_findings;
     const struct status_nodes *nodes;         /* NULL: one node */
     bool has_device;                          /* else host memory */
     struct status_device device;
     struct status_checkpoint checkpoint;
+};
+
+/* A rank's own time in steps: daemon/job/model/phases.h. */
+enum status_rank_phase {
+    STATUS_RANK_FORWARD,
+    STATUS_RANK_BACKWARD,
+    STATUS_RANK_ROOM,
+    STATUS_RANK_REST,
+    N_STATUS_RANK_PHASES,
 };
 
 /* One rank, attached or not. */
@@ -202,6 +221,7 @@ struct status_rank {
     uint32_t micro_batch;    /* the open one, or the next */
     uint64_t n_pushes;       /* admitted, of this incarnation */
     uint64_t behind_total_ns; /* behind the node's first rank to ask for the step, over all committed steps */
+    uint64_t phases_ns[N_STATUS_RANK_PHASES]; /* over all steps of this daemon's that it has seen from begin to end */
     const char *waiting_for; /* "ranks 1, 3 to ask for the step"; NULL: it does not wait */
     uint64_t waiting_since_ns;
     const struct diagnostic *fault; /* sticky; NULL: none */

@@ -148,6 +148,10 @@ void drop_now(struct job *job)
     job->decision.has_hypers = false;
     job->decision.learnt = NULL;
     missing_deinit(&job->missing);
+    zero_gradient_deinit(&job->zero_gradient);
+    job->rank_norm = (struct job_rank_norm){0};
+    job->zero_lr = (struct job_zero_lr){0};
+    job->slow = (struct job_slow){0};
     job->alike = (struct job_alike){0};
     job->run.given_weights = job->run.was_loaded = job->run.was_spread = job->run.has_weights =
         job->decision.has_learnt = job->decision.has_norm = false;

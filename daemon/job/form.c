@@ -279,6 +279,8 @@ static int make_tables(void *userdata)
     if (!job->work.parcels || !job->decision.hypers || !job->decision.learnt)
         return -ENOMEM;
     r = missing_init(job);
+    if (r == 0)
+        r = zero_gradient_init(job);
     if (r < 0)
         return r;
     r = form_ledger(&job->ledger, job->layout,

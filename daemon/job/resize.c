@@ -205,6 +205,8 @@ static void use(struct job *job, struct resized *new, unsigned n_ranks)
     (void)quota_charge(&job->memory.quota, &job->memory.charge, new->planned.needed); /* checked */
     job->memory.planned = new->planned;
     job->stats.times.slowest_rank = UINT_MAX; /* it was one of the old ranks */
+    job->rank_norm = (struct job_rank_norm){0};
+    job->slow = (struct job_slow){0};
     job->stats.counters.batch_bytes = job->stats.counters.batch_reduced_bytes = 0;
     job_turn(job, TURN_TRAINING);
     job_todo(job);

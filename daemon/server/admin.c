@@ -17,6 +17,7 @@
 #include "core/wire/wire-reply.h"
 #include "daemon/engines/device-keep.h"
 #include "daemon/engines/devices.h"
+#include "daemon/job/findings.h"
 #include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/kept.h"
@@ -270,8 +271,38 @@ static struct status_checkpoint view_checkpoint(const struct job *job)
     };
 }
 
-/* refused is the caller's array of ARRAY_SIZE(job->diagnostics.refused); view may be NULL. */
-static struct status make_status(struct service *service, struct status_refused *refused, const struct nodes_view *view)
+/* The arrays to which a snapshot of the findings points. */
+struct findings_view {
+    struct findings findings;
+    struct status_finding list[FINDINGS_MAX];
+};
+
+/* Return: NULL when memory is out; to be freed. */
+static struct findings_view *view_findings(const struct job *job)
+{
+    static const char *const words[N_FINDINGS] = {
+        [FINDING_RANK_NORM] = "rank-norm",
+        [FINDING_ZERO_GRADIENT] = "zero-gradient",
+        [FINDING_ZERO_LR] = "zero-lr",
+        [FINDING_SLOW_RANK] = "slow-rank",
+    };
+    struct findings_view *view = calloc(1, sizeof(*view));
+
+    if (!view)
+        return NULL;
+    findings_of(job, &view->findings);
+    for (unsigned i = 0; i < view->findings.n; i++) {
+        const struct finding *finding = &view->findings.list[i];
+
+        view->list[i] = (struct status_finding){
+            .kind = words[finding->kind], .rank = finding->rank, .param = finding->param, .text = finding->text};
+    }
+    return view;
+}
+
+/* refused is the caller's array of ARRAY_SIZE(job->diagnostics.refused); view and findings may be NULL. */
+static struct status make_status(struct service *service, struct status_refused *refused, const struct nodes_view *view,
+                                 const struct findings_view *findings)
 {
     const struct config *config = service->config;
     const struct job *job = service->job;
@@ -296,6 +327,8 @@ static struct status make_status(struct service *service, struct status_refused 
         .limit_bytes = config->limits.memory_bytes,
         .refused = refused,
         .n_refused = job->diagnostics.n_refused,
+        .findings = findings ? findings->list : NULL,
+        .n_findings = findings ? findings->findings.n : 0,
         .nodes = view ? &view->nodes : NULL,
         .has_device = uses_gpus(job),
         .device = view_device(job),
@@ -354,6 +387,10 @@ static struct status_rank make_rank(const struct job *job, const struct job_rank
         .micro_batch = next.micro_batch,
         .n_pushes = rank->n_pushes,
         .behind_total_ns = rank->behind_total_ns,
+        .phases_ns = {[STATUS_RANK_FORWARD] = rank->phases.total_ns[PHASE_FORWARD],
+                      [STATUS_RANK_BACKWARD] = rank->phases.total_ns[PHASE_BACKWARD],
+                      [STATUS_RANK_ROOM] = rank->phases.total_ns[PHASE_ROOM],
+                      [STATUS_RANK_REST] = rank->phases.total_ns[PHASE_REST]},
         .waiting_for = rank->wait != WAIT_NONE ? job_waits_for(job, rank) : NULL,
         .waiting_since_ns = rank->wait != WAIT_NONE ? rank->wait_ns : 0,
         .fault = rank->fault.diagnostic,
@@ -388,7 +425,8 @@ static char *on_status(struct service *service)
 {
     struct status_refused refused[ARRAY_SIZE(service->job->diagnostics.refused)];
     _cleanup_free_ struct nodes_view *view = view_nodes(service);
-    struct status status = make_status(service, refused, view);
+    _cleanup_free_ struct findings_view *findings = view_findings(service->job);
+    struct status status = make_status(service, refused, view, findings);
 
     return status_json(&status);
 }
@@ -450,7 +488,8 @@ static char *on_report(struct service *service)
     const struct job *job = service->job;
     struct status_refused refused[ARRAY_SIZE(job->diagnostics.refused)];
     _cleanup_free_ struct nodes_view *view = view_nodes(service);
-    struct status status = make_status(service, refused, view);
+    _cleanup_free_ struct findings_view *findings = view_findings(service->job);
+    struct status status = make_status(service, refused, view, findings);
     _cleanup_free_ struct status_rank *ranks = make_ranks(job);
     _cleanup_free_ struct status_param *params = make_params(job);
     _cleanup_free_ char *config = print_config(service->job->config);

@@ -52,6 +52,15 @@ static void assert_line(const char *status, const char *ranks, const char *line)
     assert_only_line(text, line);
 }
 
+/* One of several lines of its metric. */
+static void assert_has_line(const char *status, const char *ranks, const char *line)
+{
+    _cleanup_free_ char *text = printed(METRICS_OPENMETRICS, status, ranks);
+
+    if (!strstr(text, line))
+        fail_msg("\"%s\" is not in\n%s", line, text);
+}
+
 static void assert_no_sample(const char *status, const char *ranks, const char *name)
 {
     _cleanup_free_ char *text = printed(METRICS_OPENMETRICS, status, ranks);
@@ -189,10 +198,23 @@ static void test_memory(void **state)
     assert_line(status, NULL, "zerod_memory_bytes{socket=\"/s\",class=\"ring\",place=\"gpu\"} 3\n");
 }
 
+static void test_findings(void **state)
+{
+    static const char status[] = "{\"findings\":[{\"kind\":\"zero-gradient\"},{\"kind\":\"zero-gradient\"},7,"
+                                 "{\"kind\":\"slow-rank\"},{\"kind\":\"of another version\"}]}";
+
+    assert_has_line(status, NULL, "zerod_findings{socket=\"/s\",kind=\"zero-gradient\"} 2\n");
+    assert_has_line(status, NULL, "zerod_findings{socket=\"/s\",kind=\"slow-rank\"} 1\n");
+    assert_has_line("{\"findings\":[]}", NULL, "zerod_findings{socket=\"/s\",kind=\"zero-lr\"} 0\n");
+    assert_no_sample("{}", NULL, "zerod_findings");
+}
+
 static void test_ranks(void **state)
 {
     static const char absent[] = "[{\"rank\":3,\"attached\":false,\"waiting_ns\":null}]";
     static const char busy[] = "[{\"rank\":3,\"attached\":true,\"waiting_ns\":null,\"behind_total_ns\":2500000000}]";
+    static const char phases[] =
+        "[{\"rank\":3,\"phases\":{\"forward_ns\":1500000000,\"backward_ns\":0,\"room_ns\":2,\"rest_ns\":null}}]";
     static const char waits[] =
         "[{\"rank\":3,\"attached\":true,\"waiting_ns\":2000000000,\"fault\":{\"code\":\"E1001\"}}]";
 
@@ -201,6 +223,11 @@ static void test_ranks(void **state)
     assert_line("{}", busy, "zerod_rank_waiting_seconds{socket=\"/s\",rank=\"3\"} 0\n");
     assert_line("{}", busy, "zerod_rank_behind_seconds_total{socket=\"/s\",rank=\"3\"} 2.500000000\n");
     assert_no_sample("{}", busy, "zerod_rank_fault");
+    assert_no_sample("{}", busy, "zerod_rank_phase_seconds");
+    assert_has_line("{}", phases,
+                    "zerod_rank_phase_seconds_total{socket=\"/s\",rank=\"3\",phase=\"forward\"} 1.500000000\n");
+    assert_has_line("{}", phases,
+                    "zerod_rank_phase_seconds_total{socket=\"/s\",rank=\"3\",phase=\"room\"} 0.000000002\n");
     assert_line("{}", waits, "zerod_rank_waiting_seconds{socket=\"/s\",rank=\"3\"} 2.000000000\n");
     assert_line("{}", waits, "zerod_rank_fault{socket=\"/s\",rank=\"3\",code=\"E1001\"} 1\n");
 }
@@ -245,6 +272,7 @@ int main(void)
         cmocka_unit_test(test_values),     cmocka_unit_test(test_unreadable),
         cmocka_unit_test(test_memory),     cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_nodes),      cmocka_unit_test(test_several_daemons),
+        cmocka_unit_test(test_findings),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

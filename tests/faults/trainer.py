@@ -85,7 +85,9 @@ def train_against_zerod(order: Order, outcome: Outcome) -> None:
         outcome.note(faults=[plain_fault(fault)])
         after_a_fault(t, outcome)
     except BaseException as error:  # KeyboardInterrupt too: what came out is what is judged
-        outcome.note(error={"classes": [c.__name__ for c in type(error).__mro__], "text": str(error),
+        sys.excepthook(type(error), error, error.__traceback__)  # as the interpreter does, and zerod adds notes there
+        text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+        outcome.note(error={"classes": [c.__name__ for c in type(error).__mro__], "text": text,
                             "trace": traceback.format_exc()})
         leave(t)
 

@@ -2,10 +2,12 @@
 """Programs that read .grad, or change it, after it has been pushed."""
 
 import gc
+import sys
 import warnings
 
 import pytest
 import torch
+import torch.distributed
 from tiers import full
 from torch import nn
 
@@ -137,3 +139,121 @@ def late_hook():
 def test_read_in_a_hook(zerod, start):
     seen, said, is_watched = start(zerod(ONE), late_hook).result()
     assert seen == [None] and len(said) == 1 and " reads .grad of 1.bias " in said[0] and not is_watched
+
+
+# ---- exceptions that follow from a read --------------------------------------------------------------------
+
+
+def norm_of(param):
+    return param.grad.norm()
+
+
+def reads_through_a_variable(model):
+    grad = model[1].bias.grad
+    if model is not None:
+        grad.mul_(2)
+
+
+def reduces(model):
+    torch.distributed.all_reduce(
+        model[1].bias.grad,
+    )
+
+
+def scales(model):
+    model[1].bias.grad *= 2
+
+
+def compares(model):
+    if model[1].bias.grad.abs().max() > 1:
+        raise ValueError
+
+
+def is_large(model):
+    return model[1].bias.grad > 1
+
+
+def prints(model):
+    print(f"{model[1].bias.grad:.3f}")
+
+
+def stacks(model):
+    return torch.stack([model[1].bias.grad])
+
+
+def raises_from(model):
+    try:
+        norm_of(model[1].bias)
+    except AttributeError as error:
+        raise RuntimeError("no norm") from error
+
+
+def another_none(model):
+    grad, scheduler = model[1].bias.grad, None
+    return grad is None and scheduler.step()
+
+
+def another_statement(model):
+    assert model[1].bias.grad is None
+    missing = None
+    return missing.norm()
+
+
+def another_none_in_that_line(model):
+    scheduler = None
+    return model[1].bias.grad is None and scheduler.step()
+
+
+def another_none_as_an_argument(model):
+    nothing = None
+    return model[1].bias.grad is None and len(nothing)
+
+
+def another_exception(model):
+    return {}[model[1].bias.grad]
+
+
+def explained(program):
+    """What is added to the exception with which a program ends, after a backward."""
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(model)
+    loss_of(model).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            program(model)
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)  # as the interpreter does
+            notes = [*getattr(error, "__notes__", []), *getattr(error.__cause__, "__notes__", [])]
+    opt.step()
+    opt.close()
+    return notes
+
+
+def of_bias(model):
+    norm_of(model[1].bias)
+
+
+@pytest.mark.parametrize("program, name, offset", [
+    (of_bias, norm_of, 1), (reads_through_a_variable, reads_through_a_variable, 1), (reduces, reduces, 2),
+    *full((raises_from, norm_of, 1), (scales, scales, 1), (compares, compares, 1), (stacks, stacks, 1),
+          (is_large, is_large, 1), (prints, prints, 1)),
+], ids=lambda x: getattr(x, "__name__", None))
+def test_note(zerod, start, program, name, offset):
+    """The exception names zerod, the place and what there is instead."""
+    (note,) = start(zerod(ONE), explained, program=program).result()
+    cause, *remedies = note.splitlines()
+    line = name.__code__.co_firstlineno + offset
+    assert cause == (f"  cause  test_grad_reads.py:{line} reads .grad of 1.bias between backward() and step(): it is None, "
+                     "because zerod has pushed the gradient")  # fmt: skip
+    assert all(word in "\n".join(remedies) for word in ("opt.grad_norm()", "opt.grad_norm('1.bias')", "clip_grad_norm_",
+                                                        "gradient_clipping", "the mean over all ranks"))  # fmt: skip
+
+
+@pytest.mark.parametrize("program", [another_none_in_that_line, *full(
+    another_statement, another_exception, another_none, another_none_as_an_argument)])  # fmt: skip
+def test_no_note(zerod, start, program):
+    """The read is near, and the exception has another cause."""
+    assert start(zerod(ONE), explained, program=program).result() == []

@@ -5,7 +5,7 @@ has been pushed by then and .grad is None, so such a loop silently does nothing.
 
 torch has no hook for reads, so nn.Parameter gets a property .grad over the one of C, as long as an optimizer watches.
 Only a read that finds None is examined further. Reads by torch, by this package and by other installed packages do not
-count, nor do reads before a backward and after the step.
+count, nor do reads before a backward and after the step. read_notes.py explains an exception that follows from a read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import sites
+from . import read_notes, sites
 from .binding import Bound
 from .errors import Error
 
@@ -57,6 +57,7 @@ def watch(was_pushed: Callable[[int], bool], bound: Sequence[Bound], how: str) -
     if how != "ignore":
         _watches.append(one)
         nn.Parameter.grad = _watched
+        read_notes.install()
     return lambda: _end(one)
 
 
@@ -81,6 +82,7 @@ def _found_none(param: torch.Tensor) -> None:
         if was_pushed is None:  # the optimizer is gone
             _end(one)
         elif index >= 0 and was_pushed(index) and sites.is_users(sys._getframe(_CALLER - 1)):
+            read_notes.note(sys._getframe(_CALLER - 1), name)
             _tell(one, name, sys._getframe(_CALLER - 1))
 
 
@@ -88,8 +90,9 @@ def _tell(one: _Watch, name: str, frame: Any) -> None:
     text = (
         f"{sites.site_of(frame)} reads .grad of {name} between backward() and step() and finds None: zerod has pushed "
         "the gradient already, so a change of it has no effect. Change it while the backward runs: "
-        "param.register_hook(lambda grad: grad.clamp(-1, 1)), before the backward. For logging there is "
-        f"opt.grad_norm({name!r}) after the step; if nothing depends on it, on_grad_read='ignore'"
+        "param.register_hook(lambda grad: grad.clamp(-1, 1)), before the backward. The daemon takes the mean over the "
+        "ranks, and clips for torch.nn.utils.clip_grad_norm_. For logging there is opt.grad_norm() before the step, "
+        f"opt.grad_norm({name!r}) after it; if nothing depends on it, on_grad_read='ignore'"
     )
     if one.is_error:
         raise Error(text)

@@ -40,7 +40,11 @@ def _site(code: CodeType, line: int) -> bytes:
 
 
 def site_of(frame: FrameType) -> str:
-    return _site(frame.f_code, frame.f_lineno).decode()
+    return site_at(frame.f_code, frame.f_lineno)
+
+
+def site_at(code: CodeType, line: int) -> str:
+    return _site(code, line).decode()
 
 
 def is_users(frame: FrameType) -> bool:

@@ -19,6 +19,7 @@
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/phases.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/timeline.h"
 #include "daemon/ledger/ledger.h"
@@ -59,6 +60,7 @@ void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait)
 {
     rank->wait = wait;
     rank->wait_ns = job_now(job);
+    phases_wait(rank, wait, rank->wait_ns);
 }
 
 /* Keeps an answer for a rank that is away. One with descriptors is to a request that its client makes again. */
@@ -81,6 +83,7 @@ static void keep_answer(struct job_rank *rank, const struct reply *reply, size_t
 void job_answer(struct job *job, struct job_rank *rank, const struct reply *reply, int *fds, size_t n_fds)
 {
     timeline_answers(job, rank);
+    phases_go_on(rank, job_now(job));
     rank->wait = WAIT_NONE;
     if (rank->peer == RANK_IS_AWAY)
         keep_answer(rank, reply, n_fds);

@@ -13,7 +13,11 @@
 #include "daemon/job/model/alike.h"
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/missing.h"
+#include "daemon/job/model/phases.h"
+#include "daemon/job/model/rank-norm.h"
 #include "daemon/job/model/stats.h"
+#include "daemon/job/model/zero-gradient.h"
+#include "daemon/job/model/zero-lr.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/quota.h"
 #include "daemon/step/parcel.h"
@@ -199,6 +203,10 @@ struct job {
     struct job_abort abort;
     struct job_missing missing;
     struct job_alike alike;
+    struct job_rank_norm rank_norm;
+    struct job_zero_gradient zero_gradient;
+    struct job_zero_lr zero_lr;
+    struct job_slow slow;
     struct job_decision decision;
     struct job_save save;
     struct resume *resume; /* while it is being formed: the checkpoint that it begins with; owned */

@@ -53,6 +53,7 @@ void rank_forget_incarnation(struct job_rank *rank)
     rank->declared = rank->formed = rank->ready = false;
     manifest_deinit(&rank->manifest);
     rank->n_pushes = rank->n_received = 0;
+    phases_forget(rank);
     rank->partial = (struct partial_push){0};
     rank_evidence_reset(&rank->evidence);
     rank->timeline = (struct rank_timeline){0};

@@ -10,6 +10,7 @@
 #include "core/layout/manifest.h"
 #include "core/wire/wire-request.h"
 #include "daemon/job/model/fault.h"
+#include "daemon/job/model/phases.h"
 #include "daemon/job/model/timeline.h"
 
 struct job;
@@ -116,6 +117,7 @@ struct job_rank {
     uint64_t asked_ns;
     uint64_t behind_ns;       /* how much later than the node's first rank it asked for the last decided step */
     uint64_t behind_total_ns; /* the sum over all committed steps */
+    struct rank_phases phases;
     uint64_t n_pushes;
     uint64_t n_received; /* recorded requests of this incarnation */
     struct partial_push partial;

@@ -95,8 +95,10 @@ static void finish_abort(struct job *job)
     job->stats.counters.aborts++;
     job->stats.counters.batch_bytes = job->stats.counters.batch_reduced_bytes = 0;
     job->phase = JOB_TRAINING;
-    for (unsigned r = job->world.first; r < job->world.end; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         rewind_rank(job, &job->ranks[r]);
+        phases_forget(&job->ranks[r]);
+    }
     notice = job_keep(job, cause_aborted(&(struct evidence_abort){
                                .at = {.layout = job->layout,
                                       .rank = job->abort.rank,

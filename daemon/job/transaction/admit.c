@@ -90,6 +90,7 @@ void job_begin_backward(struct job *job, struct job_rank *rank, const struct req
     rank->n_backwards = request->n_backwards;
     if (r == LEDGER_ADMITTED) {
         timeline_backward(job, rank);
+        phases_begin_backward(rank, record.time_ns);
         return;
     }
     snprintf(detail, sizeof(detail), "backward of step %" PRIu64 ", micro-batch %u", request->step,
@@ -237,6 +238,7 @@ static void admit(struct job *job, struct job_rank *rank, const struct push_reco
     }
     job->stats.counters.admitted += last;
     rank->n_pushes += last;
+    phases_push(rank, record->time_ns);
     if (pass > 0 && last)
         note_again(job, rank, record);
     slot->n_pushed++;

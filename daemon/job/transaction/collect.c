@@ -252,6 +252,8 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
     record_sums(job, reduction, JOURNAL_SUMMED);
     (void)failpoint("summed");
     note_alike(job, reduction);
+    if (job->phase != JOB_ABORTING)
+        rank_norm_look_at(job, reduction);
     for (uint32_t i = 0; i < parcel->n_parts; i++)
         n_bytes += (uint64_t)__builtin_popcountll(reduction->masks[i]) *
                    layout_part_bytes(job->layout, parcel->first_part + i);

@@ -277,6 +277,15 @@ static void note_nonfinite(struct job *job, const struct node_verdict *verdict)
     }
 }
 
+static void note_findings(struct job *job, const struct node_verdict *verdict)
+{
+    if (job->run.survival.replays) /* of the daemon before: what it saw of the step is not known here */
+        return;
+    phases_note_step(job);
+    zero_lr_note_step(job);
+    zero_gradient_note_step(job, verdict->pushed_all);
+}
+
 /* From here the step only rolls forward. */
 static void carry_out(struct job *job, const struct node_verdict *verdict)
 {
@@ -290,6 +299,7 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
     job->decision.applying = verdict->apply;
     note_nonfinite(job, verdict);
     step_decide(job->step, verdict->norm_scale);
+    note_findings(job, verdict);
     (void)failpoint("decided");
     job->phase = JOB_UPDATING;
     job_set_writing(job, true);
@@ -370,6 +380,7 @@ static void finish_commit(void *userdata)
     job->stats.counters.applied += job->decision.applying;
     job->stats.counters.skipped += !job->decision.applying;
     stats_note_step(job);
+    phases_begin_step(job, job->stats.times.last_commit_ns);
     for (unsigned r = job->world.first; r < job->world.end; r++)
         close_rank(job, &job->ranks[r]);
     diagnostic_unref(steal_ptr(job->abort.reason)); /* it came too late */

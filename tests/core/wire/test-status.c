@@ -125,6 +125,10 @@ static void example_diagnostics(struct example *e)
 static void example_status(struct example *e)
 {
     static const struct hyper groups[8] = {{.lr = 1e-3, .weight_decay = 0.01, .nesterov = true}};
+    static const struct status_finding findings[] = {
+        {.kind = "slow-rank", .rank = 3, .param = -1, .text = "slow"},
+        {.kind = "zero-gradient", .rank = -1, .param = 0, .text = "zero"},
+    };
     size_t i;
 
     assert_true(e->layout->n_groups <= ARRAY_SIZE(groups));
@@ -166,6 +170,8 @@ static void example_status(struct example *e)
         .slowest_rank = 3,
         .slowest_behind_ns = 1500000,
         .last_diagnostic = e->diagnostics[0],
+        .findings = findings,
+        .n_findings = ARRAY_SIZE(findings),
         .counters = {.n_pushes_admitted = 1000, .n_pushes_accumulated = 3, .n_aborts = 1, .n_warnings = 1},
     };
     for (i = 0; i < N_STATUS_PHASES; i++)
@@ -215,6 +221,7 @@ static void example_ranks(struct example *e)
             .step = 42,
             .n_pushes = 7,
             .behind_total_ns = 2500000000ull * i,
+            .phases_ns = {1, 2, 3, 4},
         };
     e->ranks[1].fault = e->diagnostics[0];
     e->ranks[2].waiting_for = "ranks 1, 3 to ask for the step";
@@ -312,9 +319,9 @@ static char *example_report(const struct example *e)
                                         .ranks = e->ranks,
                                         .n_ranks = N_RANKS,
                                         .pushes = &(struct status_pushes){.first_rank = e->ledger.first_rank,
-                                                                    .end_rank = e->ledger.end_rank,
-                                                                    .has_pushed = has_pushed,
-                                                                    .userdata = &e->ledger},
+                                                                          .end_rank = e->ledger.end_rank,
+                                                                          .has_pushed = has_pushed,
+                                                                          .userdata = &e->ledger},
                                         .params = e->params,
                                         .diagnostics = example_list(e),
                                         .n_diagnostics = ARRAY_SIZE(e->diagnostics),
@@ -334,7 +341,10 @@ static char *example_print(const struct example *e, const char *name)
     if (strcmp(name, "ranks") == 0)
         return ranks_json(e->ranks, N_RANKS, e->status.now_ns);
     if (strcmp(name, "params") == 0)
-        return params_json(e->layout, &(struct status_pushes){.end_rank = e->ledger.end_rank, .has_pushed = has_pushed, .userdata = &e->ledger}, e->params);
+        return params_json(
+            e->layout,
+            &(struct status_pushes){.end_rank = e->ledger.end_rank, .has_pushed = has_pushed, .userdata = &e->ledger},
+            e->params);
     if (strcmp(name, "params-minimal") == 0)
         return params_json(NULL, NULL, NULL);
     if (strcmp(name, "diagnostics") == 0)
@@ -432,6 +442,8 @@ static void test_status(void **state)
         {"counters.n_pushes_accumulated", "3"},
         {"refused", "[{\"code\":\"E1001\",\"n\":2},{\"code\":\"E1302\",\"n\":1}]"},
         {"slowest_rank", "{\"rank\":3,\"behind_ns\":1500000}"},
+        {"findings", "[{\"kind\":\"slow-rank\",\"rank\":3,\"param\":null,\"text\":\"slow\"},"
+                     "{\"kind\":\"zero-gradient\",\"rank\":null,\"param\":\"layers.0.w\",\"text\":\"zero\"}]"},
         {"last_diagnostic.code", "\"E1001\""},
         {"last_diagnostic.age_ns", "5000000000"},
         {"last_diagnostic.rank", "1"},
@@ -454,7 +466,7 @@ static void test_status_of_a_new_daemon(void **state)
     static const char *const expected[][2] = {
         {"run_id", "null"}, {"isa", "null"},           {"formed", "false"},      {"grad_norm", "null"},
         {"refused", "[]"},  {"overlap.ratio", "null"}, {"slowest_rank", "null"}, {"last_diagnostic", "null"},
-        {"uptime_ns", "0"}, {"steps_per_s", "0"},      {"checkpoint", "null"},
+        {"uptime_ns", "0"}, {"steps_per_s", "0"},      {"checkpoint", "null"},   {"findings", "[]"},
     };
     struct json_object *root = parse(minimal_status());
     size_t i;
@@ -584,6 +596,7 @@ static void test_ranks(void **state)
         {"3.uid", "null"},
         {"3.incarnation", "null"},
         {"1.behind_total_ns", "2500000000"},
+        {"1.phases", "{\"forward_ns\":1,\"backward_ns\":2,\"room_ns\":3,\"rest_ns\":4}"},
         {"3.connected_ns", "null"},
     };
     struct example e;
@@ -642,7 +655,10 @@ static void test_params(void **state)
     uint32_t i;
 
     example_init(&e);
-    root = parse(params_json(e.layout, &(struct status_pushes){.end_rank = e.ledger.end_rank, .has_pushed = has_pushed, .userdata = &e.ledger}, e.params));
+    root = parse(params_json(
+        e.layout,
+        &(struct status_pushes){.end_rank = e.ledger.end_rank, .has_pushed = has_pushed, .userdata = &e.ledger},
+        e.params));
     assert_int_equal(json_object_array_length(root), N_PARAMS);
     for (i = 0; i < ARRAY_SIZE(expected); i++)
         assert_text(root, expected[i][0], expected[i][1]);

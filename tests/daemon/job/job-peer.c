@@ -17,6 +17,7 @@
 #include "daemon/job/stall.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/admit.h"
+#include "daemon/memory/ring.h"
 #include "daemon/job/transaction/boundary.h"
 
 /* ---- what the job says --------------------------------------------------------------------------------- */
@@ -428,7 +429,7 @@ static void open_slot(struct peer *p, uint32_t parcel, uint32_t pass)
     uint64_t n_bytes = round_up(layout_parcel_bytes(layout_of(p), parcel), 64);
     uint32_t ticket = p->next_ticket++ % p->n_tickets;
 
-    if (p->next_place_bytes + n_bytes > p->ring_bytes)
+    if (p->next_place_bytes + n_bytes > p->rank->rings[0]->ring_bytes) /* the mapping is larger: whole pages */
         p->next_place_bytes = 0;
     p->slots[parcel] = (struct peer_slot){
         .open = true,
@@ -444,6 +445,7 @@ void peer_push_part(struct peer *p, uint32_t part, bool other)
 {
     const struct layout_part *lp = &layout_of(p)->parts[part];
     uint32_t param = lp->param, first = layout_of(p)->params[param].first_part;
+    float factor = p->factor ? p->factor(p, param) : 1;
     const struct peer_slot *slot;
     uint8_t *data;
 
@@ -453,7 +455,7 @@ void peer_push_part(struct peer *p, uint32_t part, bool other)
     data = p->ring + slot->offset_bytes + layout_part_offset_bytes(layout_of(p), part);
     for (uint64_t i = 0; i < lp->n_elems; i++)
         puppet_store(data, (int)layout_of(p)->params[param].grad_dtype, i,
-                     puppet_gradient(p->at.step, p->at.micro_batch, p->number, param, lp->start_elem + i) +
+                     factor * puppet_gradient(p->at.step, p->at.micro_batch, p->number, param, lp->start_elem + i) +
                          (other ? 0.25f : 0));
     job_push(p->fixture->job, p->rank,
              &(struct request_push){.sequence = ++p->sequence,

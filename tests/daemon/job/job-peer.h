@@ -46,6 +46,7 @@ struct peer {
     struct job_rank *rank; /* NULL: not attached */
     uint64_t incarnation, sequence;
     struct wire_position at;
+    float (*factor)(const struct peer *p, uint32_t param); /* of its gradients; NULL: 1 */
 
     unsigned n_answers, n_heard;
     struct reply reply; /* the last one; what it points to is gone, but for what follows */

@@ -417,3 +417,16 @@ def test_offloaded_update_is_slow(zerod, reference):
     judge(ranks, daemon, wanted)
     assert killed, "no update was seen"
     assert daemon.status()["counters"]["n_aborts"] == 0
+
+
+# ---- findings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offload", ["none", *full("cpu")])
+def test_findings(zerod, gpus, offload):
+    """The sums of squares come from GPUs: no gradient is said to be zero that is none, and a rate of 0 is seen."""
+    optimizer = {"type": "AdamW", "params": {"lr": 0}}
+    daemon = zerod(configure(offload=offload, optimizer=optimizer))
+    train(daemon, [[]] * 2, n_steps=120)
+    assert daemon.status()["n_applied"] >= 104  # some steps of this program are skipped
+    assert [f["kind"] for f in daemon.status()["findings"]] == ["zero-lr"]

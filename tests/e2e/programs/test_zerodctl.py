@@ -247,6 +247,8 @@ def test_status(path):
         "          reduce-scatter: 2.00 MiB sent, 1.00 MiB received in 40 orders, 8.00 MiB/s",
         "          all-gather: 1.00 MiB sent, 0 B received in 80 orders",
         "slowest   rank 3, 1.50 ms behind the first",
+        "finding   slow",
+        "finding   zero",
         "last      E1001 duplicate gradient refused: rank 1, step 41, micro-batch 0 (5.00 s ago; zerodctl diagnostics)",
     ]
     (_, hello), (_, command) = seen

@@ -375,6 +375,99 @@ def test_reader_that_goes_away_does_not_end_the_run(env, tmp_path):
     assert (tmp_path / "end").read_text() == "ok\n"
 
 
+# ---- what several processes say alike --------------------------------------------------------------------
+
+MISTAKE = """
+import os
+import torch, zerod
+
+model = torch.nn.Linear(4, 4)
+opt = zerod.Optimizer(model, lr=0.1)
+model(torch.ones(2, 4)).sum().backward()
+model.to(torch.float16 if int(os.environ["RANK"]) in ALIKE else torch.float64)
+opt.step()
+"""
+
+
+def run_mistake(env, tmp_path, alike, *options):
+    """A program whose ranks convert the model, those of `alike` to float16."""
+    pytest.importorskip("torch")
+    program = tmp_path / "mistake.py"
+    program.write_text(MISTAKE.replace("ALIKE", repr(alike)))
+    env = env | {"PYTHONPATH": str(ROOT / "client/python"), "ZEROD_LIBRARY": str(BUILD / "client/libzerod.so")}
+    # SIGTERM, for the second of them, must not come before its text.
+    return run(["-n", 2, "--zerod", ZEROD, *options, "--", sys.executable, "-c",
+                "import runpy, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+                f"runpy.run_path({str(program)!r})"], env)  # fmt: skip
+
+
+def texts(result):
+    """The lines of each process, without prefixes."""
+    lines = [re.match(r"\[(\w+)\] (.*)", line) for line in result.stderr.splitlines()]
+    return {name: [m[2] for m in lines if m and m[1] == name] for name in ("0", "1", "zerod")}
+
+
+def test_same_mistake_of_all_ranks(env, tmp_path):
+    """The cause stands once, each headline with its rank stands, and --tee has all lines."""
+    result = run_mistake(env, tmp_path, (0, 1), "--tee", tmp_path / "logs")
+    said = texts(result)
+    cause = "  got            weight is torch.float16 on cpu in memory of its own, seen at mistake.py:9"
+    headline = "E1104 weights re-pointed, step refused: rank {}, step 0, micro-batch 1"
+    assert result.returncode == 1 and result.stderr.count(cause) == 1
+    assert said["zerod"].count("  the same 7 lines as above") == 1
+    for rank in "01":
+        assert f"zerod[zerodrun]: {headline.format(rank)}" in said["zerod"]
+        assert said[rank][-2:] == [f"zerod.errors.WeightsRepointed: {headline.format(rank)}",
+                                   "  the same 7 lines as [zerod] above"]  # fmt: skip
+    for name, n in ("rank0", 1), ("rank1", 1), ("zerod", 2):
+        log = (tmp_path / f"logs/{name}.log").read_text()
+        assert log.count(cause) == n and "the same" not in log
+
+
+def test_different_mistakes_of_ranks(env, tmp_path):
+    """One line differs: the texts of both ranks stand."""
+    result = run_mistake(env, tmp_path, (0,))
+    assert result.returncode == 1
+    for dtype in "float16", "float64":
+        assert result.stderr.count(f"  got            weight is torch.{dtype} on cpu") == 1
+    assert result.stderr.count("  cause    ") == 2 and "  the same 7 lines as above" not in result.stderr
+
+
+@pytest.mark.parametrize("is_one", [True, False], ids=["one file", "two"])
+def test_standard_error_elsewhere(env, tmp_path, is_one):
+    """What stands in another file is not above."""
+    code = """
+import os, sys, time
+while os.environ["RANK"] == "1" and not os.path.exists(os.environ["SAID"]):
+    time.sleep(0.01)
+print("E1001 x\\n  first\\n  second\\nend", file=sys.stderr if os.environ["RANK"] == "0" else sys.stdout, flush=True)
+time.sleep(0.3)
+open(os.environ["SAID"], "w").close()
+"""
+    result = run(["-n", 2, "--no-daemon", *python(code)], env | {"SAID": str(tmp_path / "said")},
+                 stderr=subprocess.STDOUT if is_one else subprocess.PIPE)  # fmt: skip
+    lines = [line[4:] for line in result.stdout.splitlines() if line.startswith("[1]")]
+    assert lines == ["E1001 x", *(["  the same 2 lines as [0] above"] if is_one else ["  first", "  second"]), "end"]
+
+
+def test_slow_repetition_is_not_held(env):
+    """Lines that could become a repetition come without the rest, when the rest does not come."""
+    code = """
+import os, sys, time
+print("E1001 x\\n  first\\n  second", flush=True)
+if os.environ["RANK"] == "0":
+    print("  third\\nend", flush=True)
+time.sleep(1 if os.environ["RANK"] == "0" else 60)
+"""
+    process = start(["-n", 2, "--no-daemon", "--grace", 1, *python(code)], env)
+    lines = [process.stdout.readline() for _ in range(8)]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=TIMEOUT)
+    whole = [line[4:] for line in lines if line.startswith("[0]")]
+    assert whole == ["E1001 x\n", "  first\n", "  second\n", "  third\n", "end\n"]
+    assert [line[4:] for line in lines if line.startswith("[1]")] == ["E1001 x\n", "  first\n", "  second\n"]
+
+
 # ---- tee -------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "daemon/job/model/finding.h"
+
+struct job;
+
+/* The findings that hold after the last step. */
+void findings_of(const struct job *job, struct findings *findings);

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The list of findings, to which the files of the kinds add. */
+
+#include "daemon/job/model/finding.h"
+
+#include <stddef.h>
+
+struct finding *findings_add(struct findings *findings, enum finding_kind kind)
+{
+    struct finding *finding = findings->n < FINDINGS_MAX ? &findings->list[findings->n++] : NULL;
+
+    if (finding)
+        *finding = (struct finding){.kind = kind, .rank = -1, .param = -1};
+    return finding;
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The ranks' own time in a step, by phase. Time in which a rank waits for others is in no phase but "room", which no
+ * rank is blamed for: the ring of a rank that is ahead is full because the others have not pushed yet.
+ *
+ *     forward    from the step's begin, or the end of the micro-batch before, to the first gradient of a backward
+ *     backward   from there to its last gradient
+ *     room       in a backward, until a slot for a gradient is free
+ *     rest       from the last gradient to the request that ends the micro-batch or the step
+ *
+ * A rank is called slow if it has needed more time than every other rank of this node in many steps in a row.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/job/model/finding.h"
+
+enum rank_phase { PHASE_FORWARD, PHASE_BACKWARD, PHASE_ROOM, PHASE_REST, N_RANK_PHASES };
+
+enum job_wait;
+struct job;
+struct job_rank;
+
+/* The clock of one rank. */
+struct rank_phases {
+    bool is_known; /* the whole step so far: this daemon has seen its begin, and the rank's process is the same */
+    bool is_in_backward;
+    uint64_t since_ns;                   /* what comes after this is in no phase yet; 0: the rank waits for others */
+    uint64_t step_ns[N_RANK_PHASES];     /* of the open step */
+    uint64_t total_ns[N_RANK_PHASES];    /* of all committed steps that are known of all ranks */
+    uint64_t compared_ns[N_RANK_PHASES]; /* of the steps of job_slow */
+};
+
+/* The rank that was last in the last steps. */
+struct job_slow {
+    unsigned rank;
+    uint32_t n_in_a_row;
+    uint32_t n_compared; /* the last ones of these, over which the sums go */
+    uint64_t behind_ns;  /* behind the rank that was last but one */
+    uint64_t own_ns;     /* of the slow rank */
+};
+
+/* A step is committed: all ranks of this node begin the next one. */
+void phases_begin_step(struct job *job, uint64_t now_ns);
+
+/* The step begins again, or the rank's process was replaced: it is not counted. */
+void phases_forget(struct job_rank *rank);
+
+/* The rank's requests. */
+void phases_begin_backward(struct job_rank *rank, uint64_t now_ns);
+void phases_push(struct job_rank *rank, uint64_t now_ns);
+
+/* The rank begins to wait, or its wait ends. */
+void phases_wait(struct job_rank *rank, enum job_wait wait, uint64_t now_ns);
+void phases_go_on(struct job_rank *rank, uint64_t now_ns);
+
+/* Called when a step is decided. */
+void phases_note_step(struct job *job);
+
+void phases_find(const struct job *job, struct findings *findings);
