@@ -246,7 +246,7 @@ def test_note(zerod, start, program, name, offset):
     (note,) = start(zerod(ONE), explained, program=program).result()
     cause, *remedies = note.splitlines()
     line = name.__code__.co_firstlineno + offset
-    assert cause == (f"  cause  test_grad_reads.py:{line} reads .grad of 1.bias between backward() and step(): it is None, "
+    assert cause == (f"  cause          test_grad_reads.py:{line} reads .grad of 1.bias between backward() and step(): it is None, "
                      "because zerod has pushed the gradient")  # fmt: skip
     assert all(word in "\n".join(remedies) for word in ("opt.grad_norm()", "opt.grad_norm('1.bias')", "clip_grad_norm_",
                                                         "gradient_clipping", "the mean over all ranks"))  # fmt: skip

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from . import sites
 
 _REMEDIES = (
-    "  fix    opt.grad_norm() before opt.step() is the norm of all gradients, opt.grad_norm({name!r}) after it that of one "
+    "  fix            opt.grad_norm() before opt.step() is the norm of all gradients, opt.grad_norm({name!r}) after it that of one "
     "parameter",
-    "  or     torch.nn.utils.clip_grad_norm_(model.parameters(), x), or gradient_clipping in the daemon's configuration",
-    "  or     no all_reduce: the daemon takes the mean over all ranks",
-    "  or     param.register_hook(lambda grad: ...), before the backward, to change a gradient",
+    "  or             torch.nn.utils.clip_grad_norm_(model.parameters(), x), or gradient_clipping in the daemon's configuration",
+    "  or             no all_reduce: the daemon takes the mean over all ranks",
+    "  or             param.register_hook(lambda grad: ...), before the backward, to change a gradient",
 )
 
 
@@ -78,7 +78,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _text(read: Read) -> str:
     lines = (
-        f"  cause  {sites.site_at(read.code, read.line)} reads .grad of {read.name} between backward() and step(): it is "
+        f"  cause          {sites.site_at(read.code, read.line)} reads .grad of {read.name} between backward() and step(): it is "
         "None, because zerod has pushed the gradient",
         *_REMEDIES,
     )

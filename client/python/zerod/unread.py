@@ -30,10 +30,10 @@ def _text(position: Position) -> str:
     micro_batch = f", micro-batch {position.micro_batch}" if position.micro_batch else ""
     lines = [
         f"the job is at step {position.step}{micro_batch}, and this program trains without having asked where it is",
-        "  cause  the program was started again: data and learning rate would begin anew on top of what is committed",
-        *(f"  {'or ' if i else 'fix'}    {fix}" for i, fix in enumerate(fixes)),
-        "  or     opt.begin_anew()   (knowingly: the weights as they are, the data from their beginning)",
-        "  state  nothing of this program is in the sums; weights and optimizer state are those of the job",
+        "  cause          the program was started again: data and learning rate would begin anew on top of what is committed",
+        *(f"  {'or' if i else 'fix':<15}{fix}" for i, fix in enumerate(fixes)),
+        "  or             opt.begin_anew()   (knowingly: the weights as they are, the data from their beginning)",
+        "  state          nothing of this program is in the sums; weights and optimizer state are those of the job",
     ]
     return "\n".join(lines)
 
