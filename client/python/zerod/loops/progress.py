@@ -120,7 +120,7 @@ class Progress:
         Brings all ranks to micro-batch 0. Each rank requests the abort before it waits for the others, because a rank
         that attaches may be waiting for micro-batches of this rank.
         """
-        self.opt.abort_step("a rank was started again, and its program begins with whole steps")
+        self.opt.abort_step("its program goes on with whole steps, after a restart or from a checkpoint")
         if _has_group():
             distributed.barrier()
         with contextlib.suppress(StepAborted):  # another rank's
