@@ -246,6 +246,12 @@ static void prepare_process(void)
         signal(ignored[i], SIG_IGN);
 }
 
+/* Users set this to debug a trainer. Here each launch would wait until it has run, and so for the trainers. */
+static void prepare_cuda(void)
+{
+    unsetenv("CUDA_LAUNCH_BLOCKING");
+}
+
 static bool has_daemon(void)
 {
     int type = 0;
@@ -263,6 +269,7 @@ int main(void)
         return 2;
     }
     prepare_process();
+    prepare_cuda();
     engine.packet = malloc(FRAME_MAX_BYTES);
     if (!engine.packet || frame_buffer_init(&engine.buffer) < 0 || wire_arena_init(&engine.arena) < 0)
         engine_leave(EXIT_FAILURE);

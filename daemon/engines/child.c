@@ -476,33 +476,37 @@ static void environment_free(char **environment)
 }
 DEFINE_CLEANUP(char **, environment_free);
 
-static int environment_add(char **environment, size_t *n, const char *name)
+/* A name that ends in * stands for all that begin so. variable: with its value. */
+static bool is_named(const char *variable, const char *const *names, size_t n_names)
 {
-    const char *value = getenv(name);
+    for (size_t i = 0; i < n_names; i++) {
+        size_t n = strcspn(names[i], "*");
 
-    if (!value)
-        return 0;
-    if (asprintf(&environment[*n], "%s=%s", name, value) < 0) {
-        environment[*n] = NULL;
-        return -ENOMEM;
+        if (strncmp(variable, names[i], n) == 0 && (names[i][n] == '*' || variable[n] == '='))
+            return true;
     }
-    (*n)++;
-    return 0;
+    return false;
 }
 
 /* Return: a NULL-terminated array, or NULL for want of memory. */
 static char **environment_new(const struct child *child)
 {
-    _cleanup_(environment_freep) char **environment =
-        calloc(ARRAY_SIZE(kept_variables) + child->n_further + 1, sizeof(*environment));
+    _cleanup_(environment_freep) char **environment = NULL;
     size_t n = 0;
-    int r = environment ? 0 : -ENOMEM;
 
-    for (size_t i = 0; i < ARRAY_SIZE(kept_variables) && !r; i++)
-        r = environment_add(environment, &n, kept_variables[i]);
-    for (size_t i = 0; i < child->n_further && !r; i++)
-        r = environment_add(environment, &n, child->further[i]);
-    return r ? NULL : steal_ptr(environment);
+    while (environ[n])
+        n++;
+    environment = calloc(n + 1, sizeof(*environment));
+    n = 0;
+    for (char **variable = environ; environment && *variable; variable++) {
+        if (!is_named(*variable, kept_variables, ARRAY_SIZE(kept_variables)) &&
+            !is_named(*variable, child->further, child->n_further))
+            continue;
+        environment[n] = strdup(*variable);
+        if (!environment[n++])
+            return NULL;
+    }
+    return steal_ptr(environment);
 }
 
 /* Beside the program that runs, or "" when there is none. */

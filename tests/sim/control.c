@@ -356,6 +356,8 @@ static void read_environment(void)
 
     if (!items)
         sim_die("ZEROD_SIM", "no memory");
+    if (getenv("CUDA_LAUNCH_BLOCKING"))
+        sim_die("CUDA_LAUNCH_BLOCKING", "every launch would wait until it has run");
     read_items(items, settings, ARRAY_SIZE(settings));
     sim.n_devices = settings[DEVICES].value;
     sim.n_bytes_memory = settings[MEMORY].value << 20;

@@ -19,6 +19,7 @@
  * Wrong uses end the process (abort) with one line on standard error: "sim: ", the entry point, what was wrong. Among
  * them are some that CUDA allows but an engine that never blocks must not do:
  *   - host memory in a copy that is not registered (CUDA would stage it and wait);
+ *   - CUDA_LAUNCH_BLOCKING in the environment;
  *   - the default stream; streams and events after their end; an event recorded on a stream of another device; a kernel
  *     on a stream that is not of the current device;
  *   - device or registered memory that is too small for the operation, of the wrong kind, of another device without
