@@ -23,25 +23,46 @@ enum {
 
 /* ---- setup ----------------------------------------------------------------------------------------------- */
 
-static void check_versions(struct nccl_engine *engine)
+/* Before any other call of CUDA. */
+static void check_cuda_version(struct nccl_engine *engine)
 {
-    int driver = 0, runtime = 0, nccl = 0;
+    int driver = 0, runtime = 0;
 
     engine_check_cuda(engine, NULL, cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
     engine_check_cuda(engine, NULL, cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
-    engine_check_nccl(engine, ncclGetVersion(&nccl), "ncclGetVersion");
+    if (driver == 0)
+        engine_fail(
+            engine,
+            "there is no GPU driver: libcuda.so.1 is not found (install NVIDIA's driver; a container needs --gpus)");
     if (driver / 1000 < CUDART_VERSION / 1000)
         engine_fail(engine, "the GPU driver knows CUDA %d.%d, and this program needs %d.%d", driver / 1000,
                     driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     if (runtime / 1000 != CUDART_VERSION / 1000)
         engine_fail(engine, "the CUDA runtime is %d.%d, and this program was built with %d.%d", runtime / 1000,
                     runtime % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    snprintf(engine->versions, sizeof(engine->versions), "%sCUDA %d.%d, driver %d.%d", ZEROD_ENGINE_PREFIX,
+             runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10);
+}
+
+/*
+ * Before 2.23 NCCL lets a GPU write straight into another one's buffer when both are of one process
+ * (NCCL_DIRECT_WRITE), and only a pool is mapped for other GPUs (find_users()). Later ones do so with registered
+ * buffers only, and none is registered.
+ */
+static void check_nccl_version(struct nccl_engine *engine)
+{
+    size_t n = strlen(engine->versions);
+    int nccl = 0;
+
+    engine_check_nccl(engine, ncclGetVersion(&nccl), "ncclGetVersion");
+    if (nccl < NCCL_VERSION(2, 23, 0) && engine->plan.head->n_local > 1)
+        engine_fail(engine, "NCCL is %d.%d.%d, and zerod needs 2.23 or later for more than one GPU on a node",
+                    nccl / 10000, nccl / 100 % 100, nccl % 100);
     if (nccl / 10000 != NCCL_MAJOR || nccl < NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, 0))
         engine_fail(engine, "NCCL is %d.%d.%d, and this program was built with %d.%d.%d", nccl / 10000,
                     nccl / 100 % 100, nccl % 100, NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
-    snprintf(engine->versions, sizeof(engine->versions), "%sCUDA %d.%d, driver %d.%d, NCCL %d.%d.%d",
-             ZEROD_ENGINE_PREFIX, runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, nccl / 10000,
-             nccl / 100 % 100, nccl % 100);
+    snprintf(engine->versions + n, sizeof(engine->versions) - n, ", NCCL %d.%d.%d", nccl / 10000, nccl / 100 % 100,
+             nccl % 100);
 }
 
 static void open_gpu(struct nccl_engine *engine, unsigned local)
@@ -86,10 +107,11 @@ static void set_up(struct nccl_engine *engine, const struct device_setup *setup)
         engine_fail(engine, "a setup out of place");
     engine->setup = *setup;
     engine->begun_ns = engine_now_ns();
-    check_versions(engine);
+    check_cuda_version(engine);
     plan = memory_map(engine, fds[0], setup->plan_bytes);
     if (device_plan_open(&engine->plan, plan, setup->plan_bytes, why, sizeof(why)) < 0)
         engine_fail(engine, "%s", why);
+    check_nccl_version(engine);
     engine->groups = engine->plan.head->world_size > 1;
     for (uint32_t i = 0; i < engine->plan.head->n_parcels; i++)
         if (nccl_exchanges(&engine->plan, i) && engine->plan.head->world_size > REDUCE_MAX_LEAVES)

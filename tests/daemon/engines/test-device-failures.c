@@ -345,21 +345,35 @@ static void fail_with(const struct gpus_options *options, const char *fault, con
     gpus_wait_failed(gpus, 0);
 }
 
-static void check_words(const char *fault, const struct timeouts *timeouts, const char *expected)
+static void check_words_of(const struct gpus_options *options, const char *fault, const struct timeouts *timeouts,
+                           const char *expected)
 {
     struct gpus gpus;
 
-    fail_with(&two_gpus, fault, timeouts, &gpus);
+    fail_with(options, fault, timeouts, &gpus);
     assert_string_equal(gpus.nodes[0].what, expected);
     assert_true(gpus.nodes[0].said);
     gpus_deinit(&gpus);
 }
 
+static void check_words(const char *fault, const struct timeouts *timeouts, const char *expected)
+{
+    check_words_of(&two_gpus, fault, timeouts, expected);
+}
+
 static void test_what_does_not_fit(void **state)
 {
+    const struct gpus_options one_gpu = {.n_nodes = 1, .n_local = 1};
+
+    check_words(
+        "driver=0", &patient,
+        "there is no GPU driver: libcuda.so.1 is not found (install NVIDIA's driver; a container needs --gpus)");
     check_words("driver=12080", &patient, "the GPU driver knows CUDA 12.8, and this program needs 13.0");
     check_words("runtime=12080", &patient, "the CUDA runtime is 12.8, and this program was built with 13.0");
     check_words("nccl=22705", &patient, "NCCL is 2.27.5, and this program was built with 2.28.9");
+    check_words("nccl=22203", &patient,
+                "NCCL is 2.22.3, and zerod needs 2.23 or later for more than one GPU on a node");
+    check_words_of(&one_gpu, "nccl=22203", &patient, "NCCL is 2.22.3, and this program was built with 2.28.9");
     check_words("devices=1", &patient, "this node has 2 ranks, and 1 of its GPUs can be seen");
     check_words("cuMemCreate:error=CUDA_ERROR_OUT_OF_MEMORY@2", &patient,
                 "GPU 0 has no 2097152 bytes left (cuMemCreate)");
