@@ -65,6 +65,23 @@ static void check_nccl_version(struct nccl_engine *engine)
              nccl % 100);
 }
 
+/* Now, and not at the first launch, which would wait for trainers, or take seconds where code is made from PTX. */
+static void load_kernels(struct nccl_engine *engine, const struct nccl_gpu *gpu)
+{
+    int major = 0, minor = 0, r = device_load_kernels();
+
+    if (r != cudaErrorNoKernelImageForDevice) {
+        engine_check_cuda(engine, gpu, (cudaError_t)r, "device_load_kernels");
+        return;
+    }
+    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu->device);
+    (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu->device);
+    engine_fail(engine,
+                "GPU %d has compute capability %d.%d, and zerod was built for %s and later: leave it out "
+                "(CUDA_VISIBLE_DEVICES), or build zerod with a CUDA that knows it",
+                gpu->device, major, minor, ZEROD_ENGINE_CODE);
+}
+
 static void open_gpu(struct nccl_engine *engine, unsigned local)
 {
     struct nccl_gpu *gpu = &engine->gpus[local];
@@ -72,6 +89,7 @@ static void open_gpu(struct nccl_engine *engine, unsigned local)
     gpu->device = (int)local;
     gpu->rank = engine->plan.head->first_local + local;
     engine_use(engine, gpu);
+    load_kernels(engine, gpu);
     engine_check_cuda(engine, gpu, cudaStreamCreateWithFlags(&gpu->main, cudaStreamNonBlocking),
                       "cudaStreamCreateWithFlags");
     engine_check_cuda(engine, gpu, cudaStreamCreateWithFlags(&gpu->comm, cudaStreamNonBlocking),

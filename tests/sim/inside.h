@@ -29,7 +29,13 @@
 #include "nccl.h"
 #include "sim.h"
 
-enum { SIM_MAX_DEVICES = 16, SIM_MAX_INJECTIONS = 32, SIM_NS_PER_US = 1000, SIM_NS_PER_MS = 1000000 };
+enum {
+    SIM_MAX_DEVICES = 16,
+    SIM_MAX_KERNELS = 32,
+    SIM_MAX_INJECTIONS = 32,
+    SIM_NS_PER_US = 1000,
+    SIM_NS_PER_MS = 1000000
+};
 
 /* The fault that is ordered for one call; all zero: none. */
 struct injected {

@@ -19,6 +19,7 @@
  * Wrong uses end the process (abort) with one line on standard error: "sim: ", the entry point, what was wrong. Among
  * them are some that CUDA allows but an engine that never blocks must not do:
  *   - host memory in a copy that is not registered (CUDA would stage it and wait);
+ *   - a kernel that is launched and was not loaded to the device: CUDA would load it, and may wait for the device;
  *   - CUDA_LAUNCH_BLOCKING in the environment;
  *   - the default stream; streams and events after their end; an event recorded on a stream of another device; a kernel
  *     on a stream that is not of the current device;
@@ -63,8 +64,8 @@
  *     ENTRY:delay=MS[@n]     the operation, or the call if it starts none, takes so much longer
  *     ENTRY:kill[@n]         SIGKILL at the call
  *
- * ENTRY is an entry point's name or sim_launch; n counts the process's calls of it from 1, or is * for every one; 1
- * unless told. An item that is not understood ends the process: a test that injects nothing must not pass.
+ * ENTRY is an entry point's name, sim_launch or sim_load; n counts the process's calls of it from 1, or is * for every
+ * one; 1 unless told. An item that is not understood ends the process: a test that injects nothing must not pass.
  *
  * Any thread. After fork() a child of a process that has used the stand-ins gets cudaErrorInitializationError.
  */
@@ -86,6 +87,11 @@ struct CUstream_st;
  * or what CUDA would say (enum cudaError).
  */
 int sim_launch(struct CUstream_st *stream, void (*run)(void *args), void (*free_args)(void *args), void *args);
+
+/* Loads a kernel to the current device. Return: as sim_launch(). */
+int sim_load(const void *kernel);
+/* Dies unless the kernel is loaded to the current device. */
+void sim_check_loaded(const void *kernel);
 
 #ifdef __cplusplus
 }
