@@ -82,12 +82,34 @@ static void load_kernels(struct nccl_engine *engine, const struct nccl_gpu *gpu)
                 gpu->device, major, minor, ZEROD_ENGINE_CODE);
 }
 
+/* A trainer and the engine use a GPU at once. Under MPS they do so as one process of the driver's. */
+static void check_compute_mode(struct nccl_engine *engine, const struct nccl_gpu *gpu)
+{
+    int mode = cudaComputeModeDefault, mps = 0;
+
+    engine_check_cuda(engine, gpu, cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, gpu->device),
+                      "cudaDeviceGetAttribute");
+    engine_check_cuda(engine, gpu, cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, gpu->device),
+                      "cudaDeviceGetAttribute");
+    if (mode == cudaComputeModeProhibited)
+        engine_fail(engine,
+                    "GPU %d is in compute mode PROHIBITED, in which no process may use it: nvidia-smi -c DEFAULT",
+                    gpu->device);
+    if (mode != cudaComputeModeDefault && !mps)
+        engine_fail(
+            engine,
+            "GPU %d is in compute mode EXCLUSIVE_PROCESS, in which its trainer and zerod's engine cannot both use "
+            "it: nvidia-smi -c DEFAULT, or start MPS",
+            gpu->device);
+}
+
 static void open_gpu(struct nccl_engine *engine, unsigned local)
 {
     struct nccl_gpu *gpu = &engine->gpus[local];
 
     gpu->device = (int)local;
     gpu->rank = engine->plan.head->first_local + local;
+    check_compute_mode(engine, gpu);
     engine_use(engine, gpu);
     load_kernels(engine, gpu);
     engine_check_cuda(engine, gpu, cudaStreamCreateWithFlags(&gpu->main, cudaStreamNonBlocking),

@@ -347,13 +347,15 @@ static void read_items(char *items, struct setting *settings, size_t n)
 
 static void read_environment(void)
 {
-    enum { DEVICES, MEMORY, SEED, DELAY, PEERS, DRIVER, RUNTIME, NCCL };
+    enum { DEVICES, MEMORY, SEED, DELAY, PEERS, COMPUTE_MODE, MPS, DRIVER, RUNTIME, NCCL };
     struct setting settings[] = {
         [DEVICES] = {"devices", 0, SIM_MAX_DEVICES, 4},
         [MEMORY] = {"memory", 1, 1 << 20, 1024},
         [SEED] = {"seed", 0, UINT64_MAX, 1},
         [DELAY] = {"delay-us", 0, 60 * 1000 * 1000, 200},
         [PEERS] = {"peers", 0, 1, 1},
+        [COMPUTE_MODE] = {"compute-mode", 0, 3, 0},
+        [MPS] = {"mps", 0, 1, 0},
         [DRIVER] = {"driver", 0, 1000000, 13000},
         [RUNTIME] = {"runtime", 0, 1000000, CUDART_VERSION},
         [NCCL] = {"nccl", 0, 1000000, NCCL_VERSION_CODE},
@@ -370,6 +372,8 @@ static void read_environment(void)
     sim.n_bytes_memory = settings[MEMORY].value << 20;
     sim.max_delay_ns = settings[DELAY].value * SIM_NS_PER_US;
     sim.peers = settings[PEERS].value;
+    sim.compute_mode = settings[COMPUTE_MODE].value;
+    sim.mps = settings[MPS].value;
     sim.driver_version = settings[DRIVER].value;
     sim.runtime_version = settings[RUNTIME].value;
     sim.nccl_version = settings[NCCL].value;

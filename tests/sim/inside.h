@@ -67,7 +67,8 @@ extern struct sim {
     int n_devices, driver_version, runtime_version, nccl_version;
     size_t n_bytes_memory; /* of each device */
     int64_t max_delay_ns;
-    bool silent, peers, open;
+    bool silent, peers, open, mps;
+    enum cudaComputeMode compute_mode;
     cudaError_t sticky;
     struct device devices[SIM_MAX_DEVICES];
     struct injection injections[SIM_MAX_INJECTIONS];

@@ -52,6 +52,8 @@
  *     seed=N          of the order of streams and of delays; 1 unless told
  *     delay-us=N      an operation takes up to so long, 200 unless told
  *     peers=0         no device can be given access to another's memory; else all can
+ *     compute-mode=N  of all devices (0): 2 is PROHIBITED, 3 EXCLUSIVE_PROCESS; but processes do not exclude each other
+ *     mps=1           all processes are clients of MPS, as far as they ask
  *     driver=N, runtime=N, nccl=N    what the version calls answer (13000, 13000, 22809)
  *     open            host code may touch device memory: for a program that computes on the host with what lies there
  *     silent          a peer's death is never reported, as over peer-to-peer memory

@@ -375,6 +375,14 @@ static void test_what_does_not_fit(void **state)
                 "NCCL is 2.22.3, and zerod needs 2.23 or later for more than one GPU on a node");
     check_words_of(&one_gpu, "nccl=22203", &patient, "NCCL is 2.22.3, and this program was built with 2.28.9");
     check_words("devices=1", &patient, "this node has 2 ranks, and 1 of its GPUs can be seen");
+    check_words("compute-mode=2", &patient,
+                "GPU 0 is in compute mode PROHIBITED, in which no process may use it: nvidia-smi -c DEFAULT");
+    check_words(
+        "compute-mode=3", &patient,
+        "GPU 0 is in compute mode EXCLUSIVE_PROCESS, in which its trainer and zerod's engine cannot both use it: "
+        "nvidia-smi -c DEFAULT, or start MPS");
+    check_words("compute-mode=3,mps=1,sim_load:error=cudaErrorMemoryAllocation", &patient,
+                "GPU 0: device_load_kernels: out of memory (cudaErrorMemoryAllocation)");
     check_words("sim_load:error=cudaErrorNoKernelImageForDevice@15", &patient,
                 "GPU 1 has compute capability 9.0, and zerod was built for 8.x, 9.x and later: leave it out "
                 "(CUDA_VISIBLE_DEVICES), or build zerod with a CUDA that knows it");
