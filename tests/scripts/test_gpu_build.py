@@ -6,6 +6,7 @@ questions and compiles nothing.
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,13 @@ from tiers import full
 ROOT = Path(os.environ.get("ZEROD_SOURCE_ROOT", Path(__file__).resolve().parents[2]))
 SMALL = ["-Dtests=disabled", "-Dsystemd=disabled", "-Dexporter=disabled", "-Dgloo=disabled"]
 OLD_ARCHS, NEW_ARCHS = ["50", "80", "86", "89", "90"], ["75", "80", "86", "90", "100", "103", "110", "120", "121"]
+
+
+@pytest.fixture
+def tmp_path(tmp_path):
+    """In the source tree, as an environment with CUDA's wheels may be. The name is known to git as that of a build."""
+    with tempfile.TemporaryDirectory(prefix="build-gpu-", dir=ROOT) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
