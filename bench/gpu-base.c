@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/gpu.h"
 #include "core/base/base.h"
+#include "kernels/device.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -101,6 +102,7 @@ void gpu_open(void)
 {
     gpu_check(cudaSetDevice(0), "cudaSetDevice");
     gpu_check(cudaFree(NULL), "cudaFree"); /* makes the context where the call before has not */
+    gpu_check((cudaError_t)device_load_kernels(), "device_load_kernels");
     driver.granularity = (__typeof__(driver.granularity))need("cuMemGetAllocationGranularity");
     driver.create = (__typeof__(driver.create))need("cuMemCreate");
     driver.release = (__typeof__(driver.release))need("cuMemRelease");

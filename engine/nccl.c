@@ -23,25 +23,84 @@ enum {
 
 /* ---- setup ----------------------------------------------------------------------------------------------- */
 
-static void check_versions(struct nccl_engine *engine)
+/* Before any other call of CUDA. */
+static void check_cuda_version(struct nccl_engine *engine)
 {
-    int driver = 0, runtime = 0, nccl = 0;
+    int driver = 0, runtime = 0;
 
     engine_check_cuda(engine, NULL, cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
     engine_check_cuda(engine, NULL, cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
-    engine_check_nccl(engine, ncclGetVersion(&nccl), "ncclGetVersion");
+    if (driver == 0)
+        engine_fail(
+            engine,
+            "there is no GPU driver: libcuda.so.1 is not found (install NVIDIA's driver; a container needs --gpus)");
     if (driver / 1000 < CUDART_VERSION / 1000)
         engine_fail(engine, "the GPU driver knows CUDA %d.%d, and this program needs %d.%d", driver / 1000,
                     driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     if (runtime / 1000 != CUDART_VERSION / 1000)
         engine_fail(engine, "the CUDA runtime is %d.%d, and this program was built with %d.%d", runtime / 1000,
                     runtime % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    snprintf(engine->versions, sizeof(engine->versions), "%sCUDA %d.%d, driver %d.%d", ZEROD_ENGINE_PREFIX,
+             runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10);
+}
+
+/*
+ * Before 2.23 NCCL lets a GPU write straight into another one's buffer when both are of one process
+ * (NCCL_DIRECT_WRITE), and only a pool is mapped for other GPUs (find_users()). Later ones do so with registered
+ * buffers only, and none is registered.
+ */
+static void check_nccl_version(struct nccl_engine *engine)
+{
+    size_t n = strlen(engine->versions);
+    int nccl = 0;
+
+    engine_check_nccl(engine, ncclGetVersion(&nccl), "ncclGetVersion");
+    if (nccl < NCCL_VERSION(2, 23, 0) && engine->plan.head->n_local > 1)
+        engine_fail(engine, "NCCL is %d.%d.%d, and zerod needs 2.23 or later for more than one GPU on a node",
+                    nccl / 10000, nccl / 100 % 100, nccl % 100);
     if (nccl / 10000 != NCCL_MAJOR || nccl < NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, 0))
         engine_fail(engine, "NCCL is %d.%d.%d, and this program was built with %d.%d.%d", nccl / 10000,
                     nccl / 100 % 100, nccl % 100, NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
-    snprintf(engine->versions, sizeof(engine->versions), "%sCUDA %d.%d, driver %d.%d, NCCL %d.%d.%d",
-             ZEROD_ENGINE_PREFIX, runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, nccl / 10000,
-             nccl / 100 % 100, nccl % 100);
+    snprintf(engine->versions + n, sizeof(engine->versions) - n, ", NCCL %d.%d.%d", nccl / 10000, nccl / 100 % 100,
+             nccl % 100);
+}
+
+/* Now, and not at the first launch, which would wait for trainers, or take seconds where code is made from PTX. */
+static void load_kernels(struct nccl_engine *engine, const struct nccl_gpu *gpu)
+{
+    int major = 0, minor = 0, r = device_load_kernels();
+
+    if (r != cudaErrorNoKernelImageForDevice) {
+        engine_check_cuda(engine, gpu, (cudaError_t)r, "device_load_kernels");
+        return;
+    }
+    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu->device);
+    (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu->device);
+    engine_fail(engine,
+                "GPU %d has compute capability %d.%d, and zerod was built for %s and later: leave it out "
+                "(CUDA_VISIBLE_DEVICES), or build zerod with a CUDA that knows it",
+                gpu->device, major, minor, ZEROD_ENGINE_CODE);
+}
+
+/* A trainer and the engine use a GPU at once. Under MPS they do so as one process of the driver's. */
+static void check_compute_mode(struct nccl_engine *engine, const struct nccl_gpu *gpu)
+{
+    int mode = cudaComputeModeDefault, mps = 0;
+
+    engine_check_cuda(engine, gpu, cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, gpu->device),
+                      "cudaDeviceGetAttribute");
+    engine_check_cuda(engine, gpu, cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, gpu->device),
+                      "cudaDeviceGetAttribute");
+    if (mode == cudaComputeModeProhibited)
+        engine_fail(engine,
+                    "GPU %d is in compute mode PROHIBITED, in which no process may use it: nvidia-smi -c DEFAULT",
+                    gpu->device);
+    if (mode != cudaComputeModeDefault && !mps)
+        engine_fail(
+            engine,
+            "GPU %d is in compute mode EXCLUSIVE_PROCESS, in which its trainer and zerod's engine cannot both use "
+            "it: nvidia-smi -c DEFAULT, or start MPS",
+            gpu->device);
 }
 
 static void open_gpu(struct nccl_engine *engine, unsigned local)
@@ -50,7 +109,9 @@ static void open_gpu(struct nccl_engine *engine, unsigned local)
 
     gpu->device = (int)local;
     gpu->rank = engine->plan.head->first_local + local;
+    check_compute_mode(engine, gpu);
     engine_use(engine, gpu);
+    load_kernels(engine, gpu);
     engine_check_cuda(engine, gpu, cudaStreamCreateWithFlags(&gpu->main, cudaStreamNonBlocking),
                       "cudaStreamCreateWithFlags");
     engine_check_cuda(engine, gpu, cudaStreamCreateWithFlags(&gpu->comm, cudaStreamNonBlocking),
@@ -86,10 +147,11 @@ static void set_up(struct nccl_engine *engine, const struct device_setup *setup)
         engine_fail(engine, "a setup out of place");
     engine->setup = *setup;
     engine->begun_ns = engine_now_ns();
-    check_versions(engine);
+    check_cuda_version(engine);
     plan = memory_map(engine, fds[0], setup->plan_bytes);
     if (device_plan_open(&engine->plan, plan, setup->plan_bytes, why, sizeof(why)) < 0)
         engine_fail(engine, "%s", why);
+    check_nccl_version(engine);
     engine->groups = engine->plan.head->world_size > 1;
     for (uint32_t i = 0; i < engine->plan.head->n_parcels; i++)
         if (nccl_exchanges(&engine->plan, i) && engine->plan.head->world_size > REDUCE_MAX_LEAVES)
@@ -246,6 +308,12 @@ static void prepare_process(void)
         signal(ignored[i], SIG_IGN);
 }
 
+/* Users set this to debug a trainer. Here each launch would wait until it has run, and so for the trainers. */
+static void prepare_cuda(void)
+{
+    unsetenv("CUDA_LAUNCH_BLOCKING");
+}
+
 static bool has_daemon(void)
 {
     int type = 0;
@@ -263,6 +331,7 @@ int main(void)
         return 2;
     }
     prepare_process();
+    prepare_cuda();
     engine.packet = malloc(FRAME_MAX_BYTES);
     if (!engine.packet || frame_buffer_init(&engine.buffer) < 0 || wire_arena_init(&engine.arena) < 0)
         engine_leave(EXIT_FAILURE);

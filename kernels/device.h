@@ -45,6 +45,13 @@ enum {
     DEVICE_TREE_DEPTH = 16,
 };
 
+/*
+ * Loads the code of all kernels to the current device, so that no launch does, for which the driver may wait until the
+ * device is idle. Return: 0, or a cudaError_t: cudaErrorNoKernelImageForDevice where there is no code for its
+ * generation.
+ */
+int device_load_kernels(void);
+
 /* ---- lists --------------------------------------------------------------------------------------------- */
 
 /* Elements [index, index + 1) x DEVICE_CHUNK_ELEMS of a range, as far as the range goes. */

@@ -25,6 +25,8 @@ ZEROD_CALLERS=(transformers==4.57.6 accelerate==1.15.0 peft==0.21.2 lightning==2
 ZEROD_MORE_CALLERS=(trl==1.16.0 sentence-transformers==5.7.0 tensorboard==2.20.0)
 # The documents as a site.
 ZEROD_DOCS_MODULES=(mkdocs==1.6.1 mkdocs-material==9.8.2)
+# To link the engine for GPUs in tests. The oldest that it is to run with: an engine refuses a NCCL older than its header.
+ZEROD_NCCL=nvidia-nccl-cu13==2.28.9
 
 say() {
     printf '%s\n' "$*"
@@ -53,8 +55,19 @@ skip_gpu() {
 need_gpu() {
     nvidia-smi -L 2>/dev/null | grep -q '^GPU ' || skip_gpu "there is no GPU (nvidia-smi lists none)"
     command -v nvcc >/dev/null || skip_gpu "there is no nvcc on PATH"
-    "${CC:-cc}" -E -I/usr/local/cuda/include -include nccl.h -x c /dev/null >/dev/null 2>&1 ||
-        skip_gpu "there is no NCCL (nccl.h is not found)"
+    nccl_dir=$(find_nccl) ||
+        skip_gpu "there is no NCCL (nccl.h is not found, python3 has no module nvidia.nccl, and NCCL_DIR is not set)"
+}
+
+# Prints the folder of NCCL for -Dnccl_dir; an empty line where the compiler finds it by itself.
+find_nccl() {
+    if [ -n "${NCCL_DIR:-}" ]; then
+        say "$NCCL_DIR"
+    elif "${CC:-cc}" -E -I/usr/local/cuda/include -include nccl.h -x c /dev/null >/dev/null 2>&1; then
+        say
+    else
+        python3 -c 'import nvidia.nccl; print(nvidia.nccl.__path__[0])' 2>/dev/null
+    fi
 }
 
 # missing_packages NAME...: prints those that are not installed.
@@ -150,6 +163,21 @@ make_venv() {
 # make_torch_venv: build/venv-torch with PyTorch alone, for scripts/quickstart --torch.
 make_torch_venv() {
     make_venv_of venv-torch "${ZEROD_TORCH_MODULES[@]}"
+}
+
+# get_nccl: build/nccl with include/ and lib/, out of the wheel that PyTorch uses. Nothing of it is installed.
+get_nccl() {
+    local work
+    [ "$(cat "$ZEROD_BUILD/nccl/zerod-version" 2>/dev/null)" = "$ZEROD_NCCL" ] && return 0
+    say "downloading $ZEROD_NCCL"
+    work=$(mktemp -d)
+    run_quietly "$ZEROD_BUILD/nccl.log" "$ZEROD_BUILD/venv/bin/pip" download --quiet --disable-pip-version-check --no-deps \
+        --dest "$work" "$ZEROD_NCCL" || die "NCCL could not be downloaded"
+    rm -rf "$ZEROD_BUILD/nccl"
+    python3 -m zipfile -e "$work"/nvidia_nccl_*.whl "$work"
+    mv "$work/nvidia/nccl" "$ZEROD_BUILD/nccl"
+    rm -rf "$work"
+    printf '%s\n' "$ZEROD_NCCL" >"$ZEROD_BUILD/nccl/zerod-version"
 }
 
 # get_promtool: build/promtool, out of Debian's package prometheus, which is not installed: it would start a service.

@@ -103,9 +103,10 @@ struct diagnostic *cause_device_unformed(const struct evidence_at *at, const cha
     struct diagnostic *d = cause_new(at, E_ENGINE, "job not formed: no engine for the GPUs");
 
     add_foreign(d, "cause", why);
-    diagnostic_field(d, "fix",
-                     "make the GPUs reachable for zerod (nvidia-smi as its user; CUDA_VISIBLE_DEVICES; one GPU"
-                     " for each rank of the node), or free their memory");
+    diagnostic_field(
+        d, "fix",
+        "as the cause says; if it says nothing, make the GPUs reachable for zerod (nvidia-smi as its user;\n"
+        "CUDA_VISIBLE_DEVICES; one GPU for each rank of the node), or free their memory");
     diagnostic_field(d, "or", "device: cpu, with the state in host memory");
     diagnostic_field(d, "does not help", "the model, the training program, the other ranks");
     diagnostic_field(d, "state", "no job was formed and no memory is held: declare again on every rank");

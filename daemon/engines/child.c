@@ -17,6 +17,7 @@
 #include "core/base/open-files.h"
 #include "core/base/recorder.h"
 #include "core/wire/frame.h"
+#include "daemon/engines/last-words.h"
 
 /* The most that is queued for a child that does not read; picked: 500 orders of the largest size. */
 enum { MAX_QUEUED_PACKETS = 64 * 1024, MAX_QUEUED_BYTES = 64 << 20 };
@@ -25,6 +26,7 @@ enum {
     EXIT_WAIT_MS = 500, /* from the end of the socket to the end of the process; picked, usually it is below 10 */
     LATE_MS = 500,      /* a timer that comes so late: we were not run, and what the child has said is not read yet */
     MIN_ORDERS = 16,
+    EXIT_NOT_LOADED = 127, /* of the dynamic loader, which ends a process before its main() */
 };
 
 struct child {
@@ -34,10 +36,10 @@ struct child {
     const char *const *further; /* names of variables that the child gets beside the kept ones */
     size_t n_further;
     uv_process_t process;
-    uv_poll_t poll;
+    uv_poll_t poll, words_poll;
     uv_timer_t timer;
     unsigned n_handles; /* libuv handles that are not closed yet */
-    bool has_process, has_poll, has_timer;
+    bool has_process, has_poll, has_words_poll, has_timer;
     bool runs; /* the process */
     bool gives_fds;
     int fd, child_fd; /* ours, and the child's until it runs */
@@ -45,6 +47,7 @@ struct child {
     struct frame_queue queue;
     struct frame_batch batch;   /* of a child that gives no descriptors */
     struct frame_buffer buffer; /* of one that does */
+    struct last_words words;
 
     bool ready;
     bool eof; /* of the socket */
@@ -397,6 +400,7 @@ static void serve_late(struct child *child)
 static void child_free(struct child *child)
 {
     serve_late(child);
+    last_words_deinit(&child->words);
     closep(&child->fd);
     closep(&child->child_fd);
     frame_queue_deinit(&child->queue);
@@ -416,6 +420,28 @@ static void on_closed(uv_handle_t *handle)
         child_free(child);
 }
 
+static void on_words(uv_poll_t *poll, int status, int events)
+{
+    struct child *child = poll->data;
+
+    if (status < 0 || !last_words_read(&child->words))
+        (void)uv_poll_stop(poll);
+}
+
+/* A status that the program did not choose: the loader has said on standard error what is wrong. */
+static void fail_unloaded(struct child *child)
+{
+    (void)last_words_read(&child->words);
+    if (child->words.n_bytes == 0)
+        child_fail(child, NULL, "exited with status %d", EXIT_NOT_LOADED);
+    else
+        child_fail(
+            child, NULL,
+            "could not be loaded (%s): if a library is not found, install it, or set LD_LIBRARY_PATH of zerod to "
+            "its folder",
+            child->words.line);
+}
+
 static void on_process_exit(uv_process_t *process, int64_t status, int signal)
 {
     struct child *child = process->data;
@@ -430,6 +456,8 @@ static void on_process_exit(uv_process_t *process, int64_t status, int signal)
         ;
     if (signal > 0)
         child_fail(child, NULL, "was killed by signal %d (%s)", signal, strsignal(signal));
+    else if (status == EXIT_NOT_LOADED && !child->ready)
+        fail_unloaded(child);
     else
         child_fail(child, NULL, "exited with status %d", (int)status);
 }
@@ -448,33 +476,37 @@ static void environment_free(char **environment)
 }
 DEFINE_CLEANUP(char **, environment_free);
 
-static int environment_add(char **environment, size_t *n, const char *name)
+/* A name that ends in * stands for all that begin so. variable: with its value. */
+static bool is_named(const char *variable, const char *const *names, size_t n_names)
 {
-    const char *value = getenv(name);
+    for (size_t i = 0; i < n_names; i++) {
+        size_t n = strcspn(names[i], "*");
 
-    if (!value)
-        return 0;
-    if (asprintf(&environment[*n], "%s=%s", name, value) < 0) {
-        environment[*n] = NULL;
-        return -ENOMEM;
+        if (strncmp(variable, names[i], n) == 0 && (names[i][n] == '*' || variable[n] == '='))
+            return true;
     }
-    (*n)++;
-    return 0;
+    return false;
 }
 
 /* Return: a NULL-terminated array, or NULL for want of memory. */
 static char **environment_new(const struct child *child)
 {
-    _cleanup_(environment_freep) char **environment =
-        calloc(ARRAY_SIZE(kept_variables) + child->n_further + 1, sizeof(*environment));
+    _cleanup_(environment_freep) char **environment = NULL;
     size_t n = 0;
-    int r = environment ? 0 : -ENOMEM;
 
-    for (size_t i = 0; i < ARRAY_SIZE(kept_variables) && !r; i++)
-        r = environment_add(environment, &n, kept_variables[i]);
-    for (size_t i = 0; i < child->n_further && !r; i++)
-        r = environment_add(environment, &n, child->further[i]);
-    return r ? NULL : steal_ptr(environment);
+    while (environ[n])
+        n++;
+    environment = calloc(n + 1, sizeof(*environment));
+    n = 0;
+    for (char **variable = environ; environment && *variable; variable++) {
+        if (!is_named(*variable, kept_variables, ARRAY_SIZE(kept_variables)) &&
+            !is_named(*variable, child->further, child->n_further))
+            continue;
+        environment[n] = strdup(*variable);
+        if (!environment[n++])
+            return NULL;
+    }
+    return steal_ptr(environment);
 }
 
 /* Beside the program that runs, or "" when there is none. */
@@ -513,7 +545,7 @@ int child_start(struct child *child, char *why, size_t why_size)
     uv_stdio_container_t stdio[] = {
         {.flags = UV_IGNORE},
         {.flags = UV_IGNORE},
-        {.flags = UV_INHERIT_FD, .data = {.fd = STDERR_FILENO}},
+        {.flags = UV_INHERIT_FD, .data = {.fd = child->words.child_fd}},
         {.flags = UV_INHERIT_FD, .data = {.fd = child->child_fd}},
     };
     uv_process_options_t process = {
@@ -536,8 +568,21 @@ int child_start(struct child *child, char *why, size_t why_size)
     if (r < 0)
         snprintf(why, why_size, "the engine %s cannot be started: %s", child->program, strerror(-r));
     close(steal_fd(&child->child_fd));
+    close(steal_fd(&child->words.child_fd));
     wake_at(child, child->ready_deadline_ms);
     return r;
+}
+
+static int watch_words(struct child *child)
+{
+    int r = uv_poll_init(child->loop, &child->words_poll, child->words.fd);
+
+    if (r < 0)
+        return r;
+    child->words_poll.data = child;
+    child->has_words_poll = true;
+    child->n_handles++;
+    return open_files_watch(&child->words_poll, UV_READABLE, on_words);
 }
 
 static int watch(struct child *child)
@@ -555,7 +600,8 @@ static int watch(struct child *child)
     child->has_poll = true;
     child->n_handles++;
     child->events = UV_READABLE;
-    return open_files_watch(&child->poll, child->events, on_poll);
+    r = open_files_watch(&child->poll, child->events, on_poll);
+    return r < 0 ? r : watch_words(child);
 }
 
 static int allocate(struct child *child, const struct child_options *options)
@@ -585,7 +631,9 @@ static int make_socket(struct child *child, char *why, size_t why_size)
     }
     child->fd = pair[0];
     child->child_fd = pair[1];
-    r = watch(child);
+    r = last_words_init(&child->words);
+    if (!r)
+        r = watch(child);
     if (r < 0)
         snprintf(why, why_size, "the engine cannot be set up: %s", strerror(-r));
     return r;
@@ -598,6 +646,7 @@ int child_new(struct child **out, const struct child_options *options, char *why
 
     if (child) {
         child->fd = child->child_fd = -1;
+        child->words = LAST_WORDS_NULL;
         child->ops = options->ops;
         r = allocate(child, options);
     }
@@ -644,6 +693,8 @@ void child_close(struct child *child)
         uv_close((uv_handle_t *)&child->timer, on_closed);
     if (child->has_poll)
         uv_close((uv_handle_t *)&child->poll, on_closed);
+    if (child->has_words_poll)
+        uv_close((uv_handle_t *)&child->words_poll, on_closed);
     /* A process that still runs keeps its handle until it has ended: else it would stay a zombie. */
     if (child->has_process && !child->runs)
         uv_close((uv_handle_t *)&child->process, on_closed);

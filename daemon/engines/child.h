@@ -61,7 +61,8 @@ struct child_options {
      */
     const char *program;
     const char *variable, *name;
-    const char *const *environment; /* further variables that it gets, if they are set; NULL: none */
+    /* Names of further variables that it gets, if they are set; "X_*": all that begin so. NULL: none. */
+    const char *const *environment;
     size_t n_environment;
     bool gives_fds; /* its packets may bring descriptors; else those are an offence */
     uint32_t ready_timeout_ms;

@@ -388,9 +388,10 @@ int64_t device_pid(const struct device *device)
 
 /* ---- life ------------------------------------------------------------------------------------------------ */
 
-/* Variables that the stand-ins, CUDA and NCCL read. NCCL reads files of its own, too. */
-static const char *const environment[] = {
-    "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG", "NCCL_HOSTID", "TMPDIR", "ZEROD_SIM"};
+/* What CUDA and NCCL are configured with, all of it, because a cluster may need any of it (the network card, plugins,
+ * MPS); HOME, where the driver caches code and NCCL looks for its file; and what the stand-ins read. Nothing else:
+ * secrets. */
+static const char *const environment[] = {"CUDA_*", "NCCL_*", "HOME", "TMPDIR", "ZEROD_SIM"};
 
 static int make_child(struct device *device, const struct device_options *options, char *why, size_t why_size)
 {

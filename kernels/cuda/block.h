@@ -64,6 +64,14 @@ static __device__ __forceinline__ void atomic_max(uint64_t *at, uint64_t n)
     atomicMax(reinterpret_cast<unsigned long long *>(at), static_cast<unsigned long long>(n));
 }
 
+/* Asking for a kernel's attributes makes the driver load its code, or make it from PTX. */
+template <typename list_type> static int load_kernel(void (*kernel)(list_type list))
+{
+    struct cudaFuncAttributes attributes;
+
+    return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(kernel));
+}
+
 /* Not <<<>>>: this one returns its own error and none that an earlier call left behind. */
 template <typename list_type>
 static int device_launch(struct CUstream_st *stream, void (*kernel)(list_type list), uint32_t n_blocks,
@@ -167,3 +175,24 @@ struct clear_list {
 };
 
 int device_clear(struct CUstream_st *stream, const struct clear_list *list);
+
+/* ---- loading ------------------------------------------------------------------------------------------- */
+
+/* Return: 0 when all are loaded, or the error of the first that is not. */
+template <typename list_type, typename... more_types>
+static int load_kernels(void (*kernel)(list_type list), more_types... more)
+{
+    const int r = load_kernel(kernel);
+
+    if constexpr (sizeof...(more) == 0)
+        return r;
+    else
+        return r != 0 ? r : load_kernels(more...);
+}
+
+/* Those of one file each; device_load_kernels() calls them all. */
+int load_clear(void);
+int load_convert(void);
+int load_find(void);
+int load_reduce(void);
+int load_update(void);

@@ -30,3 +30,8 @@ int device_clear(struct CUstream_st *stream, const struct clear_list *list)
     return device_launch(stream, clear_kernel,
                          static_cast<uint32_t>((most + CLEAR_BLOCK_WORDS - 1) / CLEAR_BLOCK_WORDS), *list);
 }
+
+int load_clear(void)
+{
+    return load_kernels(clear_kernel);
+}

@@ -119,3 +119,8 @@ int device_convert_from_f32(struct CUstream_st *stream, const struct device_conv
 {
     return device_launch(stream, from_f32_kernel, list->n_chunks, *list);
 }
+
+int load_convert(void)
+{
+    return load_kernels(to_f32_kernel, from_f32_kernel);
+}

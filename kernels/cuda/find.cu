@@ -137,3 +137,8 @@ int device_find_nonfinite(struct CUstream_st *stream, const struct device_reduce
 
     return r != 0 ? r : device_launch(stream, find_kernel, list->n_chunks, find);
 }
+
+int load_find(void)
+{
+    return load_kernels(find_kernel);
+}

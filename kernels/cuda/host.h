@@ -23,6 +23,11 @@ extern "C" {
 /* tests/sim/sim.h. Takes args, also on failure: free_args is called once, after the last use. */
 int sim_launch(struct CUstream_st *stream, void (*run)(void *), void (*free_args)(void *), void *args);
 
+/* Loads a kernel to the current device. Return: 0, or what CUDA would say. */
+int sim_load(const void *kernel);
+/* Ends the process if a kernel that is launched is not loaded. */
+void sim_check_loaded(const void *kernel);
+
 /* For tests, while nothing is launched. */
 extern bool emulated_backwards;
 }
@@ -99,6 +104,11 @@ template <typename list_type> struct emulated_launch {
     }
 };
 
+template <typename list_type> static int load_kernel(void (*kernel)(list_type list))
+{
+    return sim_load(reinterpret_cast<const void *>(kernel));
+}
+
 template <typename list_type>
 static int device_launch(struct CUstream_st *stream, void (*kernel)(list_type list), uint32_t n_blocks,
                          const list_type &list)
@@ -108,6 +118,7 @@ static int device_launch(struct CUstream_st *stream, void (*kernel)(list_type li
 
     if (n_blocks == 0)
         return 0;
+    sim_check_loaded(reinterpret_cast<const void *>(kernel));
     launch = new (std::nothrow) launch_type{kernel, n_blocks, list};
     if (!launch)
         return 2; /* cudaErrorMemoryAllocation */

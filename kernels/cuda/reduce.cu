@@ -488,3 +488,8 @@ int device_position_sums(struct CUstream_st *stream, const struct device_positio
 
     return r != 0 ? r : device_launch(stream, position_kernel, list->n_chunks, *list);
 }
+
+int load_reduce(void)
+{
+    return load_kernels(reduce_kernel, position_kernel);
+}

@@ -182,3 +182,8 @@ int device_update(struct CUstream_st *stream, const struct device_update_list *l
         return device_launch(stream, adamw_kernel, list->n_chunks, *list);
     }
 }
+
+int load_update(void)
+{
+    return load_kernels(adamw_kernel, adam_kernel, sgd_kernel, lion_kernel, adagrad_kernel);
+}

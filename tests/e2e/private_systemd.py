@@ -126,12 +126,17 @@ class PrivateSystemd:
             raise
 
     def install(self, build):
-        """Besides what is installed anyway: the example trainer, where a user without rights can reach it."""
+        """
+        Besides what is installed anyway, where a user without rights can reach it: the example trainer, and the stand-ins
+        for the engine of GPUs and for the driver.
+        """
         installed = self.folder / "installed"
         subprocess.run(["meson", "install", "-C", build.folder, "--no-rebuild", "--quiet", "--destdir", installed],
                        check=True)
         self.units = Path(f"{installed}{self.prefix}/lib/systemd/system")
         shutil.copy(build.path("client/example/zerod-example"), f"{installed}{self.bin}")
+        shutil.copy(build.path("tests/sim/zerod-engine-nccl-sim"), f"{installed}{self.bin}")
+        shutil.copy(build.path("tests/sim/libcuda-sim.so"), f"{installed}{self.lib}")
         installed.chmod(0o755)
 
     def write_run(self):
@@ -225,19 +230,22 @@ class PrivateSystemd:
         """Writes /etc/zerod/JOB.yaml, and a drop-in for zerod@JOB.service."""
         config = {"job": job, "listen": {"socket": f"/run/zerod/{job}.sock", "allow_groups": ["zerod"]}, **config}
         self.path(f"/etc/zerod/{job}.yaml").write_text(json.dumps(config, indent=2))
-        if drop_in:
+        self.drop_in(job, drop_in)
+
+    def drop_in(self, job, text):
+        if text:
             folder = self.path(f"/run/units/zerod@{job}.service.d")
-            folder.mkdir()
-            (folder / "test.conf").write_text(drop_in)
+            folder.mkdir(exist_ok=True)
+            (folder / "test.conf").write_text(text)
         self.ctl("daemon-reload")
 
     def zerodctl(self, job, *words, check=True):
         return self.run(self.bin / "zerodctl", "--socket", f"/run/zerod/{job}.sock", *words, check=check)
 
-    def trainer(self, job, rank, *options, user="trainer"):
-        """Starts the example trainer inside."""
+    def trainer(self, job, rank, *options, user="trainer", env=()):
+        """Starts the example trainer inside. env: words NAME=VALUE."""
         return subprocess.Popen(
-            self.command(["env", f"LD_LIBRARY_PATH={self.lib}", self.bin / "zerod-example", "--socket",
+            self.command(["env", f"LD_LIBRARY_PATH={self.lib}", *env, self.bin / "zerod-example", "--socket",
                           f"/run/zerod/{job}.sock", "--rank", rank, "--width", 64, "--layers", 2, "--heads", 4, *options],
                          user),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -791,12 +791,17 @@ static void test_convert(void **state)
     }
 }
 
+static void test_load(void **state)
+{
+    assert_int_equal(device_load_kernels(), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reduce),  cmocka_unit_test(test_unread),    cmocka_unit_test(test_partial_sums),
         cmocka_unit_test(test_trees),   cmocka_unit_test(test_positions), cmocka_unit_test(test_update),
-        cmocka_unit_test(test_convert),
+        cmocka_unit_test(test_convert), cmocka_unit_test(test_load),
     };
 
     if (!device_open())

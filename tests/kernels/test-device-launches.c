@@ -17,6 +17,33 @@ static struct {
     unsigned refuse_at; /* which of the launches, from 1; 0 for none */
 } stream;
 
+/* The kernels that are loaded. */
+static struct {
+    const void *kernels[32];
+    unsigned n_kernels;
+    unsigned refuse_at; /* which of them, from 1; 0 for none */
+} loaded;
+
+int sim_load(const void *kernel);
+void sim_check_loaded(const void *kernel);
+
+int sim_load(const void *kernel)
+{
+    if (loaded.n_kernels + 1 == loaded.refuse_at)
+        return 209;
+    loaded.kernels[loaded.n_kernels++] = kernel;
+    return 0;
+}
+
+void sim_check_loaded(const void *kernel)
+{
+    bool found = false;
+
+    for (unsigned i = 0; i < loaded.n_kernels; i++)
+        found |= loaded.kernels[i] == kernel;
+    assert_true(found);
+}
+
 int sim_launch(struct CUstream_st *unused, void (*run)(void *), void (*free_args)(void *), void *args);
 
 int sim_launch(struct CUstream_st *unused, void (*run)(void *), void (*free_args)(void *), void *args)
@@ -29,6 +56,56 @@ int sim_launch(struct CUstream_st *unused, void (*run)(void *), void (*free_args
     free_args(args);
     stream.n_freed++;
     return refused ? 719 : 0;
+}
+
+/* All kernels are loaded, each once; the first that is refused ends it. */
+static void test_load(void **state)
+{
+    unsigned n_kernels;
+
+    assert_int_equal(device_load_kernels(), 0);
+    n_kernels = loaded.n_kernels;
+    for (unsigned i = 0; i < n_kernels; i++)
+        for (unsigned k = 0; k < i; k++)
+            assert_ptr_not_equal(loaded.kernels[i], loaded.kernels[k]);
+    for (unsigned i = 1; i <= n_kernels; i++) {
+        loaded.n_kernels = 0;
+        loaded.refuse_at = i;
+        assert_int_equal(device_load_kernels(), 209);
+        assert_int_equal(loaded.n_kernels, i - 1);
+    }
+    loaded.refuse_at = loaded.n_kernels = 0;
+    assert_int_equal(device_load_kernels(), 0);
+    assert_int_equal(loaded.n_kernels, n_kernels);
+}
+
+/* Every launch finds its kernel loaded: sim_check_loaded() */
+static void test_all_launches(void **state)
+{
+    struct device_update_range update = {0};
+    struct update_scalars scalars = {0};
+    struct device_position_range position = {0};
+    struct device_convert_range convert = {0};
+    struct device_chunk chunk = {0, 0};
+    struct position_sum sum;
+    unsigned before = stream.n_launched;
+
+    for (enum optimizer i = 0; i < N_OPTIMIZERS; i++)
+        assert_int_equal(
+            device_update(NULL,
+                          &(struct device_update_list){
+                              .ranges = &update, .chunks = &chunk, .scalars = &scalars, .n_chunks = 1, .optimizer = i}),
+            0);
+    assert_int_equal(
+        device_position_sums(NULL,
+                             &(struct device_position_list){
+                                 .ranges = &position, .chunks = &chunk, .sums = &sum, .n_ranges = 1, .n_chunks = 1}),
+        0);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal((i ? device_convert_to_f32 : device_convert_from_f32)(
+                             NULL, &(struct device_convert_list){.ranges = &convert, .chunks = &chunk, .n_chunks = 1}),
+                         0);
+    assert_int_equal(stream.n_launched, before + N_OPTIMIZERS + 2 + 2); /* sums are cleared first */
 }
 
 /* Empty lists are no launch; a list of ranges without elements still gives them results. */
@@ -89,6 +166,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_all_launches),
         cmocka_unit_test(test_empty),
         cmocka_unit_test(test_refused),
     };

@@ -44,7 +44,8 @@ def run(tmp_path, *arguments, script="test", **programs):
         ({}, "there is no GPU (nvidia-smi lists none)"),
         ({"nvidia_smi": NO_DRIVER}, "there is no GPU (nvidia-smi lists none)"),
         ({"nvidia_smi": ONE_GPU}, "there is no nvcc on PATH"),
-        ({"nvidia_smi": ONE_GPU, "nvcc": "exit 0", "cc": "exit 1"}, "there is no NCCL (nccl.h is not found)"),
+        ({"nvidia_smi": ONE_GPU, "nvcc": "exit 0", "cc": "exit 1"},
+         "there is no NCCL (nccl.h is not found, python3 has no module nvidia.nccl, and NCCL_DIR is not set)"),
     ],
 )
 def test_missing(tmp_path, programs, missing, script):
@@ -63,6 +64,13 @@ def test_torch_is_missing(tmp_path):
 def test_all_there(tmp_path):
     """Then it goes on: here as far as the first tool that is not on this PATH."""
     result = run(tmp_path, nvidia_smi=ONE_GPU, nvcc="exit 0", cc="exit 0")
+    assert "nothing was run" not in result.stderr
+    assert result.returncode not in (0, SKIPPED)
+
+
+def test_nccl_of_a_wheel(tmp_path):
+    """Where the compiler does not find nccl.h, the folder of python3's wheel will do."""
+    result = run(tmp_path, nvidia_smi=ONE_GPU, nvcc="exit 0", cc="exit 1", python3="echo /env/nvidia/nccl")
     assert "nothing was run" not in result.stderr
     assert result.returncode not in (0, SKIPPED)
 

@@ -109,7 +109,9 @@ void comm_start(struct ncclComm *comm)
 
 static bool is_config(const ncclConfig_t *config)
 {
-    return config->size == sizeof(*config) && config->magic == NCCL_API_MAGIC &&
+    static const ncclConfig_t usual = NCCL_CONFIG_INITIALIZER;
+
+    return config->size == sizeof(*config) && config->magic == usual.magic &&
            (config->blocking == 0 || config->blocking == 1 || config->blocking == NCCL_CONFIG_UNDEF_INT);
 }
 

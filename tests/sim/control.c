@@ -38,6 +38,8 @@ static const struct name runtime_errors[] = {
     {"cudaErrorInvalidDevice", cudaErrorInvalidDevice, "invalid device ordinal"},
     {"cudaErrorDeviceUninitialized", cudaErrorDeviceUninitialized, "invalid device context"},
     {"cudaErrorMapBufferObjectFailed", cudaErrorMapBufferObjectFailed, "mapping of buffer object failed"},
+    {"cudaErrorNoKernelImageForDevice", cudaErrorNoKernelImageForDevice,
+     "no kernel image is available for execution on the device"},
     {"cudaErrorECCUncorrectable", cudaErrorECCUncorrectable, "uncorrectable ECC error encountered"},
     {"cudaErrorNvlinkUncorrectable", cudaErrorNvlinkUncorrectable,
      "uncorrectable NVLink error detected during the execution"},
@@ -71,6 +73,8 @@ static const struct name driver_errors[] = {
     {"CUDA_ERROR_NOT_FOUND", CUDA_ERROR_NOT_FOUND, ""},
     {"CUDA_ERROR_NOT_READY", CUDA_ERROR_NOT_READY, ""},
     {"CUDA_ERROR_ILLEGAL_ADDRESS", CUDA_ERROR_ILLEGAL_ADDRESS, ""},
+    {"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, ""},
+    {"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, ""},
     {"CUDA_ERROR_LAUNCH_FAILED", CUDA_ERROR_LAUNCH_FAILED, ""},
     {"CUDA_ERROR_NOT_PERMITTED", CUDA_ERROR_NOT_PERMITTED, ""},
     {"CUDA_ERROR_NOT_SUPPORTED", CUDA_ERROR_NOT_SUPPORTED, ""},
@@ -124,6 +128,7 @@ static const struct entry {
     {"cudaGetDriverEntryPoint", FAMILY_RUNTIME, false},
     {"cudaGetDriverEntryPointByVersion", FAMILY_RUNTIME, false},
     {"sim_launch", FAMILY_RUNTIME, true},
+    {"sim_load", FAMILY_RUNTIME, false},
     {"cuMemGetAllocationGranularity", FAMILY_DRIVER, false},
     {"cuMemCreate", FAMILY_DRIVER, false},
     {"cuMemRelease", FAMILY_DRIVER, false},
@@ -134,6 +139,8 @@ static const struct entry {
     {"cuMemMap", FAMILY_DRIVER, false},
     {"cuMemUnmap", FAMILY_DRIVER, false},
     {"cuMemSetAccess", FAMILY_DRIVER, false},
+    {"cuMemHostRegister", FAMILY_DRIVER, false},
+    {"cuMemHostUnregister", FAMILY_DRIVER, false},
     {"cuInit", FAMILY_DRIVER, false},
     {"cuDeviceGetUuid", FAMILY_DRIVER, false},
     {"cuDevicePrimaryCtxRetain", FAMILY_DRIVER, false},
@@ -340,13 +347,15 @@ static void read_items(char *items, struct setting *settings, size_t n)
 
 static void read_environment(void)
 {
-    enum { DEVICES, MEMORY, SEED, DELAY, PEERS, DRIVER, RUNTIME, NCCL };
+    enum { DEVICES, MEMORY, SEED, DELAY, PEERS, COMPUTE_MODE, MPS, DRIVER, RUNTIME, NCCL };
     struct setting settings[] = {
         [DEVICES] = {"devices", 0, SIM_MAX_DEVICES, 4},
         [MEMORY] = {"memory", 1, 1 << 20, 1024},
         [SEED] = {"seed", 0, UINT64_MAX, 1},
         [DELAY] = {"delay-us", 0, 60 * 1000 * 1000, 200},
         [PEERS] = {"peers", 0, 1, 1},
+        [COMPUTE_MODE] = {"compute-mode", 0, 3, 0},
+        [MPS] = {"mps", 0, 1, 0},
         [DRIVER] = {"driver", 0, 1000000, 13000},
         [RUNTIME] = {"runtime", 0, 1000000, CUDART_VERSION},
         [NCCL] = {"nccl", 0, 1000000, NCCL_VERSION_CODE},
@@ -356,11 +365,15 @@ static void read_environment(void)
 
     if (!items)
         sim_die("ZEROD_SIM", "no memory");
+    if (getenv("CUDA_LAUNCH_BLOCKING"))
+        sim_die("CUDA_LAUNCH_BLOCKING", "every launch would wait until it has run");
     read_items(items, settings, ARRAY_SIZE(settings));
     sim.n_devices = settings[DEVICES].value;
     sim.n_bytes_memory = settings[MEMORY].value << 20;
     sim.max_delay_ns = settings[DELAY].value * SIM_NS_PER_US;
     sim.peers = settings[PEERS].value;
+    sim.compute_mode = settings[COMPUTE_MODE].value;
+    sim.mps = settings[MPS].value;
     sim.driver_version = settings[DRIVER].value;
     sim.runtime_version = settings[RUNTIME].value;
     sim.nccl_version = settings[NCCL].value;

@@ -285,6 +285,8 @@ cudaError_t cudaSetDevice(int device)
 
     if (r == 0 && (device < 0 || device >= sim.n_devices))
         r = cudaErrorInvalidDevice;
+    if (r == 0 && sim.compute_mode == cudaComputeModeProhibited)
+        r = cudaErrorDevicesUnavailable;
     if (r == 0) {
         device_need(device);
         device_set_current(device);
@@ -304,10 +306,12 @@ cudaError_t cudaGetDevice(int *device)
 /* The attributes of an H200 that are read by the programs under test. */
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device)
 {
-    static const struct {
+    const struct {
         enum cudaDeviceAttr attr;
         int value;
     } attributes[] = {
+        {cudaDevAttrComputeMode, sim.compute_mode},
+        {cudaDevAttrMpsEnabled, sim.mps},
         {cudaDevAttrMaxThreadsPerBlock, 1024},
         {cudaDevAttrMaxSharedMemoryPerBlock, 49152},
         {cudaDevAttrWarpSize, 32},

@@ -29,7 +29,13 @@
 #include "nccl.h"
 #include "sim.h"
 
-enum { SIM_MAX_DEVICES = 16, SIM_MAX_INJECTIONS = 32, SIM_NS_PER_US = 1000, SIM_NS_PER_MS = 1000000 };
+enum {
+    SIM_MAX_DEVICES = 16,
+    SIM_MAX_KERNELS = 32,
+    SIM_MAX_INJECTIONS = 32,
+    SIM_NS_PER_US = 1000,
+    SIM_NS_PER_MS = 1000000
+};
 
 /* The fault that is ordered for one call; all zero: none. */
 struct injected {
@@ -61,7 +67,8 @@ extern struct sim {
     int n_devices, driver_version, runtime_version, nccl_version;
     size_t n_bytes_memory; /* of each device */
     int64_t max_delay_ns;
-    bool silent, peers, open;
+    bool silent, peers, open, mps;
+    enum cudaComputeMode compute_mode;
     cudaError_t sticky;
     struct device devices[SIM_MAX_DEVICES];
     struct injection injections[SIM_MAX_INJECTIONS];

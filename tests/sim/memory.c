@@ -472,6 +472,21 @@ static int enter_driver(const char *entry)
     return r == 0 ? (int)need_context() : r;
 }
 
+/* A failure is not the runtime's last error, as one of cudaHostRegister() is. */
+CUresult cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
+{
+    int r = enter_driver("cuMemHostRegister");
+
+    return sim_leave_driver(r == 0 ? (CUresult)add_host(p, bytesize, Flags) : (CUresult)r);
+}
+
+CUresult cuMemHostUnregister(void *p)
+{
+    int r = enter_driver("cuMemHostUnregister");
+
+    return sim_leave_driver(r == 0 ? (CUresult)remove_host(p) : (CUresult)r);
+}
+
 CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
                                        CUmemAllocationGranularity_flags option)
 {

@@ -19,6 +19,8 @@
  * Wrong uses end the process (abort) with one line on standard error: "sim: ", the entry point, what was wrong. Among
  * them are some that CUDA allows but an engine that never blocks must not do:
  *   - host memory in a copy that is not registered (CUDA would stage it and wait);
+ *   - a kernel that is launched and was not loaded to the device: CUDA would load it, and may wait for the device;
+ *   - CUDA_LAUNCH_BLOCKING in the environment;
  *   - the default stream; streams and events after their end; an event recorded on a stream of another device; a kernel
  *     on a stream that is not of the current device;
  *   - device or registered memory that is too small for the operation, of the wrong kind, of another device without
@@ -50,6 +52,8 @@
  *     seed=N          of the order of streams and of delays; 1 unless told
  *     delay-us=N      an operation takes up to so long, 200 unless told
  *     peers=0         no device can be given access to another's memory; else all can
+ *     compute-mode=N  of all devices (0): 2 is PROHIBITED, 3 EXCLUSIVE_PROCESS; but processes do not exclude each other
+ *     mps=1           all processes are clients of MPS, as far as they ask
  *     driver=N, runtime=N, nccl=N    what the version calls answer (13000, 13000, 22809)
  *     open            host code may touch device memory: for a program that computes on the host with what lies there
  *     silent          a peer's death is never reported, as over peer-to-peer memory
@@ -62,8 +66,8 @@
  *     ENTRY:delay=MS[@n]     the operation, or the call if it starts none, takes so much longer
  *     ENTRY:kill[@n]         SIGKILL at the call
  *
- * ENTRY is an entry point's name or sim_launch; n counts the process's calls of it from 1, or is * for every one; 1
- * unless told. An item that is not understood ends the process: a test that injects nothing must not pass.
+ * ENTRY is an entry point's name, sim_launch or sim_load; n counts the process's calls of it from 1, or is * for every
+ * one; 1 unless told. An item that is not understood ends the process: a test that injects nothing must not pass.
  *
  * Any thread. After fork() a child of a process that has used the stand-ins gets cudaErrorInitializationError.
  */
@@ -85,6 +89,11 @@ struct CUstream_st;
  * or what CUDA would say (enum cudaError).
  */
 int sim_launch(struct CUstream_st *stream, void (*run)(void *args), void (*free_args)(void *args), void *args);
+
+/* Loads a kernel to the current device. Return: as sim_launch(). */
+int sim_load(const void *kernel);
+/* Dies unless the kernel is loaded to the current device. */
+void sim_check_loaded(const void *kernel);
 
 #ifdef __cplusplus
 }

@@ -402,6 +402,39 @@ cudaError_t cudaMemsetAsync(void *devPtr, int value, size_t count, cudaStream_t 
     return sim_leave(cudaSuccess);
 }
 
+static struct {
+    const void *kernel;
+    uint32_t devices; /* bits */
+} kernels[SIM_MAX_KERNELS];
+
+int sim_load(const void *kernel)
+{
+    int r = sim_enter("sim_load", NULL);
+    unsigned i = 0;
+
+    if (r == 0) {
+        while (i < SIM_MAX_KERNELS && kernels[i].kernel && kernels[i].kernel != kernel)
+            i++;
+        if (i == SIM_MAX_KERNELS)
+            sim_die("sim_load", "more than %d kernels", SIM_MAX_KERNELS);
+        kernels[i].kernel = kernel;
+        kernels[i].devices |= UINT32_C(1) << device_current();
+    }
+    return sim_leave(r);
+}
+
+void sim_check_loaded(const void *kernel)
+{
+    bool loaded = false;
+
+    pthread_mutex_lock(&sim.lock);
+    for (unsigned i = 0; i < SIM_MAX_KERNELS; i++)
+        loaded |= kernels[i].kernel == kernel && kernels[i].devices >> device_current() & 1;
+    if (!loaded)
+        sim_die("sim_launch", "the kernel is not loaded to device %d", device_current());
+    pthread_mutex_unlock(&sim.lock);
+}
+
 int sim_launch(struct CUstream_st *stream, void (*run)(void *args), void (*free_args)(void *args), void *args)
 {
     static const char entry[] = "sim_launch";

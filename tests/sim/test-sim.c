@@ -690,6 +690,9 @@ static void host_refusals(void *arg)
 
     (void)arg;
     CHECK(cudaHostRegister(host + 4096, 4096, 0) == cudaErrorHostMemoryAlreadyRegistered);
+    CHECK(cudaGetLastError() == cudaErrorHostMemoryAlreadyRegistered);
+    CHECK(cuMemHostRegister(host + 4096, 4096, 0) == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+    CHECK(cudaGetLastError() == cudaSuccess);
     CHECK(cudaHostUnregister(host + 4096) == cudaErrorHostMemoryNotRegistered);
     CHECK(cudaHostRegister(host, 0, 0) == cudaErrorInvalidValue);
     CHECK(cudaHostUnregister(host) == cudaSuccess);

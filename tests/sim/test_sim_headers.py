@@ -31,7 +31,8 @@ def cuda():
 def nccl():
     home = os.environ.get("NCCL_HOME")
     packages = sysconfig.get_path("purelib")
-    return folder_of("nccl.h", home and f"{home}/include", "/usr/include", f"{packages}/nvidia/nccl/include")
+    return folder_of("nccl.h", home and f"{home}/include", "/usr/include", f"{packages}/nvidia/nccl/include",
+                     HERE.parents[1] / "build/nccl/include")  # scripts/test --part cuda leaves one there
 
 
 def without_comments(text):

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Every call of torch.cuda that this package makes, and nothing else, so that the other modules can be tested without a
+Every call of torch.cuda and of the driver that this package makes, and nothing else, so that the other modules can be tested without a
 GPU, with a stand-in for this one (tests/torch/programs/late_cuda.py). A model in host memory needs none of these calls.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import os
+from ctypes import c_size_t, c_uint, c_void_p
 from typing import Any
 
 import torch
 
-_PORTABLE, _READ_ONLY = 1, 8  # of cudaHostRegister
+_PORTABLE, _READ_ONLY = 1, 8  # of cuMemHostRegister
 
 
 def is_on_gpu(tensor: torch.Tensor) -> bool:
@@ -80,14 +84,30 @@ class Event:
         self._event.synchronize()
 
 
+@functools.cache
+def _driver() -> Any:
+    """None where torch's GPUs have another one (ROCm)."""
+    try:
+        return ctypes.CDLL(os.environ.get("ZEROD_LIBCUDA", "libcuda.so.1"))
+    except OSError:
+        return None
+
+
 def register(address: int, n_bytes: int, read_only: bool = False) -> bool:
-    """Registers host memory, so that copies use it without waiting. False: the driver refused, and copies wait."""
-    flags = _PORTABLE | (_READ_ONLY if read_only else 0)
-    return int(torch.cuda.cudart().cudaHostRegister(address, n_bytes, flags)) == 0
+    """
+    Registers host memory, so that copies use it without waiting. False: the driver refused, and copies wait. The driver is
+    asked, and not cudaHostRegister(), whose refusal stays the thread's last error: torch would raise it at the next kernel.
+    """
+    driver, flags = _driver(), _PORTABLE | (_READ_ONLY if read_only else 0)
+    if driver is None:
+        return False
+    torch.cuda.synchronize()  # The driver wants a context of this thread.
+    return bool(driver.cuMemHostRegister_v2(c_void_p(address), c_size_t(n_bytes), c_uint(flags)) == 0)
 
 
 def unregister(address: int) -> None:
-    torch.cuda.cudart().cudaHostUnregister(address)
+    torch.cuda.synchronize()
+    _driver().cuMemHostUnregister(c_void_p(address))
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,9 @@
 
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/base/base.h"
@@ -343,22 +345,47 @@ static void fail_with(const struct gpus_options *options, const char *fault, con
     gpus_wait_failed(gpus, 0);
 }
 
-static void check_words(const char *fault, const struct timeouts *timeouts, const char *expected)
+static void check_words_of(const struct gpus_options *options, const char *fault, const struct timeouts *timeouts,
+                           const char *expected)
 {
     struct gpus gpus;
 
-    fail_with(&two_gpus, fault, timeouts, &gpus);
+    fail_with(options, fault, timeouts, &gpus);
     assert_string_equal(gpus.nodes[0].what, expected);
     assert_true(gpus.nodes[0].said);
     gpus_deinit(&gpus);
 }
 
+static void check_words(const char *fault, const struct timeouts *timeouts, const char *expected)
+{
+    check_words_of(&two_gpus, fault, timeouts, expected);
+}
+
 static void test_what_does_not_fit(void **state)
 {
+    const struct gpus_options one_gpu = {.n_nodes = 1, .n_local = 1};
+
+    check_words(
+        "driver=0", &patient,
+        "there is no GPU driver: libcuda.so.1 is not found (install NVIDIA's driver; a container needs --gpus)");
     check_words("driver=12080", &patient, "the GPU driver knows CUDA 12.8, and this program needs 13.0");
     check_words("runtime=12080", &patient, "the CUDA runtime is 12.8, and this program was built with 13.0");
     check_words("nccl=22705", &patient, "NCCL is 2.27.5, and this program was built with 2.28.9");
+    check_words("nccl=22203", &patient,
+                "NCCL is 2.22.3, and zerod needs 2.23 or later for more than one GPU on a node");
+    check_words_of(&one_gpu, "nccl=22203", &patient, "NCCL is 2.22.3, and this program was built with 2.28.9");
     check_words("devices=1", &patient, "this node has 2 ranks, and 1 of its GPUs can be seen");
+    check_words("compute-mode=2", &patient,
+                "GPU 0 is in compute mode PROHIBITED, in which no process may use it: nvidia-smi -c DEFAULT");
+    check_words(
+        "compute-mode=3", &patient,
+        "GPU 0 is in compute mode EXCLUSIVE_PROCESS, in which its trainer and zerod's engine cannot both use it: "
+        "nvidia-smi -c DEFAULT, or start MPS");
+    check_words("compute-mode=3,mps=1,sim_load:error=cudaErrorMemoryAllocation", &patient,
+                "GPU 0: device_load_kernels: out of memory (cudaErrorMemoryAllocation)");
+    check_words("sim_load:error=cudaErrorNoKernelImageForDevice@15", &patient,
+                "GPU 1 has compute capability 9.0, and zerod was built for 8.x, 9.x and later: leave it out "
+                "(CUDA_VISIBLE_DEVICES), or build zerod with a CUDA that knows it");
     check_words("cuMemCreate:error=CUDA_ERROR_OUT_OF_MEMORY@2", &patient,
                 "GPU 0 has no 2097152 bytes left (cuMemCreate)");
 }
@@ -367,6 +394,8 @@ static void test_errors(void **state)
 {
     check_words("cudaStreamCreateWithFlags:error=cudaErrorMemoryAllocation@3", &patient,
                 "GPU 1: cudaStreamCreateWithFlags: out of memory (cudaErrorMemoryAllocation)");
+    check_words("sim_load:error=cudaErrorMemoryAllocation@3", &patient,
+                "GPU 0: device_load_kernels: out of memory (cudaErrorMemoryAllocation)");
     check_words("sim_launch:error=cudaErrorInvalidValue", &patient,
                 "GPU 0: device_reduce: invalid argument (cudaErrorInvalidValue)");
 }
@@ -602,6 +631,85 @@ static void test_programs(void **state)
     gpus_deinit(&gpus);
 }
 
+static const char *const passed_on[] = {
+    "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES", "HOME",
+    "NCCL_CONF_FILE",    "NCCL_IB_GID_INDEX",       "NCCL_NET_PLUGIN",      "NCCL_SOCKET_IFNAME"};
+static const char *const kept_back[] = {"ZEROD_TEST_SECRET", "AWS_SECRET_ACCESS_KEY", "NCCLX",        "MY_NCCL_TOKEN",
+                                        "HOMEPAGE",          "SSH_AUTH_SOCK",         "LD_PRELOAD_32"};
+
+/* What the program has in its environment, a variable a line. */
+static char *environment_of_engine(struct gpus *gpus)
+{
+    static char text[16384];
+    char program[] = "/tmp/zerod-test-XXXXXX", out[64], what[DEVICE_MAX_WHAT_BYTES] = "", why[256];
+    struct device *device = NULL;
+    struct device_options options = {
+        .loop = &gpus->loop,
+        .program = program,
+        .n_nodes = 1,
+        .connect_timeout_ms = GPUS_PATIENCE_MS,
+        .keep = &gpus->nodes[0].keep,
+        .ops = {.failed = note_failed, .ended = note_ended, .userdata = what},
+    };
+    FILE *file = fdopen(mkstemp(program), "w");
+
+    assert_non_null(file);
+    fprintf(file, "#!/bin/sh\ntr '\\000' '\\n' </proc/$$/environ >$0.env\n");
+    assert_true(fchmod(fileno(file), 0700) == 0 && fclose(file) == 0);
+    assert_int_equal(device_new(&device, &options, why, sizeof(why)), 0);
+    while (what[0] == '\0')
+        gpus_turn(gpus);
+    device_close(device);
+    while (gpus->nodes[0].keep.in_use)
+        gpus_turn(gpus);
+    snprintf(out, sizeof(out), "%s.env", program);
+    file = fopen(out, "r");
+    assert_non_null(file);
+    text[0] = '\n';
+    text[1 + fread(text + 1, 1, sizeof(text) - 2, file)] = '\0';
+    fclose(file);
+    unlink(out);
+    unlink(program);
+    return text;
+}
+
+/* All settings of CUDA and NCCL reach the engine, and nothing that it does not need. */
+static void test_environment(void **state)
+{
+    char line[128], *text;
+    struct gpus gpus;
+
+    gpus_init(&gpus, &two_gpus);
+    for (size_t i = 0; i < ARRAY_SIZE(passed_on); i++)
+        setenv(passed_on[i], "passed on", 1);
+    for (size_t i = 0; i < ARRAY_SIZE(kept_back); i++)
+        setenv(kept_back[i], "kept back", 1);
+    text = environment_of_engine(&gpus);
+    for (size_t i = 0; i < ARRAY_SIZE(passed_on); i++) {
+        snprintf(line, sizeof(line), "\n%s=passed on\n", passed_on[i]);
+        if (!strstr(text, line))
+            fail_msg("the engine does not get %s", passed_on[i]);
+        unsetenv(passed_on[i]);
+    }
+    assert_null(strstr(text, "kept back"));
+    for (size_t i = 0; i < ARRAY_SIZE(kept_back); i++)
+        unsetenv(kept_back[i]);
+    gpus_deinit(&gpus);
+}
+
+/* Meant for trainers; an engine whose launches wait would wait for ever. */
+static void test_launch_blocking(void **state)
+{
+    struct gpus gpus;
+
+    gpus_init(&gpus, &two_gpus);
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    unsetenv("CUDA_LAUNCH_BLOCKING");
+    gpus_deinit(&gpus);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -624,6 +732,8 @@ int main(void)
         cmocka_unit_test(test_bad_fetches),
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_programs),
+        cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_launch_blocking),
     };
 
     if (!machine_open())

@@ -403,6 +403,15 @@ static void test_odd_programs(void **state)
         {"exit 0", "exited with status 0"},
         {"exit 3", "exited with status 3"},
         {"kill -SEGV $$", "was killed by signal 11 (Segmentation fault)"},
+        /* what it writes to standard error goes on to ours, also when it is more than a pipe holds; the loader's is
+           said */
+        {"head -c 100000 /dev/zero | tr '\\000' ' ' >&2; exit 3", "exited with status 3"},
+        {"echo one >&2; printf 'engine: error while loading shared libraries: libx.so.2: no such file\\n' >&2; exit "
+         "127",
+         "could not be loaded (engine: error while loading shared libraries: libx.so.2: no such file): if a library is "
+         "not "
+         "found, install it, or set LD_LIBRARY_PATH of zerod to its folder"},
+        {"exit 127", "exited with status 127"},
         {"printf garbage >&3; exec sleep 30", "has sent what is no report: EngineReport: 7 bytes that are not"},
         {"printf '\\172\\000' >&3; exec sleep 30", "has sent what is no report: EngineReport: message of kind 15"},
         /* ready, twice */

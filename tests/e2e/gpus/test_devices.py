@@ -12,6 +12,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import time
 
 import pytest
@@ -141,6 +142,24 @@ def test_not_formed(zerod, gpus, env, said):
         assert daemon.status()["device"] is None and not daemon.status()["formed"]
         for rank in ranks:
             rank.ok("clear")
+
+
+def test_engine_whose_library_is_missing(zerod, gpus, tmp_path):
+    """As where NCCL is not found: the rank reads the loader's line, and the daemon's log has it, too."""
+    engine, library = tmp_path / "zerod-engine-nccl", tmp_path / "libmissing.so.2"
+    for command in ([*"-shared -Wl,-soname,libmissing.so.2 -x c /dev/null -o".split(), library],
+                    ["-x", "c", "-", "-Wl,--no-as-needed", "-x", "none", library, "-o", engine]):
+        subprocess.run(["cc", *command], input="int main(void) { return 0; }", text=True, check=True)
+    library.unlink()
+    daemon = zerod(configure(1), {"ZEROD_DEVICE_ENGINE": engine})
+    rank = Puppet(daemon, 0).attach()
+    answer = rank("form")
+    assert answer.r == REFUSED and answer["error"]["code"] == 1502, answer
+    line = f"{engine}: error while loading shared libraries: libmissing.so.2: cannot open shared object file: No such file or directory"
+    text = " ".join(answer.text.split())
+    assert f"the engine of the GPUs could not be loaded ({line}): if a library is not found" in text, answer.text
+    assert "set LD_LIBRARY_PATH of zerod to its folder" in text
+    assert f"\n{line}\n" in daemon.err()
 
 
 # ---- trainers --------------------------------------------------------------------------------------------------------

@@ -217,6 +217,63 @@ def test_two_nodes(systemd, job):
             systemd.ctl("stop", service(name), check=False)
 
 
+GPU_DROP_IN = ROOT / "config/zerod@.service.d/gpu.conf"
+# What CUDA and NCCL do, run inside the unit's sandbox before the daemon.
+LIKE_NCCL = """[Service]
+ExecStartPre=/usr/bin/python3 -c "import os, socket as s; \\
+    os.sched_setaffinity(0, os.sched_getaffinity(0)); \\
+    assert [name for number, name in s.if_nameindex()] == ['lo']; \\
+    server = s.create_server(('127.0.0.1', 0)); \\
+    client = s.create_connection(server.getsockname()); \\
+    server.accept()[0].send(b'x'); \\
+    assert client.recv(1) == b'x'"
+"""
+
+
+def test_gpu_drop_in(systemd):
+    """With it, and with all that is commented out in it, the unit is valid and still hardened."""
+    folder = systemd.path("/run/gpu")
+    (folder / "zerod@.service.d").mkdir(parents=True)
+    shutil.copy(systemd.path(f"{systemd.prefix}/lib/systemd/system/zerod@.service"), folder)
+    installed = systemd.path(f"{systemd.prefix}/share/zerod/zerod@.service.d/gpu.conf").read_text()
+    assert installed == GPU_DROP_IN.read_text()
+    for text in installed, with_options(installed):
+        (folder / "zerod@.service.d/gpu.conf").write_text(text)
+        result = systemd.run("systemd-analyze", "verify", "--man=no", "/run/gpu/zerod@gpu.service")
+        assert result.stdout + result.stderr == ""
+        result = systemd.run("systemd-analyze", "security", "--offline=true", "--threshold=22", "--no-pager",
+                             "/run/gpu/zerod@.service", check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "Service has no device access" not in result.stdout, result.stdout
+
+
+def with_options(text):
+    return re.sub(r"(?m)^#(?=[A-Z]\w+=)", "", text)
+
+
+def test_gpu_job(systemd, job):
+    """
+    A job on GPUs that are stand-ins, as the user of its trainers; its daemon is killed once. Without the drop-in the sandbox
+    forbids what NCCL does.
+    """
+    engine = f"Environment=ZEROD_DEVICE_ENGINE={systemd.bin}/zerod-engine-nccl-sim ZEROD_SIM=devices=2\n"
+    config = {"world": {"size": 2}, "device": "cuda", "collective": "nccl", "listen": {"socket": f"/run/zerod-{job}/zerod.sock"}}
+    systemd.configure(job, config, LIKE_NCCL)
+    assert systemd.ctl("start", service(job), check=False).returncode != 0
+    systemd.ctl("stop", service(job))
+    systemd.drop_in(job, with_options(GPU_DROP_IN.read_text()) + LIKE_NCCL + engine)
+    assert "char-nvidia* rw" in systemd.show(service(job), "DeviceAllow").splitlines()
+    started = systemd.ctl("start", service(job), check=False)
+    assert started.returncode == 0, systemd.run("journalctl", "--no-pager", "-n", "40").stdout
+    options = ["--device", "cuda", "--steps", 300, "--socket", f"/run/zerod-{job}/zerod.sock"]
+    env = [f"ZEROD_LIBCUDA={systemd.lib}/libcuda-sim.so", "ZEROD_SIM=devices=2"]
+    trainers = [systemd.trainer(job, rank, *options, user="alice", env=env) for rank in (0, 1)]
+    wait_for("no training", lambda: re.match(r"training, 2 of 2 ranks, step [1-9]", systemd.show(service(job), "StatusText")))
+    restart_after_kill(systemd, service(job))
+    assert [steps_of(trainer) for trainer in trainers][0][-1] == 300
+    assert systemd.show(service(job), "NRestarts") == "1"
+
+
 def test_who_may_attach(systemd, job):
     systemd.configure(job, ONE_RANK)
     systemd.ctl("start", service(job))

@@ -32,6 +32,7 @@ typedef enum cudaError {
     cudaErrorInvalidDevice = 101,
     cudaErrorDeviceUninitialized = 201,
     cudaErrorMapBufferObjectFailed = 205,
+    cudaErrorNoKernelImageForDevice = 209,
     cudaErrorECCUncorrectable = 214,
     cudaErrorNvlinkUncorrectable = 220,
     cudaErrorInvalidResourceHandle = 400,
@@ -53,6 +54,7 @@ enum cudaDeviceAttr {
     cudaDevAttrMaxSharedMemoryPerBlock = 8,
     cudaDevAttrWarpSize = 10,
     cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrComputeMode = 20,
     cudaDevAttrPciBusId = 33,
     cudaDevAttrPciDeviceId = 34,
     cudaDevAttrL2CacheSize = 38,
@@ -65,6 +67,14 @@ enum cudaDeviceAttr {
     cudaDevAttrHostRegisterSupported = 99,
     cudaDevAttrHostRegisterReadOnlySupported = 113,
     cudaDevAttrIpcEventSupport = 125,
+    cudaDevAttrMpsEnabled = 133,
+};
+
+enum cudaComputeMode {
+    cudaComputeModeDefault = 0,
+    cudaComputeModeExclusive = 1,
+    cudaComputeModeProhibited = 2,
+    cudaComputeModeExclusiveProcess = 3,
 };
 
 enum cudaMemcpyKind {

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* By default a driver loads a kernel at its first launch, for which it may wait until the device is idle. */
+
+#include "kernels/cuda/block.h"
+
+int device_load_kernels(void)
+{
+    int (*const files[])(void) = {load_clear, load_convert, load_find, load_reduce, load_update};
+    int r = 0;
+
+    for (unsigned i = 0; i < sizeof(files) / sizeof(files[0]) && r == 0; i++)
+        r = files[i]();
+    return r;
+}
