@@ -1238,6 +1238,25 @@ def test_deepspeed_file(env, tmp_path):
     assert result.returncode == os.EX_CONFIG and "listen.socket: is missing" in result.stderr
 
 
+def test_notes_of_a_deepspeed_file(env, tmp_path):
+    """The daemon prints them, zerodrun does not; a file that is refused is zerodrun's to refuse."""
+    path = tmp_path / "ds_config.json"
+    schedule = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
+    more = {"gradient_clipping": "auto", "scheduler": {"type": "WarmupLR", "params": schedule}}
+    path.write_text(json.dumps(DEEPSPEED | more))
+    result = run(["-n", 1, "--config", path, "--zerod", ZEROD, *python(CONNECT)], env)
+    assert result.returncode == 0, result.stderr
+    for key in ("gradient_clipping", *(f"scheduler.params.{name}" for name in schedule)):
+        said = [line for line in result.stderr.splitlines() if f": {key}: " in line]
+        assert len(said) == 1, result.stderr
+        assert said[0].startswith("[zerod] note config: ")
+        assert 'nothing fills in "auto" here; the program\'s value counts if it sets one, else the default' in said[0]
+    path.write_text(json.dumps(DEEPSPEED | more | {"threads": 0}))
+    result = run(["-n", 1, "--config", path, "--zerod", ZEROD, *python(CONNECT)], env)
+    assert result.returncode == os.EX_CONFIG and "[zerod]" not in result.stderr
+    assert result.stderr.count(": threads: ") == 1
+
+
 def test_ranks_of_zerod_itself(tmp_path):
     path = tmp_path / "ds_config.json"
     path.write_text(json.dumps(DEEPSPEED))
