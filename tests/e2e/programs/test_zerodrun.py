@@ -549,9 +549,11 @@ exit 9
     ("echo out; echo; exit 1", "out"),
     ("echo err >&2; echo out; exit 1", "err"),
     ("echo 'Traceback:\n  line 3\nE1001 refused\n  fix  none' >&2; exit 1", "E1001 refused"),
+    ("echo '[rank1]: Traceback:\n[rank1]:   line 3\n[rank1]: E1001 refused\n[rank1]:   fix  none\n[rank1]:   state  x' >&2; exit 1",
+     "E1001 refused"),
     ("printf 'a\\033[31mred\\033[0m\\tb\\a \\302\\200\\377\\r\\n' >&2; exit 1", "ared b"),
     ("printf '%0251d\\303\\244%050d' 1 2 >&2; exit 1", "0" * 250 + "1..."),
-], ids=["silent", "signal", "stdout", "stderr", "details", "control", "long"])
+], ids=["silent", "signal", "stdout", "stderr", "details", "torch", "control", "long"])
 def test_last_line_names_the_first_failure(env, code, said):
     result = run(["-n", 2, "--no-daemon", *shell(f"[ $RANK = 0 ] && exec sleep 60; {code}")], env)
     end = "was killed by signal 9 (Killed)" if "kill" in code else "exited with 1"
