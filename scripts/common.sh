@@ -21,6 +21,8 @@ ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml prometheus-clien
 ZEROD_TORCH_MODULES=(torch==2.13.0 numpy)
 # To test that, beside the callers that people use.
 ZEROD_CALLERS=(transformers==4.57.6 accelerate==1.15.0 peft==0.21.2 lightning==2.6.6)
+# Other versions of transformers, with which tests/callers trains the Trainer's program.
+ZEROD_OTHER_TRANSFORMERS=(5.0.0 5.16.1 5.24.0)
 # Those of tests/callers, which take a gigabyte more, and a logger.
 ZEROD_MORE_CALLERS=(trl==1.16.0 sentence-transformers==5.7.0 tensorboard==2.20.0)
 # The documents as a site.
@@ -198,6 +200,11 @@ get_promtool() {
 make_callers_venv() {
     make_venv_of venv-callers "${ZEROD_TEST_MODULES[@]}" "${ZEROD_TORCH_MODULES[@]}" "${ZEROD_CALLERS[@]}" \
         "${ZEROD_MORE_CALLERS[@]}"
+}
+
+# make_transformers_venv VERSION: build/venv-transformers-VERSION.
+make_transformers_venv() {
+    make_venv_of "venv-transformers-$1" "${ZEROD_TEST_MODULES[@]}" "${ZEROD_TORCH_MODULES[@]}" "${ZEROD_CALLERS[@]/#transformers==*/transformers==$1}"
 }
 
 # make_docs_venv: build/venv-docs, for scripts/docs.

@@ -309,7 +309,8 @@ static int place_load_config(struct place *place, const struct run_options *opti
     int r;
 
     r = config_load(&config, options->config_path, &given, &problems);
-    config_problems_print(stderr, &problems);
+    if (r != 0) /* notes are the daemon's, which reads the same file */
+        config_problems_print(stderr, &problems);
     config_problems_deinit(&problems);
     if (r != 0)
         return r < 0 ? -EX_OSERR : -EX_CONFIG;
@@ -419,7 +420,8 @@ static int place_load_job(struct place *place, struct place_job *job, unsigned n
         return r;
     r = config_load(&config, job->config_path, &(struct config_given){otherwise, place->world_size}, &problems);
 
-    config_problems_print(stderr, &problems);
+    if (r != 0) /* notes are the daemon's, which reads the same file */
+        config_problems_print(stderr, &problems);
     config_problems_deinit(&problems);
     if (r != 0)
         return r < 0 ? -EX_OSERR : -EX_CONFIG;

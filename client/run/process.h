@@ -98,7 +98,8 @@ void process_resume(struct process *process);
 int process_exit_code(const struct process *process);
 
 /* The last line on standard error, else on standard output, that is not indented: indented lines are details of the
- * line before them. Without control characters; a long one is cut, and ends in "...". Return: "" when there is none. */
+ * line before them. Without torch's "[rank3]: " and control characters; a long one is cut, and ends in "...". Return:
+ * "" when there is none. */
 const char *process_last_message(const struct process *process);
 
 /* The other half of process_start(), called first in main(): in a process that was started as a wrapper it does not

@@ -23,6 +23,17 @@ static bool gives(const struct config *config, const char *path)
     return false;
 }
 
+static bool gives_schedule(const struct config *config)
+{
+    size_t n_keys;
+    const struct config_key *keys = config_table(&n_keys);
+
+    for (size_t i = 0; i < n_keys; i++)
+        if (config->origins[i].given && strncmp(keys[i].path, "scheduler.params.", 17) == 0)
+            return true;
+    return false;
+}
+
 unsigned config_configured(const struct config *config)
 {
     static const char *const paths[] = {
@@ -40,7 +51,7 @@ unsigned config_configured(const struct config *config)
 
     for (size_t i = 0; i < ARRAY_SIZE(paths); i++)
         bits |= (unsigned)gives(config, paths[i]) << i;
-    return bits;
+    return bits | (gives_schedule(config) ? CONFIG_GIVES_SCHEDULER : 0);
 }
 
 /* A configuration that has no more than this optimizer: its defaults are the table's. NULL: there is no such one. */

@@ -306,6 +306,12 @@ static bool is_auto_by_nature(const struct config_key *key)
     return strncmp(key->path, "optimizer.", 10) == 0 || strncmp(key->path, "zero_optimization.", 18) == 0;
 }
 
+/* Where the program counts if it has a value: it clips, or sends lr with its step. */
+static bool is_overruled(const struct config_key *key)
+{
+    return strcmp(key->path, "gradient_clipping") == 0 || strncmp(key->path, "scheduler.", 10) == 0;
+}
+
 /* Hugging Face's integration fills "auto" in; one that is left over means the default, as for DeepSpeed. */
 static void read_auto(struct reader *reader, const struct pair *pair)
 {
@@ -315,9 +321,10 @@ static void read_auto(struct reader *reader, const struct pair *pair)
     }
     if (is_auto_by_nature(pair->key))
         return;
-    config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,
-                         "nothing fills in \"auto\" here; the default is used%s%s", pair->key->def ? ", " : "",
-                         pair->key->def ? pair->key->def : "");
+    config_problems_note(
+        reader->problems, reader->text, &pair->row->spot, pair->key->path, "nothing fills in \"auto\" here; %s%s%s",
+        is_overruled(pair->key) ? "the program's value counts if it sets one, else the default" : "the default is used",
+        pair->key->def ? ", " : "", pair->key->def ? pair->key->def : "");
 }
 
 static void read_value(struct reader *reader, const struct pair *pair)

@@ -140,6 +140,7 @@ enum config_configured {
     CONFIG_GIVES_DAMPENING = 1 << 6,
     CONFIG_GIVES_NESTEROV = 1 << 7,
     CONFIG_GIVES_LR_DECAY = 1 << 8,
+    CONFIG_GIVES_SCHEDULER = 1 << 9, /* a number of the schedule, not only its type */
 };
 
 /* Where a value came from. */

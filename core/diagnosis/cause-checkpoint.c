@@ -21,7 +21,7 @@ struct diagnostic *cause_not_saved(const struct evidence_at *at, const char *dir
     else
         diagnostic_field(d, "fix", "name a folder in the configuration: checkpoint: {dir: PATH}");
     diagnostic_field(d, "does not help", "the trainers; the gradients");
-    diagnostic_field(d, "state", "training goes on; checkpoints that were whole stay whole");
+    diagnostic_field(d, "state", "the daemon and the job go on; checkpoints that were whole stay whole");
     return diagnostic_finish(d);
 }
 

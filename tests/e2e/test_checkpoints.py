@@ -172,7 +172,7 @@ def test_a_full_disk(start, tmp_path, references, call):
   fix            free space there, or let the daemon's user write there; the next save tries again
                  (zerodctl checkpoint save does it at once)
   does not help  the trainers; the gradients
-  state          training goes on; checkpoints that were whole stay whole
+  state          the daemon and the job go on; checkpoints that were whole stay whole
 """ in re.sub(r"(step-000000|: step )\d\d\b", r"\1NN", daemon.log())
     assert daemon.status()["checkpoint"]["n_failed"] == 1
     assert [name for name in saved(tmp_path / "c") if name.startswith(".")] == []

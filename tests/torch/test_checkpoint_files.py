@@ -108,3 +108,45 @@ def test_no_folder(zerod, start):
     assert said.startswith("CheckpointNotSaved: E1701 warning, checkpoint not saved: rank 0, step 0") and steps == 1
     assert "the configuration has no checkpoint.dir" in said
     assert "name a folder in the configuration: checkpoint: {dir: PATH}" in said
+
+
+def train_with_callback(folder, strategy):
+    """Return: what trainer.train() raised, the steps that it made, and the warnings."""
+    import warnings
+
+    import zerod
+    from transformers import Trainer
+
+    alone()
+    model = make_model()
+    args = arguments(folder / "trainer")
+    args.save_strategy, args.save_steps = strategy, 2
+    optimizer = zerod.for_trainer(model, args, rank=0)
+    trainer = Trainer(model=model, args=args, train_dataset=Text(), optimizers=(optimizer, None),
+                      callbacks=[zerod.checkpoint_callback()])
+    with warnings.catch_warnings(record=True) as caught_warnings:
+        warnings.simplefilter("always")
+        said = caught(trainer.train)
+    steps = optimizer.epoch
+    optimizer.close()
+    return said, steps, [str(w.message) for w in caught_warnings if "checkpoint" in str(w.message)]
+
+
+def test_callback_without_folder(zerod, start, tmp_path):
+    """Refused before the first step, unless the Trainer saves nothing."""
+    said, steps, _ = start(zerod(ONE), train_with_callback, folder=tmp_path, strategy="steps").result()
+    assert said == (
+        "ValueError: DaemonCheckpoint: the daemon's configuration has no checkpoint.dir, so the daemon can write no checkpoint: "
+        "add checkpoint: {dir: PATH} to the file that zerodrun --config or zerod --config reads, or leave this callback out")
+    assert steps == 0
+    said, steps, _ = start(zerod(ONE), train_with_callback, folder=tmp_path, strategy="no").result()
+    assert (said, steps) == ("nothing was raised", 3)
+
+
+def test_callback_on_a_full_disk(zerod, start, tmp_path):
+    """The last checkpoint, for which the callback waits, cannot be written: a warning, and train() returns."""
+    daemon = zerod(ONE | {"checkpoint": {"dir": str(tmp_path / "c")}}, env={"ZEROD_FAILPOINT": "disk.write:error@*"})
+    said, steps, warned = start(daemon, train_with_callback, folder=tmp_path, strategy="steps").result()
+    assert (said, steps) == ("nothing was raised", 3)
+    assert len(warned) == 1 and warned[0].startswith("training goes on without this checkpoint: E1701 warning")
+    assert "No space left on device" in warned[0] and "the daemon and the job go on" in warned[0]

@@ -135,3 +135,73 @@ def wrong_ways(folder):
 
 def test_what_would_lose_settings_is_refused(zerod, start, tmp_path):
     all_same(start(zerod(ONE), wrong_ways, folder=tmp_path).result())
+
+
+def other_conventions(folder, sockets):
+    """create_optimizer() of other versions of transformers than the one that is installed."""
+    import zerod
+    from transformers import Trainer
+
+    class Groups(Trainer):
+        """4.57 and 5.0: whatever it is, it is called with the groups."""
+
+        def create_optimizer(self):
+            if self.optimizer is not None:
+                return self.optimizer
+            kind, kwargs = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            self.optimizer = kind([{"params": list(self.model.parameters())}, {"params": []}], **kwargs)
+            return self.optimizer
+
+    class Factory(Trainer):
+        """5.16: what is no class of torch's is a factory of a factory."""
+
+        def create_optimizer(self, model=None):
+            if self.optimizer is not None:
+                return self.optimizer
+            model = model or self.model
+            kind, kwargs = self.get_optimizer_cls_and_kwargs(self.args, model)
+            if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+                return Groups.create_optimizer(self)
+            self.optimizer = kind()(model, **kwargs)
+            return self.optimizer
+
+    class Model(Trainer):
+        """None yet: it is called with the model."""
+
+        def create_optimizer(self, model=None):
+            kind, kwargs = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            return kind(self.model, **kwargs)
+
+    class Renamed(Trainer):
+        get_optimizer_cls_and_kwargs = None
+
+    alone()
+    made = {}
+    for kind, socket in zip((Groups, Factory, Model, Renamed), sockets, strict=True):
+        trainer = kind(make_model(), args=arguments(folder), train_dataset=Text())
+        said = caught(zerod.for_trainer, trainer, rank=0, socket=socket)
+        made[kind.__name__] = (said, type(trainer.optimizer).__module__)
+        if trainer.optimizer is not None:
+            trainer.train()
+    # for_trainer(model, args) makes a bare Trainer.
+    Trainer.create_optimizer = lambda self: self.accelerator.optimizer
+    made["Needy"] = (caught(zerod.for_trainer, make_model(), arguments(folder), rank=0), "")
+    return made
+
+
+def test_versions_of_transformers(zerod, start, tmp_path):
+    """Both ways in which versions of the Trainer make their optimizer do; another way gets a sentence."""
+    import transformers
+
+    nothing = "nothing was raised"
+    first, second = zerod(ONE), zerod(ONE)
+    sockets = [str(daemon.socket) for daemon in (first, second, first, first)]
+    made = start(first, other_conventions, folder=tmp_path, sockets=sockets).result()
+    assert made["Groups"] == (nothing, "zerod.optimizer") and made["Factory"] == (nothing, "zerod.optimizer")
+    for name, what in (("Model", "gives an optimizer GPT2LMHeadModel where zerod expects a list of parameter groups"),
+                       ("Renamed", "has no get_optimizer_cls_and_kwargs()"),
+                       ("Needy", "needs accelerator of a Trainer to make an optimizer")):
+        assert made[name][0] == (
+            f"TypeError: zerod cannot make the optimizer of the Trainer of transformers {transformers.__version__}, which "
+            f"{what}: install a version that docs/compatibility.md names, or return a zerod.Optimizer from your Trainer's "
+            "create_optimizer()"), name

@@ -98,6 +98,9 @@ def test_what_the_program_overrules_is_told(zerod, start):
     scheduler = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}}
     lines = warned(zerod, start, ONE | scheduler, lr=1e-3)
     assert [line.partition(": lr")[2] for line in lines] == [" without the daemon's scheduler"]
+    params = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
+    for scheduler in ({"type": "WarmupLR", "params": params}, {"type": "WarmupLR"}):  # no number is the configuration's
+        assert warned(zerod, start, ONE | {"scheduler": scheduler}, lr=1e-3) == []
 
 
 def test_nothing_is_told_where_they_agree(zerod, start):

@@ -131,6 +131,7 @@ enum zerod_configured {
     ZEROD_CONFIGURED_DAMPENING = 1 << 6,
     ZEROD_CONFIGURED_NESTEROV = 1 << 7,
     ZEROD_CONFIGURED_LR_DECAY = 1 << 8,
+    ZEROD_CONFIGURED_SCHEDULER = 1 << 9, /* a number of its schedule */
 };
 
 /* A parameter. Equal on all ranks but for init. */

@@ -40,6 +40,7 @@ MASTER, EXP_AVG, EXP_AVG_SQ, GRAD_NORM, STEP_COUNT = range(5)
 # Bits of Job.configured, by torch's names; 1 is the optimizer itself.
 CONFIGURED = {"lr": 2, "betas": 4, "eps": 8, "weight_decay": 16, "momentum": 32, "dampening": 64, "nesterov": 128,
               "lr_decay": 256}  # fmt: skip
+CONFIGURED_SCHEDULER = 512
 
 INTERRUPTED = ctypes.CFUNCTYPE(c_int, c_void_p)
 

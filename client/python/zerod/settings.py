@@ -47,7 +47,7 @@ def differences(job: _lib.Job, values: dict[str, list[Any]]) -> list[str]:
         for name, mine in values.items()
         if job.configured & _lib.CONFIGURED.get(name, 0) and any(_plain(m) != _plain(configured[name]) for m in mine)
     ]
-    if "lr" in values and job.has_scheduler:
+    if "lr" in values and job.configured & _lib.CONFIGURED_SCHEDULER:
         other.append("lr without the daemon's scheduler")
     return [f"zerod: warning: the program overrules the daemon's configuration: {', '.join(other)}"] if other else []
 

@@ -27,6 +27,7 @@ SAME_BIT(MOMENTUM);
 SAME_BIT(DAMPENING);
 SAME_BIT(NESTEROV);
 SAME_BIT(LR_DECAY);
+SAME_BIT(SCHEDULER);
 
 static void test_defaults(void **state)
 {
@@ -387,19 +388,24 @@ static void test_deepspeed_file(void **state)
         "   \"offload_optimizer\": {\"device\": \"cpu\", \"pin_memory\": true, \"ratio\": 1}}}\n";
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     struct config *config;
-    size_t n_auto = 0, n_inert = 0;
+    size_t n_auto = 0, n_overruled = 0, n_inert = 0;
 
     assert_int_equal(load(&config, text, NULL, &problems), 0);
     assert_int_equal(problems.n_errors, 0);
     for (size_t i = 0; i < problems.n_items; i++) {
         assert_true(problems.items[i].note);
         n_auto += strstr(problems.items[i].text, "nothing fills in \"auto\" here; the default is used") != NULL;
+        n_overruled +=
+            strstr(problems.items[i].text, "nothing fills in \"auto\" here; the program's value counts if it "
+                                           "sets one, else the default") != NULL;
         n_inert += strstr(problems.items[i].text, "has no effect here: ") != NULL;
     }
     /* Of "auto" where a default is taken instead of what the program has; not of what is so anyway, or off. */
-    assert_int_equal(n_auto, 5);
+    assert_int_equal(n_auto, 1);
+    assert_int_equal(n_overruled, 4); /* clipping and the schedule */
     assert_int_equal(n_inert, 4);
-    assert_int_equal(problems.n_items, n_auto + n_inert);
+    assert_int_equal(problems.n_items, n_auto + n_overruled + n_inert);
+    assert_int_equal(config_configured(config) & CONFIG_GIVES_SCHEDULER, 0);
     assert_int_equal(config->zero.reduce_bucket_size, 200000000);
     assert_true(config->zero.overlap_comm);
     assert_true(config->optimizer.hyper.lr == 1e-3 && config->optimizer.hyper.beta2 == 0.999);

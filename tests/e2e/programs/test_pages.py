@@ -93,6 +93,8 @@ def test_versions_that_are_tested():
     for name, version in listed:
         [tested] = [tested for what, (_, tested) in said.items() if what.split(" ")[0] == name]
         assert tested.startswith(version), f"{name}: {version} is tested"
+    others = re.search(r"^ZEROD_OTHER_TRANSFORMERS=\((.*)\)$", read("scripts/common.sh"), re.MULTILINE)[1].split()
+    assert said["transformers"][1].endswith(f"; the Trainer also with {', '.join(others)}")
     project = read("pyproject.toml")
     assert f'"torch>={said["torch"][0].split(";")[0]}"' in project
     assert f'requires-python = ">={said["Python"][0]}"' in project

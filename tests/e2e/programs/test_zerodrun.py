@@ -549,9 +549,11 @@ exit 9
     ("echo out; echo; exit 1", "out"),
     ("echo err >&2; echo out; exit 1", "err"),
     ("echo 'Traceback:\n  line 3\nE1001 refused\n  fix  none' >&2; exit 1", "E1001 refused"),
+    ("echo '[rank1]: Traceback:\n[rank1]:   line 3\n[rank1]: E1001 refused\n[rank1]:   fix  none\n[rank1]:   state  x' >&2; exit 1",
+     "E1001 refused"),
     ("printf 'a\\033[31mred\\033[0m\\tb\\a \\302\\200\\377\\r\\n' >&2; exit 1", "ared b"),
     ("printf '%0251d\\303\\244%050d' 1 2 >&2; exit 1", "0" * 250 + "1..."),
-], ids=["silent", "signal", "stdout", "stderr", "details", "control", "long"])
+], ids=["silent", "signal", "stdout", "stderr", "details", "torch", "control", "long"])
 def test_last_line_names_the_first_failure(env, code, said):
     result = run(["-n", 2, "--no-daemon", *shell(f"[ $RANK = 0 ] && exec sleep 60; {code}")], env)
     end = "was killed by signal 9 (Killed)" if "kill" in code else "exited with 1"
@@ -1236,6 +1238,25 @@ def test_deepspeed_file(env, tmp_path):
     # Nobody could find a private socket.
     result = run(["--serve", "--config", path], env)
     assert result.returncode == os.EX_CONFIG and "listen.socket: is missing" in result.stderr
+
+
+def test_notes_of_a_deepspeed_file(env, tmp_path):
+    """The daemon prints them, zerodrun does not; a file that is refused is zerodrun's to refuse."""
+    path = tmp_path / "ds_config.json"
+    schedule = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
+    more = {"gradient_clipping": "auto", "scheduler": {"type": "WarmupLR", "params": schedule}}
+    path.write_text(json.dumps(DEEPSPEED | more))
+    result = run(["-n", 1, "--config", path, "--zerod", ZEROD, *python(CONNECT)], env)
+    assert result.returncode == 0, result.stderr
+    for key in ("gradient_clipping", *(f"scheduler.params.{name}" for name in schedule)):
+        said = [line for line in result.stderr.splitlines() if f": {key}: " in line]
+        assert len(said) == 1, result.stderr
+        assert said[0].startswith("[zerod] note config: ")
+        assert 'nothing fills in "auto" here; the program\'s value counts if it sets one, else the default' in said[0]
+    path.write_text(json.dumps(DEEPSPEED | more | {"threads": 0}))
+    result = run(["-n", 1, "--config", path, "--zerod", ZEROD, *python(CONNECT)], env)
+    assert result.returncode == os.EX_CONFIG and "[zerod]" not in result.stderr
+    assert result.stderr.count(": threads: ") == 1
 
 
 def test_ranks_of_zerod_itself(tmp_path):

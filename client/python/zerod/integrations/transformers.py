@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback
 
+from ..errors import CheckpointNotSaved
 from ..loops.trainer import create, resume
 from ..observe import observe
 from ..optimizer import Optimizer
@@ -49,7 +51,8 @@ class DaemonCheckpoint(TrainerCallback):
     """
     With this callback the daemon writes a checkpoint whenever a Trainer's arguments say that one is due (save_strategy,
     save_steps), while training goes on; the Trainer then writes none itself. The last one is on the disk when train()
-    returns.
+    returns. If one cannot be written, there is a warning and training goes on. Training does not begin if the daemon has no
+    folder for checkpoints.
 
     opt: the trainer's zerod.Optimizer, if it has none when training begins.
     """
@@ -57,13 +60,29 @@ class DaemonCheckpoint(TrainerCallback):
     def __init__(self, opt: Optimizer | None = None) -> None:
         self._opt = opt
 
-    def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+    def _ours(self, optimizer: Any) -> Optimizer:
+        return self._opt or getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+
+    def on_train_begin(self, args: Any, _state: Any, _control: Any, optimizer: Any = None, **_: Any) -> None:
+        """Refuses a daemon without a folder now, not when the first checkpoint is due."""
+        status = self._ours(optimizer)._client.status(5.0) if args.save_strategy != "no" else None
+        if status is not None and status["checkpoint"] is None:
+            raise ValueError(
+                "DaemonCheckpoint: the daemon's configuration has no checkpoint.dir, so the daemon can write no checkpoint: "
+                "add checkpoint: {dir: PATH} to the file that zerodrun --config or zerod --config reads, or leave this "
+                "callback out"
+            )
+
+    def on_step_end(self, _args: Any, _state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         if not control.should_save:
             return
         control.should_save = False
-        ours = self._opt or getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        ours = self._ours(optimizer)
         if ours.rank == 0:
-            ours.save_checkpoint(wait=control.should_training_stop)
+            try:
+                ours.save_checkpoint(wait=control.should_training_stop)
+            except CheckpointNotSaved as e:
+                warnings.warn(f"training goes on without this checkpoint: {e}", stacklevel=2)
 
     on_epoch_end = on_step_end
 

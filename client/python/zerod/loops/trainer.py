@@ -48,24 +48,47 @@ def _module_of(trainer: Any, groups: list[dict[str, Any]]) -> nn.Module:
     return nn.ModuleDict(loss) if isinstance(loss, dict) else loss
 
 
-def _choose(
-    trainer: Any, own: dict[str, Any], ask: Callable[..., Any], args: Any, model: nn.Module | None = None
-) -> tuple[Any, dict[str, Any]]:
-    """Replaces get_optimizer_cls_and_kwargs: the Trainer calls the returned class with the groups that it has made."""
-    kind, kwargs = ask(args, model)
+def _unknown(what: str) -> TypeError:
+    """For a Trainer that calls its methods in another way than those that zerod was tried with."""
+    import transformers
+
+    return TypeError(
+        f"zerod cannot make the optimizer of the Trainer of transformers {transformers.__version__}, which {what}: install "
+        "a version that docs/compatibility.md names, or return a zerod.Optimizer from your Trainer's create_optimizer()"
+    )
+
+
+def _class_of(trainer: Any, hypers: dict[str, Any]) -> type:
+    """
+    What the Trainer calls with the groups that it has made, to get its optimizer. It is a class derived from torch's,
+    because newer versions of transformers call anything else without groups, to get a second function.
+    """
+
+    class ForTrainer(torch.optim.Optimizer):
+        def __new__(cls, *given: Any, **_: Any) -> Any:
+            """Return: a zerod.Optimizer, which is none of this class, so no __init__() follows."""
+            if len(given) != 1 or not isinstance(given[0], list):
+                names = ", ".join(type(value).__name__ for value in given) or "nothing"
+                raise _unknown(f"gives an optimizer {names} where zerod expects a list of parameter groups")
+            groups = [group for group in given[0] if group["params"]]
+            return Optimizer(groups, model=_module_of(trainer, groups), **hypers)
+
+    return ForTrainer
+
+
+def _choose(trainer: Any, own: dict[str, Any], ask: Callable[..., Any], *given: Any, **named: Any) -> tuple[type, dict[str, Any]]:
+    """Replaces get_optimizer_cls_and_kwargs."""
+    kind, kwargs = ask(*given, **named)
     hypers = {"type": kind.__name__, **_hypers(kind, kwargs), **own}
-
-    def make(groups: list[dict[str, Any]], **_: Any) -> Optimizer:
-        groups = [group for group in groups if group["params"]]
-        return Optimizer(groups, model=_module_of(trainer, groups), **hypers)
-
     # Under these names a subclass of Trainer gives groups of its own.
-    return make, {name: kwargs[name] for name in ("params", "model", "optimizer_dict") if name in kwargs}
+    return _class_of(trainer, hypers), {name: kwargs[name] for name in ("params", "model", "optimizer_dict") if name in kwargs}
 
 
 def create(trainer: Any, own: dict[str, Any], make: Callable[[], Any] | None = None) -> Optimizer:
     """Has the trainer, or make(), create its optimizer. own: arguments that override those of the TrainingArguments."""
-    ask = trainer.get_optimizer_cls_and_kwargs
+    ask = getattr(trainer, "get_optimizer_cls_and_kwargs", None)
+    if ask is None:
+        raise _unknown("has no get_optimizer_cls_and_kwargs()")
     trainer.get_optimizer_cls_and_kwargs = functools.partial(_choose, trainer, own, ask)
     try:
         optimizer = (make or trainer.create_optimizer)()
@@ -109,7 +132,12 @@ def for_trainer(
     trainer = object.__new__(Trainer)  # for its create_optimizer(), which needs no more than this
     trainer.model = trainer.model_wrapped = model
     trainer.args, trainer.optimizer, trainer.optimizer_cls_and_kwargs = args, None, None
-    return create(trainer, more)
+    try:
+        return create(trainer, more)
+    except AttributeError as e:
+        if e.obj is not trainer:
+            raise
+        raise _unknown(f"needs {e.name} of a Trainer to make an optimizer") from e
 
 
 # ---- continuing -----------------------------------------------------------------------------------------
