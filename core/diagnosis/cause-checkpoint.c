@@ -25,6 +25,20 @@ struct diagnostic *cause_not_saved(const struct evidence_at *at, const char *dir
     return diagnostic_finish(d);
 }
 
+struct diagnostic *cause_no_folder(const struct evidence_at *at, const char *dir, const char *why)
+{
+    struct diagnostic *d = cause_new(at, E_NOT_LOADED, NULL);
+
+    diagnostic_field(d, "what", "%s, where checkpoints are written and looked for", dir);
+    diagnostic_field(d, "cause", "%s", why);
+    diagnostic_field(d, "fix",
+                     "name a folder that the daemon's user can read and write: checkpoint: {dir: PATH}\n"
+                     "(it is made if its parent exists)");
+    diagnostic_field(d, "does not help", "another program; checkpoint.load: nothing could be written there either");
+    diagnostic_field(d, "state", "no job was formed, and nothing was changed there");
+    return diagnostic_finish(d);
+}
+
 struct diagnostic *cause_not_loaded(const struct evidence_at *at, const char *path, const char *why)
 {
     struct diagnostic *d = cause_new(at, E_NOT_LOADED, NULL);

@@ -314,6 +314,8 @@ const struct report_text *cause_report_text(enum diagnostic_code code);
 struct diagnostic *cause_held(const struct evidence_at *at, const char *why);
 /* E1701, a warning, and E1702. dir: NULL, none is configured. why: a sentence that names the file. */
 struct diagnostic *cause_not_saved(const struct evidence_at *at, const char *dir, const char *why);
+/* dir: of all checkpoints; it cannot be opened or listed. */
+struct diagnostic *cause_no_folder(const struct evidence_at *at, const char *dir, const char *why);
 struct diagnostic *cause_not_loaded(const struct evidence_at *at, const char *path, const char *why);
 struct diagnostic *cause_rank_owned(const struct evidence_at *at, uint32_t uid, uint32_t gid, uint32_t owner);
 struct diagnostic *cause_not_allowed(const struct evidence_at *at, uint32_t uid, uint32_t gid, const char *what);

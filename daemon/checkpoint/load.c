@@ -393,9 +393,9 @@ static int open_newest(struct loading *l, char *why)
     size_t i = 0;
 
     if (r == -ENOENT)
-        return 1;
+        return LOADING_NONE;
     if (r < 0)
-        return fail(why, r, "%s: %s", l->options.dir, strerror(-r));
+        return fail(why, LOADING_NO_FOLDER, "%s: %s", l->options.dir, strerror(-r));
     while (i < list.n && (!list.entries[i].whole || list.entries[i].step >= l->options.before_step))
         i++;
     if (i < list.n) {
@@ -403,7 +403,7 @@ static int open_newest(struct loading *l, char *why)
         snprintf(l->path, sizeof(l->path), "%s/%s", l->options.dir, name);
         r = open_checkpoint(l, dir, name, why);
     } else if (list.n == 0) {
-        r = 1;
+        r = LOADING_NONE;
     } else {
         folder_name(name, list.entries[0].step);
         r = fail(why, -EIO, "none of the %zu checkpoints in %s is whole; of %s: %s", list.n, l->options.dir, name,

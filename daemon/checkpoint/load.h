@@ -37,7 +37,12 @@ struct loading_options {
     bool strict;                /* moments and step counts of all parameters are there, and no others */
 };
 
-/* Return: 0; 1: there is none; or -errno and a sentence without a full stop. */
+enum {
+    LOADING_NONE = 1,      /* there is no checkpoint */
+    LOADING_NO_FOLDER = 2, /* options->dir cannot be read, and a sentence */
+};
+
+/* Return: 0; LOADING_NONE; LOADING_NO_FOLDER; or -errno and a sentence without a full stop. */
 int loading_open(struct loading **out, const struct loading_options *options, char *why);
 const struct description *loading_description(const struct loading *loading);
 /* Return: its folder. */

@@ -214,6 +214,24 @@ def test_a_wrong_byte(start, tmp_path, references):
     assert told in daemon.log() and all(told.replace("\n", " | ") in rank.last.out() for rank in ranks)
 
 
+def test_a_file_in_place_of_the_folder(start, tmp_path):
+    """The advice is about the folder, not about the program."""
+    folder = tmp_path / "c"
+    folder.write_text("no folder")
+    daemon = start(config(folder))
+    ranks = kills.train(daemon, [[]] * 2, n_steps=N_STEPS)
+    assert all(rank.last.poll() != 0 for rank in ranks)
+    told = f"""E1702 checkpoint not loaded
+  what           {folder}, where checkpoints are written and looked for
+  cause          {folder}: Not a directory
+  fix            name a folder that the daemon's user can read and write: checkpoint: {{dir: PATH}}
+                 (it is made if its parent exists)
+  does not help  another program; checkpoint.load: nothing could be written there either
+  state          no job was formed, and nothing was changed there"""
+    assert told in daemon.log() and all(told.replace("\n", " | ") in rank.last.out() for rank in ranks)
+    assert folder.read_text() == "no folder"
+
+
 def test_by_time(start, tmp_path):
     """save_interval counts from the first step, and from one save to the next."""
     daemon = start(config(tmp_path / "c", save_interval="300ms"), env={"ZEROD_FAILPOINT": "update:sleep:2@*"})

@@ -33,7 +33,7 @@ struct resume {
     struct job *job;
     struct loading *loading; /* NULL: none is open */
     struct loading_options options;
-    int result; /* of workers, the last failure; written atomically */
+    int result; /* of loading_open(); then of workers, the last failure, written atomically */
     char why[LOADING_WHY_BYTES];
     uint64_t began_ns;
     struct charge copy_charge; /* GPUs: of the staging copy, by way of which it gets there */
@@ -64,15 +64,23 @@ static bool tell_loaded(struct job *job)
                               loading_description(loading)->digest);
 }
 
+static struct diagnostic *describe_failure(const struct resume *resume)
+{
+    const struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
+    const struct loading_options *options = &resume->options;
+
+    if (resume->result == LOADING_NO_FOLDER)
+        return cause_no_folder(&at, options->dir, resume->why);
+    return cause_not_loaded(&at, options->path ? options->path : options->dir, resume->why);
+}
+
 /* result: of the stage. On several nodes it goes on when all have loaded the same. */
 static void end(struct resume *resume, int result)
 {
     struct job *job = resume->job;
 
     if (result < 0)
-        job->forming.refusal =
-            cause_not_loaded(&(struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1},
-                             resume->options.path ? resume->options.path : resume->options.dir, resume->why);
+        job->forming.refusal = describe_failure(resume);
     if (result == 0 && tell_loaded(job))
         return;
     resume_is_over(job, result);
@@ -245,7 +253,7 @@ static void open_done(struct work *work)
         return;
     if (resume->result == 0)
         make_copy(resume);
-    else if (resume->result == 1) /* there is none: the job begins with the program's weights */
+    else if (resume->result == LOADING_NONE) /* the job begins with the program's weights */
         end(resume, 0);
     else
         end(resume, -EINVAL);

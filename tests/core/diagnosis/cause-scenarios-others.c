@@ -273,6 +273,14 @@ static struct diagnostic *e1702(const struct fixture *f)
                             "it lacks state.bert.layer.0.q.weight.exp_avg, which this job has");
 }
 
+static struct diagnostic *e1702_folder(const struct fixture *f)
+{
+    struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
+
+    (void)f;
+    return cause_no_folder(&at, "/data/ck", "/data/ck: Not a directory");
+}
+
 static struct diagnostic *e1109(const struct fixture *f)
 {
     struct evidence_at place = at(NULL, "zerod-example", 0, -1, -1);
@@ -866,6 +874,7 @@ static const struct scenario scenarios[] = {
     {"e1304", e1304, "", false},
     {"e1701", e1701, "", true},
     {"e1702", e1702, "", false},
+    {"e1702-folder", e1702_folder, "", false},
     {"e1111", e1111, "X2", true},
     {"e1109", e1109, "", false},
     {"e1109-nodes", e1109_nodes, "", false},
