@@ -25,6 +25,8 @@ ZEROD_CALLERS=(transformers==4.57.6 accelerate==1.15.0 peft==0.21.2 lightning==2
 ZEROD_OTHER_TRANSFORMERS=(5.0.0 5.16.1 5.24.0)
 # Those of tests/callers, which take a gigabyte more, and a logger.
 ZEROD_MORE_CALLERS=(trl==1.16.0 sentence-transformers==5.7.0 tensorboard==2.20.0)
+# timm needs torchvision, which needs a torch of its own. From PyPI they take 5.5 GB.
+ZEROD_TIMM_MODULES=(torch==2.14.1 torchvision==0.29.1 timm==1.0.31)
 # The documents as a site.
 ZEROD_DOCS_MODULES=(mkdocs==1.6.1 mkdocs-material==9.8.2)
 # To link the engine for GPUs in tests. The oldest that it is to run with: an engine refuses a NCCL older than its header.
@@ -205,6 +207,11 @@ make_callers_venv() {
 # make_transformers_venv VERSION: build/venv-transformers-VERSION.
 make_transformers_venv() {
     make_venv_of "venv-transformers-$1" "${ZEROD_TEST_MODULES[@]}" "${ZEROD_TORCH_MODULES[@]}" "${ZEROD_CALLERS[@]/#transformers==*/transformers==$1}"
+}
+
+# make_timm_venv: build/venv-timm, for tests/callers/timm_images.py.
+make_timm_venv() {
+    make_venv_of venv-timm "${ZEROD_TEST_MODULES[@]}" "${ZEROD_TIMM_MODULES[@]}"
 }
 
 # make_docs_venv: build/venv-docs, for scripts/docs.

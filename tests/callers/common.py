@@ -69,12 +69,16 @@ def names_of(model):
     return {id(param): name for name, param in model.named_parameters()}
 
 
-def report(model, losses):
-    """losses: a number for each step, of this rank or of all. Ends with the groups of torch's last step, by names."""
+def report(model, losses, average=None):
+    """
+    losses: a number for each step, of this rank or of all. average: the model with the average of the weights.
+    Writes both, and the groups of torch's last step, by names.
+    """
     names = names_of(model)
     groups = [{**{k: v for k, v in group.items() if isinstance(v, (int, float, bool, list, tuple)) and k != "params"},
                "params": sorted(names[id(p)] for p in group["params"])} for group in _last_groups]  # fmt: skip
-    result = {"losses": [float(loss) for loss in losses], "groups": groups}
+    averages = {name: param.flatten().tolist() for name, param in average.named_parameters()} if average else {}
+    result = {"losses": [float(loss) for loss in losses], "groups": groups, "averages": averages}
     Path(os.environ["CALLERS_OUT"], f"rank{RANK}.json").write_text(json.dumps(result))
 
 

@@ -2,10 +2,12 @@
 """
 Programs as people write them, for each caller that zerod supports: trained with zerod, and with torch's optimizer under
 DistributedDataParallel. The loss curves agree, and the daemon took its steps with the settings that torch's optimizer had,
-group by group. timm is not among them: it needs a torchvision that fits this torch, which has none for the CPU.
+group by group. timm needs a torchvision, which needs another torch: scripts/test --part timm has an environment for it.
 """
 
+import importlib.util
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 WORLD = 2
 # Those of the GPT example (client/python/examples/gpt/compare.py): of the loss, relative.
 MEAN_LIMIT, STEP_LIMIT = 0.005, 0.02
+# Of an averaged weight, relative to the larger of itself and its parameter's root mean square.
+AVERAGE_LIMIT = 1e-4
 PROGRAMS = ["trainer", "sft", "sft peft", "dpo", "sentence", "accelerated", "lightning_module", "fabric_loop", "nanogpt", "cnn"]
+TIMM_PROGRAMS = ["timm_images", "timm_images layers"]
 
 pytestmark = pytest.mark.full
 
@@ -63,8 +68,8 @@ def check_groups(ours, theirs):
         assert "betas" not in other or [mine["beta1"], mine["beta2"]] == list(other["betas"])
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_program(zerod, launch, program):
+def compare(zerod, launch, program):
+    """Return: what the ranks reported, with zerod and with torch's optimizer."""
     daemon = zerod({"zero_optimization": {"stage": 2}, "optimizer": None, "gradient_clipping": None})
     ours, theirs = launch(program, str(daemon.socket)), launch(program)
     for mine, other in zip(ours, theirs, strict=True):
@@ -74,6 +79,31 @@ def test_program(zerod, launch, program):
     assert sum(theirs[0]["losses"][-4:]) < sum(theirs[0]["losses"][:4]), "nothing was learnt"
     check_groups(arrived(daemon), theirs[0]["groups"])
     assert daemon.json("diagnostics") == []
+    return ours, theirs
+
+
+def check_averages(ours, theirs):
+    assert len(ours) > 30 and ours.keys() == theirs.keys()
+    for name, values in theirs.items():
+        rms = math.sqrt(sum(x * x for x in values) / len(values))
+        off = max(abs(x - y) / max(abs(y), rms) for x, y in zip(ours[name], values, strict=True))
+        assert off < AVERAGE_LIMIT, f"{name}: {off}"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program(zerod, launch, program):
+    compare(zerod, launch, program)
+
+
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("timm", "torchvision"))),
+    reason="timm and torchvision are not installed here: scripts/test --part timm",
+)
+@pytest.mark.parametrize("program", TIMM_PROGRAMS)
+def test_timm(zerod, launch, program):
+    """As the others, and each rank's average of the weights is near as well."""
+    for mine, other in zip(*compare(zerod, launch, program), strict=True):
+        check_averages(mine["averages"], other["averages"])
 
 
 def test_loss_with_parameters(zerod, launch):

@@ -95,6 +95,10 @@ def test_versions_that_are_tested():
         assert tested.startswith(version), f"{name}: {version} is tested"
     others = re.search(r"^ZEROD_OTHER_TRANSFORMERS=\((.*)\)$", read("scripts/common.sh"), re.MULTILINE)[1].split()
     assert said["transformers"][1].endswith(f"; the Trainer also with {', '.join(others)}")
+    modules = re.search(r"^ZEROD_TIMM_MODULES=\((.*)\)$", read("scripts/common.sh"), re.MULTILINE)[1].split()
+    of_timm = dict(module.split("==") for module in modules)
+    assert said[f"timm, with torchvision {of_timm['torchvision']}"][1] == of_timm["timm"]
+    assert f"; {of_timm['torch']} with timm;" in said["torch"][1]
     project = read("pyproject.toml")
     assert f'"torch>={said["torch"][0].split(";")[0]}"' in project
     assert f'requires-python = ">={said["Python"][0]}"' in project
