@@ -681,9 +681,10 @@ static void draw_help(struct view *view)
     struct pen pen;
 
     pen_init(&pen, COLS);
-    for (const char *text = help_text; *text; text += strcspn(text, "\n") + 1) {
+    for (size_t at = 0, n; help_text[at]; at += n + 1) {
+        n = strcspn(&help_text[at], "\n");
         pen.indent = MIN(17, COLS / 2);
-        pen_put(&pen, PEN_PLAIN, "%.*s", (int)strcspn(text, "\n"), text);
+        pen_put(&pen, PEN_PLAIN, "%.*s", (int)n, &help_text[at]);
         pen.indent = 0;
         pen_put(&pen, PEN_PLAIN, "\n");
     }
