@@ -36,8 +36,8 @@ def kernels(quick):
     return rows, {}
 
 
-def in_process_update(update):
-    update.send()
+def in_process_update(update, line=""):
+    update.send(line)
     return json.loads(update.receive())["ns"] / 1e6
 
 
@@ -132,19 +132,16 @@ def update(quick):
 
 
 def recorder(quick):
-    """The update with the recorder and without it: few large parameters, and ten thousand small ones."""
+    """The update with the recorder and without it, in one process: few large parameters, and ten thousand small ones."""
     rows = []
     for params, elems in ((64, ELEMS), (10000, 10 * MI)):
-        command = [program("bench-update"), "--elems", str(elems), "--params", str(params), "--threads", str(n_cores())]
-        sides = [Process(command + ["--record", "1"]), Process(command)]
+        side = Process([program("bench-update"), "--elems", str(elems), "--params", str(params), "--threads", str(n_cores())])
         try:
-            for side in sides:
-                side.receive()
-            ms = in_turn({"zerod": lambda: in_process_update(sides[0]), "peer": lambda: in_process_update(sides[1])},
-                         9 if quick else 101)
+            side.receive()
+            ms = in_turn({"zerod": lambda: in_process_update(side, "record"), "peer": lambda: in_process_update(side)},
+                         9 if quick else 301)
         finally:
-            for side in sides:
-                side.stop()
+            side.stop()
         rows.append(row(f"recorder: update of {params} parameters, {elems // MI} Mi elements", median(ms["zerod"]),
                         median(ms["peer"]), "without it", "ms", 0.995))
     return rows, {}

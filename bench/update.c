@@ -2,9 +2,10 @@
 
 /*
  * The update phase of a step without a daemon: the same step_update() on the same kind of memory and threads,
- * called in process. For each line on standard input: fresh gradients, one update, its time as a line of JSON.
+ * called in process. For each line on standard input: fresh gradients, one update, its time as a line of JSON. The line
+ * "record": with the recorder of a daemon.
  *
- *     bench-update [--elems N] [--params P] [--ranks R] [--threads T] [--record 1]
+ *     bench-update [--elems N] [--params P] [--ranks R] [--threads T]
  */
 
 #include "core/base/base.h"
@@ -23,7 +24,6 @@
 struct bench {
     uint64_t n_elems;
     unsigned n_params, n_ranks, n_threads;
-    bool records;
     uint64_t bucket_elems;
     const struct kernels *kernels;
     struct worker_pool *pool;
@@ -109,11 +109,7 @@ static int init(struct bench *bench)
         fprintf(stderr, "bench-update: %s\n", why);
         return r;
     }
-    r = worker_pool_new(&bench->pool, bench->n_threads, notify, NULL);
-    if (r == 0 && bench->records)
-        r = recorder_start(bench->n_threads);
-    if (r == 0)
-        r = make_layout(bench);
+    r = make_layout(bench);
     if (r == 0)
         r = state_new(&bench->state,
                       &(struct state_options){
@@ -123,7 +119,6 @@ static int init(struct bench *bench)
     if (r == 0)
         r = step_new(&bench->step, &(struct step_options){.state = bench->state,
                                                           .kernels = bench->kernels,
-                                                          .pool = bench->pool,
                                                           .n_local = bench->n_ranks,
                                                           .optimizer = OPTIMIZER_ADAMW});
     if (r != 0)
@@ -131,11 +126,18 @@ static int init(struct bench *bench)
     return r;
 }
 
-static void iterate(struct bench *bench)
+/* With threads of its own, which have ended before the recorder stops. Return: 0 or -errno. */
+static int iterate(struct bench *bench, bool records)
 {
     const struct hyper hyper = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
     uint64_t start;
+    int r = records ? recorder_start(bench->n_threads) : 0;
 
+    if (r == 0)
+        r = worker_pool_new(&bench->pool, bench->n_threads, notify, NULL);
+    if (r < 0)
+        return r;
+    bench->step->pool = bench->pool;
     bench->seed++;
     bench->fill_work = (struct work){.run = fill_run, .done = fill_done, .n_items = bench->layout->n_chunks};
     worker_post(bench->pool, &bench->fill_work);
@@ -148,13 +150,15 @@ static void iterate(struct bench *bench)
     step_commit(bench->step);
     printf("{\"ns\": %" PRIu64 "}\n", now_ns() - start);
     fflush(stdout);
+    worker_pool_free(bench->pool);
+    recorder_stop();
+    return 0;
 }
 
 static int parse(struct bench *bench, int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"elems", 1, NULL, 'e'}, {"params", 1, NULL, 'p'}, {"ranks", 1, NULL, 'r'}, {"threads", 1, NULL, 't'},
-        {"record", 1, NULL, 'R'}, {0},
+        {"elems", 1, NULL, 'e'}, {"params", 1, NULL, 'p'}, {"ranks", 1, NULL, 'r'}, {"threads", 1, NULL, 't'}, {0},
     };
     int c;
 
@@ -169,8 +173,6 @@ static int parse(struct bench *bench, int argc, char **argv)
             bench->n_params = (unsigned)value;
         else if (c == 'r')
             bench->n_ranks = (unsigned)value;
-        else if (c == 'R')
-            bench->records = true;
         else
             bench->n_threads = (unsigned)value;
     }
@@ -184,19 +186,19 @@ int main(int argc, char **argv)
     char line[64];
 
     if (parse(&bench, argc, argv) < 0) {
-        fprintf(stderr, "usage: bench-update [--elems N] [--params P] [--ranks R] [--threads T] [--record 1]\n");
+        fprintf(stderr, "usage: bench-update [--elems N] [--params P] [--ranks R] [--threads T]\n");
         return 64;
     }
     if (init(&bench) != 0)
         return 1;
     puts("ready");
     fflush(stdout);
-    while (fgets(line, sizeof(line), stdin))
-        iterate(&bench);
-    worker_pool_free(bench.pool);
+    while (fgets(line, sizeof(line), stdin)) {
+        if (iterate(&bench, strcmp(line, "record\n") == 0) < 0)
+            return 1;
+    }
     step_free(bench.step);
     state_free(bench.state);
     layout_free(bench.layout);
-    recorder_stop();
     return 0;
 }

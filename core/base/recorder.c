@@ -16,7 +16,7 @@ enum { WORDS = sizeof(struct record) / sizeof(uint64_t) };
 struct ring {
     _Atomic(uint64_t) n_written; /* all records so far */
     uint64_t n_records;          /* for how many there is room; a power of 2 */
-    struct record last;          /* the writer's */
+    struct record open;          /* the writer's; begin_ns 0: none */
     _Atomic(uint64_t) *words;
 };
 
@@ -70,51 +70,70 @@ static _Atomic(uint64_t) *place(const struct ring *ring, uint64_t number)
     return &ring->words[(number & (ring->n_records - 1)) * WORDS];
 }
 
-static void write_at(const struct ring *ring, uint64_t number, const struct record *record)
-{
-    _Atomic(uint64_t) *to = place(ring, number);
-    uint64_t words[WORDS];
-
-    memcpy(words, record, sizeof(words));
-    for (unsigned i = 0; i < WORDS; i++)
-        atomic_store_explicit(&to[i], words[i], memory_order_relaxed);
-}
-
 static void append(struct ring *ring, const struct record *record)
 {
     uint64_t number = atomic_load_explicit(&ring->n_written, memory_order_relaxed);
+    _Atomic(uint64_t) *to = place(ring, number);
+    struct record whole = *record;
+    uint64_t words[WORDS];
 
-    ring->last = *record;
-    ring->last.step = (uint32_t)atomic_load_explicit(&open_step, memory_order_relaxed);
-    ring->last.thread = (uint16_t)(ring - rings);
-    write_at(ring, number, &ring->last);
+    whole.step = (uint32_t)atomic_load_explicit(&open_step, memory_order_relaxed);
+    whole.thread = (uint16_t)(ring - rings);
+    memcpy(words, &whole, sizeof(words));
+    /* With each word a reader also gets n_written, and so knows which records may be torn. */
+    for (unsigned i = 0; i < WORDS; i++)
+        atomic_store_explicit(&to[i], words[i], memory_order_release);
     atomic_store_explicit(&ring->n_written, number + 1, memory_order_release);
+}
+
+/* Return: this thread's ring, or NULL while nothing is recorded. */
+static struct ring *own_ring(void)
+{
+    unsigned number = worker_number();
+
+    return number < n_rings ? &rings[number] : NULL;
 }
 
 void recorder_note(const struct record *record)
 {
-    unsigned number = worker_number();
+    struct ring *ring = own_ring();
 
-    if (number < n_rings)
-        append(&rings[number], record);
+    if (ring)
+        append(ring, record);
 }
 
-void recorder_merge(const struct record *record)
+static void close_open(struct ring *ring, uint64_t now_ns)
 {
-    unsigned number = worker_number();
-    struct ring *ring = number < n_rings ? &rings[number] : NULL;
-    struct record *last = ring ? &ring->last : NULL;
+    if (ring->open.begin_ns == 0)
+        return;
+    ring->open.end_ns = now_ns;
+    append(ring, &ring->open);
+    ring->open.begin_ns = 0;
+}
 
-    if (!ring)
+void recorder_work(enum record_kind kind, uint32_t parcel, uint32_t micro_batch)
+{
+    struct ring *ring = own_ring();
+    uint64_t now;
+
+    if (!ring || (ring->open.begin_ns > 0 && ring->open.kind == kind && ring->open.item == parcel &&
+                  ring->open.micro_batch == (uint16_t)micro_batch))
         return;
-    if (last->end_ns == 0 || last->kind != record->kind || last->item != record->item ||
-        last->micro_batch != record->micro_batch || record->begin_ns - last->end_ns > RECORDER_MERGE_NS ||
-        last->step != (uint32_t)atomic_load_explicit(&open_step, memory_order_relaxed)) {
-        append(ring, record);
-        return;
-    }
-    last->end_ns = record->end_ns;
-    write_at(ring, atomic_load_explicit(&ring->n_written, memory_order_relaxed) - 1, last);
+    now = recorder_now();
+    close_open(ring, now);
+    ring->open = (struct record){.kind = (uint8_t)kind,
+                                 .rank = RECORD_NO_RANK,
+                                 .item = parcel,
+                                 .micro_batch = (uint16_t)micro_batch,
+                                 .begin_ns = now};
+}
+
+void recorder_rest(void)
+{
+    struct ring *ring = own_ring();
+
+    if (ring && ring->open.begin_ns > 0)
+        close_open(ring, recorder_now());
 }
 
 /* Copies what the ring holds, oldest first. Return: the number of records. */
@@ -128,10 +147,9 @@ static size_t copy_ring(const struct ring *ring, struct record *to)
         uint64_t words[WORDS];
 
         for (unsigned i = 0; i < WORDS; i++)
-            words[i] = atomic_load_explicit(&from[i], memory_order_relaxed);
+            words[i] = atomic_load_explicit(&from[i], memory_order_acquire);
         memcpy(&to[number - begin], words, sizeof(words));
     }
-    atomic_thread_fence(memory_order_acquire);
     now = atomic_load_explicit(&ring->n_written, memory_order_relaxed);
     /* The writer may be in the midst of one more. */
     first = now + 1 > ring->n_records ? now + 1 - ring->n_records : 0;

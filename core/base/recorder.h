@@ -7,7 +7,7 @@
  *
  * Each thread has a ring of its own: the loop's is number 0, a worker's its worker_number(). Threads that are neither
  * must not record. When a ring is full, the newest record takes the place of the oldest. Recording takes no lock, and
- * anything may be copied meanwhile. Before recorder_start() nothing is recorded.
+ * rings may be copied meanwhile. Before recorder_start() nothing is recorded.
  *
  * Times are CLOCK_MONOTONIC in nanoseconds.
  */
@@ -17,18 +17,18 @@
 
 /* Part of what zerodctl reads: a kind keeps its number, and new ones come at the end. */
 enum record_kind {
-    /* Of a rank. */
+    /* What a rank does; its number is in `rank`. */
     RECORD_FORWARD,  /* from the last answer to its next backward: loading data and the forward */
     RECORD_BACKWARD, /* until it says that the micro-batch has ended */
     RECORD_WAIT,     /* item: enum job_wait */
     RECORD_PUSHED,   /* item: parcel. A moment: it has pushed its last gradient of the parcel */
-    /* Of a parcel, which is a bucket or a piece of a large parameter; item: parcel. */
+    /* Sums of a parcel, which is a bucket or a piece of a large parameter; item: parcel. */
     RECORD_REDUCE,  /* from posting the sum over this node's ranks until all workers are through */
     RECORD_COMBINE, /* the same of the sum over all nodes */
-    /* Of a worker; item: parcel. */
+    /* What a worker does, until it turns to another parcel or rests; item: parcel. */
     RECORD_WORK_REDUCE,
     RECORD_WORK_UPDATE,
-    /* Of the step. */
+    /* What happens to the whole step, or beside it. */
     RECORD_ASKED,      /* from the first rank's request for the step until the step is decided */
     RECORD_UPDATE,     /* from there to the commit */
     RECORD_COLLECTIVE, /* item: enum traffic_kind */
@@ -42,7 +42,6 @@ enum {
     RECORD_NO_RANK = UINT16_MAX,
     RECORDER_LOOP_RECORDS = 1 << 16,
     RECORDER_WORKER_RECORDS = 1 << 14,
-    RECORDER_MERGE_NS = 5000, /* a worker's pieces of the same work with less between them are one record */
 };
 
 struct record {
@@ -56,9 +55,9 @@ struct record {
 };
 _Static_assert(sizeof(struct record) == 32, "a record is passed on as it is");
 
-/* n_workers: their number. Call it once, before any thread records. Return: 0 or -ENOMEM. */
+/* Call it before the worker pool is made. n_workers: of the pool. Return: 0 or -ENOMEM. */
 int recorder_start(unsigned n_workers);
-/* No thread records any more. */
+/* Call it when the worker pool has been freed. */
 void recorder_stop(void);
 
 /* Return: 0 while nothing is recorded. */
@@ -68,8 +67,14 @@ uint64_t recorder_now(void);
 void recorder_set_step(uint64_t step);
 
 void recorder_note(const struct record *record);
-/* As recorder_note(), or lengthens this thread's last record. */
-void recorder_merge(const struct record *record);
+
+/*
+ * This thread begins a piece of work. It goes on with the record that is open if that is of the same kind, parcel and
+ * micro-batch, and reads no clock; else that record ends here. recorder_rest() ends it, too: the worker pool calls it
+ * when the thread turns to another work, or waits for one.
+ */
+void recorder_work(enum record_kind kind, uint32_t parcel, uint32_t micro_batch);
+void recorder_rest(void);
 
 /*
  * Copies the records of the last n_steps committed steps and of the open one, in no order. *oldest: the first step of

@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "core/base/base.h"
+#include "core/base/recorder.h"
 #include "kernels/kernels.h"
 
 struct worker_pool {
@@ -63,18 +64,23 @@ static struct work *pool_take(struct worker_pool *pool, uint32_t *item)
 
 static void pool_work(struct worker_pool *pool)
 {
-    struct work *work;
+    struct work *work, *last = NULL;
     uint32_t item;
     bool finished;
 
     pthread_mutex_lock(&pool->lock);
     for (;;) {
-        while (!pool->stop && !pool->head)
+        while (!pool->stop && !pool->head) {
+            recorder_rest();
             pthread_cond_wait(&pool->work_posted, &pool->lock);
+        }
         if (pool->stop)
             break;
         work = pool_take(pool, &item);
         pthread_mutex_unlock(&pool->lock);
+        if (work != last)
+            recorder_rest();
+        last = work;
         work->run(work, item);
         pthread_mutex_lock(&pool->lock);
         pool->n_items_done++;

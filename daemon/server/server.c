@@ -430,6 +430,9 @@ static int start_server(struct server *server, char *why, size_t why_size)
     r = kernels_select(&server->kernels, NULL, why, why_size);
     if (r < 0)
         return r;
+    r = recorder_start(n_threads(server->config));
+    if (r < 0)
+        return r;
     r = worker_pool_new(&server->pool, n_threads(server->config), notify_loop, server);
     if (r < 0) {
         snprintf(why, why_size,
@@ -440,9 +443,6 @@ static int start_server(struct server *server, char *why, size_t why_size)
         return r;
     }
     server->service.kernels = server->kernels;
-    r = recorder_start(worker_pool_n_threads(server->pool));
-    if (r < 0)
-        return r;
     r = job_new(&server->job, server->config, server->kernels, server->pool, &ops);
     server->service.job = server->job;
     if (r == 0 && server->config->world.nodes.n_items > 1)

@@ -414,15 +414,10 @@ static void reduce_item(struct reduction *reduction, uint32_t chunk_id)
 static void reduction_run(struct work *work, uint32_t item)
 {
     struct reduction *reduction = container_of(work, struct reduction, work);
-    struct record record = {.kind = RECORD_WORK_REDUCE,
-                            .rank = RECORD_NO_RANK,
-                            .item = reduction->parcel,
-                            .micro_batch = (uint16_t)reduction->micro_batch,
-                            .begin_ns = recorder_now()};
+    const struct layout_parcel *parcel = &reduction->step->layout->parcels[reduction->parcel];
 
-    reduce_item(reduction, reduction->step->layout->parcels[reduction->parcel].first_chunk + item);
-    record.end_ns = recorder_now();
-    recorder_merge(&record);
+    recorder_work(RECORD_WORK_REDUCE, reduction->parcel, reduction->micro_batch);
+    reduce_item(reduction, parcel->first_chunk + item);
 }
 
 static void reduction_done(struct work *work)
@@ -622,20 +617,17 @@ static void update_chunk(const struct step *step, uint32_t id, const float *acc,
 void step_update_chunk(struct step *step, uint32_t id, const float *acc)
 {
     const struct layout_chunk *chunk = &step->layout->chunks[id];
-    struct record record = {.kind = RECORD_WORK_UPDATE, .rank = RECORD_NO_RANK, .begin_ns = recorder_now()};
     struct step_slot *slot;
 
     (void)failpoint("update");
     if (!state_owns(step->state, chunk->rank) || !step->contributed[chunk->param] ||
         !step_begin_chunk(step, step->update_op, id, &slot))
         return;
+    recorder_work(RECORD_WORK_UPDATE, step->layout->parts[chunk->part].parcel, 0);
     if (step->state->snapshot)
         snapshot_put_aside(step->state->snapshot, id);
     update_chunk(step, id, acc, slot);
     step_end_chunk(step, step->update_op, id, slot);
-    record.item = step->layout->parts[chunk->part].parcel;
-    record.end_ns = recorder_now();
-    recorder_merge(&record);
 }
 
 void step_finish_torn_update(struct step *step, uint32_t first, uint32_t end, step_acc acc, const void *userdata)

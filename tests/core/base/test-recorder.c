@@ -32,7 +32,8 @@ static void test_nothing_before_the_start(void **state)
 
     (void)state;
     recorder_note(&record);
-    recorder_merge(&record);
+    recorder_work(RECORD_WORK_REDUCE, 1, 0);
+    recorder_rest();
     all = recorder_copy(10, &n, &oldest);
     assert_non_null(all);
     assert_int_equal(n, 0);
@@ -147,9 +148,14 @@ static void test_step_larger_than_the_ring(void **state)
     recorder_stop();
 }
 
-static void test_merging(void **state)
+/* Pieces of the same work are one record, which another parcel, another kind, another micro-batch or a rest ends. */
+static void test_work(void **state)
 {
-    struct record first = a_record(100, 5), next = a_record(110 + RECORDER_MERGE_NS, 5), late = next, other = next;
+    static const struct record expected[] = {{.kind = RECORD_WORK_REDUCE, .item = 5},
+                                             {.kind = RECORD_WORK_REDUCE, .item = 6},
+                                             {.kind = RECORD_WORK_UPDATE, .item = 6},
+                                             {.kind = RECORD_WORK_UPDATE, .item = 6, .micro_batch = 1},
+                                             {.kind = RECORD_WORK_UPDATE, .item = 6, .micro_batch = 1}};
     struct record *all;
     uint64_t oldest;
     size_t n;
@@ -157,26 +163,28 @@ static void test_merging(void **state)
     (void)state;
     assert_int_equal(recorder_start(1), 0);
     recorder_set_step(0);
-    recorder_merge(&first);
-    recorder_merge(&next);
-    late.begin_ns = next.end_ns + RECORDER_MERGE_NS + 1;
-    late.end_ns = late.begin_ns + 10;
-    recorder_merge(&late);
-    other.item = 6;
-    other.begin_ns = late.end_ns;
-    other.end_ns = other.begin_ns + 10;
-    recorder_merge(&other);
-    recorder_set_step(1); /* the same work, but of another step */
-    other.begin_ns = other.end_ns;
-    other.end_ns++;
-    recorder_merge(&other);
+    recorder_rest(); /* nothing is open */
+    recorder_work(RECORD_WORK_REDUCE, 5, 0);
+    recorder_work(RECORD_WORK_REDUCE, 5, 0);
+    recorder_work(RECORD_WORK_REDUCE, 6, 0);
+    recorder_work(RECORD_WORK_UPDATE, 6, 0);
+    recorder_work(RECORD_WORK_UPDATE, 6, 1);
+    recorder_rest();
+    recorder_rest();
+    recorder_work(RECORD_WORK_UPDATE, 6, 1);
     all = recorder_copy(1, &n, &oldest);
-    assert_int_equal(n, 4);
-    assert_int_equal(all[0].begin_ns, first.begin_ns);
-    assert_int_equal(all[0].end_ns, next.end_ns);
-    assert_int_equal(all[1].begin_ns, late.begin_ns);
-    assert_int_equal(all[2].item, 6);
-    assert_int_equal(all[3].step, 1);
+    assert_int_equal(n, 4); /* the last one is open */
+    free(all);
+    recorder_rest();
+    all = recorder_copy(1, &n, &oldest);
+    assert_int_equal(n, ARRAY_SIZE(expected));
+    for (size_t i = 0; i < n; i++) {
+        assert_int_equal(all[i].kind, expected[i].kind);
+        assert_int_equal(all[i].item, expected[i].item);
+        assert_int_equal(all[i].micro_batch, expected[i].micro_batch);
+        assert_true(all[i].end_ns >= all[i].begin_ns);
+        assert_true(i == 0 || all[i].begin_ns >= all[i - 1].end_ns);
+    }
     free(all);
     recorder_stop();
 }
@@ -253,7 +261,7 @@ TEST_GROUP(recorder)
         cmocka_unit_test(test_late_steps),
         cmocka_unit_test(test_full_ring),
         cmocka_unit_test(test_step_larger_than_the_ring),
-        cmocka_unit_test(test_merging),
+        cmocka_unit_test(test_work),
         cmocka_unit_test(test_copied_while_it_is_written),
     };
 
