@@ -19,7 +19,7 @@ enum {
     CONTROL_SILENCE_MS = 30 * 1000, /* picked: a daemon whose loop is blocked for longer is ended by its watchdog */
 };
 
-/* What a program does while it waits for the daemon: whenever fd is readable, call() reads it. */
+/* Another descriptor that is served while the program waits for the daemon: call() reads it whenever it is readable. */
 struct control_idle {
     int fd;
     int (*call)(void *userdata); /* Return: 0; not 0: the waiting ends, with -EX_TEMPFAIL */

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * What `zerodctl top` shows: the daemon's last answers, and why there is no newer one. Each look is a connection of its
- * own, so a daemon that was replaced is found again. One thread.
+ * The daemon's last answers, for `zerodctl top`; and an error, if the daemon does not answer any more. Each look opens a
+ * connection, so it finds a daemon that was replaced. One thread.
  */
 
 #include <stdbool.h>

@@ -157,7 +157,7 @@ static void write_phase(struct pen *pen, const char *name, uint64_t ns, uint64_t
         pen_put(pen, PEN_PLAIN, " (%.0f %%)", 100.0 * (double)ns / (double)step_ns);
 }
 
-/* What is neither waiting nor the update, the trainers compute; reduce runs beside that. */
+/* compute is the rest of the step: what is neither wait nor update. reduce runs at the same time. */
 static void write_time(struct pen *pen, struct json_object *o)
 {
     struct json_object *time = get(o, "time"), *slowest = get(o, "slowest_rank");
@@ -540,7 +540,7 @@ static const struct {
     [SECTION_RANKS_HEAD] = {write_ranks_head, 1}, [SECTION_RANKS] = {write_ranks, 4},
 };
 
-/* Who gets first what is left. The last diagnostic's other lines and older ones are the least urgent. */
+/* The order in which sections get the rows that are left. Older diagnostics come last. */
 static const enum section_kind greedy[] = {SECTION_FINDINGS, SECTION_NODES, SECTION_MEMORY, SECTION_RANKS,
                                            SECTION_DIAGNOSTICS};
 

@@ -146,7 +146,7 @@ static int print(struct trace *trace, const struct options *options)
     return r;
 }
 
-/* What the file holds, for whoever asked for more. */
+/* Says which steps the file has, and whether they are fewer than were asked for. */
 static void say(const struct trace *trace, const struct options *options)
 {
     uint64_t n = trace->step - MIN(trace->oldest, trace->step);

@@ -138,8 +138,7 @@ static bool is_of_python(const char *kind)
     return strcmp(kind, KIND_TRACEBACK) == 0 || strcmp(kind, KIND_EXCEPTION) == 0 || strcmp(kind, KIND_WARNING) == 0;
 }
 
-/* A traceback or warning that a program prints in each step is its own affair: only those of different processes are
- * compared. */
+/* Tracebacks and warnings are compared between processes only: one process may print the same one in each step. */
 static bool may_repeat(const struct repeats_source *source, const struct repeats_text *text, uint64_t now_ms)
 {
     return strcmp(text->kind, source->kind) == 0 && text->writer != source &&
@@ -158,7 +157,7 @@ static void add_line(struct repeats_text *text, const char *line, size_t n_bytes
     text->n_lines++;
 }
 
-/* What the source holds repeats nothing, so it is the beginning of a text. */
+/* The lines that the source holds repeat no earlier text, so they begin a new one. */
 static void begin_text(struct repeats_source *source, uint64_t now_ms)
 {
     struct repeats_text *text = &source->repeats->texts[source->repeats->n_texts++ % REPEATS_MAX_TEXTS];
