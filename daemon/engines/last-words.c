@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The standard error of a child process, line by line. */
+
 #include "daemon/engines/last-words.h"
 
 #include <errno.h>
@@ -6,6 +9,9 @@
 #include <unistd.h>
 
 #include "core/base/base.h"
+#include "core/base/log.h"
+
+enum { READS_AT_ONCE = 16 }; /* of 4 KiB: a child that writes without end does not keep the loop from its other work */
 
 int last_words_init(struct last_words *words)
 {
@@ -20,41 +26,50 @@ int last_words_init(struct last_words *words)
     return fcntl(words->fd, F_SETFL, O_NONBLOCK) < 0 ? -errno : 0;
 }
 
-/* A line that is too long keeps its beginning, which names the program. */
-static void keep_line(struct last_words *words, const char *text, size_t n_bytes)
+/* Through the log's thread, because a reader of our standard error that has stopped must not stop the loop. */
+static void end_line(struct last_words *words)
 {
-    for (size_t i = 0; i < n_bytes; i++) {
-        if (text[i] == '\n') {
-            words->line_ended = true;
-            continue;
-        }
-        if (words->line_ended)
-            words->n_bytes = 0;
-        words->line_ended = false;
-        if (words->n_bytes < LAST_WORDS_MAX_BYTES)
-            words->line[words->n_bytes++] = text[i];
-        words->line[words->n_bytes] = '\0';
+    if (words->line_ended || words->n_bytes == 0)
+        return;
+    words->line_ended = true;
+    log_notice("engine: %s", words->line);
+}
+
+/* A line that is too long keeps its beginning, which names the program. */
+static void keep(struct last_words *words, char c)
+{
+    if (c == '\n') {
+        end_line(words);
+        return;
     }
+    if (words->line_ended)
+        words->n_bytes = 0;
+    words->line_ended = false;
+    if (words->n_bytes < LAST_WORDS_MAX_BYTES)
+        words->line[words->n_bytes++] =
+            (unsigned char)c < ' ' || c == 0x7f ? ' ' : c; /* nothing for a terminal to obey */
+    words->line[words->n_bytes] = '\0';
 }
 
 bool last_words_read(struct last_words *words)
 {
     char text[4096];
-    ssize_t n = 0;
+    ssize_t n = 1;
 
-    while (words->fd >= 0 && ((n = read(words->fd, text, sizeof(text))) > 0 || (n < 0 && errno == EINTR))) {
-        if (n < 0)
-            continue;
-        keep_line(words, text, (size_t)n);
-        if (write(STDERR_FILENO, text, (size_t)n) < 0)
-            continue; /* nobody reads our own log either */
+    for (unsigned i = 0; words->fd >= 0 && n != 0 && i < READS_AT_ONCE; i++) {
+        n = read(words->fd, text, sizeof(text));
+        if (n < 0 && errno != EINTR)
+            return errno == EAGAIN;
+        for (ssize_t k = 0; k < n; k++)
+            keep(words, text[k]);
     }
-    return n < 0 && errno == EAGAIN;
+    return words->fd >= 0 && n != 0;
 }
 
 void last_words_deinit(struct last_words *words)
 {
     (void)last_words_read(words);
+    end_line(words);
     closep(&words->fd);
     closep(&words->child_fd);
 }

@@ -2,14 +2,14 @@
 #pragma once
 
 /*
- * The standard error of a child process: a pipe. Its text goes on to this process's standard error, and its last line
- * is kept, because only there the dynamic loader says which library it does not find. One thread.
+ * The standard error of a child process: a pipe. Its lines go into this process's log. The last one is kept, because
+ * only there the dynamic loader says which library it does not find. One thread.
  */
 
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { LAST_WORDS_MAX_BYTES = 255 };
+enum { LAST_WORDS_MAX_BYTES = 511 };
 
 struct last_words {
     int fd, child_fd; /* ours, and the child's until it runs; -1: none */
@@ -22,8 +22,8 @@ struct last_words {
 
 /* Return: 0, or -errno. */
 int last_words_init(struct last_words *words);
-/* Passes on what is there first. */
+/* Logs what is left first. */
 void last_words_deinit(struct last_words *words);
 
-/* Passes on what is there. Return: false, nothing more will come. */
+/* Logs the lines that are there. Return: false: nothing more will come. */
 bool last_words_read(struct last_words *words);

@@ -159,7 +159,23 @@ def test_engine_whose_library_is_missing(zerod, gpus, tmp_path):
     text = " ".join(answer.text.split())
     assert f"the engine of the GPUs could not be loaded ({line}): if a library is not found" in text, answer.text
     assert "set LD_LIBRARY_PATH of zerod to its folder" in text
-    assert f"\n{line}\n" in daemon.err()
+    assert f": engine: {line}\n" in daemon.err()
+
+
+def test_engine_that_floods_standard_error(zerod, gpus, tmp_path):
+    """Nobody reads the daemon's own standard error: it serves on."""
+    engine, pipe = tmp_path / "zerod-engine-nccl", tmp_path / "stderr"
+    engine.write_text("#!/bin/sh\nyes 'a line of the engine' | head -c 4000000 >&2\nexit 3\n")
+    engine.chmod(0o755)
+    os.mkfifo(pipe)
+    fd = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        daemon = zerod(configure(1), {"ZEROD_DEVICE_ENGINE": engine}, prefix=("sh", "-c", f'exec "$0" "$@" 2>"{pipe}"'))
+        answer = Puppet(daemon, 0).attach()("form")
+        assert answer.r == REFUSED and "exited with status 3" in answer.text, answer.text
+        assert not daemon.status()["formed"]
+    finally:
+        os.close(fd)
 
 
 # ---- trainers --------------------------------------------------------------------------------------------------------
