@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 ZEROD = "ZEROD_SOCKET" in os.environ
@@ -72,7 +73,9 @@ def names_of(model):
 def report(model, losses, average=None):
     """
     losses: a number for each step, of this rank or of all. average: the model with the average of the weights.
-    Writes both, and the groups of torch's last step, by names.
+    Writes both, and the groups of torch's last step, by names. The last call of a program: it ends the process group,
+    because a process that leaves with one may die in gloo's threads ("terminate called without an active exception",
+    pytorch/pytorch#190489).
     """
     names = names_of(model)
     groups = [{**{k: v for k, v in group.items() if isinstance(v, (int, float, bool, list, tuple)) and k != "params"},
@@ -80,6 +83,8 @@ def report(model, losses, average=None):
     averages = {name: param.flatten().tolist() for name, param in average.named_parameters()} if average else {}
     result = {"losses": [float(loss) for loss in losses], "groups": groups, "averages": averages}
     Path(os.environ["CALLERS_OUT"], f"rank{RANK}.json").write_text(json.dumps(result))
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def report_trainer(trainer, model=None):

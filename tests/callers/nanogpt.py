@@ -40,4 +40,3 @@ for step in range(N_STEPS):
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 common.report(model, losses)
-dist.destroy_process_group()

@@ -53,4 +53,3 @@ for epoch in range(N_EPOCHS):
         losses.append(loss.detach())
     scheduler.step(epoch + 1)
 common.report(model, losses, average=ema.module)
-dist.destroy_process_group()

@@ -308,6 +308,7 @@ def rank_main(name: str, out: str) -> None:
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     if name == "good":
         run_good(rank, Path(out))
+        torch.distributed.destroy_process_group()  # without, gloo's threads may end the process with SIGABRT
     else:
         run_fault(name, rank, Path(out))
         os._exit(0)  # DDP is half way through a reduction: what it holds is not taken down in order
