@@ -367,6 +367,31 @@ def test_process_that_is_alone(zerod, build, tmp_path, start):
     assert "zerodrun -n 2 -- python train.py" in result.stdout
 
 
+ENDS_ITS_GROUP = """
+import os, time
+from torch import distributed
+from zerod.loops.progress import watch_group
+
+distributed.init_process_group("gloo")
+watch_group()  # as each integration does
+distributed.destroy_process_group()
+time.sleep(int(os.environ["RANK"]))
+print("rank", os.environ["RANK"], "is done")
+"""
+
+
+def test_program_that_ends_its_process_group(zerod, build, tmp_path):
+    """As torch asks of programs. It ends well, also while another rank has something left to do."""
+    (tmp_path / "train.py").write_text(ENDS_ITS_GROUP)
+    variables = {"PYTHONPATH": ROOT / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"), "OMP_NUM_THREADS": 1}
+    result = subprocess.run([build.path("client/run/zerodrun"), "--socket", zerod(daemon_config(2)).socket, "-n", "2", "--",
+                             sys.executable, tmp_path / "train.py"], env=environment(variables), text=True, timeout=120,
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    assert result.returncode == 0, result.stdout
+    assert sorted(line for line in result.stdout.splitlines() if line.startswith("[")) == [
+        "[0] rank 0 is done", "[1] rank 1 is done"]  # fmt: skip
+
+
 UNUSED = """
 import sys, torch, zerod
 from transformers import Trainer, TrainingArguments

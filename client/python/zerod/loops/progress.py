@@ -209,15 +209,25 @@ class _Watch:
     def __init__(self) -> None:
         self._rank = distributed.get_rank()
         self._others = [rank for rank in range(distributed.get_world_size()) if rank != self._rank]
-        self._group = distributed.new_group(backend="gloo", timeout=_WATCH_TIMEOUT)
+        self._group: Any = self._make_group()
         self._threads = [threading.Thread(target=self._wait, args=(other,), daemon=True) for other in self._others]
         for thread in self._threads:
             thread.start()
         atexit.register(self.done_at_exit)
 
+    def _make_group(self) -> Any:
+        """
+        A group that torch.distributed does not know. destroy_process_group(), with which a program ends as it should,
+        would take one of new_group() away while other ranks still train.
+        """
+        global _n_groups
+        store = distributed.PrefixStore(f"zerod-watch-{_n_groups}", distributed.distributed_c10d._get_default_store())
+        _n_groups += 1
+        return distributed.ProcessGroupGloo(store, self._rank, len(self._others) + 1, _WATCH_TIMEOUT)
+
     def _wait(self, other: int) -> None:
         try:
-            distributed.recv(torch.zeros(1), src=other, group=self._group)
+            self._group.recv([torch.zeros(1)], other, 0).wait()
         except BaseException:
             print(
                 f"zerod: rank {other} has ended, and with it the process group: rank {self._rank} ends as well, so "
@@ -231,9 +241,10 @@ class _Watch:
         """Waits until all others are done."""
         for other in self._others:
             with contextlib.suppress(RuntimeError):  # the rank has ended: the thread prints it
-                distributed.send(torch.zeros(1), dst=other, group=self._group)
+                self._group.send([torch.zeros(1)], other, 0).wait()
         for thread in self._threads:
             thread.join()
+        self._group = None  # its threads end here, not when the interpreter is half gone
 
     def done_at_exit(self) -> None:
         if _watch is self and not hasattr(sys, "last_value"):  # an exception that was not caught leaves it
@@ -241,6 +252,7 @@ class _Watch:
 
 
 _watch: _Watch | None = None
+_n_groups = 0  # of watches; each has names of its own in the store
 
 
 def watch_group() -> None:
