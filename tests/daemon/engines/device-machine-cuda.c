@@ -25,7 +25,12 @@ unsigned machine_n_gpus(void)
     return (unsigned)n_gpus;
 }
 
-bool machine_is_sim(void)
+const char *machine_prefix(void)
+{
+    return "CUDA ";
+}
+
+bool machine_has_faults(void)
 {
     return false;
 }

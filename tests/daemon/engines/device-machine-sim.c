@@ -4,6 +4,7 @@
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "tests/sim/sim.h"
 
@@ -14,14 +15,27 @@ bool machine_open(void)
     return true;
 }
 
-unsigned machine_n_gpus(void)
+/* With ZEROD_TEST_GPU=one the tests run as they do on a machine with one GPU. */
+static bool is_like_one_gpu(void)
 {
-    return 4; /* unless told otherwise, see sim.h */
+    const char *kind = getenv("ZEROD_TEST_GPU");
+
+    return kind && strcmp(kind, "one") == 0;
 }
 
-bool machine_is_sim(void)
+unsigned machine_n_gpus(void)
 {
-    return true;
+    return is_like_one_gpu() ? 1 : 4;
+}
+
+const char *machine_prefix(void)
+{
+    return "sim, CUDA ";
+}
+
+bool machine_has_faults(void)
+{
+    return !is_like_one_gpu();
 }
 
 /* No two engines of a program have their devices do things in the same order. */
@@ -31,7 +45,8 @@ void machine_set(unsigned node, const char *fault)
     char items[256];
 
     (void)node;
-    snprintf(items, sizeof(items), "seed=%u%s%s", ++seed, fault ? "," : "", fault ? fault : "");
+    snprintf(items, sizeof(items), "devices=%u,seed=%u%s%s", machine_n_gpus(), ++seed, fault ? "," : "",
+             fault ? fault : "");
     setenv("ZEROD_SIM", items, 1);
 }
 

@@ -14,8 +14,10 @@ struct CUstream_st;
 bool machine_open(void);
 /* GPUs that an engine can have. */
 unsigned machine_n_gpus(void);
-/* On stand-in GPUs a test can order faults. */
-bool machine_is_sim(void);
+/* What the engine begins its versions with. */
+const char *machine_prefix(void);
+/* Can a test order faults? */
+bool machine_has_faults(void);
 /* Sets the environment of the engine that is started next; fault: the fault that it is to have, or NULL. */
 void machine_set(unsigned node, const char *fault);
 /* The next work on the stream waits until machine_let_go(); one stream at a time. */

@@ -207,12 +207,32 @@ static void make_node(struct gpus *gpus, unsigned n, struct optimizer_moments mo
     assert_int_equal(segment_init(&node->host, "test", end), 0);
 }
 
-void gpus_init(struct gpus *gpus, const struct gpus_options *options)
+/* Return: those of the options; where there are fewer GPUs than a node is to have, as many ranks on more nodes. */
+static struct gpus_options spread(const struct gpus_options *wanted)
 {
+    struct gpus_options options = *wanted;
+
+    for (options.n_local = MIN(wanted->n_local, machine_n_gpus()); wanted->n_local % options.n_local; options.n_local--)
+        continue;
+    options.n_nodes *= wanted->n_local / options.n_local;
+    if (options.n_nodes > GPUS_MAX_NODES)
+        need_gpus(wanted->n_local);
+    return options;
+}
+
+void need_gpus(unsigned n)
+{
+    if (machine_n_gpus() >= n)
+        return;
+    print_message("needs %u GPUs, and here is %u\n", n, machine_n_gpus());
+    skip();
+}
+
+void gpus_init(struct gpus *gpus, const struct gpus_options *wanted)
+{
+    const struct gpus_options spread_options = spread(wanted), *options = &spread_options;
     struct optimizer_moments moments;
 
-    if (options->n_local > machine_n_gpus())
-        skip();
     memset(gpus, 0, sizeof(*gpus));
     gpus->options = *options;
     gpus->options.stage = options->stage ? options->stage : 2;

@@ -27,7 +27,7 @@
 #include "daemon/step/step.h"
 
 enum {
-    GPUS_MAX_NODES = 3,
+    GPUS_MAX_NODES = 6,
     GPUS_MAX_WORLD = 12,
     GPUS_N_TRAINABLE = 6,
     GPUS_N_PARAMS = GPUS_N_TRAINABLE + 3,
@@ -88,8 +88,11 @@ struct gpus {
     unsigned fault_node;
 };
 
+/* Skips the test if this machine has fewer, and prints why. */
+void need_gpus(unsigned n);
+
 /* State on the CPU and keeps; no engines. Weights have values, moments none. Where there are fewer GPUs than a node is
- * to have, the test is skipped. */
+ * to have, its ranks are on nodes of fewer GPUs, which share those of this machine. */
 void gpus_init(struct gpus *gpus, const struct gpus_options *options);
 /* Sets those weights in another state, too. */
 void gpus_set_weights(const struct gpus *gpus, const struct state *state);
