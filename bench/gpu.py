@@ -23,7 +23,7 @@ FACTS = {
 
 
 class Setup:
-    """Where it runs. Tests have another one."""
+    """Where it runs."""
 
     program = program("bench-gpu")
     device = "cuda"
@@ -39,6 +39,23 @@ class Setup:
             yield ", MPS", mps
         else:
             say(f"  there are no figures with MPS: {MPS} is not installed")
+
+
+class StandIns(Setup):
+    """Over the stand-ins of tests/sim, and small: whether it measures at all. The figures mean nothing."""
+
+    program = program("bench-gpu-sim")
+    device = "cpu"
+    elems = 1 << 18
+    n_params = 4
+    bytes = MI
+
+    @staticmethod
+    def modes():
+        yield "", lambda: nullcontext(dict(os.environ, ZEROD_SIM="devices=1"))
+
+
+SETUP = StandIns if os.environ.get("ZEROD_TEST_GPU") == "one" else Setup
 
 
 def control(environment, *lines):
@@ -110,7 +127,7 @@ def kernel_rows(ms, chains, mode):
                 0.95)]
 
 
-def gpu_kernels(quick, setup=Setup):
+def gpu_kernels(quick, setup=SETUP):
     """The kernels against copies of the same bytes, torch's fused AdamW and its chains; without and with MPS."""
     rows, table = [], []
     for mode, environment_for in setup.modes():
@@ -156,7 +173,7 @@ def taken_for_granted(answers, mode):
             for what, so in seen.items()]
 
 
-def gpu_facts(quick, setup=Setup):
+def gpu_facts(quick, setup=SETUP):
     """What zerod takes for granted about memory that processes share, and what it costs; without and with MPS."""
     rows, table = [], []
     for mode, environment_for in setup.modes():

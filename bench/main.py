@@ -12,23 +12,32 @@ import subprocess
 import sys
 import time
 
-import checkpoints
-import gpu
-import growth
-import latency
-import nodes
-import questions
-import speed
-import survival
-import torch_hook
-import training
 from harness import ROOT, Failure, available_bytes, n_cores, program, say
 
-BENCHMARKS = {b.__name__.replace("_", "-"): b
-              for b in (speed.kernels, speed.step, speed.overlap, speed.update, speed.recorder, latency.push, questions.questions, growth.memory,
-                        growth.scaling, nodes.nodes, survival.survival, checkpoints.checkpoints, training.torch, torch_hook.torch_hook)}
-GPU_BENCHMARKS = {b.__name__.replace("_", "-"): b for b in (gpu.gpu_kernels, gpu.gpu_facts)}
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
+
+
+def find_benchmarks(on_gpu):
+    """name -> function. Those on a GPU need no PyTorch to be listed, because not each machine with a GPU has it."""
+    if on_gpu:
+        import gpu
+
+        found = [gpu.gpu_kernels, gpu.gpu_facts]
+    else:
+        import checkpoints
+        import growth
+        import latency
+        import nodes
+        import questions
+        import speed
+        import survival
+        import torch_hook
+        import training
+
+        found = [speed.kernels, speed.step, speed.overlap, speed.update, speed.recorder, latency.push, questions.questions,
+                 growth.memory, growth.scaling, nodes.nodes, survival.survival, checkpoints.checkpoints, training.torch,
+                 torch_hook.torch_hook]
+    return {function.__name__.replace("_", "-"): function for function in found}
 
 
 def arguments():
@@ -40,7 +49,7 @@ def arguments():
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: for a look, not for the record")
     parser.add_argument("--markdown", action="store_true", help="also write the figures into docs/benchmarks.md")
     args = parser.parse_args()
-    args.benchmarks = GPU_BENCHMARKS if args.gpu else BENCHMARKS
+    args.benchmarks = find_benchmarks(args.gpu)
     for name in args.name:
         if name not in args.benchmarks:
             parser.error(f"no benchmark is called {name}; there are {', '.join(args.benchmarks)}")

@@ -29,6 +29,8 @@ from pathlib import Path
 
 import pytest
 
+import gpu_kinds
+
 pytest_plugins = ["ranks"]  # for tests with PyTorch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -155,26 +157,23 @@ class Process:
         assert not found, f"{shlex.join(self.command)}\n{self.err()[max(found.start() - 500, 0):][:8000]}"
 
 
-def gpu_environment(build):
-    """For trainers whose jobs may lie on GPUs: the driver that they open is the stand-in."""
-    return {"ZEROD_LIBCUDA": build.folder / "tests/sim/libcuda-sim.so", "ZEROD_SIM": "devices=16"}
+def is_placed_on_gpus(config):
+    """With ZEROD_DEVICE=cuda or cuda-offload every job that may be on GPUs is."""
+    return (os.environ.get("ZEROD_DEVICE") in ("cuda", "cuda-offload") and config["world"]["size"] <= 16 and
+            "device" not in config and ("nodes" in config["world"] or "collective" not in config))
 
 
 def place(build, config, env):
     """
-    With ZEROD_DEVICE=cuda every job that may lie on GPUs does: on those of the stand-ins, in the engine's process;
-    cuda-offload: but for masters and moments. On several nodes `collective` is what carries the rest.
+    Puts the job on GPUs if it is to be there; cuda-offload: without its masters and moments. On several nodes
+    `collective` carries the rest.
     """
-    device = os.environ.get("ZEROD_DEVICE")
-    gpus = {"device": "cuda", "collective": "nccl", "weights": "shared", "deterministic": True}
-    engine = {"ZEROD_DEVICE_ENGINE": build.folder / "tests/sim/zerod-engine-nccl-sim", "ZEROD_SIM": "devices=16"}
-    several = "nodes" in config["world"]
-    if (device not in ("cuda", "cuda-offload") or config["world"]["size"] > 16 or "device" in config or
-            not several and "collective" in config):
+    gpu = {"device": "cuda", "collective": "nccl", "weights": "shared", "deterministic": True}
+    if not is_placed_on_gpus(config):
         return config, env
-    if device == "cuda-offload":
-        gpus["zero_optimization"] = {"offload_optimizer": {"device": "cpu"}}
-    return merge(config, gpus), engine | env
+    if os.environ["ZEROD_DEVICE"] == "cuda-offload":
+        gpu["zero_optimization"] = {"offload_optimizer": {"device": "cpu"}}
+    return merge(config, gpu), gpu_kinds.of_daemon(build) | env
 
 
 class Daemon(Process):
@@ -207,6 +206,9 @@ class Daemon(Process):
     def socket_of(self, rank):
         return self.socket  # of a job on one node
 
+    def local_rank(self, rank):
+        return rank
+
     def listens(self):
         """The socket's file is there a little before it listens: flag __SO_ACCEPTCON. Its network may not be ours."""
         try:
@@ -218,7 +220,7 @@ class Daemon(Process):
     def spawn(self, program, *args, rank=None, env=None, failpoint=None):
         """Starts a program that finds this daemon, as rank; failpoint: see core/base/failpoint.h."""
         more = {"ZEROD_SOCKET": self.socket_of(rank), **({} if rank is None else {"RANK": rank}),
-                **({} if failpoint is None else {"ZEROD_FAILPOINT": failpoint}), **gpu_environment(self.build),
+                **({} if failpoint is None else {"ZEROD_FAILPOINT": failpoint}), **gpu_kinds.of_trainer(self.build),
                 **(env or {})}
         process = Process([program, *args], self.folder, more, self.patience,
                           None if rank is None else f"{Path(program).name}.rank{rank}")
@@ -297,8 +299,9 @@ class Spread:
         key = folder / "job.key"
         key.write_bytes(os.urandom(48))
         key.chmod(0o600)
-        self.daemons = [start(merge(config, {"collective": "gloo", "world": {"nodes": nodes, "node": i, "size": size,
-                                                                             "key_file": str(key)}}), env)
+        of_nodes = {"collective": "nccl" if config.get("device") == "cuda" else "gloo"}
+        self.daemons = [start(merge(config, of_nodes | {"world": {"nodes": nodes, "node": i, "size": size,
+                                                                  "key_file": str(key)}}), (env or {}) | gpu_kinds.of_node(i))
                         for i in range(n_nodes)]
 
     def __getattr__(self, name):
@@ -314,8 +317,16 @@ class Spread:
     def socket_of(self, rank):
         return self.of(rank).socket
 
-    def spawn(self, program, *args, rank=None, **more):
-        return self.of(rank or 0).spawn(program, *args, rank=rank, **more)
+    def local_rank(self, rank):
+        for n in self.ranks:
+            if rank < n:
+                return rank
+            rank -= n
+        return rank
+
+    def spawn(self, program, *args, rank=None, env=None, **more):
+        env = {"LOCAL_RANK": self.local_rank(rank or 0), **(env or {})}
+        return self.of(rank or 0).spawn(program, *args, rank=rank, env=env, **more)
 
     def json(self, *args):
         """Node 0's answer; lists of ranks or diagnostics are those of all nodes, without repeated texts."""
@@ -340,8 +351,14 @@ class Spread:
 
 
 def start_job(start, folder, config=None, env=None):
-    """With ZEROD_NODES=2 a job of several ranks is spread over as many nodes. start(config, env) -> Daemon."""
-    n_nodes, world = int(os.environ.get("ZEROD_NODES", "1")), merge(DEFAULTS, config or {})["world"]
+    """
+    With ZEROD_NODES=2 a job of several ranks is spread over as many nodes; one that needs more GPUs than there are, too.
+    start(config, env) -> Daemon.
+    """
+    whole = merge(DEFAULTS, config or {})
+    n_nodes, world = int(os.environ.get("ZEROD_NODES", "1")), whole["world"]
+    if whole.get("device") == "cuda" or is_placed_on_gpus(whole):
+        n_nodes = max(n_nodes, gpu_kinds.n_nodes(world["size"]))
     if n_nodes == 1 or world["size"] < n_nodes or "nodes" in world:
         return start(config, env)
     folder.mkdir(exist_ok=True)

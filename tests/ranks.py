@@ -68,7 +68,7 @@ def start(server, build):
     def go(daemon, function, rank=0, variables=None, **arguments):
         ours, theirs = server.Pipe(duplex=False)
         environment = {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(daemon.world_size),
+            "RANK": str(rank), "LOCAL_RANK": str(daemon.local_rank(rank)), "WORLD_SIZE": str(daemon.world_size),
             "ZEROD_SOCKET": str(daemon.socket_of(rank)), "ZEROD_LIBRARY": str(build.path("client/libzerod.so")),
             "OMP_NUM_THREADS": "1",
         } | (variables or {})

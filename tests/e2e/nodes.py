@@ -6,6 +6,7 @@ its own, so that its cable can be pulled.
 
 import os
 
+import gpu_kinds
 from conftest import free_ports, wait_for
 
 PORT = 7700  # of node 0 in a namespace, where nobody else is
@@ -20,24 +21,26 @@ def make_key(folder):
 
 class Nodes:
     """
-    The daemons of a job on len(ranks) nodes, node i with ranks[i] ranks; daemons[i] is node i's. On loopback, or each in
+    The daemons of a job on len(ranks) nodes, node i with ranks[i] ranks; on more nodes if a node has fewer GPUs than that.
+    daemons[i] is node i's. On loopback, or each in
     its namespace of the network.
     """
 
     def __init__(self, zerod, folder, ranks, config=None, env=None, network=None):
         self.zerod, self.network = zerod, network
-        self.ranks, self.key = list(ranks), make_key(folder)
+        self.ranks = gpu_kinds.spread(ranks) if (config or {}).get("device") == "cuda" else list(ranks)
+        self.key = make_key(folder)
         self.addresses = ([f"{host}:{PORT}" for host in network.hosts] if network else
-                          [f"127.0.0.1:{port}" for port in free_ports(len(ranks))])
-        self.configs = [self.config(node, config or {}) for node in range(len(ranks))]
-        self.envs = env if isinstance(env, list) else [env] * len(ranks)
-        self.daemons = [None] * len(ranks)
-        for node in range(len(ranks)):
+                          [f"127.0.0.1:{port}" for port in free_ports(len(self.ranks))])
+        self.configs = [self.config(node, config or {}) for node in range(len(self.ranks))]
+        self.envs = env if isinstance(env, list) else [env] * len(self.ranks)
+        self.daemons = [None] * len(self.ranks)
+        for node in range(len(self.ranks)):
             self.start(node)
 
     def start(self, node):
         """Starts that node's daemon, or another one in its place."""
-        self.daemons[node] = self.zerod(self.configs[node], self.envs[node],
+        self.daemons[node] = self.zerod(self.configs[node], (self.envs[node] or {}) | gpu_kinds.of_node(node),
                                         prefix=self.network.inside(node) if self.network else [])
 
     def config(self, node, config):

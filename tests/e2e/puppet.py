@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, SANITIZER, Build, environment, gpu_environment, wait_for
+import gpu_kinds
+from conftest import ROOT, SANITIZER, Build, environment, wait_for
 
 GOLDEN = ROOT / "tests" / "e2e" / "refusals"
 REFUSED, ABORTED, RESUMED = 2, 3, 1
@@ -40,7 +41,7 @@ class Puppet:
         with open(self.err_path, "wb") as err:
             self.popen = subprocess.Popen([*setpriv, daemon.build.path("tests/refusals")], stdin=subprocess.PIPE,
                                           stdout=subprocess.PIPE, stderr=err, text=True, errors="surrogateescape",
-                                          env=environment({"ZEROD_SOCKET": daemon.socket, **gpu_environment(daemon.build),
+                                          env=environment({"ZEROD_SOCKET": daemon.socket, **gpu_kinds.of_trainer(daemon.build),
                                                             **(env or {})}))
         self.pid = self.popen.pid
         self.lines = queue.Queue()

@@ -9,7 +9,7 @@ import math
 import os
 import subprocess
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import pytest
 
@@ -20,7 +20,7 @@ sys.path.append(str(ROOT / "bench"))
 
 import gpu  # noqa: E402
 
-ELEMS, PARAMS = 1 << 18, 4
+PARAMS = 4
 MANY = 1 << 23
 # Gradients are evenly spread over +-2^-9; without their scale, 2, so many are clipped to a norm of 1.
 CLIPPED = 1 / math.sqrt(MANY / 3 * 2.0**-18)
@@ -30,15 +30,10 @@ CHAINS = ["fused AdamW", "unscale, clip_grad_norm_, fused AdamW, cast",
 
 @pytest.fixture
 def setup(build):
-    class Sim(gpu.Setup):
+    class Here(gpu.StandIns):
         program = str(build.path("bench/bench-gpu-sim"))
-        device, elems, n_params, bytes = "cpu", ELEMS, PARAMS, 1 << 20
 
-        @staticmethod
-        def modes():
-            yield "", lambda: nullcontext(environment())
-
-    return Sim
+    return Here
 
 
 def environment(*faults):
@@ -122,7 +117,7 @@ def test_facts_that_do_not_hold(setup, fault, row):
 
 
 def test_unknown_kernel(setup):
-    run = subprocess.run([setup.program, "kernels", "--elems", str(ELEMS), "--params", str(PARAMS)], input="adam\n",
+    run = subprocess.run([setup.program, "kernels", "--elems", str(gpu.StandIns.elems), "--params", str(PARAMS)], input="adam\n",
                          capture_output=True, text=True, env=environment())
     assert (run.returncode, run.stderr) == (1, "bench-gpu: no kernel is called adam\n")
 
@@ -209,7 +204,7 @@ def test_chains_of_torch_do_the_same():
     weights = []
     for name in CHAINS[1:]:
         torch.manual_seed(0)
-        chains = gpu_torch.Chains("cpu", ELEMS, PARAMS)
+        chains = gpu_torch.Chains("cpu", gpu.StandIns.elems, PARAMS)
         with torch.no_grad():
             for iteration in range(3):
                 chains.refill(iteration)

@@ -4,6 +4,7 @@ A model on a GPU and a daemon in host memory (ZeRO-Offload), without a GPU: test
 torch.cuda. The same training in host memory gives the bits that are expected.
 """
 
+import gpu_kinds
 import late_cuda
 import pytest
 import torch
@@ -260,10 +261,9 @@ def gpus(zerod, build):
     """gpus(config): a daemon whose job is on GPUs, and the variables of its ranks."""
 
     def start(config=None, sim=""):
-        engine = build.path("tests/sim/zerod-engine-nccl-sim")
         daemon = zerod({"device": "cuda", "collective": "nccl"} | (config or {}),
-                       {"ZEROD_DEVICE_ENGINE": engine, "ZEROD_SIM": sim})
-        return daemon, {"ZEROD_LIBCUDA": str(build.path("tests/sim/libcuda-sim.so")), "ZEROD_SIM": f"open,{sim}"}
+                       gpu_kinds.of_daemon(build, *sim.split()))
+        return daemon, gpu_kinds.of_trainer(build, "open", *sim.split())
 
     return start
 

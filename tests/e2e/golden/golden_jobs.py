@@ -12,6 +12,7 @@ import subprocess
 
 import numpy as np
 
+import gpu_kinds
 from conftest import DEFAULTS, wait_for
 from golden_bits import check_norms, differences, golden_run, list_isas, read_results, wanted_state
 
@@ -120,8 +121,7 @@ class Job:
 
 class DeviceJob(Job):
     def run(self, case, how=None, isa=-1, sim="", **config):
-        engine = self.build.path("tests/sim/zerod-engine-nccl-sim")
-        self.environment = {"ZEROD_DEVICE_ENGINE": engine, "ZEROD_SIM": sim}
+        self.environment = gpu_kinds.of_daemon(self.build, *sim.split())
         return super().run(case, how, isa, **{"device": "cuda", "collective": "nccl", "deterministic": True} | config)
 
 

@@ -31,7 +31,8 @@ def rows():
     seen = set()
     for row in cover(DIMENSIONS, seed=4):
         key = row[0], row[1].split("-")[0]
-        yield param(row, *([pytest.mark.full] if key in seen else []))
+        marks = [pytest.mark.full] if key in seen else []
+        yield param(row, *marks, *([pytest.mark.gpu] if key[1] == "gpus" else []))
         seen.add(key)
 
 

@@ -14,6 +14,7 @@ import time
 
 import pytest
 
+import gpu_kinds
 from conftest import wait_for
 from golden_bits import golden_run, make_case, read_results
 from kills import References, finish, judge, results, start, train
@@ -29,21 +30,16 @@ SHORT = 24
 CUDA = {"device": "cuda", "collective": "nccl", "deterministic": True}
 
 
-def on_gpus(build, *items):
-    """The environment of daemons whose GPUs are stand-ins."""
-    return {"ZEROD_DEVICE_ENGINE": build.path("tests/sim/zerod-engine-nccl-sim"),
-            "ZEROD_SIM": ",".join(("devices=16", *items))}
-
-
 # ---- bits ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gpu
 @pytest.mark.plenty
 @pytest.mark.parametrize("offload, stage, ranks", pairwise(("none", "cpu"), (1, 2, 3), ((1, 1), (2, 1), (2, 2), (1, 2, 1))))
 def test_bits(zerod, build, tmp_path, offload, stage, ranks):
     case = make_case(sum(ranks), "AdamW")
     config = make_config(case, stage=stage, bucket_elems=500, zero={"offload_optimizer": {"device": offload}}, **CUDA)
-    nodes = Nodes(zerod, tmp_path, ranks, config, on_gpus(build))
+    nodes = Nodes(zerod, tmp_path, ranks, config, gpu_kinds.of_daemon(build))
     (tmp_path / "case.json").write_text(json.dumps(case))
     (tmp_path / "how.json").write_text(json.dumps({"order": "random", "seed": 1}))
     processes = [nodes.spawn(build.path("tests/golden-client"), tmp_path / "case.json", tmp_path / "how.json", rank,
@@ -72,7 +68,8 @@ def cluster(zerod, build, tmp_path):
     """
 
     def begin(ranks, stage=2, offload="none", sim=None, more=None, **config):
-        env = [on_gpus(build, *(sim or {}).get(node, ())) | (more[node] if more else {}) for node in range(len(ranks))]
+        ranks = gpu_kinds.spread(ranks)
+        env = [gpu_kinds.of_daemon(build, *(sim or {}).get(node, ())) | (more[node] if more else {}) for node in range(len(ranks))]
         zero = {"stage": stage, "reduce_bucket_size": 2000, "offload_optimizer": {"device": offload}}
         return Nodes(zerod, tmp_path, ranks, {"zero_optimization": zero, "gradient_clipping": 1.0, **CUDA, **config}, env)
 
@@ -83,6 +80,7 @@ def said(nodes, code):
     return sum(daemon.log().count(f"{code} ") for daemon in nodes.daemons)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("ranks, stage, offload", [((2, 1), 3, "cpu"), *full(
     ((1, 1, 1), 2, "none"), ((1, 1), 1, "none"), ((2, 1), 2, "none"), ((1, 1), 3, "none"), ((1, 2), 3, "none"),
     ((1, 1), 2, "cpu"), ((1, 2), 1, "cpu"))])
@@ -93,6 +91,7 @@ def test_undisturbed(cluster, references, ranks, stage, offload):
     assert said(nodes, "E1502") == 0
 
 
+@pytest.mark.gpu
 def test_sums_of_nccl(cluster):
     """In an order of its own, and so with bits of its own, the same on all ranks."""
     nodes = cluster((2, 1), deterministic=False)
@@ -100,6 +99,7 @@ def test_sums_of_nccl(cluster):
     assert all(len(found[word, step]) == 1 for word in ("weights", "norm") for step in range(8)), nodes.logs()
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("ranks, stage, offload, seed", [((1, 2), 3, "cpu", 7), *full(
     ((1, 1, 1), 2, "none", 3), ((1, 1), 2, "none", 1), ((2, 1), 1, "none", 2), ((2, 1), 2, "cpu", 4),
     ((1, 1), 3, "none", 5), ((2, 1), 3, "none", 6))])
@@ -172,6 +172,7 @@ PLANS = {
 }
 
 
+@pytest.mark.gpu
 @pytest.mark.plenty
 @pytest.mark.parametrize("offload, stage, rank, kind", pairwise(("none", "cpu"), (2, 3), (0, 1, 2), tuple(PLANS)))
 def test_trainer_killed(cluster, references, offload, stage, rank, kind):
@@ -183,6 +184,7 @@ def test_trainer_killed(cluster, references, offload, stage, rank, kind):
           "E1302 step aborted.*differ")
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("stage, offload", each_once((2, 3), ("none", "cpu")))
 def test_steps_are_aborted(cluster, references, stage, offload):
     """By a rank, in the middle of a backward, when it asks for the step, and in a window."""
@@ -213,6 +215,7 @@ def test_out_of_memory(cluster, references, asked, stage):
     assert refused and all(line.startswith("refused 1401 E1401") for line in refused), refused
 
 
+@pytest.mark.gpu
 def test_backward_is_given_up(cluster, references):
     """Announced gradients are withdrawn from the other nodes; if they are in a sum already, the step begins again."""
     nodes = cluster((1, 1))
@@ -221,6 +224,7 @@ def test_backward_is_given_up(cluster, references):
     assert said(nodes, "E1007") >= 2
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("node, stage", each_once((0, 1), (2, 3)))
 def test_daemon_killed(cluster, references, node, stage):
     """The run ends on all nodes: nothing hangs on the GPUs of the others, and the next run begins from the start."""

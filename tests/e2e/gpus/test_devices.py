@@ -21,7 +21,7 @@ import kills
 from conftest import wait_for
 from kills import References, judge, start, train
 from puppet import N_PARAMS, REFUSED, RESUMED, Puppet, all_do, form, state, steps, trainers
-from tiers import each_once, full
+from tiers import each_once, full, param
 
 pytestmark = pytest.mark.threads
 
@@ -68,8 +68,9 @@ def sim(*items):
 
 
 @pytest.mark.parametrize("world, stage, seed, offload", [
-    (2, 2, 2, "none"), (1, 1, 5, "cpu"), (3, 3, 10, "cpu"),
-    *full((1, 1, 1, "none"), (3, 1, 3, "none"), (4, 2, 4, "none"), (2, 1, 6, "cpu"), (3, 2, 7, "cpu"), (4, 1, 8, "cpu"),
+    (2, 2, 2, "none"), param((1, 1, 5, "cpu"), pytest.mark.gpu), (3, 3, 10, "cpu"),
+    param((1, 1, 1, "none"), pytest.mark.full, pytest.mark.gpu),
+    *full((3, 1, 3, "none"), (4, 2, 4, "none"), (2, 1, 6, "cpu"), (3, 2, 7, "cpu"), (4, 1, 8, "cpu"),
           (2, 3, 9, "none"))])
 def test_engine_killed(zerod, reference, world, stage, seed, offload):
     """Again and again, at any moment."""
@@ -213,6 +214,7 @@ def test_every_rank_killed_in_turn(zerod, reference, stage):
     assert daemon.status()["counters"]["n_reattaches"] == 9
 
 
+@pytest.mark.gpu
 def test_successor_differs(zerod, reference):
     """Its gradient is not its predecessor's: the step is aborted for all, and begins again."""
     wanted = reference(2)
@@ -457,6 +459,7 @@ def test_offloaded_update_is_slow(zerod, reference):
 # ---- findings ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("offload", ["none", *full("cpu")])
 def test_findings(zerod, gpus, offload):
     """The sums of squares come from GPUs: no gradient is said to be zero that is none, and a rate of 0 is seen."""

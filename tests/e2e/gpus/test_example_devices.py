@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import gpu_kinds
 from conftest import wait_for
 from tiers import full
 
@@ -22,16 +23,14 @@ MODEL = ["--steps", 5, "--micro-batches", 2, "--batch", 2, "--seq", 16, "--layer
 class Job:
     def __init__(self, zerod, build, world, stage=2, sim="", **config):
         self.build, self.world, self.sim = build, world, sim
-        engine = build.path("tests/sim/zerod-engine-nccl-sim")
         # Parcels smaller than the largest parameter: it travels in parts.
         self.daemon = zerod(
             {"world": {"size": world}, "device": "cuda", "collective": "nccl", "gradient_clipping": 1.0,
              "zero_optimization": {"stage": stage, "reduce_bucket_size": 3000}} | config,
-            {"ZEROD_DEVICE_ENGINE": engine, "ZEROD_SIM": sim})
+            gpu_kinds.of_daemon(build, *sim.split()))
 
     def start(self, rank, *options, failpoint=None, local_rank=None, sim=None):
-        env = {"ZEROD_LIBCUDA": self.build.path("tests/sim/libcuda-sim.so"),
-               "ZEROD_SIM": self.sim if sim is None else sim}
+        env = gpu_kinds.of_trainer(self.build, *(self.sim if sim is None else sim).split())
         if local_rank is not None:
             env["LOCAL_RANK"] = local_rank
         return self.daemon.spawn(self.build.path("client/example/zerod-example"), "--device", "cuda", "--dump",
@@ -64,6 +63,7 @@ def job(zerod, build):
     return lambda *args, **how: Job(zerod, build, *args, **how)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("world, stage, sim", [
     (1, 1, ""), (2, 2, "delay-us=3000"), *full((3, 1, "seed=3"), (4, 2, "delay-us=0"))])
 def test_trains(job, world, stage, sim):
@@ -77,6 +77,7 @@ def test_trainers_stream_is_slow(job):
     j.check([j.start(r, sim="delay-us=8000") for r in range(2)])
 
 
+@pytest.mark.gpu
 def test_duplicate(job):
     """A duplicate is refused with the bytes of both compared, and the first one stays."""
     j = job(2)
@@ -86,6 +87,7 @@ def test_duplicate(job):
     assert not j.events(0, "provoked")
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("failpoint", ["copy:kill@9", "slot:kill@17", "Event.sent:kill@5", "EndBackward.wait:kill@3",
                                        "Step.answered:kill@2", "formed:kill"])
 def test_trainer_is_killed(job, failpoint):
@@ -120,6 +122,7 @@ def test_wrong_gpu(job):
         "let CUDA_VISIBLE_DEVICES name the GPUs in the order of the ranks")
 
 
+@pytest.mark.gpu
 def test_told_otherwise(job, zerod, build):
     program = build.path("client/example/zerod-example")
     for daemon, device in ((job(1).daemon, "cuda"), (zerod({"world": {"size": 1}}), "cpu")):
