@@ -433,6 +433,38 @@ def test_different_mistakes_of_ranks(env, tmp_path):
     assert result.stderr.count("  cause    ") == 2 and "  the same 7 lines as above" not in result.stderr
 
 
+GROUP = """
+import signal
+import torch.distributed
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which must not come before the text of the second rank
+torch.distributed.init_process_group("gloo")
+error = ValueError("no such column")
+error.add_note("  the columns are a, b, c\\n  and the file is train.csv")
+torch.distributed.barrier()
+raise error
+"""
+
+
+def test_same_traceback_with_a_process_group(env, tmp_path):
+    """Torch's hook puts the rank before each line of a traceback: it stands once, and --tee has what was printed."""
+    pytest.importorskip("torch")
+    program = tmp_path / "group.py"
+    program.write_text(GROUP)
+    result = run(["-n", 2, "--no-daemon", "--tee", tmp_path / "logs", "--", sys.executable, program], env)
+    said, frame, note = texts(result), f'  File "{program}", line 10, in <module>', "  the columns are a, b, c"
+    assert result.returncode == 1 and result.stderr.count(frame) == 1 and result.stderr.count(note) == 1
+    first, second = sorted("01", key=lambda rank: frame not in said[rank])
+    tail = said[second][said[second].index("Traceback (most recent call last):"):]
+    assert tail[:4] == ["Traceback (most recent call last):", f"  the same 2 lines as [{first}] above",
+                        "ValueError: no such column", f"  the same 2 lines as [{first}] above"]  # fmt: skip
+    assert "[rank" not in result.stderr
+    assert re.search(r"rank \d exited with 1; its last message: \"ValueError: no such column\"", result.stderr)
+    for rank in "01":
+        log = (tmp_path / f"logs/rank{rank}.log").read_text()
+        assert f"[rank{rank}]: {frame}\n" in log and f"[rank{rank}]: {note}\n" in log
+
+
 @pytest.mark.parametrize("is_one", [True, False], ids=["one file", "two"])
 def test_standard_error_elsewhere(env, tmp_path, is_one):
     """What stands in another file is not above."""
