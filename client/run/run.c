@@ -65,7 +65,7 @@ struct run_daemon {
     char label[24];
     bool running;
     bool is_lost; /* it has ended for good, before the ranks */
-    uint64_t began_ms;
+    uint64_t began_ms; /* 0: zerodrun has not started it, because another one answers */
     bool is_kept; /* keeper and restart exist: the daemon may be started again */
     struct keeper keeper;
     struct restarts restarts;
@@ -337,6 +337,17 @@ static void run_end_ranks(struct run *run)
 static void rank_exited(struct process *process);
 static void rank_ended(struct process *process);
 
+/* A daemon that was there before this run may get a next one, with successors of its ranks. */
+static int rank_describe_restarts(struct run_rank *rank)
+{
+    const struct run *run = rank->run;
+
+    if (run->daemons[0].began_ms > 0)
+        return environment_set(&rank->env, "ZEROD_RESTARTS_LEFT", "%u", run->options->n_restarts - rank->n_restarts);
+    environment_unset(&rank->env, "ZEROD_RESTARTS_LEFT");
+    return 0;
+}
+
 static int rank_start(struct run_rank *rank)
 {
     struct run *run = rank->run;
@@ -358,6 +369,8 @@ static int rank_start(struct run_rank *rank)
     };
     int r = environment_set(&rank->env, "ZEROD_RESTART_COUNT", "%u", rank->n_restarts);
 
+    if (r == 0)
+        r = rank_describe_restarts(rank);
     spec.env = rank->env.vars; /* not before: it moves as it grows */
     if (r == 0)
         r = process_start(&rank->process, &run->loop, &spec);

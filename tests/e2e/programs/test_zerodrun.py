@@ -95,7 +95,7 @@ def test_environment(env):
         assert got["MASTER_ADDR"] == "127.0.0.1"
         assert got["ZEROD_SOCKET"] == "/tmp/job.sock"
         assert got["OMP_NUM_THREADS"] == "1"
-        assert got["ZEROD_RESTART_COUNT"] == "0"
+        assert got["ZEROD_RESTART_COUNT"] == "0" and "ZEROD_RESTARTS_LEFT" not in got
         assert got["PATH"] == env["PATH"]
     assert len({r["ZEROD_RUN_ID"] for r in ranks.values()}) == 1
     assert re.fullmatch("[0-9a-f]{16}", ranks[0]["ZEROD_RUN_ID"])
@@ -106,12 +106,12 @@ def test_environment(env):
 
 
 def test_environment_is_overridden_and_kept(env):
-    env |= {"RANK": "9", "ZEROD_RUN_ID": "mine", "ZEROD_SOCKET": "/tmp/env.sock", "OMP_NUM_THREADS": "3",
+    env |= {"RANK": "9", "ZEROD_RESTARTS_LEFT": "0", "ZEROD_RUN_ID": "mine", "ZEROD_SOCKET": "/tmp/env.sock", "OMP_NUM_THREADS": "3",
             "TORCHELASTIC_USE_AGENT_STORE": "True"}
     got = environments(run(["--no-daemon", "--master-port", 12345, *python(ENVIRONMENT)], env))[0]
     assert (got["RANK"], got["WORLD_SIZE"], got["MASTER_PORT"]) == ("0", "1", "12345")
     assert (got["ZEROD_RUN_ID"], got["ZEROD_SOCKET"], got["OMP_NUM_THREADS"]) == ("mine", "/tmp/env.sock", "3")
-    assert "TORCHELASTIC_USE_AGENT_STORE" not in got
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in got and "ZEROD_RESTARTS_LEFT" not in got
     got = environments(run(["--no-daemon", "--run-id", "other", *python(ENVIRONMENT)], env))[0]
     assert got["ZEROD_RUN_ID"] == "other"
 
