@@ -57,6 +57,12 @@ def larger_batches_on_one_rank(t: Any) -> None:
     train(t, N_COMPARED, size=64 if t.rank == 1 else 4)
 
 
+@scenario(world=3, policy=SLOWLY, pattern="findings")
+def larger_weight_on_one_rank(t: Any) -> None:
+    """The loss of rank 1 is four times as large as those of the others: not ten times."""
+    train(t, N_COMPARED, loss=(lambda x, y: 4 * mse_loss(x, y)) if t.rank == 1 else mse_loss, size=256)
+
+
 # ---- zero-gradient ------------------------------------------------------------------------------------------
 
 
