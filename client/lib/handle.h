@@ -58,6 +58,7 @@ struct zerod {
         char *run_id, *client, *optimizer;
         double momentum;
         enum wire_on_duplicate on_duplicate;
+        bool is_last; /* as the launcher said */
     } wants;
     struct reply_welcome welcome; /* its strings are run_id and optimizer */
     char *run_id, *optimizer;

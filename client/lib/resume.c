@@ -45,12 +45,14 @@ static char *copy_text(const char *text)
 int resume_init(struct zerod *c, const struct zerod_options *options)
 {
     const char *run_id = options->run_id ? options->run_id : getenv("ZEROD_RUN_ID");
+    const char *restarts_left = getenv("ZEROD_RESTARTS_LEFT");
 
     c->wants.run_id = copy_text(run_id);
     c->wants.client = copy_text(options->client ? options->client : program_invocation_short_name);
     c->wants.optimizer = copy_text(options->optimizer);
     c->wants.momentum = options->momentum;
     c->wants.on_duplicate = (enum wire_on_duplicate)options->on_duplicate;
+    c->wants.is_last = restarts_left && strcmp(restarts_left, "0") == 0;
     return c->wants.run_id && c->wants.client && c->wants.optimizer ? 0 : -ENOMEM;
 }
 
@@ -85,6 +87,7 @@ struct request_hello resume_hello(const struct zerod *c)
         .resumes = resumes(c),
         .n_sent = resumes(c) ? c->call.recorded.n_sent : 0,
         .waits = resumes(c) && c->call.waits,
+        .is_last = c->wants.is_last,
     };
 }
 

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "client/run/plain.h"
+#include "client/run/torch-rank.h"
 #include "core/base/base.h"
 
 /*
@@ -167,20 +168,11 @@ static void process_exit(uv_process_t *handle, int64_t exit_status, int term_sig
 
 /* ---- output -------------------------------------------------------------------------------------------- */
 
-/* With a process group torch begins each line of a traceback with "[rank3]: ", also the indented ones. */
-static const char *skip_torchs_rank(const char *text)
-{
-    int n = 0;
-
-    (void)sscanf(text, "[rank%*u]:%n", &n);
-    return text + n + (n > 0 && text[n] == ' ');
-}
-
 static void stream_remember(struct process_stream *stream, const char *line, size_t n_bytes)
 {
     char text[PROCESS_MESSAGE_BYTES - sizeof("...") + 1];
     bool is_cut = plain_text(text, sizeof(text), line, n_bytes);
-    const char *said = skip_torchs_rank(text);
+    const char *said = text + torch_rank_length(stream->repeats.label, text, strlen(text));
 
     if (*said && *said != ' ')
         snprintf(stream->message, sizeof(stream->message), "%s%s", said, is_cut ? "..." : "");

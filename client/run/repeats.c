@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/run/torch-rank.h"
 #include "core/base/base.h"
 
 static const char traceback[] = "Traceback (most recent call last):";
@@ -273,7 +274,10 @@ static void feed_body(struct repeats_source *source, const char *text, size_t n_
 void repeats_feed(struct repeats_source *source, const char *text, size_t n_bytes, bool continued, uint64_t now_ms)
 {
     bool is_whole = !continued && text[n_bytes - 1] == '\n';
+    size_t n_rank = continued ? 0 : torch_rank_length(source->label, text, n_bytes);
 
+    text += n_rank; /* the label says the same */
+    n_bytes -= n_rank;
     if (is_whole && text[0] == ' ' && source->kind[0]) {
         feed_body(source, text, n_bytes, now_ms);
         return;

@@ -11,6 +11,8 @@
  * says whose lines they repeat. If only one line differs, all are handed out. The headline of a warning
  * ("train.py:7: UserWarning: ...") names no rank, so it is one of the compared lines.
  *
+ * Torch's "[rank3]: " at the start of a line is dropped if the label says the same: a traceback is known, and compared,
+ * without it.
  * Lines that may become a repetition are held until their process pauses for REPEATS_HOLD_MS: another process has
  * printed the same ones.
  * Pure: lines and times in, lines out.

@@ -27,6 +27,7 @@ struct request_hello {
     bool resumes;
     uint64_t n_sent;
     bool waits;
+    bool is_last;
 };
 
 struct request_declare {

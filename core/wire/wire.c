@@ -130,6 +130,7 @@ static const struct wire_rule hello_rules[] = {
     BOOL(Hello, request_hello, resumes),
     U64(Hello, request_hello, n_sent),
     BOOL(Hello, request_hello, waits),
+    BOOL(Hello, request_hello, is_last),
 };
 
 static bool hello_check(const void *ours, struct wire_problem *problem)

@@ -223,6 +223,7 @@ bool job_resume(struct job *job, const struct job_attach *attach, struct job_ran
         rank->pid != attach->pid || rank->uid != attach->uid)
         return false;
     rank->peer = attach->peer;
+    rank->is_last = hello->is_last;
     rank->last_ns = job_now(job);
     *out = rank;
     job_todo(job);
@@ -291,6 +292,8 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
     if (rank->formed)
         executor_attend(job->executor, rank->rank - job->world.first, TRAINER_FOUND);
     rank->peer = attach->peer;
+    rank->is_last = hello->is_last;
+    job->run.is_over = false;
     rank->pid = attach->pid;
     rank->uid = attach->uid;
     rank->gid = attach->gid;
@@ -324,7 +327,7 @@ static void report_lost(struct job *job, struct job_rank *rank)
     char outstanding[128];
     struct diagnostic *diagnostic;
 
-    if (job->config->no_successors) {
+    if (job->config->no_successors || job->run.is_over) {
         log_notice("rank %u is gone (pid %" PRId64 "), and nobody starts it again", rank->rank, (int64_t)rank->pid);
         return;
     }
@@ -360,6 +363,7 @@ void job_detach(struct job *job, struct job_rank *rank)
         if (!rank->left && job->run.has_weights && !rank->lost_ns)
             rank->lost_ns = job_now(job);
         /* When all ranks are dropped, no rank waits for a successor. */
+        job->run.is_over |= !rank->left && rank->is_last;
         if (!rank->left && rank->formed && !job->run.stopping && !job->run.drop_why)
             report_lost(job, rank);
     }

@@ -176,6 +176,33 @@ static void test_warnings(void **state)
                                     "0 Warning: x\n0 b.py: UserWarning: x\n1 Warning: x\n1 b.py: UserWarning: x\n");
 }
 
+/* With a process group torch names the rank on each line of a traceback; not on an empty one. */
+static void test_torchs_rank(void **state)
+{
+    (void)state;
+    for (unsigned source = 0; source < 2; source++) {
+        const char *text = source ? "[rank1]: Traceback (most recent call last):\n[rank1]:   a\n[rank1]:   b\n"
+                                    "[rank1]: TypeError: x\n[rank1]:   note\n[rank1]:   more\n\n"
+                                  : "[rank0]: Traceback (most recent call last):\n[rank0]:   a\n[rank0]:   b\n"
+                                    "[rank0]: TypeError: x\n[rank0]:   note\n[rank0]:   more\n\n";
+        feed(source, text);
+    }
+    assert_string_equal(house.text,
+                        "0 Traceback (most recent call last):\n0   a\n0   b\n0 TypeError: x\n0   note\n0   more\n0 \n"
+                        "1 Traceback (most recent call last):\n1   the same 2 lines as [0] above\n"
+                        "1 TypeError: x\n1   the same 2 lines as [0] above\n1 \n");
+}
+
+/* What the label does not say stays: another rank, and a line with nothing else. */
+static void test_rank_that_stays(void **state)
+{
+    (void)state;
+    feed(0, "[rank10]: a\n[rank1]: b\n[rank0]:[W c\n [rank0]: d\n");
+    repeats_feed(&house.sources[0], "[rank0]: ", 9, false, 0);
+    repeats_feed(&house.sources[0], "[rank0]: e\n", 11, true, 0);
+    assert_string_equal(house.text, "0 [rank10]: a\n0 [rank1]: b\n0 [W c\n0  [rank0]: d\n0  +[rank0]: e\n");
+}
+
 static void test_long_ago(void **state)
 {
     (void)state;
@@ -236,6 +263,8 @@ int main(void)
         TEST(test_shorter_or_of_another_kind),
         TEST(test_released),
         TEST(test_own_tracebacks),
+        TEST(test_torchs_rank),
+        TEST(test_rank_that_stays),
         TEST(test_long_ago),
         TEST(test_bounds),
         TEST(test_pieces),

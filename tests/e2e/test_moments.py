@@ -100,6 +100,22 @@ def test_rank_that_left_is_not_lost(zerod):
     assert ranks[2].answer().r == 0
 
 
+def test_rank_with_no_restart_left(zerod):
+    """Its launcher ends the run: of no rank a successor is spoken of, until one comes all the same."""
+    daemon = zerod({"world": {"size": 3}})
+    ranks = [Puppet(daemon, r, env={"ZEROD_RESTARTS_LEFT": str(int(r != 1))}).attach() for r in range(3)]
+    form(ranks)
+    steps(ranks)
+    die(daemon, ranks[1])
+    die(daemon, ranks[2])
+    assert not diagnostics(daemon), "it was said to wait for a successor"
+    wait_for("a line about each", lambda: daemon.log().count("is gone (pid") == 2)
+    successor = Puppet(daemon, 1, env={"ZEROD_RESTARTS_LEFT": "1"}).attach()
+    assert successor("form").r == RESUMED
+    die(daemon, successor)
+    assert [d["code"] for d in diagnostics(daemon)] == ["E1302"]
+
+
 def test_step_is_not_taken_without_who_left(zerod):
     """on_leave: stop. The step had been asked for by the other rank."""
     daemon = zerod({"diagnostics": {"on_leave": "stop"}})

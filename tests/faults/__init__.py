@@ -8,6 +8,6 @@ The corpus of faults: small PyTorch programs, each with one mistake, and what ze
     plain       the same in torch alone: the single-process reference, and the count of hooks
     trainer     a trainer process: runs a program as one rank and writes down what it was told
     house       a daemon of its own and the processes of one run
-    judge       what was expected against what was said
+    judge       what was expected against what was said, and found in the status
     runner      all of it a few at a time, and the table
 """

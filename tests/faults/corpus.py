@@ -10,6 +10,7 @@ A scenario is a program, a function of one argument (trial.Trial), that every ra
 
 It is run twice: faulty, where exactly that has to be said, and repaired as the text proposes, where nothing may be said
 and the parameters must be those of plain torch. Without an expectation it is a guard: there is only the second run.
+The status of each run may have only those findings that its scenario expects (Found).
 """
 
 from __future__ import annotations
@@ -77,6 +78,20 @@ class Refused:
         return list(range(world)) if self.rank == ALL else [self.rank]
 
 
+@dataclass(frozen=True)
+class Found:
+    """A finding of `zerodctl status` instead of a diagnostic. The faulty program trains on to its end, and hears nothing."""
+
+    kind: str
+    rank: int | None = None
+    params: tuple[str, ...] = ()  # with a finding each
+    says: tuple[str, ...] = ()  # parts of each text
+
+    def ranks(self, world: int) -> list[int]:
+        return [] if self.rank is None else [self.rank]
+
+
+Expected = Expect | Refused | Found | None
 Program = Callable[[Any], None]
 
 
@@ -84,7 +99,7 @@ Program = Callable[[Any], None]
 class Scenario:
     name: str
     program: Program
-    expect: Expect | Refused | None
+    expect: Expected
     policy: Mapping[str, Any]  # laid over CONFIG
     repaired_policy: Mapping[str, Any]  # laid over policy for the twin
     world: int
@@ -123,7 +138,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-def scenario(expect: Expect | Refused | None = None, *, policy: Mapping[str, Any] | None = None,
+def scenario(expect: Expected = None, *, policy: Mapping[str, Any] | None = None,
              repaired_policy: Mapping[str, Any] | None = None, world: int = 2, stages: tuple[int, ...] = (2,),
              pattern: str = "", trains: bool = False, tolerates: tuple[int, ...] = (), echoes: tuple[int, ...] = (),
              direct: Callable[[Any], None] | None = None, twin: bool = True, hooks: bool | None = None,

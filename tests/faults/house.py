@@ -110,6 +110,7 @@ class Run:
     build: Any
     ranks: list[Rank] = field(default_factory=list)
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
     complaint: str = ""  # of the run itself: a daemon that did not end well, a mark that nobody set
     daemon: Any = None
 
@@ -137,6 +138,10 @@ class Run:
     def wait(self, *ranks: Rank) -> None:
         for rank in ranks:
             rank.wait()
+
+    def _daemons(self) -> list[Any]:
+        """One for each node."""
+        return getattr(self.daemon, "daemons", [self.daemon])
 
     # Methods for a scenario's direct().
 
@@ -188,6 +193,7 @@ class Run:
             rank.kill()
         try:
             self.diagnostics = self.daemon.json("diagnostics")
+            self.findings = [f for daemon in self._daemons() for f in daemon.status()["findings"]]
             self.daemon.stop()
         except BaseException as error:  # pytest.fail's is one, and the row has to tell it
             self.complaint = self.complaint or f"the daemon: {error}"

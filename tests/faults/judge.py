@@ -2,7 +2,8 @@
 """
 What was expected against what was said.
 
-Each run yields statements: exceptions of trainers, the last words of a process that died, what the daemon keeps.
+Each run yields statements: exceptions of trainers, the last words of a process that died, what the daemon keeps, and
+findings of its status.
 One of them has to be what the scenario expects, to the last name and number; echoes are what the innocent are told;
 anything else is a false alarm, and anything at all in a repaired program is.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import house
-from .corpus import ALL, ANY, Expect, Refused, Scenario
+from .corpus import ALL, ANY, Expect, Found, Refused, Scenario
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 5e-6  # of max(|x|, rms of the tensor), against torch in fp32
@@ -164,8 +165,47 @@ class Verdict:
 
 def judge_faulty(run: house.Run) -> Verdict:
     expect = run.scenario.expect
-    verdict = judge_refused(run, expect) if isinstance(expect, Refused) else judge_expected(run, expect)
+    judges = {Refused: judge_refused, Found: judge_found, Expect: judge_expected}
+    verdict = judges[type(expect)](run, expect)
+    if not isinstance(expect, Found):
+        judge_findings(run, verdict)
     judge_ends(run, verdict)
+    return verdict
+
+
+def judge_findings(run: house.Run, verdict: Verdict) -> None:
+    """Where none is expected."""
+    if run.findings:
+        verdict.worse("false_alarm", *[f"the status should have no finding: {mask(brief_finding(f))}" for f in run.findings])
+
+
+def brief_finding(found: dict[str, Any]) -> str:
+    """zero-gradient head.weight: ..."""
+    rank = None if found["rank"] is None else f"rank {found['rank']}"
+    return " ".join(filter(None, (found["kind"], rank, found["param"]))) + f": {found['text']}"
+
+
+def on_several_nodes() -> bool:
+    return os.environ.get("ZEROD_NODES", "1") != "1"
+
+
+def judge_found(run: house.Run, expect: Found) -> Verdict:
+    """On several nodes each daemon says what is so in the whole job, and names the parameters that it has as a whole."""
+    verdict = Verdict()
+    if not run.findings:
+        verdict.worse("silent", "the status has no finding")
+        return verdict
+    verdict.said = {"brief": brief_finding(run.findings[0])}
+    got = sorted((f["kind"], f["rank"], f["param"]) for f in run.findings)
+    want = sorted((expect.kind, expect.rank, param) for param in expect.params or (None,))
+    if not (got == want or (on_several_nodes() and set(got) <= set(want))):
+        verdict.worse("wrong", f"findings: expected {want}, the status has {got}")
+    for found in run.findings:
+        verdict.why += [f"{found['kind']}: does not say {x!r}" for x in expect.says if x not in found["text"]]
+    if verdict.why:
+        verdict.worse("wrong")
+    if said := statements(run):
+        verdict.worse("false_alarm", *[f"also said: {mask(brief(f))}" for f in said])
     return verdict
 
 
@@ -275,7 +315,7 @@ def judge_ends(run: house.Run, verdict: Verdict) -> None:
     expect = run.scenario.expect
     if run.complaint:
         verdict.worse("wrong", run.complaint)
-    told = isinstance(expect, (Expect, Refused))
+    told = isinstance(expect, (Expect, Refused))  # then a rank may end where it was told
     for rank in run.ranks:
         status, outcome = rank.poll(), rank.outcome()
         if not outcome.get("ended") and status == 1:
@@ -316,6 +356,7 @@ def judge_clean(run: house.Run) -> Verdict:
     if noise:
         verdict.said = noise[0]
         verdict.worse("false_alarm", *[f"it should be silent: {mask(brief(f))}" for f in noise])
+    judge_findings(run, verdict)
     if run.complaint:
         verdict.worse("wrong", run.complaint)
     last = {r.order.rank: r for r in run.ranks}  # the last life of each

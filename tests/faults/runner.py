@@ -28,7 +28,7 @@ import conftest
 from systems import run as table_of_systems
 
 from . import corpus, house, judge
-from .corpus import Expect, Refused, Scenario
+from .corpus import Expect, Expected, Found, Refused, Scenario
 
 
 class Case(NamedTuple):
@@ -58,11 +58,14 @@ def choose(patterns: list[str]) -> tuple[list[Case], list[str]]:
     return [c for c in found if not patterns or c.is_meant(patterns)], unknown
 
 
-def expected(expect: Expect | Refused | None) -> str:
+def expected(expect: Expected) -> str:
     if expect is None:
         return "nothing"
     if isinstance(expect, Refused):
         return " or ".join(expect.exceptions)
+    if isinstance(expect, Found):
+        rank = "" if expect.rank is None else f" rank {expect.rank}"
+        return " ".join([expect.kind + rank, *expect.params[:1], *([f"+ {len(expect.params) - 1}"] if expect.params[1:] else [])])
     rank: Any = "each" if expect.rank == corpus.ALL else expect.rank
     micro_batch = None if expect.micro_batch == corpus.ANY else expect.micro_batch
     return judge.brief({"code": expect.code, "cause_class": expect.cause_class, "rank": rank, "step": expect.step,
@@ -86,7 +89,7 @@ def run_case(case: Case, folder: Path, build: Any) -> judge.Row:
         verdict = judge.judge_faulty(run)
         row.said = said(verdict)
         add(row, verdict)
-        if verdict.said and verdict.verdict == "right" and not isinstance(scenario.expect, Refused):
+        if verdict.said and verdict.verdict == "right" and isinstance(scenario.expect, Expect):
             add_numbers(row, judge.judge_text(scenario, verdict.said["text"]))
         if scenario.trains:
             alone = house.reference(scenario, True, stage, folder / "faulty-alone", build)

@@ -61,6 +61,7 @@ class FakeRun:
     scenario: corpus.Scenario
     ranks: list
     diagnostics: list = field(default_factory=list)
+    findings: list = field(default_factory=list)
     complaint: str = ""
 
 
@@ -117,6 +118,44 @@ def test_clean():
     assert judge.judge_clean(run).verdict == "wrong"
     run.ranks[1] = FakeRank(1, {"done": True}, status=-9)
     assert judge.judge_clean(run).verdict == "wrong"
+
+
+FINDING = {"kind": "rank-norm", "rank": 1, "param": None,
+           "text": "the gradients of rank 1 were at least 900 times as large: its loss may be a sum and not a mean"}
+
+
+def found(*findings, diagnostics=()):
+    """sum-on-one-rank, of which the status says this."""
+    ranks = [FakeRank(r, {"done": True}) for r in range(3)]
+    return judge.judge_faulty(FakeRun(corpus.load()["sum-on-one-rank"], ranks, list(diagnostics), list(findings)))
+
+
+def test_found():
+    assert (found(FINDING).verdict, found(FINDING).why) == ("right", [])
+    assert found().verdict == "silent"
+
+
+@pytest.mark.parametrize("change", [{"kind": "slow-rank"}, {"rank": 0}, {"param": "head.weight"}, {"text": "the gradients"}],
+                         ids=str)  # fmt: skip
+def test_found_otherwise(change):
+    verdict = found(FINDING | change)
+    assert verdict.verdict == "wrong" and verdict.why
+
+
+def test_found_more():
+    assert found(FINDING, FINDING | {"kind": "zero-lr", "rank": None}).verdict == "wrong"
+    warning = {"code": "E1005", "cause_class": "M1", "params": [], "n_params": 0, "rank": -1, "step": 2, "micro_batch": -1,
+               "fields": [], "text": "E1005 ...", "warning": True}  # fmt: skip
+    assert found(FINDING, diagnostics=[warning]).verdict == "false_alarm"
+
+
+def test_finding_of_another_scenario():
+    """Where none is expected, be it of a fault, a refusal or a program without a fault."""
+    run = faulty()
+    run.findings = [FINDING]
+    assert judge.judge_faulty(run).verdict == "false_alarm"
+    guard = FakeRun(corpus.load()["plain"], [FakeRank(r, {"done": True}) for r in range(2)], findings=[FINDING])
+    assert judge.judge_clean(guard).verdict == "false_alarm"
 
 
 def test_numbers():

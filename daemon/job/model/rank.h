@@ -83,6 +83,7 @@ struct job_rank {
     uint64_t attached_ns, last_ns, lost_ns;
     bool declared, formed, ready, left;
     bool resumes; /* the run had weights when it asked to be formed */
+    bool is_last; /* if its process fails, no rank is started again; not kept: a process that goes on says it again */
     enum config_on_duplicate on_duplicate;
 
     struct manifest manifest;

@@ -184,6 +184,7 @@ static void assert_request_equal(const struct request *a, const struct request *
         assert_int_equal(a->hello.resumes, b->hello.resumes);
         assert_int_equal(a->hello.n_sent, b->hello.n_sent);
         assert_int_equal(a->hello.waits, b->hello.waits);
+        assert_int_equal(a->hello.is_last, b->hello.is_last);
         break;
     case REQUEST_DECLARE:
         assert_declare_equal(&a->declare, &b->declare);

@@ -95,7 +95,7 @@ def test_environment(env):
         assert got["MASTER_ADDR"] == "127.0.0.1"
         assert got["ZEROD_SOCKET"] == "/tmp/job.sock"
         assert got["OMP_NUM_THREADS"] == "1"
-        assert got["ZEROD_RESTART_COUNT"] == "0"
+        assert got["ZEROD_RESTART_COUNT"] == "0" and "ZEROD_RESTARTS_LEFT" not in got
         assert got["PATH"] == env["PATH"]
     assert len({r["ZEROD_RUN_ID"] for r in ranks.values()}) == 1
     assert re.fullmatch("[0-9a-f]{16}", ranks[0]["ZEROD_RUN_ID"])
@@ -106,12 +106,12 @@ def test_environment(env):
 
 
 def test_environment_is_overridden_and_kept(env):
-    env |= {"RANK": "9", "ZEROD_RUN_ID": "mine", "ZEROD_SOCKET": "/tmp/env.sock", "OMP_NUM_THREADS": "3",
+    env |= {"RANK": "9", "ZEROD_RESTARTS_LEFT": "0", "ZEROD_RUN_ID": "mine", "ZEROD_SOCKET": "/tmp/env.sock", "OMP_NUM_THREADS": "3",
             "TORCHELASTIC_USE_AGENT_STORE": "True"}
     got = environments(run(["--no-daemon", "--master-port", 12345, *python(ENVIRONMENT)], env))[0]
     assert (got["RANK"], got["WORLD_SIZE"], got["MASTER_PORT"]) == ("0", "1", "12345")
     assert (got["ZEROD_RUN_ID"], got["ZEROD_SOCKET"], got["OMP_NUM_THREADS"]) == ("mine", "/tmp/env.sock", "3")
-    assert "TORCHELASTIC_USE_AGENT_STORE" not in got
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in got and "ZEROD_RESTARTS_LEFT" not in got
     got = environments(run(["--no-daemon", "--run-id", "other", *python(ENVIRONMENT)], env))[0]
     assert got["ZEROD_RUN_ID"] == "other"
 
@@ -431,6 +431,38 @@ def test_different_mistakes_of_ranks(env, tmp_path):
     for dtype in "float16", "float64":
         assert result.stderr.count(f"  got            weight is torch.{dtype} on cpu") == 1
     assert result.stderr.count("  cause    ") == 2 and "  the same 7 lines as above" not in result.stderr
+
+
+GROUP = """
+import signal
+import torch.distributed
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which must not come before the text of the second rank
+torch.distributed.init_process_group("gloo")
+error = ValueError("no such column")
+error.add_note("  the columns are a, b, c\\n  and the file is train.csv")
+torch.distributed.barrier()
+raise error
+"""
+
+
+def test_same_traceback_with_a_process_group(env, tmp_path):
+    """Torch's hook puts the rank before each line of a traceback: it stands once, and --tee has what was printed."""
+    pytest.importorskip("torch")
+    program = tmp_path / "group.py"
+    program.write_text(GROUP)
+    result = run(["-n", 2, "--no-daemon", "--tee", tmp_path / "logs", "--", sys.executable, program], env)
+    said, frame, note = texts(result), f'  File "{program}", line 10, in <module>', "  the columns are a, b, c"
+    assert result.returncode == 1 and result.stderr.count(frame) == 1 and result.stderr.count(note) == 1
+    first, second = sorted("01", key=lambda rank: frame not in said[rank])
+    tail = said[second][said[second].index("Traceback (most recent call last):"):]
+    assert tail[:4] == ["Traceback (most recent call last):", f"  the same 2 lines as [{first}] above",
+                        "ValueError: no such column", f"  the same 2 lines as [{first}] above"]  # fmt: skip
+    assert "[rank" not in result.stderr
+    assert re.search(r"rank \d exited with 1; its last message: \"ValueError: no such column\"", result.stderr)
+    for rank in "01":
+        log = (tmp_path / f"logs/rank{rank}.log").read_text()
+        assert f"[rank{rank}]: {frame}\n" in log and f"[rank{rank}]: {note}\n" in log
 
 
 @pytest.mark.parametrize("is_one", [True, False], ids=["one file", "two"])

@@ -68,7 +68,7 @@ class Reordered(Net):
         self.embed = first
 
 
-@scenario(mismatch("another order", "embed.weight"), pattern="E1101")
+@scenario(mismatch("different orders", "embed.weight"), pattern="E1101")
 def other_order_on_one_rank(t: Any) -> None:
     """Modules were made in another order on rank 1."""
     train(t, Reordered if t.faulty and t.rank == 1 else Net)

@@ -697,3 +697,29 @@ def same_data_on_all_ranks(t: Any) -> None:
 def same_data_in_some_steps(t: Any) -> None:
     """As a small data set may give it by chance: not three times in a row, and so nothing is said."""
     train_on(t, lambda step: t.rank if step % 3 == 2 else 0)
+
+
+# ---- M2 again: long turns -----------------------------------------------------------------------------------------
+
+
+class Gan(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.critic = nn.Linear(N_IN, N_IN), nn.Linear(N_IN, 1)
+
+
+@scenario(
+    Expect(1005, "M2", params=names("generator"), step=3, says=("the set of missing gradients differs between steps",),
+           never_says=("requires_grad_(False)",), exception="", sticky=False),
+    repaired_policy={"diagnostics": {"unused": ["generator.*"]}}, pattern="M2", trains=True)
+def critic_five_times(t: Any) -> None:
+    """Each sixth step trains the generator, the others the critic: it is said, and freezing it is not advised."""
+    model = t.model(Gan)
+    opt = t.attach(model)
+    for step in t.steps(opt, 12):
+        x, y = t.batch(step)
+        fake = model.generator(x)
+        mse_loss(model.critic(fake if step % 6 == 0 else fake.detach()), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()

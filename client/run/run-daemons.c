@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The daemons of a run: one, or with --jobs several. */
+
+#include "client/run/run-inside.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sysexits.h>
+#include <unistd.h>
+
+#include "client/run/attached.h"
+#include "core/base/base.h"
+#include "core/base/open-files.h"
+
+enum {
+    DAEMON_RESTART_MS = 100, /* as the unit of systemd has it; of a daemon that has not lived for a second */
+    DAEMON_LIVES_MS = 1000,
+};
+
+static void daemon_exited(struct process *process);
+static void run_daemon_ended(struct process *process);
+
+void run_init_daemons(struct run *run)
+{
+    const struct place *place = run->place;
+
+    run->daemons[0] = (struct run_daemon){
+        .socket = place->socket, .config_path = place->config_path, .told = place->told, .label = "zerod"};
+    for (unsigned i = 1; i < place->n_jobs; i++) {
+        const struct place_job *job = &place->more[i - 1];
+
+        run->daemons[i] =
+            (struct run_daemon){.socket = job->socket, .config_path = job->config_path, .told = job->told};
+        snprintf(run->daemons[i].label, sizeof(run->daemons[i].label), "zerod.%u", i);
+    }
+    for (unsigned i = 0; i < place->n_jobs; i++)
+        run->daemons[i].run = run;
+}
+
+/* ---- the start ----------------------------------------------------------------------------------------- */
+
+/* The zerod in the folder of zerodrun. Return: NULL when there is none, or a string to be freed. */
+static char *zerod_beside(void)
+{
+    char self[4096];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    char *path;
+
+    if (n < 0)
+        return NULL;
+    self[n] = '\0';
+    *strrchr(self, '/') = '\0';
+    if (asprintf(&path, "%s/zerod", self) < 0)
+        return NULL;
+    if (access(path, X_OK) < 0)
+        free(steal_ptr(path));
+    return path;
+}
+
+/* Of the environment that all daemons share; each start sets what differs. */
+static int run_describe_daemon(struct run_daemon *daemon)
+{
+    /* A service manager that started zerodrun waits for zerodrun, not for the daemon. */
+    static const char *const not_its[] = {"NOTIFY_SOCKET", "LISTEN_PID",    "LISTEN_FDS", "LISTEN_FDNAMES",
+                                          "WATCHDOG_PID",  "WATCHDOG_USEC", "FDSTORE"};
+    struct environment *env = &daemon->run->daemon_env;
+    int r = env->vars ? 0 : environment_init(env);
+
+    for (size_t i = 0; r == 0 && i < ARRAY_SIZE(not_its); i++)
+        environment_unset(env, not_its[i]);
+    return r < 0 || !daemon->is_kept ? r : keeper_describe(&daemon->keeper, env);
+}
+
+static int run_start_daemon(struct run_daemon *daemon)
+{
+    struct run *run = daemon->run;
+    _cleanup_free_ char *beside = run->options->zerod_path ? NULL : zerod_beside();
+    const char *program = run->options->zerod_path ? run->options->zerod_path : beside ? beside : "zerod";
+    char ranks[16], *argv[12] = {(char *)program, (char *)"--config", (char *)daemon->config_path};
+    size_t n = 3;
+    struct process_spec spec = {
+        .argv = argv,
+        .label = daemon->label,
+        .color = OUTPUT_DAEMON_COLOR,
+        .death_signal = SIGTERM,
+        .fds = daemon->keeper.fds,
+        .n_fds = daemon->is_kept ? daemon->keeper.n : 0,
+        .n_open_files = run->n_open_files,
+        .out = run->out,
+        .err = run->err,
+        .out_repeats = &run->repeats[0],
+        .err_repeats = &run->repeats[run->has_one_file ? 0 : 1],
+        .log = daemon->tee.is_open ? &daemon->tee.sink : NULL,
+        .on_exit = daemon_exited,
+        .on_end = run_daemon_ended,
+        .owner = daemon,
+    };
+    int r = run_describe_daemon(daemon);
+
+    if (daemon->told.socket) {
+        argv[n++] = (char *)"--socket";
+        argv[n++] = (char *)daemon->socket;
+    }
+    if (daemon->told.ranks) {
+        snprintf(ranks, sizeof(ranks), "%u", run->place->world_size);
+        argv[n++] = (char *)"--ranks";
+        argv[n++] = ranks;
+    }
+    if (run->options->n_restarts == 0 && !run->options->serve)
+        argv[n++] = (char *)"--no-successors";
+    if (run->options->tee_path) {
+        argv[n++] = (char *)"--trace-dir";
+        argv[n++] = (char *)run->options->tee_path;
+    }
+    spec.env = run->daemon_env.vars;
+    if (r == 0)
+        r = process_start(&daemon->process, &run->loop, &spec);
+    if (r < 0) {
+        run_error(run, EX_OSERR, "cannot start %s: %s", program, strerror(-r));
+        return r;
+    }
+    if (daemon->is_kept)
+        keeper_expect(&daemon->keeper, daemon->process.pid);
+    daemon->running = true;
+    daemon->began_ms = uv_now(&run->loop);
+    run->n_daemons++;
+    run_note(run, "started %s (pid %d)", program, (int)daemon->process.pid);
+    return 0;
+}
+
+const struct run_daemon *run_find_silent(const struct run *run)
+{
+    for (unsigned i = 0; i < run->place->n_jobs; i++)
+        if (run->daemons[i].running && !place_answers(run->daemons[i].socket))
+            return &run->daemons[i];
+    return NULL;
+}
+
+static void run_note_of_keeper(void *userdata, const char *text)
+{
+    struct run_daemon *daemon = userdata;
+
+    run_note(daemon->run, "%s: %s", daemon->label, text);
+}
+
+/* The daemon is about to be started for the first time. Without a keeper it runs as well, but only once. */
+static void run_keep_daemon(struct run_daemon *daemon)
+{
+    struct run *run = daemon->run;
+    int r;
+
+    if (run->options->n_daemon_restarts == 0)
+        return;
+    open_files_raise(); /* for what is kept */
+    r = keeper_init(&daemon->keeper, &run->loop, run_note_of_keeper, daemon);
+    if (r < 0) {
+        run_note(run, "%s is not started again when it ends: %s", daemon->label, strerror(-r));
+        return;
+    }
+    uv_timer_init(&run->loop, &daemon->restart);
+    daemon->restart.data = daemon;
+    daemon->restarts.limit = run->options->n_daemon_restarts;
+    daemon->is_kept = true;
+}
+
+/* The nodes may share the folder. */
+static int run_open_tee_of_daemon(struct run_daemon *daemon)
+{
+    const struct place *place = daemon->run->place;
+    char name[64];
+
+    if (place->n_nodes > 1)
+        snprintf(name, sizeof(name), "node%u.%s", place->node, daemon->label);
+    else
+        snprintf(name, sizeof(name), "%s", daemon->label);
+    return run_open_tee(daemon->run, &daemon->tee, name);
+}
+
+int run_begin_daemon(struct run_daemon *daemon)
+{
+    struct run *run = daemon->run;
+    int r;
+
+    if (place_answers(daemon->socket)) {
+        if (!run->options->serve)
+            return 0;
+        run_error(run, EX_UNAVAILABLE, "a daemon answers on %s already", daemon->socket);
+        return -EADDRINUSE;
+    }
+    run_keep_daemon(daemon);
+    r = run_open_tee_of_daemon(daemon);
+    return r < 0 ? r : run_start_daemon(daemon);
+}
+
+/* ---- the end, and the next start ----------------------------------------------------------------------- */
+
+static bool daemon_may_restart(struct run_daemon *daemon)
+{
+    const struct process *process = &daemon->process;
+    const struct run *run = daemon->run;
+    bool is_config = !process->term_signal && (process->exit_status == EX_CONFIG || process->exit_status == EX_USAGE);
+
+    return run->state == RUN_RUNNING && !run->killing && daemon->is_kept && !is_config &&
+           restarts_are_left(&daemon->restarts, uv_now(&run->loop));
+}
+
+static void run_restart_daemon(uv_timer_t *timer)
+{
+    struct run_daemon *daemon = timer->data;
+
+    if (run_start_daemon(daemon) < 0)
+        run_end_ranks(daemon->run);
+}
+
+/* A daemon ended that was not told to, and is not started again. */
+static void daemon_note_failure(struct run_daemon *daemon)
+{
+    struct run *run = daemon->run;
+    int code = process_exit_code(&daemon->process);
+    const char *when = run->state == RUN_STARTING ? "before it accepted connections"
+                       : run->options->serve      ? "while it was serving"
+                                                  : "while ranks were running";
+    char how[96], limit[64] = "";
+
+    run_describe_end(&daemon->process, how, sizeof(how));
+    if (daemon->is_kept && !restarts_are_left(&daemon->restarts, uv_now(&run->loop)))
+        snprintf(limit, sizeof(limit), "; no restart is left (%u in 10 minutes)", daemon->restarts.n);
+    run_complain(run, "%s (pid %d) %s %s%s", daemon->label, (int)daemon->process.pid, how, when, limit);
+    failure_note(&run->failure, code ? code : EX_UNAVAILABLE, &daemon->process, "%s %s %s%s", daemon->label, how, when,
+                 limit);
+}
+
+static void daemon_exited(struct process *process)
+{
+    struct run_daemon *daemon = process->spec.owner;
+
+    daemon->is_lost = daemon->run->state < RUN_STOPPING && !daemon_may_restart(daemon);
+    if (daemon->is_lost)
+        daemon_note_failure(daemon);
+}
+
+static void daemon_restart(struct run_daemon *daemon, const char *how)
+{
+    struct run *run = daemon->run;
+    uint64_t lived_ms = uv_now(&run->loop) - daemon->began_ms;
+
+    (void)restarts_add(&daemon->restarts, uv_now(&run->loop)); /* daemon_exited() has asked */
+    run_note(run, "%s (pid %d) %s; restart %u of %u", daemon->label, (int)daemon->process.pid, how, daemon->restarts.n,
+             daemon->restarts.limit);
+    tee_say(&daemon->tee, "%s %s; restart %u of %u", daemon->label, how, daemon->restarts.n, daemon->restarts.limit);
+    uv_timer_start(&daemon->restart, run_restart_daemon, lived_ms < DAEMON_LIVES_MS ? DAEMON_RESTART_MS : 0, 0);
+}
+
+static void run_daemon_ended(struct process *process)
+{
+    struct run_daemon *daemon = process->spec.owner;
+    struct run *run = daemon->run;
+    int code = process_exit_code(process);
+    char how[96];
+
+    daemon->running = false;
+    run->n_daemons--;
+    run_describe_end(process, how, sizeof(how));
+    if (daemon->is_kept)
+        keeper_drain(&daemon->keeper);
+    if (daemon->is_lost)
+        run_end_ranks(run);
+    else if (run->state == RUN_RUNNING && !run->killing)
+        daemon_restart(daemon, how);
+    else if (code != 0)
+        run_note(run, "%s (pid %d) %s", daemon->label, (int)process->pid, how);
+    if (run->state == RUN_STOPPING && run->n_daemons == 0)
+        run_finish(run);
+}
+
+void run_stop_daemon(struct run *run)
+{
+    unsigned i;
+
+    if (run->state >= RUN_STOPPING)
+        return;
+    run->state = RUN_STOPPING;
+    uv_timer_stop(&run->grace);
+    for (i = 0; i < run->place->n_jobs; i++)
+        if (run->daemons[i].is_kept)
+            uv_timer_stop(&run->daemons[i].restart);
+    if (run->n_daemons == 0) {
+        run_finish(run);
+        return;
+    }
+    if (run->failure.exit_code == 0 && run->interrupted == 0 && attached_nobody(run->daemons[0].socket))
+        run_note(run, "no rank has attached to the daemon, so this run did not use zerod: zerod.Optimizer(model), or "
+                      "ZerodTrainer, attaches a rank");
+    for (i = 0; i < run->place->n_jobs; i++) {
+        if (run->killing)
+            process_kill(&run->daemons[i].process);
+        else
+            process_signal(&run->daemons[i].process, SIGTERM);
+    }
+    uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
+}
+
+void run_close_keepers(struct run *run)
+{
+    for (unsigned i = 0; i < run->place->n_jobs; i++) {
+        if (!run->daemons[i].is_kept)
+            continue;
+        keeper_close(&run->daemons[i].keeper);
+        uv_close((uv_handle_t *)&run->daemons[i].restart, NULL);
+    }
+}
