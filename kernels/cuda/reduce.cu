@@ -199,8 +199,8 @@ DEVICE_FN void sum_run_whole(const struct reduce_job &job, const known_leaves<n>
 {
     constexpr unsigned at_once = stripes_at_once<dtype, n>();
 
-    /* Unrolled, those of 4 and 8 leaves would be spilled. */
-#pragma unroll(n >= 4 ? 1 : n_stripes<dtype>())
+    /* Unrolled, more leaves than one would be spilled. */
+#pragma unroll(n > 1 ? 1 : n_stripes<dtype>())
     for (unsigned s = 0; s < n_stripes<dtype>(); s += at_once) {
         struct unit words[at_once][n];
         widened<dtype> old[at_once];
@@ -567,14 +567,14 @@ DEVICE_FN struct reduce_job reduce_job_of(const struct device_reduce_list &list)
     return job;
 }
 
-/* Of the leaves of a known tree; 0: of any other. */
-DEVICE_FN constexpr unsigned min_blocks(unsigned n)
+/* The most blocks whose registers need not be spilled. n: leaves of a known tree; 0: of any other. */
+template <enum dtype dtype, unsigned n> DEVICE_FN constexpr unsigned min_blocks()
 {
-    return n == 1 ? 9 : n == 2 ? 7 : n == 4 ? 5 : n == 8 ? 3 : 4;
+    return n == 1 ? 9 : n == 2 ? 7 : n == 4 && dtype != DTYPE_F16 ? 5 : n == 8 ? 3 : 4;
 }
 
 template <enum dtype dtype, unsigned n>
-static __global__ void __launch_bounds__(BLOCK_THREADS, min_blocks(n)) reduce_kernel(struct device_reduce_list list)
+static __global__ void __launch_bounds__(BLOCK_THREADS, min_blocks<dtype, n>()) reduce_kernel(struct device_reduce_list list)
 {
     __shared__ struct reduce_board board;
     const struct reduce_job job = reduce_job_of(list);
