@@ -287,12 +287,10 @@ static void reduce_owned(const struct reduction *reduction, struct nccl_gpu *gpu
     adds = list_owned(reduction, gpu, &maker);
     if (maker.list.n_ranges == 0)
         return;
-    if (adds)
-        undo_prepare(engine, gpu, lane, &mark, &undo);
     lists_upload(engine, gpu, lane);
     if (adds) {
         device_parcel_slice(&engine->plan, reduction->parcel_id, gpu->rank, &begin, &end);
-        undo_begin(engine, gpu, &undo);
+        undo_begin(engine, gpu, lane, &mark, &undo);
         undo_copy(engine, gpu, &undo, nccl_acc(engine, gpu, reduction->parcel->bucket, begin),
                   (end - begin) * sizeof(float));
         undo_end(engine, gpu, &undo);

@@ -206,6 +206,24 @@ struct device_convert_list {
 int device_convert_to_f32(struct CUstream_st *stream, const struct device_convert_list *list);
 int device_convert_from_f32(struct CUstream_st *stream, const struct device_convert_list *list);
 
+/* ---- words in host memory ------------------------------------------------------------------------------- */
+
+enum {
+    DEVICE_MAX_WORDS = 8,
+};
+
+/* What is written where: an address of registered host memory, as the device knows it. */
+struct device_words {
+    struct {
+        uint64_t *at;
+        uint64_t value;
+    } words[DEVICE_MAX_WORDS];
+    uint32_t n;
+};
+
+/* One launch, whatever the number. Each word is in the host's memory before the next is written. */
+int device_write_words(struct CUstream_st *stream, const struct device_words *words);
+
 #ifdef __cplusplus
 }
 #endif

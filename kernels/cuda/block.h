@@ -56,6 +56,12 @@ template <typename T> static __device__ __forceinline__ T *in_global(T *at)
     return at;
 }
 
+/* What this thread has written is seen by the host and all devices before what it writes next. */
+static __device__ __forceinline__ void system_fence(void)
+{
+    __threadfence_system();
+}
+
 static __device__ __forceinline__ void atomic_add(uint64_t *at, uint64_t n)
 {
     atomicAdd(reinterpret_cast<unsigned long long *>(at), static_cast<unsigned long long>(n));
@@ -207,3 +213,4 @@ int load_clear(void);
 int load_convert(void);
 int load_reduce(void);
 int load_update(void);
+int load_words(void);

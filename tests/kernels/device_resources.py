@@ -20,6 +20,7 @@ THREADS = 128  # BLOCK_THREADS of kernels/cuda/block.h
 # registers more; what a bound protects is the number of blocks, of which the next step would be one less.
 BOUNDS = {
     "clear_kernel": (32, 0, 0),
+    "words_kernel": (32, 0, 0),
     "to_f32_kernel": (40, 0, 0),
     "from_f32_kernel": (40, 0, 0),
     "position_kernel": (48, 0, 4096),

@@ -258,11 +258,33 @@ static void test_trees(void **state)
     test_free(many);
 }
 
+/* All words are one launch; none are none. */
+static void test_words(void **state)
+{
+    uint64_t words[DEVICE_MAX_WORDS + 1] = {0};
+    struct device_words list = {.n = 0};
+    unsigned before = stream.n_launched;
+
+    assert_int_equal(device_write_words(NULL, &list), 0);
+    assert_int_equal(stream.n_launched, before);
+    for (unsigned i = 0; i < DEVICE_MAX_WORDS; i++) {
+        list.words[i].at = &words[i];
+        list.words[i].value = UINT64_MAX - i;
+    }
+    list.words[1].at = &words[0]; /* the later one stays */
+    list.n = DEVICE_MAX_WORDS;
+    assert_int_equal(device_write_words(NULL, &list), 0);
+    assert_int_equal(stream.n_launched, before + 1);
+    assert_true(words[0] == UINT64_MAX - 1 && words[1] == 0 && words[DEVICE_MAX_WORDS] == 0);
+    for (unsigned i = 2; i < DEVICE_MAX_WORDS; i++)
+        assert_true(words[i] == UINT64_MAX - i);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_load),    cmocka_unit_test(test_all_launches), cmocka_unit_test(test_empty),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_trees),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_trees),        cmocka_unit_test(test_words),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
