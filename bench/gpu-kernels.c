@@ -229,9 +229,10 @@ static void make_reduce(struct bench *bench, const struct range *ranges)
 {
     _cleanup_free_ struct device_reduce_range *list = calloc(bench->n_ranges, sizeof(*list));
     _cleanup_free_ struct device_leaf *leaves = calloc(bench->n_ranges, sizeof(*leaves));
+    _cleanup_free_ struct device_chunk *chunks = calloc(bench->n_chunks, sizeof(*chunks));
     uint64_t each = bench->options->n_elems / bench->options->n_params;
 
-    if (!list || !leaves)
+    if (!list || !leaves || !chunks)
         gpu_fail("no memory");
     for (uint32_t i = 0; i < bench->n_ranges; i++) {
         const void *data = bench->grads + ranges[i].begin;
@@ -251,12 +252,14 @@ static void make_reduce(struct bench *bench, const struct range *ranges)
     bench->reduce =
         (struct device_reduce_list){.ranges = gpu_upload(list, bench->n_ranges * sizeof(*list), bench->stream),
                                     .leaves = gpu_upload(leaves, bench->n_ranges * sizeof(*leaves), bench->stream),
-                                    .chunks = bench->chunks,
                                     .squares = bench->results_there.squares,
                                     .sums = bench->results_there.sums,
+                                    .findings = bench->results_there.findings,
+                                    .overflows = bench->results_there.overflows,
                                     .n_ranges = bench->n_ranges,
-                                    .n_leaves = bench->n_ranges,
-                                    .n_chunks = bench->n_chunks};
+                                    .n_leaves = bench->n_ranges};
+    device_reduce_fill(&bench->reduce, list, leaves, chunks);
+    bench->reduce.chunks = gpu_upload(chunks, bench->n_chunks * sizeof(*chunks), bench->stream);
 }
 
 static void make_lists(struct bench *bench)
@@ -359,9 +362,6 @@ static void sequence(struct bench *bench)
     double clip;
 
     launch(device_reduce(bench->stream, &bench->reduce), "device_reduce");
-    launch(device_find_nonfinite(bench->stream, &bench->reduce, bench->results_there.findings,
-                                 bench->results_there.overflows),
-           "device_find_nonfinite");
     copy(bench, bench->results.all, bench->results_there.all, bench->results.n_bytes, cudaMemcpyDeviceToHost);
     gpu_finish(bench->stream);
     clip = norm(bench);

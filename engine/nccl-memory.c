@@ -87,7 +87,8 @@ uint8_t *memory_map(struct nccl_engine *engine, int fd, uint64_t n_bytes)
 /* Host memory that all devices read and write without the processor's help. */
 static void pin(struct nccl_engine *engine, void *map, uint64_t n_bytes)
 {
-    engine_check_cuda(engine, NULL, cudaHostRegister(map, n_bytes, cudaHostRegisterPortable), "cudaHostRegister");
+    engine_check_cuda(engine, NULL, cudaHostRegister(map, n_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
+                      "cudaHostRegister");
 }
 
 static uint8_t *make_pinned(struct nccl_engine *engine, uint64_t n_bytes)
@@ -143,6 +144,15 @@ static void make_lane(struct nccl_engine *engine, struct nccl_gpu *gpu, struct n
                       "cudaEventCreateWithFlags");
 }
 
+static void map_marks(struct nccl_engine *engine, struct nccl_gpu *gpu)
+{
+    void *marks = NULL;
+
+    engine_check_cuda(engine, gpu, cudaHostGetDevicePointer(&marks, engine->results.marks, 0),
+                      "cudaHostGetDevicePointer");
+    gpu->marks = marks;
+}
+
 void memory_prepare(struct nccl_engine *engine)
 {
     uint64_t marks_at, n_bytes = device_results_bytes(&engine->plan, &marks_at);
@@ -157,6 +167,7 @@ void memory_prepare(struct nccl_engine *engine)
     sizes_find(engine);
     for (unsigned i = 0; i < engine->n_gpus; i++) {
         engine_use(engine, &engine->gpus[i]);
+        map_marks(engine, &engine->gpus[i]);
         for (unsigned lane = 0; lane < DEVICE_LANES; lane++)
             make_lane(engine, &engine->gpus[i], &engine->gpus[i].lanes[lane]);
     }
@@ -423,27 +434,36 @@ static void copy(struct nccl_engine *engine, struct nccl_gpu *gpu, void *dst, co
         engine_check_cuda(engine, gpu, cudaMemcpyAsync(dst, src, n_bytes, kind, gpu->main), "cudaMemcpyAsync");
 }
 
-void undo_prepare(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, const struct device_mark *mark,
-                  struct nccl_undo *undo)
+void words_add(struct nccl_engine *engine, struct nccl_gpu *gpu, const void *at, uint64_t value)
 {
-    /* The mark as it is before the copy, and as it is after it. */
-    struct device_mark *host;
-    void *device;
+    size_t offset = (size_t)((const uint8_t *)at - (const uint8_t *)engine->results.marks);
 
-    host = lists_take(engine, &gpu->lanes[lane].lists, 2 * sizeof(*mark), &device);
-    host[0] = host[1] = *mark;
-    host[0].copied = 0;
-    host[1].copied = mark->tag + 1;
-    *undo = (struct nccl_undo){
-        .host = host, .device = device, .mark = mark_of(engine, gpu, lane), .at = undo_place(engine, gpu, lane)};
+    if (gpu->words.n == DEVICE_MAX_WORDS)
+        engine_fail(engine, "more than %d words at once", DEVICE_MAX_WORDS);
+    gpu->words.words[gpu->words.n].at = (uint64_t *)(void *)(gpu->marks + offset);
+    gpu->words.words[gpu->words.n++].value = value;
 }
 
-void undo_begin(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_undo *undo)
+void words_write(struct nccl_engine *engine, struct nccl_gpu *gpu)
 {
+    engine_launch(engine, gpu, device_write_words(gpu->main, &gpu->words), "device_write_words");
+    gpu->words.n = 0;
+}
+
+void undo_begin(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, const struct device_mark *mark,
+                struct nccl_undo *undo)
+{
+    struct device_mark *there = mark_of(engine, gpu, lane);
+    uint64_t subject;
+
+    *undo = (struct nccl_undo){.tag = mark->tag, .mark = there, .at = undo_place(engine, gpu, lane)};
+    memcpy(&subject, &mark->kind, sizeof(subject));
     /* First that there is nothing to put back, then of what it will be: at no time is the one taken for the other. */
-    copy(engine, gpu, &undo->mark->copied, undo->device, sizeof(undo->mark->copied), cudaMemcpyDeviceToHost);
-    copy(engine, gpu, (uint8_t *)undo->mark + sizeof(undo->mark->copied), undo->device + sizeof(undo->mark->copied),
-         sizeof(*undo->mark) - sizeof(undo->mark->copied), cudaMemcpyDeviceToHost);
+    words_add(engine, gpu, &there->copied, 0);
+    words_add(engine, gpu, &there->kind, subject);
+    words_add(engine, gpu, &there->step, mark->step);
+    words_add(engine, gpu, &there->tag, mark->tag);
+    words_write(engine, gpu);
 }
 
 void undo_copy(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_undo *undo, const void *array,
@@ -455,8 +475,8 @@ void undo_copy(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_und
 
 void undo_end(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_undo *undo)
 {
-    copy(engine, gpu, &undo->mark->copied, undo->device + sizeof(*undo->mark), sizeof(undo->mark->copied),
-         cudaMemcpyDeviceToHost);
+    words_add(engine, gpu, &undo->mark->copied, undo->tag + 1);
+    words_write(engine, gpu);
 }
 
 void undo_forget(struct nccl_engine *engine, unsigned lane)

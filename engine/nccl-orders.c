@@ -167,8 +167,6 @@ static uint32_t fill_update(struct nccl_engine *engine, struct nccl_gpu *gpu, ui
 
 struct bucket_update {
     struct device_update_list list;
-    struct nccl_undo undo;
-    const uint64_t *step; /* on the device */
     bool wanted;
 };
 
@@ -177,41 +175,32 @@ static void prepare_bucket(struct nccl_engine *engine, struct nccl_gpu *gpu, str
 {
     const struct device_order_update *u = &order->command.update;
     struct nccl_lists *lists = &gpu->lanes[order->lane].lists;
-    struct device_mark mark = {.tag = order->tag, .kind = DEVICE_MARK_UPDATE, .index = bucket, .step = u->step};
-    uint64_t *step;
-    void *there;
 
     *update = (struct bucket_update){.wanted = false};
     if (engine->results.updated[(size_t)gpu->device * engine->plan.head->n_buckets + bucket] == u->step)
         return;
     update->wanted = fill_update(engine, gpu, bucket, lists, &update->list) > 0;
-    if (!update->wanted)
-        return;
-    undo_prepare(engine, gpu, (unsigned)order->lane, &mark, &update->undo);
-    step = lists_take(engine, lists, sizeof(*step), &there);
-    *step = u->step;
-    update->step = there;
 }
 
-/* Copies what is about to change, says so, changes it, says so. */
-static void update_bucket(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32_t bucket,
-                          struct bucket_update *update)
+/* Copies what is about to change, says so, changes it; the next words that are written say so. */
+static void update_bucket(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
+                          uint32_t bucket, const struct device_update_list *list)
 {
+    uint64_t step = order->command.update.step;
+    struct device_mark mark = {.tag = order->tag, .kind = DEVICE_MARK_UPDATE, .index = bucket, .step = step};
     const struct device_places *places = &engine->places[bucket];
     uint64_t n_bytes = places->slice_elems * sizeof(float);
-    uint64_t *updated = &engine->results.updated[(size_t)gpu->device * engine->plan.head->n_buckets + bucket];
+    struct nccl_undo undo;
 
-    undo_begin(engine, gpu, &update->undo);
-    undo_copy(engine, gpu, &update->undo, nccl_master(engine, gpu, bucket), n_bytes);
+    undo_begin(engine, gpu, (unsigned)order->lane, &mark, &undo);
+    undo_copy(engine, gpu, &undo, nccl_master(engine, gpu, bucket), n_bytes);
     if (places->exp_avg != DEVICE_NONE)
-        undo_copy(engine, gpu, &update->undo, nccl_moment(gpu, places->exp_avg), n_bytes);
+        undo_copy(engine, gpu, &undo, nccl_moment(gpu, places->exp_avg), n_bytes);
     if (places->exp_avg_sq != DEVICE_NONE)
-        undo_copy(engine, gpu, &update->undo, nccl_moment(gpu, places->exp_avg_sq), n_bytes);
-    undo_end(engine, gpu, &update->undo);
-    engine_launch(engine, gpu, device_update(gpu->main, &update->list), "device_update");
-    engine_check_cuda(engine, gpu,
-                      cudaMemcpyAsync(updated, update->step, sizeof(*updated), cudaMemcpyDeviceToHost, gpu->main),
-                      "cudaMemcpyAsync");
+        undo_copy(engine, gpu, &undo, nccl_moment(gpu, places->exp_avg_sq), n_bytes);
+    undo_end(engine, gpu, &undo);
+    engine_launch(engine, gpu, device_update(gpu->main, list), "device_update");
+    words_add(engine, gpu, &engine->results.updated[(size_t)gpu->device * engine->plan.head->n_buckets + bucket], step);
 }
 
 static void update_gpu(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_order *order)
@@ -234,7 +223,8 @@ static void update_gpu(struct nccl_engine *engine, struct nccl_gpu *gpu, struct 
     lists_upload(engine, gpu, (unsigned)order->lane);
     for (uint32_t i = 0; i < u->n_buckets; i++)
         if (updates[i].wanted)
-            update_bucket(engine, gpu, u->first_bucket + i, &updates[i]);
+            update_bucket(engine, gpu, order, u->first_bucket + i, &updates[i].list);
+    words_write(engine, gpu);
     free(updates);
 }
 
@@ -261,9 +251,7 @@ static void save_slice(struct nccl_engine *engine, struct nccl_gpu *gpu, const s
 
     /* The last bucket's copy is of use until that has been gathered. */
     engine_join(engine, gpu, false);
-    undo_prepare(engine, gpu, (unsigned)order->lane, &mark, &undo);
-    lists_upload(engine, gpu, (unsigned)order->lane);
-    undo_begin(engine, gpu, &undo);
+    undo_begin(engine, gpu, (unsigned)order->lane, &mark, &undo);
     undo_copy(engine, gpu, &undo, slice, n_bytes);
     undo_end(engine, gpu, &undo);
     engine_join(engine, gpu, true);

@@ -145,12 +145,11 @@ static void maker_add(struct list_maker *maker, uint32_t chunk_id, const struct 
     maker->notes[list->n_ranges] =
         (struct nccl_range_note){.chunk = chunk_id, .first_leaf = list->n_leaves, .n_leaves = range.n_leaves};
     device_leaves_fill(&maker->leaves[list->n_leaves], data, range.n_leaves, joins);
-    list->n_chunks += device_chunks_fill(&maker->blocks[list->n_chunks], list->n_ranges, chunk->n_elems);
     list->n_leaves += range.n_leaves;
     list->n_ranges++;
 }
 
-/* Room for what comes back. */
+/* All chunks were added: room for what comes back. */
 static void take_outcome(const struct reduction *reduction, struct nccl_lane *lane, struct list_maker *maker,
                          bool wants_sums, struct nccl_outcome *outcome)
 {
@@ -164,20 +163,15 @@ static void take_outcome(const struct reduction *reduction, struct nccl_lane *la
     outcome->overflows = results_take(engine, lane, list->n_ranges * sizeof(struct device_finding));
     list->squares = (void *)(lane->results + outcome->squares);
     list->sums = wants_sums ? (void *)(lane->results + outcome->sums) : NULL;
+    list->findings = (void *)(lane->results + outcome->findings);
+    list->overflows = (void *)(lane->results + outcome->overflows);
+    device_reduce_fill(list, maker->ranges, maker->leaves, maker->blocks);
 }
 
-static void launch(const struct reduction *reduction, struct nccl_gpu *gpu, const struct list_maker *maker,
-                   const struct nccl_outcome *outcome)
+static void launch(const struct reduction *reduction, struct nccl_gpu *gpu, const struct list_maker *maker)
 {
-    uint8_t *results = gpu->lanes[reduction->order->lane].results;
-
-    if (maker->list.n_ranges == 0)
-        return;
-    engine_launch(reduction->engine, gpu, device_reduce(gpu->main, &maker->list), "device_reduce");
-    engine_launch(reduction->engine, gpu,
-                  device_find_nonfinite(gpu->main, &maker->list, (void *)(results + outcome->findings),
-                                        (void *)(results + outcome->overflows)),
-                  "device_find_nonfinite");
+    if (maker->list.n_ranges > 0)
+        engine_launch(reduction->engine, gpu, device_reduce(gpu->main, &maker->list), "device_reduce");
 }
 
 /* ---- the owned chunks ------------------------------------------------------------------------------------ */
@@ -293,17 +287,15 @@ static void reduce_owned(const struct reduction *reduction, struct nccl_gpu *gpu
     adds = list_owned(reduction, gpu, &maker);
     if (maker.list.n_ranges == 0)
         return;
-    if (adds)
-        undo_prepare(engine, gpu, lane, &mark, &undo);
     lists_upload(engine, gpu, lane);
     if (adds) {
         device_parcel_slice(&engine->plan, reduction->parcel_id, gpu->rank, &begin, &end);
-        undo_begin(engine, gpu, &undo);
+        undo_begin(engine, gpu, lane, &mark, &undo);
         undo_copy(engine, gpu, &undo, nccl_acc(engine, gpu, reduction->parcel->bucket, begin),
                   (end - begin) * sizeof(float));
         undo_end(engine, gpu, &undo);
     }
-    launch(reduction, gpu, &maker, &gpu->lanes[lane].owned);
+    launch(reduction, gpu, &maker);
 }
 
 /* ---- the rank's own slot --------------------------------------------------------------------------------- */
@@ -338,7 +330,7 @@ static void reduce_own(const struct reduction *reduction, struct nccl_gpu *gpu)
     /* Elements that were not pushed, and padding, count as +0. */
     engine_check_cuda(reduction->engine, gpu, cudaMemsetAsync(staging, 0, parcel->n_elems * sizeof(float), gpu->main),
                       "cudaMemsetAsync");
-    launch(reduction, gpu, &maker, &lane->own);
+    launch(reduction, gpu, &maker);
 }
 
 /* Position sums of the rank's own slot alone. */

@@ -86,6 +86,8 @@ struct nccl_gpu {
     cudaEvent_t main_event, comm_event;
     ncclComm_t communicator;
     bool has_memory;
+    uint8_t *marks;            /* of engine->results, as the device knows it; never read here */
+    struct device_words words; /* which words_write() will put on the main stream */
     uint32_t pool_writers; /* bits of the local GPUs that may write into its pool */
     struct nccl_piece pieces[DEVICE_N_PIECES];
     struct nccl_lane lanes[DEVICE_LANES];
@@ -211,21 +213,24 @@ void lists_upload(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lan
 /* An offset in a lane's results. */
 size_t results_take(struct nccl_engine *engine, struct nccl_lane *lane, size_t n_bytes);
 
+/* Words of engine->results.marks or .updated, which the device writes one after the other: words_write() in one launch.
+ */
+void words_add(struct nccl_engine *engine, struct nccl_gpu *gpu, const void *at, uint64_t value);
+void words_write(struct nccl_engine *engine, struct nccl_gpu *gpu);
+
 /*
  * The undo copy of one GPU's lane: begin() writes what it is of, copy() takes an array, end() makes it valid. All is
- * put on the main stream.
+ * put on the main stream. begin() also writes the words that were added before.
  */
 struct nccl_undo {
-    const struct device_mark *host; /* in the lists */
-    const uint8_t *device;
+    uint64_t tag;
     struct device_mark *mark; /* in results */
     uint8_t *at;              /* next array */
 };
 
-/* Before lists_upload(). mark: all but `copied`. */
-void undo_prepare(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, const struct device_mark *mark,
-                  struct nccl_undo *undo);
-void undo_begin(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_undo *undo);
+/* mark: all but `copied`. */
+void undo_begin(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, const struct device_mark *mark,
+                struct nccl_undo *undo);
 void undo_copy(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_undo *undo, const void *array,
                uint64_t n_bytes);
 void undo_end(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_undo *undo);

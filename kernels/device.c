@@ -39,6 +39,53 @@ void device_leaves_fill(struct device_leaf *leaves, const void *const *data, uns
     assert(n_leaves == 0 || n_waiting == 1);
 }
 
+static bool is_aligned(const void *at)
+{
+    return (uintptr_t)at % 16 == 0;
+}
+
+/* Additions that are due after a leaf of a whole tree: one for each carry of counting it. */
+static unsigned joins_after(unsigned leaf)
+{
+    unsigned n = 0;
+
+    for (; leaf % 2; leaf /= 2)
+        n++;
+    return n;
+}
+
+static enum device_tree tree_of(const struct device_reduce_range *range, const struct device_leaf *leaves)
+{
+    static const unsigned whole[DEVICE_TREE_OTHER] = {
+        [DEVICE_TREE_1] = 1, [DEVICE_TREE_2] = 2, [DEVICE_TREE_4] = 4, [DEVICE_TREE_8] = 8};
+    unsigned tree = 0;
+
+    while (tree < DEVICE_TREE_OTHER && whole[tree] != range->n_leaves)
+        tree++;
+    if (!is_aligned(range->out))
+        return DEVICE_TREE_OTHER;
+    for (unsigned i = 0; tree < DEVICE_TREE_OTHER && i < range->n_leaves; i++)
+        if (leaves[i].n_joins != joins_after(i) || !is_aligned(leaves[i].data))
+            return DEVICE_TREE_OTHER;
+    return tree;
+}
+
+void device_reduce_fill(struct device_reduce_list *list, const struct device_reduce_range *ranges,
+                        const struct device_leaf *leaves, struct device_chunk *chunks)
+{
+    list->n_chunks = 0;
+    for (unsigned kernel = 0; kernel < N_DTYPES * N_DEVICE_TREES; kernel++) {
+        enum dtype dtype = kernel / N_DEVICE_TREES;
+        enum device_tree tree = kernel % N_DEVICE_TREES;
+        uint32_t before = list->n_chunks;
+
+        for (uint32_t i = 0; i < list->n_ranges; i++)
+            if (ranges[i].dtype == dtype && tree_of(&ranges[i], leaves + ranges[i].first_leaf) == tree)
+                list->n_chunks += device_chunks_fill(&chunks[list->n_chunks], i, ranges[i].n_elems);
+        list->n_chunks_of[dtype][tree] = list->n_chunks - before;
+    }
+}
+
 void device_finding_read(const struct device_finding *finding, struct reduce_finding *out)
 {
     static const float values[] = {[DEVICE_NAN] = NAN, [DEVICE_INF] = INFINITY, [DEVICE_MINUS_INF] = -INFINITY};

@@ -3,7 +3,7 @@
 
 /*
  * The kernels of zerod on a GPU: twins, bit for bit, of the CPU's kernels in kernels.h (kernels/cuda/). Every function
- * here puts one or two launches on a stream and returns at once.
+ * here puts a few launches on a stream and returns at once.
  *
  * A launch works on a list of ranges, because parameters are many and often small: a range is a piece of one
  * parameter, as in reduce.h and update.h, and a chunk is the part of a range that one thread block works on. The arrays
@@ -92,24 +92,6 @@ struct device_reduce_range {
     uint8_t first;       /* out = 0.0f + sum, and is only written; else out += sum */
 };
 
-struct device_reduce_list {
-    const struct device_reduce_range *ranges;
-    const struct device_leaf *leaves;
-    const struct device_chunk *chunks;
-    struct exact_sum *squares; /* out, per range: of its new elements; `nonfinite` when one is not finite. Not yet
-                                  carried: exact_sum_merge(), exact_sum_round() take it as it is */
-    struct position_sum *sums; /* out, per leaf, of this range; NULL: not wanted (partial sums) */
-    uint32_t n_ranges;
-    uint32_t n_leaves; /* of all ranges */
-    uint32_t n_chunks;
-};
-
-/* Sets the leaves of one range: data, and the joins that reduce_joins() gave for them. */
-void device_leaves_fill(struct device_leaf *leaves, const void *const *data, unsigned n_leaves,
-                        const struct reduce_join *joins);
-
-int device_reduce(struct CUstream_st *stream, const struct device_reduce_list *list);
-
 enum device_value {
     DEVICE_NAN,
     DEVICE_INF,
@@ -123,13 +105,41 @@ struct device_finding {
     uint64_t first; /* the complement of (element x 4 + enum device_value): zero is none, the first is the most */
 };
 
-/*
- * Finds the leaf that a value came from, as reduce_find_nonfinite() does; after device_reduce() of the same list and
- * before leaves or out change. Ranges whose squares are finite are not read, so a call after every reduce is cheap.
- * findings: out, per leaf; overflows: out, per range; both in device memory.
- */
-int device_find_nonfinite(struct CUstream_st *stream, const struct device_reduce_list *list,
-                          struct device_finding *findings, struct device_finding *overflows);
+/* Whole trees, of which each has kernels of its own where all arrays begin at multiples of 16 bytes, and all others. */
+enum device_tree {
+    DEVICE_TREE_1, /* leaves */
+    DEVICE_TREE_2,
+    DEVICE_TREE_4,
+    DEVICE_TREE_8,
+    DEVICE_TREE_OTHER,
+    N_DEVICE_TREES,
+};
+
+struct device_reduce_list {
+    const struct device_reduce_range *ranges;
+    const struct device_leaf *leaves;
+    const struct device_chunk *chunks; /* as device_reduce_fill() orders them */
+    struct exact_sum *squares; /* out, per range: of its new elements; `nonfinite` when one is not finite. Not yet
+                                  carried: exact_sum_merge(), exact_sum_round() take it as it is */
+    struct position_sum *sums; /* out, per leaf, of this range; NULL: not wanted (partial sums) */
+    /* Out: whose values are not finite, as reduce_find_nonfinite() finds them; per leaf, and per range. */
+    struct device_finding *findings, *overflows;
+    uint32_t n_ranges;
+    uint32_t n_leaves; /* of all ranges */
+    uint32_t n_chunks;
+    uint32_t n_chunks_of[N_DTYPES][N_DEVICE_TREES]; /* the chunks of each kernel, one kernel's behind the other's */
+};
+
+/* Sets the leaves of one range: data, and the joins that reduce_joins() gave for them. */
+void device_leaves_fill(struct device_leaf *leaves, const void *const *data, unsigned n_leaves,
+                        const struct reduce_join *joins);
+
+/* Writes the chunks of all ranges, and counts them in the list. All but the list are where the CPU reads and writes. */
+void device_reduce_fill(struct device_reduce_list *list, const struct device_reduce_range *ranges,
+                        const struct device_leaf *leaves, struct device_chunk *chunks);
+
+/* Clears the results and launches a kernel for each type and tree that the list has: for one, mostly. */
+int device_reduce(struct CUstream_st *stream, const struct device_reduce_list *list);
 
 void device_finding_read(const struct device_finding *finding, struct reduce_finding *out);
 
@@ -195,6 +205,24 @@ struct device_convert_list {
 
 int device_convert_to_f32(struct CUstream_st *stream, const struct device_convert_list *list);
 int device_convert_from_f32(struct CUstream_st *stream, const struct device_convert_list *list);
+
+/* ---- words in host memory ------------------------------------------------------------------------------- */
+
+enum {
+    DEVICE_MAX_WORDS = 8,
+};
+
+/* What is written where: an address of registered host memory, as the device knows it. */
+struct device_words {
+    struct {
+        uint64_t *at;
+        uint64_t value;
+    } words[DEVICE_MAX_WORDS];
+    uint32_t n;
+};
+
+/* One launch, whatever the number. Each word is in the host's memory before the next is written. */
+int device_write_words(struct CUstream_st *stream, const struct device_words *words);
 
 #ifdef __cplusplus
 }

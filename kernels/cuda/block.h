@@ -49,6 +49,19 @@ template <typename T> class per_thread
     }
 };
 
+/* A pointer that was read from memory may lead anywhere, for all that nvcc knows. All of ours lead to global memory. */
+template <typename T> static __device__ __forceinline__ T *in_global(T *at)
+{
+    __builtin_assume(__isGlobal(at));
+    return at;
+}
+
+/* What this thread has written is seen by the host and all devices before what it writes next. */
+static __device__ __forceinline__ void system_fence(void)
+{
+    __threadfence_system();
+}
+
 static __device__ __forceinline__ void atomic_add(uint64_t *at, uint64_t n)
 {
     atomicAdd(reinterpret_cast<unsigned long long *>(at), static_cast<unsigned long long>(n));
@@ -91,6 +104,7 @@ static int device_launch(struct CUstream_st *stream, void (*kernel)(list_type li
 #endif
 
 #define DEVICE_FN static __device__ inline __attribute__((__always_inline__))
+#define DEVICE_MEMBER __device__ inline __attribute__((__always_inline__))
 
 /* ---- chunks -------------------------------------------------------------------------------------------- */
 
@@ -168,10 +182,14 @@ struct alignas(UNIT_BYTES) quad {
 
 /* ---- results ------------------------------------------------------------------------------------------- */
 
-/* Sets up to two arrays of results to zero bytes; `words` is NULL where there is none. kernels/cuda/clear.cu */
+enum {
+    CLEAR_ARRAYS = 4,
+};
+
+/* Sets arrays of results to zero bytes; `words` is NULL where there is none. kernels/cuda/clear.cu */
 struct clear_list {
-    uint64_t *words[2];
-    uint64_t n_words[2];
+    uint64_t *words[CLEAR_ARRAYS];
+    uint64_t n_words[CLEAR_ARRAYS];
 };
 
 int device_clear(struct CUstream_st *stream, const struct clear_list *list);
@@ -193,6 +211,6 @@ static int load_kernels(void (*kernel)(list_type list), more_types... more)
 /* Those of one file each; device_load_kernels() calls them all. */
 int load_clear(void);
 int load_convert(void);
-int load_find(void);
 int load_reduce(void);
 int load_update(void);
+int load_words(void);

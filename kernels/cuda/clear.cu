@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Results start at zero, because blocks add to them. A kernel and no cudaMemsetAsync(): two arrays are one launch. */
+/* Results start at zero, because blocks add to them. A kernel and no cudaMemsetAsync(): all arrays are one launch. */
 
 #include "kernels/cuda/block.h"
 
@@ -13,10 +13,10 @@ static __global__ void clear_kernel(struct clear_list list)
     for (phase threads; threads.next();) {
         const uint64_t begin = static_cast<uint64_t>(blockIdx.x) * CLEAR_BLOCK_WORDS;
 
-        for (unsigned i = 0; i < 2; i++) {
+        for (unsigned i = 0; i < CLEAR_ARRAYS; i++) {
             for (uint64_t at = begin + threadIdx.x; at < begin + CLEAR_BLOCK_WORDS; at += BLOCK_THREADS) {
                 if (list.words[i] && at < list.n_words[i])
-                    list.words[i][at] = 0;
+                    in_global(list.words[i])[at] = 0;
             }
         }
     }
@@ -24,9 +24,12 @@ static __global__ void clear_kernel(struct clear_list list)
 
 int device_clear(struct CUstream_st *stream, const struct clear_list *list)
 {
-    const uint64_t first = list->words[0] ? list->n_words[0] : 0, second = list->words[1] ? list->n_words[1] : 0;
-    const uint64_t most = first > second ? first : second;
+    uint64_t most = 0;
 
+    for (unsigned i = 0; i < CLEAR_ARRAYS; i++) {
+        if (list->words[i] && list->n_words[i] > most)
+            most = list->n_words[i];
+    }
     return device_launch(stream, clear_kernel,
                          static_cast<uint32_t>((most + CLEAR_BLOCK_WORDS - 1) / CLEAR_BLOCK_WORDS), *list);
 }

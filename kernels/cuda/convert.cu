@@ -54,13 +54,13 @@ DEVICE_FN void convert_chunk(const struct device_convert_range &range, const str
 {
     using four_from = struct four_elems<typename way::from>;
     using four_to = struct four_elems<typename way::to>;
-    const typename way::from *src = static_cast<const typename way::from *>(range.src);
-    typename way::to *dst = static_cast<typename way::to *>(range.dst);
+    const typename way::from *src = static_cast<const typename way::from *>(in_global(range.src));
+    typename way::to *dst = static_cast<typename way::to *>(in_global(range.dst));
     const bool aligned = is_aligned(src, sizeof(four_from)) && is_aligned(dst, sizeof(four_to));
     const uint64_t fours_end = aligned ? extent.begin + (extent.end - extent.begin) / 4 * 4 : extent.begin;
 
     for (phase threads; threads.next();) {
-#pragma unroll 4
+#pragma unroll 2
         for (uint64_t i = extent.begin + 4 * threadIdx.x; i < fours_end; i += 4 * BLOCK_THREADS) {
             const four_from in = *reinterpret_cast<const four_from *>(src + i);
             four_to out;
@@ -78,8 +78,8 @@ DEVICE_FN void convert_chunk(const struct device_convert_range &range, const str
 
 static __global__ void __launch_bounds__(BLOCK_THREADS) to_f32_kernel(struct device_convert_list list)
 {
-    const struct device_chunk chunk = list.chunks[blockIdx.x];
-    const struct device_convert_range range = list.ranges[chunk.range];
+    const struct device_chunk chunk = in_global(list.chunks)[blockIdx.x];
+    const struct device_convert_range range = in_global(list.ranges)[chunk.range];
 
     switch (range.dtype) {
     case DTYPE_BF16:
@@ -95,8 +95,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS) to_f32_kernel(struct dev
 
 static __global__ void __launch_bounds__(BLOCK_THREADS) from_f32_kernel(struct device_convert_list list)
 {
-    const struct device_chunk chunk = list.chunks[blockIdx.x];
-    const struct device_convert_range range = list.ranges[chunk.range];
+    const struct device_chunk chunk = in_global(list.chunks)[blockIdx.x];
+    const struct device_convert_range range = in_global(list.ranges)[chunk.range];
 
     switch (range.dtype) {
     case DTYPE_BF16:

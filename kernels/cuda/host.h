@@ -65,6 +65,16 @@ template <typename T> class per_thread
     }
 };
 
+template <typename T> static inline T *in_global(T *at)
+{
+    return at;
+}
+
+static inline void system_fence(void)
+{
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
 static inline void atomic_add(uint64_t *at, uint64_t n)
 {
     __atomic_fetch_add(at, n, __ATOMIC_RELAXED);

@@ -11,14 +11,20 @@
  * so limbs and position sums grow in registers, and only at the end of a chunk are they added to the results, with
  * atomics on 64-bit integers, whose order changes nothing.
  *
- * 1, 2, 4 and 8 leaves that are a whole tree have code of their own, in which the waiting sums of the tree are
- * registers. Other trees, addresses that are no multiple of 16 bytes, and the run that ends a parameter take the
- * general way, with the waiting sums in local memory, and read the leaves twice: once to add them, once for the
- * position sums.
+ * There is a kernel for each type and each of the trees of enum device_tree, so that each has the registers that it
+ * needs: one kernel for all would have those of 8 leaves, and so few blocks on a processor that 1 leaf could not keep
+ * the memory busy. Whole trees of 1, 2, 4 and 8 leaves are unrolled, with the waiting sums of the tree and the position
+ * sums in registers. At 16 leaves the position sums alone would take 192 registers. So all other trees share one
+ * kernel, which also takes addresses that are no multiple of 16 bytes: its waiting sums lie in local memory, and it
+ * reads the leaves twice, once to add them and once for the position sums.
+ *
+ * A block that has met a value that is not finite then looks for the leaf that it came from, in its own chunk. A
+ * gradient that is NaN throughout must not make every element an atomic: threads count, the block adds up, one thread
+ * adds to the result.
  *
  * No device was at hand. To be measured, beside a plain read of as many streams: the share of the memory's speed for
- * 2, 4 and 8 leaves of bf16 and fp32 (the squares cost two double operations and one conversion an element);
- * whether DEVICE_CHUNK_ELEMS and the launch bounds suit; the general way with 3 and 16 leaves.
+ * 1, 2, 4 and 8 leaves of bf16 and fp32 (the squares cost two double operations and one conversion an element);
+ * whether DEVICE_CHUNK_ELEMS and the launch bounds suit; the kernel of all other trees with 3 and 16 leaves.
  */
 
 #include "kernels/cuda/position.h"
@@ -29,15 +35,28 @@ enum {
     LIMB_THREADS = 32,
     N_LIMB_GROUPS = BLOCK_THREADS / LIMB_THREADS,
     GROUP_RUNS = TILE_RUNS / N_LIMB_GROUPS,
+    KNOWN_LEAVES = 8, /* of a known tree, at most */
     GENERAL_SUMS = 4, /* position sums at a time, in the general way */
 };
 
-/* Shared memory of a block. */
+/* What one thread, and then the block, has found that is not finite. */
+struct find_count {
+    uint64_t n_nan;
+    uint64_t n_inf;
+    uint64_t first; /* as in struct device_finding */
+};
+
+/* Shared memory of a block, whose large parts are not used at the same time. */
 struct reduce_board {
-    alignas(UNIT_BYTES) float elems[TILE_RUNS][RUN_STRIDE];
+    union {
+        alignas(UNIT_BYTES) float elems[TILE_RUNS][RUN_STRIDE];
+        struct position_board position;
+        struct find_count found[BLOCK_THREADS];
+    };
     double lanes[TILE_RUNS][4];
     uint64_t limbs[N_LIMB_GROUPS][LIMB_THREADS];
-    struct position_board position;
+    const char *leaves[KNOWN_LEAVES]; /* of a known tree */
+    bool nonfinite;                   /* an element of the chunk is not finite */
 };
 
 /* The data that a block works on. */
@@ -46,8 +65,9 @@ struct reduce_job {
     const struct device_leaf *leaves;
     struct position_sum *sums; /* of these leaves; NULL: not wanted */
     struct exact_sum *squares;
+    struct device_finding *findings; /* of these leaves */
+    struct device_finding *overflow;
     struct extent extent;
-    uint64_t fast_end; /* elements before it are whole runs at multiples of 16 bytes, when the tree is a known one */
 };
 
 /* ---- sums ---------------------------------------------------------------------------------------------- */
@@ -77,39 +97,36 @@ template <enum dtype dtype> DEVICE_FN widened<dtype> widened_add(const widened<d
     return sum;
 }
 
-/* Additions that are due after a leaf of a whole tree over a power of two: one for each carry of counting it. */
-DEVICE_FN unsigned joins_after(unsigned leaf)
-{
-    unsigned n = 0;
+/*
+ * Where the leaves of a known tree are: in registers; of more than two leaves in shared memory, because addresses of 8
+ * would take so many registers that others are spilled.
+ */
+template <unsigned n> struct known_leaves {
+    static constexpr bool in_registers = n <= 2;
+    const char *mine[in_registers ? n : 1];
+    const char *const *shared;
 
-    for (; leaf % 2; leaf /= 2)
-        n++;
-    return n;
-}
-
-/* The sum of n leaves at an element whose 16 bytes are all there; y is each leaf's position sum under way. */
-template <enum dtype dtype, unsigned n>
-DEVICE_FN widened<dtype> tree_known(const struct reduce_job &job, uint64_t elem, struct unit *y)
-{
-    widened<dtype> waiting[n]; /* all places are known when this is unrolled */
-    unsigned n_waiting = 0;
-
-#pragma unroll
-    for (unsigned leaf = 0; leaf < n; leaf++) {
-        const char *at = static_cast<const char *>(job.leaves[leaf].data) + elem * elem_bytes<dtype>();
-        const struct unit words = unit_load(at);
-        widened<dtype> sum = unit_widen<dtype>(words);
-
-        position_stripe(&y[leaf], words);
-#pragma unroll
-        for (unsigned join = 0; join < joins_after(leaf); join++)
-            sum = widened_add<dtype>(waiting[--n_waiting], sum);
-        waiting[n_waiting++] = sum;
+    DEVICE_MEMBER const char *at(unsigned leaf) const
+    {
+        return in_global(in_registers ? mine[in_registers ? leaf : 0] : shared[leaf]);
     }
-    return waiting[0];
+};
+
+/* The sum of n leaves, a power of two, from leaf `first` on; y is each leaf's position sum under way. */
+template <enum dtype dtype, unsigned first, unsigned n>
+DEVICE_FN widened<dtype> tree_known(const struct unit *words, struct unit *y)
+{
+    if constexpr (n == 1) {
+        position_stripe(&y[first], words[first]);
+        return unit_widen<dtype>(words[first]);
+    } else {
+        const widened<dtype> left = tree_known<dtype, first, n / 2>(words, y);
+
+        return widened_add<dtype>(left, tree_known<dtype, first + n / 2, n / 2>(words, y));
+    }
 }
 
-/* The same for any tree, any address and an end of the parameter. */
+/* The sum of any tree, at any address, also at the end of the parameter. */
 template <enum dtype dtype> DEVICE_FN widened<dtype> tree_general(const struct reduce_job &job, uint64_t elem)
 {
     widened<dtype> waiting[DEVICE_TREE_DEPTH];
@@ -117,7 +134,7 @@ template <enum dtype dtype> DEVICE_FN widened<dtype> tree_general(const struct r
     unsigned n_waiting = 0;
 
     for (unsigned leaf = 0; leaf < job.range.n_leaves; leaf++) {
-        const char *at = static_cast<const char *>(job.leaves[leaf].data) + elem * elem_bytes<dtype>();
+        const char *at = static_cast<const char *>(in_global(job.leaves[leaf].data)) + elem * elem_bytes<dtype>();
 
         if (leaf > 0)
             waiting[n_waiting++] = sum;
@@ -128,23 +145,29 @@ template <enum dtype dtype> DEVICE_FN widened<dtype> tree_general(const struct r
     return sum;
 }
 
-/* out = 0.0f + sum or out += sum, of elements that are all there. */
-template <enum dtype dtype>
-DEVICE_FN widened<dtype> add_to_out(const struct reduce_job &job, uint64_t elem, widened<dtype> sum)
+/* What a thread's elements of a stripe are added to. */
+template <enum dtype dtype> DEVICE_FN widened<dtype> load_out(const struct reduce_job &job, uint64_t elem)
 {
+    widened<dtype> old = {};
+
+    if (job.range.first)
+        return old;
 #pragma unroll
     for (unsigned i = 0; i < unit_elems<dtype>(); i += 4) {
-        struct quad *at = reinterpret_cast<struct quad *>(job.range.out + elem + i);
-        struct quad old = {{0, 0, 0, 0}};
+        const struct quad quad = *reinterpret_cast<const struct quad *>(job.range.out + elem + i);
 
-        if (!job.range.first)
-            old = *at;
 #pragma unroll
         for (unsigned k = 0; k < 4; k++)
-            old.x[k] = sum.x[i + k] = old.x[k] + sum.x[i + k];
-        *at = old;
+            old.x[i + k] = quad.x[k];
     }
-    return sum;
+    return old;
+}
+
+template <enum dtype dtype> DEVICE_FN void put_elems(float *at, const widened<dtype> &sum)
+{
+#pragma unroll
+    for (unsigned i = 0; i < unit_elems<dtype>(); i += 4)
+        *reinterpret_cast<struct quad *>(at + i) = {{sum.x[i], sum.x[i + 1], sum.x[i + 2], sum.x[i + 3]}};
 }
 
 /* Behind the range's end nothing is read or written, and the sum is zero. */
@@ -163,26 +186,74 @@ DEVICE_FN widened<dtype> add_to_out_some(const struct reduce_job &job, uint64_t 
     return sum;
 }
 
-template <enum dtype dtype> DEVICE_FN void put_elems(float *run, unsigned at, const widened<dtype> &sum)
+/* Stripes whose loads are under way before the first of them is added: more where there are fewer leaves. */
+template <enum dtype dtype, unsigned n> DEVICE_FN constexpr unsigned stripes_at_once()
 {
-#pragma unroll
-    for (unsigned i = 0; i < unit_elems<dtype>(); i += 4)
-        *reinterpret_cast<struct quad *>(run + at + i) = {{sum.x[i], sum.x[i + 1], sum.x[i + 2], sum.x[i + 3]}};
+    return n >= 4 ? 1 : n_stripes<dtype>() * n <= 4 ? n_stripes<dtype>() : 2;
 }
 
-/* This thread's part of the run at elem, to out, to shared memory, and its position sums. */
+/* This thread's part of the run at elem, which is all there, to out and to shared memory; its position sums in y. */
 template <enum dtype dtype, unsigned n>
-DEVICE_FN void sum_run_known(const struct reduce_job &job, uint64_t elem, float *run, position_set<n> *lanes)
+DEVICE_FN void sum_run_whole(const struct reduce_job &job, const known_leaves<n> &leaves, uint64_t elem, float *run,
+                             struct unit (&y)[n])
+{
+    constexpr unsigned at_once = stripes_at_once<dtype, n>();
+
+    /* Unrolled, more leaves than one would be spilled. */
+#pragma unroll(n > 1 ? 1 : n_stripes<dtype>())
+    for (unsigned s = 0; s < n_stripes<dtype>(); s += at_once) {
+        struct unit words[at_once][n];
+        widened<dtype> old[at_once];
+
+#pragma unroll
+        for (unsigned i = 0; i < at_once; i++) {
+            const uint64_t at = elem + stripe_elem<dtype>(s + i);
+
+#pragma unroll
+            for (unsigned leaf = 0; leaf < n; leaf++)
+                words[i][leaf] = unit_load(leaves.at(leaf) + at * elem_bytes<dtype>());
+            old[i] = load_out<dtype>(job, at);
+        }
+#pragma unroll
+        for (unsigned i = 0; i < at_once; i++) {
+            const unsigned at = stripe_elem<dtype>(s + i);
+            const widened<dtype> sum = widened_add<dtype>(old[i], tree_known<dtype, 0, n>(words[i], y));
+
+            put_elems<dtype>(job.range.out + elem + at, sum);
+            put_elems<dtype>(run + at, sum);
+        }
+    }
+}
+
+/* The same for the run that ends a parameter; behind the end are zeroes. */
+template <enum dtype dtype, unsigned n>
+DEVICE_FN void sum_run_last(const struct reduce_job &job, const known_leaves<n> &leaves, uint64_t elem, float *run,
+                            struct unit (&y)[n])
+{
+#pragma unroll 1
+    for (unsigned s = 0; s < n_stripes<dtype>(); s++) {
+        const uint64_t at = elem + stripe_elem<dtype>(s);
+        const uint64_t n_bytes = at < job.range.n_elems ? (job.range.n_elems - at) * elem_bytes<dtype>() : 0;
+        struct unit words[n];
+
+#pragma unroll
+        for (unsigned leaf = 0; leaf < n; leaf++)
+            words[leaf] = unit_load_some(leaves.at(leaf) + at * elem_bytes<dtype>(), n_bytes);
+        put_elems<dtype>(run + stripe_elem<dtype>(s),
+                         add_to_out_some<dtype>(job, at, tree_known<dtype, 0, n>(words, y)));
+    }
+}
+
+template <enum dtype dtype, unsigned n>
+DEVICE_FN void sum_run_known(const struct reduce_job &job, const known_leaves<n> &leaves, uint64_t elem, float *run,
+                             position_set<n> *lanes)
 {
     struct unit y[n] = {};
 
-#pragma unroll
-    for (unsigned s = 0; s < n_stripes<dtype>(); s++) {
-        const unsigned at = stripe_elem<dtype>(s);
-        widened<dtype> sum = tree_known<dtype, n>(job, elem + at, y);
-
-        put_elems<dtype>(run, at, add_to_out<dtype>(job, elem + at, sum));
-    }
+    if (job.range.n_elems - elem >= RUN_ELEMS)
+        sum_run_whole<dtype, n>(job, leaves, elem, run, y);
+    else
+        sum_run_last<dtype, n>(job, leaves, elem, run, y);
 #pragma unroll
     for (unsigned leaf = 0; leaf < n; leaf++)
         position_close(y[leaf], (job.range.start_elem + elem) / RUN_ELEMS, &lanes->leaf[leaf]);
@@ -197,7 +268,7 @@ template <enum dtype dtype> DEVICE_FN void sum_run_general(const struct reduce_j
 
         if (elem + at < job.range.n_elems)
             sum = add_to_out_some<dtype>(job, elem + at, tree_general<dtype>(job, elem + at));
-        put_elems<dtype>(run, at, sum);
+        put_elems<dtype>(run + at, sum);
     }
 }
 
@@ -275,7 +346,7 @@ DEVICE_FN void add_squares(const struct reduce_job &job, unsigned n_runs, struct
             digits.mine() += exact_digit((lanes[0] + lanes[2]) + (lanes[1] + lanes[3]), limb, &nonfinite, &nan);
         }
         if (nonfinite && limb == 0)
-            job.squares->nonfinite = true; /* several may write this and the next, all the same */
+            board->nonfinite = job.squares->nonfinite = true; /* several may write this and the next, all the same */
         if (nan && limb == 0)
             job.squares->nan = true;
     }
@@ -301,9 +372,8 @@ DEVICE_FN void flush_squares(const struct reduce_job &job, struct reduce_board *
     }
 }
 
-/* Position sums of the runs from `begin` on, which went the general way. */
-template <enum dtype dtype>
-DEVICE_FN void sum_positions(const struct reduce_job &job, uint64_t begin, struct reduce_board *board)
+/* Position sums of all leaves, for which they are read once more. */
+template <enum dtype dtype> DEVICE_FN void sum_positions(const struct reduce_job &job, struct reduce_board *board)
 {
     for (unsigned base = 0; base < job.range.n_leaves; base += GENERAL_SUMS) {
         per_thread<position_set<GENERAL_SUMS>> lanes;
@@ -316,9 +386,9 @@ DEVICE_FN void sum_positions(const struct reduce_job &job, uint64_t begin, struc
                 position_reset(mine);
                 if (base + i >= job.range.n_leaves)
                     continue;
-                for (uint64_t elem = begin + threadIdx.x / RUN_THREADS * RUN_ELEMS; elem < job.extent.end;
+                for (uint64_t elem = job.extent.begin + threadIdx.x / RUN_THREADS * RUN_ELEMS; elem < job.extent.end;
                      elem += TILE_RUNS * RUN_ELEMS)
-                    position_run<dtype>(job.leaves[base + i].data, elem, job.range.n_elems,
+                    position_run<dtype>(in_global(job.leaves[base + i].data), elem, job.range.n_elems,
                                         (job.range.start_elem + elem) / RUN_ELEMS, mine);
             }
         }
@@ -330,18 +400,16 @@ DEVICE_FN void sum_positions(const struct reduce_job &job, uint64_t begin, struc
     }
 }
 
-/* n: leaves of the known tree, 1 where it is none and fast_end is 0. */
-template <enum dtype dtype, unsigned n>
-DEVICE_FN void reduce_chunk(const struct reduce_job &job, struct reduce_board *board)
+/* Adds the new elements of all tiles up; sum_run(elem, run) makes those of a thread's part of a run. */
+template <typename sum_type>
+DEVICE_FN void reduce_tiles(const struct reduce_job &job, struct reduce_board *board, const sum_type &sum_run)
 {
-    per_thread<position_set<n>> lanes;
     per_thread<uint64_t> digits;
 
     for (phase threads; threads.next();) {
         digits.mine() = 0;
-#pragma unroll
-        for (unsigned leaf = 0; leaf < n; leaf++)
-            position_reset(&lanes.mine().leaf[leaf]);
+        if (threadIdx.x == 0)
+            board->nonfinite = false;
     }
 #pragma unroll 1
     for (uint64_t tile = job.extent.begin; tile < job.extent.end; tile += TILE_RUNS * RUN_ELEMS) {
@@ -351,99 +419,214 @@ DEVICE_FN void reduce_chunk(const struct reduce_job &job, struct reduce_board *b
             const unsigned run = threadIdx.x / RUN_THREADS;
             const uint64_t elem = tile + run * RUN_ELEMS;
 
-            if (elem < job.fast_end)
-                sum_run_known<dtype, n>(job, elem, board->elems[run], &lanes.mine());
-            else if (elem < job.extent.end)
-                sum_run_general<dtype>(job, elem, board->elems[run]);
+            if (elem < job.extent.end)
+                sum_run(elem, board->elems[run]);
         }
         add_squares(job, n_runs < TILE_RUNS ? static_cast<unsigned>(n_runs) : +TILE_RUNS, board, digits);
     }
     flush_squares(job, board, digits);
-    if (!job.sums)
-        return;
-    if (job.fast_end > job.extent.begin) {
+}
+
+template <enum dtype dtype, unsigned n>
+DEVICE_FN void reduce_chunk_known(const struct reduce_job &job, struct reduce_board *board)
+{
+    per_thread<position_set<n>> lanes;
+    known_leaves<n> leaves = {{}, board->leaves};
+
+    for (unsigned leaf = 0; known_leaves<n>::in_registers && leaf < n; leaf++)
+        leaves.mine[leaf] = static_cast<const char *>(job.leaves[leaf].data);
+    for (phase threads; threads.next();) {
+        if (threadIdx.x < n)
+            board->leaves[threadIdx.x] = static_cast<const char *>(job.leaves[threadIdx.x].data);
 #pragma unroll
         for (unsigned leaf = 0; leaf < n; leaf++)
-            position_flush(lanes, leaf, &board->position, &job.sums[leaf]);
+            position_reset(&lanes.mine().leaf[leaf]);
     }
-    if (job.fast_end < job.extent.end)
-        sum_positions<dtype>(job, job.fast_end > job.extent.begin ? job.fast_end : job.extent.begin, board);
+    reduce_tiles(job, board,
+                 [&](uint64_t elem, float *run) { sum_run_known<dtype, n>(job, leaves, elem, run, &lanes.mine()); });
+    if (!job.sums)
+        return;
+#pragma unroll
+    for (unsigned leaf = 0; leaf < n; leaf++)
+        position_flush(lanes, leaf, &board->position, &job.sums[leaf]);
 }
 
-/* ---- the kernel ---------------------------------------------------------------------------------------- */
-
-DEVICE_FN bool is_known_tree(const struct reduce_job &job)
+template <enum dtype dtype>
+DEVICE_FN void reduce_chunk_general(const struct reduce_job &job, struct reduce_board *board)
 {
-    const unsigned n = job.range.n_leaves;
-
-    if (n != 1 && n != 2 && n != 4 && n != 8)
-        return false;
-    for (unsigned leaf = 0; leaf < n; leaf++) {
-        if (job.leaves[leaf].n_joins != joins_after(leaf) || !is_aligned(job.leaves[leaf].data, UNIT_BYTES))
-            return false;
-    }
-    return is_aligned(job.range.out, UNIT_BYTES);
+    reduce_tiles(job, board, [&](uint64_t elem, float *run) { sum_run_general<dtype>(job, elem, run); });
+    if (job.sums)
+        sum_positions<dtype>(job, board);
 }
+
+/* ---- values that are not finite: the twin of reduce_find_nonfinite() ------------------------------------- */
+
+DEVICE_FN bool value_is_finite(float x)
+{
+    return (f32_bits(x) >> 23 & 0xff) != 0xff;
+}
+
+template <enum dtype dtype> DEVICE_FN float leaf_elem(const struct reduce_job &job, unsigned leaf, uint64_t i)
+{
+    const void *data = in_global(job.leaves[leaf].data);
+
+    if (dtype == DTYPE_F32)
+        return static_cast<const float *>(data)[i];
+    return dtype == DTYPE_BF16 ? f32_from_bf16(static_cast<const uint16_t *>(data)[i])
+                               : f32_from_f16(static_cast<const uint16_t *>(data)[i]);
+}
+
+DEVICE_FN void find_count_value(struct find_count *count, float value, uint64_t elem)
+{
+    const uint32_t bits = f32_bits(value);
+    const bool is_nan = (bits & 0x7fffff) != 0;
+    const unsigned kind = is_nan ? DEVICE_NAN : bits >> 31 ? DEVICE_MINUS_INF : DEVICE_INF;
+
+    if (count->n_nan + count->n_inf == 0)
+        count->first = ~(elem * 4 + kind);
+    if (is_nan)
+        count->n_nan++;
+    else
+        count->n_inf++;
+}
+
+/* Element i, whose sum is not finite, as far as it is this leaf's; leaf n_leaves is the sum itself. */
+template <enum dtype dtype>
+DEVICE_FN void find_elem(const struct reduce_job &job, unsigned leaf, uint64_t i, struct find_count *count)
+{
+    if (leaf < job.range.n_leaves) {
+        float value = leaf_elem<dtype>(job, leaf, i);
+
+        if (!value_is_finite(value))
+            find_count_value(count, value, job.range.start_elem + i);
+        return;
+    }
+#pragma unroll 1
+    for (unsigned other = 0; other < job.range.n_leaves; other++) {
+        if (!value_is_finite(leaf_elem<dtype>(job, other, i)))
+            return;
+    }
+    find_count_value(count, job.range.out[i], job.range.start_elem + i);
+}
+
+DEVICE_FN void find_flush(const struct find_count *counts, struct device_finding *finding)
+{
+    struct find_count total = {0, 0, 0};
+
+#pragma unroll 1
+    for (unsigned i = 0; i < BLOCK_THREADS; i++) {
+        total.n_nan += counts[i].n_nan;
+        total.n_inf += counts[i].n_inf;
+        total.first = counts[i].first > total.first ? counts[i].first : total.first;
+    }
+    if (total.n_nan > 0)
+        atomic_add(&finding->n_nan, total.n_nan);
+    if (total.n_inf > 0)
+        atomic_add(&finding->n_inf, total.n_inf);
+    if (total.first > 0)
+        atomic_max(&finding->first, total.first);
+}
+
+/* The chunk's new elements are written, by other threads of this block as well. */
+template <enum dtype dtype> DEVICE_FN void find_nonfinite(const struct reduce_job &job, struct reduce_board *board)
+{
+#pragma unroll 1
+    for (unsigned leaf = 0; leaf <= job.range.n_leaves; leaf++) {
+        for (phase threads; threads.next();) {
+            struct find_count count = {0, 0, 0};
+
+#pragma unroll 1
+            for (uint64_t i = job.extent.begin + threadIdx.x; i < job.extent.end; i += BLOCK_THREADS) {
+                if (!value_is_finite(job.range.out[i]))
+                    find_elem<dtype>(job, leaf, i, &count);
+            }
+            board->found[threadIdx.x] = count;
+        }
+        for (phase threads; threads.next();) {
+            if (threadIdx.x == 0)
+                find_flush(board->found, leaf < job.range.n_leaves ? &job.findings[leaf] : job.overflow);
+        }
+    }
+}
+
+/* ---- the kernels --------------------------------------------------------------------------------------- */
 
 DEVICE_FN struct reduce_job reduce_job_of(const struct device_reduce_list &list)
 {
-    const struct device_chunk chunk = list.chunks[blockIdx.x];
+    const struct device_chunk chunk = in_global(list.chunks)[blockIdx.x];
     struct reduce_job job;
 
-    job.range = list.ranges[chunk.range];
-    job.leaves = list.leaves + job.range.first_leaf;
-    job.sums = list.sums ? list.sums + job.range.first_leaf : NULL;
-    job.squares = &list.squares[chunk.range];
+    job.range = in_global(list.ranges)[chunk.range];
+    job.range.out = in_global(job.range.out);
+    job.leaves = in_global(list.leaves) + job.range.first_leaf;
+    job.sums = list.sums ? in_global(list.sums) + job.range.first_leaf : NULL;
+    job.squares = in_global(list.squares) + chunk.range;
+    job.findings = in_global(list.findings) + job.range.first_leaf;
+    job.overflow = in_global(list.overflows) + chunk.range;
     job.extent = chunk_extent(chunk, job.range.n_elems);
-    job.fast_end = 0;
-    if (is_known_tree(job))
-        job.fast_end = job.extent.end < job.range.n_elems ? job.extent.end : job.range.n_elems / RUN_ELEMS * RUN_ELEMS;
     return job;
 }
 
-template <enum dtype dtype> DEVICE_FN void reduce_chunk_of(const struct reduce_job &job, struct reduce_board *board)
+/* The most blocks whose registers need not be spilled. n: leaves of a known tree; 0: of any other. */
+template <enum dtype dtype, unsigned n> DEVICE_FN constexpr unsigned min_blocks()
 {
-    switch (job.fast_end == 0 ? 1 : job.range.n_leaves) {
-    case 8:
-        reduce_chunk<dtype, 8>(job, board);
-        break;
-    case 4:
-        reduce_chunk<dtype, 4>(job, board);
-        break;
-    case 2:
-        reduce_chunk<dtype, 2>(job, board);
-        break;
-    default:
-        reduce_chunk<dtype, 1>(job, board);
-    }
+    return n == 1 ? 9 : n == 2 ? 7 : n == 4 && dtype != DTYPE_F16 ? 5 : n == 8 ? 3 : 4;
 }
 
-static __global__ void __launch_bounds__(BLOCK_THREADS, 3) reduce_kernel(struct device_reduce_list list)
+template <enum dtype dtype, unsigned n>
+static __global__ void __launch_bounds__(BLOCK_THREADS, min_blocks<dtype, n>()) reduce_kernel(struct device_reduce_list list)
 {
     __shared__ struct reduce_board board;
     const struct reduce_job job = reduce_job_of(list);
 
-    switch (job.range.dtype) {
-    case DTYPE_BF16:
-        reduce_chunk_of<DTYPE_BF16>(job, &board);
-        break;
-    case DTYPE_F16:
-        reduce_chunk_of<DTYPE_F16>(job, &board);
-        break;
-    default:
-        reduce_chunk_of<DTYPE_F32>(job, &board);
+    if constexpr (n > 0)
+        reduce_chunk_known<dtype, n>(job, &board);
+    else
+        reduce_chunk_general<dtype>(job, &board);
+    if (board.nonfinite)
+        find_nonfinite<dtype>(job, &board);
+}
+
+typedef void reduce_kernel_fn(struct device_reduce_list list);
+
+/* In the order of enum device_tree. */
+#define REDUCE_KERNELS(dtype)                                                                                          \
+    {                                                                                                                  \
+        reduce_kernel<dtype, 1>, reduce_kernel<dtype, 2>, reduce_kernel<dtype, 4>, reduce_kernel<dtype, 8>,            \
+            reduce_kernel<dtype, 0>                                                                                    \
     }
+
+/* In the order of enum dtype. */
+static reduce_kernel_fn *const reduce_kernels[N_DTYPES][N_DEVICE_TREES] = {
+    REDUCE_KERNELS(DTYPE_F32),
+    REDUCE_KERNELS(DTYPE_BF16),
+    REDUCE_KERNELS(DTYPE_F16),
+};
+
+static int clear_results(struct CUstream_st *stream, const struct device_reduce_list *list)
+{
+    const struct clear_list results = {
+        {reinterpret_cast<uint64_t *>(list->squares), reinterpret_cast<uint64_t *>(list->sums),
+         reinterpret_cast<uint64_t *>(list->findings), reinterpret_cast<uint64_t *>(list->overflows)},
+        {list->n_ranges * (sizeof(struct exact_sum) / 8), list->n_leaves * (sizeof(struct position_sum) / 8),
+         list->n_leaves * (sizeof(struct device_finding) / 8), list->n_ranges * (sizeof(struct device_finding) / 8)},
+    };
+
+    return device_clear(stream, &results);
 }
 
 int device_reduce(struct CUstream_st *stream, const struct device_reduce_list *list)
 {
-    const struct clear_list results = {
-        {reinterpret_cast<uint64_t *>(list->squares), reinterpret_cast<uint64_t *>(list->sums)},
-        {list->n_ranges * (sizeof(struct exact_sum) / 8), list->n_leaves * (sizeof(struct position_sum) / 8)},
-    };
-    int r = device_clear(stream, &results);
+    struct device_reduce_list rest = *list;
+    int r = clear_results(stream, list);
 
-    return r != 0 ? r : device_launch(stream, reduce_kernel, list->n_chunks, *list);
+    for (unsigned i = 0; r == 0 && i < N_DTYPES * N_DEVICE_TREES; i++) {
+        const unsigned dtype = i / N_DEVICE_TREES, tree = i % N_DEVICE_TREES;
+
+        r = device_launch(stream, reduce_kernels[dtype][tree], list->n_chunks_of[dtype][tree], rest);
+        rest.chunks += list->n_chunks_of[dtype][tree];
+    }
+    return r;
 }
 
 /* ---- the 64-bit sums alone ----------------------------------------------------------------------------- */
@@ -466,16 +649,18 @@ DEVICE_FN void position_chunk(const struct device_position_range &range, const s
 static __global__ void __launch_bounds__(BLOCK_THREADS) position_kernel(struct device_position_list list)
 {
     __shared__ struct position_board board;
-    const struct device_chunk chunk = list.chunks[blockIdx.x];
-    const struct device_position_range range = list.ranges[chunk.range];
+    const struct device_chunk chunk = in_global(list.chunks)[blockIdx.x];
+    struct device_position_range range = in_global(list.ranges)[chunk.range];
     const struct extent extent = chunk_extent(chunk, range.n_elems);
     per_thread<position_set<1>> lanes;
+
+    range.data = in_global(range.data);
 
     if (range.dtype == DTYPE_F32)
         position_chunk<DTYPE_F32>(range, extent, lanes);
     else
         position_chunk<DTYPE_BF16>(range, extent, lanes); /* any 16 bits */
-    position_flush(lanes, 0, &board, &list.sums[chunk.range]);
+    position_flush(lanes, 0, &board, &in_global(list.sums)[chunk.range]);
 }
 
 int device_position_sums(struct CUstream_st *stream, const struct device_position_list *list)
@@ -491,5 +676,9 @@ int device_position_sums(struct CUstream_st *stream, const struct device_positio
 
 int load_reduce(void)
 {
-    return load_kernels(reduce_kernel, position_kernel);
+    int r = load_kernels(position_kernel);
+
+    for (unsigned i = 0; r == 0 && i < N_DTYPES * N_DEVICE_TREES; i++)
+        r = load_kernel(reduce_kernels[i / N_DEVICE_TREES][i % N_DEVICE_TREES]);
+    return r;
 }

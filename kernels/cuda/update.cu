@@ -68,41 +68,64 @@ DEVICE_FN void quad_narrow(void *w16, uint64_t i, const struct quad &p, uint32_t
     *reinterpret_cast<struct four *>(static_cast<uint16_t *>(w16) + i) = four;
 }
 
-template <step_fn *step, unsigned arrays> DEVICE_FN void update_quad(const struct update_job &job, uint64_t i)
+/* What a thread reads of four elements. */
+struct quads {
+    struct quad p, m, v, acc;
+};
+
+template <unsigned arrays> DEVICE_FN struct quads quads_load(const struct update_job &job, uint64_t i)
 {
     const struct device_update_range &range = job.range;
-    const struct quad acc = quad_load(range.acc + i), none = {{0, 0, 0, 0}};
-    struct quad p = quad_load(range.p + i), m = arrays & M_READ ? quad_load(range.m + i) : none;
-    struct quad v = arrays & V ? quad_load(range.v + i) : none;
+    const struct quad none = {{0, 0, 0, 0}};
+
+    return {quad_load(range.p + i), arrays & M_READ ? quad_load(range.m + i) : none,
+            arrays & V ? quad_load(range.v + i) : none, quad_load(range.acc + i)};
+}
+
+template <step_fn *step, unsigned arrays>
+DEVICE_FN void quads_step(const struct update_job &job, uint64_t i, struct quads q)
+{
+    const struct device_update_range &range = job.range;
 
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {
-        struct element e = step({p.x[k], m.x[k], v.x[k]}, acc.x[k], &job.k);
+        struct element e = step({q.p.x[k], q.m.x[k], q.v.x[k]}, q.acc.x[k], &job.k);
 
-        p.x[k] = e.p;
-        m.x[k] = e.m;
-        v.x[k] = e.v;
+        q.p.x[k] = e.p;
+        q.m.x[k] = e.m;
+        q.v.x[k] = e.v;
     }
-    quad_store(range.p + i, p);
+    quad_store(range.p + i, q.p);
     if (arrays & M_WRITE)
-        quad_store(range.m + i, m);
+        quad_store(range.m + i, q.m);
     if (arrays & V)
-        quad_store(range.v + i, v);
+        quad_store(range.v + i, q.v);
     if (range.w16_dtype != DTYPE_F32)
-        quad_narrow(range.w16, i, p, range.w16_dtype);
+        quad_narrow(range.w16, i, q.p, range.w16_dtype);
 }
 
+/* Two times four elements are read before the first of them are written: for all that nvcc knows, what is written may
+ * be what is read next, so it would not read early by itself. */
 template <step_fn *step, unsigned arrays> DEVICE_FN void update_chunk(const struct update_job &job)
 {
     const struct extent extent = job.extent;
     const uint64_t quads_end = job.quads ? extent.begin + (extent.end - extent.begin) / 4 * 4 : extent.begin;
+    const unsigned stride = 4 * BLOCK_THREADS;
 
     for (phase threads; threads.next();) {
-#pragma unroll 2
-        for (uint64_t i = extent.begin + 4 * threadIdx.x; i < quads_end; i += 4 * BLOCK_THREADS)
-            update_quad<step, arrays>(job, i);
+        uint64_t i = extent.begin + 4 * threadIdx.x;
+
 #pragma unroll 1
-        for (uint64_t i = quads_end + threadIdx.x; i < extent.end; i += BLOCK_THREADS)
+        for (; i + stride < quads_end; i += 2 * stride) {
+            const struct quads first = quads_load<arrays>(job, i), second = quads_load<arrays>(job, i + stride);
+
+            quads_step<step, arrays>(job, i, first);
+            quads_step<step, arrays>(job, i + stride, second);
+        }
+        if (i < quads_end)
+            quads_step<step, arrays>(job, i, quads_load<arrays>(job, i));
+#pragma unroll 1
+        for (i = quads_end + threadIdx.x; i < extent.end; i += BLOCK_THREADS)
             update_elem<step, arrays>(job, i);
     }
 }
@@ -116,11 +139,16 @@ DEVICE_FN bool has_quads(const struct device_update_range &range)
 
 DEVICE_FN struct update_job update_job_of(const struct device_update_list &list)
 {
-    const struct device_chunk chunk = list.chunks[blockIdx.x];
+    const struct device_chunk chunk = in_global(list.chunks)[blockIdx.x];
     struct update_job job;
 
-    job.range = list.ranges[chunk.range];
-    job.k = list.scalars[job.range.scalars];
+    job.range = in_global(list.ranges)[chunk.range];
+    job.range.p = in_global(job.range.p);
+    job.range.m = in_global(job.range.m);
+    job.range.v = in_global(job.range.v);
+    job.range.acc = in_global(job.range.acc);
+    job.range.w16 = in_global(job.range.w16);
+    job.k = in_global(list.scalars)[job.range.scalars];
     job.extent = chunk_extent(chunk, job.range.n_elems);
     job.quads = has_quads(job.range);
     return job;

@@ -242,12 +242,15 @@ struct reductions {
 static void reductions_init(struct reductions *all, bool want_sums, uint64_t *seed)
 {
     struct device_reduce_list *list = &all->list;
+    uint32_t n_chunks = 0;
 
     memset(all, 0xee, sizeof(*all));
     *list = (struct device_reduce_list){.ranges = all->ranges,
                                         .leaves = all->leaves,
                                         .chunks = all->chunks,
                                         .squares = all->squares,
+                                        .findings = all->findings,
+                                        .overflows = all->overflows,
                                         .n_ranges = N_REDUCTIONS};
     for (unsigned i = 0; i < N_REDUCTIONS; i++) {
         struct reduction *reduction = &all->each[i];
@@ -264,9 +267,11 @@ static void reductions_init(struct reductions *all, bool want_sums, uint64_t *se
         };
         device_leaves_fill(all->leaves + list->n_leaves, reduction->data, reduction->n_leaves, reduction->joins);
         list->n_leaves += reduction->n_leaves;
-        list->n_chunks += device_chunks_fill(all->chunks + list->n_chunks, i, reduction->n_elems);
-        assert_true(list->n_chunks <= MAX_CHUNKS - 20);
+        n_chunks += device_chunks_count(reduction->n_elems);
+        assert_true(n_chunks <= MAX_CHUNKS);
     }
+    device_reduce_fill(list, all->ranges, all->leaves, all->chunks);
+    assert_int_equal(list->n_chunks, n_chunks);
     all->sums = device_memory_new(list->n_leaves * sizeof(all->sums[0]));
     memset(all->sums, 0xee, list->n_leaves * sizeof(all->sums[0]));
     list->sums = want_sums ? all->sums : NULL;
@@ -351,8 +356,6 @@ static void check_reductions(uint64_t seed)
     struct reductions *all = reductions_new(seed % 4 != 3, seed);
     unsigned n_nonfinite = 0;
 
-    assert_int_equal(device_find_nonfinite(NULL, &all->list, all->findings, all->overflows), 0);
-    assert_int_equal(device_finish(), 0);
     for (unsigned i = 0; i < N_REDUCTIONS; i++)
         n_nonfinite += check_reduction(all, i);
     assert_in_range(n_nonfinite, 1, N_REDUCTIONS - 1);
@@ -363,30 +366,6 @@ static void test_reduce(void **state)
 {
     for (uint64_t seed = 0; seed < 16; seed++)
         in_both_orders(check_reductions, seed);
-}
-
-/* The search reads no more than the flag of a range that is said to be finite. */
-static void check_unread(uint64_t seed)
-{
-    struct reductions *all = reductions_new(false, seed);
-    struct device_finding none = {0};
-
-    for (unsigned i = 0; i < N_REDUCTIONS; i++) {
-        all->squares[i].nonfinite = false;
-        all->ranges[i].out = NULL;
-    }
-    assert_int_equal(device_find_nonfinite(NULL, &all->list, all->findings, all->overflows), 0);
-    assert_int_equal(device_finish(), 0);
-    for (unsigned i = 0; i < N_REDUCTIONS; i++)
-        assert_memory_equal(&all->overflows[i], &none, sizeof(none));
-    for (uint32_t leaf = 0; leaf < all->list.n_leaves; leaf++)
-        assert_memory_equal(&all->findings[leaf], &none, sizeof(none));
-    reductions_free(all);
-}
-
-static void test_unread(void **state)
-{
-    in_both_orders(check_unread, 1);
 }
 
 enum {
@@ -400,6 +379,7 @@ struct partial_sums {
     struct device_leaf leaves[4];
     struct device_chunk chunks[2];
     struct exact_sum squares[2];
+    struct device_finding findings[4], overflows[2];
 };
 
 /* The CPU's sum over all four at once. */
@@ -429,9 +409,10 @@ static void check_partial_sums(uint64_t seed)
                                       .leaves = all->leaves,
                                       .chunks = all->chunks,
                                       .squares = all->squares,
+                                      .findings = all->findings,
+                                      .overflows = all->overflows,
                                       .n_ranges = 2,
-                                      .n_leaves = 4,
-                                      .n_chunks = 2};
+                                      .n_leaves = 4};
     struct reduce_join join;
 
     reduce_joins(NULL, 2, &join);
@@ -443,15 +424,16 @@ static void check_partial_sums(uint64_t seed)
                                                       .dtype = DTYPE_BF16,
                                                       .first = true};
         device_leaves_fill(all->leaves + 2 * i, pairs[i], 2, &join);
-        assert_int_equal(device_chunks_fill(all->chunks + i, i, N_PARTIAL), 1);
     }
+    device_reduce_fill(&list, all->ranges, all->leaves, all->chunks);
     assert_int_equal(device_reduce(NULL, &list), 0);
     assert_int_equal(device_finish(), 0);
     device_leaves_fill(all->leaves, pairs[2], 2, &join);
     all->ranges[0] = (struct device_reduce_range){
         .out = all->acc, .n_elems = N_PARTIAL, .n_leaves = 2, .dtype = DTYPE_F32, .first = true};
-    list.n_ranges = list.n_chunks = 1;
+    list.n_ranges = 1;
     list.n_leaves = 2;
+    device_reduce_fill(&list, all->ranges, all->leaves, all->chunks);
     assert_int_equal(device_reduce(NULL, &list), 0);
     assert_int_equal(device_finish(), 0);
     carry(&all->squares[0]);
@@ -799,9 +781,9 @@ static void test_load(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reduce),  cmocka_unit_test(test_unread),    cmocka_unit_test(test_partial_sums),
-        cmocka_unit_test(test_trees),   cmocka_unit_test(test_positions), cmocka_unit_test(test_update),
-        cmocka_unit_test(test_convert), cmocka_unit_test(test_load),
+        cmocka_unit_test(test_reduce),    cmocka_unit_test(test_partial_sums), cmocka_unit_test(test_trees),
+        cmocka_unit_test(test_positions), cmocka_unit_test(test_update),       cmocka_unit_test(test_convert),
+        cmocka_unit_test(test_load),
     };
 
     if (!device_open())

@@ -114,12 +114,17 @@ static void test_empty(void **state)
     struct device_reduce_range range = {.n_leaves = 1};
     struct device_leaf leaf = {0};
     struct exact_sum squares, zero = {0};
-    struct device_reduce_list list = {
-        .ranges = &range, .leaves = &leaf, .squares = &squares, .n_ranges = 1, .n_leaves = 1};
+    struct device_finding found[2], none[2] = {0};
+    struct device_reduce_list list = {.ranges = &range,
+                                      .leaves = &leaf,
+                                      .squares = &squares,
+                                      .findings = &found[0],
+                                      .overflows = &found[1],
+                                      .n_ranges = 1,
+                                      .n_leaves = 1};
     unsigned before = stream.n_launched;
 
     assert_int_equal(device_reduce(NULL, &(struct device_reduce_list){0}), 0);
-    assert_int_equal(device_find_nonfinite(NULL, &(struct device_reduce_list){0}, NULL, NULL), 0);
     assert_int_equal(device_position_sums(NULL, &(struct device_position_list){0}), 0);
     for (enum optimizer i = 0; i < N_OPTIMIZERS; i++)
         assert_int_equal(device_update(NULL, &(struct device_update_list){.optimizer = i}), 0);
@@ -128,8 +133,11 @@ static void test_empty(void **state)
     assert_int_equal(stream.n_launched, before);
 
     memset(&squares, 0xee, sizeof(squares));
+    memset(found, 0xee, sizeof(found));
+    device_reduce_fill(&list, &range, &leaf, NULL);
     assert_int_equal(device_reduce(NULL, &list), 0);
     assert_memory_equal(&squares, &zero, sizeof(zero));
+    assert_memory_equal(found, none, sizeof(none));
     assert_int_equal(stream.n_launched, before + 1);
 }
 
@@ -139,17 +147,20 @@ static void test_refused(void **state)
     float out = 1, pushed = 2;
     struct device_reduce_range range = {.out = &out, .n_elems = 1, .n_leaves = 1, .first = true};
     struct device_leaf leaf = {.data = &pushed};
-    struct device_chunk chunk = {0, 0};
+    struct device_chunk chunk;
     struct exact_sum squares;
+    struct device_finding found[2];
     struct device_reduce_list list = {.ranges = &range,
                                       .leaves = &leaf,
                                       .chunks = &chunk,
                                       .squares = &squares,
+                                      .findings = &found[0],
+                                      .overflows = &found[1],
                                       .n_ranges = 1,
-                                      .n_leaves = 1,
-                                      .n_chunks = 1};
+                                      .n_leaves = 1};
     unsigned before = stream.n_launched;
 
+    device_reduce_fill(&list, &range, &leaf, &chunk);
     for (unsigned i = 1; i <= 2; i++) {
         stream.refuse_at = stream.n_launched + i;
         assert_int_equal(device_reduce(NULL, &list), 719);
@@ -163,13 +174,117 @@ static void test_refused(void **state)
     assert_int_equal(stream.n_freed, stream.n_launched);
 }
 
+/* What a list needs for n leaves each in its ranges, at aligned addresses or not. */
+struct many {
+    _Alignas(16) float out[8][64];
+    _Alignas(16) uint16_t pushed[REDUCE_MAX_LEAVES][64 + 1];
+    struct device_reduce_range ranges[8];
+    struct device_leaf leaves[8 * REDUCE_MAX_LEAVES];
+    struct device_chunk chunks[8];
+    struct exact_sum squares[8];
+    struct device_finding findings[8 * REDUCE_MAX_LEAVES], overflows[8];
+    struct device_reduce_list list;
+};
+
+static void many_init(struct many *many)
+{
+    memset(many, 0, sizeof(*many));
+    many->list = (struct device_reduce_list){.ranges = many->ranges,
+                                             .leaves = many->leaves,
+                                             .chunks = many->chunks,
+                                             .squares = many->squares,
+                                             .findings = many->findings,
+                                             .overflows = many->overflows};
+}
+
+static void many_add(struct many *many, enum dtype dtype, unsigned n_leaves, const bool *present, unsigned world,
+                     unsigned shift)
+{
+    const void *data[REDUCE_MAX_LEAVES];
+    struct reduce_join joins[REDUCE_MAX_LEAVES];
+    struct device_reduce_list *list = &many->list;
+
+    assert_int_equal(reduce_joins(present, world, joins) + 1, n_leaves);
+    for (unsigned i = 0; i < n_leaves; i++)
+        data[i] = (const char *)many->pushed + i * 128 + shift;
+    many->ranges[list->n_ranges] = (struct device_reduce_range){.out = many->out[list->n_ranges],
+                                                                .n_elems = 64,
+                                                                .first_leaf = list->n_leaves,
+                                                                .n_leaves = (uint16_t)n_leaves,
+                                                                .dtype = (uint8_t)dtype,
+                                                                .first = true};
+    device_leaves_fill(&many->leaves[list->n_leaves], data, n_leaves, joins);
+    list->n_leaves += n_leaves;
+    list->n_ranges++;
+}
+
+/* Chunks of one kernel lie together, whatever the order of the ranges; a list of one kernel is a clear and a launch. */
+static void test_trees(void **state)
+{
+    static const bool two_of_four[4] = {true, false, false, true}, five_of_eight[8] = {true, true, true, true, true};
+    static const uint32_t order[] = {2, 0, 4, 1, 3, 5, 6};
+    struct many *many = test_malloc(sizeof(*many));
+    unsigned before = stream.n_launched;
+
+    many_init(many);
+    for (unsigned i = 0; i < 3; i++)
+        many_add(many, DTYPE_BF16, 4, NULL, 4, 0);
+    device_reduce_fill(&many->list, many->ranges, many->leaves, many->chunks);
+    assert_int_equal(many->list.n_chunks_of[DTYPE_BF16][DEVICE_TREE_4], 3);
+    assert_int_equal(device_reduce(NULL, &many->list), 0);
+    assert_int_equal(stream.n_launched, before + 2);
+
+    many_init(many);
+    many_add(many, DTYPE_BF16, 2, two_of_four, 4, 0); /* as whole as any two */
+    many_add(many, DTYPE_BF16, 4, NULL, 4, 2);        /* not aligned */
+    many_add(many, DTYPE_F32, 1, NULL, 1, 0);
+    many_add(many, DTYPE_BF16, 5, five_of_eight, 8, 0);
+    many_add(many, DTYPE_BF16, 2, NULL, 2, 0);
+    many_add(many, DTYPE_F16, 8, NULL, 8, 0);
+    many_add(many, DTYPE_F16, 1, NULL, 1, 0);
+    many->ranges[6].out++;
+    device_reduce_fill(&many->list, many->ranges, many->leaves, many->chunks);
+    assert_int_equal(many->list.n_chunks, 7);
+    for (unsigned i = 0; i < 7; i++)
+        assert_int_equal(many->chunks[i].range, order[i]);
+    assert_int_equal(many->list.n_chunks_of[DTYPE_F32][DEVICE_TREE_1], 1);
+    assert_int_equal(many->list.n_chunks_of[DTYPE_BF16][DEVICE_TREE_2], 2);
+    assert_int_equal(many->list.n_chunks_of[DTYPE_BF16][DEVICE_TREE_OTHER], 2);
+    assert_int_equal(many->list.n_chunks_of[DTYPE_F16][DEVICE_TREE_8], 1);
+    assert_int_equal(many->list.n_chunks_of[DTYPE_F16][DEVICE_TREE_OTHER], 1);
+    before = stream.n_launched;
+    assert_int_equal(device_reduce(NULL, &many->list), 0);
+    assert_int_equal(stream.n_launched, before + 6);
+    test_free(many);
+}
+
+/* All words are one launch; none are none. */
+static void test_words(void **state)
+{
+    uint64_t words[DEVICE_MAX_WORDS + 1] = {0};
+    struct device_words list = {.n = 0};
+    unsigned before = stream.n_launched;
+
+    assert_int_equal(device_write_words(NULL, &list), 0);
+    assert_int_equal(stream.n_launched, before);
+    for (unsigned i = 0; i < DEVICE_MAX_WORDS; i++) {
+        list.words[i].at = &words[i];
+        list.words[i].value = UINT64_MAX - i;
+    }
+    list.words[1].at = &words[0]; /* the later one stays */
+    list.n = DEVICE_MAX_WORDS;
+    assert_int_equal(device_write_words(NULL, &list), 0);
+    assert_int_equal(stream.n_launched, before + 1);
+    assert_true(words[0] == UINT64_MAX - 1 && words[1] == 0 && words[DEVICE_MAX_WORDS] == 0);
+    for (unsigned i = 2; i < DEVICE_MAX_WORDS; i++)
+        assert_true(words[i] == UINT64_MAX - i);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_load),
-        cmocka_unit_test(test_all_launches),
-        cmocka_unit_test(test_empty),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_load),    cmocka_unit_test(test_all_launches), cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_trees),        cmocka_unit_test(test_words),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

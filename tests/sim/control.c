@@ -111,6 +111,7 @@ static const struct entry {
     {"cudaFree", FAMILY_RUNTIME, false},
     {"cudaHostRegister", FAMILY_RUNTIME, false},
     {"cudaHostUnregister", FAMILY_RUNTIME, false},
+    {"cudaHostGetDevicePointer", FAMILY_RUNTIME, false},
     {"cudaMemcpyAsync", FAMILY_RUNTIME, true},
     {"cudaMemsetAsync", FAMILY_RUNTIME, true},
     {"cudaStreamCreateWithFlags", FAMILY_RUNTIME, false},

@@ -33,6 +33,7 @@ struct region {
     uint8_t *at;
     size_t n_bytes;
     int device;             /* whose memory it is, unless it is the host's */
+    bool mapped;            /* the host's: devices may be told its address */
     uint32_t reads, writes; /* bits of the devices that may */
     struct allocation *allocation;
 };
@@ -414,6 +415,7 @@ static cudaError_t add_host(void *memory, size_t size, unsigned flags)
                                          .at = memory,
                                          .n_bytes = size,
                                          .device = -1,
+                                         .mapped = flags & cudaHostRegisterMapped,
                                          .reads = all_devices(),
                                          .writes = read_only ? 0 : all_devices()}));
     return cudaSuccess;
@@ -442,6 +444,19 @@ cudaError_t cudaHostUnregister(void *ptr)
     int r = sim_enter("cudaHostUnregister", NULL);
 
     return sim_leave(r == 0 ? remove_host(ptr) : (cudaError_t)r);
+}
+
+/* Host and device pointers are the same, as with a unified address space. */
+cudaError_t cudaHostGetDevicePointer(void **pDevice, void *pHost, unsigned int flags)
+{
+    int r = sim_enter("cudaHostGetDevicePointer", NULL);
+    const struct region *region = region_at(pHost);
+
+    if (r == 0 && (!pDevice || flags != 0 || !region || region->kind != REGION_HOST || !region->mapped))
+        r = cudaErrorInvalidValue;
+    if (r == 0)
+        *pDevice = pHost;
+    return sim_leave(r);
 }
 
 /* ---- virtual memory: allocations ------------------------------------------------------------------------ */

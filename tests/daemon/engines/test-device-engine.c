@@ -4,6 +4,7 @@
  */
 
 #include <fcntl.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,6 +67,53 @@ static void test_two_gpus(void **state)
 static void test_four_gpus(void **state)
 {
     check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 4, .stage = 1});
+}
+
+static uint32_t count_full(const struct gpus *gpus, bool buckets)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < (buckets ? gpus->layout->n_buckets : gpus->layout->n_parcels); i++)
+        n += (buckets ? gpus->layout->buckets[i].n_elems : gpus->layout->parcels[i].n_elems) > 0;
+    return n;
+}
+
+/* Two micro-batches and an update; one call more than these would fail. */
+static void check_calls(const char *entry, uint32_t of_parcel, uint32_t of_bucket, uint32_t others)
+{
+    struct gpus gpus;
+    char fault[64];
+    uint32_t n;
+
+    gpus_init(&gpus, &(struct gpus_options){.n_nodes = 1, .n_local = 1});
+    n = count_full(&gpus, false) * of_parcel + count_full(&gpus, true) * of_bucket + others;
+    snprintf(fault, sizeof(fault), "%s:error=cudaErrorInvalidValue@%" PRIu32, entry, n + 1);
+    gpus.fault = fault;
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    gpus_open_step(&gpus);
+    for (uint32_t micro = 0; micro < 2; micro++) {
+        gpus_make_gradients(&gpus, micro + 1, true);
+        gpus_push(&gpus);
+        gpus_reduce_all(&gpus, micro);
+    }
+    gpus_decide(&gpus);
+    gpus_wait_done(&gpus, gpus_order_update(&gpus, 0));
+    gpus_deinit(&gpus);
+}
+
+/*
+ * A parcel is a clear and a kernel; where an accumulator is added to, two more that write marks. It is a copy of lists
+ * to the device, one of results back, and one to undo with. A bucket's update is a kernel, two for marks, and copies of
+ * three arrays. The update of all begins with a copy of lists and ends with a mark. Two more copies are of nothing that
+ * grows with the model.
+ */
+static void test_calls(void **state)
+{
+    if (!machine_is_sim())
+        skip();
+    check_calls("sim_launch", 2 + 4, 3, 1);
+    check_calls("cudaMemcpyAsync", 2 + 3, 3, 1 + 2);
 }
 
 /* R = 3, whose tree has a leaf on its own. */
@@ -673,6 +721,7 @@ static void test_let_go(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_calls),
         cmocka_unit_test(test_one_gpu),
         cmocka_unit_test(test_two_gpus),
         cmocka_unit_test(test_three_gpus),

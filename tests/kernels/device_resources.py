@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks what each kernel takes of a processor of the GPU: registers, stack, shared memory, and how many blocks fit on it.
+
+    device_resources.py ARCH[,ARCH...] OBJECT...
+
+Reads the machine code that nvcc has made, as device_code.py does. A spilled register is stack, so a kernel without stack
+spills none; a kernel whose stack is an array of its own has exactly the array.
+"""
+
+import re
+import struct
+import sys
+from pathlib import Path
+
+from device_code import ELF, E_FLAGS, codes
+
+THREADS = 128  # BLOCK_THREADS of kernels/cuda/block.h
+
+# Most registers, bytes of stack and of shared memory, on every generation. A compiler of another version may need a few
+# registers more; what a bound protects is the number of blocks, of which the next step would be one less.
+BOUNDS = {
+    "clear_kernel": (32, 0, 0),
+    "words_kernel": (32, 0, 0),
+    "to_f32_kernel": (40, 0, 0),
+    "from_f32_kernel": (40, 0, 0),
+    "position_kernel": (48, 0, 4096),
+    "adamw_kernel": (64, 0, 0),
+    "adam_kernel": (64, 0, 0),
+    "sgd_kernel": (48, 0, 0),
+    "lion_kernel": (48, 0, 0),
+    "adagrad_kernel": (56, 0, 0),
+    # The waiting sums of any tree: DEVICE_TREE_DEPTH times 16 bytes of a rank's elements, as fp32.
+    "reduce_kernel<f32, 0>": (128, 256, 10832),
+    "reduce_kernel<bf16, 0>": (128, 512, 10832),
+    "reduce_kernel<f16, 0>": (128, 512, 10832),
+}
+for dtype in ("f32", "bf16", "f16"):
+    for n, registers in ((1, 56), (2, 72), (4, 96), (8, 168)):
+        BOUNDS[f"reduce_kernel<{dtype}, {n}>"] = (registers, 0, 10832)
+BOUNDS["reduce_kernel<f16, 4>"] = (128, 0, 10832)
+# nvcc 13.0 spills a few registers for 12.x, which would fit only with a block less.
+SPILLED = {(120, "reduce_kernel<f32, 8>"): (168, 16, 10832), (120, "reduce_kernel<f16, 8>"): (168, 64, 10832)}
+
+# Of one processor: registers, shared memory (a block takes 1 KiB more than it asks for, from 8.0 on), threads, blocks.
+PROCESSORS = {
+    80: (65536, 164 << 10, 2048, 32),
+    90: (65536, 228 << 10, 2048, 32),
+    100: (65536, 228 << 10, 2048, 32),
+    120: (65536, 100 << 10, 1536, 24),
+}
+REGISTER_UNIT = 8  # each thread's registers are rounded up to this
+SHARED_RESERVED = 1024
+
+# Of the sections .nv.info: format and number of an attribute, its size, then (symbol, value).
+SIZED_VALUE = 4
+REGISTERS, FRAME = 0x2F, 0x11
+
+
+def plain_name(symbol):
+    name = re.match(r"_Z(\d+)", symbol)
+    at = name.end() + int(name[1])
+    of = re.match(r"IL5dtype(\d)ELj(\d+)EE", symbol[at:])
+    return symbol[name.end():at] + (f"<{('f32', 'bf16', 'f16')[int(of[1])]}, {of[2]}>" if of else "")
+
+
+def sections_of(elf):
+    """(name, contents, bytes) of each section."""
+    offset, = struct.unpack_from("<Q", elf, 40)
+    each, n, names_at = struct.unpack_from("<HHH", elf, 58)
+    headers = [struct.unpack_from("<IIQQQQ", elf, offset + i * each) for i in range(n)]
+    names = elf[headers[names_at][4]:][:headers[names_at][5]]
+    for name, _, _, _, begin, n_bytes in headers:
+        yield names[name:names.index(b"\0", name)].decode(), elf[begin:begin + n_bytes], n_bytes
+
+
+def attributes_of(info):
+    """(number, symbol, value) of the attributes that have these."""
+    at = 0
+    while at < len(info):
+        kind, number, size = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if kind != SIZED_VALUE:
+            continue
+        if number in (REGISTERS, FRAME):
+            yield number, *struct.unpack_from("<II", info, at)
+        at += size
+
+
+def kernels_of(elf):
+    """name: (registers, bytes of stack, bytes of shared memory), of the kernels in a piece of machine code."""
+    sections = {name: (contents, n_bytes) for name, contents, n_bytes in sections_of(elf)}
+    names, symbols = sections[".strtab"][0], sections[".symtab"][0]
+    found = {}
+    for number, symbol, value in attributes_of(sections[".nv.info"][0]):
+        at, = struct.unpack_from("<I", symbols, symbol * 24)
+        found.setdefault(names[at:names.index(b"\0", at)].decode(), {})[number] = value
+    # The others are the compiler's own functions, such as division, whose registers are in those of their callers.
+    return {plain_name(symbol): (of[REGISTERS], of[FRAME], shared_of(sections, symbol))
+            for symbol, of in found.items() if f".text.{symbol}" in sections}
+
+
+def shared_of(sections, symbol):
+    n_bytes = sections.get(f".nv.shared.{symbol}", (b"", 0))[1]
+    return n_bytes - SHARED_RESERVED if n_bytes > 0 and ".nv.shared.reserved.0" in sections else n_bytes
+
+
+def blocks_of(arch, registers, shared):
+    """How many blocks of a kernel fit on a processor."""
+    all_registers, all_shared, threads, blocks = PROCESSORS[arch]
+    each = -(-registers // REGISTER_UNIT) * REGISTER_UNIT * THREADS
+    return min(all_registers // each, all_shared // (shared + SHARED_RESERVED), threads // THREADS, blocks)
+
+
+def main(archs, *objects):
+    seen = {arch: set() for arch in map(int, archs.split(","))}
+    wrong = []
+    for path in map(Path, objects):
+        for elf in (code for kind, code in codes(path.read_bytes()) if kind == ELF):
+            arch = struct.unpack_from("<I", elf, E_FLAGS)[0] >> 8 & 0xff
+            for name, taken in kernels_of(elf).items():
+                seen[arch].add(name)
+                n = blocks_of(arch, taken[0], taken[2])
+                share = n * THREADS / PROCESSORS[arch][2]
+                print(f"sm_{arch} {name:24}{taken[0]:4} registers, stack {taken[1]:3}, shared {taken[2]:5}, "
+                      f"{n:2} blocks on a processor: {share:.0%}")
+                bounds = SPILLED.get((arch, name)) or BOUNDS.get(name)
+                if not bounds or any(is_ > most for is_, most in zip(taken, bounds)):
+                    wrong.append(f"sm_{arch} {name} takes {taken}, and may take {bounds}")
+    for arch, names in seen.items():
+        wrong += [f"sm_{arch} {name} is not there" for name in sorted(BOUNDS.keys() - names)]
+    print("\n".join(wrong))
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
