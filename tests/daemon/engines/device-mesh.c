@@ -228,6 +228,14 @@ void need_gpus(unsigned n)
     skip();
 }
 
+void need_faults(void)
+{
+    if (machine_has_faults())
+        return;
+    print_message("needs the stand-ins, which fail when they are told to\n");
+    skip();
+}
+
 void gpus_init(struct gpus *gpus, const struct gpus_options *wanted)
 {
     const struct gpus_options spread_options = spread(wanted), *options = &spread_options;

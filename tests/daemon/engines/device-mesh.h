@@ -88,8 +88,9 @@ struct gpus {
     unsigned fault_node;
 };
 
-/* Skips the test if this machine has fewer, and prints why. */
+/* Skip the test and print why, if this machine has fewer GPUs, or no faults to order. */
 void need_gpus(unsigned n);
+void need_faults(void);
 
 /* State on the CPU and keeps; no engines. Weights have values, moments none. Where there are fewer GPUs than a node is
  * to have, its ranks are on nodes of fewer GPUs, which share those of this machine. */

@@ -110,8 +110,7 @@ static void check_calls(const char *entry, uint32_t of_parcel, uint32_t of_bucke
  */
 static void test_calls(void **state)
 {
-    if (!machine_is_sim())
-        skip();
+    need_faults();
     check_calls("sim_launch", 2 + 4, 3, 1);
     check_calls("cudaMemcpyAsync", 2 + 3, 3, 1 + 2);
 }

@@ -34,14 +34,6 @@ static const struct gpus_options two_nodes = {.n_nodes = 2, .n_local = 2};
 
 static unsigned n_restarts;
 
-static void need_faults(void)
-{
-    if (machine_has_faults())
-        return;
-    print_message("needs the stand-ins, which fail when they are told to\n");
-    skip();
-}
-
 /* All engines die with one, and all of the next generation are well. */
 static void restart(struct gpus *gpus)
 {
