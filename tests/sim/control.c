@@ -123,8 +123,6 @@ static const struct entry {
     {"cudaEventRecord", FAMILY_RUNTIME, true},
     {"cudaEventQuery", FAMILY_RUNTIME, false},
     {"cudaEventSynchronize", FAMILY_RUNTIME, false},
-    {"cudaIpcGetEventHandle", FAMILY_RUNTIME, false},
-    {"cudaIpcOpenEventHandle", FAMILY_RUNTIME, false},
     {"cudaGetDriverEntryPoint", FAMILY_RUNTIME, false},
     {"cudaGetDriverEntryPointByVersion", FAMILY_RUNTIME, false},
     {"sim_launch", FAMILY_RUNTIME, true},
@@ -141,8 +139,11 @@ static const struct entry {
     {"cuMemSetAccess", FAMILY_DRIVER, false},
     {"cuMemHostRegister", FAMILY_DRIVER, false},
     {"cuMemHostUnregister", FAMILY_DRIVER, false},
+    {"cuMemHostGetDevicePointer", FAMILY_DRIVER, false},
+    {"cuStreamWriteValue64", FAMILY_DRIVER, true},
     {"cuInit", FAMILY_DRIVER, false},
     {"cuDeviceGetUuid", FAMILY_DRIVER, false},
+    {"cuDeviceGetAttribute", FAMILY_DRIVER, false},
     {"cuDevicePrimaryCtxRetain", FAMILY_DRIVER, false},
     {"cuCtxGetCurrent", FAMILY_DRIVER, false},
     {"ncclGetVersion", FAMILY_NCCL, false},
@@ -347,13 +348,14 @@ static void read_items(char *items, struct setting *settings, size_t n)
 
 static void read_environment(void)
 {
-    enum { DEVICES, MEMORY, SEED, DELAY, PEERS, COMPUTE_MODE, MPS, DRIVER, RUNTIME, NCCL };
+    enum { DEVICES, MEMORY, SEED, DELAY, PEERS, VALUES, COMPUTE_MODE, MPS, DRIVER, RUNTIME, NCCL };
     struct setting settings[] = {
         [DEVICES] = {"devices", 0, SIM_MAX_DEVICES, 4},
         [MEMORY] = {"memory", 1, 1 << 20, 1024},
         [SEED] = {"seed", 0, UINT64_MAX, 1},
         [DELAY] = {"delay-us", 0, 60 * 1000 * 1000, 200},
         [PEERS] = {"peers", 0, 1, 1},
+        [VALUES] = {"values", 0, 1, 1},
         [COMPUTE_MODE] = {"compute-mode", 0, 3, 0},
         [MPS] = {"mps", 0, 1, 0},
         [DRIVER] = {"driver", 0, 1000000, 13000},
@@ -372,6 +374,7 @@ static void read_environment(void)
     sim.n_bytes_memory = settings[MEMORY].value << 20;
     sim.max_delay_ns = settings[DELAY].value * SIM_NS_PER_US;
     sim.peers = settings[PEERS].value;
+    sim.values = settings[VALUES].value;
     sim.compute_mode = settings[COMPUTE_MODE].value;
     sim.mps = settings[MPS].value;
     sim.driver_version = settings[DRIVER].value;

@@ -67,7 +67,7 @@ extern struct sim {
     int n_devices, driver_version, runtime_version, nccl_version;
     size_t n_bytes_memory; /* of each device */
     int64_t max_delay_ns;
-    bool silent, peers, open, mps;
+    bool silent, peers, values, open, mps;
     enum cudaComputeMode compute_mode;
     cudaError_t sticky;
     struct device devices[SIM_MAX_DEVICES];
@@ -131,22 +131,19 @@ void memory_admit_thread(void); /* lets the calling thread touch device memory *
 
 /* ---- devices -------------------------------------------------------------------------------------------- */
 
-/* The part of an event that two processes may share. */
+/* What operations on several devices use of an event. */
 struct event_page {
-    uint64_t magic;
-    int32_t device;
     _Atomic uint64_t recorded, done; /* numbers of recordings */
 };
 
 struct CUevent_st {
     uint64_t magic;
     int device;
-    bool dead, interprocess;
-    int fd; /* of the page, where this process has made it; else -1 */
-    struct event_page *page;
+    bool dead;
+    struct event_page page;
 };
 
-enum op_kind { OP_COPY, OP_SET, OP_KERNEL, OP_RECORD, OP_WAIT, OP_LAUNCH };
+enum op_kind { OP_COPY, OP_SET, OP_KERNEL, OP_VALUE, OP_RECORD, OP_WAIT, OP_LAUNCH };
 
 struct launch;
 
@@ -163,8 +160,9 @@ struct op {
     void (*free_args)(void *args);
     void *args;
     struct event_page *page;
-    bool shared;     /* the page may change without a word from this process */
-    uint64_t number; /* of the recording that is made, or waited for */
+    bool shared;     /* another device records the event, without a notice to this one */
+    uint64_t number; /* of the recording that is made, or waited for; OP_VALUE: that is written */
+    uint64_t *at;    /* OP_VALUE */
     struct launch *launch;
     bool arrived; /* OP_LAUNCH: counted by the launch */
 };

@@ -487,6 +487,18 @@ CUresult cuMemHostUnregister(void *p)
     return sim_leave_driver(r == 0 ? (CUresult)remove_host(p) : (CUresult)r);
 }
 
+CUresult cuMemHostGetDevicePointer(CUdeviceptr *pdptr, void *p, unsigned int Flags)
+{
+    int r = enter_driver("cuMemHostGetDevicePointer");
+    const struct region *region = r == 0 ? region_at(p) : NULL;
+
+    if (r == 0 && (!pdptr || Flags != 0 || !region || region->kind != REGION_HOST))
+        r = CUDA_ERROR_INVALID_VALUE;
+    if (r == 0)
+        *pdptr = (uintptr_t)p;
+    return sim_leave_driver(r);
+}
+
 CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
                                        CUmemAllocationGranularity_flags option)
 {

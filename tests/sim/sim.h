@@ -29,13 +29,11 @@
  *   - a stream that gets work after a group of a non-blocking communicator and before ncclCommGetAsyncError() has
  *     returned ncclSuccess (until then NCCL has not put the group on the stream: later work would run before it);
  *   - ranks whose calls differ (kind, count, datatype, order), collectives of several local ranks outside of one
- *     group, buffers that overlap where they must not;
- *   - cudaIpcOpenEventHandle() in the process of the handle.
+ *     group, buffers that overlap where they must not.
  * Where CUDA or NCCL itself returns an error, the stand-in returns the same error.
  *
  * Device memory of the virtual memory kind is a memfd, so it crosses processes and outlives them, as its real twin
- * does. An interprocess event is a page that both processes map; a process that dies never completes what it has
- * recorded, and waiting for it has no end.
+ * does. What a process that dies had put on streams is never done. There are no events between processes.
  *
  * NCCL. Ranks talk through sockets in the file system, in a directory that ncclGetUniqueId() makes under $TMPDIR, named
  * in the id; it is removed when all ranks are connected. Reduce-scatter adds in the order of a ring, so its bits are
@@ -52,6 +50,7 @@
  *     seed=N          of the order of streams and of delays; 1 unless told
  *     delay-us=N      an operation takes up to so long, 200 unless told
  *     peers=0         no device can be given access to another's memory; else all can
+ *     values=0        streams cannot write 64-bit values
  *     compute-mode=N  of all devices (0): 2 is PROHIBITED, 3 EXCLUSIVE_PROCESS; but processes do not exclude each other
  *     mps=1           all processes are clients of MPS, as far as they ask
  *     driver=N, runtime=N, nccl=N    what the version calls answer (13000, 13000, 22809)
