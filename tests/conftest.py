@@ -167,7 +167,7 @@ def place(build, config, env):
     """
     device = os.environ.get("ZEROD_DEVICE")
     gpus = {"device": "cuda", "collective": "nccl", "weights": "shared", "deterministic": True}
-    engine = {"ZEROD_DEVICE_ENGINE": build.folder / "tests/sim/zerod-engine-nccl-sim", "ZEROD_SIM": "devices=16"}
+    engine = {"ZEROD_DEVICE_ENGINE": build.folder / "tests/sim/zerod-engine-nccl-sim", "ZEROD_SIM": "devices=16,never-blocks"}
     several = "nodes" in config["world"]
     if (device not in ("cuda", "cuda-offload") or config["world"]["size"] > 16 or "device" in config or
             not several and "collective" in config):

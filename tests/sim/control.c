@@ -335,6 +335,8 @@ static void read_items(char *items, struct setting *settings, size_t n)
 
         if (strcmp(item, "silent") == 0)
             ok = sim.silent = true;
+        else if (strcmp(item, "never-blocks") == 0)
+            ok = sim.never_blocks = true;
         else if (strcmp(item, "open") == 0)
             ok = sim.open = true;
         else if (!strchr(item, ':'))

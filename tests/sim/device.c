@@ -232,6 +232,14 @@ void device_need(int index)
     pthread_attr_destroy(&attr);
 }
 
+void device_check_idle(const char *entry)
+{
+    for (size_t i = 0; sim.never_blocks && i < sim_streams.n; i++)
+        if (sim_streams.streams[i]->head)
+            sim_die(entry, "it may wait for %s on a stream, and this process never blocks",
+                    sim_streams.streams[i]->head->entry);
+}
+
 void device_check_unused(const char *entry, const void *at, size_t n_bytes)
 {
     for (size_t i = 0; i < sim_streams.n; i++)

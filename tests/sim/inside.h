@@ -67,7 +67,7 @@ extern struct sim {
     int n_devices, driver_version, runtime_version, nccl_version;
     size_t n_bytes_memory; /* of each device */
     int64_t max_delay_ns;
-    bool silent, peers, values, open, mps;
+    bool silent, peers, values, open, mps, never_blocks;
     enum cudaComputeMode compute_mode;
     cudaError_t sticky;
     struct device devices[SIM_MAX_DEVICES];
@@ -189,6 +189,8 @@ bool device_is_bound(void); /* has this thread a context? the driver makes none 
 void device_unbind(void);
 int64_t device_delay_ns(struct device *device);
 
+/* Dies if such a call would wait for work on a stream, and the process says that it never blocks. */
+void device_check_idle(const char *entry);
 /* Whose memory goes: dies if an operation that has not ended uses some of it. */
 void device_check_unused(const char *entry, const void *at, size_t n_bytes);
 /* The process is lost: every later call answers this. */

@@ -346,6 +346,7 @@ cudaError_t cudaMalloc(void **devPtr, size_t size)
 {
     int r = sim_enter("cudaMalloc", NULL);
 
+    device_check_idle("cudaMalloc");
     if (r == 0)
         r = devPtr ? allocate(devPtr, size) : cudaErrorInvalidValue;
     return sim_leave(r);
@@ -373,6 +374,7 @@ cudaError_t cudaFree(void *devPtr)
 {
     int r = sim_enter("cudaFree", NULL);
 
+    device_check_idle("cudaFree");
     return sim_leave(r == 0 ? release(devPtr) : (cudaError_t)r);
 }
 
@@ -423,6 +425,7 @@ cudaError_t cudaHostRegister(void *ptr, size_t size, unsigned int flags)
 {
     int r = sim_enter("cudaHostRegister", NULL);
 
+    device_check_idle("cudaHostRegister");
     return sim_leave(r == 0 ? add_host(ptr, size, flags) : (cudaError_t)r);
 }
 
@@ -441,6 +444,7 @@ cudaError_t cudaHostUnregister(void *ptr)
 {
     int r = sim_enter("cudaHostUnregister", NULL);
 
+    device_check_idle("cudaHostUnregister");
     return sim_leave(r == 0 ? remove_host(ptr) : (cudaError_t)r);
 }
 
@@ -477,6 +481,7 @@ CUresult cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
 {
     int r = enter_driver("cuMemHostRegister");
 
+    device_check_idle("cuMemHostRegister");
     return sim_leave_driver(r == 0 ? (CUresult)add_host(p, bytesize, Flags) : (CUresult)r);
 }
 
@@ -484,6 +489,7 @@ CUresult cuMemHostUnregister(void *p)
 {
     int r = enter_driver("cuMemHostUnregister");
 
+    device_check_idle("cuMemHostUnregister");
     return sim_leave_driver(r == 0 ? (CUresult)remove_host(p) : (CUresult)r);
 }
 
@@ -575,6 +581,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
 {
     int r = enter_driver("cuMemCreate");
 
+    device_check_idle("cuMemCreate");
     if (r == 0)
         r = flags == 0 ? create(handle, size, prop) : CUDA_ERROR_INVALID_VALUE;
     return sim_leave_driver(r);
@@ -737,6 +744,7 @@ CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAlloc
 {
     int r = enter_driver("cuMemMap");
 
+    device_check_idle("cuMemMap");
     if (r == 0)
         r = flags == 0 ? map(pointer(ptr), size, offset, find_allocation(handle)) : CUDA_ERROR_INVALID_VALUE;
     return sim_leave_driver(r);
@@ -770,6 +778,7 @@ CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
     int r = enter_driver("cuMemUnmap");
     uint8_t *at = pointer(ptr), *end = at + size;
 
+    device_check_idle("cuMemUnmap");
     if (r == 0 && (size == 0 || !is_whole(at, size)))
         r = CUDA_ERROR_INVALID_VALUE;
     if (r == 0)
@@ -809,6 +818,7 @@ CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *des
     int r = enter_driver("cuMemSetAccess");
     uint8_t *at = pointer(ptr), *end = at + size;
 
+    device_check_idle("cuMemSetAccess");
     if (r == 0 && (size == 0 || !desc || count == 0 || !is_whole(at, size)))
         r = CUDA_ERROR_INVALID_VALUE;
     while (r == 0 && at < end) {

@@ -56,6 +56,8 @@
  *     driver=N, runtime=N, nccl=N    what the version calls answer (13000, 13000, 22809)
  *     open            host code may touch device memory: for a program that computes on the host with what lies there
  *     silent          a peer's death is never reported, as over peer-to-peer memory
+ *     never-blocks    wrong uses are also: waiting for a stream or event, and, while work is on any stream, to
+ * allocate, free, map, unmap or register memory, for which CUDA may wait until the device is idle
  *
  *     ENTRY:error=NAME[@n]   the call returns it: cudaErrorX, CUDA_ERROR_X, or ncclX
  *     ENTRY:async=NAME[@n]   of cudaMemcpyAsync, cudaMemsetAsync, sim_launch: the operation fails when it runs, and the

@@ -95,6 +95,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 
     if (r == 0)
         stream_check("cudaStreamSynchronize", stream);
+    if (r == 0 && sim.never_blocks)
+        sim_die("cudaStreamSynchronize", "it waits, and this process never blocks");
     while (r == 0 && !stream_is_idle(stream)) {
         sim_wait(SIM_NS_PER_MS);
         r = sim.sticky;
@@ -217,6 +219,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
     if (r != 0)
         return sim_leave(r);
     number = atomic_load(&event_check("cudaEventSynchronize", event)->page.recorded);
+    if (sim.never_blocks)
+        sim_die("cudaEventSynchronize", "it waits, and this process never blocks");
     while (r == 0 && !is_done(event, number)) {
         sim_wait(SIM_NS_PER_MS);
         r = sim.sticky;

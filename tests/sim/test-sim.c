@@ -963,6 +963,48 @@ static void wrong_value_unregister(void *arg)
     (void)cudaHostUnregister(word);
 }
 
+static void blocks_in_malloc(void *arg)
+{
+    void *p, *memory = new_memory(0, 16);
+
+    (void)arg;
+    CHECK(cudaMemsetAsync(memory, 0, 16, new_stream(0)) == cudaSuccess);
+    (void)cudaMalloc(&p, 16);
+}
+
+static void blocks_in_register(void *arg)
+{
+    void *memory = new_memory(0, 16);
+
+    CHECK(cudaMemsetAsync(memory, 0, 16, new_stream(0)) == cudaSuccess);
+    if (arg)
+        (void)cuMemHostRegister(shared_word(), 4096, 0);
+    (void)cudaHostRegister(shared_word(), 4096, 0);
+}
+
+static void blocks_in_synchronize(void *arg)
+{
+    (void)arg;
+    (void)cudaStreamSynchronize(new_stream(0));
+}
+
+/* What is allowed at all, and not to a process that says it never blocks. */
+static void test_blocking(void **state)
+{
+    (void)state;
+    child_passes("", blocks_in_malloc, NULL);
+    child_passes("", blocks_in_register, NULL);
+    child_passes("", blocks_in_synchronize, NULL);
+    child_dies("never-blocks,cudaMemsetAsync:hang", blocks_in_malloc, NULL,
+               "cudaMalloc: it may wait for cudaMemsetAsync on a stream, and this process never blocks");
+    child_dies("never-blocks,cudaMemsetAsync:hang", blocks_in_register, NULL,
+               "cudaHostRegister: it may wait for cudaMemsetAsync on a stream, and this process never blocks");
+    child_dies("never-blocks,cudaMemsetAsync:hang", blocks_in_register, state,
+               "cuMemHostRegister: it may wait for cudaMemsetAsync on a stream, and this process never blocks");
+    child_dies("never-blocks", blocks_in_synchronize, NULL,
+               "cudaStreamSynchronize: it waits, and this process never blocks");
+}
+
 static void test_wrong_uses(void **state)
 {
     static const struct {
@@ -1122,19 +1164,13 @@ static void test_on_order(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_fresh_memory),
-        cmocka_unit_test(test_late),
-        cmocka_unit_test(test_kernels),
-        cmocka_unit_test(test_events),
-        cmocka_unit_test(test_memory_outlives),
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_forked),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_wrong_uses),
-        cmocka_unit_test(test_host_touches_device_memory),
-        cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_on_order),
+        cmocka_unit_test(test_copies),      cmocka_unit_test(test_fresh_memory),
+        cmocka_unit_test(test_late),        cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_events),      cmocka_unit_test(test_memory_outlives),
+        cmocka_unit_test(test_values),      cmocka_unit_test(test_blocking),
+        cmocka_unit_test(test_forked),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_wrong_uses),  cmocka_unit_test(test_host_touches_device_memory),
+        cmocka_unit_test(test_environment), cmocka_unit_test(test_on_order),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

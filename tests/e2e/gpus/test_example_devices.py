@@ -26,7 +26,7 @@ class Job:
         self.daemon = zerod(
             {"world": {"size": world}, "device": "cuda", "collective": "nccl", "gradient_clipping": 1.0,
              "zero_optimization": {"stage": stage, "reduce_bucket_size": 3000}} | config,
-            {"ZEROD_DEVICE_ENGINE": engine, "ZEROD_SIM": sim})
+            {"ZEROD_DEVICE_ENGINE": engine, "ZEROD_SIM": f"never-blocks,{sim}".rstrip(",")})
 
     def start(self, rank, *options, failpoint=None, local_rank=None, sim=None):
         env = {"ZEROD_LIBCUDA": self.build.path("tests/sim/libcuda-sim.so"),
