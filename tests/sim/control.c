@@ -325,6 +325,16 @@ static bool parse_setting(char *item, struct setting *settings, size_t n)
     return false;
 }
 
+static bool parse_machine(const char *name)
+{
+    size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789");
+
+    if (n == 0 || name[n] || n >= sizeof(sim.machine))
+        return false;
+    strcpy(sim.machine, name);
+    return true;
+}
+
 static void read_items(char *items, struct setting *settings, size_t n)
 {
     char *rest = NULL;
@@ -339,6 +349,8 @@ static void read_items(char *items, struct setting *settings, size_t n)
             ok = sim.never_blocks = true;
         else if (strcmp(item, "open") == 0)
             ok = sim.open = true;
+        else if (strncmp(item, "machine=", strlen("machine=")) == 0)
+            ok = parse_machine(item + strlen("machine="));
         else if (!strchr(item, ':'))
             ok = parse_setting(item, settings, n);
         else

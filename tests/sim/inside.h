@@ -66,6 +66,7 @@ extern struct sim {
     pid_t pid;              /* of who has used the stand-ins first; 0: nobody yet */
     int n_devices, driver_version, runtime_version, nccl_version;
     size_t n_bytes_memory; /* of each device */
+    char machine[16];      /* whose processes share the devices' memory; "": this process has devices of its own */
     int64_t max_delay_ns;
     bool silent, peers, values, open, mps, never_blocks;
     enum cudaComputeMode compute_mode;

@@ -47,6 +47,8 @@
  *
  *     devices=N       visible devices, 4 unless told
  *     memory=MIB      memory of each device, 1024 unless told
+ *     machine=NAME    all processes with that name share the devices' memory, and so do descriptors that any process
+ *                     holds of it; else each process has devices of its own
  *     seed=N          of the order of streams and of delays; 1 unless told
  *     delay-us=N      an operation takes up to so long, 200 unless told
  *     peers=0         no device can be given access to another's memory; else all can

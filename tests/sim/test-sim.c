@@ -467,6 +467,49 @@ static void memory_outlives(void *arg)
     CHECK(driver.free((uintptr_t)memory, GRANULE) == CUDA_SUCCESS);
 }
 
+/* What another process holds is not free here, also after its death, as long as somebody has a descriptor of it. */
+static void one_machine(void *arg)
+{
+    CUmemAllocationProp prop = prop_of(1);
+    CUmemGenericAllocationHandle handle;
+    size_t n_free, total;
+    int socket, fd;
+    pid_t pid = part(&socket);
+    void *p;
+    char byte;
+
+    if (pid == 0) {
+        load_driver();
+        CHECK(cudaSetDevice(1) == cudaSuccess && cudaMalloc(&p, GRANULE) == cudaSuccess);
+        make_memory(socket);
+    }
+    fd = receive_with_fd(socket, &byte, 1);
+    load_driver();
+    CHECK(cudaSetDevice(1) == cudaSuccess);
+    CHECK(cudaMemGetInfo(&n_free, &total) == cudaSuccess && total == 3 * GRANULE);
+    CHECK(n_free == (arg ? 1 : 3) * (size_t)GRANULE);
+    CHECK(driver.create(&handle, 2 * GRANULE, &prop, 0) == (arg ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS));
+    CHECK(cudaMalloc(&p, 2 * GRANULE) == cudaErrorMemoryAllocation);
+    kill(pid, SIGKILL);
+    CHECK(waitpid(pid, NULL, 0) == pid);
+    if (!arg)
+        return;
+    CHECK(cudaMemGetInfo(&n_free, &total) == cudaSuccess && n_free == 2 * (size_t)GRANULE);
+    close(fd);
+    CHECK(cudaMemGetInfo(&n_free, &total) == cudaSuccess && n_free == total);
+    CHECK(cudaMalloc(&p, 3 * GRANULE) == cudaSuccess && cudaFree(p) == cudaSuccess);
+    CHECK(cudaMemGetInfo(&n_free, &total) == cudaSuccess && n_free == total);
+}
+
+static void test_one_machine(void **state)
+{
+    char env[64];
+
+    child_passes("memory=6", one_machine, NULL);
+    snprintf(env, sizeof(env), "memory=6,machine=test%d", getpid());
+    child_passes(env, one_machine, state);
+}
+
 static unsigned n_open_fds(void)
 {
     unsigned n = 0;
@@ -1164,13 +1207,21 @@ static void test_on_order(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_copies),      cmocka_unit_test(test_fresh_memory),
-        cmocka_unit_test(test_late),        cmocka_unit_test(test_kernels),
-        cmocka_unit_test(test_events),      cmocka_unit_test(test_memory_outlives),
-        cmocka_unit_test(test_values),      cmocka_unit_test(test_blocking),
-        cmocka_unit_test(test_forked),      cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_wrong_uses),  cmocka_unit_test(test_host_touches_device_memory),
-        cmocka_unit_test(test_environment), cmocka_unit_test(test_on_order),
+        cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_fresh_memory),
+        cmocka_unit_test(test_late),
+        cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_events),
+        cmocka_unit_test(test_memory_outlives),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_blocking),
+        cmocka_unit_test(test_one_machine),
+        cmocka_unit_test(test_forked),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_wrong_uses),
+        cmocka_unit_test(test_host_touches_device_memory),
+        cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_on_order),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -285,6 +285,43 @@ def test_no_values_from_streams(zerod, gpus):
     assert answer.r < 0 and "cannot write 64-bit values from a stream (cuStreamWriteValue64)" in answer.text, answer
 
 
+# ---- one memory for all processes of a GPU -----------------------------------------------------------------------------
+
+ENOUGH = 142  # MiB of each GPU: 128 of a puppet, and 14 of the engine, all of this job's memory among them
+
+
+def on_one_machine(zerod, mib):
+    env = sim(f"memory={mib}", f"machine=m{os.getpid()}n{mib}")
+    daemon = zerod(configure(2), env)
+    return daemon, [Puppet(daemon, r, env=env).attach() for r in range(2)]
+
+
+def test_next_engine_and_successor_fit(zerod, gpus):
+    """Neither needs memory beside what the one before held."""
+    daemon, ranks = on_one_machine(zerod, ENOUGH)
+    form(ranks)
+    steps(ranks, 2)
+    for generation in (2, 3):
+        os.kill(daemon.status()["device"]["pid"], signal.SIGKILL)
+        wait_for("the next engine", lambda: daemon.status()["device"]["generation"] == generation
+                 and daemon.status()["device"]["ready"])
+        ranks[1].kill()
+        ranks[1] = Puppet(daemon, 1, env=sim(f"memory={ENOUGH}", f"machine=m{os.getpid()}n{ENOUGH}")).attach()
+        assert ranks[1]("form").r == RESUMED
+        steps(ranks, 2)
+    after = state(ranks)
+    undisturbed = zerod(configure(2))
+    ranks = trainers(undisturbed)
+    steps(ranks, 6)
+    assert state(ranks) == after
+
+
+def test_less_memory_does_not_suffice(zerod, gpus):
+    daemon, ranks = on_one_machine(zerod, ENOUGH - 2)
+    answers = all_do(ranks, "form")
+    assert all(a.r == REFUSED and "bytes left" in a.text or "OUT_OF_MEMORY" in a.text for a in answers), answers
+
+
 # ---- what is said is the same -----------------------------------------------------------------------------------------
 
 
