@@ -27,6 +27,7 @@ static struct {
     __typeof__(&cuMemAddressReserve) reserve;
     __typeof__(&cuMemMap) map;
     __typeof__(&cuMemSetAccess) set_access;
+    __typeof__(&cuDeviceGet) get_device;
     __typeof__(&cuDeviceGetUuid) get_uuid;
 } driver;
 
@@ -55,6 +56,7 @@ static void find_driver(struct nccl_engine *engine)
     driver.reserve = (__typeof__(driver.reserve))find_entry(engine, "cuMemAddressReserve");
     driver.map = (__typeof__(driver.map))find_entry(engine, "cuMemMap");
     driver.set_access = (__typeof__(driver.set_access))find_entry(engine, "cuMemSetAccess");
+    driver.get_device = (__typeof__(driver.get_device))find_entry(engine, "cuDeviceGet");
     driver.get_uuid = (__typeof__(driver.get_uuid))find_entry(engine, "cuDeviceGetUuid");
 }
 
@@ -300,6 +302,7 @@ static void report_memory(struct nccl_engine *engine, uint32_t local_rank, const
                           size_t n)
 {
     const struct nccl_gpu *gpu = &engine->gpus[local_rank];
+    CUdevice device; /* a handle; the runtime, and places of memory, have ordinals */
     CUuuid uuid;
     struct device_report report = {.type = DEVICE_REPORT_MEMORY,
                                    .memory = {.local_rank = local_rank,
@@ -308,7 +311,8 @@ static void report_memory(struct nccl_engine *engine, uint32_t local_rank, const
                                               .gpu = (const uint8_t *)uuid.bytes,
                                               .n_gpu_bytes = sizeof(uuid.bytes)}};
 
-    check_driver(engine, gpu, driver.get_uuid(&uuid, gpu->device), "cuDeviceGetUuid", 0);
+    check_driver(engine, gpu, driver.get_device(&device, gpu->device), "cuDeviceGet", 0);
+    check_driver(engine, gpu, driver.get_uuid(&uuid, device), "cuDeviceGetUuid", 0);
     engine_report(engine, &report, fds, n);
     for (size_t i = 0; i < n; i++)
         close(fds[i]);

@@ -204,12 +204,13 @@ static void form(struct cuda_daemon *d)
 {
     struct wire_segment segments[4];
     size_t n_segments = d->options->hides_pool ? 3 : 4;
+    CUdevice device;
     CUuuid uuid;
     uint32_t bad;
 
     NEED(layout_new(&d->layout, d->manifest.decls, d->manifest.n, 1, d->options->bucket_elems, &bad) == 0);
     make_memory(d);
-    NEED(cuDeviceGetUuid(&uuid, d->options->gpu) == CUDA_SUCCESS);
+    NEED(cuDeviceGet(&device, d->options->gpu) == CUDA_SUCCESS && cuDeviceGetUuid(&uuid, device) == CUDA_SUCCESS);
     segments[0] = (struct wire_segment){WIRE_SEGMENT_RING, d->n_ring_bytes, true};
     segments[1] = (struct wire_segment){WIRE_SEGMENT_CREDIT, PAGE, false};
     segments[2] = (struct wire_segment){WIRE_SEGMENT_PROGRESS, PAGE, false};

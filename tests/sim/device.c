@@ -392,6 +392,7 @@ static const struct {
     {"cuMemMap", (void *)cuMemMap},
     {"cuMemUnmap", (void *)cuMemUnmap},
     {"cuMemSetAccess", (void *)cuMemSetAccess},
+    {"cuDeviceGet", (void *)cuDeviceGet},
     {"cuDeviceGetUuid", (void *)cuDeviceGetUuid},
     {"cuMemHostGetDevicePointer", (void *)cuMemHostGetDevicePointer},
     {"cuStreamWriteValue64", (void *)cuStreamWriteValue64},

@@ -14,6 +14,9 @@
 
 enum { MAX_PUSHED = 16, STAGING_BYTES = 1 << 20 };
 
+/* A CUdevice is a handle, of which nothing says that it is the device's ordinal. */
+enum { FIRST_HANDLE = 100 };
+
 /* The primary context of a device: one for each, which its runtime has, too. */
 struct CUctx_st {
     bool retained;
@@ -46,7 +49,7 @@ CUresult cuDriverGetVersion(int *driverVersion)
 
 CUresult cuDeviceGetCount(int *count)
 {
-    return is_initialised ? (CUresult)cudaGetDeviceCount(count) : CUDA_ERROR_NOT_INITIALIZED;
+    return is_initialised || device_is_bound() ? (CUresult)cudaGetDeviceCount(count) : CUDA_ERROR_NOT_INITIALIZED;
 }
 
 CUresult cuDeviceGet(CUdevice *device, int ordinal)
@@ -56,7 +59,7 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal)
     if (r == 0 && (ordinal < 0 || ordinal >= n))
         r = CUDA_ERROR_INVALID_DEVICE;
     if (r == 0)
-        *device = ordinal;
+        *device = FIRST_HANDLE + ordinal;
     return r;
 }
 
@@ -65,6 +68,7 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 {
     int r = sim_enter("cuDeviceGetUuid", NULL);
 
+    dev -= FIRST_HANDLE;
     if (r == 0 && (!uuid || dev < 0 || dev >= sim.n_devices))
         r = uuid ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     if (r == 0) {
@@ -78,6 +82,7 @@ CUresult cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)
 {
     int r = sim_enter("cuDeviceGetAttribute", NULL);
 
+    dev -= FIRST_HANDLE;
     if (r == 0 && !is_initialised)
         r = CUDA_ERROR_NOT_INITIALIZED;
     if (r == 0 && (dev < 0 || dev >= sim.n_devices))
@@ -93,6 +98,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 {
     int r = sim_enter("cuDevicePrimaryCtxRetain", NULL);
 
+    dev -= FIRST_HANDLE;
     if (r == 0 && !is_initialised)
         r = CUDA_ERROR_NOT_INITIALIZED;
     if (r == 0 && (dev < 0 || dev >= sim.n_devices))
@@ -112,6 +118,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 /* The context stays, because other parts of the process may hold it. */
 CUresult cuDevicePrimaryCtxRelease(CUdevice dev)
 {
+    dev -= FIRST_HANDLE;
     return dev >= 0 && dev < SIM_MAX_DEVICES && contexts[dev].retained ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
@@ -168,7 +175,7 @@ CUresult cuCtxGetDevice(CUdevice *device)
 {
     if (!device_is_bound())
         return CUDA_ERROR_INVALID_CONTEXT;
-    *device = device_current();
+    *device = FIRST_HANDLE + device_current();
     return CUDA_SUCCESS;
 }
 

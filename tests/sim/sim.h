@@ -72,6 +72,17 @@
  * ENTRY is an entry point's name, sim_launch or sim_load; n counts the process's calls of it from 1, or is * for every
  * one; 1 unless told. An item that is not understood ends the process: a test that injects nothing must not pass.
  *
+ * More lenient than the libraries, and why:
+ *   - Which memory a kernel uses is known only when it runs, so nothing checks what its device may access, but for
+ *     memory that no device may access at all. Kernels run one thread after the other: races in shared memory are for
+ *     compute-sanitizer on a GPU.
+ *   - All devices can use the memory of cudaMalloc(), because NCCL enables that for its own, and no other is shared.
+ *   - Two processes that allocate at one moment may both get the last memory of a machine.
+ *   - MPS and EXCLUSIVE_PROCESS are answers and no behaviour. Neither users nor namespaces keep processes apart: what
+ *     processes share are descriptors, which only a socket hands over.
+ *   - Registered memory has the host's address on devices, as with CUDA where all devices can use that.
+ *   - Set-up calls take no longer beside a busy device; never-blocks says instead that they must not come there.
+ *
  * Any thread. After fork() a child of a process that has used the stand-ins gets cudaErrorInitializationError.
  */
 

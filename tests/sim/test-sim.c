@@ -634,11 +634,15 @@ static void value_refused(void *arg)
 {
     uint64_t *word = shared_word();
     CUdeviceptr at = register_word(word);
+    CUdevice device;
     int can;
 
     (void)arg;
     CHECK(cuInit(0) == CUDA_SUCCESS);
-    CHECK(cuDeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, 0) == CUDA_SUCCESS && can);
+    CHECK(cuDeviceGet(&device, 0) == CUDA_SUCCESS);
+    CHECK(cuDeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device) == CUDA_SUCCESS && can);
+    CHECK(cuDeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, 0) ==
+          CUDA_ERROR_INVALID_DEVICE);
     CHECK(cuStreamWriteValue64(new_stream(0), at + 4, 7, 0) == CUDA_ERROR_INVALID_VALUE);
     CHECK(cuStreamWriteValue64(new_stream(0), at, 7, 1) == CUDA_ERROR_INVALID_VALUE);
 }
@@ -646,11 +650,14 @@ static void value_refused(void *arg)
 static void value_unsupported(void *arg)
 {
     CUdeviceptr at = register_word(shared_word());
+    CUdevice device;
     int can;
 
     (void)arg;
     CHECK(cuInit(0) == CUDA_SUCCESS);
-    CHECK(cuDeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, 0) == CUDA_SUCCESS && !can);
+    CHECK(cuDeviceGet(&device, 0) == CUDA_SUCCESS);
+    CHECK(cuDeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device) == CUDA_SUCCESS &&
+          !can);
     CHECK(cuStreamWriteValue64(new_stream(0), at, 7, 0) == CUDA_ERROR_NOT_SUPPORTED);
 }
 

@@ -34,12 +34,12 @@ enum {
 typedef unsigned long long address;
 
 struct access {
-    int location_type, device, flags;
+    int location_type, ordinal, flags;
 };
 
 /* Describes memory that is created; the rest says that it is neither exported nor compressed. */
 struct allocation {
-    int type, handle_types, location_type, device;
+    int type, handle_types, location_type, ordinal;
     void *unused_handle;
     uint8_t flags[8];
 };
@@ -97,7 +97,8 @@ struct cuda {
     struct driver driver;
     bool is_torch;
     void *context;
-    int device;
+    int device;                     /* the driver's handle */
+    int ordinal;                    /* by which places of memory name it */
     struct progress_page *progress; /* registered; NULL: not yet */
     address progress_at;
     void *last_event, *last_stream; /* behind the last point, and on which stream; NULL: none was said */
@@ -163,6 +164,19 @@ static int load(struct cuda *cuda)
     return 0;
 }
 
+static int find_ordinal(struct cuda *cuda)
+{
+    int n = 0, device, r = check(cuda, "cuDeviceGetCount", cuda->driver.get_count(&n));
+
+    for (int i = 0; r == 0 && i < n; i++) {
+        r = check(cuda, "cuDeviceGet", cuda->driver.get_device(&device, i));
+        cuda->ordinal = i;
+        if (r == 0 && device == cuda->device)
+            return 0;
+    }
+    return r != 0 ? r : fail(cuda, -ENODEV, "the GPU of this thread's context is none that the driver counts");
+}
+
 static int find_context(struct cuda *cuda)
 {
     int r = check(cuda, "cuInit", cuda->driver.init(0));
@@ -174,6 +188,8 @@ static int find_context(struct cuda *cuda)
                  cuda->is_torch ? "torch.cuda.set_device(LOCAL_RANK)" : "cudaSetDevice(local rank)");
     if (r == 0)
         r = check(cuda, "cuCtxGetDevice", cuda->driver.get_context_device(&cuda->device));
+    if (r == 0)
+        r = find_ordinal(cuda);
     return r == -EIO ? -ENODEV : r;
 }
 
@@ -291,7 +307,7 @@ static address address_of(const void *memory)
 /* Some drivers have no memory that a device may only read; there only the caller's care prevents writes. */
 static int give_access(struct cuda *cuda, address at, size_t n_bytes, bool read_only)
 {
-    struct access access = {LOCATION_DEVICE, cuda->device, read_only ? ACCESS_READ : ACCESS_READ_WRITE};
+    struct access access = {LOCATION_DEVICE, cuda->ordinal, read_only ? ACCESS_READ : ACCESS_READ_WRITE};
     int error = cuda->driver.set_access(at, n_bytes, &access, 1);
 
     if (error != SUCCESS && read_only) {
@@ -378,7 +394,7 @@ void cuda_release(struct cuda *cuda, uint8_t *memory)
 
 static struct allocation own_memory(const struct cuda *cuda)
 {
-    return (struct allocation){.type = ALLOCATION_PINNED, .location_type = LOCATION_DEVICE, .device = cuda->device};
+    return (struct allocation){.type = ALLOCATION_PINNED, .location_type = LOCATION_DEVICE, .ordinal = cuda->ordinal};
 }
 
 int cuda_granularity(struct cuda *cuda, size_t *n_bytes)
@@ -453,7 +469,7 @@ void cuda_destroy(struct cuda *cuda, uint64_t memory)
 
 int cuda_put(struct cuda *cuda, uint8_t *at, uint64_t memory, size_t n_bytes)
 {
-    struct access access = {LOCATION_DEVICE, cuda->device, ACCESS_READ_WRITE};
+    struct access access = {LOCATION_DEVICE, cuda->ordinal, ACCESS_READ_WRITE};
     bool pushed;
     int r = enter(cuda, &pushed);
 
