@@ -27,6 +27,7 @@ static struct {
     __typeof__(&cuMemAddressReserve) reserve;
     __typeof__(&cuMemMap) map;
     __typeof__(&cuMemSetAccess) set_access;
+    __typeof__(&cuDeviceGet) get_device;
     __typeof__(&cuDeviceGetUuid) get_uuid;
 } driver;
 
@@ -55,6 +56,7 @@ static void find_driver(struct nccl_engine *engine)
     driver.reserve = (__typeof__(driver.reserve))find_entry(engine, "cuMemAddressReserve");
     driver.map = (__typeof__(driver.map))find_entry(engine, "cuMemMap");
     driver.set_access = (__typeof__(driver.set_access))find_entry(engine, "cuMemSetAccess");
+    driver.get_device = (__typeof__(driver.get_device))find_entry(engine, "cuDeviceGet");
     driver.get_uuid = (__typeof__(driver.get_uuid))find_entry(engine, "cuDeviceGetUuid");
 }
 
@@ -311,6 +313,7 @@ static void report_memory(struct nccl_engine *engine, uint32_t local_rank, const
                           size_t n)
 {
     const struct nccl_gpu *gpu = &engine->gpus[local_rank];
+    CUdevice device; /* a handle; the runtime, and places of memory, have ordinals */
     CUuuid uuid;
     struct device_report report = {.type = DEVICE_REPORT_MEMORY,
                                    .memory = {.local_rank = local_rank,
@@ -319,7 +322,8 @@ static void report_memory(struct nccl_engine *engine, uint32_t local_rank, const
                                               .gpu = (const uint8_t *)uuid.bytes,
                                               .n_gpu_bytes = sizeof(uuid.bytes)}};
 
-    check_driver(engine, gpu, driver.get_uuid(&uuid, gpu->device), "cuDeviceGetUuid", 0);
+    check_driver(engine, gpu, driver.get_device(&device, gpu->device), "cuDeviceGet", 0);
+    check_driver(engine, gpu, driver.get_uuid(&uuid, device), "cuDeviceGetUuid", 0);
     engine_report(engine, &report, fds, n);
     for (size_t i = 0; i < n; i++)
         close(fds[i]);
@@ -330,13 +334,14 @@ void memory_take(struct nccl_engine *engine, const struct device_memory *memory,
     struct device_piece made[DEVICE_N_PIECES];
     int made_fds[DEVICE_N_PIECES], fd;
     struct nccl_gpu *gpu;
-    size_t n = 0, n_made = 0;
+    size_t n = 1, n_made = 0; /* the first descriptor is the page's */
 
     if (engine->phase != NCCL_AWAITS_MEMORY || memory->local_rank >= engine->n_gpus ||
         engine->gpus[memory->local_rank].has_memory || memory->n_pieces != DEVICE_N_PIECES ||
-        device_memory_n_fds(memory) != n_fds)
+        device_memory_n_fds(memory) + 1 != n_fds)
         engine_fail(engine, "memory out of place");
     gpu = &engine->gpus[memory->local_rank];
+    gpu->progress = (const struct progress_page *)(const void *)memory_map(engine, fds[0], sizeof(*gpu->progress));
     engine_use(engine, gpu);
     for (size_t i = 0; i < memory->n_pieces; i++) {
         const struct device_piece *piece = &memory->pieces[i];
@@ -354,65 +359,13 @@ void memory_take(struct nccl_engine *engine, const struct device_memory *memory,
         restore_all(engine);
 }
 
-/* ---- events of trainers ---------------------------------------------------------------------------------- */
+/* ---- trainers -------------------------------------------------------------------------------------------- */
 
-static struct nccl_gpu *use_gpu_of(struct nccl_engine *engine, uint32_t local_rank)
-{
-    if (local_rank >= engine->n_gpus)
-        engine_fail(engine, "an event of local rank %" PRIu32 " of %u", local_rank, engine->n_gpus);
-    engine_use(engine, &engine->gpus[local_rank]);
-    return &engine->gpus[local_rank];
-}
-
-static void report_unopened(struct nccl_engine *engine, const struct device_event *event, cudaError_t r)
-{
-    char what[DEVICE_MAX_WHAT_BYTES];
-    struct device_report report = {.type = DEVICE_REPORT_UNOPENED,
-                                   .unopened = {.local_rank = event->local_rank,
-                                                .number = event->number,
-                                                .what = what,
-                                                .handle = event->handle,
-                                                .n_handle_bytes = event->n_handle_bytes}};
-
-    snprintf(what, sizeof(what), "cudaIpcOpenEventHandle: %s (%s)", cudaGetErrorString(r), cudaGetErrorName(r));
-    engine_report(engine, &report, NULL, 0);
-}
-
-/* Whether its trainer is gone or lives where CUDA cannot reach it is for the daemon to find out. Until it says so,
- * orders do not begin that would add what may not be written yet. */
-void memory_event(struct nccl_engine *engine, const struct device_event *event)
-{
-    struct nccl_gpu *gpu = use_gpu_of(engine, event->local_rank);
-    cudaEvent_t *opened = &gpu->events[event->number];
-    cudaIpcEventHandle_t handle;
-    cudaError_t r;
-
-    if (*opened)
-        engine_check_cuda(engine, gpu, cudaEventDestroy(*opened), "cudaEventDestroy");
-    *opened = NULL;
-    memcpy(&handle, event->handle, sizeof(handle));
-    r = cudaIpcOpenEventHandle(opened, handle);
-    gpu->unopened[event->number] = r != cudaSuccess;
-    if (r == cudaSuccess)
-        return;
-    (void)cudaGetLastError();
-    engine_check_gpus(engine, "cudaIpcOpenEventHandle"); /* a GPU that is lost makes every call fail */
-    *opened = NULL;
-    report_unopened(engine, event, r);
-}
-
-/* Nothing waits for an event that was never recorded. */
 void memory_release(struct nccl_engine *engine, const struct device_release *release)
 {
-    struct nccl_gpu *gpu = use_gpu_of(engine, release->local_rank);
-
-    for (unsigned i = 0; i < DEVICE_MAX_EVENTS; i++) {
-        if (!gpu->unopened[i])
-            continue;
-        engine_check_cuda(engine, gpu, cudaEventCreateWithFlags(&gpu->events[i], cudaEventDisableTiming),
-                          "cudaEventCreateWithFlags");
-        gpu->unopened[i] = false;
-    }
+    if (release->local_rank >= engine->n_gpus)
+        engine_fail(engine, "points of local rank %" PRIu32 " of %u", release->local_rank, engine->n_gpus);
+    engine->gpus[release->local_rank].released = MAX(engine->gpus[release->local_rank].released, release->point);
 }
 
 /* ---- undo ------------------------------------------------------------------------------------------------ */

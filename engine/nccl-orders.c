@@ -31,14 +31,6 @@ static void check_buckets(struct nccl_engine *engine, uint32_t first, uint32_t n
                     (uint64_t)first + n - 1, n_buckets);
 }
 
-/* Was it given, whether it could be opened or not? */
-static bool has_event(const struct nccl_engine *engine, uint32_t local_rank, uint32_t event)
-{
-    const struct nccl_gpu *gpu = &engine->gpus[local_rank];
-
-    return gpu->events[event] || gpu->unopened[event];
-}
-
 static void check_slots(struct nccl_engine *engine, const struct device_order_reduce *reduce)
 {
     const struct device_plan *plan = &engine->plan;
@@ -57,9 +49,6 @@ static void check_slots(struct nccl_engine *engine, const struct device_order_re
         if (slot->offset_bytes > ring || n_bytes > ring - slot->offset_bytes)
             engine_fail(engine, "a slot of %" PRIu64 " bytes at %" PRIu64 " of the ring of local rank %" PRIu32,
                         n_bytes, slot->offset_bytes, slot->local_rank);
-        if (slot->has_event && !has_event(engine, slot->local_rank, slot->event))
-            engine_fail(engine, "event %" PRIu32 " of local rank %" PRIu32 " is not there", slot->event,
-                        slot->local_rank);
     }
 }
 
@@ -77,8 +66,6 @@ static void check_moves(struct nccl_engine *engine, const struct device_order_co
         if (move->segment_offset_bytes > host || move->n_bytes > host - move->segment_offset_bytes)
             engine_fail(engine, "move %zu is for %" PRIu64 " bytes at %" PRIu64 " of a segment of %" PRIu64, i,
                         move->n_bytes, move->segment_offset_bytes, host);
-        if (move->has_event && !has_event(engine, move->local_rank, move->event))
-            engine_fail(engine, "move %zu names event %" PRIu32 ", which is not there", i, move->event);
     }
 }
 
@@ -320,9 +307,6 @@ static int copy_issue(struct nccl_engine *engine, struct nccl_order *order)
         uint8_t *host = engine->segments[move->segment].map + move->segment_offset_bytes;
 
         engine_use(engine, gpu);
-        if (move->has_event)
-            engine_check_cuda(engine, gpu, cudaStreamWaitEvent(gpu->main, gpu->events[move->event], 0),
-                              "cudaStreamWaitEvent");
         engine_check_cuda(engine, gpu,
                           cudaMemcpyAsync(move->write ? device : host, move->write ? host : device, move->n_bytes,
                                           move->write ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, gpu->main),
@@ -333,41 +317,28 @@ static int copy_issue(struct nccl_engine *engine, struct nccl_order *order)
     return 0;
 }
 
-/* ---- events of trainers ---------------------------------------------------------------------------------- */
+/* ---- trainers -------------------------------------------------------------------------------------------- */
 
-static bool is_unopened(const struct nccl_engine *engine, uint32_t local_rank, uint32_t event)
+/* Has the trainer's GPU written what is behind the point, or will it never? */
+static bool is_reached(const struct nccl_engine *engine, uint32_t local_rank, uint64_t point)
 {
-    return engine->gpus[local_rank].unopened[event];
-}
+    const struct nccl_gpu *gpu = &engine->gpus[local_rank];
 
-/* Does the order name an event that could not be opened, and of which the daemon has not said what is to be done? */
-static bool names_unopened(const struct nccl_engine *engine, const struct nccl_order *order)
-{
-    const struct device_order_reduce *reduce = &order->command.reduce;
-    const struct device_order_copy *copy = &order->command.copy;
-
-    for (size_t i = 0; order->command.type == DEVICE_COMMAND_REDUCE && i < reduce->n_slots; i++)
-        if (reduce->slots[i].has_event && is_unopened(engine, reduce->slots[i].local_rank, reduce->slots[i].event))
-            return true;
-    for (size_t i = 0; order->command.type == DEVICE_COMMAND_COPY && i < copy->n_moves; i++)
-        if (copy->moves[i].has_event && is_unopened(engine, copy->moves[i].local_rank, copy->moves[i].event))
-            return true;
-    return false;
+    return point <= gpu->released || progress_is_reached(gpu->progress, point);
 }
 
 /* A trainer pushes what it has queued: its GPU may be seconds and more from having computed it. */
 static bool awaits_trainer(const struct nccl_engine *engine, const struct nccl_order *order)
 {
     const struct device_order_reduce *reduce = &order->command.reduce;
+    const struct device_order_copy *copy = &order->command.copy;
 
-    if (names_unopened(engine, order))
-        return true;
-    for (size_t i = 0; order->command.type == DEVICE_COMMAND_REDUCE && i < reduce->n_slots; i++) {
-        const struct device_slot *slot = &reduce->slots[i];
-
-        if (slot->has_event && cudaEventQuery(engine->gpus[slot->local_rank].events[slot->event]) == cudaErrorNotReady)
+    for (size_t i = 0; order->command.type == DEVICE_COMMAND_REDUCE && i < reduce->n_slots; i++)
+        if (!is_reached(engine, reduce->slots[i].local_rank, reduce->slots[i].point))
             return true;
-    }
+    for (size_t i = 0; order->command.type == DEVICE_COMMAND_COPY && i < copy->n_moves; i++)
+        if (!is_reached(engine, copy->moves[i].local_rank, copy->moves[i].point))
+            return true;
     return false;
 }
 
@@ -433,9 +404,7 @@ static bool issue_next(struct nccl_engine *engine)
 {
     struct nccl_order *order = engine->first;
 
-    if (!order || (order->step == 0 && names_unopened(engine, order)))
-        return false;
-    if (order->lane < 0 && !take_lane(engine, order))
+    if (!order || (order->lane < 0 && (awaits_trainer(engine, order) || !take_lane(engine, order))))
         return false;
     engine->tag = &order->tag;
     if (kinds[order->command.type].issue(engine, order) == 0) {
@@ -505,24 +474,27 @@ bool orders_progress(struct nccl_engine *engine)
     return moved;
 }
 
-static bool is_late(const struct nccl_engine *engine, struct nccl_order *order)
+static bool is_late(const struct nccl_order *order)
 {
-    uint64_t now = engine_now_ns();
+    return engine_now_ns() > order->clock_ns + (uint64_t)order->timeout_ms * 1000000;
+}
 
-    if (now <= order->clock_ns + (uint64_t)order->timeout_ms * 1000000)
-        return false;
-    if (!awaits_trainer(engine, order))
-        return true;
-    order->clock_ns = now;
-    return false;
+/* Those behind an order that waits for a trainer are not late either. */
+static void restart_clocks(struct nccl_engine *engine)
+{
+    if (!engine->first || engine->first->lane >= 0 || !awaits_trainer(engine, engine->first))
+        return;
+    for (struct nccl_order *order = engine->first; order; order = order->next)
+        order->clock_ns = engine_now_ns();
 }
 
 void orders_check_deadlines(struct nccl_engine *engine)
 {
+    restart_clocks(engine);
     for (unsigned lane = 0; lane < DEVICE_LANES; lane++) {
         struct nccl_order *order = engine->in_flight[lane];
 
-        if (!order || !is_late(engine, order))
+        if (!order || !is_late(order))
             continue;
         engine->tag = &order->tag;
         if (order == engine->first)
@@ -532,7 +504,7 @@ void orders_check_deadlines(struct nccl_engine *engine)
                     order->timeout_ms, find_busy(engine, lane));
     }
     for (struct nccl_order *order = engine->first; order; order = order->next)
-        if (is_late(engine, order)) {
+        if (is_late(order)) {
             engine->tag = &order->tag;
             engine_fail(engine, "%s took more than %" PRIu32 " ms: it waits for others",
                         kinds[order->command.type].name, order->timeout_ms);

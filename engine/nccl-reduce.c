@@ -387,21 +387,6 @@ static void record_event(const struct reduction *reduction, struct nccl_gpu *gpu
     engine_check_cuda(reduction->engine, gpu, cudaEventRecord(event, stream), "cudaEventRecord");
 }
 
-/* Both streams behind the trainers' writing. */
-static void await_trainers(const struct reduction *reduction)
-{
-    for (size_t i = 0; i < reduction->order_reduce->n_slots; i++) {
-        const struct device_slot *slot = &reduction->order_reduce->slots[i];
-        struct nccl_gpu *gpu = &reduction->engine->gpus[slot->local_rank];
-
-        if (!slot->has_event)
-            continue;
-        engine_use(reduction->engine, gpu);
-        await_event(reduction, gpu, gpu->main, gpu->events[slot->event]);
-        await_event(reduction, gpu, gpu->comm, gpu->events[slot->event]);
-    }
-}
-
 /* This GPU's sends and receives with all others. */
 static void exchange_slices(const struct reduction *reduction, struct nccl_gpu *gpu)
 {
@@ -477,7 +462,6 @@ static void begin(const struct reduction *reduction)
 
     check_slots_are_there(reduction);
     engine_count_collective(engine, reduction->order_reduce->collective);
-    await_trainers(reduction);
     for (unsigned i = 0; i < engine->n_gpus; i++) {
         struct nccl_gpu *gpu = &engine->gpus[i];
 

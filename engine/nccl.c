@@ -195,9 +195,6 @@ static void serve_command(struct nccl_engine *engine, const struct device_comman
             engine_fail(engine, "a segment without a descriptor");
         memory_share(engine, &command->share, buffer->fds[0]);
         return;
-    case DEVICE_COMMAND_EVENT:
-        memory_event(engine, &command->event);
-        return;
     case DEVICE_COMMAND_RELEASE:
         memory_release(engine, &command->release);
         return;

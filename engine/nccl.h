@@ -8,9 +8,10 @@
  * after every collective; comm behind main only where it needs what main has made, so that slices of one parcel travel
  * while another is added up.
  *
- * Orders. They wait in a queue and are issued one at a time, in the order given; that may take several rounds, because
- * what follows a group of NCCL calls on its stream may be put there only when the communicators have taken the group.
- * An order that is issued holds its lane, whose last event on each GPU tells its end.
+ * Orders. They wait in a queue and are issued one at a time, in the order given. An order begins when the trainers'
+ * GPUs have written what it reads, so no stream ever waits for another process. Issuing may take several rounds,
+ * because what follows a group of NCCL calls on its stream may be put there only when the communicators have taken the
+ * group. An order that is issued holds its lane, whose last event on each GPU tells its end.
  *
  * Errors. There is one way on from an error, engine_fail(): it is reported, and the process ends. Communicators are not
  * aborted one by one: the end of the process does that, and the daemons end the engines of all nodes. Nothing
@@ -39,6 +40,7 @@
 #include "core/wire/device-plan.h"
 #include "core/wire/device-wire.h"
 #include "core/wire/frame.h"
+#include "core/wire/progress.h"
 #include "core/wire/wire-arena.h"
 #include "kernels/device.h"
 
@@ -91,8 +93,8 @@ struct nccl_gpu {
     uint32_t pool_writers; /* bits of the local GPUs that may write into its pool */
     struct nccl_piece pieces[DEVICE_N_PIECES];
     struct nccl_lane lanes[DEVICE_LANES];
-    cudaEvent_t events[DEVICE_MAX_EVENTS]; /* of the trainer; NULL: none of that number, or it is unopened */
-    bool unopened[DEVICE_MAX_EVENTS];      /* it cannot be opened: orders that name it wait for DeviceRelease */
+    const struct progress_page *progress; /* how far the trainer's work on this GPU has come */
+    uint64_t released;                    /* points up to it are not waited for */
 };
 
 /* Sizes of what a lane has on each GPU. */
@@ -202,7 +204,6 @@ void memory_take(struct nccl_engine *engine, const struct device_memory *memory,
 /* Return: 0, all is put back; NCCL_AGAIN. */
 int memory_poll_restore(struct nccl_engine *engine);
 void memory_share(struct nccl_engine *engine, const struct device_share *share, int fd);
-void memory_event(struct nccl_engine *engine, const struct device_event *event);
 void memory_release(struct nccl_engine *engine, const struct device_release *release);
 /* Maps host memory that a device reads and writes. Fails the engine. */
 uint8_t *memory_map(struct nccl_engine *engine, int fd, uint64_t n_bytes);

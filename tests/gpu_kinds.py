@@ -43,7 +43,7 @@ def of_daemon(build, *items):
         pytest.skip("needs the stand-ins, which fail when they are told to")
     if KIND == "real":
         return {"ZEROD_DEVICE_ENGINE": build.path(ENGINES[1])}
-    return {"ZEROD_DEVICE_ENGINE": build.path(ENGINES[0]), "ZEROD_SIM": ",".join((f"devices={count()}", *items))}
+    return {"ZEROD_DEVICE_ENGINE": build.path(ENGINES[0]), "ZEROD_SIM": ",".join((f"devices={count()}", "never-blocks", *items))}
 
 
 def of_trainer(build, *items):

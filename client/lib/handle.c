@@ -151,7 +151,7 @@ int zerod_connect(struct zerod **out, const struct zerod_options *options)
     c->call.in = FRAME_BUFFER_NULL;
     c->call.on_abort = on_abort;
     c->call.on_abort_arg = c;
-    c->ring = c->overflow = c->credit = c->weights = c->pool = c->window = MAPPING_NULL;
+    c->ring = c->overflow = c->credit = c->weights = c->pool = c->window = c->progress = MAPPING_NULL;
     c->memory = &host_memory;
     r = watch_forks(c);
     if (r == 0)

@@ -98,6 +98,8 @@ struct zerod {
     struct mapping pool;   /* stage 3: what was gathered last, until the next message */
     struct range *range;   /* stage 3: where it is copied to */
     struct mapping window; /* host memory, beside the weights */
+    struct mapping progress;
+    uint64_t last_point; /* of the pushes so far */
     uint8_t *device_scratch;
     size_t n_device_scratch_bytes;
 

@@ -113,57 +113,6 @@ struct diagnostic *cause_device_unformed(const struct evidence_at *at, const cha
     return diagnostic_finish(d);
 }
 
-static void explain_reach(struct diagnostic *d, const struct evidence_unopened *e)
-{
-    switch (e->reach) {
-    case REACH_OTHER_SHM:
-        diagnostic_field(d, "cause",
-                         "the process sees another /dev/shm than zerod, as in a container: CUDA shares events there");
-        diagnostic_field(d, "fix",
-                         "give both the same /dev/shm: docker run --ipc=host, for zerod too if it has a container");
-        return;
-    case REACH_OTHER_USER:
-        diagnostic_field(d, "cause",
-                         "the process is of user %" PRIu32 " and zerod's engine of user %" PRIu32
-                         ", and CUDA does not share events between them here",
-                         e->uid, e->own_uid);
-        diagnostic_field(d, "fix", "run zerod as the user of the trainers");
-        return;
-    case REACH_SAME:
-        diagnostic_field(d, "cause", "not known: the process and zerod are of one user and see one /dev/shm");
-        diagnostic_field(
-            d, "to find out",
-            "run CUDA's sample simpleIPC in the same place: if it fails too, the driver or a sandbox (WSL, "
-            "gVisor)\ndoes not share events between processes");
-        return;
-    case REACH_UNKNOWN:
-        diagnostic_field(
-            d, "cause",
-            "not known: CUDA shares events through /dev/shm, and zerod cannot see which one the process has");
-        diagnostic_field(d, "to find out",
-                         "stat -c '%%d:%%i' /dev/shm in the trainer and beside zerod: different numbers are different "
-                         "folders, as in a container\n(docker run --ipc=host)");
-    }
-}
-
-struct diagnostic *cause_unopened(const struct evidence_unopened *e)
-{
-    struct diagnostic *d = cause_new(&e->at, E_ENGINE, "the GPUs' engine cannot open this rank's events, rank ended");
-
-    if (e->pid > 0)
-        diagnostic_field(d, "process", "pid %" PRId64 " of user %" PRIu32 "; zerod is of user %" PRIu32, e->pid, e->uid,
-                         e->own_uid);
-    add_foreign(d, "got", e->why);
-    explain_reach(d, e);
-    diagnostic_field(d, e->reach == REACH_OTHER_SHM || e->reach == REACH_OTHER_USER ? "or" : "fix",
-                     "device: cpu, with gradients and state in host memory");
-    diagnostic_field(d, "does not help", "the gradients, the model, NCCL, the other ranks");
-    diagnostic_field(d, "state",
-                     "without its events zerod cannot know when this rank's gradients are written, so none is added:\n"
-                     "the step is aborted for all ranks, and this rank is closed; a new process can take its place");
-    return diagnostic_finish(d);
-}
-
 struct diagnostic *cause_node_reborn(const struct evidence_node *e)
 {
     struct diagnostic *d = cause_new(&e->at, E_GENERATION, "a node came back as another daemon, job ended");

@@ -240,23 +240,6 @@ struct diagnostic *cause_engine(const struct evidence_node *evidence);
 struct diagnostic *cause_device(const struct evidence_node *evidence);
 struct diagnostic *cause_device_unformed(const struct evidence_at *at, const char *why);
 
-/* A reason why the engine cannot open the CUDA events of a process, as far as zerod sees one. */
-enum evidence_reach {
-    REACH_UNKNOWN, /* its /dev/shm cannot be seen */
-    REACH_OTHER_SHM,
-    REACH_OTHER_USER,
-    REACH_SAME, /* user and /dev/shm are zerod's */
-};
-
-/* E1502 of a live rank: the engine cannot open its events. */
-struct evidence_unopened {
-    struct evidence_at at;
-    int64_t pid; /* 0: zerod cannot see it */
-    uint32_t uid, own_uid;
-    enum evidence_reach reach;
-    const char *why; /* CUDA's error */
-};
-struct diagnostic *cause_unopened(const struct evidence_unopened *evidence);
 struct diagnostic *cause_node_reborn(const struct evidence_node *evidence); /* its state is gone, too */
 
 /* E1303 */

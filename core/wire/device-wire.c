@@ -22,7 +22,8 @@ static const struct wire_rule piece_rules[] = {
 };
 static const struct wire_table piece_table = WIRE_TABLE(device_piece, device_piece, piece_rules);
 
-_Static_assert((int)DEVICE_N_PIECES <= (int)FRAME_MAX_FDS, "the pieces of a local rank travel in one packet");
+_Static_assert((int)DEVICE_N_PIECES + 1 <= (int)FRAME_MAX_FDS,
+               "the page and the pieces of a local rank travel in one packet");
 
 static const struct wire_rule memory_rules[] = {
     U32(DeviceMemory, device_memory, local_rank, .max = DEVICE_MAX_LOCAL - 1),
@@ -78,21 +79,15 @@ static const struct wire_rule share_rules[] = {
     U64(DeviceShare, device_share, n_bytes, .min = 1, .max = DEVICE_MAX_BYTES),
 };
 
-static const struct wire_rule event_rules[] = {
-    U32(DeviceEvent, device_event, local_rank, .max = DEVICE_MAX_LOCAL - 1),
-    U32(DeviceEvent, device_event, number, .max = DEVICE_MAX_EVENTS - 1),
-    BYTES(DeviceEvent, device_event, handle, n_handle_bytes, .min = DEVICE_EVENT_BYTES, .max = DEVICE_EVENT_BYTES),
-};
-
 static const struct wire_rule release_rules[] = {
     U32(DeviceRelease, device_release, local_rank, .max = DEVICE_MAX_LOCAL - 1),
+    U64(DeviceRelease, device_release, point),
 };
 
 static const struct wire_rule slot_rules[] = {
     U32(DeviceSlot, device_slot, local_rank, .max = DEVICE_MAX_LOCAL - 1),
     U64(DeviceSlot, device_slot, offset_bytes, .max = DEVICE_MAX_BYTES, .multiple_of = 128),
-    BOOL(DeviceSlot, device_slot, has_event),
-    U32(DeviceSlot, device_slot, event, HAS(DeviceSlot, device_slot, has_event), .max = DEVICE_MAX_EVENTS - 1),
+    U64(DeviceSlot, device_slot, point),
 };
 static const struct wire_table slot_table = WIRE_TABLE(device_slot, device_slot, slot_rules);
 
@@ -149,13 +144,12 @@ static const struct wire_rule move_rules[] = {
     U32(DeviceMove, device_move, segment, .max = DEVICE_MAX_SEGMENTS - 1),
     U64(DeviceMove, device_move, segment_offset_bytes, .max = DEVICE_MAX_BYTES),
     U64(DeviceMove, device_move, n_bytes, .min = 1, .max = DEVICE_MAX_BYTES),
-    BOOL(DeviceMove, device_move, has_event),
-    U32(DeviceMove, device_move, event, HAS(DeviceMove, device_move, has_event), .max = DEVICE_MAX_EVENTS - 1),
+    U64(DeviceMove, device_move, point),
 };
 static const struct wire_table move_table = WIRE_TABLE(device_move, device_move, move_rules);
 
 /* A key takes a byte, and so does the length of a move; small numbers take two at most, those up to 2^48 seven. */
-enum { MOVE_BYTES = 2 + 2 + 2 + 2 + 8 + 2 + 8 + 8 + 2 + 3, COPY_BYTES = 32 };
+enum { MOVE_BYTES = 2 + 2 + 2 + 2 + 8 + 2 + 8 + 8 + 11, COPY_BYTES = 32 };
 _Static_assert(DEVICE_MAX_MOVES *MOVE_BYTES + COPY_BYTES <= FRAME_MAX_BYTES, "the largest order fits into a frame");
 
 static const struct wire_rule copy_rules[] = {
@@ -213,14 +207,6 @@ static const struct wire_rule done_rules[] = {
     U64(DeviceDone, device_done, n_bytes_received),
 };
 
-static const struct wire_rule unopened_rules[] = {
-    U32(DeviceUnopened, device_unopened, local_rank, .max = DEVICE_MAX_LOCAL - 1),
-    U32(DeviceUnopened, device_unopened, number, .max = DEVICE_MAX_EVENTS - 1),
-    STRING(DeviceUnopened, device_unopened, what, .min = 1, .max = DEVICE_MAX_WHAT_BYTES, .flags = WIRE_CUT),
-    BYTES(DeviceUnopened, device_unopened, handle, n_handle_bytes, .min = DEVICE_EVENT_BYTES,
-          .max = DEVICE_EVENT_BYTES),
-};
-
 static const struct wire_rule failed_rules[] = {
     STRING(DeviceFailed, device_failed, what, .min = 1, .max = DEVICE_MAX_WHAT_BYTES, .flags = WIRE_CUT),
     BOOL(DeviceFailed, device_failed, has_tag),
@@ -232,7 +218,6 @@ static const struct wire_table command_tables[N_DEVICE_COMMAND_TYPES] = {
     [DEVICE_COMMAND_MEMORY] = WIRE_TABLE(device_memory, device_memory, memory_rules, .check = memory_check),
     [DEVICE_COMMAND_VALUE] = WIRE_TABLE(device_value, device_pair, value_rules),
     [DEVICE_COMMAND_SHARE] = WIRE_TABLE(device_share, device_share, share_rules),
-    [DEVICE_COMMAND_EVENT] = WIRE_TABLE(device_event, device_event, event_rules),
     [DEVICE_COMMAND_REDUCE] = WIRE_TABLE(device_reduce, device_order_reduce, reduce_rules, .check = reduce_check),
     [DEVICE_COMMAND_UPDATE] = WIRE_TABLE(device_update, device_order_update, update_rules),
     [DEVICE_COMMAND_GATHER] = WIRE_TABLE(device_gather, device_order_gather, gather_rules),
@@ -247,7 +232,6 @@ static const struct wire_table report_tables[N_DEVICE_REPORT_TYPES] = {
     [DEVICE_REPORT_READY] = WIRE_TABLE(device_ready, device_ready, ready_rules),
     [DEVICE_REPORT_DONE] = WIRE_TABLE(device_done, device_done, done_rules),
     [DEVICE_REPORT_FAILED] = WIRE_TABLE(device_failed, device_failed, failed_rules),
-    [DEVICE_REPORT_UNOPENED] = WIRE_TABLE(device_unopened, device_unopened, unopened_rules),
 };
 
 /* ---- the verbs ------------------------------------------------------------------------------------------ */
@@ -269,7 +253,7 @@ static const struct wire_envelope report_envelope = {
 };
 
 _Static_assert((int)DEVICE_COMMAND_RELEASE == (int)ZEROD__V1__DEVICE_COMMAND__KIND_RELEASE &&
-                   (int)DEVICE_REPORT_UNOPENED == (int)ZEROD__V1__DEVICE_REPORT__KIND_UNOPENED,
+                   (int)DEVICE_REPORT_FAILED == (int)ZEROD__V1__DEVICE_REPORT__KIND_FAILED,
                "types are numbered like the kinds of the proto");
 
 int device_unpack_command(struct wire_arena *arena, const void *data, size_t n_bytes, struct device_command *out,

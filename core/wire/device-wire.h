@@ -16,11 +16,10 @@
 struct wire_arena;
 
 enum {
-    DEVICE_WIRE_VERSION = 3,
+    DEVICE_WIRE_VERSION = 4,
     DEVICE_MAX_NODES = 512,
     DEVICE_MAX_LOCAL = 16,     /* GPUs of a node */
     DEVICE_MAX_SEGMENTS = 8,   /* of host memory, at one time; numbered by the caller */
-    DEVICE_MAX_EVENTS = 256,   /* of a local rank */
     DEVICE_MAX_MOVES = 2048,   /* of one order: they fit into one frame */
     DEVICE_MAX_FETCHES = 4096, /* likewise */
     DEVICE_POOL_ALIGN = 256,   /* of fetched parameters */
@@ -28,9 +27,8 @@ enum {
     DEVICE_MAX_KEY_BYTES = 64,
     DEVICE_MAX_VALUE_BYTES = 4096,
     DEVICE_MAX_WHAT_BYTES = 512,
-    DEVICE_EVENT_BYTES = 64, /* cudaIpcEventHandle_t */
-    DEVICE_GPU_BYTES = 16,   /* CUuuid */
-    DEVICE_SETUP_FDS = 3,    /* plan, inputs, results */
+    DEVICE_GPU_BYTES = 16, /* CUuuid */
+    DEVICE_SETUP_FDS = 3,  /* plan, inputs, results */
 };
 
 #define DEVICE_MAX_BYTES (UINT64_C(1) << 48)
@@ -79,21 +77,15 @@ struct device_share {
     uint64_t n_bytes;
 };
 
-struct device_event {
-    uint32_t local_rank, number;
-    const uint8_t *handle; /* DEVICE_EVENT_BYTES */
-    size_t n_handle_bytes;
-};
-
 struct device_release {
     uint32_t local_rank;
+    uint64_t point;
 };
 
 struct device_slot {
     uint32_t local_rank;
     uint64_t offset_bytes;
-    bool has_event;
-    uint32_t event;
+    uint64_t point;
 };
 
 struct device_order_reduce {
@@ -127,8 +119,7 @@ struct device_move {
     uint64_t offset_bytes;
     uint32_t segment;
     uint64_t segment_offset_bytes, n_bytes;
-    bool has_event;
-    uint32_t event;
+    uint64_t point;
 };
 
 struct device_order_copy {
@@ -161,13 +152,6 @@ struct device_done {
     uint64_t n_bytes_sent, n_bytes_received;
 };
 
-struct device_unopened {
-    uint32_t local_rank, number;
-    const char *what;
-    const uint8_t *handle; /* DEVICE_EVENT_BYTES */
-    size_t n_handle_bytes;
-};
-
 struct device_failed {
     const char *what;
     bool has_tag;
@@ -179,7 +163,6 @@ enum device_command_type {
     DEVICE_COMMAND_MEMORY,
     DEVICE_COMMAND_VALUE,
     DEVICE_COMMAND_SHARE,
-    DEVICE_COMMAND_EVENT,
     DEVICE_COMMAND_REDUCE,
     DEVICE_COMMAND_UPDATE,
     DEVICE_COMMAND_GATHER,
@@ -196,7 +179,6 @@ struct device_command {
         struct device_memory memory;
         struct device_pair value;
         struct device_share share;
-        struct device_event event;
         struct device_order_reduce reduce;
         struct device_order_update update;
         struct device_order_gather gather;
@@ -212,7 +194,6 @@ enum device_report_type {
     DEVICE_REPORT_READY,
     DEVICE_REPORT_DONE,
     DEVICE_REPORT_FAILED,
-    DEVICE_REPORT_UNOPENED,
     N_DEVICE_REPORT_TYPES,
 };
 
@@ -224,11 +205,10 @@ struct device_report {
         struct device_ready ready;
         struct device_done done;
         struct device_failed failed;
-        struct device_unopened unopened;
     };
 };
 
-/* Descriptors that belong to the pieces: one for each has_fd. */
+/* Descriptors that belong to the pieces: one for each has_fd. To the engine, the one of the page goes before them. */
 size_t device_memory_n_fds(const struct device_memory *memory);
 
 /* The orders among the commands have a tag and a deadline. Return: false, it is no order. */

@@ -14,7 +14,7 @@ static const struct wire_rule slot_rules[] = {
     U32(StoredSlot, stored_slot, ticket),       U32(StoredSlot, stored_slot, use),
     U32(StoredSlot, stored_slot, parcel),       U32(StoredSlot, stored_slot, micro_batch),
     U32(StoredSlot, stored_slot, pass),         U32(StoredSlot, stored_slot, attempt),
-    BOOL(StoredSlot, stored_slot, overflow),    U32(StoredSlot, stored_slot, event_plus_one, .max = DEVICE_MAX_EVENTS),
+    BOOL(StoredSlot, stored_slot, overflow),    U64(StoredSlot, stored_slot, point),
     U64(StoredSlot, stored_slot, offset_bytes), U64(StoredSlot, stored_slot, n_bytes),
 };
 static const struct wire_table slot_table = WIRE_TABLE(stored_slot, stored_slot, slot_rules);

@@ -34,7 +34,7 @@ struct stored_slot {
     uint32_t pass;
     uint32_t attempt;
     bool overflow;
-    uint32_t event_plus_one;
+    uint64_t point;
     uint64_t offset_bytes;
     uint64_t n_bytes;
 };

@@ -52,6 +52,7 @@ struct reply_formed {
     double loss_scale;
     const uint8_t *gpu; /* none, or WIRE_GPU_BYTES */
     size_t n_gpu_bytes;
+    uint64_t first_point;
 };
 
 struct reply_done {

@@ -82,13 +82,7 @@ struct request_push {
     uint64_t n_bytes;
     uint32_t dtype_plus_one;
     uint32_t part;
-    uint32_t event_plus_one;
-};
-
-struct request_event {
-    uint32_t number;
-    const uint8_t *handle; /* WIRE_EVENT_BYTES */
-    size_t n_handle_bytes;
+    uint64_t point;
 };
 
 struct request_slot_request {
@@ -235,7 +229,6 @@ enum request_type {
     REQUEST_EVIDENCE,
     REQUEST_WRITE_STATE,
     REQUEST_PREFETCH,
-    REQUEST_EVENT,
     REQUEST_HELD,
     REQUEST_SAVE_CHECKPOINT,
     N_REQUEST_TYPES, /* one more than the last */
@@ -251,7 +244,6 @@ struct request {
         struct request_begin_backward begin_backward;
         struct request_intern intern;
         struct request_push push;
-        struct request_event event;
         struct request_slot_request slot_request;
         struct request_end_backward end_backward;
         struct request_abandon_backward abandon_backward;

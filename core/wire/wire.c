@@ -35,7 +35,7 @@ enum {
 /* ---- both ways ----------------------------------------------------------------------------------------- */
 
 static const struct wire_rule segment_rules[] = {
-    ENUM(Segment, wire_segment, kind, .max = WIRE_SEGMENT_WINDOW_STATE),
+    ENUM(Segment, wire_segment, kind, .max = WIRE_SEGMENT_PROGRESS),
     U64(Segment, wire_segment, n_bytes, .min = PAGE_ALIGN, .multiple_of = PAGE_ALIGN),
     BOOL(Segment, wire_segment, cuda),
 };
@@ -221,12 +221,7 @@ static const struct wire_rule push_rules[] = {
     U64(Push, request_push, n_bytes),
     U32(Push, request_push, dtype_plus_one, .max = N_DTYPES),
     U32(Push, request_push, part),
-    U32(Push, request_push, event_plus_one, .max = WIRE_MAX_EVENTS),
-};
-
-static const struct wire_rule event_rules[] = {
-    U32(Event, request_event, number, .max = WIRE_MAX_EVENTS - 1),
-    BYTES(Event, request_event, handle, n_handle_bytes, .min = WIRE_EVENT_BYTES, .max = WIRE_EVENT_BYTES),
+    U64(Push, request_push, point),
 };
 
 static const struct wire_rule slot_request_rules[] = {
@@ -406,7 +401,6 @@ static const struct wire_table request_tables[N_REQUEST_TYPES] = {
     [REQUEST_WRITE_STATE] = WIRE_TABLE(write_state, request_write_state, write_state_rules, .check = write_state_check),
     [REQUEST_PREFETCH] = WIRE_TABLE(prefetch, request_prefetch, prefetch_rules),
     [REQUEST_HELD] = WIRE_TABLE(held, request_held, held_rules),
-    [REQUEST_EVENT] = WIRE_TABLE(event, request_event, event_rules),
 };
 
 /* ---- daemon to client ---------------------------------------------------------------------------------- */
@@ -448,6 +442,7 @@ static const struct wire_rule formed_rules[] = {
     U64(Formed, reply_formed, digest),
     DOUBLE(Formed, reply_formed, loss_scale, .flags = WIRE_POSITIVE),
     BYTES(Formed, reply_formed, gpu, n_gpu_bytes, .max = WIRE_GPU_BYTES),
+    U64(Formed, reply_formed, first_point),
 };
 
 static bool formed_check(const void *ours, struct wire_problem *problem)
@@ -558,7 +553,6 @@ bool request_is_recorded(enum request_type type)
     case REQUEST_CLEAR_FAULT:
     case REQUEST_REPORT:
     case REQUEST_LEAVE:
-    case REQUEST_EVENT:
     case REQUEST_EVIDENCE:
         return true;
     default:

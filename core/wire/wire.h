@@ -45,11 +45,9 @@ enum {
     WIRE_MAX_POOL_OFFSETS = 16384, /* and of a Gather to a GPU: its answer is one packet, too */
     WIRE_MAX_EVIDENCE_IDS = 16384, /* of each list of Evidence: both and its texts fit into a packet; picked */
     WIRE_MAX_ARGS = 64,            /* of Admin; picked */
-    WIRE_MAX_EVENTS = 256,
-    WIRE_EVENT_BYTES = 64,        /* cudaIpcEventHandle_t */
-    WIRE_GPU_BYTES = 16,          /* CUuuid */
-    WIRE_PART_BYTES = 120 * 1024, /* an AdminPart with so much JSON fits into a packet */
-    WIRE_WHY_BYTES = 256,         /* a good size for the why of wire_unpack_*() */
+    WIRE_GPU_BYTES = 16,           /* CUuuid */
+    WIRE_PART_BYTES = 120 * 1024,  /* an AdminPart with so much JSON fits into a packet */
+    WIRE_WHY_BYTES = 256,          /* a good size for the why of wire_unpack_*() */
 };
 
 enum {
@@ -77,6 +75,7 @@ enum wire_segment_kind {
     WIRE_SEGMENT_POOL = 5,
     WIRE_SEGMENT_STATE = 6,
     WIRE_SEGMENT_WINDOW_STATE = 7,
+    WIRE_SEGMENT_PROGRESS = 8,
 };
 
 enum wire_state_kind {

@@ -11,6 +11,7 @@
 
 #include "core/base/base.h"
 #include "core/base/keep.h"
+#include "core/wire/progress.h"
 
 /* ---- the plan ---------------------------------------------------------------------------------------------- */
 
@@ -46,6 +47,12 @@ static int make_segments(struct device_keep *keep, const struct device_plan_opti
         r = segment_init_kept(&keep->results_segment, "device.results", device_results_bytes(&keep->plan, NULL));
     if (r == 0)
         r = segment_init_kept(&keep->facts_segment, "device.facts", sizeof(*keep->facts));
+    for (unsigned i = 0; r == 0 && i < keep->plan.head->n_local; i++) {
+        char name[SEGMENT_NAME_BYTES];
+
+        snprintf(name, sizeof(name), "device.progress.%u", i);
+        r = segment_init_kept(&keep->progress_segments[i], name, sizeof(struct progress_page));
+    }
     return r;
 }
 
@@ -128,6 +135,8 @@ int device_keep_init(struct device_keep *keep, const struct device_plan_options 
     *keep = (struct device_keep){.plan_segment = SEGMENT_NULL};
     keep->inputs_segment = keep->results_segment = keep->facts_segment = SEGMENT_NULL;
     for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++)
+        keep->progress_segments[i] = SEGMENT_NULL;
+    for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++)
         for (unsigned kind = 0; kind < DEVICE_N_PIECES; kind++)
             keep->fds[i][kind] = -1;
     r = init(keep, options);
@@ -142,7 +151,11 @@ int device_keep_reserve(const struct device_keep *keep)
 
     if (r == 0)
         r = segment_reserve(&keep->results_segment, 0, keep->results_segment.n_bytes);
-    return r == 0 ? segment_reserve(&keep->facts_segment, 0, keep->facts_segment.n_bytes) : r;
+    if (r == 0)
+        r = segment_reserve(&keep->facts_segment, 0, keep->facts_segment.n_bytes);
+    for (unsigned i = 0; r == 0 && i < keep->plan.head->n_local; i++)
+        r = segment_reserve(&keep->progress_segments[i], 0, keep->progress_segments[i].n_bytes);
+    return r;
 }
 
 bool device_keep_was_found(const struct device_keep *keep)
@@ -162,6 +175,8 @@ void device_keep_let_go(struct device_keep *keep)
     segment_release_name(&keep->inputs_segment);
     segment_release_name(&keep->results_segment);
     segment_release_name(&keep->facts_segment);
+    for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++)
+        segment_release_name(&keep->progress_segments[i]);
 }
 
 void device_keep_deinit(struct device_keep *keep)
@@ -172,6 +187,8 @@ void device_keep_deinit(struct device_keep *keep)
     segment_deinit(&keep->inputs_segment);
     segment_deinit(&keep->results_segment);
     segment_deinit(&keep->facts_segment);
+    for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++)
+        segment_deinit(&keep->progress_segments[i]);
     free(keep->places);
     free(keep->frozen);
 }

@@ -3,9 +3,9 @@
 
 /*
  * The keep outlives an engine of GPUs: the descriptors of the device memory that the engine has allocated, and segments
- * of host memory (the plan, the inputs and results of orders, and facts). A killed engine's memory stays on the GPUs as
- * long as somebody holds these descriptors. The next engine maps it, and puts back the buckets that were torn in an
- * update.
+ * of host memory (the plan, the inputs and results of orders, facts, and how far trainers' GPUs have come). A killed
+ * engine's memory stays on the GPUs as long as somebody holds these descriptors. The next engine maps it, and puts back
+ * the buckets that were torn in an update.
  *
  * It outlives the daemon, too: whoever keeps descriptors (core/base/keep.h) has copies of all of them, and
  * device_keep_init() of the next daemon finds them.
@@ -20,22 +20,18 @@
 #include "core/wire/device-plan.h"
 #include "core/wire/device-wire.h"
 
-struct device_kept_event {
-    bool set;
-    uint8_t handle[DEVICE_EVENT_BYTES];
-};
-
 /* Facts about this node's device memory, for the next daemon. */
 struct device_facts {
     uint64_t n_bytes[DEVICE_MAX_LOCAL][DEVICE_N_PIECES]; /* the size that was allocated; 0: not allocated yet */
     uint8_t gpus[DEVICE_MAX_LOCAL][DEVICE_GPU_BYTES];    /* UUIDs of the GPUs that have the memory */
-    struct device_kept_event events[DEVICE_MAX_LOCAL][DEVICE_MAX_EVENTS]; /* of trainers */
+    uint64_t released[DEVICE_MAX_LOCAL];                 /* points up to it are not waited for */
     int64_t pid;         /* of the last engine: until it has ended, nobody else may touch the memory */
     uint64_t start_time; /* of that process, as child_start_time() has it */
 };
 
 struct device_keep {
     struct segment plan_segment, inputs_segment, results_segment, facts_segment;
+    struct segment progress_segments[DEVICE_MAX_LOCAL]; /* struct progress_page of each local rank */
     struct device_plan plan;
     struct device_inputs inputs;
     struct device_results results;

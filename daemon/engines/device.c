@@ -28,6 +28,7 @@ struct device {
     /* Orders that were given and not reported; the child has as many, and forgets them when it fails. */
     uint64_t *tags;
     size_t n_tags, n_tags_allocated;
+    uint64_t trainers_tag; /* of the last order that waits for trainers; 0: none did */
 };
 
 /* ---- orders that are not reported ------------------------------------------------------------------------ */
@@ -129,14 +130,6 @@ static void serve_failed(struct device *device, const struct device_failed *fail
     child_say(device->child, has_tag ? &failed->tag : NULL, failed->what);
 }
 
-static void serve_unopened(struct device *device, const struct device_unopened *unopened)
-{
-    if (unopened->local_rank < device->keep->plan.head->n_local && child_is_ready(device->child))
-        device->ops.unopened(device->ops.userdata, unopened);
-    else
-        child_fail(device->child, NULL, "has reported an event of local rank %" PRIu32, unopened->local_rank);
-}
-
 static void serve_report(struct device *device, const struct device_report *report, int *fds, size_t n_fds)
 {
     if (n_fds > 0 && report->type != DEVICE_REPORT_MEMORY) {
@@ -158,9 +151,6 @@ static void serve_report(struct device *device, const struct device_report *repo
         return;
     case DEVICE_REPORT_FAILED:
         serve_failed(device, &report->failed);
-        return;
-    case DEVICE_REPORT_UNOPENED:
-        serve_unopened(device, &report->unopened);
         return;
     case N_DEVICE_REPORT_TYPES:
         break;
@@ -285,9 +275,10 @@ static int submit_memory(struct device *device, unsigned local_rank)
     struct device_command command = {
         .type = DEVICE_COMMAND_MEMORY,
         .memory = {.local_rank = local_rank, .pieces = pieces, .n_pieces = DEVICE_N_PIECES}};
-    int own[DEVICE_N_PIECES], fds[DEVICE_N_PIECES], r;
+    int own[DEVICE_N_PIECES + 1], fds[DEVICE_N_PIECES + 1], r;
     size_t n = 0;
 
+    own[n++] = keep->progress_segments[local_rank].fd;
     for (unsigned kind = 0; kind < DEVICE_N_PIECES; kind++) {
         bool has_fd = keep->fds[local_rank][kind] >= 0;
 
@@ -307,7 +298,10 @@ static int submit_memory(struct device *device, unsigned local_rank)
 static bool awaits_trainers(const struct device_command *command)
 {
     for (size_t i = 0; command->type == DEVICE_COMMAND_REDUCE && i < command->reduce.n_slots; i++)
-        if (command->reduce.slots[i].has_event)
+        if (command->reduce.slots[i].point > 0)
+            return true;
+    for (size_t i = 0; command->type == DEVICE_COMMAND_COPY && i < command->copy.n_moves; i++)
+        if (command->copy.moves[i].point > 0)
             return true;
     return false;
 }
@@ -344,6 +338,9 @@ int device_order(struct device *device, const struct device_command *command)
         return r;
     }
     if (awaits_trainers(command))
+        device->trainers_tag = order.tag;
+    /* Those behind it wait as well. */
+    if (order.tag == device->trainers_tag || child_find(device->child, device->trainers_tag))
         timeout_ms = MAX(timeout_ms, (uint32_t)DEVICE_TRAINER_MS);
     r = child_expect(device->child, &order, timeout_ms);
     return r < 0 ? r : submit(device, command, NULL, 0);
@@ -371,14 +368,10 @@ int device_share(struct device *device, uint32_t number, const struct segment *s
                   &fd, 1);
 }
 
-int device_event(struct device *device, const struct device_event *event)
+int device_release(struct device *device, uint32_t local_rank, uint64_t point)
 {
-    return submit(device, &(struct device_command){.type = DEVICE_COMMAND_EVENT, .event = *event}, NULL, 0);
-}
-
-int device_release(struct device *device, uint32_t local_rank)
-{
-    return submit(device, &(struct device_command){.type = DEVICE_COMMAND_RELEASE, .release = {local_rank}}, NULL, 0);
+    return submit(device, &(struct device_command){.type = DEVICE_COMMAND_RELEASE, .release = {local_rank, point}},
+                  NULL, 0);
 }
 
 int64_t device_pid(const struct device *device)

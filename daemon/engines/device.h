@@ -41,8 +41,6 @@ struct device_ops {
     void (*done)(void *userdata, const struct device_done *done);
     /* A value for the engines of the other nodes, which their daemons pass on with device_value(). */
     void (*put)(void *userdata, const char *key, const uint8_t *value, size_t n_bytes);
-    /* A trainer's event cannot be opened: orders that name it wait for device_release(). */
-    void (*unopened)(void *userdata, const struct device_unopened *unopened);
     /* Called once; the process is dead or has been sent SIGKILL. Only late() and ended() come after it. */
     void (*failed)(void *userdata, const struct device_failure *failure);
     /* After device_close(), before ended(): the end of an order that was reported and not heard before. */
@@ -82,9 +80,7 @@ int device_value(struct device *device, const char *key, const uint8_t *value, s
 /* Host memory for orders of type COPY, or another in place of that of its number. Return: as device_order(). */
 int device_share(struct device *device, uint32_t number, const struct segment *segment);
 
-/* A trainer's event. Return: as device_order(). */
-int device_event(struct device *device, const struct device_event *event);
-/* Starts the orders of a local rank that wait because one of its events could not be opened. */
-int device_release(struct device *device, uint32_t local_rank);
+/* No order waits any longer for the local rank's points up to this one. Return: as device_order(). */
+int device_release(struct device *device, uint32_t local_rank, uint64_t point);
 
 int64_t device_pid(const struct device *device);

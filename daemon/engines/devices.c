@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The GPUs of this node: the queue of orders, copies in pieces, trainers' events, and the start of engines. */
+/* The GPUs of this node: the queue of orders, copies in pieces, what trainers' GPUs have not written, and the start of
+ * engines. */
 
 #include "daemon/engines/child.h"
 #include "daemon/engines/device-keep.h"
@@ -17,6 +18,7 @@
 #include "core/base/log.h"
 #include "core/base/traffic.h"
 #include "core/budget/step-sizes.h"
+#include "core/wire/progress.h"
 #include "kernels/kernels.h"
 
 enum {
@@ -25,7 +27,6 @@ enum {
     ORDER_MS = 10 * 1000,   /* an order that has nothing before it: a device that does nothing for so long hangs */
     ORDER_BYTES_PER_MS = 10000, /* what is slower than 10 MB/s stands still; picked */
     LOST_MS = 5000,             /* for what a dead trainer's GPU had begun */
-    UNOPENED_MS = 2000,         /* for the end of a process to be seen after its events cannot be opened; picked */
     PREDECESSOR_MS = 5,
     FIRST_TRIES = 3, /* several nodes: of engines before one was ready; picked */
     BATCH_MOVES = 256,
@@ -69,11 +70,9 @@ struct devices {
     const struct segment *shared[DEVICES_N_SEGMENTS]; /* beside it; NULL: none */
     bool closing;
     struct device *device;
-    uv_timer_t pause, lost, unopened;
+    uv_timer_t pause, lost;
     unsigned n_timers;   /* not closed yet */
-    uint32_t lost_ranks; /* local ranks whose process is gone, as a mask, while the engine has their events */
-    uint32_t unopened_ranks; /* local ranks of which this engine cannot open an event, as a mask */
-    char unopened_why[DEVICE_MAX_WHAT_BYTES + 1];
+    uint32_t lost_ranks; /* local ranks whose process is gone, as a mask */
     uint32_t generation;
     uint32_t wanted; /* several nodes: the generation that is to be started; 0: none is */
     struct early {   /* a value that another node's engine has put before ours was started */
@@ -135,28 +134,38 @@ static void set_tag(struct device_command *command, uint64_t tag, uint32_t timeo
     }
 }
 
-/* Removes events from the order that were forgotten since it was made. */
-static void drop_lost_events(const struct devices *devices, const struct order *order)
+/* Removes points from the order that were released since it was made. */
+static void drop_released(const struct devices *devices, const struct order *order)
 {
     struct device_slot *slots = order->array;
     struct device_move *moves = order->array;
 
     if (order->command.type == DEVICE_COMMAND_REDUCE)
         for (size_t i = 0; i < order->command.reduce.n_slots; i++)
-            if (slots[i].has_event && !devices_has_event(devices, slots[i].local_rank, slots[i].event))
-                slots[i].has_event = (slots[i].event = 0) != 0;
+            if (!devices_awaits(devices, slots[i].local_rank, slots[i].point))
+                slots[i].point = 0;
     if (order->command.type == DEVICE_COMMAND_COPY)
         for (size_t i = 0; i < order->command.copy.n_moves; i++)
-            if (moves[i].has_event && !devices_has_event(devices, moves[i].local_rank, moves[i].event))
-                moves[i].has_event = (moves[i].event = 0) != 0;
+            if (!devices_awaits(devices, moves[i].local_rank, moves[i].point))
+                moves[i].point = 0;
 }
 
-static bool names_lost(const struct devices *devices, const struct order *order)
+/* The point of a lost local rank that the order names; 0: it names none that is waited for. */
+static uint64_t lost_point(const struct devices *devices, const struct order *order, unsigned local_rank)
 {
     const struct device_slot *slots = order->array;
 
     for (size_t i = 0; order->command.type == DEVICE_COMMAND_REDUCE && i < order->command.reduce.n_slots; i++)
-        if (slots[i].has_event && devices->lost_ranks >> slots[i].local_rank & 1)
+        if (slots[i].local_rank == local_rank && devices->lost_ranks >> local_rank & 1 &&
+            devices_awaits(devices, local_rank, slots[i].point))
+            return slots[i].point;
+    return 0;
+}
+
+static bool names_lost(const struct devices *devices, const struct order *order)
+{
+    for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++)
+        if (lost_point(devices, order, i) > 0)
             return true;
     return false;
 }
@@ -175,7 +184,7 @@ static void give(struct devices *devices, struct order *order)
     uint64_t timeout_ms = base_ms + devices->n_waiting_bytes / ORDER_BYTES_PER_MS;
 
     order->tag = ++devices->last_tag;
-    drop_lost_events(devices, order);
+    drop_released(devices, order);
     /* Gradients that a rank pushed before its process ended may be reduced long after, so the wait begins here. */
     if (names_lost(devices, order) && !uv_is_active((uv_handle_t *)&devices->lost))
         watch_lost(devices);
@@ -363,8 +372,7 @@ static int order_moves(struct devices *devices)
                                         .segment = BOUNCE,
                                         .segment_offset_bytes = part->bounce_at,
                                         .n_bytes = part->n_bytes,
-                                        .has_event = move->has_event,
-                                        .event = move->has_event ? move->event : 0};
+                                        .point = move->point};
     }
     return add_order(devices, &order);
 }
@@ -427,94 +435,63 @@ int devices_copy(struct devices *devices, const struct devices_move *moves, size
     return 0;
 }
 
-/* ---- events of trainers ---------------------------------------------------------------------------------- */
+/* ---- trainers -------------------------------------------------------------------------------------------- */
 
-static struct device_kept_event *event_at(const struct devices *devices, unsigned local_rank, uint32_t number)
+bool devices_awaits(const struct devices *devices, unsigned local_rank, uint64_t point)
 {
-    return &devices->keep.facts->events[local_rank][number];
+    return point > devices->keep.facts->released[local_rank];
 }
 
-static void give_event(struct devices *devices, unsigned local_rank, uint32_t number)
+static void release(struct devices *devices, unsigned local_rank, uint64_t point)
 {
-    const struct device_kept_event *event = event_at(devices, local_rank, number);
-
-    (void)device_event(devices->device, &(struct device_event){.local_rank = local_rank,
-                                                               .number = number,
-                                                               .handle = event->handle,
-                                                               .n_handle_bytes = sizeof(event->handle)});
-}
-
-void devices_event(struct devices *devices, unsigned local_rank, uint32_t number, const uint8_t *handle)
-{
-    struct device_kept_event *event = event_at(devices, local_rank, number);
-
-    /* A rank has a ring to push into only when no order can wait for its predecessor's events any more. */
-    devices_found_trainer(devices, local_rank);
-    memcpy(event->handle, handle, sizeof(event->handle));
-    event->set = true;
+    if (!devices_awaits(devices, local_rank, point))
+        return;
+    devices->keep.facts->released[local_rank] = point;
     if (devices->ready)
-        give_event(devices, local_rank, number);
+        (void)device_release(devices->device, local_rank, point);
 }
 
-bool devices_has_event(const struct devices *devices, unsigned local_rank, uint32_t number)
+/* The last point of a lost local rank for which orders wait; 0: none does. */
+static uint64_t find_lost(const struct devices *devices, unsigned local_rank)
 {
-    return event_at(devices, local_rank, number)->set;
+    uint64_t last = 0;
+
+    for (const struct order *order = devices->orders; order; order = order->next)
+        last = MAX(last, lost_point(devices, order, local_rank));
+    return last;
 }
 
-/* Starts the orders that wait in this engine because an event of the rank could not be opened. */
-static void release_unopened(struct devices *devices, unsigned local_rank)
-{
-    uint32_t bit = UINT32_C(1) << local_rank;
-
-    if (devices->ready && devices->unopened_ranks & bit)
-        (void)device_release(devices->device, local_rank);
-    devices->unopened_ranks &= ~bit;
-}
-
-void devices_forget_events(struct devices *devices, unsigned local_rank)
-{
-    release_unopened(devices, local_rank);
-    memset(event_at(devices, local_rank, 0), 0, sizeof(devices->keep.facts->events[local_rank]));
-}
-
-static void on_unopened(uv_timer_t *handle)
+static void on_lost(uv_timer_t *handle)
 {
     struct devices *devices = handle->data;
-    const struct devices_ops ops = devices->options.ops;
 
-    if (!devices->ready)
-        return; /* the next engine tries again */
-    for (unsigned i = 0; i < devices->keep.plan.head->n_local; i++) {
-        if (!(devices->unopened_ranks >> i & 1))
+    for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++) {
+        uint64_t last = find_lost(devices, i);
+
+        if (last == 0)
             continue;
-        ops.unopened(ops.userdata, i, devices->unopened_why);
-        devices_forget_events(devices, i);
+        log_notice("the trainer of local rank %u is gone: what its GPU has not written is not waited for any longer",
+                   i);
+        release(devices, i, progress_last(last));
     }
-    ops.after(ops.userdata);
 }
 
-/* Is it an event of a process that another one has replaced since? Its orders need not wait any more. */
-static bool is_forgotten(const struct devices *devices, const struct device_unopened *unopened)
+void devices_lost_trainer(struct devices *devices, unsigned local_rank)
 {
-    const struct device_kept_event *event = event_at(devices, unopened->local_rank, unopened->number);
-
-    return !event->set || memcmp(event->handle, unopened->handle, sizeof(event->handle)) != 0;
+    devices->lost_ranks |= UINT32_C(1) << local_rank;
+    if (devices->ready)
+        watch_lost(devices); /* else when the next engine is given an order that waits for it */
 }
 
-static void engine_cannot_open(void *userdata, const struct device_unopened *unopened)
+void devices_found_trainer(struct devices *devices, unsigned local_rank)
 {
-    struct devices *devices = userdata;
+    devices->lost_ranks &= ~(UINT32_C(1) << local_rank);
+}
 
-    if (is_forgotten(devices, unopened)) {
-        (void)device_release(devices->device, unopened->local_rank);
-        return;
-    }
-    if (!(devices->unopened_ranks >> unopened->local_rank & 1))
-        log_notice("an event of local rank %" PRIu32 " cannot be opened: %s", unopened->local_rank, unopened->what);
-    devices->unopened_ranks |= UINT32_C(1) << unopened->local_rank;
-    snprintf(devices->unopened_why, sizeof(devices->unopened_why), "%s", unopened->what);
-    if (!uv_is_active((uv_handle_t *)&devices->unopened))
-        (void)uv_timer_start(&devices->unopened, on_unopened, UNOPENED_MS, 0);
+void devices_new_trainer(struct devices *devices, unsigned local_rank, uint64_t incarnation)
+{
+    devices_found_trainer(devices, local_rank);
+    release(devices, local_rank, progress_first(incarnation));
 }
 
 /* ---- engines --------------------------------------------------------------------------------------------- */
@@ -528,17 +505,11 @@ static void engine_is_ready(void *userdata, const char *versions)
                (intmax_t)device_pid(devices->device));
     snprintf(devices->versions, sizeof(devices->versions), "%s", versions);
     devices->ready = devices->was_ready = true;
-    devices->lost_ranks = devices->unopened_ranks = 0; /* it has none of theirs */
-    (void)uv_timer_stop(&devices->unopened);
     devices->n_collectives = 0;
     (void)device_share(devices->device, BOUNCE, &devices->bounce);
     for (uint32_t i = 0; i < DEVICES_N_SEGMENTS; i++)
         if (devices->shared[i] && devices->shared[i]->n_bytes > 0)
             (void)device_share(devices->device, i, devices->shared[i]);
-    for (unsigned i = 0; i < devices->keep.plan.head->n_local; i++)
-        for (uint32_t number = 0; number < DEVICE_MAX_EVENTS; number++)
-            if (devices_has_event(devices, i, number))
-                give_event(devices, i, number);
     for (struct order *order = devices->orders; order; order = order->next)
         give(devices, order);
     devices->options.ops.ready(devices->options.ops.userdata, first);
@@ -593,42 +564,6 @@ static void engine_has_failed(void *userdata, const struct device_failure *failu
              failure->what);
     device_close(steal_ptr(devices->device)); /* the next one is started when it has ended */
     has_failed(devices, why);
-}
-
-/* Does an order that the engine has wait for somebody who is gone? */
-static bool waits_for_lost(const struct devices *devices)
-{
-    for (const struct order *order = devices->orders; order; order = order->next)
-        if (order->tag > 0 && names_lost(devices, order))
-            return true;
-    return false;
-}
-
-static void on_lost(uv_timer_t *handle)
-{
-    struct devices *devices = handle->data;
-
-    if (!devices->ready || !waits_for_lost(devices))
-        return;
-    for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++)
-        if (devices->lost_ranks >> i & 1)
-            devices_forget_events(devices, i);
-    devices->lost_ranks = 0;
-    device_close(steal_ptr(devices->device));
-    has_failed(devices, "the engine of the GPUs waits for what a trainer had begun that is gone");
-}
-
-void devices_lost_trainer(struct devices *devices, unsigned local_rank)
-{
-    if (!devices->ready)
-        return; /* the next engine cannot open its events */
-    devices->lost_ranks |= UINT32_C(1) << local_rank;
-    watch_lost(devices);
-}
-
-void devices_found_trainer(struct devices *devices, unsigned local_rank)
-{
-    devices->lost_ranks &= ~(UINT32_C(1) << local_rank);
 }
 
 static void start_engine(struct devices *devices);
@@ -758,7 +693,6 @@ static void start_engine(struct devices *devices)
         .ops = {.ready = engine_is_ready,
                 .done = engine_has_done,
                 .put = engine_puts,
-                .unopened = engine_cannot_open,
                 .failed = engine_has_failed,
                 .late = engine_had_done,
                 .ended = engine_has_ended,
@@ -808,7 +742,7 @@ int devices_new(struct devices **out, const struct devices_options *options)
     devices->was_ready = device_keep_was_found(&devices->keep);
     devices->last_order = &devices->orders;
     devices->last_copy = &devices->copies;
-    devices->pause.data = devices->lost.data = devices->unopened.data = devices;
+    devices->pause.data = devices->lost.data = devices;
     *out = devices;
     return 0;
 }
@@ -829,8 +763,7 @@ static void init_timers(struct devices *devices)
 {
     uv_timer_init(devices->options.loop, &devices->pause);
     uv_timer_init(devices->options.loop, &devices->lost);
-    uv_timer_init(devices->options.loop, &devices->unopened);
-    devices->n_timers = 3;
+    devices->n_timers = 2;
 }
 
 void devices_start(struct devices *devices)
@@ -921,7 +854,6 @@ void devices_free(struct devices *devices)
     }
     uv_close((uv_handle_t *)&devices->pause, on_timer_closed);
     uv_close((uv_handle_t *)&devices->lost, on_timer_closed);
-    uv_close((uv_handle_t *)&devices->unopened, on_timer_closed);
 }
 
 bool devices_were_found(const struct devices *devices)

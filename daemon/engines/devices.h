@@ -41,12 +41,6 @@ struct devices_ops {
      * started without a call; 0: no engine has ever been ready, and no other one is tried.
      */
     void (*failed)(void *userdata, uint32_t generation, const char *why);
-    /*
-     * The engine cannot open an event of a local rank. This callback comes some seconds later, because a process that
-     * is ending closes what it shares before its end can be seen. From then on no order waits for such events: if the
-     * rank is still attached, its pushes must not be used. why: CUDA's error.
-     */
-    void (*unopened)(void *userdata, unsigned local_rank, const char *why);
     /* Several nodes: a value for the engines of the others, which their daemons pass on with devices_value(). */
     void (*put)(void *userdata, const char *key, const uint8_t *value, size_t n_bytes);
     /* After every callback from the loop. */
@@ -108,8 +102,7 @@ struct devices_move {
     uint64_t n_bytes;      /* on the device */
     bool rounds;           /* write: host is fp32, and is rounded to dtype on the way */
     enum dtype dtype;      /* of the device's elements, if rounds */
-    bool has_event;        /* the move waits for that event of the trainer */
-    uint32_t event;
+    uint64_t point;        /* of the local rank's trainer, which the move waits for; 0: none */
 };
 
 /*
@@ -118,22 +111,19 @@ struct devices_move {
 int devices_copy(struct devices *devices, const struct devices_move *moves, size_t n_moves, devices_done done,
                  void *userdata);
 
-/* ---- events of trainers ---------------------------------------------------------------------------------- */
+/* ---- trainers -------------------------------------------------------------------------------------------- */
 
-void devices_event(struct devices *devices, unsigned local_rank, uint32_t number, const uint8_t *handle);
-bool devices_has_event(const struct devices *devices, unsigned local_rank, uint32_t number);
+/* Orders wait until a local rank's GPU has reached the point that they name (core/wire/progress.h). */
+bool devices_awaits(const struct devices *devices, unsigned local_rank, uint64_t point);
 /*
- * The trainer's process is gone. If orders still wait for its events after some seconds, the events never come, and
- * another engine carries out the orders without them.
+ * The trainer's process is gone, or its connection is. If orders still wait for its points after some seconds, they are
+ * carried out as if it had reached all of them, and none of its points is waited for any longer.
  */
 void devices_lost_trainer(struct devices *devices, unsigned local_rank);
 /* The trainer's process still runs; only its connection was lost. */
 void devices_found_trainer(struct devices *devices, unsigned local_rank);
-/*
- * Forgets the trainer's events: its GPU has finished writing, or never will. No later engine waits for them, and this
- * one does not wait for those that it could not open.
- */
-void devices_forget_events(struct devices *devices, unsigned local_rank);
+/* Another process has the rank. The GPU of the one before has finished writing, or never will. */
+void devices_new_trainer(struct devices *devices, unsigned local_rank, uint64_t incarnation);
 
 /* ---- for people ------------------------------------------------------------------------------------------ */
 

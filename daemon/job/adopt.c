@@ -82,7 +82,7 @@ static bool restore_slots(const struct stored_rank *stored, struct ring *ring)
         if ((s->overflow && ring_find_grant(ring, s->offset_bytes, round_up(MAX(s->n_bytes, UINT64_C(1)), 64)) < 0) ||
             s->parcel >= ring->n_parcels || ring_open_slot(ring, &use, &slot) != 0)
             return false;
-        slot->event_plus_one = s->event_plus_one;
+        slot->point = s->point;
     }
     return true;
 }

@@ -176,7 +176,7 @@ static void start_incarnation(struct job *job, struct job_rank *rank, const stru
     if (successor)
         collect_keep_promises(job, rank);
     if (successor)
-        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_REPLACED);
+        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_REPLACED, rank->incarnation);
     if (ledger_attach(&job->ledger, rank->rank, rank->incarnation) == 1 && successor) {
         job->stats.counters.reattaches++;
         rank->proceed &= job->ledger.ranks[rank->rank].asked; /* only a request that stands can proceed unjudged */
@@ -290,7 +290,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
     if (rank->formed) /* a reconnect goes on where it was */
         rank->lost_ns = 0;
     if (rank->formed)
-        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_FOUND);
+        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_FOUND, rank->incarnation);
     rank->peer = attach->peer;
     rank->is_last = hello->is_last;
     job->run.is_over = false;
@@ -348,7 +348,7 @@ void job_detach(struct job *job, struct job_rank *rank)
     job_release_reading(job, rank);
     rank->wait = WAIT_NONE; /* a request for the step stands: the ledger has it */
     if (rank->formed)
-        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_LOST);
+        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_LOST, rank->incarnation);
     job_fault_reset(&rank->fault);
     rank_evidence_reset(&rank->evidence); /* of how this process came to push nothing */
     if (!job->layout) {

@@ -13,7 +13,6 @@
 #include "daemon/job/form.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
-#include "daemon/job/model/device-reach.h"
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
@@ -58,29 +57,6 @@ static void on_failed(void *userdata, uint32_t generation, const char *why)
     struct job *job = userdata;
 
     coordinator_device_failed(job->coordinator, generation, why);
-}
-
-/*
- * An engine cannot open the rank's events, so the daemon cannot know when its gradients are written. If the process is
- * gone, the pushes of its successor are compared.
- */
-static void on_unopened(void *userdata, unsigned local_rank, const char *why)
-{
-    struct job *job = userdata;
-    struct job_rank *rank = &job->ranks[job->world.first + local_rank];
-    struct diagnostic *diagnostic;
-
-    if (!rank->peer || rank->peer == RANK_IS_AWAY)
-        return;
-    diagnostic = cause_unopened(&(struct evidence_unopened){.at = job_at(job, rank),
-                                                            .pid = rank->pid,
-                                                            .uid = rank->uid,
-                                                            .own_uid = geteuid(),
-                                                            .reach = device_reach(rank->pid, rank->uid),
-                                                            .why = why});
-    diagnostic = job_keep(job, diagnostic);
-    job_abort(job, rank->rank, diagnostic_ref(diagnostic));
-    job_disconnect(job, rank, diagnostic);
 }
 
 static void on_put(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
@@ -132,7 +108,6 @@ int job_make_executor(struct job *job)
                                                         .unformed = on_unformed,
                                                         .ready = on_ready,
                                                         .failed = on_failed,
-                                                        .unopened = on_unopened,
                                                         .put = on_put,
                                                         .loaded = on_loaded,
                                                         .fetch = fetch,

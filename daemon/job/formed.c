@@ -11,6 +11,7 @@
 #include "core/base/worker.h"
 #include "core/budget/budget.h"
 #include "core/diagnosis/cause.h"
+#include "core/wire/progress.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire.h"
 #include "daemon/job/model/answer.h"
@@ -128,7 +129,7 @@ static int find_segments(const struct job *job, const struct job_rank *rank, str
 {
     const struct ring *ring = rank->rings[0];
     struct executor_segments all = {.segments[2] = {.kind = WIRE_SEGMENT_CREDIT, .n_bytes = ring->credit.n_bytes},
-                                    .fds = {-1, -1, segment_open_ro(&ring->credit), -1}};
+                                    .fds = {-1, -1, segment_open_ro(&ring->credit), -1, -1}};
     int r = 0;
 
     executor_segments(job->executor, rank->rank - job->world.first, ring, &all);
@@ -169,6 +170,7 @@ static void answer_formed(struct job *job, struct job_rank *rank)
                                        .n_tickets = ring->n_tickets,
                                        .ring_bytes = ring->ring_bytes,
                                        .digest = job->run.digest,
+                                       .first_point = job->executor->on_gpus ? progress_first(rank->incarnation) : 0,
                                        .has_blob = rank->blob.data != NULL,
                                        .blob = rank->blob.data,
                                        .n_blob_bytes = rank->blob.n_bytes,

@@ -32,7 +32,6 @@
     WITH(BEGIN_BACKWARD, begin_backward)                                                                               \
     WITH(INTERN, intern)                                                                                               \
     WITH(PUSH, push)                                                                                                   \
-    WITH(EVENT, event)                                                                                                 \
     WITH(SLOT_REQUEST, slot_request)                                                                                   \
     WITH(END_BACKWARD, end_backward)                                                                                   \
     WITH(ABANDON_BACKWARD, abandon_backward)                                                                           \

@@ -39,18 +39,18 @@ struct ring_slot {
     bool overflow;
     bool posted; /* its reduction is under way, or it waits for a verdict of the workers */
     bool lent;   /* posted and reduced, but still read by others (ring_lend) */
+    bool redo;   /* pushed again by a successor: to be compared, not reduced */
     uint32_t parcel;
     uint32_t micro_batch;
     uint32_t pass;
     uint32_t attempt;
     uint32_t use;
     uint32_t n_pushed;  /* parts in it */
-    bool redo;          /* pushed again by a successor: to be compared, not reduced */
     uint32_t n_pending; /* comparisons under way */
+    uint32_t next;      /* next slot of the parcel, or RING_NONE */
     uint64_t offset_bytes;
-    uint8_t *data;           /* in a job on GPUs a name for the place, and no memory */
-    uint32_t event_plus_one; /* in a job on GPUs: the trainer's, behind what is in it; 0: none */
-    uint32_t next;           /* next slot of the parcel, or RING_NONE */
+    uint8_t *data;  /* in a job on GPUs a name for the place, and no memory */
+    uint64_t point; /* in a job on GPUs: of the trainer, behind what is in it; 0: none */
 };
 
 struct ring_extent {

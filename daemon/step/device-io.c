@@ -639,14 +639,12 @@ int device_verify(struct executor *executor, const struct executor_verify *verif
                                 .offset_bytes =
                                     slot->offset_bytes + layout_part_offset_bytes(layout_of(executor), verify->part),
                                 .n_bytes = n_bytes,
-                                .has_event = slot->event_plus_one > 0};
+                                .point = slot->point};
     int r = -ENOMEM;
 
     if (!checksum)
         return -ENOMEM;
     checksum->bytes = move.host = checksum->copy = malloc(n_bytes + 1);
-    if (move.has_event)
-        move.event = slot->event_plus_one - 1;
     if (checksum->copy)
         r = devices_copy(executor->devices, &move, 1, part_read, checksum);
     if (r < 0)

@@ -148,13 +148,6 @@ static void on_failed(void *userdata, uint32_t generation, const char *why)
         events->failed(events->userdata, generation, why);
 }
 
-static void on_unopened(void *userdata, unsigned local_rank, const char *why)
-{
-    const struct executor_events *events = begin_report(userdata);
-
-    events->unopened(events->userdata, local_rank, why);
-}
-
 /* ---- life ---------------------------------------------------------------------------------------------------- */
 
 int device_make(struct executor **out, const struct executor_ops *ops, const struct executor_options *options)
@@ -171,30 +164,26 @@ int device_make(struct executor **out, const struct executor_ops *ops, const str
     executor_set_up(executor, ops, options);
     executor->on_gpus = true;
     executor->ring_bytes = plan_device_ring_bytes(options->layout, config->zero.overlap_comm);
-    r = devices_new(&executor->devices,
-                    &(struct devices_options){
-                        .loop = options->loop,
-                        .pool = options->pool,
-                        .kernels = options->kernels,
-                        .plan = {.layout = options->layout,
-                                 .stage = (unsigned)config->zero.stage,
-                                 .first_local = executor->first_rank,
-                                 .n_local = executor->n_local,
-                                 .optimizer = config->optimizer.type,
-                                 .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
-                                 .deterministic = config->deterministic,
-                                 .offload = config_offloads(config),
-                                 .ring_bytes = executor->ring_bytes,
-                                 .pool_bytes = executor->gathers ? plan_device_pool_bytes(options->layout) : 0},
-                        .node = config->world.node,
-                        .n_nodes = (unsigned)MAX(config->world.nodes.n_items, (size_t)1),
-                        .ops = {.ready = on_ready,
-                                .failed = on_failed,
-                                .unopened = on_unopened,
-                                .put = on_put,
-                                .after = after,
-                                .userdata = executor},
-                    });
+    r = devices_new(
+        &executor->devices,
+        &(struct devices_options){
+            .loop = options->loop,
+            .pool = options->pool,
+            .kernels = options->kernels,
+            .plan = {.layout = options->layout,
+                     .stage = (unsigned)config->zero.stage,
+                     .first_local = executor->first_rank,
+                     .n_local = executor->n_local,
+                     .optimizer = config->optimizer.type,
+                     .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
+                     .deterministic = config->deterministic,
+                     .offload = config_offloads(config),
+                     .ring_bytes = executor->ring_bytes,
+                     .pool_bytes = executor->gathers ? plan_device_pool_bytes(options->layout) : 0},
+            .node = config->world.node,
+            .n_nodes = (unsigned)MAX(config->world.nodes.n_items, (size_t)1),
+            .ops = {.ready = on_ready, .failed = on_failed, .put = on_put, .after = after, .userdata = executor},
+        });
     return r == 0 && devices_were_found(executor->devices) ? make_gather(executor) : r;
 }
 
@@ -277,11 +266,14 @@ void device_segments(const struct executor *executor, unsigned local_rank, const
     out->segments[3] = (struct wire_segment){.kind = executor->gathers ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS,
                                              .n_bytes = keep->facts->n_bytes[local_rank][published],
                                              .cuda = true};
+    out->segments[4] =
+        (struct wire_segment){.kind = WIRE_SEGMENT_PROGRESS, .n_bytes = keep->progress_segments[local_rank].n_bytes};
     out->fds[0] = duplicate(keep->fds[local_rank][DEVICE_RING]);
     out->fds[3] = duplicate(keep->fds[local_rank][published]);
+    out->fds[4] = segment_open_rw(&keep->progress_segments[local_rank]);
 }
 
-void device_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what)
+void device_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what, uint64_t incarnation)
 {
     switch (what) {
     case TRAINER_LOST:
@@ -291,19 +283,14 @@ void device_attend(struct executor *executor, unsigned local_rank, enum executor
         devices_found_trainer(executor->devices, local_rank);
         break;
     case TRAINER_REPLACED:
-        devices_forget_events(executor->devices, local_rank);
+        devices_new_trainer(executor->devices, local_rank, incarnation);
         break;
     }
 }
 
-void device_take_event(struct executor *executor, unsigned local_rank, uint32_t number, const uint8_t *handle)
+bool device_awaits(const struct executor *executor, unsigned local_rank, uint64_t point)
 {
-    devices_event(executor->devices, local_rank, number, handle);
-}
-
-bool device_has_event(const struct executor *executor, unsigned local_rank, uint32_t number)
-{
-    return devices_has_event(executor->devices, local_rank, number);
+    return devices_awaits(executor->devices, local_rank, point);
 }
 
 /* ---- the table ----------------------------------------------------------------------------------------------- */
@@ -323,8 +310,7 @@ static const struct executor_ops device_ops_table = {
     .free = device_free_executor,
     .segments = device_segments,
     .attend = device_attend,
-    .event = device_take_event,
-    .has_event = device_has_event,
+    .awaits = device_awaits,
     .init = device_init,
     .adopt = device_adopt,
     .verify = device_verify,

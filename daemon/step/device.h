@@ -35,9 +35,8 @@ void device_stop(struct executor *executor);
 void device_free_executor(struct executor *executor);
 void device_segments(const struct executor *executor, unsigned local_rank, const struct ring *ring,
                      struct executor_segments *out);
-void device_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what);
-void device_take_event(struct executor *executor, unsigned local_rank, uint32_t number, const uint8_t *handle);
-bool device_has_event(const struct executor *executor, unsigned local_rank, uint32_t number);
+void device_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what, uint64_t incarnation);
+bool device_awaits(const struct executor *executor, unsigned local_rank, uint64_t point);
 bool device_is_busy(const struct executor *executor);
 uint64_t device_held_bytes(const struct executor *executor);
 

@@ -21,9 +21,8 @@ struct executor_ops {
     void (*free)(struct executor *executor);
     void (*segments)(const struct executor *executor, unsigned local_rank, const struct ring *ring,
                      struct executor_segments *segments);
-    void (*attend)(struct executor *executor, unsigned local_rank, enum executor_attendance what);
-    void (*event)(struct executor *executor, unsigned local_rank, uint32_t number, const uint8_t *handle);
-    bool (*has_event)(const struct executor *executor, unsigned local_rank, uint32_t number);
+    void (*attend)(struct executor *executor, unsigned local_rank, enum executor_attendance what, uint64_t incarnation);
+    bool (*awaits)(const struct executor *executor, unsigned local_rank, uint64_t point);
 
     int (*init)(struct executor *executor, const struct executor_init *init);
     int (*adopt)(struct executor *executor, const uint8_t *weights, executor_done done, void *userdata);

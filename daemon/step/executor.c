@@ -101,19 +101,15 @@ void executor_segments(const struct executor *executor, unsigned local_rank, con
     executor->ops->segments(executor, local_rank, ring, segments);
 }
 
-void executor_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what)
+void executor_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what,
+                     uint64_t incarnation)
 {
-    executor->ops->attend(executor, local_rank, what);
+    executor->ops->attend(executor, local_rank, what, incarnation);
 }
 
-void executor_event(struct executor *executor, unsigned local_rank, uint32_t number, const uint8_t *handle)
+bool executor_awaits(const struct executor *executor, unsigned local_rank, uint64_t point)
 {
-    executor->ops->event(executor, local_rank, number, handle);
-}
-
-bool executor_has_event(const struct executor *executor, unsigned local_rank, uint32_t number)
-{
-    return executor && executor->ops->has_event(executor, local_rank, number);
+    return executor && executor->ops->awaits(executor, local_rank, point);
 }
 
 int executor_init(struct executor *executor, const struct executor_init *init)

@@ -58,8 +58,6 @@ struct executor_events {
     void (*ready)(void *userdata);
     /* An engine of the GPUs has failed. generation: of the next one. */
     void (*failed)(void *userdata, uint32_t generation, const char *why);
-    /* The engine cannot open an event of a local rank's process: gradients that it has pushed must not be used. */
-    void (*unopened)(void *userdata, unsigned local_rank, const char *why);
     /* Several nodes: a value for the engines of the others. */
     void (*put)(void *userdata, const char *key, const uint8_t *value, size_t n_bytes);
     /* Parameters have been loaded into a pool, or could not be. result: as done()'s. */
@@ -82,7 +80,7 @@ struct executor_options {
     struct executor_events events;
 };
 
-enum { EXECUTOR_SEGMENTS = 4 };
+enum { EXECUTOR_SEGMENTS = 5 };
 
 /* The segments that a rank maps. A segment without bytes has no descriptor. */
 struct executor_segments {
@@ -114,7 +112,7 @@ struct executor_verify {
 enum executor_attendance {
     TRAINER_LOST,     /* the process is gone, or its connection is */
     TRAINER_FOUND,    /* it was only its connection */
-    TRAINER_REPLACED, /* another process: events of the one before are void */
+    TRAINER_REPLACED, /* another process: points of the one before are not waited for */
 };
 
 enum gathered {
@@ -133,7 +131,7 @@ struct executor {
     bool several_nodes;
     bool gathers;                  /* stage 3: only weights that ranks gather have memory */
     bool holds_state;              /* masters and moments are in host memory */
-    bool on_gpus;                  /* gradients lie on GPUs: pushes may name events */
+    bool on_gpus;                  /* gradients lie on GPUs: pushes may name points (core/wire/progress.h) */
     uint64_t ring_bytes;           /* of a rank */
     uint64_t copy_bytes;           /* of the staging copy; 0: the state is in host memory */
     const struct segment *landing; /* stage 3: where weights of other nodes come in; NULL: not in host memory */
@@ -170,10 +168,10 @@ int executor_repartition(struct executor *executor, const struct layout *layout,
 void executor_segments(const struct executor *executor, unsigned local_rank, const struct ring *ring,
                        struct executor_segments *segments);
 /* The process of a formed rank is lost, found or replaced. */
-void executor_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what);
-/* on_gpus: an event of a trainer, by number; pushes wait for it. */
-void executor_event(struct executor *executor, unsigned local_rank, uint32_t number, const uint8_t *handle);
-bool executor_has_event(const struct executor *executor, unsigned local_rank, uint32_t number);
+void executor_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what,
+                     uint64_t incarnation);
+/* on_gpus: would work wait for that point of the local rank's GPU? Not if it was lost with its process. */
+bool executor_awaits(const struct executor *executor, unsigned local_rank, uint64_t point);
 /* Sets masters and weights to the initial values. Return: 0 or -ENOMEM. */
 int executor_init(struct executor *executor, const struct executor_init *init);
 /*

@@ -135,27 +135,19 @@ static void find_segments(const struct executor *executor, unsigned local_rank, 
     out->fds[3] = segment_open_ro(published);
 }
 
-static void attend(struct executor *executor, unsigned local_rank, enum executor_attendance what)
+static void attend(struct executor *executor, unsigned local_rank, enum executor_attendance what, uint64_t incarnation)
 {
     (void)executor;
     (void)local_rank;
     (void)what;
+    (void)incarnation;
 }
 
-static void take_event(struct executor *executor, unsigned local_rank, uint32_t number, const uint8_t *handle)
+static bool awaits(const struct executor *executor, unsigned local_rank, uint64_t point)
 {
     (void)executor;
     (void)local_rank;
-    (void)number;
-    (void)handle;
-    assert(false); /* on_gpus says that there are none */
-}
-
-static bool has_event(const struct executor *executor, unsigned local_rank, uint32_t number)
-{
-    (void)executor;
-    (void)local_rank;
-    (void)number;
+    (void)point;
     return false;
 }
 
@@ -370,8 +362,7 @@ static const struct executor_ops host_ops = {
     .free = free_host,
     .segments = find_segments,
     .attend = attend,
-    .event = take_event,
-    .has_event = has_event,
+    .awaits = awaits,
     .init = init_weights,
     .adopt = adopt,
     .verify = verify_part,

@@ -60,10 +60,8 @@ static size_t find_slots(const struct reduction *reduction, struct device_slot *
             continue;
         slot = ring_find(ring, reduction->parcel, reduction->micro_batch, reduction->pass);
         assert(slot && slot->data == reduction->sources[local]);
-        slots[n++] = (struct device_slot){.local_rank = local,
-                                          .offset_bytes = slot->offset_bytes,
-                                          .has_event = slot->event_plus_one > 0,
-                                          .event = slot->event_plus_one > 0 ? slot->event_plus_one - 1 : 0};
+        slots[n++] =
+            (struct device_slot){.local_rank = local, .offset_bytes = slot->offset_bytes, .point = slot->point};
     }
     return n;
 }

@@ -16,6 +16,7 @@
 #include "core/layout/layout.h"
 #include "core/layout/manifest.h"
 #include "core/wire/frame.h"
+#include "core/wire/progress.h"
 #include "core/wire/wire.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
@@ -24,7 +25,7 @@
 #include "proto/credit.h"
 #include "tests/client/cuda-daemon.h"
 
-enum { N_TICKETS = 16, GRANULE = 2 << 20, PAGE = 4096 };
+enum { N_TICKETS = 16, GRANULE = 2 << 20, PAGE = 4096, INCARNATION = 3 + 2 * PROGRESS_WORDS };
 
 #define NEED(what)                                                                                                     \
     do {                                                                                                               \
@@ -55,13 +56,15 @@ struct cuda_daemon {
         *weights_copy;  /* registered host memory; the weights as the layout has them in stages 1 and 2 */
     uint32_t *gathered; /* per parameter, how often */
     float **sums;       /* per parameter, of the open step */
-    cudaEvent_t events[WIRE_MAX_EVENTS];
+    struct progress_page *progress;
+    int progress_fd;
+    uint64_t last_point;
     struct credit_page *credit;
     int credit_fd;
     struct held {
         uint32_t ticket;
-        cudaEvent_t event; /* of the push that came last */
-    } held[N_TICKETS];     /* slots of several parameters: read and given back when the micro-batch ends */
+        uint64_t point; /* of the push that came last */
+    } held[N_TICKETS];  /* slots of several parameters: read and given back when the micro-batch ends */
     uint32_t n_held;
     struct request_push *pushes; /* into them */
     uint32_t n_pushes;
@@ -152,6 +155,8 @@ static void make_memory(struct cuda_daemon *d)
     d->weights_copy = make_host_memory(round_up(n_weight_bytes, GRANULE));
     d->gathered = calloc(layout->n_params, sizeof(*d->gathered));
     d->credit = make_shared("credit", PAGE, &d->credit_fd);
+    d->progress = make_shared("progress", PAGE, &d->progress_fd);
+    d->last_point = progress_first(INCARNATION);
     d->sums = calloc(layout->n_params, sizeof(*d->sums));
     d->pushes = calloc(layout->n_params, sizeof(*d->pushes));
     for (uint32_t p = 0; p < layout->n_params; p++)
@@ -197,17 +202,19 @@ static void declare(struct cuda_daemon *d, const struct request_declare *request
 
 static void form(struct cuda_daemon *d)
 {
-    struct wire_segment segments[3];
-    size_t n_segments = d->options->hides_pool ? 2 : 3;
+    struct wire_segment segments[4];
+    size_t n_segments = d->options->hides_pool ? 3 : 4;
+    CUdevice device;
     CUuuid uuid;
     uint32_t bad;
 
     NEED(layout_new(&d->layout, d->manifest.decls, d->manifest.n, 1, d->options->bucket_elems, &bad) == 0);
     make_memory(d);
-    NEED(cuDeviceGetUuid(&uuid, d->options->gpu) == CUDA_SUCCESS);
+    NEED(cuDeviceGet(&device, d->options->gpu) == CUDA_SUCCESS && cuDeviceGetUuid(&uuid, device) == CUDA_SUCCESS);
     segments[0] = (struct wire_segment){WIRE_SEGMENT_RING, d->n_ring_bytes, true};
     segments[1] = (struct wire_segment){WIRE_SEGMENT_CREDIT, PAGE, false};
-    segments[2] =
+    segments[2] = (struct wire_segment){WIRE_SEGMENT_PROGRESS, PAGE, false};
+    segments[3] =
         (struct wire_segment){is_stage3(d) ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS, d->n_weight_bytes, true};
     say(d,
         &(struct reply){.type = REPLY_FORMED,
@@ -217,9 +224,10 @@ static void form(struct cuda_daemon *d)
                                    .n_tickets = N_TICKETS,
                                    .ring_bytes = d->options->ring_bytes,
                                    .loss_scale = 1,
+                                   .first_point = d->last_point,
                                    .gpu = (const uint8_t *)uuid.bytes,
                                    .n_gpu_bytes = sizeof(uuid.bytes)}},
-        (int[]){d->ring_fd, d->credit_fd, d->weights_fd}, n_segments);
+        (int[]){d->ring_fd, d->credit_fd, d->progress_fd, d->weights_fd}, n_segments);
 }
 
 static void init(struct cuda_daemon *d, const struct request_init *request)
@@ -239,28 +247,23 @@ static bool is_gone(const struct cuda_daemon *d)
     return poll(&pollfd, 1, 0) == 1 && pollfd.revents & POLLRDHUP;
 }
 
-static void open_event(struct cuda_daemon *d, const struct request_event *request)
-{
-    cudaIpcEventHandle_t handle;
-
-    NEED(request->n_handle_bytes == sizeof(handle) && !d->events[request->number]);
-    memcpy(&handle, request->handle, sizeof(handle));
-    /* If the client has closed its end, its events are gone. */
-    if (cudaIpcOpenEventHandle(&d->events[request->number], handle) != cudaSuccess) {
-        NEED(is_gone(d));
-        _exit(0);
-    }
-    d->seen->n_events++;
-    d->seen->max_event = MAX(d->seen->max_event, request->number);
-}
-
 static void give_back(struct cuda_daemon *d, uint32_t ticket)
 {
     atomic_fetch_add_explicit(&d->credit->credits[ticket], 1, memory_order_release);
 }
 
-/* Waits for the event and for nothing else. */
-static void read_part(struct cuda_daemon *d, const struct request_push *request, cudaEvent_t event)
+/* As long as the client is there, for what it had not done it never does. */
+static void wait_for_point(struct cuda_daemon *d, uint64_t point)
+{
+    while (!progress_is_reached(d->progress, point)) {
+        if (is_gone(d))
+            _exit(0);
+        usleep(100);
+    }
+}
+
+/* Waits for the point and for nothing else. */
+static void read_part(struct cuda_daemon *d, const struct request_push *request, uint64_t point)
 {
     const struct layout_param *p = &d->layout->params[request->param];
     const struct layout_part *part = &d->layout->parts[p->first_part + request->part];
@@ -268,15 +271,15 @@ static void read_part(struct cuda_daemon *d, const struct request_push *request,
     const float *from = (const float *)d->ring_copy;
 
     NEED(!request->overflow && offset + part->n_elems * sizeof(float) <= d->options->ring_bytes);
-    NEED(cudaStreamWaitEvent(d->stream, event, 0) == cudaSuccess);
+    wait_for_point(d, point);
     if (part->n_elems > 0)
         copy(d, d->ring_copy, d->ring + offset, part->n_elems * sizeof(float), cudaMemcpyDeviceToHost);
     for (uint64_t i = 0; i < part->n_elems; i++)
         d->sums[request->param][part->start_elem + i] += from[i];
 }
 
-/* As the daemon does: of a slot's events the last one counts for all that lies in it. */
-static void hold(struct cuda_daemon *d, const struct request_push *request, cudaEvent_t event)
+/* As the daemon does: of a slot's points the last one counts for all that lies in it. */
+static void hold(struct cuda_daemon *d, const struct request_push *request)
 {
     uint32_t i = 0;
 
@@ -284,14 +287,13 @@ static void hold(struct cuda_daemon *d, const struct request_push *request, cuda
         i++;
     NEED(i < N_TICKETS && d->n_pushes < d->layout->n_params);
     d->n_held = MAX(d->n_held, i + 1);
-    d->held[i] = (struct held){request->ticket, event};
+    d->held[i] = (struct held){request->ticket, request->point};
     d->pushes[d->n_pushes++] = *request;
 }
 
 static void push(struct cuda_daemon *d, const struct request_push *request)
 {
     const struct layout_param *p = &d->layout->params[request->param];
-    cudaEvent_t event;
 
     if (request->record_only) {
         d->seen->n_duplicates++;
@@ -299,12 +301,11 @@ static void push(struct cuda_daemon *d, const struct request_push *request)
         return;
     }
     d->seen->n_pushes++;
-    NEED(request->event_plus_one > 0);
-    event = d->events[request->event_plus_one - 1];
-    NEED(event);
+    NEED(request->point == d->last_point + 1);
+    d->last_point = request->point;
     if (p->n_parts == 1)
-        return hold(d, request, event);
-    read_part(d, request, event);
+        return hold(d, request);
+    read_part(d, request, request->point);
     give_back(d, request->ticket);
 }
 
@@ -313,7 +314,7 @@ static void end_backward(struct cuda_daemon *d)
     for (uint32_t i = 0; i < d->n_held; i++) {
         for (uint32_t k = 0; k < d->n_pushes; k++)
             if (d->pushes[k].ticket == d->held[i].ticket)
-                read_part(d, &d->pushes[k], d->held[i].event);
+                read_part(d, &d->pushes[k], d->held[i].point);
         give_back(d, d->held[i].ticket);
     }
     d->n_held = d->n_pushes = 0;
@@ -483,8 +484,6 @@ static void take(struct cuda_daemon *d, const struct request *request)
         return say_done(d);
     case REQUEST_BEGIN_BACKWARD:
         return;
-    case REQUEST_EVENT:
-        return open_event(d, &request->event);
     case REQUEST_PUSH:
         return push(d, &request->push);
     case REQUEST_SLOT_REQUEST:

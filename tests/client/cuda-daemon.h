@@ -3,9 +3,10 @@
 
 /*
  * A stand-in for the daemon that tests a client on GPUs: the other end of one connection, in a process of its own, for
- * a job of one rank. It holds ring and weights in memory of a stand-in's device, waits for the client's events on a
- * stream of its own and for nothing else, and adds all gradients of a step to the weights. If the client does something
- * that it must not do, the stand-in prints a sentence and exits. In stage 3 the next message overwrites the pool.
+ * a job of one rank. It holds ring and weights in memory of a stand-in's device, waits until the client's GPU has come
+ * to the point of a push and for nothing else, and adds all gradients of a step to the weights. If the client does
+ * something that it must not do, the stand-in prints a sentence and exits. In stage 3 the next message overwrites the
+ * pool.
  */
 
 #include <stdbool.h>
@@ -36,9 +37,8 @@ struct cuda_daemon_options {
 
 /* Counts of the client's requests, in memory that both processes share. */
 struct cuda_daemon_seen {
-    uint32_t n_events, n_pushes, n_duplicates;
-    uint64_t duplicate_sum; /* of the last duplicate */
-    uint32_t max_event;
+    uint32_t n_pushes, n_duplicates;
+    uint64_t duplicate_sum;     /* of the last duplicate */
     uint32_t n_gathers, n_held; /* requests; parameters, each as often as it was gathered and not released */
 };
 

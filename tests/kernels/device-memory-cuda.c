@@ -20,14 +20,15 @@ void *device_memory_new(size_t n_bytes)
 {
     void *memory = NULL;
 
-    if (cudaMallocManaged(&memory, n_bytes > 0 ? n_bytes : 1, cudaMemAttachGlobal) != cudaSuccess)
+    /* Pinned, and not managed: that may thrash a GPU, and sandboxes often have none of it. */
+    if (cudaHostAlloc(&memory, n_bytes > 0 ? n_bytes : 1, cudaHostAllocMapped) != cudaSuccess)
         abort();
     return memory;
 }
 
 void device_memory_free(void *memory)
 {
-    if (cudaFree(memory) != cudaSuccess)
+    if (cudaFreeHost(memory) != cudaSuccess)
         abort();
 }
 

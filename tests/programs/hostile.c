@@ -1177,32 +1177,15 @@ static void prefetch_unknown(unsigned n)
     raw_close(&c);
 }
 
-/* Events, which only a job on GPUs has: one that is no event, and another in its place while a push still names it. */
-static void event_replaced(unsigned n)
+/* A point of a process that never was. In host memory there are none. */
+static void point_unknown(unsigned n)
 {
     struct raw c;
     struct request push = attack(&c);
 
-    raw_say(&c, &example_requests[REQUEST_EVENT]);
-    if (c.welcome.cuda) {
-        push.push.event_plus_one = example_requests[REQUEST_EVENT].event.number + 1;
-        raw_say(&c, &push);
-        raw_say(&c, &example_requests[REQUEST_EVENT]);
-    }
-    raw_expect_dropped(&c, 1403,
-                       c.welcome.cuda ? "Event.number: pushes that name it are not reduced yet"
-                                      : "Event: the job's gradients lie in host memory");
-    raw_close(&c);
-}
-
-static void event_unknown(unsigned n)
-{
-    struct raw c;
-    struct request push = attack(&c);
-
-    push.push.event_plus_one = 1;
+    push.push.point = 1;
     raw_say(&c, &push);
-    raw_expect_dropped(&c, 1403, "Push.event_plus_one: no such event");
+    raw_expect_dropped(&c, 1403, "Push.point: none that is waited for");
     raw_close(&c);
 }
 
@@ -1364,7 +1347,6 @@ static bool is_answered(enum request_type type)
     case REQUEST_RELEASE:
     case REQUEST_PREFETCH:
     case REQUEST_HELD:
-    case REQUEST_EVENT:
     case REQUEST_ABORT_SEEN:
     case REQUEST_REPORT:
         return false;
@@ -1472,8 +1454,7 @@ static const struct {
     {"rank", "offset-unaligned", offset_unaligned},
     {"rank", "overflow-not-granted", overflow_not_granted},
     {"rank", "wrong-pass", wrong_pass},
-    {"rank", "event-replaced", event_replaced},
-    {"rank", "event-unknown", event_unknown},
+    {"rank", "point-unknown", point_unknown},
     {"rank", "record-only-first", record_only_first},
     {"rank", "newer-attempt", newer_attempt},
     {"rank", "unknown-bucket", unknown_bucket},

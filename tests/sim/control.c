@@ -124,8 +124,6 @@ static const struct entry {
     {"cudaEventRecord", FAMILY_RUNTIME, true},
     {"cudaEventQuery", FAMILY_RUNTIME, false},
     {"cudaEventSynchronize", FAMILY_RUNTIME, false},
-    {"cudaIpcGetEventHandle", FAMILY_RUNTIME, false},
-    {"cudaIpcOpenEventHandle", FAMILY_RUNTIME, false},
     {"cudaGetDriverEntryPoint", FAMILY_RUNTIME, false},
     {"cudaGetDriverEntryPointByVersion", FAMILY_RUNTIME, false},
     {"sim_launch", FAMILY_RUNTIME, true},
@@ -142,8 +140,11 @@ static const struct entry {
     {"cuMemSetAccess", FAMILY_DRIVER, false},
     {"cuMemHostRegister", FAMILY_DRIVER, false},
     {"cuMemHostUnregister", FAMILY_DRIVER, false},
+    {"cuMemHostGetDevicePointer", FAMILY_DRIVER, false},
+    {"cuStreamWriteValue64", FAMILY_DRIVER, true},
     {"cuInit", FAMILY_DRIVER, false},
     {"cuDeviceGetUuid", FAMILY_DRIVER, false},
+    {"cuDeviceGetAttribute", FAMILY_DRIVER, false},
     {"cuDevicePrimaryCtxRetain", FAMILY_DRIVER, false},
     {"cuCtxGetCurrent", FAMILY_DRIVER, false},
     {"ncclGetVersion", FAMILY_NCCL, false},
@@ -325,6 +326,16 @@ static bool parse_setting(char *item, struct setting *settings, size_t n)
     return false;
 }
 
+static bool parse_machine(const char *name)
+{
+    size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789");
+
+    if (n == 0 || name[n] || n >= sizeof(sim.machine))
+        return false;
+    strcpy(sim.machine, name);
+    return true;
+}
+
 static void read_items(char *items, struct setting *settings, size_t n)
 {
     char *rest = NULL;
@@ -335,8 +346,12 @@ static void read_items(char *items, struct setting *settings, size_t n)
 
         if (strcmp(item, "silent") == 0)
             ok = sim.silent = true;
+        else if (strcmp(item, "never-blocks") == 0)
+            ok = sim.never_blocks = true;
         else if (strcmp(item, "open") == 0)
             ok = sim.open = true;
+        else if (strncmp(item, "machine=", strlen("machine=")) == 0)
+            ok = parse_machine(item + strlen("machine="));
         else if (!strchr(item, ':'))
             ok = parse_setting(item, settings, n);
         else
@@ -348,13 +363,14 @@ static void read_items(char *items, struct setting *settings, size_t n)
 
 static void read_environment(void)
 {
-    enum { DEVICES, MEMORY, SEED, DELAY, PEERS, COMPUTE_MODE, MPS, DRIVER, RUNTIME, NCCL };
+    enum { DEVICES, MEMORY, SEED, DELAY, PEERS, VALUES, COMPUTE_MODE, MPS, DRIVER, RUNTIME, NCCL };
     struct setting settings[] = {
         [DEVICES] = {"devices", 0, SIM_MAX_DEVICES, 4},
         [MEMORY] = {"memory", 1, 1 << 20, 1024},
         [SEED] = {"seed", 0, UINT64_MAX, 1},
         [DELAY] = {"delay-us", 0, 60 * 1000 * 1000, 200},
         [PEERS] = {"peers", 0, 1, 1},
+        [VALUES] = {"values", 0, 1, 1},
         [COMPUTE_MODE] = {"compute-mode", 0, 3, 0},
         [MPS] = {"mps", 0, 1, 0},
         [DRIVER] = {"driver", 0, 1000000, 13000},
@@ -373,6 +389,7 @@ static void read_environment(void)
     sim.n_bytes_memory = settings[MEMORY].value << 20;
     sim.max_delay_ns = settings[DELAY].value * SIM_NS_PER_US;
     sim.peers = settings[PEERS].value;
+    sim.values = settings[VALUES].value;
     sim.compute_mode = settings[COMPUTE_MODE].value;
     sim.mps = settings[MPS].value;
     sim.driver_version = settings[DRIVER].value;

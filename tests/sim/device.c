@@ -10,7 +10,7 @@
 
 #include "inside.h"
 
-/* How often a wait for another process's event is checked, because that process sends no notice. */
+/* How often a wait for another device's event is checked, because that device sends no notice. */
 enum { SHARED_EVENT_NS = 200 * SIM_NS_PER_US };
 
 struct stream_list sim_streams;
@@ -75,7 +75,7 @@ static void pop(struct CUstream_st *stream)
 
 static void start(struct device *device, struct op *op, int64_t now)
 {
-    bool timed = op->kind == OP_COPY || op->kind == OP_SET || op->kind == OP_KERNEL;
+    bool timed = op->kind == OP_COPY || op->kind == OP_SET || op->kind == OP_KERNEL || op->kind == OP_VALUE;
 
     op->started = true;
     op->end_ns = now + op->injected.delay_ns + (timed ? device_delay_ns(device) : 0);
@@ -102,6 +102,8 @@ static void finish(struct op *op)
         memset(op->write.at, op->value, op->write.n_bytes);
     else if (op->kind == OP_KERNEL)
         op->run(op->args);
+    else if (op->kind == OP_VALUE)
+        __atomic_store_n(op->at, op->number, __ATOMIC_RELEASE);
     pthread_mutex_lock(&sim.lock);
     if (op->kind == OP_RECORD)
         record(op->page, op->number);
@@ -230,12 +232,21 @@ void device_need(int index)
     pthread_attr_destroy(&attr);
 }
 
+void device_check_idle(const char *entry)
+{
+    for (size_t i = 0; sim.never_blocks && i < sim_streams.n; i++)
+        if (sim_streams.streams[i]->head)
+            sim_die(entry, "it may wait for %s on a stream, and this process never blocks",
+                    sim_streams.streams[i]->head->entry);
+}
+
 void device_check_unused(const char *entry, const void *at, size_t n_bytes)
 {
     for (size_t i = 0; i < sim_streams.n; i++)
         for (const struct op *op = sim_streams.streams[i]->head; op; op = op->next)
             if (memory_overlap(at, n_bytes, op->read.at, op->read.n_bytes) ||
-                memory_overlap(at, n_bytes, op->write.at, op->write.n_bytes))
+                memory_overlap(at, n_bytes, op->write.at, op->write.n_bytes) ||
+                memory_overlap(at, n_bytes, op->at, op->kind == OP_VALUE ? sizeof(*op->at) : 0))
                 sim_die(entry, "%s on a stream still uses this memory", op->entry);
     launches_check_unused(entry, at, n_bytes);
 }
@@ -326,7 +337,6 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
         {cudaDevAttrCanUseHostPointerForRegisteredMem, 1},
         {cudaDevAttrHostRegisterSupported, 1},
         {cudaDevAttrHostRegisterReadOnlySupported, 1},
-        {cudaDevAttrIpcEventSupport, 1},
     };
     int r = sim_enter("cudaDeviceGetAttribute", NULL);
     bool found = attr == cudaDevAttrPciBusId;
@@ -382,7 +392,10 @@ static const struct {
     {"cuMemMap", (void *)cuMemMap},
     {"cuMemUnmap", (void *)cuMemUnmap},
     {"cuMemSetAccess", (void *)cuMemSetAccess},
+    {"cuDeviceGet", (void *)cuDeviceGet},
     {"cuDeviceGetUuid", (void *)cuDeviceGetUuid},
+    {"cuMemHostGetDevicePointer", (void *)cuMemHostGetDevicePointer},
+    {"cuStreamWriteValue64", (void *)cuStreamWriteValue64},
 };
 
 /* Under the lock. How it went goes to *status; only who does not take that gets an error. */

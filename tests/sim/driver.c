@@ -14,6 +14,9 @@
 
 enum { MAX_PUSHED = 16, STAGING_BYTES = 1 << 20 };
 
+/* A CUdevice is a handle, of which nothing says that it is the device's ordinal. */
+enum { FIRST_HANDLE = 100 };
+
 /* The primary context of a device: one for each, which its runtime has, too. */
 struct CUctx_st {
     bool retained;
@@ -46,7 +49,7 @@ CUresult cuDriverGetVersion(int *driverVersion)
 
 CUresult cuDeviceGetCount(int *count)
 {
-    return is_initialised ? (CUresult)cudaGetDeviceCount(count) : CUDA_ERROR_NOT_INITIALIZED;
+    return is_initialised || device_is_bound() ? (CUresult)cudaGetDeviceCount(count) : CUDA_ERROR_NOT_INITIALIZED;
 }
 
 CUresult cuDeviceGet(CUdevice *device, int ordinal)
@@ -56,7 +59,7 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal)
     if (r == 0 && (ordinal < 0 || ordinal >= n))
         r = CUDA_ERROR_INVALID_DEVICE;
     if (r == 0)
-        *device = ordinal;
+        *device = FIRST_HANDLE + ordinal;
     return r;
 }
 
@@ -65,6 +68,7 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 {
     int r = sim_enter("cuDeviceGetUuid", NULL);
 
+    dev -= FIRST_HANDLE;
     if (r == 0 && (!uuid || dev < 0 || dev >= sim.n_devices))
         r = uuid ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     if (r == 0) {
@@ -74,10 +78,27 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
     return sim_leave_driver(r);
 }
 
+CUresult cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)
+{
+    int r = sim_enter("cuDeviceGetAttribute", NULL);
+
+    dev -= FIRST_HANDLE;
+    if (r == 0 && !is_initialised)
+        r = CUDA_ERROR_NOT_INITIALIZED;
+    if (r == 0 && (dev < 0 || dev >= sim.n_devices))
+        r = CUDA_ERROR_INVALID_DEVICE;
+    if (r == 0 && attrib != CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)
+        r = CUDA_ERROR_INVALID_VALUE;
+    if (r == 0)
+        *pi = sim.values;
+    return sim_leave_driver(r);
+}
+
 CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 {
     int r = sim_enter("cuDevicePrimaryCtxRetain", NULL);
 
+    dev -= FIRST_HANDLE;
     if (r == 0 && !is_initialised)
         r = CUDA_ERROR_NOT_INITIALIZED;
     if (r == 0 && (dev < 0 || dev >= sim.n_devices))
@@ -97,6 +118,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 /* The context stays, because other parts of the process may hold it. */
 CUresult cuDevicePrimaryCtxRelease(CUdevice dev)
 {
+    dev -= FIRST_HANDLE;
     return dev >= 0 && dev < SIM_MAX_DEVICES && contexts[dev].retained ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
@@ -153,7 +175,7 @@ CUresult cuCtxGetDevice(CUdevice *device)
 {
     if (!device_is_bound())
         return CUDA_ERROR_INVALID_CONTEXT;
-    *device = device_current();
+    *device = FIRST_HANDLE + device_current();
     return CUDA_SUCCESS;
 }
 
@@ -227,14 +249,32 @@ CUresult cuEventRecord(CUevent hEvent, CUstream hStream)
     return stream ? (CUresult)cudaEventRecord(hEvent, stream) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CUresult cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event)
+/* A reader of the host sees the old value until it sees the new one, and then all that came before on the stream. */
+CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
 {
-    cudaIpcEventHandle_t handle;
-    cudaError_t r = cudaIpcGetEventHandle(&handle, event);
+    static const char entry[] = "cuStreamWriteValue64";
+    CUstream of = meant(stream);
+    void *at = (void *)(uintptr_t)addr;
+    struct injected injected;
+    struct op *op;
+    int r;
 
-    if (r == cudaSuccess)
-        memcpy(pHandle, &handle, sizeof(*pHandle));
-    return (CUresult)r;
+    if (!of)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    r = sim_enter(entry, &injected);
+    if (r == 0 && !sim.values)
+        r = CUDA_ERROR_NOT_SUPPORTED;
+    if (r == 0 && (addr == 0 || addr % sizeof(value) != 0 || flags != CU_STREAM_WRITE_VALUE_DEFAULT))
+        r = CUDA_ERROR_INVALID_VALUE;
+    if (r != 0)
+        return sim_leave_driver(r);
+    stream_check(entry, of);
+    memory_check(entry, "the address", at, sizeof(value), of->device, SPAN_WRITE);
+    op = op_new(entry, OP_VALUE, &injected);
+    op->at = at;
+    op->number = value;
+    stream_push(of, op);
+    return sim_leave_driver(CUDA_SUCCESS);
 }
 
 /* ---- memory and copies ---------------------------------------------------------------------------------- */

@@ -66,8 +66,9 @@ extern struct sim {
     pid_t pid;              /* of who has used the stand-ins first; 0: nobody yet */
     int n_devices, driver_version, runtime_version, nccl_version;
     size_t n_bytes_memory; /* of each device */
+    char machine[16];      /* whose processes share the devices' memory; "": this process has devices of its own */
     int64_t max_delay_ns;
-    bool silent, peers, open, mps;
+    bool silent, peers, values, open, mps, never_blocks;
     enum cudaComputeMode compute_mode;
     cudaError_t sticky;
     struct device devices[SIM_MAX_DEVICES];
@@ -131,22 +132,19 @@ void memory_admit_thread(void); /* lets the calling thread touch device memory *
 
 /* ---- devices -------------------------------------------------------------------------------------------- */
 
-/* The part of an event that two processes may share. */
+/* What operations on several devices use of an event. */
 struct event_page {
-    uint64_t magic;
-    int32_t device;
     _Atomic uint64_t recorded, done; /* numbers of recordings */
 };
 
 struct CUevent_st {
     uint64_t magic;
     int device;
-    bool dead, interprocess;
-    int fd; /* of the page, where this process has made it; else -1 */
-    struct event_page *page;
+    bool dead;
+    struct event_page page;
 };
 
-enum op_kind { OP_COPY, OP_SET, OP_KERNEL, OP_RECORD, OP_WAIT, OP_LAUNCH };
+enum op_kind { OP_COPY, OP_SET, OP_KERNEL, OP_VALUE, OP_RECORD, OP_WAIT, OP_LAUNCH };
 
 struct launch;
 
@@ -163,8 +161,9 @@ struct op {
     void (*free_args)(void *args);
     void *args;
     struct event_page *page;
-    bool shared;     /* the page may change without a word from this process */
-    uint64_t number; /* of the recording that is made, or waited for */
+    bool shared;     /* another device records the event, without a notice to this one */
+    uint64_t number; /* of the recording that is made, or waited for; OP_VALUE: that is written */
+    uint64_t *at;    /* OP_VALUE */
     struct launch *launch;
     bool arrived; /* OP_LAUNCH: counted by the launch */
 };
@@ -191,6 +190,8 @@ bool device_is_bound(void); /* has this thread a context? the driver makes none 
 void device_unbind(void);
 int64_t device_delay_ns(struct device *device);
 
+/* Dies if such a call would wait for work on a stream, and the process says that it never blocks. */
+void device_check_idle(const char *entry);
 /* Whose memory goes: dies if an operation that has not ended uses some of it. */
 void device_check_unused(const char *entry, const void *at, size_t n_bytes);
 /* The process is lost: every later call answers this. */

@@ -630,6 +630,19 @@ ncclResult_t ncclGroupEnd(void)
 
 /* ---- calls ---------------------------------------------------------------------------------------------- */
 
+/* Before 2.23 a GPU writes straight into the buffer of another one of its process. */
+static void check_direct_writes(const struct task *task)
+{
+    for (size_t i = 0; sim.nccl_version < NCCL_VERSION(2, 23, 0) && i < sim_comms.n; i++) {
+        const struct ncclComm *other = sim_comms.comms[i];
+
+        if (!other->end && strcmp(other->id, task->comm->id) == 0 &&
+            (task->kind != TASK_RECV || task->peer == other->rank))
+            memory_check(task->entry, "the receive buffer", task->write.at, task->write.n_bytes, other->device,
+                         SPAN_WRITE);
+    }
+}
+
 static void check_buffers(const struct task *task)
 {
     int device = task->comm->device;
@@ -641,6 +654,7 @@ static void check_buffers(const struct task *task)
         memory_check(task->entry, "the send buffer", task->read.at, task->read.n_bytes, device, SPAN_READ);
     if (task->write.n_bytes > 0)
         memory_check(task->entry, "the receive buffer", task->write.at, task->write.n_bytes, device, SPAN_WRITE);
+    check_direct_writes(task);
     if (memory_overlap(task->read.at, task->read.n_bytes, task->write.at, task->write.n_bytes) && one != whole + part)
         sim_die(task->entry, "the buffers overlap, but not as for an operation in place");
 }

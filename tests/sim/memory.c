@@ -5,6 +5,7 @@
  * and inaccessible, so that a late use is noticed.
  */
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -36,6 +37,7 @@ struct region {
     bool mapped;            /* the host's: devices may be told its address */
     uint32_t reads, writes; /* bits of the devices that may */
     struct allocation *allocation;
+    int fd; /* REGION_MALLOC: stands for the memory on the machine; -1: none is needed */
 };
 
 struct reservation {
@@ -284,14 +286,96 @@ static bool fill_file(int fd, size_t n_bytes)
     return true;
 }
 
+/* ---- how much there is ---------------------------------------------------------------------------------- */
+
+/* Memory of a machine's device is files of this name: it is there as long as any process has a descriptor. */
+static void print_name(char name[64], int device)
+{
+    snprintf(name, 64, "sim-%s-device-%d", sim.machine, device);
+}
+
+struct seen {
+    ino_t inodes[1024];
+    size_t n, n_bytes;
+};
+
+static void see(struct seen *seen, const struct stat *st)
+{
+    for (size_t i = 0; i < seen->n; i++)
+        if (seen->inodes[i] == st->st_ino)
+            return;
+    if (seen->n == ARRAY_SIZE(seen->inodes))
+        sim_die("memory", "more than %zu pieces on the machine", ARRAY_SIZE(seen->inodes));
+    seen->inodes[seen->n++] = st->st_ino;
+    seen->n_bytes += st->st_size;
+}
+
+static void look_through(struct seen *seen, const char *pid, const char *wanted)
+{
+    char path[300], target[128];
+    struct dirent *entry;
+    struct stat st;
+    ssize_t n;
+    DIR *fds;
+
+    snprintf(path, sizeof(path), "/proc/%s/fd", pid);
+    fds = opendir(path);
+    while (fds && (entry = readdir(fds))) {
+        n = readlinkat(dirfd(fds), entry->d_name, target, sizeof(target) - 1);
+        if (n <= 0)
+            continue;
+        target[n] = '\0';
+        if (strcmp(target, wanted) == 0 && fstatat(dirfd(fds), entry->d_name, &st, 0) == 0)
+            see(seen, &st);
+    }
+    if (fds)
+        closedir(fds);
+}
+
+static size_t bytes_on_machine(int device)
+{
+    char name[64], wanted[96];
+    struct seen seen = {.n = 0};
+    struct dirent *entry;
+    DIR *proc = opendir("/proc");
+
+    if (!proc)
+        sim_die("memory", "/proc: %m");
+    print_name(name, device);
+    snprintf(wanted, sizeof(wanted), "/memfd:%s (deleted)", name);
+    while ((entry = readdir(proc)))
+        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9')
+            look_through(&seen, entry->d_name, wanted);
+    closedir(proc);
+    return seen.n_bytes;
+}
+
+static size_t bytes_used(int device)
+{
+    return *sim.machine ? bytes_on_machine(device) : sim.devices[device].n_bytes_used;
+}
+
 static bool charge(int device, size_t n_bytes)
 {
-    struct device *d = &sim.devices[device];
+    size_t used = bytes_used(device);
 
-    if (n_bytes > sim.n_bytes_memory - d->n_bytes_used)
+    if (used > sim.n_bytes_memory || n_bytes > sim.n_bytes_memory - used)
         return false;
-    d->n_bytes_used += n_bytes;
+    sim.devices[device].n_bytes_used += n_bytes;
     return true;
+}
+
+/* Sparse. Return: its descriptor. */
+static int make_file(int device, size_t n_bytes)
+{
+    char name[64];
+    int fd;
+
+    print_name(name, device);
+    fd = memfd_create(name, MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, n_bytes) < 0)
+        sim_die("memory", "memfd: %m");
+    return fd;
 }
 
 static uint32_t all_devices(void)
@@ -308,7 +392,7 @@ cudaError_t cudaMemGetInfo(size_t *n_free, size_t *total)
     if (r == 0) {
         device_need(device_current());
         *total = sim.n_bytes_memory;
-        *n_free = sim.n_bytes_memory - sim.devices[device_current()].n_bytes_used;
+        *n_free = sim.n_bytes_memory - MIN(bytes_used(device_current()), sim.n_bytes_memory);
     }
     return sim_leave(r);
 }
@@ -339,7 +423,8 @@ static cudaError_t allocate(void **memory, size_t size)
                                          .n_bytes = size,
                                          .device = device,
                                          .reads = all_devices(),
-                                         .writes = all_devices()}));
+                                         .writes = all_devices(),
+                                         .fd = *sim.machine ? make_file(device, n_page_bytes) : -1}));
     return cudaSuccess;
 }
 
@@ -347,6 +432,7 @@ cudaError_t cudaMalloc(void **devPtr, size_t size)
 {
     int r = sim_enter("cudaMalloc", NULL);
 
+    device_check_idle("cudaMalloc");
     if (r == 0)
         r = devPtr ? allocate(devPtr, size) : cudaErrorInvalidValue;
     return sim_leave(r);
@@ -366,6 +452,8 @@ static cudaError_t release(void *memory)
     n_bytes = (region->n_bytes + (region->at - first) + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
     sim.devices[region->device].n_bytes_used -= n_bytes;
     take_back(first, n_bytes);
+    if (region->fd >= 0)
+        close(region->fd);
     table_remove(&regions, region - regions.items);
     return cudaSuccess;
 }
@@ -374,6 +462,7 @@ cudaError_t cudaFree(void *devPtr)
 {
     int r = sim_enter("cudaFree", NULL);
 
+    device_check_idle("cudaFree");
     return sim_leave(r == 0 ? release(devPtr) : (cudaError_t)r);
 }
 
@@ -425,6 +514,7 @@ cudaError_t cudaHostRegister(void *ptr, size_t size, unsigned int flags)
 {
     int r = sim_enter("cudaHostRegister", NULL);
 
+    device_check_idle("cudaHostRegister");
     return sim_leave(r == 0 ? add_host(ptr, size, flags) : (cudaError_t)r);
 }
 
@@ -443,6 +533,7 @@ cudaError_t cudaHostUnregister(void *ptr)
 {
     int r = sim_enter("cudaHostUnregister", NULL);
 
+    device_check_idle("cudaHostUnregister");
     return sim_leave(r == 0 ? remove_host(ptr) : (cudaError_t)r);
 }
 
@@ -492,6 +583,7 @@ CUresult cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
 {
     int r = enter_driver("cuMemHostRegister");
 
+    device_check_idle("cuMemHostRegister");
     return sim_leave_driver(r == 0 ? (CUresult)add_host(p, bytesize, Flags) : (CUresult)r);
 }
 
@@ -499,7 +591,20 @@ CUresult cuMemHostUnregister(void *p)
 {
     int r = enter_driver("cuMemHostUnregister");
 
+    device_check_idle("cuMemHostUnregister");
     return sim_leave_driver(r == 0 ? (CUresult)remove_host(p) : (CUresult)r);
+}
+
+CUresult cuMemHostGetDevicePointer(CUdeviceptr *pdptr, void *p, unsigned int Flags)
+{
+    int r = enter_driver("cuMemHostGetDevicePointer");
+    const struct region *region = r == 0 ? region_at(p) : NULL;
+
+    if (r == 0 && (!pdptr || Flags != 0 || !region || region->kind != REGION_HOST))
+        r = CUDA_ERROR_INVALID_VALUE;
+    if (r == 0)
+        *pdptr = (uintptr_t)p;
+    return sim_leave_driver(r);
 }
 
 CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
@@ -554,7 +659,6 @@ static CUresult create(CUmemGenericAllocationHandle *handle, size_t size, const 
 {
     CUresult r = check_prop(prop);
     struct allocation *allocation;
-    char name[32];
     int fd;
 
     if (r != CUDA_SUCCESS)
@@ -563,9 +667,8 @@ static CUresult create(CUmemGenericAllocationHandle *handle, size_t size, const 
         return CUDA_ERROR_INVALID_VALUE;
     if (!charge(prop->location.id, size))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    snprintf(name, sizeof(name), "sim-device-%d", prop->location.id);
-    fd = memfd_create(name, MFD_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, size) < 0 || !fill_file(fd, size))
+    fd = make_file(prop->location.id, size);
+    if (!fill_file(fd, size))
         sim_die("cuMemCreate", "memfd: %m");
     allocation = add_allocation(fd, prop->location.id, size);
     allocation->exportable = prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -578,6 +681,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
 {
     int r = enter_driver("cuMemCreate");
 
+    device_check_idle("cuMemCreate");
     if (r == 0)
         r = flags == 0 ? create(handle, size, prop) : CUDA_ERROR_INVALID_VALUE;
     return sim_leave_driver(r);
@@ -619,8 +723,8 @@ CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocat
 /* Which device's, by the name that it was made with. Return: -1 if it is no device memory. */
 static int device_of_file(int fd)
 {
-    static const char name[] = "/memfd:sim-device-";
-    char link[32], target[64];
+    static const char name[] = "/memfd:sim-", device[] = "-device-";
+    char link[32], target[128], *number;
     ssize_t n;
 
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
@@ -628,7 +732,8 @@ static int device_of_file(int fd)
     if (n < (ssize_t)sizeof(name) || strncmp(target, name, sizeof(name) - 1) != 0)
         return -1;
     target[n] = '\0';
-    return atoi(target + sizeof(name) - 1);
+    number = strstr(target, device);
+    return number ? atoi(number + sizeof(device) - 1) : -1;
 }
 
 /* The caller keeps its descriptor. */
@@ -740,6 +845,7 @@ CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAlloc
 {
     int r = enter_driver("cuMemMap");
 
+    device_check_idle("cuMemMap");
     if (r == 0)
         r = flags == 0 ? map(pointer(ptr), size, offset, find_allocation(handle)) : CUDA_ERROR_INVALID_VALUE;
     return sim_leave_driver(r);
@@ -773,6 +879,7 @@ CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
     int r = enter_driver("cuMemUnmap");
     uint8_t *at = pointer(ptr), *end = at + size;
 
+    device_check_idle("cuMemUnmap");
     if (r == 0 && (size == 0 || !is_whole(at, size)))
         r = CUDA_ERROR_INVALID_VALUE;
     if (r == 0)
@@ -812,6 +919,7 @@ CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *des
     int r = enter_driver("cuMemSetAccess");
     uint8_t *at = pointer(ptr), *end = at + size;
 
+    device_check_idle("cuMemSetAccess");
     if (r == 0 && (size == 0 || !desc || count == 0 || !is_whole(at, size)))
         r = CUDA_ERROR_INVALID_VALUE;
     while (r == 0 && at < end) {

@@ -29,13 +29,11 @@
  *   - a stream that gets work after a group of a non-blocking communicator and before ncclCommGetAsyncError() has
  *     returned ncclSuccess (until then NCCL has not put the group on the stream: later work would run before it);
  *   - ranks whose calls differ (kind, count, datatype, order), collectives of several local ranks outside of one
- *     group, buffers that overlap where they must not;
- *   - cudaIpcOpenEventHandle() in the process of the handle.
+ *     group, buffers that overlap where they must not.
  * Where CUDA or NCCL itself returns an error, the stand-in returns the same error.
  *
  * Device memory of the virtual memory kind is a memfd, so it crosses processes and outlives them, as its real twin
- * does. An interprocess event is a page that both processes map; a process that dies never completes what it has
- * recorded, and waiting for it has no end.
+ * does. What a process that dies had put on streams is never done. There are no events between processes.
  *
  * NCCL. Ranks talk through sockets in the file system, in a directory that ncclGetUniqueId() makes under $TMPDIR, named
  * in the id; it is removed when all ranks are connected. Reduce-scatter adds in the order of a ring, so its bits are
@@ -49,14 +47,19 @@
  *
  *     devices=N       visible devices, 4 unless told
  *     memory=MIB      memory of each device, 1024 unless told
+ *     machine=NAME    all processes with that name share the devices' memory, and so do descriptors that any process
+ *                     holds of it; else each process has devices of its own
  *     seed=N          of the order of streams and of delays; 1 unless told
  *     delay-us=N      an operation takes up to so long, 200 unless told
  *     peers=0         no device can be given access to another's memory; else all can
+ *     values=0        streams cannot write 64-bit values
  *     compute-mode=N  of all devices (0): 2 is PROHIBITED, 3 EXCLUSIVE_PROCESS; but processes do not exclude each other
  *     mps=1           all processes are clients of MPS, as far as they ask
  *     driver=N, runtime=N, nccl=N    what the version calls answer (13000, 13000, 22809)
  *     open            host code may touch device memory: for a program that computes on the host with what lies there
  *     silent          a peer's death is never reported, as over peer-to-peer memory
+ *     never-blocks    wrong uses are also: waiting for a stream or event, and, while work is on any stream, to
+ * allocate, free, map, unmap or register memory, for which CUDA may wait until the device is idle
  *
  *     ENTRY:error=NAME[@n]   the call returns it: cudaErrorX, CUDA_ERROR_X, or ncclX
  *     ENTRY:async=NAME[@n]   of cudaMemcpyAsync, cudaMemsetAsync, sim_launch: the operation fails when it runs, and the
@@ -68,6 +71,17 @@
  *
  * ENTRY is an entry point's name, sim_launch or sim_load; n counts the process's calls of it from 1, or is * for every
  * one; 1 unless told. An item that is not understood ends the process: a test that injects nothing must not pass.
+ *
+ * More lenient than the libraries, and why:
+ *   - Which memory a kernel uses is known only when it runs, so nothing checks what its device may access, but for
+ *     memory that no device may access at all. Kernels run one thread after the other: races in shared memory are for
+ *     compute-sanitizer on a GPU.
+ *   - All devices can use the memory of cudaMalloc(), because NCCL enables that for its own, and no other is shared.
+ *   - Two processes that allocate at one moment may both get the last memory of a machine.
+ *   - MPS and EXCLUSIVE_PROCESS are answers and no behaviour. Neither users nor namespaces keep processes apart: what
+ *     processes share are descriptors, which only a socket hands over.
+ *   - Registered memory has the host's address on devices, as with CUDA where all devices can use that.
+ *   - Set-up calls take no longer beside a busy device; never-blocks says instead that they must not come there.
  *
  * Any thread. After fork() a child of a process that has used the stand-ins gets cudaErrorInitializationError.
  */

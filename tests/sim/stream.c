@@ -2,11 +2,8 @@
 
 /* Streams, events, copies and kernel launches: what a program puts on a device. */
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/random.h>
 
 #include "inside.h"
 
@@ -98,6 +95,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 
     if (r == 0)
         stream_check("cudaStreamSynchronize", stream);
+    if (r == 0 && sim.never_blocks)
+        sim_die("cudaStreamSynchronize", "it waits, and this process never blocks");
     while (r == 0 && !stream_is_idle(stream)) {
         sim_wait(SIM_NS_PER_MS);
         r = sim.sticky;
@@ -116,40 +115,6 @@ static struct CUevent_st *event_check(const char *entry, struct CUevent_st *even
     return event;
 }
 
-/* Through a memfd, which other processes open as long as this one lives: a handle of a dead process leads nowhere. */
-static struct event_page *make_shared_page(int *fd)
-{
-    struct event_page *page;
-
-    *fd = memfd_create("sim-event", MFD_CLOEXEC);
-    if (*fd < 0 || ftruncate(*fd, sizeof(*page)) < 0)
-        sim_die("cudaEventCreateWithFlags", "memfd: %m");
-    page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
-    if (page == MAP_FAILED)
-        sim_die("cudaEventCreateWithFlags", "mmap: %m");
-    return page;
-}
-
-/* Never 0, and not guessed: a descriptor's number is used again. */
-static uint64_t new_magic(void)
-{
-    uint64_t magic = 0;
-
-    while (magic == 0)
-        if (getrandom(&magic, sizeof(magic), 0) != sizeof(magic))
-            sim_die("cudaEventCreateWithFlags", "getrandom: %m");
-    return magic;
-}
-
-static struct CUevent_st *event_new(int device, struct event_page *page, bool interprocess, int fd)
-{
-    struct CUevent_st *event = sim_calloc(1, sizeof(*event));
-
-    *event = (struct CUevent_st){
-        .magic = EVENT_MAGIC, .device = device, .interprocess = interprocess, .fd = fd, .page = page};
-    return event;
-}
-
 /* Handles are kept for the process's life, so that the use of a destroyed one is noticed. */
 static void keep(void *memory)
 {
@@ -165,20 +130,16 @@ static void keep(void *memory)
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)
 {
-    int r = sim_enter("cudaEventCreateWithFlags", NULL), fd = -1;
-    bool interprocess = flags & cudaEventInterprocess;
-    struct event_page *page;
+    int r = sim_enter("cudaEventCreateWithFlags", NULL);
 
-    if (r == 0 && (!event || (interprocess && !(flags & cudaEventDisableTiming)) ||
-                   flags & ~(unsigned)(cudaEventBlockingSync | cudaEventDisableTiming | cudaEventInterprocess)))
+    if (r == 0 && (!event || flags & ~(unsigned)(cudaEventBlockingSync | cudaEventDisableTiming)))
         r = cudaErrorInvalidValue;
     if (r != 0)
         return sim_leave(r);
     device_need(device_current());
-    page = interprocess ? make_shared_page(&fd) : sim_calloc(1, sizeof(*page));
-    page->device = device_current();
-    page->magic = new_magic();
-    *event = event_new(device_current(), page, interprocess, fd);
+    *event = sim_calloc(1, sizeof(**event));
+    (*event)->magic = EVENT_MAGIC;
+    (*event)->device = device_current();
     keep(*event);
     return sim_leave(cudaSuccess);
 }
@@ -188,12 +149,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
     int r = sim_enter("cudaEventDestroy", NULL);
 
-    if (r == 0) {
+    if (r == 0)
         event_check("cudaEventDestroy", event)->dead = true;
-        if (event->fd >= 0)
-            close(event->fd);
-        event->fd = -1;
-    }
     return sim_leave(r);
 }
 
@@ -210,8 +167,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     if (event->device != stream->device)
         sim_die("cudaEventRecord", "the event is of device %d, the stream of device %d", event->device, stream->device);
     op = op_new("cudaEventRecord", OP_RECORD, &injected);
-    op->page = event->page;
-    op->number = atomic_fetch_add(&event->page->recorded, 1) + 1;
+    op->page = &event->page;
+    op->number = atomic_fetch_add(&event->page.recorded, 1) + 1;
     stream_push(stream, op);
     return sim_leave(cudaSuccess);
 }
@@ -230,16 +187,16 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     stream_check("cudaStreamWaitEvent", stream);
     event_check("cudaStreamWaitEvent", event);
     op = op_new("cudaStreamWaitEvent", OP_WAIT, &injected);
-    op->page = event->page;
-    op->shared = event->interprocess || event->device != stream->device;
-    op->number = atomic_load(&event->page->recorded);
+    op->page = &event->page;
+    op->shared = event->device != stream->device;
+    op->number = atomic_load(&event->page.recorded);
     stream_push(stream, op);
     return sim_leave(cudaSuccess);
 }
 
 static bool is_done(const struct CUevent_st *event, uint64_t number)
 {
-    return atomic_load(&event->page->done) >= number;
+    return atomic_load(&event->page.done) >= number;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
@@ -248,7 +205,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 
     if (r == 0) {
         event_check("cudaEventQuery", event);
-        if (!is_done(event, atomic_load(&event->page->recorded)))
+        if (!is_done(event, atomic_load(&event->page.recorded)))
             r = cudaErrorNotReady;
     }
     return sim_leave(r);
@@ -261,82 +218,14 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 
     if (r != 0)
         return sim_leave(r);
-    number = atomic_load(&event_check("cudaEventSynchronize", event)->page->recorded);
+    number = atomic_load(&event_check("cudaEventSynchronize", event)->page.recorded);
+    if (sim.never_blocks)
+        sim_die("cudaEventSynchronize", "it waits, and this process never blocks");
     while (r == 0 && !is_done(event, number)) {
         sim_wait(SIM_NS_PER_MS);
         r = sim.sticky;
     }
     return sim_leave(r);
-}
-
-/* ---- events between processes --------------------------------------------------------------------------- */
-
-struct handle {
-    uint64_t magic; /* of the page */
-    int32_t pid, fd;
-};
-
-_Static_assert(sizeof(struct handle) <= CUDA_IPC_HANDLE_SIZE, "a handle has room");
-
-cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event)
-{
-    int r = sim_enter("cudaIpcGetEventHandle", NULL);
-
-    if (r == 0) {
-        event_check("cudaIpcGetEventHandle", event);
-        if (!handle)
-            r = cudaErrorInvalidValue;
-        else if (event->fd < 0)
-            r = cudaErrorInvalidResourceHandle;
-    }
-    if (r == 0) {
-        struct handle inside = {event->page->magic, sim.pid, event->fd};
-
-        memset(handle, 0, sizeof(*handle));
-        memcpy(handle, &inside, sizeof(inside));
-    }
-    return sim_leave(r);
-}
-
-static struct event_page *open_page(const struct handle *handle)
-{
-    _cleanup_close_ int fd = -1;
-    struct event_page *page;
-    char path[64];
-
-    snprintf(path, sizeof(path), "/proc/%d/fd/%d", handle->pid, handle->fd);
-    fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return NULL;
-    page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (page == MAP_FAILED)
-        return NULL;
-    if (page->magic == handle->magic && page->device >= 0 && page->device < sim.n_devices)
-        return page;
-    munmap(page, sizeof(*page));
-    return NULL;
-}
-
-cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle)
-{
-    int r = sim_enter("cudaIpcOpenEventHandle", NULL);
-    struct event_page *page;
-    struct handle inside;
-
-    memcpy(&inside, &handle, sizeof(inside));
-    if (r == 0 && inside.pid == sim.pid)
-        sim_die("cudaIpcOpenEventHandle", "the handle is of an event of this process");
-    if (r == 0 && !event)
-        r = cudaErrorInvalidValue;
-    if (r != 0)
-        return sim_leave(r);
-    page = open_page(&inside);
-    if (!page)
-        return sim_leave(cudaErrorMapBufferObjectFailed);
-    device_need(page->device);
-    *event = event_new(page->device, page, true, -1);
-    keep(*event);
-    return sim_leave(cudaSuccess);
 }
 
 /* ---- copies and kernels --------------------------------------------------------------------------------- */

@@ -795,6 +795,43 @@ static void wrong_unasked(void *arg)
     (void)cudaEventRecord(new_event(0, cudaEventDisableTiming), w->streams[0]);
 }
 
+/* Memory that only its own device may use, as an engine maps a piece. */
+static void *private_memory(int device)
+{
+    enum { GRANULE = 2 << 20 };
+    CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = location};
+    CUmemAccessDesc access = {location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr at;
+
+    CHECK(cuMemCreate(&handle, GRANULE, &prop, 0) == CUDA_SUCCESS);
+    CHECK(cuMemAddressReserve(&at, GRANULE, 0, 0, 0) == CUDA_SUCCESS);
+    CHECK(cuMemMap(at, GRANULE, 0, handle, 0) == CUDA_SUCCESS);
+    CHECK(cuMemSetAccess(at, GRANULE, &access, 1) == CUDA_SUCCESS);
+    return (void *)(uintptr_t)at;
+}
+
+/* Fine with an NCCL that writes through buffers of its own. */
+static void receives_in_private(void *arg)
+{
+    struct world *w = started_world(2);
+
+    (void)arg;
+    CHECK(ncclGroupStart() == ncclSuccess);
+    CHECK(ncclSend(w->in[0], 3, ncclFloat32, 1, w->comms[0], w->streams[0]) == ncclSuccess);
+    CHECK(ncclRecv(private_memory(1), 3, ncclFloat32, 0, w->comms[1], w->streams[1]) == ncclSuccess);
+    (void)ncclGroupEnd();
+}
+
+static void test_private_memory(void **state)
+{
+    (void)state;
+    child_passes("", receives_in_private, NULL);
+    child_dies("nccl=22203", receives_in_private, NULL,
+               "ncclRecv: the receive buffer is memory of device 1, which device 0 may not write");
+}
+
 static void wrong_second_call(void *arg)
 {
     struct world *w = started_world(1);
@@ -1055,11 +1092,12 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_collectives), cmocka_unit_test(test_blocking),
-        cmocka_unit_test(test_datatypes),   cmocka_unit_test(test_send_and_receive),
-        cmocka_unit_test(test_in_flight),   cmocka_unit_test(test_nodes),
-        cmocka_unit_test(test_death),       cmocka_unit_test(test_on_order),
-        cmocka_unit_test(test_refusals),    cmocka_unit_test(test_wrong_uses),
+        cmocka_unit_test(test_collectives),    cmocka_unit_test(test_blocking),
+        cmocka_unit_test(test_datatypes),      cmocka_unit_test(test_send_and_receive),
+        cmocka_unit_test(test_in_flight),      cmocka_unit_test(test_nodes),
+        cmocka_unit_test(test_death),          cmocka_unit_test(test_on_order),
+        cmocka_unit_test(test_private_memory), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_wrong_uses),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -467,6 +467,49 @@ static void memory_outlives(void *arg)
     CHECK(driver.free((uintptr_t)memory, GRANULE) == CUDA_SUCCESS);
 }
 
+/* What another process holds is not free here, also after its death, as long as somebody has a descriptor of it. */
+static void one_machine(void *arg)
+{
+    CUmemAllocationProp prop = prop_of(1);
+    CUmemGenericAllocationHandle handle;
+    size_t n_free, total;
+    int socket, fd;
+    pid_t pid = part(&socket);
+    void *p;
+    char byte;
+
+    if (pid == 0) {
+        load_driver();
+        CHECK(cudaSetDevice(1) == cudaSuccess && cudaMalloc(&p, GRANULE) == cudaSuccess);
+        make_memory(socket);
+    }
+    fd = receive_with_fd(socket, &byte, 1);
+    load_driver();
+    CHECK(cudaSetDevice(1) == cudaSuccess);
+    CHECK(cudaMemGetInfo(&n_free, &total) == cudaSuccess && total == 3 * GRANULE);
+    CHECK(n_free == (arg ? 1 : 3) * (size_t)GRANULE);
+    CHECK(driver.create(&handle, 2 * GRANULE, &prop, 0) == (arg ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS));
+    CHECK(cudaMalloc(&p, 2 * GRANULE) == cudaErrorMemoryAllocation);
+    kill(pid, SIGKILL);
+    CHECK(waitpid(pid, NULL, 0) == pid);
+    if (!arg)
+        return;
+    CHECK(cudaMemGetInfo(&n_free, &total) == cudaSuccess && n_free == 2 * (size_t)GRANULE);
+    close(fd);
+    CHECK(cudaMemGetInfo(&n_free, &total) == cudaSuccess && n_free == total);
+    CHECK(cudaMalloc(&p, 3 * GRANULE) == cudaSuccess && cudaFree(p) == cudaSuccess);
+    CHECK(cudaMemGetInfo(&n_free, &total) == cudaSuccess && n_free == total);
+}
+
+static void test_one_machine(void **state)
+{
+    char env[64];
+
+    child_passes("memory=6", one_machine, NULL);
+    snprintf(env, sizeof(env), "memory=6,machine=test%d", getpid());
+    child_passes(env, one_machine, state);
+}
+
 static unsigned n_open_fds(void)
 {
     unsigned n = 0;
@@ -503,130 +546,128 @@ static void test_memory_outlives(void **state)
     child_passes("", memory_outlives, NULL);
 }
 
-/* Recorded, and not there before the other says so. */
-static _Noreturn void make_event(int socket)
-{
-    cudaStream_t stream = new_stream(1);
-    cudaEvent_t event = new_event(1, cudaEventInterprocess | cudaEventDisableTiming);
-    cudaIpcEventHandle_t handle;
-    char word;
+/* ---- values that streams write -------------------------------------------------------------------------- */
 
-    CHECK(cudaIpcGetEventHandle(&handle, event) == cudaSuccess);
-    CHECK(send(socket, &handle, sizeof(handle), 0) == sizeof(handle));
-    CHECK(recv(socket, &word, 1, 0) == 1);
-    hold(stream);
-    CHECK(cudaEventRecord(event, stream) == cudaSuccess);
-    CHECK(send(socket, &word, 1, 0) == 1);
-    if (recv(socket, &word, 1, 0) == 1) {
-        let_go();
-        CHECK(recv(socket, &word, 1, 0) == 0);
-    }
-    _exit(0);
+static uint64_t *shared_word(void)
+{
+    void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    CHECK(page != MAP_FAILED);
+    return page;
 }
 
-static cudaEvent_t other_event(int socket)
+static CUdeviceptr register_word(uint64_t *word)
 {
-    cudaIpcEventHandle_t handle;
-    cudaEvent_t event;
-    char word = 0;
+    CUdeviceptr at;
 
-    CHECK(recv(socket, &handle, sizeof(handle), 0) == sizeof(handle));
-    CHECK(cudaIpcOpenEventHandle(&event, handle) == cudaSuccess);
-    CHECK(cudaEventQuery(event) == cudaSuccess);
-    CHECK(send(socket, &word, 1, 0) == 1 && recv(socket, &word, 1, 0) == 1);
-    CHECK(cudaEventQuery(event) == cudaErrorNotReady);
-    return event;
+    CHECK(cudaSetDevice(0) == cudaSuccess);
+    CHECK(cuMemHostGetDevicePointer(&at, word, 0) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuMemHostRegister(word, 4096, CU_MEMHOSTREGISTER_DEVICEMAP) == CUDA_SUCCESS);
+    CHECK(cuMemHostGetDevicePointer(&at, word, 0) == CUDA_SUCCESS);
+    return at;
 }
 
-/* A stream of one process waits for what another has recorded. */
-static void events_between(void *arg)
+static uint64_t word_now(const uint64_t *word)
 {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+/* Another process reads the old value until all before it on the stream is done. */
+static void value_between(void *arg)
+{
+    uint64_t *word = shared_word();
     int socket;
     pid_t pid = part(&socket);
-    cudaEvent_t event, own;
-    cudaStream_t stream;
-    char word = 0;
-
-    (void)arg;
-    if (pid == 0)
-        make_event(socket);
-    event = other_event(socket);
-    stream = new_stream(0);
-    own = new_event(0, cudaEventDisableTiming);
-    CHECK(cudaStreamWaitEvent(stream, event, 0) == cudaSuccess);
-    CHECK(cudaEventRecord(own, stream) == cudaSuccess);
-    sleep_ms(50);
-    CHECK(cudaEventQuery(own) == cudaErrorNotReady);
-    CHECK(send(socket, &word, 1, 0) == 1);
-    CHECK(cudaEventSynchronize(own) == cudaSuccess);
-    CHECK(cudaEventQuery(event) == cudaSuccess);
-    close(socket);
-    CHECK(waitpid(pid, NULL, 0) == pid);
-}
-
-static void event_of_dead(void *arg)
-{
-    int socket;
-    pid_t pid = part(&socket);
-    cudaEvent_t event;
-
-    (void)arg;
-    if (pid == 0)
-        make_event(socket);
-    event = other_event(socket);
-    kill(pid, SIGKILL);
-    CHECK(waitpid(pid, NULL, 0) == pid);
-    sleep_ms(50);
-    CHECK(cudaEventQuery(event) == cudaErrorNotReady);
-}
-
-/* A handle of an event that is gone leads to no other, though its descriptor's number is used again. */
-static void handle_of_gone(void *arg)
-{
-    cudaIpcEventHandle_t handle;
-    cudaEvent_t event;
-    int socket;
-    char word;
-    pid_t pid = part(&socket);
+    char said;
 
     (void)arg;
     if (pid == 0) {
-        event = new_event(0, cudaEventInterprocess | cudaEventDisableTiming);
-        CHECK(cudaIpcGetEventHandle(&handle, event) == cudaSuccess && cudaEventDestroy(event) == cudaSuccess);
-        (void)new_event(0, cudaEventInterprocess | cudaEventDisableTiming);
-        CHECK(send(socket, &handle, sizeof(handle), 0) == sizeof(handle));
-        CHECK(recv(socket, &word, 1, 0) >= 0);
+        CUdeviceptr at = register_word(word);
+        cudaStream_t stream = new_stream(0);
+
+        hold(stream);
+        CHECK(cuStreamWriteValue64(stream, at, 7, 0) == CUDA_SUCCESS);
+        CHECK(cuStreamWriteValue64(stream, at, 8, 0) == CUDA_SUCCESS);
+        CHECK(send(socket, "", 1, 0) == 1 && recv(socket, &said, 1, 0) == 1);
+        let_go();
+        CHECK(recv(socket, &said, 1, 0) == 0);
         _exit(0);
     }
-    CHECK(recv(socket, &handle, sizeof(handle), 0) == sizeof(handle));
-    CHECK(cudaIpcOpenEventHandle(&event, handle) == cudaErrorMapBufferObjectFailed);
+    CHECK(recv(socket, &said, 1, 0) == 1);
+    sleep_ms(50);
+    CHECK(word_now(word) == 0);
+    CHECK(send(socket, "", 1, 0) == 1);
+    for (unsigned i = 0; word_now(word) != 8; i++) {
+        CHECK(i < 10000);
+        sleep_ms(1);
+    }
     close(socket);
     CHECK(waitpid(pid, NULL, 0) == pid);
 }
 
-static void handle_of_dead(void *arg)
+/* What its GPU had not done is never done. */
+static void value_of_dead(void *arg)
 {
+    uint64_t *word = shared_word();
     int socket;
     pid_t pid = part(&socket);
-    cudaIpcEventHandle_t handle;
-    cudaEvent_t event;
+    char said;
 
     (void)arg;
-    if (pid == 0)
-        make_event(socket);
-    CHECK(recv(socket, &handle, sizeof(handle), 0) == sizeof(handle));
+    if (pid == 0) {
+        CUdeviceptr at = register_word(word);
+        cudaStream_t stream = new_stream(0);
+
+        hold(stream);
+        CHECK(cuStreamWriteValue64(stream, at, 7, 0) == CUDA_SUCCESS);
+        CHECK(send(socket, "", 1, 0) == 1);
+        pause();
+    }
+    CHECK(recv(socket, &said, 1, 0) == 1);
     kill(pid, SIGKILL);
     CHECK(waitpid(pid, NULL, 0) == pid);
-    CHECK(cudaIpcOpenEventHandle(&event, handle) == cudaErrorMapBufferObjectFailed);
+    sleep_ms(50);
+    CHECK(word_now(word) == 0);
 }
 
-static void test_events_between_processes(void **state)
+static void value_refused(void *arg)
+{
+    uint64_t *word = shared_word();
+    CUdeviceptr at = register_word(word);
+    CUdevice device;
+    int can;
+
+    (void)arg;
+    CHECK(cuInit(0) == CUDA_SUCCESS);
+    CHECK(cuDeviceGet(&device, 0) == CUDA_SUCCESS);
+    CHECK(cuDeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device) == CUDA_SUCCESS && can);
+    CHECK(cuDeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, 0) ==
+          CUDA_ERROR_INVALID_DEVICE);
+    CHECK(cuStreamWriteValue64(new_stream(0), at + 4, 7, 0) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuStreamWriteValue64(new_stream(0), at, 7, 1) == CUDA_ERROR_INVALID_VALUE);
+}
+
+static void value_unsupported(void *arg)
+{
+    CUdeviceptr at = register_word(shared_word());
+    CUdevice device;
+    int can;
+
+    (void)arg;
+    CHECK(cuInit(0) == CUDA_SUCCESS);
+    CHECK(cuDeviceGet(&device, 0) == CUDA_SUCCESS);
+    CHECK(cuDeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device) == CUDA_SUCCESS &&
+          !can);
+    CHECK(cuStreamWriteValue64(new_stream(0), at, 7, 0) == CUDA_ERROR_NOT_SUPPORTED);
+}
+
+static void test_values(void **state)
 {
     (void)state;
-    child_passes("", events_between, NULL);
-    child_passes("", event_of_dead, NULL);
-    child_passes("", handle_of_dead, NULL);
-    child_passes("", handle_of_gone, NULL);
+    child_passes("", value_between, NULL);
+    child_passes("", value_of_dead, NULL);
+    child_passes("", value_refused, NULL);
+    child_passes("values=0", value_unsupported, NULL);
 }
 
 static void forked(void *arg)
@@ -653,8 +694,6 @@ static void test_forked(void **state)
 
 static void refusals(void *arg)
 {
-    cudaEvent_t event;
-    cudaIpcEventHandle_t handle;
     size_t n_free, total;
     char id[16];
     void *p = &p;
@@ -668,8 +707,6 @@ static void refusals(void *arg)
     CHECK(cudaDeviceGetAttribute(&n, cudaDevAttrComputeCapabilityMajor, 2) == cudaErrorInvalidDevice);
     CHECK(cudaDeviceGetPCIBusId(id, sizeof(id), 1) == cudaSuccess && strcmp(id, "0000:11:00.0") == 0);
     CHECK(cudaDeviceGetPCIBusId(id, 12, 1) == cudaErrorInvalidValue);
-    CHECK(cudaEventCreateWithFlags(&event, cudaEventInterprocess) == cudaErrorInvalidValue);
-    CHECK(cudaIpcGetEventHandle(&handle, new_event(0, cudaEventDisableTiming)) == cudaErrorInvalidResourceHandle);
     CHECK(cudaFree(&n) == cudaErrorInvalidValue);
     CHECK(cudaMemGetInfo(&n_free, &total) == cudaSuccess && total == 3 << 20 && n_free == total);
     CHECK(cudaMalloc(&p, (3 << 20) + 1) == cudaErrorMemoryAllocation && p == NULL);
@@ -960,14 +997,62 @@ static void wrong_second_writer(void *arg)
     sleep_ms(10000); /* it ends before */
 }
 
-static void wrong_own_handle(void *arg)
+static void wrong_value_place(void *arg)
 {
-    cudaEvent_t event = new_event(0, cudaEventInterprocess | cudaEventDisableTiming);
-    cudaIpcEventHandle_t handle;
+    (void)arg;
+    (void)cuStreamWriteValue64(new_stream(0), (uintptr_t)shared_word(), 7, 0);
+}
+
+static void wrong_value_unregister(void *arg)
+{
+    uint64_t *word = shared_word();
+    CUdeviceptr at = register_word(word);
 
     (void)arg;
-    CHECK(cudaIpcGetEventHandle(&handle, event) == cudaSuccess);
-    (void)cudaIpcOpenEventHandle(&event, handle);
+    CHECK(cuStreamWriteValue64(new_stream(0), at, 7, 0) == CUDA_SUCCESS);
+    (void)cudaHostUnregister(word);
+}
+
+static void blocks_in_malloc(void *arg)
+{
+    void *p, *memory = new_memory(0, 16);
+
+    (void)arg;
+    CHECK(cudaMemsetAsync(memory, 0, 16, new_stream(0)) == cudaSuccess);
+    (void)cudaMalloc(&p, 16);
+}
+
+static void blocks_in_register(void *arg)
+{
+    void *memory = new_memory(0, 16);
+
+    CHECK(cudaMemsetAsync(memory, 0, 16, new_stream(0)) == cudaSuccess);
+    if (arg)
+        (void)cuMemHostRegister(shared_word(), 4096, 0);
+    (void)cudaHostRegister(shared_word(), 4096, 0);
+}
+
+static void blocks_in_synchronize(void *arg)
+{
+    (void)arg;
+    (void)cudaStreamSynchronize(new_stream(0));
+}
+
+/* What is allowed at all, and not to a process that says it never blocks. */
+static void test_blocking(void **state)
+{
+    (void)state;
+    child_passes("", blocks_in_malloc, NULL);
+    child_passes("", blocks_in_register, NULL);
+    child_passes("", blocks_in_synchronize, NULL);
+    child_dies("never-blocks,cudaMemsetAsync:hang", blocks_in_malloc, NULL,
+               "cudaMalloc: it may wait for cudaMemsetAsync on a stream, and this process never blocks");
+    child_dies("never-blocks,cudaMemsetAsync:hang", blocks_in_register, NULL,
+               "cudaHostRegister: it may wait for cudaMemsetAsync on a stream, and this process never blocks");
+    child_dies("never-blocks,cudaMemsetAsync:hang", blocks_in_register, state,
+               "cuMemHostRegister: it may wait for cudaMemsetAsync on a stream, and this process never blocks");
+    child_dies("never-blocks", blocks_in_synchronize, NULL,
+               "cudaStreamSynchronize: it waits, and this process never blocks");
 }
 
 static void test_wrong_uses(void **state)
@@ -999,7 +1084,10 @@ static void test_wrong_uses(void **state)
         {wrong_change, "cudaMemcpyAsync:delay=3000", "cudaMemcpyAsync: what it reads was changed before it had ended"},
         {wrong_second_writer, "cudaMemsetAsync:delay=3000",
          "cudaMemsetAsync: what it writes was written by another before it had ended"},
-        {wrong_own_handle, "", "cudaIpcOpenEventHandle: the handle is of an event of this process"},
+        {wrong_value_place, "",
+         "cuStreamWriteValue64: the address (8 bytes) is neither device memory nor registered host memory"},
+        {wrong_value_unregister, "cuStreamWriteValue64:hang",
+         "cudaHostUnregister: cuStreamWriteValue64 on a stream still uses this memory"},
     };
 
     (void)state;
@@ -1132,7 +1220,9 @@ int main(void)
         cmocka_unit_test(test_kernels),
         cmocka_unit_test(test_events),
         cmocka_unit_test(test_memory_outlives),
-        cmocka_unit_test(test_events_between_processes),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_blocking),
+        cmocka_unit_test(test_one_machine),
         cmocka_unit_test(test_forked),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_wrong_uses),

@@ -115,7 +115,7 @@ def check_nothing_missed(text, n_structs):
     assert len(versioned(text)) == len(re.findall(r"^#define cu\w+ [a-zA-Z]", text, flags=re.M))
 
 
-@pytest.mark.parametrize("header, n_structs", [("cuda_runtime_api.h", 1), ("cuda.h", 5)])
+@pytest.mark.parametrize("header, n_structs", [("cuda_runtime_api.h", 0), ("cuda.h", 4)])
 def test_cuda(header, n_structs):
     check_nothing_missed(without_comments((HERE / "include" / header).read_text()), n_structs)
     check(header, facts(header, sizes=True), cuda())

@@ -24,7 +24,9 @@ class Runtime:
     def synchronize(self, device=None):
         context = c_void_p()
         assert self.driver.cuInit(0) == 0
-        assert self.driver.cuDevicePrimaryCtxRetain(byref(context), c_int(0)) == 0
+        device = c_int()
+        assert self.driver.cuDeviceGet(byref(device), c_int(0)) == 0
+        assert self.driver.cuDevicePrimaryCtxRetain(byref(context), device) == 0
         assert self.driver.cuCtxSetCurrent(context) == 0
 
     def cudart(self):

@@ -2,9 +2,9 @@
 
 /*
  * Gradients and weights in memory of GPUs. The ring is the daemon's device memory; a push copies on the caller's stream
- * and names an event that the daemon waits for. Weights are the daemon's piece of device memory for this rank. In stage
- * 3 they are memory of this process's own (range.h), into which a gathered parameter is copied from the daemon's pool,
- * and again whenever weights change.
+ * and names a point that the engine waits for (core/wire/progress.h). Weights are the daemon's piece of device memory
+ * for this rank. In stage 3 they are memory of this process's own (range.h), into which a gathered parameter is copied
+ * from the daemon's pool, and again whenever weights change.
  *
  * A write window is host memory beside the weights.
  */
@@ -20,6 +20,7 @@
 #include "client/lib/memory/range.h"
 #include "client/lib/weights.h"
 #include "core/base/base.h"
+#include "core/wire/progress.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
 
@@ -66,6 +67,15 @@ static int map_pool(struct zerod *c, int fd, size_t n_bytes)
     return r == 0 ? range_new(&c->range, c->cuda, c->layout, bound_bytes) : r;
 }
 
+static int map_progress(struct zerod *c, int fd, size_t n_bytes)
+{
+    int r = mapping_init(&c->progress, fd, n_bytes, PROT_READ | PROT_WRITE);
+
+    if (r == 0 && n_bytes < sizeof(struct progress_page))
+        return -EPROTO;
+    return r == 0 ? cuda_open_progress(c->cuda, (struct progress_page *)(void *)c->progress.base) : r;
+}
+
 static int map_segment(struct zerod *c, const struct wire_segment *segment, int fd)
 {
     if (segment->cuda && segment->kind == WIRE_SEGMENT_RING && !c->ring.base)
@@ -74,6 +84,8 @@ static int map_segment(struct zerod *c, const struct wire_segment *segment, int 
         return map_device(c, &c->weights, fd, segment->n_bytes, true);
     if (segment->cuda && segment->kind == WIRE_SEGMENT_POOL && weights_is_stage3(c) && !c->pool.base)
         return map_pool(c, fd, segment->n_bytes);
+    if (!segment->cuda && segment->kind == WIRE_SEGMENT_PROGRESS && !c->progress.base)
+        return map_progress(c, fd, segment->n_bytes);
     close(fd);
     return -EPROTO;
 }
@@ -99,6 +111,9 @@ static int check_segments(struct zerod *c, const struct reply_formed *formed)
 {
     if (!c->ring.base || c->ring.n_bytes < formed->ring_bytes)
         return call_fatal(&c->call, -EPROTO, "zerod sent no ring");
+    if (!c->progress.base)
+        return call_fatal(&c->call, -EPROTO, "zerod sent no page for the GPU's progress");
+    c->last_point = formed->first_point;
     if (weights_is_stage3(c))
         return check_pool(c);
     if (!c->weights.base && c->layout->weight_bytes > 0)
@@ -117,7 +132,7 @@ static int wait_for_stream(struct zerod *c)
 
 static int wait_for_pushes(struct zerod *c)
 {
-    return cuda_wait_for_recorded(c->cuda) == 0 ? 0 : failed(c, -EIO);
+    return cuda_wait_for_points(c->cuda) == 0 ? 0 : failed(c, -EIO);
 }
 
 /* ---- gradients ----------------------------------------------------------------------------------------- */
@@ -129,21 +144,15 @@ static int put(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes)
     return r == 0 ? 0 : failed(c, r);
 }
 
-/* Records an event behind the copy; one that the daemon does not have yet is sent before the push. */
+/* Lets the stream say when the copy is done. */
 static int mark(struct zerod *c, struct request_push *push)
 {
-    uint8_t handle[CUDA_EVENT_BYTES];
-    uint32_t number = 0;
-    bool is_new = false;
-    int r = cuda_record(c->cuda, c->stream, &number, &is_new, handle);
+    int r = cuda_say_point(c->cuda, c->stream, c->last_point + 1);
 
     if (r != 0)
         return failed(c, r);
-    push->event_plus_one = number + 1;
-    if (!is_new)
-        return 0;
-    r = call_send(&c->call, &(struct request){.type = REQUEST_EVENT, .event = {number, handle, sizeof(handle)}});
-    return MIN(r, 0);
+    push->point = ++c->last_point;
+    return 0;
 }
 
 static uint8_t *alloc(struct zerod *c, uint32_t param)
@@ -315,10 +324,12 @@ static void forget(struct zerod *c)
 /* Work on the stream must not use memory that is unmapped. */
 static void stop(struct zerod *c)
 {
-    if (*c->call.mine)
-        (void)cuda_wait(c->cuda, c->stream);
-    else
+    if (!*c->call.mine) {
         forget(c);
+        return;
+    }
+    (void)cuda_wait(c->cuda, c->stream);
+    (void)cuda_wait_for_points(c->cuda); /* of pushes on other streams */
 }
 
 static void deinit(struct zerod *c)
@@ -330,6 +341,7 @@ static void deinit(struct zerod *c)
     cuda_release(c->cuda, steal_ptr(c->device_scratch));
     unmap_device(c, &c->ring);
     cuda_free(steal_ptr(c->cuda));
+    mapping_deinit(&c->progress);
 }
 
 static const struct memory_ops cuda_memory = {

@@ -12,6 +12,7 @@
 
 #include "client/lib/memory/cuda.h"
 #include "core/base/base.h"
+#include "core/wire/progress.h"
 
 /* The driver's numbers and types, as its documentation has them. They have been the same since CUDA 10.2. */
 enum {
@@ -24,32 +25,30 @@ enum {
     ACCESS_READ = 1,
     ACCESS_READ_WRITE = 3,
     EVENT_DISABLE_TIMING = 2,
-    EVENT_INTERPROCESS = 4,
+    HOST_PORTABLE = 1,
+    HOST_DEVICE_MAP = 2,
+    CAN_WRITE_VALUE_64 = 122,
     STREAM_NON_BLOCKING = 1,
 };
 
 typedef unsigned long long address;
 
 struct access {
-    int location_type, device, flags;
+    int location_type, ordinal, flags;
 };
 
 /* Describes memory that is created; the rest says that it is neither exported nor compressed. */
 struct allocation {
-    int type, handle_types, location_type, device;
+    int type, handle_types, location_type, ordinal;
     void *unused_handle;
     uint8_t flags[8];
-};
-
-struct event_handle {
-    uint8_t bytes[CUDA_EVENT_BYTES];
 };
 
 struct uuid {
     uint8_t bytes[CUDA_GPU_BYTES];
 };
 
-/* Names as the library has them: those of the driver's header are macros for some. All are in a driver for 11.4. */
+/* Names as the library has them: those of the driver's header are macros for some. All are in a driver for 11.7. */
 #define DRIVER_CALLS(CALL)                                                                                             \
     CALL(get_error_name, "cuGetErrorName", (int error, const char **name))                                             \
     CALL(init, "cuInit", (unsigned flags))                                                                             \
@@ -82,7 +81,11 @@ struct uuid {
     CALL(query_event, "cuEventQuery", (void *event))                                                                   \
     CALL(wait_for_event, "cuEventSynchronize", (void *event))                                                          \
     CALL(record, "cuEventRecord", (void *event, void *stream))                                                         \
-    CALL(get_event_handle, "cuIpcGetEventHandle", (struct event_handle * handle, void *event))
+    CALL(get_attribute, "cuDeviceGetAttribute", (int *value, int attribute, int device))                               \
+    CALL(register_host, "cuMemHostRegister_v2", (void *memory, size_t n, unsigned flags))                              \
+    CALL(unregister_host, "cuMemHostUnregister", (void *memory))                                                       \
+    CALL(get_device_address, "cuMemHostGetDevicePointer_v2", (address * at, void *memory, unsigned flags))             \
+    CALL(write_value, "cuStreamWriteValue64_v2", (void *stream, address at, uint64_t value, unsigned flags))
 
 struct driver {
 #define AS_POINTER(field, name, arguments) int(*field) arguments;
@@ -94,10 +97,11 @@ struct cuda {
     struct driver driver;
     bool is_torch;
     void *context;
-    int device;
-    void *events[CUDA_N_EVENTS]; /* in the order in which they were first recorded */
-    uint32_t n_events, next_event;
-    void *last_event, *last_stream; /* recorded last, and where */
+    int device;                     /* the driver's handle */
+    int ordinal;                    /* by which places of memory name it */
+    struct progress_page *progress; /* registered; NULL: not yet */
+    address progress_at;
+    void *last_event, *last_stream; /* behind the last point, and on which stream; NULL: none was said */
     char why[400];
 };
 
@@ -153,11 +157,24 @@ static int load(struct cuda *cuda)
         void *call = dlsym(library, calls[i].name);
 
         if (!call)
-            return fail(cuda, -ENODEV, "the NVIDIA driver has no %s: it has to be one for CUDA 11.4 or newer",
+            return fail(cuda, -ENODEV, "the NVIDIA driver has no %s: it has to be one for CUDA 11.7 or newer",
                         calls[i].name);
         memcpy(calls[i].field, &call, sizeof(call));
     }
     return 0;
+}
+
+static int find_ordinal(struct cuda *cuda)
+{
+    int n = 0, device, r = check(cuda, "cuDeviceGetCount", cuda->driver.get_count(&n));
+
+    for (int i = 0; r == 0 && i < n; i++) {
+        r = check(cuda, "cuDeviceGet", cuda->driver.get_device(&device, i));
+        cuda->ordinal = i;
+        if (r == 0 && device == cuda->device)
+            return 0;
+    }
+    return r != 0 ? r : fail(cuda, -ENODEV, "the GPU of this thread's context is none that the driver counts");
 }
 
 static int find_context(struct cuda *cuda)
@@ -171,6 +188,8 @@ static int find_context(struct cuda *cuda)
                  cuda->is_torch ? "torch.cuda.set_device(LOCAL_RANK)" : "cudaSetDevice(local rank)");
     if (r == 0)
         r = check(cuda, "cuCtxGetDevice", cuda->driver.get_context_device(&cuda->device));
+    if (r == 0)
+        r = find_ordinal(cuda);
     return r == -EIO ? -ENODEV : r;
 }
 
@@ -213,9 +232,10 @@ void cuda_free(struct cuda *cuda)
 {
     bool pushed;
 
-    if (cuda && cuda->n_events > 0 && enter(cuda, &pushed) == 0) {
-        for (uint32_t i = 0; i < cuda->n_events; i++)
-            (void)cuda->driver.destroy_event(cuda->events[i]);
+    if (cuda && cuda->progress && enter(cuda, &pushed) == 0) {
+        if (cuda->last_event)
+            (void)cuda->driver.destroy_event(cuda->last_event);
+        (void)cuda->driver.unregister_host(cuda->progress);
         leave(cuda, pushed);
     }
     free(cuda);
@@ -287,7 +307,7 @@ static address address_of(const void *memory)
 /* Some drivers have no memory that a device may only read; there only the caller's care prevents writes. */
 static int give_access(struct cuda *cuda, address at, size_t n_bytes, bool read_only)
 {
-    struct access access = {LOCATION_DEVICE, cuda->device, read_only ? ACCESS_READ : ACCESS_READ_WRITE};
+    struct access access = {LOCATION_DEVICE, cuda->ordinal, read_only ? ACCESS_READ : ACCESS_READ_WRITE};
     int error = cuda->driver.set_access(at, n_bytes, &access, 1);
 
     if (error != SUCCESS && read_only) {
@@ -374,7 +394,7 @@ void cuda_release(struct cuda *cuda, uint8_t *memory)
 
 static struct allocation own_memory(const struct cuda *cuda)
 {
-    return (struct allocation){.type = ALLOCATION_PINNED, .location_type = LOCATION_DEVICE, .device = cuda->device};
+    return (struct allocation){.type = ALLOCATION_PINNED, .location_type = LOCATION_DEVICE, .ordinal = cuda->ordinal};
 }
 
 int cuda_granularity(struct cuda *cuda, size_t *n_bytes)
@@ -449,7 +469,7 @@ void cuda_destroy(struct cuda *cuda, uint64_t memory)
 
 int cuda_put(struct cuda *cuda, uint8_t *at, uint64_t memory, size_t n_bytes)
 {
-    struct access access = {LOCATION_DEVICE, cuda->device, ACCESS_READ_WRITE};
+    struct access access = {LOCATION_DEVICE, cuda->ordinal, ACCESS_READ_WRITE};
     bool pushed;
     int r = enter(cuda, &pushed);
 
@@ -517,26 +537,40 @@ int cuda_copy_to_host(struct cuda *cuda, void *to, const void *from, size_t n_by
     return r;
 }
 
-/* Creates one more event, while there are fewer than CUDA_N_EVENTS. */
-static int add_event(struct cuda *cuda, uint8_t handle[CUDA_EVENT_BYTES])
+static int register_page(struct cuda *cuda, struct progress_page *page)
 {
-    struct event_handle bytes;
-    void *event = NULL;
-    int r = check(cuda, "cuEventCreate", cuda->driver.create_event(&event, EVENT_DISABLE_TIMING | EVENT_INTERPROCESS));
+    const struct driver *driver = &cuda->driver;
+    int can = 0, r = check(cuda, "cuDeviceGetAttribute", driver->get_attribute(&can, CAN_WRITE_VALUE_64, cuda->device));
 
+    if (r == 0 && !can)
+        r = fail(cuda, -EIO,
+                 "this GPU, or its driver, cannot write 64-bit values from a stream (cuStreamWriteValue64)");
     if (r == 0)
-        r = check(cuda, "cuIpcGetEventHandle", cuda->driver.get_event_handle(&bytes, event));
-    if (r != 0) {
-        if (event)
-            (void)cuda->driver.destroy_event(event);
+        r = check(cuda, "cuMemHostRegister",
+                  driver->register_host(page, sizeof(*page), HOST_PORTABLE | HOST_DEVICE_MAP));
+    if (r != 0)
         return r;
-    }
-    memcpy(handle, bytes.bytes, sizeof(bytes));
-    cuda->events[cuda->n_events++] = event;
-    return 0;
+    r = check(cuda, "cuMemHostGetDevicePointer", driver->get_device_address(&cuda->progress_at, page, 0));
+    if (r == 0)
+        cuda->progress = page;
+    else
+        (void)driver->unregister_host(page);
+    return r;
 }
 
-/* The daemon waits only for the last event of a slot, so a stream has to follow the one that was recorded before. */
+int cuda_open_progress(struct cuda *cuda, struct progress_page *page)
+{
+    bool pushed;
+    int r = enter(cuda, &pushed);
+
+    if (r == 0) {
+        r = register_page(cuda, page);
+        leave(cuda, pushed);
+    }
+    return r;
+}
+
+/* Points grow in the page, and the daemon waits only for the last one of a slot. */
 static int follow(struct cuda *cuda, void *stream)
 {
     if (!cuda->last_event || stream == cuda->last_stream)
@@ -544,39 +578,26 @@ static int follow(struct cuda *cuda, void *stream)
     return check(cuda, "cuStreamWaitEvent", cuda->driver.let_wait(stream, cuda->last_event, 0));
 }
 
-int cuda_wait_for_recorded(struct cuda *cuda)
+int cuda_wait_for_points(struct cuda *cuda)
 {
-    bool pushed;
-    int r = cuda->last_event ? enter(cuda, &pushed) : 0;
-
-    if (r != 0 || !cuda->last_event)
-        return r;
-    r = check(cuda, "cuEventSynchronize", cuda->driver.wait_for_event(cuda->last_event));
-    leave(cuda, pushed);
-    return r;
+    return cuda->last_event ? cuda_wait_until_past(cuda, cuda->last_event) : 0;
 }
 
-int cuda_record(struct cuda *cuda, void *stream, uint32_t *number, bool *is_new, uint8_t handle[CUDA_EVENT_BYTES])
+int cuda_say_point(struct cuda *cuda, void *stream, uint64_t point)
 {
+    address at = cuda->progress_at + progress_word(point) * sizeof(uint64_t);
     bool pushed;
     int r = enter(cuda, &pushed);
 
     if (r != 0)
         return r;
-    *number = cuda->next_event;
-    *is_new = cuda->next_event == cuda->n_events;
-    if (*is_new)
-        r = add_event(cuda, handle);
+    r = follow(cuda, stream);
     if (r == 0)
-        r = follow(cuda, stream);
-    if (r == 0)
-        r = check(cuda, "cuEventRecord", cuda->driver.record(cuda->events[*number], stream));
-    if (r == 0) {
-        cuda->last_event = cuda->events[*number];
-        cuda->last_stream = stream;
-        cuda->next_event = (*number + 1) % CUDA_N_EVENTS;
-    }
+        r = check(cuda, "cuStreamWriteValue64", cuda->driver.write_value(stream, at, point, 0));
     leave(cuda, pushed);
+    if (r == 0)
+        r = cuda_mark(cuda, &cuda->last_event, stream);
+    cuda->last_stream = stream;
     return r;
 }
 

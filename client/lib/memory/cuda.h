@@ -3,7 +3,7 @@
 
 /*
  * The CUDA driver as far as a trainer's side needs it: mapping the daemon's device memory, copying into it on the
- * caller's stream, events that the daemon waits for, and memory that comes to lie where gathered weights are read. The
+ * caller's stream, saying how far that has come, and memory that comes to lie where gathered weights are read. The
  * driver is opened at run time, so libzerod links nothing of CUDA and works without it; the environment variable
  * ZEROD_LIBCUDA names another library than libcuda.so.1.
  *
@@ -19,12 +19,11 @@
 #include <stdint.h>
 
 enum {
-    CUDA_GPU_BYTES = 16,   /* of a GPU's UUID */
-    CUDA_EVENT_BYTES = 64, /* of a handle that another process opens */
-    CUDA_N_EVENTS = 64,    /* recorded in turn. Picked: one would do, but then the daemon might wait for a later push */
+    CUDA_GPU_BYTES = 16, /* of a GPU's UUID */
 };
 
 struct cuda;
+struct progress_page;
 
 /* is_torch: whose syntax the sentences are in. *out is set in any case but for -ENOMEM, for its cuda_why(). */
 int cuda_open(struct cuda **out, bool is_torch);
@@ -61,14 +60,14 @@ int cuda_wait(struct cuda *cuda, void *stream);
 int cuda_copy(struct cuda *cuda, uint8_t *to, const void *from, size_t n_bytes, void *stream);
 int cuda_copy_to_host(struct cuda *cuda, void *to, const void *from, size_t n_bytes, void *stream); /* and waits */
 
-/*
- * Records the next event on a stream; on another one than before, behind what was recorded on that. *is_new: it was
- * never recorded before, and handle has what another process opens it with.
- */
-int cuda_record(struct cuda *cuda, void *stream, uint32_t *number, bool *is_new, uint8_t handle[CUDA_EVENT_BYTES]);
+/* Lets the GPU write into this process's memory. It stays until cuda_free(), by when the last point is written. */
+int cuda_open_progress(struct cuda *cuda, struct progress_page *page);
 
-/* Waits for the last event, and so for all before it. */
-int cuda_wait_for_recorded(struct cuda *cuda);
+/* The stream, when it is there, writes the point into the page (core/wire/progress.h), after those said before. */
+int cuda_say_point(struct cuda *cuda, void *stream, uint64_t point);
+
+/* Waits until the last point is written, and so all before it. */
+int cuda_wait_for_points(struct cuda *cuda);
 
 /* A stream that neither waits for the default one nor lets it wait. */
 int cuda_stream_new(struct cuda *cuda, void **stream);

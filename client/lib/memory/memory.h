@@ -40,7 +40,7 @@ struct memory_ops {
 
     int (*put)(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes); /* copies, on the stream */
 
-    /* Names in the push the event that the daemon must wait for before it reads the slot. */
+    /* Names in the push the point that the GPU must have reached before the slot is read. */
     int (*mark)(struct zerod *c, struct request_push *push);
 
     /* Memory of this process for a gradient that is pushed in parts, kept until release(). NULL: a fatal error. */

@@ -70,7 +70,7 @@ static size_t store_slots(const struct job *job, const struct ring *ring, struct
                                               .pass = slot->pass,
                                               .attempt = slot->attempt,
                                               .overflow = slot->overflow,
-                                              .event_plus_one = slot->event_plus_one,
+                                              .point = slot->point,
                                               .offset_bytes = slot->offset_bytes,
                                               .n_bytes = layout_parcel_bytes(job->layout, slot->parcel)};
     }

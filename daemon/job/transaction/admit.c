@@ -27,6 +27,7 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
+#include "core/wire/progress.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
 #include "daemon/job/model/answer.h"
@@ -286,10 +287,11 @@ static void close_empty(struct job_rank *rank, struct ring_slot *slot)
         ring_credit(rank->rings[0], slot);
 }
 
-static bool knows_event(const struct job *job, const struct job_rank *rank, const struct request_push *request)
+/* In a log that is served again, a trainer may push that was lost later. */
+static bool awaits_point(const struct job *job, const struct job_rank *rank, uint64_t point)
 {
-    return request->event_plus_one == 0 || job->run.survival.replays ||
-           executor_has_event(job->executor, rank->rank - job->world.first, request->event_plus_one - 1);
+    return job->run.survival.replays || (progress_incarnation(point) == rank->incarnation &&
+                                         executor_awaits(job->executor, rank->rank - job->world.first, point));
 }
 
 void job_push(struct job *job, struct job_rank *rank, const struct request_push *request)
@@ -301,8 +303,8 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
 
     if (!has_declared_form(job, rank, request, &record))
         return;
-    if (!knows_event(job, rank, request)) {
-        job_drop_peer(job, rank, "Push.event_plus_one: no such event");
+    if (request->point > 0 && !awaits_point(job, rank, request->point)) {
+        job_drop_peer(job, rank, "Push.point: none that is waited for");
         return;
     }
     if (!is_next_part(job, rank, request)) {
@@ -311,8 +313,8 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
     }
     if (open_slot(job, rank, request, record.part, &slot) != 0)
         return;
-    if (slot && request->event_plus_one > 0) /* recorded behind all that the slot has, the last one counts */
-        slot->event_plus_one = request->event_plus_one;
+    if (slot)
+        slot->point = MAX(slot->point, request->point);
     if (rank->abort_notice && request->attempt >= job->ledger.attempt) {
         job_drop_peer(job, rank, "Push.attempt: newer than what this rank was told");
         return;
@@ -358,22 +360,6 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
         job_fault_push(job, rank, code_of(r), NULL, &record, NULL);
         break;
     }
-}
-
-void job_event(struct job *job, struct job_rank *rank, const struct request_event *request)
-{
-    const struct ring *ring = rank->rings[0];
-
-    if (!job->executor || !job->executor->on_gpus) {
-        job_drop_peer(job, rank, "Event: the job's gradients lie in host memory");
-        return;
-    }
-    for (uint32_t i = 0; ring && ring->n_held > 0 && i < ring->n_tickets; i++)
-        if (ring->slots[i].held && ring->slots[i].event_plus_one == request->number + 1) {
-            job_drop_peer(job, rank, "Event.number: pushes that name it are not reduced yet");
-            return;
-        }
-    executor_event(job->executor, rank->rank - job->world.first, request->number, request->handle);
 }
 
 /* ---- room for a slot ----------------------------------------------------------------------------------- */

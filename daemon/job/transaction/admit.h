@@ -4,12 +4,10 @@
 struct job;
 struct job_rank;
 struct request_begin_backward;
-struct request_event;
 struct request_push;
 struct request_slot_request;
 
 void job_begin_backward(struct job *job, struct job_rank *rank, const struct request_begin_backward *request);
 void job_push(struct job *job, struct job_rank *rank, const struct request_push *request);
-void job_event(struct job *job, struct job_rank *rank, const struct request_event *request);
 void job_slot_request(struct job *job, struct job_rank *rank, const struct request_slot_request *request);
 void admit_settle(struct job *job, struct job_rank *rank);

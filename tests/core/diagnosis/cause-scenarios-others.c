@@ -808,38 +808,6 @@ static struct diagnostic *e1502_not_started(const struct fixture *f)
     return engine_failed(f, "node 1 (10.0.0.2:7700) has no engine: the engine cannot be set up: Too many open files");
 }
 
-static struct diagnostic *unopened(const struct fixture *f, enum evidence_reach reach, uint32_t own_uid)
-{
-    return cause_unopened(&(struct evidence_unopened){
-        .at = at(f->net, TORCH, 1, 0, 0),
-        .pid = reach == REACH_UNKNOWN ? 0 : 4711,
-        .uid = 1000,
-        .own_uid = own_uid,
-        .reach = reach,
-        .why = "cudaIpcOpenEventHandle: mapping of buffer object failed (cudaErrorMapBufferObjectFailed)",
-    });
-}
-
-static struct diagnostic *e1502_other_shm(const struct fixture *f)
-{
-    return unopened(f, REACH_OTHER_SHM, 1000);
-}
-
-static struct diagnostic *e1502_other_user(const struct fixture *f)
-{
-    return unopened(f, REACH_OTHER_USER, 998);
-}
-
-static struct diagnostic *e1502_same(const struct fixture *f)
-{
-    return unopened(f, REACH_SAME, 1000);
-}
-
-static struct diagnostic *e1502_unseen(const struct fixture *f)
-{
-    return unopened(f, REACH_UNKNOWN, 1000);
-}
-
 static struct diagnostic *e1503(const struct fixture *f)
 {
     return cause_node_reborn(&(struct evidence_node){
@@ -927,10 +895,6 @@ static const struct scenario scenarios[] = {
     {"e1502", e1502, "", true},
     {"e1502-said", e1502_said, "", true},
     {"e1502-not-started", e1502_not_started, "", true},
-    {"e1502-other-shm", e1502_other_shm, "", false},
-    {"e1502-other-user", e1502_other_user, "", false},
-    {"e1502-same", e1502_same, "", false},
-    {"e1502-unseen", e1502_unseen, "", false},
     {"e1503", e1503, "", false},
 };
 

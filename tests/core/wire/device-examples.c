@@ -3,10 +3,9 @@
 
 static const struct device_piece pieces[] = {{DEVICE_RING, UINT64_C(1) << 40, true}, {DEVICE_STATE, 2097152, false}};
 static const uint8_t value[] = {0, 1, 0xff, 7};
-static const uint8_t handle[DEVICE_EVENT_BYTES] = {9, 8, 7};
 static const uint8_t gpu[DEVICE_GPU_BYTES] = {0xfe, 1, [15] = 2};
-static const struct device_slot slots[] = {{1, 256, true, 200}, {0, UINT64_C(1) << 33, false, 0}};
-static const struct device_move moves[] = {{true, 3, DEVICE_WEIGHTS, 4097, 7, 65536, 1, true, 255},
+static const struct device_slot slots[] = {{1, 256, UINT64_C(200) << 40}, {0, UINT64_C(1) << 33, 0}};
+static const struct device_move moves[] = {{true, 3, DEVICE_WEIGHTS, 4097, 7, 65536, 1, UINT64_MAX},
                                            {false, 1, DEVICE_GRADIENT, 1, 2, 3, UINT64_C(1) << 39}};
 
 static const struct device_fetched fetched[] = {{3, 256}, {70000, UINT64_C(1) << 40}};
@@ -26,7 +25,6 @@ const struct device_command device_example_commands[N_DEVICE_COMMAND_TYPES] = {
     [DEVICE_COMMAND_VALUE] = {.type = DEVICE_COMMAND_VALUE,
                               .value = {.key = "nccl-id", .value = value, .n_value_bytes = sizeof(value)}},
     [DEVICE_COMMAND_SHARE] = {.type = DEVICE_COMMAND_SHARE, .share = {7, 8192}},
-    [DEVICE_COMMAND_EVENT] = {.type = DEVICE_COMMAND_EVENT, .event = {3, 255, handle, sizeof(handle)}},
     [DEVICE_COMMAND_REDUCE] = {.type = DEVICE_COMMAND_REDUCE,
                                .reduce = {.tag = UINT64_C(5) << 40,
                                           .timeout_ms = 30000,
@@ -42,7 +40,7 @@ const struct device_command device_example_commands[N_DEVICE_COMMAND_TYPES] = {
     [DEVICE_COMMAND_GATHER] = {.type = DEVICE_COMMAND_GATHER, .gather = {12, 30000, 13, 5, 6}},
     [DEVICE_COMMAND_COPY] = {.type = DEVICE_COMMAND_COPY, .copy = {13, 30000, moves, 2}},
     [DEVICE_COMMAND_FETCH] = {.type = DEVICE_COMMAND_FETCH, .fetch = {14, 30000, 15, 1023, fetched, 2}},
-    [DEVICE_COMMAND_RELEASE] = {.type = DEVICE_COMMAND_RELEASE, .release = {15}},
+    [DEVICE_COMMAND_RELEASE] = {.type = DEVICE_COMMAND_RELEASE, .release = {15, UINT64_C(7) << 40}},
 };
 
 const struct device_report device_example_reports[N_DEVICE_REPORT_TYPES] = {
@@ -57,6 +55,4 @@ const struct device_report device_example_reports[N_DEVICE_REPORT_TYPES] = {
                               .failed = {.what = "GPU 1: cudaMemcpyAsync: out of memory",
                                          .has_tag = true,
                                          .tag = UINT64_C(1) << 63}},
-    [DEVICE_REPORT_UNOPENED] = {.type = DEVICE_REPORT_UNOPENED,
-                                .unopened = {3, 255, "mapping of buffer object failed", handle, sizeof(handle)}},
 };

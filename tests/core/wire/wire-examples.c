@@ -5,7 +5,6 @@
 
 static const uint64_t pool_offsets[] = {0, 1 << 20, UINT64_C(3) << 32};
 static const uint8_t blob[] = {0, 1, 2, 254, 255};
-static const uint8_t handle[64] = {1, 2, [63] = 255};
 static const uint8_t gpu[16] = {0x12, 0x34, [15] = 0xef};
 static const uint32_t ids[] = {0, 127, 128, 70000, UINT32_MAX};
 static const uint64_t matrix[] = {4096, 1, UINT64_C(1) << 40};
@@ -90,9 +89,7 @@ const struct request example_requests[N_REQUEST_TYPES] = {
                                .n_bytes = 20,
                                .dtype_plus_one = 3,
                                .part = 22,
-                               .event_plus_one = 256}},
-    [REQUEST_EVENT] = {.type = REQUEST_EVENT,
-                       .event = {.number = 255, .handle = handle, .n_handle_bytes = sizeof(handle)}},
+                               .point = UINT64_C(7) << 40}},
     [REQUEST_SLOT_REQUEST] = {.type = REQUEST_SLOT_REQUEST, .slot_request = {.bucket = 1, .pass = 2, .parcel = 3}},
     [REQUEST_END_BACKWARD] = {.type = REQUEST_END_BACKWARD,
                               .end_backward = {.step = 1,
@@ -216,6 +213,7 @@ const struct reply example_replies[N_REPLY_TYPES] = {
                                  .ring_bytes = 1 << 20,
                                  .digest = UINT64_C(0x0123456789abcdef),
                                  .loss_scale = 65536,
+                                 .first_point = UINT64_C(9) << 40,
                                  .gpu = gpu,
                                  .n_gpu_bytes = sizeof(gpu)}},
     [REPLY_DONE] = {.type = REPLY_DONE,

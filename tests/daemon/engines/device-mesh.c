@@ -77,16 +77,6 @@ static void on_late(void *userdata, const struct device_done *done)
     node->n_late++;
 }
 
-static void on_unopened(void *userdata, const struct device_unopened *unopened)
-{
-    struct gpus_node *node = userdata;
-
-    assert_int_equal(unopened->local_rank, 0);
-    node->n_unopened++;
-    node->unopened = unopened->number;
-    snprintf(node->what, sizeof(node->what), "%s", unopened->what);
-}
-
 static void on_ended(void *userdata)
 {
     struct gpus_node *node = userdata;
@@ -304,7 +294,6 @@ void gpus_start(struct gpus *gpus)
             .ops = {.ready = on_ready,
                     .done = on_done,
                     .put = on_put,
-                    .unopened = on_unopened,
                     .failed = on_failed,
                     .late = on_late,
                     .ended = on_ended,
@@ -531,10 +520,8 @@ uint64_t gpus_order_reduce(struct gpus *gpus, uint32_t parcel, uint32_t micro, u
 
         set_masks(gpus, node, parcel);
         for (unsigned i = 0; i < gpus->options.n_local; i++)
-            slots[i] = (struct device_slot){.local_rank = i,
-                                            .offset_bytes = slot_offset(gpus, parcel),
-                                            .has_event = gpus->has_event && i == 0,
-                                            .event = gpus->has_event && i == 0 ? gpus->event : 0};
+            slots[i] = (struct device_slot){
+                .local_rank = i, .offset_bytes = slot_offset(gpus, parcel), .point = i == 0 ? gpus->point : 0};
         (void)device_order(node->device, &command);
     }
     return tag;

@@ -49,8 +49,7 @@ struct gpus_node {
     bool said, has_tag;
     uint64_t tag;
     uint8_t *done; /* by tag */
-    unsigned n_late, n_unopened; /* of local rank 0; the last of them: */
-    uint32_t unopened;
+    unsigned n_late;
     struct device_done last;
 };
 
@@ -81,8 +80,7 @@ struct gpus {
     uint64_t last_tag, n_collectives, epoch;
     uint32_t timeout_ms, connect_timeout_ms;
     unsigned n_reduced; /* on the CPU */
-    bool has_event;     /* of slots of local rank 0 */
-    uint32_t event;
+    uint64_t point;     /* of slots of local rank 0; 0: none */
     bool whole_numbers; /* gradients, whose sum is the same in any order */
     const char *fault;  /* ZEROD_SIM of one node's engine, when it is started; NULL: none */
     unsigned fault_node;

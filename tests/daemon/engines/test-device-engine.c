@@ -14,6 +14,8 @@
 #include <cuda_runtime_api.h>
 
 #include "core/base/base.h"
+#include "core/wire/progress.h"
+#include "daemon/engines/child.h"
 #include "daemon/memory/weights.h"
 #include "tests/daemon/engines/device-machine.h"
 #include "tests/daemon/engines/device-mesh.h"
@@ -613,15 +615,44 @@ static uint8_t *map_ring(const struct gpus *gpus)
     return (uint8_t *)(uintptr_t)at;
 }
 
-/* The trainer has its writing and its event on a stream and is done with them; the engine waits on the device. */
-static void test_events(void **state)
+/* As a trainer does: the page of local rank 0, where its GPU finds it. */
+static CUdeviceptr open_progress(const struct gpus *gpus)
 {
-    enum { TURNS = 30 }; /* of 10 ms at most, which is long for an engine that does not wait */
+    __typeof__(&cuMemHostGetDevicePointer) get_pointer;
+    void *page = gpus->nodes[0].keep.progress_segments[0].map;
+    CUdeviceptr at;
+
+    find("cuMemHostGetDevicePointer", &get_pointer);
+    assert_int_equal(cudaHostRegister(page, sizeof(struct progress_page), cudaHostRegisterMapped), cudaSuccess);
+    assert_int_equal(get_pointer(&at, page, 0), CUDA_SUCCESS);
+    return at;
+}
+
+static void write_point(cudaStream_t stream, CUdeviceptr page, uint64_t point)
+{
+    __typeof__(&cuStreamWriteValue64) write_value;
+
+    find("cuStreamWriteValue64", &write_value);
+    assert_int_equal(write_value(stream, page + progress_word(point) * sizeof(point), point, 0), CUDA_SUCCESS);
+}
+
+enum { WAITING_TURNS = 30 }; /* of 10 ms at most, which is long for an engine that does not wait */
+
+static void check_none_is_done(struct gpus *gpus, uint64_t first_tag)
+{
+    for (unsigned i = 0; i < WAITING_TURNS; i++)
+        gpus_turn(gpus);
+    for (uint32_t i = 0; i < gpus->layout->n_parcels; i++)
+        assert_false(gpus_is_done(gpus, first_tag + i));
+}
+
+/* The trainer has its writing and its point on a stream and is done with them. */
+static void test_points(void **state)
+{
     struct gpus gpus;
     uint64_t first_tag;
-    cudaIpcEventHandle_t handle;
+    CUdeviceptr page;
     cudaStream_t stream;
-    cudaEvent_t written;
     uint8_t *ring;
 
     gpus_init(&gpus, &(struct gpus_options){.n_nodes = 1, .n_local = 1});
@@ -632,42 +663,33 @@ static void test_events(void **state)
 
     assert_int_equal(cudaSetDevice(0), cudaSuccess);
     assert_int_equal(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    assert_int_equal(cudaEventCreateWithFlags(&written, cudaEventInterprocess | cudaEventDisableTiming), cudaSuccess);
-    assert_int_equal(cudaIpcGetEventHandle(&handle, written), cudaSuccess);
-    assert_int_equal(device_event(gpus.nodes[0].device, &(struct device_event){.number = 5,
-                                                                               .handle = (const uint8_t *)&handle,
-                                                                               .n_handle_bytes = sizeof(handle)}),
-                     0);
+    page = open_progress(&gpus);
     ring = map_ring(&gpus);
     assert_int_equal(cudaHostRegister(gpus.arenas[0], gpus.layout->arena_bytes, cudaHostRegisterDefault), cudaSuccess);
+    gpus.point = progress_first(5) + 3;
+    write_point(stream, page, gpus.point - 1);
     machine_hold(stream);
     assert_int_equal(cudaMemcpyAsync(ring, gpus.arenas[0], gpus.layout->arena_bytes, cudaMemcpyHostToDevice, stream),
                      cudaSuccess);
-    assert_int_equal(cudaEventRecord(written, stream), cudaSuccess);
-    gpus.has_event = true;
-    gpus.event = 5;
+    write_point(stream, page, gpus.point);
+    /* A predecessor's GPU that still works does not take it back. */
+    write_point(stream, page, progress_first(4) + 9);
     first_tag = gpus_order_reduce_all(&gpus, 0);
-    for (unsigned i = 0; i < TURNS; i++)
-        gpus_turn(&gpus);
-    for (uint32_t i = 0; i < gpus.layout->n_parcels; i++)
-        assert_false(gpus_is_done(&gpus, first_tag + i));
-    assert_int_equal(cudaEventQuery(written), cudaErrorNotReady);
+    check_none_is_done(&gpus, first_tag);
     machine_let_go();
     gpus_finish_reduce_all(&gpus, 0, first_tag);
     gpus_check_gradients(&gpus);
-    assert_int_equal(cudaEventQuery(written), cudaSuccess);
+    assert_int_equal(cudaStreamSynchronize(stream), cudaSuccess);
     assert_int_equal(cudaHostUnregister(gpus.arenas[0]), cudaSuccess);
+    assert_int_equal(cudaHostUnregister(gpus.nodes[0].keep.progress_segments[0].map), cudaSuccess);
     gpus_deinit(&gpus);
 }
 
-/* An event cannot be opened: its slot is not added before the daemon orders that, but other slots are. */
-static void test_unopened_event(void **state)
+/* The trainer is gone before its GPU has come so far: its slot is added when the daemon says so. */
+static void test_released_points(void **state)
 {
-    static const uint8_t handle[DEVICE_EVENT_BYTES] = {7}; /* of nothing */
-    enum { TURNS = 10 };                                   /* of 10 ms at most */
     struct gpus gpus;
     uint64_t first_tag;
-    struct gpus_node *node = &gpus.nodes[0];
 
     gpus_init(&gpus, &(struct gpus_options){.n_nodes = 1, .n_local = 1});
     gpus_start(&gpus);
@@ -676,25 +698,47 @@ static void test_unopened_event(void **state)
     gpus_make_gradients(&gpus, 1, true);
     gpus_push(&gpus);
 
-    assert_int_equal(
-        device_event(node->device,
-                     &(struct device_event){.number = 5, .handle = handle, .n_handle_bytes = sizeof(handle)}),
-        0);
-    gpus.has_event = true;
-    gpus.event = 5;
+    gpus.point = progress_first(5) + 3;
     first_tag = gpus_order_reduce_all(&gpus, 0);
-    while (node->n_unopened == 0)
-        gpus_turn(&gpus);
-    assert_int_equal(node->unopened, 5);
-    assert_non_null(strstr(node->what, "cudaIpcOpenEventHandle: "));
-    for (unsigned i = 0; i < TURNS; i++)
-        gpus_turn(&gpus);
-    for (uint32_t i = 0; i < gpus.layout->n_parcels; i++)
-        assert_false(gpus_is_done(&gpus, first_tag + i));
-    assert_int_equal(device_release(node->device, 0), 0);
+    check_none_is_done(&gpus, first_tag);
+    assert_int_equal(device_release(gpus.nodes[0].device, 0, gpus.point - 1), 0);
+    check_none_is_done(&gpus, first_tag);
+    assert_int_equal(device_release(gpus.nodes[0].device, 0, gpus.point), 0);
     gpus_finish_reduce_all(&gpus, 0, first_tag);
     gpus_check_gradients(&gpus);
-    assert_int_equal(node->n_unopened, 1);
+    gpus_deinit(&gpus);
+}
+
+/* An order is not late while it waits for a trainer, and neither are those behind it. */
+static void test_late_trainer(void **state)
+{
+    enum { SHORT_MS = 50 };
+    struct gpus gpus;
+    struct gpus_node *node = &gpus.nodes[0];
+    uint64_t first_tag, behind;
+
+    gpus_init(&gpus, &(struct gpus_options){.n_nodes = 1, .n_local = 1});
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    gpus_open_step(&gpus);
+    gpus_make_gradients(&gpus, 1, true);
+    gpus_push(&gpus);
+
+    gpus.point = progress_first(1) + 1;
+    first_tag = gpus_order_reduce_all(&gpus, 0);
+    gpus.timeout_ms = SHORT_MS;
+    behind = gpus_order_gather(&gpus, 0);
+    /* The daemon's own patience with the last one would be over as well. */
+    for (uint64_t end = uv_hrtime() + (UINT64_C(2) * SHORT_MS + CHILD_GRACE_MS) * 1000000; uv_hrtime() < end;)
+        gpus_turn(&gpus);
+    assert_false(node->failed);
+    __atomic_store_n(
+        &((struct progress_page *)(void *)node->keep.progress_segments[0].map)->words[progress_word(gpus.point)],
+        gpus.point, __ATOMIC_RELEASE);
+    gpus_finish_reduce_all(&gpus, 0, first_tag);
+    while (!gpus_is_done(&gpus, behind))
+        gpus_turn(&gpus);
+    gpus_check_gradients(&gpus);
     gpus_deinit(&gpus);
 }
 
@@ -731,8 +775,9 @@ int main(void)
         cmocka_unit_test(test_bucket_sizes),
         cmocka_unit_test(test_optimizers),
         cmocka_unit_test(test_findings),
-        cmocka_unit_test(test_events),
-        cmocka_unit_test(test_unopened_event),
+        cmocka_unit_test(test_points),
+        cmocka_unit_test(test_released_points),
+        cmocka_unit_test(test_late_trainer),
         cmocka_unit_test(test_let_go),
         cmocka_unit_test(test_fetches),
         cmocka_unit_test(test_fetches_between_nodes),

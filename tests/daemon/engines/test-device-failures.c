@@ -497,14 +497,12 @@ static void check_move(struct device_move move, const char *expected)
 static void test_bad_orders(void **state)
 {
     struct device_slot slot = {.offset_bytes = UINT64_C(1) << 40}, other = {.local_rank = 2};
-    struct device_slot event = {.has_event = true, .event = 3};
 
     check_reduce((struct device_order_reduce){.parcel = 99}, "an order for parcel 99 of 8");
     check_reduce((struct device_order_reduce){.slots = &slot, .n_slots = 1},
                  "a slot of 512 bytes at 1099511627776 of the ring of local rank 0");
     check_reduce((struct device_order_reduce){.slots = &other, .n_slots = 1},
                  "a slot of 512 bytes at 0 of the ring of local rank 2");
-    check_reduce((struct device_order_reduce){.slots = &event, .n_slots = 1}, "event 3 of local rank 0 is not there");
     check_move((struct device_move){.kind = DEVICE_RING, .offset_bytes = 2097152, .n_bytes = 1},
                "move 0 is for 1 bytes at 2097152 of a piece of 2097152");
     check_move((struct device_move){.kind = DEVICE_RING, .segment = 7, .n_bytes = 8},

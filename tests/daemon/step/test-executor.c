@@ -266,8 +266,8 @@ static void test_verify(void **state)
         executor_verify(f.executor, &(struct executor_verify){.slot = &slot, .done = on_sum, .userdata = &f}), 0);
     finish(&f);
     assert_true(f.sum != first);
-    assert_false(executor_has_event(f.executor, 0, 0));
-    executor_attend(f.executor, 0, TRAINER_LOST);
+    assert_false(executor_awaits(f.executor, 0, 1));
+    executor_attend(f.executor, 0, TRAINER_LOST, 1);
     end(&f);
 }
 
@@ -279,7 +279,7 @@ static void test_none(void **state)
     executor_stop(NULL);
     executor_free(NULL);
     assert_false(executor_is_busy(NULL));
-    assert_false(executor_has_event(NULL, 0, 0));
+    assert_false(executor_awaits(NULL, 0, 1));
 }
 
 int main(void)

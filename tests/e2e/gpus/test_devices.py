@@ -204,7 +204,7 @@ def test_trainer_killed(build, references, reference, tmp_path, monkeypatch, kin
 
 @pytest.mark.parametrize("stage", [*full(2), 3])
 def test_every_rank_killed_in_turn(zerod, reference, stage):
-    """While engines are told of ranks that were lost others have come back, and push with events of their own."""
+    """While engines are told of ranks that were lost others have come back, and push with points of their own."""
     wanted = reference(3)
     daemon = zerod(configure(3, stage))
     plans = [[f"Push.sent:kill@{37 + 50 * i}" for i in range(3)],
@@ -256,66 +256,72 @@ def test_slow_trainer(zerod, reference, monkeypatch):
     assert daemon.status()["device"]["n_failures"] == 0
 
 
-# ---- events that cannot be opened ---------------------------------------------------------------------------------
+# ---- points that GPUs reach late, or never ---------------------------------------------------------------------------
 
-UNOPENED = "cudaIpcOpenEventHandle:error=cudaErrorMapBufferObjectFailed"
 SLOW = sim("cudaMemcpyAsync:delay=20@*")  # of a trainer: what it pushes is written long after it is told of
 
 
-def slow_pair(zerod, *faults, offload="none"):
-    daemon = zerod(configure(2, offload=offload), sim(*faults))
-    ranks = [Puppet(daemon, r, env=SLOW).attach() for r in range(2)]
+def pair(zerod, env, *, offload="none"):
+    daemon = zerod(configure(2, offload=offload))
+    ranks = [Puppet(daemon, r, env=env if r == 1 else SLOW).attach() for r in range(2)]
     form(ranks)
     return daemon, ranks
 
 
-@pytest.mark.parametrize("offload", [*full("none"), "cpu"])
-def test_event_of_a_live_rank_cannot_be_opened(zerod, gpus, offload):
-    """Its rank is told why and closed; nothing is added before it is written; once it is mended the run goes on."""
-    daemon, ranks = slow_pair(zerod, UNOPENED + "@1", offload=offload)
-    before = state(ranks)
-    for rank in ranks:
-        rank.tell("steps", 1)
-    texts = wait_for("an error", lambda: [d["text"] for d in daemon.json("diagnostics") if d["code"] == "E1502"])
-    assert len(texts) == 1, daemon.log()
-    text = texts[0]
-    assert "warning" not in text, daemon.log()
-    guilty = int(re.search(r"^E1502 the GPUs' engine cannot open this rank's events, rank ended: rank (\d)", text)[1])
-    assert re.search(r"^  got +cudaIpcOpenEventHandle: .*\(cudaErrorMapBufferObjectFailed\)$", text, flags=re.M), text
-    assert f"pid {ranks[guilty].pid} of user {os.getuid()}" in text and "one user and see one /dev/shm" in text, text
-    answer = ranks[guilty].answer()
-    assert answer.r == REFUSED and answer["error"]["code"] == 1502 and answer.text.strip() == text.strip(), answer
-    assert ranks[guilty]("norm").r < 0
-    ranks[guilty].kill()
-    ranks[guilty] = Puppet(daemon, guilty, env=SLOW).attach()
-    assert ranks[guilty]("form").r == RESUMED
-    ranks[guilty].tell("steps", 1)  # the other one began it again by itself
-    assert all(rank.answer().r == 0 for rank in ranks)
-    status = daemon.status()
-    assert status["counters"]["n_aborts"] == 1 and status["device"]["n_failures"] == 0
+@pytest.mark.parametrize("offload", ["none", *full("cpu")])
+def test_gradients_that_are_written_late(zerod, gpus, offload):
+    """Nothing is added before it is written."""
+    late, ranks = pair(zerod, SLOW, offload=offload)
+    steps(ranks, 2)
     after = state(ranks)
-    undisturbed, ranks = slow_pair(zerod, offload=offload)
-    assert state(ranks) == before
-    steps(ranks, 1)
+    at_once, ranks = pair(zerod, None, offload=offload)
+    steps(ranks, 2)
     assert state(ranks) == after
 
 
-def test_event_of_a_dead_rank_cannot_be_opened(zerod, gpus):
-    """A dead rank's event is no error: the process was ending. Its successor pushes again, or the step begins again."""
-    daemon, ranks = slow_pair(zerod, UNOPENED + "@1")
-    ranks[1].ok("begin")
-    ranks[1].ok("pushes")
-    ranks[1].ok("flush")
-    wait_for("its event", lambda: "an event of local rank 1 cannot be opened" in daemon.log())
-    ranks[1].kill()
-    ranks[1] = Puppet(daemon, 1).attach()
-    assert ranks[1]("form").r == RESUMED
-    steps(ranks, 1)
-    assert not [d["text"] for d in daemon.json("diagnostics") if d["code"] == "E1502"], daemon.log()
+def test_no_values_from_streams(zerod, gpus):
+    """Said when the job is formed, not at a push."""
+    daemon = zerod(configure(1))
+    rank = Puppet(daemon, 0, env=sim("values=0")).attach()
+    answer = rank("form")
+    assert answer.r < 0 and "cannot write 64-bit values from a stream (cuStreamWriteValue64)" in answer.text, answer
+
+
+# ---- one memory for all processes of a GPU -----------------------------------------------------------------------------
+
+ENOUGH = 142  # MiB of each GPU: 128 of a puppet, and 14 of the engine, all of this job's memory among them
+
+
+def on_one_machine(zerod, mib):
+    env = sim(f"memory={mib}", f"machine=m{os.getpid()}n{mib}")
+    daemon = zerod(configure(2), env)
+    return daemon, [Puppet(daemon, r, env=env).attach() for r in range(2)]
+
+
+def test_next_engine_and_successor_fit(zerod, gpus):
+    """Neither needs memory beside what the one before held."""
+    daemon, ranks = on_one_machine(zerod, ENOUGH)
+    form(ranks)
+    steps(ranks, 2)
+    for generation in (2, 3):
+        os.kill(daemon.status()["device"]["pid"], signal.SIGKILL)
+        wait_for("the next engine", lambda: daemon.status()["device"]["generation"] == generation
+                 and daemon.status()["device"]["ready"])
+        ranks[1].kill()
+        ranks[1] = Puppet(daemon, 1, env=sim(f"memory={ENOUGH}", f"machine=m{os.getpid()}n{ENOUGH}")).attach()
+        assert ranks[1]("form").r == RESUMED
+        steps(ranks, 2)
     after = state(ranks)
-    undisturbed, ranks = slow_pair(zerod)
-    steps(ranks, 1)
+    undisturbed = zerod(configure(2))
+    ranks = trainers(undisturbed)
+    steps(ranks, 6)
     assert state(ranks) == after
+
+
+def test_less_memory_does_not_suffice(zerod, gpus):
+    daemon, ranks = on_one_machine(zerod, ENOUGH - 2)
+    answers = all_do(ranks, "form")
+    assert all(a.r == REFUSED and "bytes left" in a.text or "OUT_OF_MEMORY" in a.text for a in answers), answers
 
 
 # ---- what is said is the same -----------------------------------------------------------------------------------------
@@ -364,33 +370,31 @@ def test_status(zerod, gpus):
     assert re.search(r"^on GPUs   .*state .*gradient .*ring .*weights", text, flags=re.M), text
 
 
-N_EVENTS = 64  # of a trainer: client/lib/memory/cuda.h
 MAPPED_BY_TRAINER = 2  # ring and weights
 
 
-def two_with_handles(zerod, n_events):
-    """Two ranks about to push more often than they have events. Who opens more handles than that is killed."""
-    daemon = zerod(configure(2), sim(f"cudaIpcOpenEventHandle:kill@{n_events + 1}",
-                                     "cuMemImportFromShareableHandle:kill@1"))
-    trainer = sim(f"cuMemImportFromShareableHandle:kill@{MAPPED_BY_TRAINER + 1}")
-    ranks = [Puppet(daemon, r, env=trainer).attach() for r in range(2)]
-    form(ranks)
-    return daemon, ranks, 3 * N_EVENTS // N_PARAMS
+def two_with_handles(zerod, n_registered):
+    """Two ranks whose driver ends them when more is mapped, or registered."""
+    daemon = zerod(configure(2), sim("cuMemImportFromShareableHandle:kill@1"))
+    trainer = sim(f"cuMemImportFromShareableHandle:kill@{MAPPED_BY_TRAINER + 1}",
+                  f"cuMemHostRegister:kill@{n_registered + 1}")
+    return daemon, [Puppet(daemon, r, env=trainer).attach() for r in range(2)]
 
 
 def test_handles_are_opened_once(zerod, gpus):
-    """Memory when the job is formed, an event when it is recorded for the first time; then none in any step."""
-    daemon, ranks, n_steps = two_with_handles(zerod, 2 * N_EVENTS)
-    steps(ranks, n_steps)
+    """Memory and a page when the job is formed; then none in any step."""
+    daemon, ranks = two_with_handles(zerod, 1)
+    form(ranks)
+    steps(ranks, 20)
     assert daemon.status()["device"]["generation"] == 1, daemon.log()
 
 
 def test_that_would_be_seen(zerod, gpus):
-    """The one before, with one handle less."""
-    daemon, ranks, n_steps = two_with_handles(zerod, 2 * N_EVENTS - 1)
+    """The one before, with one page less."""
+    daemon, ranks = two_with_handles(zerod, 0)
     for rank in ranks:
-        rank.tell("steps", n_steps)
-    wait_for("a killed engine", lambda: daemon.status()["device"]["n_failures"] > 0)
+        rank.tell("form")
+    wait_for("a killed rank", lambda: any(rank.popen.poll() is not None for rank in ranks))
 
 
 @pytest.mark.parametrize("offload", ["none", "cpu"])

@@ -66,7 +66,6 @@ enum cudaDeviceAttr {
     cudaDevAttrCanUseHostPointerForRegisteredMem = 91,
     cudaDevAttrHostRegisterSupported = 99,
     cudaDevAttrHostRegisterReadOnlySupported = 113,
-    cudaDevAttrIpcEventSupport = 125,
     cudaDevAttrMpsEnabled = 133,
 };
 
@@ -91,12 +90,6 @@ enum cudaDriverEntryPointQueryResult {
     cudaDriverEntryPointVersionNotSufficent = 2, /* CUDA's spelling */
 };
 
-#define CUDA_IPC_HANDLE_SIZE 64
-
-typedef struct cudaIpcEventHandle_st {
-    char reserved[CUDA_IPC_HANDLE_SIZE];
-} cudaIpcEventHandle_t;
-
 #define cudaHostRegisterDefault 0x00
 #define cudaHostRegisterPortable 0x01
 #define cudaHostRegisterMapped 0x02
@@ -108,7 +101,6 @@ typedef struct cudaIpcEventHandle_st {
 #define cudaEventDefault 0x00
 #define cudaEventBlockingSync 0x01
 #define cudaEventDisableTiming 0x02
-#define cudaEventInterprocess 0x04
 #define cudaEventWaitDefault 0x00
 
 #define cudaEnableDefault 0x0
@@ -151,8 +143,6 @@ cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
-cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event);
-cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle);
 
 /* ---- the driver's entry points, by name ----------------------------------------------------------------- */
 

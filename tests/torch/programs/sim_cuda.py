@@ -30,7 +30,9 @@ def install():
 
     _driver = ctypes.CDLL(os.environ["ZEROD_LIBCUDA"])
     _call("cuInit", 0)
-    _call("cuDevicePrimaryCtxRetain", byref(_context), c_int(int(os.environ["LOCAL_RANK"])))
+    device = c_int()
+    _call("cuDeviceGet", byref(device), c_int(int(os.environ["LOCAL_RANK"])))
+    _call("cuDevicePrimaryCtxRetain", byref(_context), device)
     _call("cuCtxSetCurrent", _context)
     for _ in range(2):
         stream = c_void_p()
