@@ -256,10 +256,10 @@ def in_turn(sides, n, n_warm_up=2):
 
 
 def row(name, zerod, peer, peer_name, unit, goal, ratio=None):
-    """Ratios are peer / zerod, of times: above 1, zerod is the faster one."""
+    """Ratios are peer / zerod, of times: above 1, zerod is the faster one. goal: None, if the figure is for information."""
     ratio = peer / zerod if ratio is None else ratio
     return {"name": name, "zerod": round(zerod, 4), "peer": round(peer, 4), "peer_name": peer_name, "unit": unit,
-            "ratio": round(ratio, 3), "goal": goal, "holds": ratio >= goal}
+            "ratio": round(ratio, 3), "goal": goal, "holds": goal is None or ratio >= goal}
 
 
 median = statistics.median

@@ -21,8 +21,9 @@ def find_benchmarks(on_gpu):
     """name -> function. Those on a GPU need no PyTorch to be listed, because not each machine with a GPU has it."""
     if on_gpu:
         import gpu
+        import offload
 
-        found = [gpu.gpu_kernels, gpu.gpu_facts]
+        found = [gpu.gpu_kernels, gpu.gpu_facts, offload.gpu_offload]
     else:
         import checkpoints
         import growth
@@ -78,7 +79,7 @@ def number(value):
 
 def cells(row):
     return [row["name"], number(row["zerod"]), number(row["peer"]), row["unit"], row["peer_name"],
-            f"{row['ratio']:.2f}", f"{row['goal']:.2f}", "yes" if row["holds"] else "NO"]
+            f"{row['ratio']:.2f}", *(["-", "-"] if row["goal"] is None else [f"{row['goal']:.2f}", "yes" if row["holds"] else "NO"])]
 
 
 HEAD = ["benchmark", "zerod", "peer", "unit", "peer is", "ratio", "goal", "holds"]

@@ -19,6 +19,8 @@ from tiers import full
 sys.path.append(str(ROOT / "bench"))
 
 import gpu  # noqa: E402
+import harness  # noqa: E402
+import offload  # noqa: E402
 
 PARAMS = 4
 MANY = 1 << 23
@@ -64,6 +66,19 @@ def test_kernels(setup):
     assert title == "medians, 0.25 Mi parameters in 4 tensors"
     assert [name for name, _ in table] == ["copy-fp32", "adamw", "copy-bf16", "adamw-bf16", "adamw-imported",
                                            "adamw-undo", "sequence", *CHAINS]
+
+
+@pytest.mark.full
+def test_offload(setup, build, monkeypatch):
+    """With a real daemon in host memory; DeepSpeed is not here."""
+    pytest.importorskip("torch")
+    for module in (harness, offload):
+        monkeypatch.setattr(module, "BUILD", build.folder)
+    rows, details = offload.gpu_offload(True, gpu.StandIns)
+    [(title, (_, *table))] = details.items()
+    assert [row["peer_name"] for row in rows] == [offload.TORCH] and rows[0]["goal"] is None
+    assert title == "medians, 0.0 M parameters" and [name for name, *_ in table] == [offload.TORCH, offload.HOST]
+    assert all(float(ms) > 0 for _, ms, _ in table) and float(table[0][2]) == 0
 
 
 def adamw(p, exp_avg, exp_avg_sq, grad, steps):

@@ -113,11 +113,11 @@ def test_without_a_gpu(kit, tmp_path):
     began = time.monotonic()
     result = kit()
     assert result.returncode == NOT_RUN, result.stdout + result.stderr
-    assert "\n0 passed, 0 failed, 10 not run; logs: " in result.stdout
-    assert result.stdout.count("there is no GPU driver: libcuda.so.1 is not found") == 10
+    assert "\n0 passed, 0 failed, 11 not run; logs: " in result.stdout
+    assert result.stdout.count("there is no GPU driver: libcuda.so.1 is not found") == 11
     first, *steps = map(json.loads, (tmp_path / "out/results.jsonl").read_text().splitlines())
     assert first["commit"] == "abc" and first["machine"]["gpu"] is None
-    assert [step["stage"] for step in steps] == [1, 1, 1, 1, 1, 1, 2, 2, 3, 4]
+    assert [step["stage"] for step in steps] == [1, 1, 1, 1, 1, 1, 2, 2, 3, 4, 4]
     assert {step["outcome"] for step in steps} == {"not run"}
     assert time.monotonic() - began < 20
     assert "\n0 passed, 0 failed, 2 not run; logs: " in kit("2").stdout
@@ -153,6 +153,6 @@ def test_kit(tmp_path):
     inside = lambda more: subprocess.run(["unshare", "-rn", "sh", "-c", line + more], capture_output=True, text=True,
                                          env={"PATH": str(tools), "HOME": str(home)}, cwd=home)  # fmt: skip
     result = inside("--stand-ins")
-    assert result.returncode == 0 and "\n8 passed, 0 failed, 0 not run; logs: " in result.stdout, result.stdout + result.stderr
+    assert result.returncode == 0 and "\n9 passed, 0 failed, 0 not run; logs: " in result.stdout, result.stdout + result.stderr
     if shutil.which("nvidia-smi") is None:
         assert inside("").returncode == NOT_RUN
