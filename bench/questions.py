@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of zerodctl's questions, and of scrapes, for the trainers."""
 
+import pathlib
 import sys
 import time
 
-from harness import MI, ROOT, Process, ZerodJob, median, program, row, say
+from harness import MI, ROOT, Process, ZerodJob, median, n_cores, program, row, say
 
 LOADS = {
     "1 connection, report, never read": ("--command", "report", "--never-read"),
@@ -22,8 +23,8 @@ def asking(job, load):
     return [program("bench-asker"), "--socket", job.daemon.socket, *load]
 
 
-def scraping(job):
-    return [sys.executable, str(ROOT / "bench/scraper.py"), program("zerod-exporter"), job.daemon.socket, str(SCRAPES_PER_S)]
+def scraping(job, rate=SCRAPES_PER_S):
+    return [sys.executable, str(ROOT / "bench/scraper.py"), program("zerod-exporter"), job.daemon.socket, str(rate)]
 
 
 def block(job, n_steps, load=None):
@@ -40,6 +41,29 @@ def block(job, n_steps, load=None):
     finally:
         if asker:
             asker.stop()
+
+
+def processor_ms(*pids):
+    """Of all threads of these processes."""
+    paths = [path for pid in pids for path in pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(path.read_text().split()[0]) for path in paths) / 1e6
+
+
+def scrape_ms(job, seconds):
+    """Processor time of the daemon and the exporter for one scrape, while the ranks wait. What they need anyway is not in it."""
+    daemon = job.daemon_pid()
+    begin = processor_ms(daemon)
+    time.sleep(seconds)
+    idle = processor_ms(daemon) - begin
+    scraper = Process(scraping(job, 10 * SCRAPES_PER_S))
+    try:
+        exporter = int(scraper.receive())
+        begin = processor_ms(daemon, exporter)
+        time.sleep(seconds)
+        spent = processor_ms(daemon, exporter) - begin
+        return (spent - idle) / int(scraper.finish())
+    finally:
+        scraper.stop()
 
 
 def questions(quick):
@@ -62,6 +86,9 @@ def questions(quick):
             rows.append(row(f"questions: {name}", median(loaded), median(quiet), "undisturbed", "ms", 1 / most))
             table.append([name, *(f"{v:.2f}" for v in (median(quiet), median(loaded))),
                           f"{median(loaded) / median(quiet):.3f}", f"{median(rates):.0f}"])
+        scrapes_ms = SCRAPES_PER_S * scrape_ms(job, 2 if quick else 10)
+        rows.append(row(f"questions: processor time of {SCRAPES_PER_S} scrapes, in a second", scrapes_ms,
+                        1e3 * (MOST_SCRAPED - 1) * n_cores(), "1 % of all cores", "ms", 1.0))
     finally:
         job.stop()
     head = ["load", "step, undisturbed, ms", "step, loaded, ms", "loaded / undisturbed", "answers in a second"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 A load of scrapes: zerod-exporter for one socket, asked so many times in a second, until standard input ends. Prints
-"ready" when it listens, and at the end how many answers came.
+the exporter's pid when it listens, and at the end how many answers came.
 
     scraper.py EXPORTER SOCKET RATE
 """
@@ -27,7 +27,7 @@ def main(exporter, socket, rate):
     with subprocess.Popen([exporter, "--listen", "127.0.0.1:0", "--sockets", socket], stderr=subprocess.PIPE, text=True) as popen:
         try:
             port = int(re.search(r":(\d+)/metrics", popen.stderr.readline())[1])
-            print("ready", flush=True)
+            print(popen.pid, flush=True)
             begin, n = time.monotonic(), 0
             while True:
                 pause = max(begin + n / rate - time.monotonic(), 0)

@@ -42,15 +42,16 @@ def of_daemon(build, *items):
     if KIND != "stand-ins" and any(":" in item for item in items):
         pytest.skip("needs the stand-ins, which fail when they are told to")
     if KIND == "real":
-        return {"ZEROD_DEVICE_ENGINE": build.path(ENGINES[1])}
-    return {"ZEROD_DEVICE_ENGINE": build.path(ENGINES[0]), "ZEROD_SIM": ",".join((f"devices={count()}", "never-blocks", *items))}
+        return {"ZEROD_DEVICE_ENGINE": str(build.path(ENGINES[1]))}
+    return {"ZEROD_DEVICE_ENGINE": str(build.path(ENGINES[0])),
+            "ZEROD_SIM": ",".join((f"devices={count()}", "never-blocks", *items))}
 
 
 def of_trainer(build, *items):
     """The environment of a trainer. Where it has no GPU it does no harm."""
     if KIND == "real":
         return {}
-    return {"ZEROD_LIBCUDA": build.folder / "tests/sim/libcuda-sim.so",
+    return {"ZEROD_LIBCUDA": str(build.folder / "tests/sim/libcuda-sim.so"),
             "ZEROD_SIM": ",".join((f"devices={count()}", *items))}
 
 

@@ -128,8 +128,7 @@ def test_losses(zerod, build, run, start, kind, where, stage):
     daemon = zerod({"world": {"size": 1}, "zero_optimization": {"stage": stage}, "gradient_clipping": 1.0,
                     "optimizer": {"type": "AdamW", "params": ADAMW}, **place},
                    gpu_kinds.of_daemon(build) if place else {})  # fmt: skip
-    variables = {name: str(value) for name, value in gpu_kinds.of_trainer(build, "open").items()}
-    (ours,) = run(daemon, train_with_zerod, variables, kind=kind, where=where)
+    (ours,) = run(daemon, train_with_zerod, gpu_kinds.of_trainer(build, "open"), kind=kind, where=where)
     theirs = start(daemon, train_with_torch, kind=kind).result()
     assert theirs[-1] < theirs[0] - 0.1, "nothing was learnt"
     assert ours == pytest.approx(theirs, rel=LIMITS.get(kind, LIMIT))
