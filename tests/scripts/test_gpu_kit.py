@@ -150,7 +150,7 @@ def test_kit(tmp_path):
     for tool in ("env", "sh", "python3", "ip"):  # what it starts by name
         (tools / tool).symlink_to(shutil.which(tool))
     line = f"ip link set lo up && exec {tmp_path}/zerod-gpu/gpu-run --out {tmp_path}/out --minutes 15 --python {sys.executable} "
-    inside = lambda more: subprocess.run(["unshare", "-rn", "sh", "-c", line + more], capture_output=True, text=True,
+    inside = lambda more: subprocess.run([shutil.which("unshare"), "-rn", "sh", "-c", line + more], capture_output=True, text=True,
                                          env={"PATH": str(tools), "HOME": str(home)}, cwd=home)  # fmt: skip
     result = inside("--stand-ins")
     assert result.returncode == 0 and "\n9 passed, 0 failed, 0 not run; logs: " in result.stdout, result.stdout + result.stderr

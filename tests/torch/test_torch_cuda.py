@@ -175,6 +175,35 @@ def test_abandoned_backward(zerod, run):
         assert b[1] == []
 
 
+def keep_gradients(late):
+    """A program that keeps the gradients which its own hooks see, and writes to them when the backward is over."""
+    if late:
+        late_cuda.install()
+    import zerod
+
+    model, kept = make_model(), []
+    for p in model.parameters():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(lambda p: kept.append(p.grad))
+    opt = zerod.Optimizer(model)
+    for step in range(3):
+        loss_of(model, step, 0, opt.rank).backward()
+        for grad in kept:
+            grad.fill_(1e9)
+        kept.clear()
+        opt.step()
+    weights = [p.detach().clone() for p in model.parameters()]
+    opt.close()
+    return weights, list(late_cuda.problems)
+
+
+def test_gradients_that_the_program_keeps(zerod, run):
+    plain, late = (run(zerod({}), keep_gradients, late=late) for late in (False, True))
+    for a, b in zip(plain, late, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a[0], b[0], strict=True))
+        assert b[1] == []
+
+
 # ---- what cannot be ------------------------------------------------------------------------------------------
 
 

@@ -47,13 +47,11 @@ def stream(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-def to_host(host: torch.Tensor, source: torch.Tensor) -> None:
-    """Copies on the current stream; without waiting if the host memory is registered or pinned."""
-    host.copy_(source, non_blocking=True)
-
-
 def to_gpu(target: torch.Tensor, host: torch.Tensor) -> None:
-    """Copies on the current stream, as to_host(). `host` must not change until an Event recorded behind it is done."""
+    """
+    Copies on the current stream; without waiting if the host memory is registered or pinned. `host` must not change until an
+    Event recorded behind it is done.
+    """
     target.copy_(host, non_blocking=True)
 
 
@@ -76,12 +74,37 @@ class Event:
     def record(self, device: torch.device) -> None:
         self._event.record(torch.cuda.current_stream(device))
 
+    def record_on(self, stream: Any) -> None:
+        self._event.record(stream)
+
     @property
     def is_done(self) -> bool:
         return self._event.query()
 
     def wait(self) -> None:
         self._event.synchronize()
+
+
+class CopyStream:
+    """A stream for copies to host memory, so that they take no time from the stream on which the program computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+
+    def to_host(self, host: torch.Tensor, source: torch.Tensor, done: Event) -> None:
+        """
+        Copies what the current stream computes into `source`; without waiting if the host memory is registered or pinned.
+        done: is done with the copy. torch does not reuse the memory of `source` before.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            host.copy_(source, non_blocking=True)
+        source.record_stream(self._stream)
+        done.record_on(self._stream)
+
+    def join(self) -> None:
+        """What the current stream gets from now on runs after all copies."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 @functools.cache

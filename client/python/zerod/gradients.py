@@ -251,7 +251,7 @@ class Gradients:
             # The user state is packed now, and not when the micro-batch ends, because the program draws its next batch
             # before the next forward, and a successor that begins there has to draw the same batch.
             self._blob = self._pack()
-            if self._place.poll():
+            if self._place.backward_ended():
                 self._push_failed()
             self._client.flush()
         if self._suspect:

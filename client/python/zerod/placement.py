@@ -116,6 +116,10 @@ class InHost:
         """Pushes the pending gradients that need no waiting. Returns the first status that is not 0, or 0."""
         return 0
 
+    def backward_ended(self) -> int:
+        """Called after each backward. Returns the first status that is not 0, or 0."""
+        return self.poll()
+
     def forget(self) -> None:
         """Drops the pending gradients of the open micro-batch."""
 
@@ -170,6 +174,7 @@ class Offload(InHost):
         self._own: dict[int, torch.Tensor] = {}  # pinned memory for gradients that get no place in the ring
         self._published: list[torch.Tensor] = []
         self._refreshed = _cuda.Event()
+        self._copies = _cuda.CopyStream(device)
 
     def initial(self, flat: torch.Tensor) -> torch.Tensor:
         return flat.cpu()
@@ -245,9 +250,8 @@ class Offload(InHost):
                 self._own[b.index] = _cuda.pinned(grad)
             host = self._own[b.index]
             copy = _copy_of(record, b.index, host.data_ptr())
-        _cuda.to_host(host, grad.view(-1))
         event = self._events.pop() if self._events else _cuda.Event()
-        event.record(self.device)
+        self._copies.to_host(host, grad.view(-1), event)
         self._pending.append(_Pending(copy, keep, host, event))
         self._n_pending_bytes += b.n_bytes
         return 0
@@ -274,6 +278,10 @@ class Offload(InHost):
         while self._pending and not status and self._pending[0].event.is_done:
             status = self._push_first()
         return status
+
+    def backward_ended(self) -> int:
+        self._copies.join()  # a program that has kept a gradient may write to it now
+        return self.poll()
 
     def drain(self) -> int:
         status = 0

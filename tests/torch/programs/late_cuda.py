@@ -3,10 +3,10 @@
 A stand-in for zerod._cuda where there is no GPU: install() before an optimizer is made. Every tensor of the program
 counts as one on a GPU, and is ordinary memory.
 
-One stream, on a thread. Copies take their time, seeded; host memory that one of them writes is full of NaNs until it is
-done, and then has what the source held when the copy was put on the stream. Copies to and from host memory that is not
-registered wait, as CUDA's do. Two things end up in `problems`: host memory that was written, or that changed while it
-was read, before a copy was done.
+Each stream is a thread: one for copies to the GPU, one for those to the host. Copies take their time, seeded; host memory
+that one of them writes is full of NaNs until it is done. Copies to and from host memory that is not registered wait, as
+CUDA's do. Three things end up in `problems`: host memory that was written, or that changed while it was read, before a
+copy was done; and a gradient that changed before it was copied.
 """
 
 import contextlib
@@ -27,34 +27,46 @@ elsewhere: dict[int, torch.device] = {}  # data_ptr() of tensors that are on ano
 registered: list[tuple[int, int, bool]] = []
 
 _random = random.Random(1)
-_work: queue.SimpleQueue = queue.SimpleQueue()
 _n_under_way = 0  # copies
 
 
-def _run():
-    global _n_under_way
-    while True:
-        delay, call = _work.get()
-        time.sleep(delay)
-        call()
-        _n_under_way -= delay > 0
+class _Stream:
+    """Work that is done in order, on a thread."""
+
+    def __init__(self):
+        self._work = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        global _n_under_way
+        while True:
+            delay, call = self._work.get()
+            time.sleep(delay)
+            call()
+            _n_under_way -= delay > 0
+
+    def copy(self, call):
+        global _n_under_way
+        _n_under_way += 1
+        self._work.put((MAX_DELAY_S * (1 + _random.random()) / 2, call))
+
+    def mark(self, done):
+        self._work.put((0, done.set))
+
+    def wait(self):
+        done = threading.Event()
+        self.mark(done)
+        done.wait()
+
+
+_streams: list[_Stream] = []  # the first is the current one
 
 
 def install():
     import zerod.placement
 
-    threading.Thread(target=_run, daemon=True).start()
+    _streams[:] = [_Stream()]
     zerod.placement._cuda = sys.modules[__name__]
-
-
-def _copy(call):
-    global _n_under_way
-    _n_under_way += 1
-    _work.put((MAX_DELAY_S * (1 + _random.random()) / 2, call))
-
-
-def _mark(done):
-    _work.put((0, done.set))
 
 
 def _is_registered(tensor, write):
@@ -87,33 +99,46 @@ def using(device):
 
 
 def synchronize(device):
-    done = threading.Event()
-    _mark(done)
-    done.wait()
+    for each in _streams:
+        each.wait()
 
 
 def stream(device):
     return 0
 
 
-def to_host(host, source):
-    counts["late"] += 1
-    assert host.is_contiguous()
-    assert not _is_registered(host, write=False) or _is_registered(host, write=True), "registered for reading only"
-    taken = source.detach().clone().view(-1)
-    if not _is_registered(host, write=True):
-        counts["waited"] += 1
-        synchronize(None)
-        host.view(-1).copy_(taken)
-        return
-    _bytes(host).fill_(0xFF)
+class CopyStream:
+    def __init__(self, device):
+        self._stream = _Stream()
+        _streams.append(self._stream)
 
-    def end():
-        if not bool((_bytes(host) == 0xFF).all()):
-            problems.append("host memory was written before the copy into it was done")
-        host.view(-1).copy_(taken)
+    def to_host(self, host, source, done):
+        """The current stream's work is done at once here, so there is nothing to wait for. A copy holds its source."""
+        counts["late"] += 1
+        assert host.is_contiguous()
+        assert not _is_registered(host, write=False) or _is_registered(host, write=True), "registered for reading only"
+        taken = source.detach().clone().view(-1)
+        if not _is_registered(host, write=True):
+            counts["waited"] += 1
+            self._stream.wait()
+            host.view(-1).copy_(taken)
+            done.record_on(self._stream)
+            return
+        _bytes(host).fill_(0xFF)
 
-    _copy(end)
+        def end(source=source):
+            if not bool((_bytes(host) == 0xFF).all()):
+                problems.append("host memory was written before the copy into it was done")
+            if not torch.equal(_bytes_of_any(source), _bytes(taken)):
+                problems.append("a gradient changed before it was copied")
+            host.view(-1).copy_(taken)
+
+        self._stream.copy(end)
+        done.record_on(self._stream)
+
+    def join(self):
+        """What the current stream gets later runs at once here: so the copies have to end now."""
+        self._stream.wait()
 
 
 def to_gpu(target, host):
@@ -127,7 +152,7 @@ def to_gpu(target, host):
         if not torch.equal(_bytes_of_any(host), _bytes_of_any(taken)):
             problems.append("host memory changed before the copy from it was done")
 
-    _copy(end)
+    _streams[0].copy(end)
 
 
 def _bytes_of_any(tensor):
@@ -140,8 +165,11 @@ class Event:
         self._done.set()
 
     def record(self, device):
+        self.record_on(_streams[0])
+
+    def record_on(self, stream):
         self._done = threading.Event()
-        _mark(self._done)
+        stream.mark(self._done)
 
     @property
     def is_done(self):
