@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -147,8 +148,9 @@ def test_kit(tmp_path):
     tools, home = tmp_path / "bin", tmp_path / "home"
     tools.mkdir()
     home.mkdir()
-    for tool in ("env", "sh", "python3", "ip"):  # what it starts by name
+    for tool in ("env", "sh", "ip", "tr"):  # what it and the tests start by name
         (tools / tool).symlink_to(shutil.which(tool))
+    (tools / "python3").symlink_to(Path(sys.executable).resolve())
     line = f"ip link set lo up && exec {tmp_path}/zerod-gpu/gpu-run --out {tmp_path}/out --minutes 15 --python {sys.executable} "
     inside = lambda more: subprocess.run([shutil.which("unshare"), "-rn", "sh", "-c", line + more], capture_output=True, text=True,
                                          env={"PATH": str(tools), "HOME": str(home)}, cwd=home)  # fmt: skip
