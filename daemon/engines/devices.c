@@ -150,16 +150,22 @@ static void drop_released(const struct devices *devices, const struct order *ord
                 moves[i].point = 0;
 }
 
-/* The point of a lost local rank that the order names; 0: it names none that is waited for. */
+/* The last point of a lost local rank that the order names; 0: it names none that is waited for. */
 static uint64_t lost_point(const struct devices *devices, const struct order *order, unsigned local_rank)
 {
     const struct device_slot *slots = order->array;
+    const struct device_move *moves = order->array;
+    uint64_t last = 0;
 
+    if (!(devices->lost_ranks >> local_rank & 1))
+        return 0;
     for (size_t i = 0; order->command.type == DEVICE_COMMAND_REDUCE && i < order->command.reduce.n_slots; i++)
-        if (slots[i].local_rank == local_rank && devices->lost_ranks >> local_rank & 1 &&
-            devices_awaits(devices, local_rank, slots[i].point))
-            return slots[i].point;
-    return 0;
+        if (slots[i].local_rank == local_rank)
+            last = MAX(last, slots[i].point);
+    for (size_t i = 0; order->command.type == DEVICE_COMMAND_COPY && i < order->command.copy.n_moves; i++)
+        if (moves[i].local_rank == local_rank)
+            last = MAX(last, moves[i].point);
+    return devices_awaits(devices, local_rank, last) ? last : 0;
 }
 
 static bool names_lost(const struct devices *devices, const struct order *order)

@@ -209,6 +209,41 @@ static void *push_from_here(void *arg)
     return NULL;
 }
 
+static void push_one(struct trainer *t, unsigned p)
+{
+    CHECK(zerod_push(t->c, &(struct zerod_push){.param = p, .data = t->grads + trainer_offset(t, p)}) == 0);
+}
+
+static void *push_the_last(void *arg)
+{
+    push_one(arg, 0);
+    return NULL;
+}
+
+/* Each thread's default stream is another one under the same handle: a backward runs on a thread of the framework's. */
+static void streams_of_threads(void *arg)
+{
+    struct trainer t = begin_formed(&usual);
+    void *per_thread = (void *)2; /* CU_STREAM_PER_THREAD */
+    pthread_t thread;
+
+    (void)arg;
+    CHECK(zerod_set_stream(t.c, per_thread) == 0);
+    for (unsigned round = 0; round < 2; round++) {
+        for (unsigned p = 0; p < SLOT_PARAMS; p++)
+            (void)make_gradient(&t, p, round);
+        CHECK(zerod_begin_backward(t.c, NULL) == 0);
+        for (unsigned p = SLOT_PARAMS; --p > 0;)
+            push_one(&t, p);
+        CHECK(pthread_create(&thread, NULL, push_the_last, &t) == 0 && pthread_join(thread, NULL) == 0);
+        CHECK(zerod_end_backward(t.c, NULL, 0) == 0);
+        CHECK(zerod_step(t.c, NULL, NULL) == 0);
+        check_weights(&t);
+    }
+    CHECK(zerod_set_stream(t.c, gpu_stream(t.gpu)) == 0);
+    trainer_end(&t);
+}
+
 /* A thread without a context, as a framework's thread may be. */
 static void other_thread(void *arg)
 {
@@ -223,6 +258,13 @@ static void other_thread(void *arg)
     CHECK(zerod_step(t.c, NULL, NULL) == 0);
     check_weights(&t);
     trainer_end(&t);
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    child_passes("delay-us=0,cudaMemcpyAsync:delay=30@*", streams_of_threads, NULL);
+    child_passes("", other_thread, NULL);
 }
 
 /* ---- duplicates, windows -------------------------------------------------------------------------------- */
@@ -284,7 +326,6 @@ static void windows(void *arg)
 static void test_rest(void **state)
 {
     (void)state;
-    child_passes("", other_thread, NULL);
     child_passes("", windows, NULL);
 }
 
@@ -456,10 +497,10 @@ static void test_ends(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_train),        cmocka_unit_test(test_another_device), cmocka_unit_test(test_no_read_only),
-        cmocka_unit_test(test_slots),        cmocka_unit_test(test_streams),        cmocka_unit_test(test_duplicates),
-        cmocka_unit_test(test_rest),         cmocka_unit_test(test_refusals),       cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_page_refused),
+        cmocka_unit_test(test_train),      cmocka_unit_test(test_another_device), cmocka_unit_test(test_no_read_only),
+        cmocka_unit_test(test_slots),      cmocka_unit_test(test_streams),        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_duplicates), cmocka_unit_test(test_rest),           cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_ends),       cmocka_unit_test(test_page_refused),
     };
 
     trainer_find_driver();

@@ -20,6 +20,7 @@ from daemon_kills import Life, Plan, campaign, one_run
 from keeper import KeptDaemon
 import kills
 import stores
+from puppet import N_PARAMS, RESUMED, Puppet, trainers
 from tiers import full
 
 N_STEPS = 24
@@ -315,6 +316,24 @@ def test_killed_while_a_successor_declares(kept, build, tmp_path):
     assert [rank.last.poll() for rank in ranks] == [0, 0], kills.describe(ranks, daemon)
     reference = kills.References(build, tmp_path).get(2, n_steps=N_STEPS)
     assert {key: found for key, found in kills.results(ranks).items() if reference.get(key) != found} == {}
+
+
+def test_push_that_was_refused(kept, build):
+    """It is in the log, and the next daemon refuses it as the one before did (hostile.c: it names a point that is none)."""
+    daemon = kept({"zero_optimization": {"reduce_bucket_size": 1}})  # one push of the rank completes a parcel
+    ranks = trainers(daemon)
+    ranks[1].kill()
+    ranks[0].tell("steps 1")
+    wait_for("all pushes of rank 0", lambda: daemon.status()["counters"]["n_pushes_admitted"] == N_PARAMS - 1)
+    env = environment({"ZEROD_SOCKET": daemon.socket})
+    subprocess.run([build.path("tests/hostile"), "point-unknown", "0"], env=env, check=True, timeout=60)
+    kill_and_start_again(daemon)
+    ranks[1] = Puppet(daemon, 1).attach()
+    assert ranks[1]("form").r == RESUMED
+    ranks[1].ok("steps 1")
+    assert ranks[0].answer().r == 0
+    counters = daemon.status()["counters"]
+    assert (counters["n_pushes_redone"], counters["n_aborts"]) == (0, 0), daemon.log()
 
 
 def test_stopped_with_trainers(kept):

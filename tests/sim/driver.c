@@ -185,17 +185,18 @@ CUresult cuCtxGetDevice(CUdevice *device)
 static CUstream meant(CUstream stream)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    struct CUctx_st *context = &contexts[device_current()];
+    static _Thread_local CUstream of_thread[SIM_MAX_DEVICES];
+    CUstream *made = stream ? &of_thread[device_current()] : &contexts[device_current()].stream;
 
     if (!device_is_bound())
         return NULL;
-    if (stream)
+    if (stream && stream != CU_STREAM_PER_THREAD)
         return stream;
     pthread_mutex_lock(&lock);
-    if (!context->stream && cudaStreamCreateWithFlags(&context->stream, cudaStreamNonBlocking) != cudaSuccess)
+    if (!*made && cudaStreamCreateWithFlags(made, cudaStreamNonBlocking) != cudaSuccess)
         sim_die("cuStreamCreate", "there is no default stream");
     pthread_mutex_unlock(&lock);
-    return context->stream;
+    return *made;
 }
 
 CUresult cuStreamCreate(CUstream *phStream, unsigned int Flags)

@@ -101,7 +101,7 @@ struct cuda {
     int ordinal;                    /* by which places of memory name it */
     struct progress_page *progress; /* registered; NULL: not yet */
     address progress_at;
-    void *last_event, *last_stream; /* behind the last point, and on which stream; NULL: none was said */
+    void *last_event; /* behind the last point; NULL: none was said */
     char why[400];
 };
 
@@ -570,10 +570,14 @@ int cuda_open_progress(struct cuda *cuda, struct progress_page *page)
     return r;
 }
 
-/* Points grow in the page, and the daemon waits only for the last one of a slot. */
+/*
+ * Points grow in the page, and the daemon waits only for the last one of a slot. Behind the last point's own stream the
+ * wait costs nothing; but that two handles are equal does not say that their streams are: each thread has a default
+ * stream of its own under one handle, and a stream may get the handle of one that was destroyed.
+ */
 static int follow(struct cuda *cuda, void *stream)
 {
-    if (!cuda->last_event || stream == cuda->last_stream)
+    if (!cuda->last_event)
         return 0;
     return check(cuda, "cuStreamWaitEvent", cuda->driver.let_wait(stream, cuda->last_event, 0));
 }
@@ -595,10 +599,7 @@ int cuda_say_point(struct cuda *cuda, void *stream, uint64_t point)
     if (r == 0)
         r = check(cuda, "cuStreamWriteValue64", cuda->driver.write_value(stream, at, point, 0));
     leave(cuda, pushed);
-    if (r == 0)
-        r = cuda_mark(cuda, &cuda->last_event, stream);
-    cuda->last_stream = stream;
-    return r;
+    return r == 0 ? cuda_mark(cuda, &cuda->last_event, stream) : r;
 }
 
 /* ---- a stream and events of the client's own ------------------------------------------------------------ */

@@ -287,11 +287,14 @@ static void close_empty(struct job_rank *rank, struct ring_slot *slot)
         ring_credit(rank->rings[0], slot);
 }
 
-/* In a log that is served again, a trainer may push that was lost later. */
+/* In a log that is served again, a trainer pushes that was not lost yet: its points were awaited. */
 static bool awaits_point(const struct job *job, const struct job_rank *rank, uint64_t point)
 {
-    return job->run.survival.replays || (progress_incarnation(point) == rank->incarnation &&
-                                         executor_awaits(job->executor, rank->rank - job->world.first, point));
+    uint64_t first = progress_first(rank->incarnation);
+
+    if (!job->executor || !job->executor->on_gpus || point <= first || point > progress_last(first))
+        return false;
+    return job->run.survival.replays || executor_awaits(job->executor, rank->rank - job->world.first, point);
 }
 
 void job_push(struct job *job, struct job_rank *rank, const struct request_push *request)

@@ -71,6 +71,30 @@ static void test_four_gpus(void **state)
     check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 4, .stage = 1});
 }
 
+/* An engine may die when it has ended an update and the daemon has not heard it: the next one is given it again. */
+static void test_updated_again(void **state)
+{
+    struct gpus gpus;
+
+    gpus_init(&gpus, &(struct gpus_options){.n_nodes = 1, .n_local = MIN(2, machine_n_gpus())});
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    gpus_write_state(&gpus);
+    gpus_open_step(&gpus);
+    for (uint32_t micro = 0; micro < 2; micro++) {
+        gpus_make_gradients(&gpus, micro + 1, true);
+        gpus_push(&gpus);
+        gpus_reduce_all(&gpus, micro);
+    }
+    gpus_decide(&gpus);
+    gpus_wait_done(&gpus, gpus_order_update(&gpus, 0));
+    gpus_wait_done(&gpus, gpus_order_update(&gpus, 0));
+    gpus_wait_done(&gpus, gpus_order_gather(&gpus, 0));
+    gpus_commit(&gpus);
+    gpus_check_state(&gpus);
+    gpus_deinit(&gpus);
+}
+
 static uint32_t count_full(const struct gpus *gpus, bool buckets)
 {
     uint32_t n = 0;
@@ -775,6 +799,7 @@ int main(void)
         cmocka_unit_test(test_bucket_sizes),
         cmocka_unit_test(test_optimizers),
         cmocka_unit_test(test_findings),
+        cmocka_unit_test(test_updated_again),
         cmocka_unit_test(test_points),
         cmocka_unit_test(test_released_points),
         cmocka_unit_test(test_late_trainer),

@@ -40,6 +40,7 @@ static void restart(struct gpus *gpus)
     n_restarts++;
     gpus_stop(gpus);
     gpus->fault = NULL;
+    gpus->timeout_ms = GPUS_PATIENCE_MS;
     gpus_start(gpus);
     gpus_wait_ready(gpus);
 }
@@ -135,9 +136,9 @@ static void on_kill(uv_timer_t *timer)
 
 /*
  * Two steps with an engine that does not live through them, or does: fault says at which call it ends, or it is killed
- * from outside after kill_ms, unless 0. Return: whether it has died.
+ * from outside after kill_ms, unless 0. timeout_ms: of its orders, 0: that of all tests. Return: whether it has died.
  */
-static bool survive(const struct gpus_options *options, const char *fault, uint64_t kill_ms)
+static bool survive(const struct gpus_options *options, const char *fault, uint64_t kill_ms, uint32_t timeout_ms)
 {
     struct gpus gpus;
     uv_timer_t timer;
@@ -150,6 +151,8 @@ static bool survive(const struct gpus_options *options, const char *fault, uint6
         assert_int_equal(uv_timer_start(&timer, on_kill, kill_ms, 0), 0);
     gpus.fault = fault;
     gpus.fault_node = gpus.options.n_nodes - 1;
+    if (timeout_ms > 0)
+        gpus.timeout_ms = timeout_ms;
     gpus_start(&gpus);
     if (!gpus_try_ready(&gpus))
         restart(&gpus);
@@ -240,7 +243,7 @@ static void kill_at(const struct gpus_options *options, const char *entry, unsig
     do {
         snprintf(fault, sizeof(fault), "%s:kill@%u", entry, n);
         n += stride + n / 4;
-    } while (survive(options, fault, 0));
+    } while (survive(options, fault, 0, 0));
     assert_true(n > 1 + stride);
 }
 
@@ -291,12 +294,38 @@ static void test_killed_at_setup(void **state)
     kill_at(&two_gpus, "cudaHostRegister", 4);
 }
 
+/*
+ * Stopped at an operation: all before it on the stream has been done, and nothing behind it, which a kill at a call
+ * leaves to chance. So what the marks say is tried at each of their words that has an operation behind it.
+ */
+static void hang_at(const char *entry, unsigned stride)
+{
+    enum { TIMEOUT_MS = 100 };
+    const struct gpus_options one_gpu = {.n_nodes = 1, .n_local = 1};
+    char fault[128];
+    unsigned n = 1;
+
+    need_faults();
+    stride *= n_strides();
+    do {
+        snprintf(fault, sizeof(fault), "%s:hang@%u", entry, n);
+        n += stride;
+    } while (survive(&one_gpu, fault, 0, TIMEOUT_MS));
+    assert_true(n > 1 + stride);
+}
+
+static void test_hangs_at_operations(void **state)
+{
+    hang_at("cudaMemcpyAsync", 3);
+    hang_at("sim_launch", 4);
+}
+
 /* From outside, wherever it is then: later each time, until it lives. */
 static void kill_after(const struct gpus_options *options)
 {
     uint64_t ms = 1;
 
-    while (survive(options, NULL, ms))
+    while (survive(options, NULL, ms, 0))
         ms += n_strides() * (5 + ms / 3);
     assert_true(ms > 1);
 }
@@ -712,6 +741,7 @@ int main(void)
         cmocka_unit_test(test_killed_at_kernels),
         cmocka_unit_test(test_killed_at_groups),
         cmocka_unit_test(test_killed_in_stage_3),
+        cmocka_unit_test(test_hangs_at_operations),
         cmocka_unit_test(test_killed_from_outside),
         cmocka_unit_test(test_killed_while_waiting),
         cmocka_unit_test(test_what_does_not_fit),

@@ -279,6 +279,23 @@ def test_gradients_that_are_written_late(zerod, gpus, offload):
     assert state(ranks) == after
 
 
+def test_comparison_with_what_is_never_written(zerod, gpus):
+    """A successor dies before its GPU has written what it pushed again: the orders of others do not wait for it."""
+    daemon = zerod(configure(2))
+    ranks = trainers(daemon, declare=("many", 1))
+    all_do(ranks, "begin"), all_do(ranks, "push 0"), all_do(ranks, "flush")
+    wait_for("it is reduced", lambda: daemon.status()["counters"]["n_pushes_admitted"] == 2)
+    ranks[1].kill()
+    second = Puppet(daemon, 1, env=sim("cuStreamWriteValue64:delay=600000@*")).attach(declare=("many", 1))
+    assert second("form").r == RESUMED
+    second.ok("begin"), second.ok("push 0"), second.ok("flush")
+    wait_for("it is to be compared", lambda: daemon.status()["counters"]["n_pushes_redone"] == 1)
+    second.kill()
+    ranks[0].tell("read 0 0")
+    assert ranks[0].answer().r == 0
+    assert daemon.status()["device"]["n_failures"] == 0
+
+
 def test_no_values_from_streams(zerod, gpus):
     """Said when the job is formed, not at a push."""
     daemon = zerod(configure(1))

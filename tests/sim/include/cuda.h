@@ -79,6 +79,7 @@ typedef enum CUstream_flags_enum {
     CU_STREAM_DEFAULT = 0x0,
     CU_STREAM_NON_BLOCKING = 0x1,
 } CUstream_flags;
+#define CU_STREAM_PER_THREAD ((CUstream)0x2)
 
 typedef struct CUuuid_st {
     char bytes[16];
