@@ -822,6 +822,9 @@ static void receives_in_private(void *arg)
     CHECK(ncclSend(w->in[0], 3, ncclFloat32, 1, w->comms[0], w->streams[0]) == ncclSuccess);
     CHECK(ncclRecv(private_memory(1), 3, ncclFloat32, 0, w->comms[1], w->streams[1]) == ncclSuccess);
     (void)ncclGroupEnd();
+    finish(w);
+    end(w);
+    free(w);
 }
 
 static void test_private_memory(void **state)
