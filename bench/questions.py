@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of zerodctl's questions, and of scrapes, for the trainers."""
 
-import pathlib
 import sys
 import time
 
@@ -44,9 +43,8 @@ def block(job, n_steps, load=None):
 
 
 def processor_ms(*pids):
-    """Of all threads of these processes."""
-    paths = [path for pid in pids for path in pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat")]
-    return sum(int(path.read_text().split()[0]) for path in paths) / 1e6
+    """Of all threads of these processes, those that have ended, too: by clock_getcpuclockid()'s numbers for processes."""
+    return sum(1e3 * time.clock_gettime(~pid << 3 | 2) for pid in pids)
 
 
 def scrape_ms(job, seconds):
