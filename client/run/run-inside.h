@@ -106,7 +106,7 @@ struct run {
 void run_note(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* An error. */
 void run_complain(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* What zerodrun itself could not do: a failure of the run. */
+/* Prints an error of zerodrun itself, and makes the run fail with this exit code. */
 void run_error(struct run *run, int exit_code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* "exited with 1" */
 void run_describe_end(const struct process *process, char *text, size_t size);

@@ -17,7 +17,7 @@
 
 /* Part of what zerodctl reads: a kind keeps its number, and new ones come at the end. */
 enum record_kind {
-    /* What a rank does; its number is in `rank`. */
+    /* Of a rank, whose number is in `rank`. */
     RECORD_FORWARD,  /* from the last answer to its next backward: loading data and the forward */
     RECORD_BACKWARD, /* until it says that the micro-batch has ended */
     RECORD_WAIT,     /* item: enum job_wait */
@@ -25,10 +25,10 @@ enum record_kind {
     /* Sums of a parcel, which is a bucket or a piece of a large parameter; item: parcel. */
     RECORD_REDUCE,  /* from posting the sum over this node's ranks until all workers are through */
     RECORD_COMBINE, /* the same of the sum over all nodes */
-    /* What a worker does, until it turns to another parcel or rests; item: parcel. */
+    /* Of a worker: from its first piece of a parcel until it begins another parcel or rests; item: parcel. */
     RECORD_WORK_REDUCE,
     RECORD_WORK_UPDATE,
-    /* What happens to the whole step, or beside it. */
+    /* Of the whole job. */
     RECORD_ASKED,      /* from the first rank's request for the step until the step is decided */
     RECORD_UPDATE,     /* from there to the commit */
     RECORD_COLLECTIVE, /* item: enum traffic_kind */

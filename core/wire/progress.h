@@ -41,7 +41,7 @@ static inline unsigned progress_word(uint64_t point)
     return (unsigned)(progress_incarnation(point) % PROGRESS_WORDS);
 }
 
-/* What the GPU wrote before the point can be read from then on. */
+/* Return: whether the GPU has reached the point; if so, the caller can read everything that it wrote before. */
 static inline bool progress_is_reached(const struct progress_page *page, uint64_t point)
 {
     return __atomic_load_n(&page->words[progress_word(point)], __ATOMIC_ACQUIRE) >= point;

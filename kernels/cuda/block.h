@@ -56,7 +56,7 @@ template <typename T> static __device__ __forceinline__ T *in_global(T *at)
     return at;
 }
 
-/* What this thread has written is seen by the host and all devices before what it writes next. */
+/* The host and all devices see this thread's earlier writes before its later ones. */
 static __device__ __forceinline__ void system_fence(void)
 {
     __threadfence_system();

@@ -39,7 +39,7 @@ enum {
     GENERAL_SUMS = 4, /* position sums at a time, in the general way */
 };
 
-/* What one thread, and then the block, has found that is not finite. */
+/* Values that are not finite: their numbers, and the first one. Counted by each thread, then added up for the block. */
 struct find_count {
     uint64_t n_nan;
     uint64_t n_inf;

@@ -71,6 +71,18 @@ static void test_four_gpus(void **state)
     check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 4, .stage = 1});
 }
 
+/* A step of two micro-batches, up to its update. */
+static void reduce_two(struct gpus *gpus)
+{
+    gpus_open_step(gpus);
+    for (uint32_t micro = 0; micro < 2; micro++) {
+        gpus_make_gradients(gpus, micro + 1, true);
+        gpus_push(gpus);
+        gpus_reduce_all(gpus, micro);
+    }
+    gpus_decide(gpus);
+}
+
 /* An engine may die when it has ended an update and the daemon has not heard it: the next one is given it again. */
 static void test_updated_again(void **state)
 {
@@ -80,13 +92,7 @@ static void test_updated_again(void **state)
     gpus_start(&gpus);
     gpus_wait_ready(&gpus);
     gpus_write_state(&gpus);
-    gpus_open_step(&gpus);
-    for (uint32_t micro = 0; micro < 2; micro++) {
-        gpus_make_gradients(&gpus, micro + 1, true);
-        gpus_push(&gpus);
-        gpus_reduce_all(&gpus, micro);
-    }
-    gpus_decide(&gpus);
+    reduce_two(&gpus);
     gpus_wait_done(&gpus, gpus_order_update(&gpus, 0));
     gpus_wait_done(&gpus, gpus_order_update(&gpus, 0));
     gpus_wait_done(&gpus, gpus_order_gather(&gpus, 0));
@@ -117,13 +123,7 @@ static void check_calls(const char *entry, uint32_t of_parcel, uint32_t of_bucke
     gpus.fault = fault;
     gpus_start(&gpus);
     gpus_wait_ready(&gpus);
-    gpus_open_step(&gpus);
-    for (uint32_t micro = 0; micro < 2; micro++) {
-        gpus_make_gradients(&gpus, micro + 1, true);
-        gpus_push(&gpus);
-        gpus_reduce_all(&gpus, micro);
-    }
-    gpus_decide(&gpus);
+    reduce_two(&gpus);
     gpus_wait_done(&gpus, gpus_order_update(&gpus, 0));
     gpus_deinit(&gpus);
 }
