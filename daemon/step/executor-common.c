@@ -7,6 +7,7 @@
 #include <assert.h>
 
 #include "core/base/base.h"
+#include "core/base/caches.h"
 #include "core/base/failpoint.h"
 #include "core/base/worker.h"
 #include "core/config/config.h"
@@ -40,6 +41,7 @@ static int make_step(const struct executor *executor, const struct step_ops *ops
                                                 .state = executor->state,
                                                 .kernels = options->kernels,
                                                 .pool = options->pool,
+                                                .cache_bytes = caches_last_level_bytes(),
                                                 .first_local = executor->first_rank,
                                                 .n_local = executor->n_local,
                                                 .optimizer = options->config->optimizer.type});
