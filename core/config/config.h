@@ -209,7 +209,8 @@ void config_free(struct config *config);
 /* The engines that this build has. */
 const struct config_build *config_build_own(void);
 
-/* Does the file itself have a value for the key? */
+/* Does the file or the command line have a value for the key, other than "auto"? Does the file itself? */
+bool config_gives(const struct config *config, const char *path);
 bool config_file_has(const struct config *config, const char *path);
 /* Masters and moments are in host memory, and all else on GPUs? */
 bool config_offloads(const struct config *config);
@@ -217,6 +218,9 @@ bool config_offloads(const struct config *config);
 bool config_partitions_all(const struct config *config);
 /* Does a job look for a checkpoint to begin with? */
 bool config_loads(const struct config *config);
+/* reduce_bucket_size where nobody gives one: a running job of an earlier version keeps its own. */
+uint64_t config_usual_bucket_elems(const struct config *config);
+bool config_chooses_bucket(const struct config *config);
 /* Ranks on this node. */
 unsigned config_local_ranks(const struct config *config);
 /* The first rank of a node, and of this node. */

@@ -73,6 +73,19 @@ static void choose_again(struct job *job, const char *text)
     attendance_choose(job, name, momentum);
 }
 
+/* Where the configuration leaves it open, the run keeps the size that it was laid out with, perhaps by another version.
+ */
+static void choose_bucket_again(struct job *job, const char *text)
+{
+    static const char name[] = "zero_optimization.reduce_bucket_size ";
+    const char *line = strstr(text, name);
+    uint64_t n_elems = 0;
+
+    if (line && config_chooses_bucket(job->config) && sscanf(line + strlen(name), "%" SCNu64, &n_elems) == 1 &&
+        n_elems > 0)
+        job->run.chosen.zero.reduce_bucket_size = n_elems;
+}
+
 static int compare_config(struct job *job, const struct journal_record *record, char *why, size_t why_size)
 {
     _cleanup_free_ char *theirs = strndup(record->data, record->n_bytes);
@@ -82,6 +95,7 @@ static int compare_config(struct job *job, const struct journal_record *record, 
     if (!theirs)
         return -ENOMEM;
     choose_again(job, theirs);
+    choose_bucket_again(job, theirs);
     describe(job, &ours);
     differs = !ours.data || find_difference(theirs, ours.data, why, why_size);
     strbuf_deinit(&ours);

@@ -11,6 +11,7 @@
 #include "tests/group.h"
 #include "tests/kernels/kernels-reference.h"
 
+#include <malloc.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -637,5 +638,8 @@ TEST_GROUP(kernels)
         cmocka_unit_test(test_select),           cmocka_unit_test(test_float_env),
     };
 
+    /* Arrays of some 100 KiB come and go; as mappings of their own they would take ten times as long as all else. */
+    mallopt(M_MMAP_THRESHOLD, 16 << 20);
+    mallopt(M_TRIM_THRESHOLD, 256 << 20);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

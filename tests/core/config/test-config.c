@@ -45,7 +45,7 @@ static void test_defaults(void **state)
     assert_int_equal(config_local_ranks(c), 4);
     assert_int_equal(config_first_rank(c), 0);
     assert_int_equal(c->zero.stage, 2);
-    assert_int_equal(c->zero.reduce_bucket_size, 2000000);
+    assert_int_equal(c->zero.reduce_bucket_size, 500000);
     assert_true(c->zero.overlap_comm);
     assert_int_equal(c->zero.stage3_max_live_parameters, 1000000000);
     assert_int_equal(c->device, CONFIG_DEVICE_CPU);
