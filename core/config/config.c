@@ -81,6 +81,18 @@ bool config_chooses_bucket(const struct config *config)
     return !config_gives(config, "zero_optimization.reduce_bucket_size");
 }
 
+unsigned config_stage_of(const struct config *config, unsigned stage)
+{
+    bool is_one_memory = config->device == CONFIG_DEVICE_CPU && config->world.nodes.n_items <= 1;
+
+    return stage == 3 && is_one_memory && config->zero.stage3_on_one_node == CONFIG_STAGE3_MAPPED ? 2 : stage;
+}
+
+unsigned config_stage(const struct config *config)
+{
+    return config_stage_of(config, (unsigned)config->zero.stage);
+}
+
 bool config_offloads(const struct config *config)
 {
     return config->device == CONFIG_DEVICE_CUDA && config->zero.offload_optimizer == CONFIG_OFFLOAD_CPU;
@@ -88,7 +100,7 @@ bool config_offloads(const struct config *config)
 
 bool config_partitions_all(const struct config *config)
 {
-    return config->device == CONFIG_DEVICE_CUDA && config->zero.stage == 3 && !config_offloads(config);
+    return config->device == CONFIG_DEVICE_CUDA && config_stage(config) == 3 && !config_offloads(config);
 }
 
 bool config_loads(const struct config *config)
