@@ -122,6 +122,7 @@ static int declare(struct zerod *c, const struct options *o)
     uint64_t shape = o->n_elems / o->n_params;
     enum zerod_dtype dtype = o->bf16 ? ZEROD_BF16 : ZEROD_F32;
     char name[32];
+    int r;
 
     for (unsigned i = 0; i < o->n_params; i++) {
         snprintf(name, sizeof(name), "layers.%u.weight", i);
@@ -132,7 +133,8 @@ static int declare(struct zerod *c, const struct options *o)
                 1) != 0)
             return fail(c, "declare");
     }
-    return zerod_form(c) < 0 ? fail(c, "form") : 0;
+    r = zerod_form(c);
+    return r == 0 || r == ZEROD_RESUMED ? 0 : fail(c, "form");
 }
 
 static int gather_all(struct zerod *c, const struct options *o)

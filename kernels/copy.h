@@ -11,9 +11,11 @@
 #include <emmintrin.h>
 #endif
 
+enum { COPY_ALIGN_BYTES = 16 };
+
 /*
  * memcpy() with stores that bypass the caches: the caches keep their contents, and memory is not read before it is
- * overwritten. dst: aligned to 16 bytes.
+ * overwritten. dst: aligned to COPY_ALIGN_BYTES.
  */
 static inline void copy_past_caches(void *dst, const void *src, size_t n_bytes)
 {

@@ -12,8 +12,11 @@
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "kernels/reduce_run_avx2.h"
 #define reduce_run reduce_run_avx2
+/* Stores past the caches come before those that tell others of them. */
+#define reduce_order_stores _mm_sfence
 #else
 #define reduce_run reduce_run_plain
+#define reduce_order_stores() ((void)0)
 #endif
 
 /*
@@ -33,14 +36,6 @@ struct reduce_range {
     const void *const *leaves;
 };
 
-/* Where a sum goes. */
-enum reduce_mode {
-    REDUCE_ADD,       /* acc += sum */
-    REDUCE_SET,       /* acc = sum: the first contribution */
-    REDUCE_ADD_SAVED, /* acc += sum, with an undo slot */
-    N_REDUCE_MODES,
-};
-
 /* Runs begin .. end - 1 of the range, at most EXACT_BINS_MAX_ADDS. */
 static always_inline void reduce_runs(const struct reduce_args *args, const struct reduce_range *range,
                                       struct reduce_state *state, size_t begin, size_t end, enum dtype dtype,
@@ -58,7 +53,7 @@ static always_inline void reduce_runs(const struct reduce_args *args, const stru
             undo_save(args->undo, 0, acc, REDUCE_RUN_ELEMS);
             undo_mark(args->undo, args->undo_elem + run * REDUCE_RUN_ELEMS, true);
         }
-        exact_bins_add(&state->bins, reduce_run(args, acc, leaves, state->pieces, dtype, shape, mode == REDUCE_SET));
+        exact_bins_add(&state->bins, reduce_run(args, acc, leaves, state->pieces, dtype, shape, mode));
         if (mode == REDUCE_ADD_SAVED)
             undo_mark(args->undo, args->undo_elem + (run + 1) * REDUCE_RUN_ELEMS, false);
     }
@@ -76,6 +71,7 @@ typedef void reduce_runs_fn(const struct reduce_args *args, const struct reduce_
 #define DEFINE_SHAPE(dtype, shape)                                                                                     \
     DEFINE_RUNS(dtype, shape, ADD)                                                                                     \
     DEFINE_RUNS(dtype, shape, SET)                                                                                     \
+    DEFINE_RUNS(dtype, shape, SET_PAST)                                                                                \
     DEFINE_RUNS(dtype, shape, ADD_SAVED)
 #define DEFINE_DTYPE(dtype)                                                                                            \
     DEFINE_SHAPE(dtype, ONE)                                                                                           \
@@ -88,7 +84,8 @@ DEFINE_DTYPE(BF16)
 DEFINE_DTYPE(F16)
 
 #define LIST_SHAPE(dtype, shape)                                                                                       \
-    [REDUCE_##shape] = {runs_##dtype##_##shape##_ADD, runs_##dtype##_##shape##_SET, runs_##dtype##_##shape##_ADD_SAVED}
+    [REDUCE_##shape] = {runs_##dtype##_##shape##_ADD, runs_##dtype##_##shape##_SET, runs_##dtype##_##shape##_SET_PAST, \
+                        runs_##dtype##_##shape##_ADD_SAVED}
 #define LIST_DTYPE(dtype)                                                                                              \
     [DTYPE_##dtype] = {LIST_SHAPE(dtype, ONE), LIST_SHAPE(dtype, TWO), LIST_SHAPE(dtype, FOUR), LIST_SHAPE(dtype, ANY)}
 
@@ -110,6 +107,13 @@ static enum reduce_shape shape_of(const struct reduce_args *args)
     if (args->n_leaves == 4 && joins[0].dst == 0 && joins[0].src == 1 && joins[1].dst == 2 && joins[1].src == 3)
         return REDUCE_FOUR;
     return REDUCE_ANY;
+}
+
+static enum reduce_mode mode_of(const struct reduce_args *args)
+{
+    if (!args->first)
+        return args->undo ? REDUCE_ADD_SAVED : REDUCE_ADD;
+    return args->past_caches && (uintptr_t)args->acc % CACHE_LINE_BYTES == 0 ? REDUCE_SET_PAST : REDUCE_SET;
 }
 
 /* The last n_elems (below 64) of a parameter: a run padded with zeroes, which add nothing to any sum. */
@@ -157,7 +161,7 @@ void ISA_FN(reduce)(const struct reduce_args *args, struct reduce_result *result
 
     assert(args->n_leaves >= 1 && args->n_leaves <= REDUCE_MAX_LEAVES);
     assert(args->start_elem % REDUCE_RUN_ELEMS == 0);
-    mode = args->first ? REDUCE_SET : args->undo ? REDUCE_ADD_SAVED : REDUCE_ADD;
+    mode = mode_of(args);
     runs = runs_table[args->dtype][shape_of(args)][mode];
     exact_bins_init(&state.bins);
     exact_sum_reset(&result->squares);
@@ -172,6 +176,8 @@ void ISA_FN(reduce)(const struct reduce_args *args, struct reduce_result *result
         reduce_tail(args, &state, n_left);
         exact_bins_flush(&state.bins, &result->squares);
     }
+    if (mode == REDUCE_SET_PAST)
+        reduce_order_stores();
     result->nonfinite = result->squares.nonfinite;
     result->squares.nan = result->nonfinite && holds_nan(args->acc, args->n_elems);
     for (unsigned leaf = 0; result->sums && leaf < args->n_leaves; leaf++) {

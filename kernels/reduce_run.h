@@ -4,8 +4,8 @@
 /*
  * One run of 64 elements of a reduce, in plain C: the tree over the leaves, the accumulator, the squares, the
  * position sums.
- * reduce_run_avx2.h has the same function for x86-64-v3 and above, and says why. dtype, shape and first are
- * constants where these are inlined.
+ * reduce_run_avx2.h has the same function for x86-64-v3 and above, and says why. dtype, shape and mode are
+ * constants where these are inlined. This one always writes through the caches.
  */
 
 #include "kernels/convert.h"
@@ -20,6 +20,24 @@ enum reduce_shape {
     REDUCE_ANY,  /* along the joins */
     N_REDUCE_SHAPES,
 };
+
+/* Where a sum goes. */
+enum reduce_mode {
+    REDUCE_ADD,       /* acc += sum */
+    REDUCE_SET,       /* acc = sum: the first contribution */
+    REDUCE_SET_PAST,  /* the same past the caches; acc is aligned to CACHE_LINE_BYTES */
+    REDUCE_ADD_SAVED, /* acc += sum, with an undo slot */
+    N_REDUCE_MODES,
+};
+
+enum {
+    CACHE_LINE_BYTES = 64,
+};
+
+static always_inline bool reduce_is_first(enum reduce_mode mode)
+{
+    return mode == REDUCE_SET || mode == REDUCE_SET_PAST;
+}
 
 /* A constant where the shape is one. */
 static always_inline unsigned reduce_shape_leaves(const struct reduce_args *args, enum reduce_shape shape)
@@ -102,12 +120,12 @@ static always_inline double reduce_run_squares(const float *run)
  */
 static always_inline double reduce_run_plain(const struct reduce_args *args, float *acc, const void *const *leaves,
                                              struct position_piece *pieces, enum dtype dtype, enum reduce_shape shape,
-                                             bool first)
+                                             enum reduce_mode mode)
 {
     if (shape == REDUCE_ANY)
-        reduce_run_any(acc, leaves, args->joins, args->n_leaves, dtype, first);
+        reduce_run_any(acc, leaves, args->joins, args->n_leaves, dtype, reduce_is_first(mode));
     else
-        reduce_run_known(acc, leaves, dtype, shape, first);
+        reduce_run_known(acc, leaves, dtype, shape, reduce_is_first(mode));
     for (unsigned leaf = 0; leaf < reduce_shape_leaves(args, shape); leaf++)
         position_piece_add(&pieces[leaf], dtype, leaves[leaf], 1);
     return reduce_run_squares(acc);

@@ -21,7 +21,7 @@
  *   - bf16 is widened by interleaving with zeroes, sixteen elements in two instructions. That leaves them as
  *     elements 0-3, 8-11 and 4-7, 12-15, which is as good for sums and for lanes, and is undone when stored.
  *
- * Tried and dropped, no gain: prefetching 256 bytes to 4 KiB ahead; stores around the cache.
+ * Tried and dropped, no gain: prefetching 256 bytes to 4 KiB ahead.
  */
 
 #include "kernels/reduce_run.h"
@@ -158,10 +158,22 @@ static always_inline __m256d add_squares(__m256d lanes, __m128 x)
     return _mm256_fmadd_pd(d, d, lanes);
 }
 
+/* past_caches: the memory is not read before it is overwritten, and the caches keep what they have. */
+static always_inline void sixteen_store(float *at, struct sixteen x, bool past_caches)
+{
+    if (past_caches) {
+        _mm256_stream_ps(at, x.a);
+        _mm256_stream_ps(at + 8, x.b);
+    } else {
+        _mm256_storeu_ps(at, x.a);
+        _mm256_storeu_ps(at + 8, x.b);
+    }
+}
+
 /* As reduce_run_plain(). */
 static always_inline double reduce_run_avx2(const struct reduce_args *args, float *acc, const void *const *leaves,
                                             struct position_piece *pieces, enum dtype dtype, enum reduce_shape shape,
-                                            bool first)
+                                            enum reduce_mode mode)
 {
     __m256d lanes_0_3 = _mm256_setzero_pd(), lanes_4_7 = _mm256_setzero_pd(), four;
     struct position_run runs[REDUCE_MAX_LEAVES];
@@ -172,12 +184,11 @@ static always_inline double reduce_run_avx2(const struct reduce_args *args, floa
         struct sixteen sum = sixteen_tree(leaves, args, runs, i, dtype, shape), old = {0}, stored;
         __m128 a_low, a_high, b_low, b_high;
 
-        if (!first)
+        if (!reduce_is_first(mode))
             old = sixteen_reorder(sixteen_widen(sixteen_load(acc, i, DTYPE_F32), DTYPE_F32), dtype);
         sum = sixteen_add(old, sum);
         stored = sixteen_reorder(sum, dtype);
-        _mm256_storeu_ps(acc + i, stored.a);
-        _mm256_storeu_ps(acc + i + 8, stored.b);
+        sixteen_store(acc + i, stored, mode == REDUCE_SET_PAST);
 
         a_low = _mm256_castps256_ps128(sum.a);
         a_high = _mm256_extractf128_ps(sum.a, 1);

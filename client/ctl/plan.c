@@ -224,7 +224,8 @@ static int plan_layout(const struct plan *plan, uint64_t n_full, struct plan_byt
     options = budget_options(
         plan->config, layout,
         (struct budget_ranks){.first_local = plan->first_local_rank, .n_local = plan->n_local_ranks}, plan->n_buckets);
-    options.stage = plan->request.stage;
+    options.stage = plan->n_local_ranks < plan->request.n_ranks ? plan->request.stage
+                                                                : config_stage_of(plan->config, plan->request.stage);
     plan_bytes_by_class(layout, &options, bytes);
     layout_free(layout);
     return 0;

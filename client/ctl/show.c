@@ -58,13 +58,14 @@ static void show_daemon(FILE *file, struct json_object *o)
 
 static void show_model(FILE *file, struct json_object *o)
 {
-    char elems[PRINT_SIZE], frozen[PRINT_SIZE];
+    char elems[PRINT_SIZE], frozen[PRINT_SIZE], bucket[PRINT_SIZE];
 
     fprintf(file, "run       %s", get(o, "run_id") ? get_string(o, "run_id") : "none yet");
     if (json_object_get_boolean(get(o, "formed")))
-        fprintf(file, ": %" PRIu64 " parameters, %s elements trainable, %s frozen, %" PRIu64 " buckets\n",
+        fprintf(file, ": %" PRIu64 " parameters, %s elements trainable, %s frozen, %" PRIu64 " buckets of up to %s\n",
                 get_u64(o, "n_params"), print_count(elems, get_u64(o, "trainable_elems")),
-                print_count(frozen, get_u64(o, "frozen_elems")), get_u64(o, "n_buckets"));
+                print_count(frozen, get_u64(o, "frozen_elems")), get_u64(o, "n_buckets"),
+                print_count(bucket, get_u64(o, "bucket_elems")));
     else
         fputs(": no model declared by all ranks yet\n", file);
 }

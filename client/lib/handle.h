@@ -82,6 +82,7 @@ struct zerod {
     const struct memory_ops *memory;
     struct mapping ring, overflow, credit;
     uint64_t ring_bytes;
+    bool past_caches;       /* gradients are written into the ring past the caches */
     struct mapping weights; /* the daemon's; stage 3 in host memory: a range with what is gathered */
     uint8_t *host_scratch;
     size_t n_host_scratch_bytes;

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #include "core/base/failpoint.h"
+#include "core/base/huge-pages.h"
 #include "core/base/keep.h"
 
 size_t page_size(void)
@@ -19,11 +20,10 @@ size_t page_size(void)
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-enum {
-    SKEW_BYTES = 64 * 1024,
-    N_SKEWS = 61, /* prime, so that neighbours in time differ */
-    AREA_EXTRA_BYTES = SKEW_BYTES * N_SKEWS,
-};
+enum { N_SKEWS = 61 }; /* prime, so that neighbours in time differ */
+
+#define SKEW_BYTES HUGE_PAGE_BYTES /* the least that leaves huge pages where they are */
+#define AREA_EXTRA_BYTES (SKEW_BYTES * N_SKEWS + HUGE_PAGE_BYTES)
 
 /*
  * Segments are large and alike, so mappings that follow each other tend to lie a multiple of 2^27 bytes apart.
@@ -39,7 +39,7 @@ static int segment_map(struct segment *segment, int fd, size_t n_bytes)
 
     if (area == MAP_FAILED)
         return -errno;
-    map = area + (size_t)(fd % N_SKEWS) * SKEW_BYTES;
+    map = (uint8_t *)round_up((uintptr_t)area, HUGE_PAGE_BYTES) + (size_t)(fd % N_SKEWS) * SKEW_BYTES;
     if (mmap(map, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, 0) == MAP_FAILED) {
         int r = -errno;
 
@@ -298,6 +298,19 @@ void segment_close_descriptor(struct segment *segment)
         close(steal_fd(&segment->fd));
 }
 
+/*
+ * The pages of a part that can be huge ones. fallocate() takes no advice, so they are touched before it. Only whole
+ * ones: the part has no more memory than it asks for.
+ */
+static void touch_huge(const struct segment *segment, size_t offset_bytes, size_t n_bytes)
+{
+    size_t begin = round_up(offset_bytes, HUGE_PAGE_BYTES);
+    size_t end = (offset_bytes + n_bytes) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+
+    if (begin < end && huge_pages_on_advice() && madvise(segment->map + begin, end - begin, MADV_HUGEPAGE) == 0)
+        (void)madvise(segment->map + begin, end - begin, MADV_POPULATE_WRITE);
+}
+
 int segment_reserve(const struct segment *segment, size_t offset_bytes, size_t n_bytes)
 {
     int r;
@@ -307,6 +320,7 @@ int segment_reserve(const struct segment *segment, size_t offset_bytes, size_t n
     r = failpoint("reserve");
     if (r < 0)
         return r;
+    touch_huge(segment, offset_bytes, n_bytes);
     do
         r = fallocate(segment->fd, 0, (off_t)offset_bytes, (off_t)n_bytes);
     while (r < 0 && errno == EINTR);

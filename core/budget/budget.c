@@ -33,7 +33,7 @@ struct plan_options budget_options(const struct config *config, const struct lay
     struct device_plan_options device = {.layout = layout, .first_local = ranks.first_local, .n_local = ranks.n_local};
 
     return (struct plan_options){
-        .stage = (unsigned)config->zero.stage,
+        .stage = config_stage(config),
         .n_moments = optimizer_n_moments(config->optimizer.type, &config->optimizer.hyper),
         .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
         .overlap_comm = config->zero.overlap_comm,

@@ -85,14 +85,14 @@ static uint64_t initial_bytes(const struct config *config, const struct layout *
     uint64_t n_bytes = round_up(layout->weight_bytes, page_size());
 
     for (uint32_t b = 0; b < layout->n_buckets; b++)
-        if (layout->buckets[b].dtype != DTYPE_F32 || config->zero.stage == 3)
+        if (layout->buckets[b].dtype != DTYPE_F32 || config_stage(config) == 3)
             n_bytes += layout_partition_elems(layout, b) * config_local_ranks(config) * sizeof(float);
     return n_bytes;
 }
 
 uint64_t exchange_plan_pool_bytes(const struct config *config, const struct layout *layout)
 {
-    return config_offloads(config) && config->zero.stage == 3 ? plan_device_pool_bytes(layout) : 0;
+    return config_offloads(config) && config_stage(config) == 3 ? plan_device_pool_bytes(layout) : 0;
 }
 
 /* The largest owned part of a parameter that is rounded. */
@@ -137,7 +137,7 @@ uint64_t exchange_plan_serving_bytes(const struct config *config, const struct l
 {
     if (config->device == CONFIG_DEVICE_CUDA && !config_offloads(config))
         return SERVING_SLOTS * largest_values_bytes(config, layout);
-    if (config->zero.stage != 3)
+    if (config_stage(config) != 3)
         return 0;
     return SERVING_SLOTS * largest_slot_bytes(layout, config_first_rank(config), config_local_ranks(config));
 }

@@ -12,17 +12,6 @@
 
 DEFINE_CLEANUP(struct config *, config_free);
 
-static bool gives(const struct config *config, const char *path)
-{
-    size_t n_keys;
-    const struct config_key *keys = config_table(&n_keys);
-
-    for (size_t i = 0; i < n_keys; i++)
-        if (config->origins[i].given && strcmp(keys[i].path, path) == 0)
-            return true;
-    return false;
-}
-
 static bool gives_schedule(const struct config *config)
 {
     size_t n_keys;
@@ -50,7 +39,7 @@ unsigned config_configured(const struct config *config)
     unsigned bits = 0;
 
     for (size_t i = 0; i < ARRAY_SIZE(paths); i++)
-        bits |= (unsigned)gives(config, paths[i]) << i;
+        bits |= (unsigned)config_gives(config, paths[i]) << i;
     return bits | (gives_schedule(config) ? CONFIG_GIVES_SCHEDULER : 0);
 }
 
@@ -85,7 +74,7 @@ bool config_choose_optimizer(struct config *config, const char *name, double mom
 {
     _cleanup_(config_freep) struct config *wanted = NULL;
 
-    if (!name || !*name || gives(config, "optimizer"))
+    if (!name || !*name || config_gives(config, "optimizer"))
         return false;
     wanted = config_of(name, momentum);
     if (wanted)

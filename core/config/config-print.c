@@ -38,6 +38,8 @@ static bool is_printed(const struct config_key *key, unsigned active)
 /* Explains a value that does not explain itself. */
 static const char *meaning(const struct config *config, const struct config_key *key)
 {
+    if (strcmp(key->path, "zero_optimization.reduce_bucket_size") == 0 && config_chooses_bucket(config))
+        return "; auto";
     if (strcmp(key->path, "optimizer.type") != 0 || config->optimizer.type != OPTIMIZER_ADAM)
         return "";
     return config->optimizer.hyper.adam_w_mode ? "; decoupled weight decay, the same as AdamW"

@@ -707,6 +707,8 @@ static int read_text(struct reader *reader, const struct config_source *source)
         .problems = reader->problems,
     });
     config_problems_sort(reader->problems);
+    if (reader->config->zero.reduce_bucket_size == 0)
+        reader->config->zero.reduce_bucket_size = config_usual_bucket_elems(reader->config);
 
     if (reader->r < 0 || reader->problems->r < 0)
         return -ENOMEM;

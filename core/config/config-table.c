@@ -55,6 +55,8 @@ static const struct config_choice log_levels[] = {{"error", LOG_ERR}, {"warning"
 static const struct config_choice devices[] = {{"cpu", CONFIG_DEVICE_CPU}, {"cuda", CONFIG_DEVICE_CUDA}, {}};
 static const struct config_choice collectives[] = {
     {"local", CONFIG_COLLECTIVE_LOCAL}, {"gloo", CONFIG_COLLECTIVE_GLOO}, {"nccl", CONFIG_COLLECTIVE_NCCL}, {}};
+static const struct config_choice stage3_on_one_node[] = {
+    {"mapped", CONFIG_STAGE3_MAPPED}, {"gathered", CONFIG_STAGE3_GATHERED}, {}};
 static const struct config_choice offloads[] = {{"none", CONFIG_OFFLOAD_NONE}, {"cpu", CONFIG_OFFLOAD_CPU}, {}};
 static const struct config_choice optimizers[] = {{"AdamW", OPTIMIZER_ADAMW},     {"Adam", OPTIMIZER_ADAM},
                                                   {"SGD", OPTIMIZER_SGD},         {"Lion", OPTIMIZER_LION},
@@ -130,8 +132,10 @@ static const struct config_key table[] = {
     KEY("zero_optimization.stage", WHOLE, zero.stage,
         "What is partitioned: 1 optimizer state, 2 gradients too, 3 weights too.", DEEPSPEED, .def = "2", RANGE(1, 3)),
     KEY("zero_optimization.reduce_bucket_size", WHOLE, zero.reduce_bucket_size,
-        "Largest bucket; a larger parameter is its own bucket, pushed in parts of this size.", DEEPSPEED,
-        .unit = "elements", .def = "2000000", RANGE(1, MAX_ELEMS)),
+        "Largest bucket; a larger parameter is its own bucket, pushed in parts of this size. auto: 500000; with "
+        "several "
+        "nodes 8000000, and on GPUs 50000000.",
+        .flags = CONFIG_DEEPSPEED | CONFIG_AUTO, .unit = "elements", .def = "auto", RANGE(1, MAX_ELEMS)),
     KEY("zero_optimization.overlap_comm", BOOL, zero.overlap_comm,
         "Room for several buckets in the ring, so that reductions hide behind the backward; false: for two, less "
         "memory.",
@@ -139,6 +143,11 @@ static const struct config_key table[] = {
     KEY("zero_optimization.stage3_max_live_parameters", WHOLE, zero.stage3_max_live_parameters,
         "Stage 3: what a rank may hold gathered at one time.", DEEPSPEED, .unit = "elements", .def = "1000000000",
         RANGE(1, MAX_ELEMS)),
+    KEY("zero_optimization.stage3_on_one_node", CHOICE, zero.stage3_on_one_node,
+        "Stage 3 where one node's memory has all weights. mapped: they are read where they lie, as in stage 2. "
+        "gathered: "
+        "only what a rank has gathered can be read, as with several nodes.",
+        .def = "mapped", .choices = stage3_on_one_node),
     SECTION("zero_optimization.offload_optimizer", "Where the optimizer state lives when the device is a GPU."),
     KEY("zero_optimization.offload_optimizer.device", CHOICE, zero.offload_optimizer,
         "cpu: in host memory; none: on the device. With device: cpu both are host memory.", DEEPSPEED, .def = "none",

@@ -41,16 +41,56 @@ void config_free(struct config *config)
     free(config);
 }
 
-bool config_file_has(const struct config *config, const char *path)
+static const struct config_origin *origin_of(const struct config *config, const char *path)
 {
     size_t n_keys;
     const struct config_key *keys = config_table(&n_keys);
 
-    for (size_t i = 0; i < n_keys; i++) {
-        if (strcmp(keys[i].path, path) == 0 && config->origins[i].given && config->origins[i].line > 0)
-            return true;
-    }
-    return false;
+    for (size_t i = 0; i < n_keys; i++)
+        if (config->origins[i].given && strcmp(keys[i].path, path) == 0)
+            return &config->origins[i];
+    return NULL;
+}
+
+bool config_gives(const struct config *config, const char *path)
+{
+    return origin_of(config, path) != NULL;
+}
+
+bool config_file_has(const struct config *config, const char *path)
+{
+    const struct config_origin *origin = origin_of(config, path);
+
+    return origin && origin->line > 0;
+}
+
+/*
+ * On one node a bucket of 2 MB stays in the cache from a trainer's copy to the reduction. Between nodes a bucket is
+ * also what travels at a time, and costs a millisecond beside its bytes. docs/benchmarks.md has the measurements. On
+ * GPUs each bucket costs launches; that figure is picked.
+ */
+uint64_t config_usual_bucket_elems(const struct config *config)
+{
+    if (config->device == CONFIG_DEVICE_CUDA)
+        return 50000000;
+    return config->world.nodes.n_items > 1 ? 8000000 : 500000;
+}
+
+bool config_chooses_bucket(const struct config *config)
+{
+    return !config_gives(config, "zero_optimization.reduce_bucket_size");
+}
+
+unsigned config_stage_of(const struct config *config, unsigned stage)
+{
+    bool is_one_memory = config->device == CONFIG_DEVICE_CPU && config->world.nodes.n_items <= 1;
+
+    return stage == 3 && is_one_memory && config->zero.stage3_on_one_node == CONFIG_STAGE3_MAPPED ? 2 : stage;
+}
+
+unsigned config_stage(const struct config *config)
+{
+    return config_stage_of(config, (unsigned)config->zero.stage);
 }
 
 bool config_offloads(const struct config *config)
@@ -60,7 +100,7 @@ bool config_offloads(const struct config *config)
 
 bool config_partitions_all(const struct config *config)
 {
-    return config->device == CONFIG_DEVICE_CUDA && config->zero.stage == 3 && !config_offloads(config);
+    return config->device == CONFIG_DEVICE_CUDA && config_stage(config) == 3 && !config_offloads(config);
 }
 
 bool config_loads(const struct config *config)

@@ -39,6 +39,7 @@ enum {
 
 enum config_device { CONFIG_DEVICE_CPU, CONFIG_DEVICE_CUDA };
 enum config_collective { CONFIG_COLLECTIVE_LOCAL, CONFIG_COLLECTIVE_GLOO, CONFIG_COLLECTIVE_NCCL };
+enum config_stage3 { CONFIG_STAGE3_MAPPED, CONFIG_STAGE3_GATHERED };
 enum config_offload { CONFIG_OFFLOAD_NONE, CONFIG_OFFLOAD_CPU };
 enum config_allreduce_op { CONFIG_ALLREDUCE_MEAN, CONFIG_ALLREDUCE_SUM };
 enum config_weights { CONFIG_WEIGHTS_SHARED, CONFIG_WEIGHTS_PRIVATE };
@@ -79,10 +80,11 @@ struct config_world {
 };
 
 struct config_zero {
-    int stage;                   /* 1, 2, 3 */
+    int stage;                   /* 1, 2, 3: as configured; config_stage() says what is done */
     uint64_t reduce_bucket_size; /* elements */
     bool overlap_comm;
     uint64_t stage3_max_live_parameters; /* elements, per rank */
+    enum config_stage3 stage3_on_one_node;
     enum config_offload offload_optimizer;
 };
 
@@ -209,14 +211,25 @@ void config_free(struct config *config);
 /* The engines that this build has. */
 const struct config_build *config_build_own(void);
 
-/* Does the file itself have a value for the key? */
+/* Does the file or the command line have a value for the key, other than "auto"? Does the file itself? */
+bool config_gives(const struct config *config, const char *path);
 bool config_file_has(const struct config *config, const char *path);
 /* Masters and moments are in host memory, and all else on GPUs? */
 bool config_offloads(const struct config *config);
 /* Stage 3 on GPUs: no state is in host memory, and frozen parameters are partitioned, too. */
 bool config_partitions_all(const struct config *config);
+/*
+ * The stage by which the job's memory is laid out and its trainers work. Stage 3 partitions weights among nodes and
+ * GPUs: on one node in host memory there is nothing to gather, so it is the same as stage 2, unless the configuration
+ * says otherwise. config_stage_of(): of another stage than the configured one.
+ */
+unsigned config_stage(const struct config *config);
+unsigned config_stage_of(const struct config *config, unsigned stage);
 /* Does a job look for a checkpoint to begin with? */
 bool config_loads(const struct config *config);
+/* reduce_bucket_size where nobody gives one: a running job of an earlier version keeps its own. */
+uint64_t config_usual_bucket_elems(const struct config *config);
+bool config_chooses_bucket(const struct config *config);
 /* Ranks on this node. */
 unsigned config_local_ranks(const struct config *config);
 /* The first rank of a node, and of this node. */

@@ -243,6 +243,7 @@ static void put_world(struct json *j, struct json_object *o, const struct status
     json_put_bool(j, o, "formed", layout);
     json_put_u64(j, o, "n_params", layout ? layout->n_params : 0);
     json_put_u64(j, o, "n_buckets", layout ? layout->n_buckets : 0);
+    json_put_u64(j, o, "bucket_elems", s->bucket_elems);
     json_put_u64(j, o, "trainable_elems", layout ? layout->trainable_elems : 0);
     json_put_u64(j, o, "frozen_elems", layout ? layout->frozen_elems : 0);
 }

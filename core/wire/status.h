@@ -159,6 +159,7 @@ struct status {
     const char *held;     /* why the state that was kept cannot be taken over; NULL: nothing is held */
 
     unsigned stage;
+    uint64_t bucket_elems; /* of the largest bucket, as configured */
     unsigned world_size;
     unsigned n_attached;         /* ranks of this node with a connection */
     const struct layout *layout; /* NULL until formed */

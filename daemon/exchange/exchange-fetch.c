@@ -484,7 +484,7 @@ static const char *check_service(const struct exchange *exchange, const struct e
 
     if (service->node >= exchange->n_nodes)
         return "SERVE.node: no such node";
-    if (service->kind >= FETCH_N_KINDS || (service->kind == FETCH_PUBLISHED && job->config->zero.stage != 3) ||
+    if (service->kind >= FETCH_N_KINDS || (service->kind == FETCH_PUBLISHED && config_stage(job->config) != 3) ||
         (service->kind == FETCH_GATHERED && (!partitions_all || service->n_params > DEVICE_MAX_FETCHES)))
         return "SERVE.pass: no such kind";
     for (size_t i = 0; i < service->n_params; i++)

@@ -62,7 +62,7 @@ const char *exchange_spread(struct exchange *exchange, const struct exchange_sai
 {
     const struct layout *layout = exchange->job->layout;
     struct motion *motion;
-    bool owned_only = exchange->job->config->zero.stage == 3;
+    bool owned_only = config_stage(exchange->job->config) == 3;
     enum exchange_segment segment = owned_only ? EXCHANGE_SPREADING : EXCHANGE_WEIGHTS;
     uint64_t start = owned_only ? layout_frozen_offset_bytes(layout) : 0;
 
@@ -90,7 +90,7 @@ const char *exchange_gather(struct exchange *exchange, const struct exchange_sai
 {
     struct motion *motion;
 
-    if (exchange->job->config->zero.stage == 3)
+    if (config_stage(exchange->job->config) == 3)
         return "GATHER: not in stage 3";
     if (exchange_is_said_twice(exchange, said))
         return EXCHANGE_SAID_TWICE;
@@ -128,7 +128,7 @@ int exchange_init(struct exchange *exchange, const struct request_init *init, co
     uint64_t page = offset / page_size() * page_size();
     int r;
 
-    if (exchange->job->config->zero.stage != 3 || n_bytes == 0)
+    if (config_stage(exchange->job->config) != 3 || n_bytes == 0)
         return 0;
     r = segment_reserve(&exchange->spreading, page, round_up(offset + n_bytes, page_size()) - page);
     if (r == 0)
@@ -146,7 +146,7 @@ void exchange_spread_is_over(struct exchange *exchange)
 
 static const uint8_t *initial_weights(const struct exchange *exchange)
 {
-    return exchange->job->config->zero.stage == 3 ? exchange->spreading.map : exchange->job->state->weights.map;
+    return config_stage(exchange->job->config) == 3 ? exchange->spreading.map : exchange->job->state->weights.map;
 }
 
 /* Nothing may still write weights when this node says that it has them. */
@@ -224,7 +224,7 @@ static struct engine_move owned_elems(const struct exchange *exchange, uint32_t 
 static void write_weights(struct exchange *exchange, const struct exchange_said *said, uint32_t p)
 {
     const struct layout_param *param = &exchange->job->layout->params[p];
-    bool range = exchange->job->config->zero.stage == 3;
+    bool range = config_stage(exchange->job->config) == 3;
 
     for (unsigned node = 1; node < exchange->n_nodes; node++) {
         struct engine_move move =

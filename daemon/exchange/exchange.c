@@ -136,7 +136,7 @@ int exchange_form(struct exchange *exchange)
     /* Between GPUs nothing comes into this memory. */
     r = segment_init(&exchange->incoming, "incoming",
                      job->executor->on_gpus ? 0 : exchange_plan_incoming_bytes(job->config, layout));
-    if (r == 0 && job->config->zero.stage == 3)
+    if (r == 0 && config_stage(job->config) == 3)
         r = segment_init_kept(&exchange->spreading, "spreading",
                               layout->weight_bytes); /* no pages until exchange_init() or the engine writes */
     if (r == 0)

@@ -36,7 +36,7 @@ static void describe(const struct job *job, struct strbuf *out)
         strbuf_add(out, "world.node %u\n", job->config->world.node);
         strbuf_add(out, "world.ranks_per_node %u\n", job_n_local(job));
     }
-    strbuf_add(out, "zero_optimization.stage %d\n", config->zero.stage);
+    strbuf_add(out, "zero_optimization.stage %u\n", config_stage(config));
     strbuf_add(out, "zero_optimization.reduce_bucket_size %" PRIu64 "\n", (uint64_t)config->zero.reduce_bucket_size);
     strbuf_add(out, "zero_optimization.overlap_comm %d\n", config->zero.overlap_comm);
     strbuf_add(out, "gradient_accumulation_steps %" PRIu64 "\n", (uint64_t)config->gradient_accumulation_steps);
@@ -73,6 +73,29 @@ static void choose_again(struct job *job, const char *text)
     attendance_choose(job, name, momentum);
 }
 
+/* Where the configuration leaves it open, the run keeps the size that it was laid out with, perhaps by another version.
+ */
+static void choose_bucket_again(struct job *job, const char *text)
+{
+    static const char name[] = "zero_optimization.reduce_bucket_size ";
+    const char *line = strstr(text, name);
+    uint64_t n_elems = 0;
+
+    if (line && config_chooses_bucket(job->config) && sscanf(line + strlen(name), "%" SCNu64, &n_elems) == 1 &&
+        n_elems > 0)
+        job->run.chosen.zero.reduce_bucket_size = n_elems;
+}
+
+/* An earlier version gathered in stage 3 on one node, too. */
+static void choose_stage3_again(struct job *job, const char *text)
+{
+    struct config_zero *zero = &job->run.chosen.zero;
+
+    if (zero->stage == 3 && strstr(text, "\nzero_optimization.stage 3\n") &&
+        !config_gives(job->config, "zero_optimization.stage3_on_one_node"))
+        zero->stage3_on_one_node = CONFIG_STAGE3_GATHERED;
+}
+
 static int compare_config(struct job *job, const struct journal_record *record, char *why, size_t why_size)
 {
     _cleanup_free_ char *theirs = strndup(record->data, record->n_bytes);
@@ -82,6 +105,8 @@ static int compare_config(struct job *job, const struct journal_record *record, 
     if (!theirs)
         return -ENOMEM;
     choose_again(job, theirs);
+    choose_bucket_again(job, theirs);
+    choose_stage3_again(job, theirs);
     describe(job, &ours);
     differs = !ours.data || find_difference(theirs, ours.data, why, why_size);
     strbuf_deinit(&ours);

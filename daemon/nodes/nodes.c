@@ -53,7 +53,7 @@ static int make_leader(struct nodes *nodes)
     return leader_new(&nodes->leader, &(struct leader_options){
                                           .n_nodes = nodes->n,
                                           .n_sources = n_sources,
-                                          .stage = (unsigned)nodes->job->config->zero.stage,
+                                          .stage = config_stage(nodes->job->config),
                                           .partitions_all = config_partitions_all(nodes->job->config),
                                           .loads = config_loads(nodes->job->config),
                                           .ops = {.say = leader_says,

@@ -322,6 +322,7 @@ static struct status make_status(struct service *service, struct status_refused 
         .away_ns = job->run.survival.away_ns,
         .held = job->run.survival.holds,
         .stage = (unsigned)config->zero.stage,
+        .bucket_elems = job->config->zero.reduce_bucket_size,
         .world_size = job->world.size,
         .layout = job->layout,
         .limit_bytes = config->limits.memory_bytes,

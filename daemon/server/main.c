@@ -10,6 +10,7 @@
 #include <sysexits.h>
 
 #include "core/base/base.h"
+#include "core/base/huge-pages.h"
 #include "core/base/keep.h"
 #include "core/base/log.h"
 #include "core/base/notify.h"
@@ -256,6 +257,15 @@ static int serve(const struct config *config)
     return EX_OK;
 }
 
+static void say_checked(const char *path)
+{
+    char huge_pages[256];
+
+    huge_pages_describe(NULL, huge_pages, sizeof(huge_pages));
+    printf("%s: ok (users, groups and the socket's folder are looked at when the daemon starts)\n%s\n", path,
+           huge_pages);
+}
+
 int main(int argc, char **argv)
 {
     struct options options = parse_options(argc, argv);
@@ -279,7 +289,7 @@ int main(int argc, char **argv)
     if (r == EX_OK && options.print)
         r = config_print(stdout, config) < 0 ? EX_IOERR : EX_OK;
     else if (r == EX_OK && options.check)
-        printf("%s: ok (users, groups and the socket's folder are looked at when the daemon starts)\n", options.config);
+        say_checked(options.config);
     else if (r == EX_OK)
         r = serve(config);
     config_free(config);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/huge-pages.h"
 #include "core/base/keep.h"
 #include "core/base/log.h"
 #include "core/base/notify.h"
@@ -551,6 +552,10 @@ void server_free(struct server *server)
 
 int server_run(struct server *server)
 {
+    char huge_pages[256];
+
+    huge_pages_describe(NULL, huge_pages, sizeof(huge_pages));
+    log_info("%s", huge_pages);
     log_notice("ready: job %s, %u ranks, stage %d, %s kernels, %u threads, socket %s%s", server->config->job,
                server->job->world.size, server->config->zero.stage, server->kernels->isa,
                worker_pool_n_threads(server->pool), server->config->listen.socket,

@@ -171,7 +171,7 @@ int device_make(struct executor **out, const struct executor_ops *ops, const str
             .pool = options->pool,
             .kernels = options->kernels,
             .plan = {.layout = options->layout,
-                     .stage = (unsigned)config->zero.stage,
+                     .stage = config_stage(config),
                      .first_local = executor->first_rank,
                      .n_local = executor->n_local,
                      .optimizer = config->optimizer.type,

@@ -7,6 +7,7 @@
 #include <assert.h>
 
 #include "core/base/base.h"
+#include "core/base/caches.h"
 #include "core/base/failpoint.h"
 #include "core/base/worker.h"
 #include "core/config/config.h"
@@ -27,7 +28,7 @@ void executor_set_up(struct executor *executor, const struct executor_ops *ops, 
     executor->first_rank = config_first_rank(config);
     executor->n_local = config_local_ranks(config);
     executor->several_nodes = options->several_nodes;
-    executor->gathers = config->zero.stage == 3;
+    executor->gathers = config_stage(config) == 3;
 }
 
 static int make_step(const struct executor *executor, const struct step_ops *ops, struct step **out)
@@ -40,6 +41,7 @@ static int make_step(const struct executor *executor, const struct step_ops *ops
                                                 .state = executor->state,
                                                 .kernels = options->kernels,
                                                 .pool = options->pool,
+                                                .cache_bytes = caches_last_level_bytes(),
                                                 .first_local = executor->first_rank,
                                                 .n_local = executor->n_local,
                                                 .optimizer = options->config->optimizer.type});
@@ -53,7 +55,7 @@ int executor_make_step(struct executor *executor, const struct state_options *wh
     int r;
 
     state.layout = options->layout;
-    state.stage = (unsigned)config->zero.stage;
+    state.stage = config_stage(config);
     state.first_rank = executor->first_rank;
     state.n_ranks = executor->n_local;
     state.moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper);

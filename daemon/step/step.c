@@ -106,6 +106,7 @@ int step_new(struct step **out, const struct step_options *options)
     step->optimizer = options->optimizer;
     step->ops = options->ops ? options->ops : &here;
     step->devices = options->devices;
+    step->past_caches = options->state->gradient.n_bytes > options->cache_bytes / 2;
     step->wire = options->wire;
     step->n_pieces = subtree_find(layout->world_size, step->first_local, step->n_local, step->pieces);
     step->begun = calloc(layout->n_parts + 1, 1);
@@ -254,9 +255,17 @@ static void make_args(const struct reduction *reduction, const struct layout_chu
     };
 }
 
-/* Adds the sources [first, first + n) of one chunk to target. slot: in which it can be undone, or NULL. */
+/* Where the sum of a chunk goes. */
+struct target {
+    float *elems;
+    bool first;             /* of its contributions in this step */
+    bool past_caches;       /* nobody reads it soon */
+    struct step_slot *slot; /* in which it can be undone, or NULL */
+};
+
+/* Adds the sources [first, first + n) of one chunk to target. */
 static void reduce_into(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id,
-                        unsigned first, unsigned n, float *target, bool first_contribution, struct step_slot *slot)
+                        unsigned first, unsigned n, const struct target *target)
 {
     struct step *step = reduction->step;
     struct position_sum sums[STEP_MAX_RANKS];
@@ -267,11 +276,12 @@ static void reduce_into(struct reduction *reduction, const struct layout_chunk *
     make_args(reduction, chunk, first, n, &leaves, &args);
     if (leaves.n == 0)
         return;
-    args.acc = target;
-    args.first = first_contribution;
+    args.acc = target->elems;
+    args.first = target->first;
+    args.past_caches = target->past_caches;
     result->sums = sums;
-    if (slot)
-        step_reduce_in_slot(step, slot, &args, result);
+    if (target->slot)
+        step_reduce_in_slot(step, target->slot, &args, result);
     else
         step->kernels->reduce(&args, result);
     if (result->nonfinite)
@@ -370,8 +380,8 @@ static void reduce_piece(struct reduction *reduction, const struct layout_chunk 
     uint8_t *target = (uint8_t *)step_staging(step, reduction->parcel, i) + elem * dtype_size(step->wire);
 
     if (step->wire == DTYPE_F32)
-        reduce_into(reduction, chunk, chunk_id, piece->first - step->first_local, piece->n, (float *)(void *)target,
-                    true, NULL);
+        reduce_into(reduction, chunk, chunk_id, piece->first - step->first_local, piece->n,
+                    &(struct target){.elems = (float *)(void *)target, .first = true});
     else
         reduce_rounded(reduction, chunk, chunk_id, piece->first - step->first_local, piece->n,
                        (uint16_t *)(void *)target);
@@ -385,7 +395,9 @@ static void reduce_chunk(struct reduction *reduction, uint32_t chunk_id, struct 
     const struct layout_param *param = &step->layout->params[chunk->param];
     float *acc = state_acc(step->state, param->bucket, param->offset_elems + chunk->start_elem);
 
-    reduce_into(reduction, chunk, chunk_id, 0, reduction->n_sources, acc, !step->begun[chunk->part], slot);
+    reduce_into(reduction, chunk, chunk_id, 0, reduction->n_sources,
+                &(struct target){
+                    .elems = acc, .first = !step->begun[chunk->part], .past_caches = step->past_caches, .slot = slot});
 }
 
 static void reduce_item(struct reduction *reduction, uint32_t chunk_id)

@@ -128,6 +128,7 @@ struct step {
     unsigned squares_copy;          /* of two: in which of them the squares lie */
     double norm_scale;              /* of the last decided step */
     struct update_scalars *scalars; /* per parameter */
+    bool past_caches;               /* accumulators are written past the caches: they do not fit */
     enum dtype wire;                /* of staging, and of the pieces of other nodes */
     struct segment staging_segment; /* pieces x padded elements of parcels not sent from slots; may be empty */
     uint8_t *staging;               /* its start */
@@ -151,6 +152,7 @@ struct step_options {
     struct worker_pool *pool;
     unsigned first_local, n_local;
     enum optimizer optimizer;
+    size_t cache_bytes;         /* of the CPU's largest cache; 0: nothing fits into it */
     const struct step_ops *ops; /* NULL: workers, in the memory of this process */
     struct devices *devices;    /* of ops */
     enum dtype

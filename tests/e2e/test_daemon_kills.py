@@ -276,6 +276,27 @@ def test_configuration_differs(kept, change, why):
     assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
 
 
+def test_bucket_size_of_the_run(kept):
+    """A configuration that leaves the size of buckets open takes a run over that was laid out with another one."""
+    daemon, ranks = stop_midway(kept)
+    config = json.loads(daemon.config_path.read_text())
+    size = config["zero_optimization"].pop("reduce_bucket_size")
+    assert size != 500_000
+    daemon.config_path.write_text(json.dumps(config))
+    daemon.start_again()
+    wait_for("the daemon listens", daemon.listens)
+    status = daemon.status()
+    assert (status["held"], status["bucket_elems"]) == (None, size), status
+    train(daemon, ranks)
+    assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
+    for rank in ranks:
+        rank.last.wait()
+    daemon.ctl("drop")
+    assert daemon.status()["run_id"] is None
+    kills.start(daemon, [[], []], n_steps=2)
+    wait_for("a new run is laid out anew", lambda: daemon.status()["bucket_elems"] == 500_000)
+
+
 def test_drop_begins_anew(kept):
     daemon, ranks = stop_midway(kept)
     for rank in ranks:

@@ -33,7 +33,7 @@ static struct server *start_server(unsigned stage)
     static const char format[] = "job: fuzz\n"
                                  "listen: {socket: /tmp/zerod-fuzz-%d-%u.sock}\n"
                                  "world: {size: 1}\n"
-                                 "zero_optimization: {stage: %u, reduce_bucket_size: 128}\n"
+                                 "zero_optimization: {stage: %u, reduce_bucket_size: 128, stage3_on_one_node: gathered}\n"
                                  "limits: {memory: 64MiB, clients: 4}\n"
                                  "threads: 1\n";
     struct config_problems problems = CONFIG_PROBLEMS_NULL;

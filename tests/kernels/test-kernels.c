@@ -11,6 +11,7 @@
 #include "tests/group.h"
 #include "tests/kernels/kernels-reference.h"
 
+#include <malloc.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -184,8 +185,9 @@ static void reduce_reference(const struct pushes *pushes, bool first, float *acc
 }
 
 /* Reduces [begin, end) of the pushes into acc, which is at the parameter's start. */
-static struct reduce_result reduce_range(const struct kernels *k, const struct pushes *pushes, bool first, float *acc,
-                                         size_t begin, size_t end, struct position_sum *sums)
+static struct reduce_result reduce_range(const struct kernels *k, const struct pushes *pushes, bool first,
+                                         bool past_caches, float *acc, size_t begin, size_t end,
+                                         struct position_sum *sums)
 {
     const void *leaves[MAX_RANKS];
     struct reduce_join joins[MAX_RANKS];
@@ -196,6 +198,7 @@ static struct reduce_result reduce_range(const struct kernels *k, const struct p
         .joins = joins,
         .acc = acc + begin,
         .first = first,
+        .past_caches = past_caches,
         .n_elems = end - begin,
         .start_elem = begin,
     };
@@ -210,19 +213,20 @@ static struct reduce_result reduce_range(const struct kernels *k, const struct p
     return result;
 }
 
-static void check_reduce(const struct kernels *k, const struct pushes *pushes, bool first, const float *expected,
-                         const struct exact_sum *squares)
+/* start_byte: where acc begins, from a multiple of 64. */
+static void check_reduce(const struct kernels *k, const struct pushes *pushes, bool first, bool past_caches,
+                         size_t start_byte, const float *expected, const struct exact_sum *squares)
 {
-    _cleanup_free_ char *memory = malloc(pushes->n_elems * 4 + SLACK);
+    _cleanup_free_ char *memory = aligned_alloc(64, round_up(pushes->n_elems * 4 + SLACK, (size_t)64));
     struct position_sum sums[MAX_RANKS], sum;
     struct reduce_result result;
-    float *acc = (float *)(void *)(memory + 12);
+    float *acc = (float *)(void *)(memory + start_byte);
     unsigned leaf = 0;
 
     memset(memory, 0xee, pushes->n_elems * 4 + SLACK);
     if (!first)
         memcpy(acc, pushes->before, pushes->n_elems * 4);
-    result = reduce_range(k, pushes, first, acc, 0, pushes->n_elems, sums);
+    result = reduce_range(k, pushes, first, past_caches, acc, 0, pushes->n_elems, sums);
     assert_same(acc, expected, pushes->n_elems);
     assert_memory_equal(&result.squares, squares, sizeof(*squares));
     assert_false(result.nonfinite);
@@ -232,7 +236,7 @@ static void check_reduce(const struct kernels *k, const struct pushes *pushes, b
         sum = position_reference(pushes->dtype, pushes->pushed[r], pushes->n_elems);
         assert_memory_equal(&sums[leaf++], &sum, sizeof(sum));
     }
-    for (size_t i = 12 + pushes->n_elems * 4; i < pushes->n_elems * 4 + SLACK; i++)
+    for (size_t i = start_byte + pushes->n_elems * 4; i < pushes->n_elems * 4 + SLACK; i++)
         assert_int_equal((unsigned char)memory[i], 0xee);
 }
 
@@ -251,7 +255,8 @@ static void check_world(unsigned world, size_t n_elems, enum values values, unsi
     for (int first = 0; first < 2; first++) {
         reduce_reference(&pushes, first, expected, &squares);
         for (unsigned i = 0; (k = kernels_nth(i)); i++)
-            check_reduce(k, &pushes, first, expected, &squares);
+            for (unsigned how = 0; how < 3; how++)
+                check_reduce(k, &pushes, first, how > 0, how == 1 ? 0 : 12, expected, &squares);
     }
     pushes_deinit(&pushes);
 }
@@ -297,7 +302,7 @@ static void test_reduce_pieces(void **state)
 
             begin = round_up(end, 64) - 64;
             begin -= MIN(begin, next(&seed) % 60 * 64);
-            result = reduce_range(k ? k : kernels_nth(0), &pushes, true, acc, begin, end, sums);
+            result = reduce_range(k ? k : kernels_nth(0), &pushes, true, false, acc, begin, end, sums);
             exact_sum_merge(&total, &result.squares);
             for (int leaf = 0; leaf < 3; leaf++)
                 position_sum_add(&totals[leaf], &sums[leaf]);
@@ -633,5 +638,8 @@ TEST_GROUP(kernels)
         cmocka_unit_test(test_select),           cmocka_unit_test(test_float_env),
     };
 
+    /* Arrays of some 100 KiB come and go; as mappings of their own they would take ten times as long as all else. */
+    mallopt(M_MMAP_THRESHOLD, 16 << 20);
+    mallopt(M_TRIM_THRESHOLD, 256 << 20);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -299,12 +299,13 @@ def use_parts(names):
 @pytest.mark.parametrize("world, names", [(2, ["tied", "lora", "reentrant"]), *full((1, list(PARTS)), (4, ["nested"]))])
 def test_the_same_bits_in_all_stages(zerod, run, world, names):
     results = {}
-    for stage in (1, 2, 3):
-        daemon = zerod({"world": {"size": world}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 500}})
+    mapped = {"stage": 3, "stage3_on_one_node": "mapped"}
+    for stage, zero in ((1, {"stage": 1}), (2, {"stage": 2}), (3, {"stage": 3}), ("3, mapped", mapped)):
+        daemon = zerod({"world": {"size": world}, "zero_optimization": zero | {"reduce_bucket_size": 500}})
         results[stage] = run(daemon, use_parts, names=names)
     for rank in range(world):
         assert len(results[2][rank]) > 30 * len(names)
-        for stage in (1, 3):
+        for stage in (1, 3, "3, mapped"):
             assert list(results[stage][rank]) == list(results[2][rank])
             differing = [what for what, value in results[2][rank].items() if results[stage][rank][what] != value]
             assert not differing, f"stage {stage}, rank {rank}: {differing[:10]}"
@@ -505,6 +506,32 @@ def peeks():
 peeks()
 print("it was read")
 """
+
+
+def test_mapped_on_one_node(zerod, run):
+    """All weights are there, as in stage 2: nothing is gathered, no hook is installed, and memory is not larger."""
+    held = {}
+    for name, zero in {"stage 2": {"stage": 2}, "stage 3": {"stage": 3, "stage3_on_one_node": "mapped"}}.items():
+        daemon = zerod({"world": {"size": 1}, "zero_optimization": zero})
+        held[name], sharding = run(daemon, read_everything)[0]
+        assert sharding is None
+        assert daemon.status()["stage"] == zero["stage"]
+    assert held["stage 3"] == held["stage 2"]
+
+
+def read_everything():
+    """A rank. Returns the classes of the daemon's memory, and what zerod.stage3() gives."""
+    import zerod
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 3))
+    opt = zerod.Optimizer(model, lr=1e-2)
+    model(torch.ones(1, 64)).sum().backward()
+    assert all(torch.isfinite(p).all() for p in model.parameters())  # gathered, this would end the process
+    opt.step()
+    sharding = zerod.stage3(model, prefetch=2)
+    memory = {name: use for name, use in opt._client.status(10)["memory"].items() if name != "total"}
+    opt.close()
+    return memory, sharding
 
 
 def test_a_released_weight_is_read(zerod, build, tmp_path):

@@ -7,14 +7,39 @@
 #include <unistd.h>
 
 #include "client/lib/memory/mapping.h"
+#include "core/base/base.h"
+#include "core/base/huge-pages.h"
 
+/* Addresses for n_bytes (a multiple of the page size) from a multiple of HUGE_PAGE_BYTES. Return: MAP_FAILED, none. */
+static uint8_t *find_place(size_t n_bytes)
+{
+    uint8_t *area =
+        mmap(NULL, n_bytes + HUGE_PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    size_t before;
+
+    if (area == MAP_FAILED)
+        return MAP_FAILED;
+    before = round_up((uintptr_t)area, HUGE_PAGE_BYTES) - (uintptr_t)area;
+    if (before > 0)
+        munmap(area, before);
+    munmap(area + before + n_bytes, HUGE_PAGE_BYTES - before);
+    return area + before;
+}
+
+/* Where the daemon's pages are huge, so are ours. */
 int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection)
 {
-    void *base = mmap(NULL, n_bytes, protection, MAP_SHARED, fd, 0);
+    size_t whole = round_up(n_bytes, (size_t)sysconf(_SC_PAGESIZE));
+    uint8_t *place = n_bytes < HUGE_PAGE_BYTES ? NULL : find_place(whole);
+    void *base = MAP_FAILED;
 
+    if (place != MAP_FAILED)
+        base = mmap(place, n_bytes, protection, MAP_SHARED | (place ? MAP_FIXED : 0), fd, 0);
     if (base == MAP_FAILED) {
         int r = -errno;
 
+        if (place && place != MAP_FAILED)
+            munmap(place, whole);
         close(fd);
         return r;
     }

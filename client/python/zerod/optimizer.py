@@ -255,7 +255,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def stage(self) -> int:
-        """ZeRO stage: 1, 2 or 3."""
+        """ZeRO stage: 1, 2 or 3. The daemon serves stage 3 on one node as stage 2, since all weights are there."""
         return int(self._client.job.stage)
 
     @property

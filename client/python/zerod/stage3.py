@@ -391,20 +391,22 @@ def _wrap_grad() -> None:
     torch.autograd.grad = watched
 
 
-def stage3(model: nn.Module, prefetch: int = 1) -> Sharding:
+def stage3(model: nn.Module, prefetch: int = 1) -> Sharding | None:
     """
     Returns, and tunes, the hooks that gather and release the weights of a model whose zerod.Optimizer is on a stage 3
-    daemon. The optimizer has installed them already.
+    daemon. The optimizer has installed them already. None: there are none, because all weights are here; so it is in
+    stages 1 and 2, and in stage 3 on one node.
 
     prefetch    number of modules that the daemon is told of before they are gathered, in the order of the last time. It
                 copies them while the program computes, as far as there is room under stage3_max_live_parameters.
                 0: each module is copied when it is needed
 
-    Raises ValueError for a model without an open optimizer, or of a job in stage 1 or 2.
+    Raises ValueError for a model without an open optimizer.
     """
     owners = owners_of(model.parameters())
-    sharding: Sharding | None = owners[0].sharding if len(owners) == 1 else None
-    if sharding is None:
-        raise ValueError("not the model of an open zerod.Optimizer in stage 3 (zero_optimization.stage: 3)")
-    sharding.prefetch = prefetch
+    if len(owners) != 1:
+        raise ValueError("not the model of an open zerod.Optimizer")
+    sharding: Sharding | None = owners[0].sharding
+    if sharding is not None:
+        sharding.prefetch = prefetch
     return sharding

@@ -70,7 +70,7 @@ static int store_weights(void *userdata)
                                          .kernels = job->kernels,
                                          .segment = &job->window->segment,
                                          .n_params = job->layout->n_params,
-                                         .range = job->config->zero.stage == 3,
+                                         .range = config_stage(job->config) == 3,
                                          .direction = TRANSFER_STORE,
                                          .done = weights_are_stored,
                                          .userdata = job,

@@ -100,7 +100,7 @@ static void refuse_begin(struct job *job, struct job_rank *rank, uint64_t n_byte
 
 static void answer_begin(struct job *job, struct job_rank *rank)
 {
-    bool stage3 = job->config->zero.stage == 3;
+    bool stage3 = config_stage(job->config) == 3;
     const struct segment *shown = &job->window->segment;
     struct wire_segment segment = {.kind = WIRE_SEGMENT_WINDOW, .n_bytes = shown->n_bytes};
     /* In stages 1 and 2 the other ranks map a private copy of the weights. */
@@ -124,7 +124,7 @@ static void answer_begin(struct job *job, struct job_rank *rank)
 
 static uint64_t segment_bytes(const struct job *job)
 {
-    return job->config->zero.stage == 3 ? job->layout->range_bytes : job->layout->weight_bytes;
+    return config_stage(job->config) == 3 ? job->layout->range_bytes : job->layout->weight_bytes;
 }
 
 /*
@@ -254,7 +254,7 @@ static int fill(struct job *job)
     job->window->fill_result = 0;
     coordinator_window(job->coordinator, &job->window->segment);
     r = executor_show(job->executor, &job->window->segment, shown, job);
-    if (r == 0 && job->config->zero.stage == 3 && fill_remote(job) < 0)
+    if (r == 0 && config_stage(job->config) == 3 && fill_remote(job) < 0)
         job->window->fill_result = -ENOMEM;
     if (r == 0)
         confirm(job);

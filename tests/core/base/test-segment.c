@@ -275,6 +275,22 @@ static void test_reserve(void **state)
     segment_deinit(&segment);
 }
 
+/* What has huge pages is as large as without them, and the rest of a segment is not taken. */
+static void test_reserve_whole_huge_pages(void **state)
+{
+    const size_t huge = (size_t)2 << 20, page = page_size();
+    struct segment segment = make("state", 3 * huge + 5 * page);
+
+    (void)state;
+    assert_int_equal((uintptr_t)segment.map % huge, 0);
+    assert_int_equal(segment_reserve(&segment, page, 2 * huge), 0);
+    assert_int_equal(held_bytes(&segment), 2 * huge);
+    assert_int_equal(segment_reserve(&segment, 0, segment.n_bytes), 0);
+    assert_int_equal(held_bytes(&segment), segment.n_bytes);
+    assert_all(segment.map, segment.n_bytes, 0);
+    segment_deinit(&segment);
+}
+
 static void test_reserve_nothing(void **state)
 {
     struct segment segment = make("state", page_size());
@@ -430,6 +446,7 @@ TEST_GROUP(segment)
         TEST(test_skew),
         TEST(test_addresses_come_back),
         TEST(test_reserve),
+        TEST(test_reserve_whole_huge_pages),
         TEST(test_reserve_nothing),
         TEST(test_reserve_fails),
         TEST(test_reserve_is_interrupted),

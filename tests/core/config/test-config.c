@@ -29,6 +29,39 @@ SAME_BIT(NESTEROV);
 SAME_BIT(LR_DECAY);
 SAME_BIT(SCHEDULER);
 
+/* What a configuration leaves open is chosen by where the job runs; a program reads the same of what is printed. */
+static void test_chosen(void **state)
+{
+    static const char nodes[] = "listen: {socket: /a}\nworld: {size: 2, key_file: /k,\n"
+                                "  nodes: [{address: \"a:1\", ranks: 1}, {address: \"b:1\", ranks: 1}]}\n"
+                                "collective: gloo\nzero_optimization: {stage: 3}\n";
+    static const char gpus[] = MINIMAL "device: cuda\ncollective: nccl\nzero_optimization: {stage: 3}\n";
+    static const struct {
+        const char *text;
+        uint64_t bucket_elems;
+        bool chooses;
+        unsigned stage;
+    } cases[] = {
+        {MINIMAL "zero_optimization: {stage: 3}\n", 500000, true, 2},
+        {MINIMAL "zero_optimization: {stage: 3, reduce_bucket_size: auto}\n", 500000, true, 2},
+        {MINIMAL "zero_optimization: {stage: 3, reduce_bucket_size: 7}\n", 7, false, 2},
+        {MINIMAL "zero_optimization: {stage: 3, stage3_on_one_node: gathered}\n", 500000, true, 3},
+        {MINIMAL "zero_optimization: {stage: 1}\n", 500000, true, 1},
+        {nodes, 8000000, true, 3},
+        {gpus, 50000000, true, 3},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct config *c = load_valid_with(cases[i].text, &both_engines);
+
+        assert_int_equal(c->zero.reduce_bucket_size, cases[i].bucket_elems);
+        assert_int_equal(config_chooses_bucket(c), cases[i].chooses);
+        assert_int_equal(config_stage(c), cases[i].stage);
+        config_free(c);
+    }
+}
+
 static void test_defaults(void **state)
 {
     struct config *c = load_valid(MINIMAL);
@@ -45,7 +78,7 @@ static void test_defaults(void **state)
     assert_int_equal(config_local_ranks(c), 4);
     assert_int_equal(config_first_rank(c), 0);
     assert_int_equal(c->zero.stage, 2);
-    assert_int_equal(c->zero.reduce_bucket_size, 2000000);
+    assert_int_equal(c->zero.reduce_bucket_size, 500000);
     assert_true(c->zero.overlap_comm);
     assert_int_equal(c->zero.stage3_max_live_parameters, 1000000000);
     assert_int_equal(c->device, CONFIG_DEVICE_CPU);
@@ -657,6 +690,7 @@ TEST_GROUP(config)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_chosen),
         cmocka_unit_test(test_every_section),
         cmocka_unit_test(test_optimizer_defaults),
         cmocka_unit_test(test_chosen_optimizers),

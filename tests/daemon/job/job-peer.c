@@ -113,7 +113,7 @@ static struct config *load(const struct fixture_options *options)
 {
     static const char format[] = "listen: {socket: /run/zerod/unused.sock}\n"
                                  "world: %s\n"
-                                 "zero_optimization: {stage: %u, reduce_bucket_size: 2000}\n"
+                                 "zero_optimization: {stage: %u, reduce_bucket_size: 2000, stage3_on_one_node: gathered}\n"
                                  "%s";
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     struct config *config = NULL;

@@ -351,7 +351,7 @@ static void test_budget_settings(void **state)
     assert_false(options.overlap_comm);
 
     options = options_of(MINIMAL "zero_optimization:\n  stage: 3\n  overlap_comm: true\n"
-                                 "  stage3_max_live_parameters: 12345\n"
+                                 "  stage3_max_live_parameters: 12345\n  stage3_on_one_node: gathered\n"
                                  "optimizer: {type: SGD, params: {lr: 0.1, momentum: 0.9}}\n",
                          layout, ranks);
     assert_int_equal(options.stage, 3);

@@ -237,7 +237,7 @@ static void test_welcome(void **userdata)
 
     (void)userdata;
     local_start(&local, 2,
-                "zero_optimization: {stage: 3, reduce_bucket_size: 1234, stage3_max_live_parameters: 777}\n"
+                "zero_optimization: {stage: 3, stage3_on_one_node: gathered, reduce_bucket_size: 1234, stage3_max_live_parameters: 777}\n"
                 "diagnostics: {on_duplicate: abort_step}\n"
                 "optimizer: {type: Adam, params: {lr: 0.25, betas: [0.5, 0.75], weight_decay: 0.125}}\n"
                 "gradient_accumulation_steps: 4\ngradient_clipping: 1.5\nfp16: {enabled: true}\n"

@@ -106,7 +106,7 @@ static void make(struct fixture *f, unsigned stage)
     char text[128], why[128];
 
     *f = (struct fixture){.layout = make_layout()};
-    snprintf(text, sizeof(text), "listen: {socket: /unused}\nworld: {size: 1}\nzero_optimization: {stage: %u}\n",
+    snprintf(text, sizeof(text), "listen: {socket: /unused}\nworld: {size: 1}\nzero_optimization: {stage: %u, stage3_on_one_node: gathered}\n",
              stage);
     assert_int_equal(
         config_load_string(&f->config, &(struct config_source){.text = {"f.yaml", text, strlen(text)}}, &problems), 0);

@@ -3,6 +3,7 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tiers import full
 from conftest import Daemon, environment, wait_for
 from test_zerodctl import validator
 
@@ -88,13 +90,13 @@ def answer(kind, result, code=0):
     return check(kind, json.loads(result.stdout))
 
 
-def flip(file, *places):
+def flip(file, *places, bit=1):
     with open(file, "r+b") as f:
         for at in places:
             f.seek(at)
             byte = f.read(1)[0]
             f.seek(at)
-            f.write(bytes([byte ^ 1]))
+            f.write(bytes([byte ^ bit]))
 
 
 def n_bytes(checkpoint):
@@ -210,6 +212,20 @@ def test_a_flipped_byte_in_the_description(copy, ctl):
     assert f"{copy}/step-00000003: not whole: zerod.json: its bytes are not those that were written\n" in result.stdout
     value = answer("verify", ctl("--json", "checkpoint", "verify", copy), os.EX_DATAERR)
     assert [c["right"] for c in value["checkpoints"]] == [False, True]
+
+
+@pytest.mark.parametrize("n", [25, *full(1000)])
+def test_any_flipped_bit(copy, ctl, n):
+    """One at a time, anywhere in a checkpoint: its file is named. A long file has no more of them than a short one."""
+    rng, checkpoint = random.Random(n), copy / "step-00000003"
+    for _ in range(n):
+        file = checkpoint / rng.choice([*FILES, "zerod.json"])
+        at, bit = rng.randrange(file.stat().st_size), 1 << rng.randrange(8)
+        flip(file, at, bit=bit)
+        result = ctl("checkpoint", "verify", checkpoint)
+        assert result.returncode == os.EX_DATAERR and f": {file.name}: " in result.stdout, (file.name, at, bit, result.stdout)
+        flip(file, at, bit=bit)
+    assert ctl("checkpoint", "verify", checkpoint).returncode == 0
 
 
 def test_several_places(copy, ctl):

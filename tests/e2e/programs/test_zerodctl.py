@@ -231,7 +231,7 @@ def test_status(path):
     assert result.stdout.splitlines() == [
         "pretrain: training, stage 2, 3 of 4 ranks attached",
         "daemon    zerod 0.1.0 (avx2), pid 4242, up 1 min 0 s",
-        r"run       run\xff-7: 4 parameters, 2.17 k elements trainable, 81 frozen, 3 buckets",
+        r"run       run\xff-7: 4 parameters, 2.17 k elements trainable, 81 frozen, 3 buckets of up to 1.00 M",
         "step      42: 41 applied, 1 skipped, 1 aborted; 3.5 steps/s, last 300 ms",
         "values    grad norm 0.1, loss scale 65536, lr 0.001",
         "time      waiting for ranks 10 ns (0 %), reduce 20 ns (0 %), update 30 ns (0 %) of the last step",

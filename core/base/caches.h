@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* The CPU's caches, to decide whether data is written through them or past them. */
+
+#include <stddef.h>
+
+/*
+ * Bytes of the largest cache that one CPU of this machine reads through. If the system does not say, 16 MiB. Reads
+ * files: not for each step.
+ */
+size_t caches_last_level_bytes(void);
+
+/* The same of a folder such as /sys/devices/system/cpu/cpu0/cache. Return: 0, it does not say. */
+size_t caches_bytes_in(const char *folder);
