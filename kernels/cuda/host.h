@@ -30,6 +30,11 @@ void sim_check_loaded(const void *kernel);
 
 /* For tests, while nothing is launched. */
 extern bool emulated_backwards;
+
+/* After so many turns of threads emulated_stop() is called; 0: never. */
+extern uint64_t emulated_turns;
+/* Ends the process, as a kill does in the midst of a kernel, unless a test has its own way out. */
+extern void (*emulated_stop)(void);
 }
 
 enum {
@@ -49,6 +54,8 @@ class phase
   public:
     bool next()
     {
+        if (emulated_turns > 0 && --emulated_turns == 0)
+            emulated_stop();
         threadIdx.x = emulated_backwards ? BLOCK_THREADS - 1 - n_begun : n_begun;
         return n_begun++ < BLOCK_THREADS;
     }
@@ -76,6 +83,21 @@ static inline void system_fence(void)
     static unsigned word;
 
     (void)__atomic_exchange_n(&word, 1, __ATOMIC_SEQ_CST);
+}
+
+static inline void device_fence(void)
+{
+    system_fence();
+}
+
+static inline struct quad quad_load_once(const float *at)
+{
+    return *reinterpret_cast<const struct quad *>(at);
+}
+
+static inline void quad_store_once(float *at, const struct quad &quad)
+{
+    *reinterpret_cast<struct quad *>(at) = quad;
 }
 
 static inline void atomic_add(uint64_t *at, uint64_t n)
