@@ -28,13 +28,13 @@ int sim_load(const void *kernel);
 /* Ends the process if a kernel that is launched is not loaded. */
 void sim_check_loaded(const void *kernel);
 
+/* How many more turns the threads of this kernel get before sim_stop() is called; 0: any number. */
+extern __thread uint64_t sim_turns;
+/* Ends the process, or the kernel: it need not return. */
+void sim_stop(void);
+
 /* For tests, while nothing is launched. */
 extern bool emulated_backwards;
-
-/* After so many turns of threads emulated_stop() is called; 0: never. */
-extern uint64_t emulated_turns;
-/* Ends the process, as a kill does in the midst of a kernel, unless a test has its own way out. */
-extern void (*emulated_stop)(void);
 }
 
 enum {
@@ -54,8 +54,8 @@ class phase
   public:
     bool next()
     {
-        if (emulated_turns > 0 && --emulated_turns == 0)
-            emulated_stop();
+        if (sim_turns > 0 && --sim_turns == 0)
+            sim_stop();
         threadIdx.x = emulated_backwards ? BLOCK_THREADS - 1 - n_begun : n_begun;
         return n_begun++ < BLOCK_THREADS;
     }

@@ -9,8 +9,8 @@
 struct CUstream_st;
 
 extern bool emulated_backwards;
-extern uint64_t emulated_turns;
-extern void (*emulated_stop)(void);
+extern __thread uint64_t sim_turns;
+void sim_stop(void);
 int sim_launch(struct CUstream_st *stream, void (*run)(void *), void (*free_args)(void *), void *args);
 
 int sim_load(const void *kernel);
@@ -48,15 +48,16 @@ void device_order(bool backwards)
 static jmp_buf before_launch;
 static bool stopped;
 
-static void leave_launch(void)
+__thread uint64_t sim_turns;
+
+void sim_stop(void)
 {
     longjmp(before_launch, 1);
 }
 
 bool device_stop_after(uint64_t n_turns)
 {
-    emulated_turns = n_turns;
-    emulated_stop = leave_launch;
+    sim_turns = n_turns;
     stopped = false;
     return true;
 }
@@ -73,7 +74,7 @@ int sim_launch(struct CUstream_st *stream, void (*run)(void *), void (*free_args
         run(args);
     else
         stopped = true;
-    emulated_turns = 0;
+    sim_turns = 0;
     free_args(args);
     return 0;
 }

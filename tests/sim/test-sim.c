@@ -1144,6 +1144,9 @@ static void test_environment(void **state)
         "cudaMalloc:async=cudaErrorLaunchFailure",
         "cudaMalloc:hang@0",
         "memory=0",
+        "sim_launch:die",
+        "sim_launch:die=0",
+        "cudaMemsetAsync:die=1",
     };
     char sentence[128];
 
