@@ -124,7 +124,8 @@ def kernel_rows(ms, chains, mode):
             row(f"gpu: adamw, fp32{mode}", ms["adamw"], ms[adamw], adamw, "ms", 1.0),
             row(f"gpu: unscale, norm, clip, adamw, cast{mode}", ms["sequence"], ms[fastest], fastest, "ms", 1.3),
             row(f"gpu: adamw on imported memory{mode}", ms["adamw-imported"], ms["adamw"], "memory of its own", "ms",
-                0.95)]
+                0.95),
+            row(f"gpu: adamw with undo slots{mode}", ms["adamw-undo"], ms["adamw"], "without", "ms", 0.95)]
 
 
 def gpu_kernels(quick, setup=SETUP):
