@@ -168,6 +168,10 @@ int device_position_sums(struct CUstream_st *stream, const struct device_positio
 enum {
     DEVICE_UPDATE_BLOCKS = 2048, /* of an update with undo slots, at most: more than any GPU runs at a time; picked */
     DEVICE_UNDO_GROUP_ELEMS = 512,
+    /* A mark is the list's tag above the group that is saved, or DEVICE_UNDO_DONE when none is left: enough for 2^44
+     * elements. */
+    DEVICE_UNDO_TAG_SHIFT = 24,
+    DEVICE_UNDO_DONE = (1 << DEVICE_UNDO_TAG_SHIFT) - 1,
 };
 
 #define DEVICE_UNDO_MAX_TAG ((UINT64_C(1) << 40) - 1)
@@ -185,6 +189,16 @@ struct device_update_undo {
     uint32_t n_arrays; /* with a place in each slot: p, and those of m and v that there are */
     uint32_t reserved; /* 0 */
 };
+
+static inline uint64_t device_undo_tag(uint64_t mark)
+{
+    return mark >> DEVICE_UNDO_TAG_SHIFT;
+}
+
+static inline bool device_undo_is_done(uint64_t mark)
+{
+    return (mark & DEVICE_UNDO_DONE) == DEVICE_UNDO_DONE;
+}
 
 /* The blocks of an update with undo slots, given the chunks of its list. */
 static inline uint32_t device_update_blocks(uint64_t n_chunks)

@@ -43,6 +43,11 @@ class phase
     }
 };
 
+static __device__ __forceinline__ void wait_for_block(void)
+{
+    __syncthreads();
+}
+
 template <typename T> class per_thread
 {
     T one;

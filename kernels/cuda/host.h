@@ -61,6 +61,11 @@ class phase
     }
 };
 
+/* What is between phases is done once. */
+static inline void wait_for_block(void)
+{
+}
+
 template <typename T> class per_thread
 {
     T all[BLOCK_THREADS];

@@ -178,28 +178,22 @@ struct undo {
     bool goes_on;   /* that group is saved, and may be half written */
 };
 
-/* A mark is the list's tag and the group that is saved, or UNDO_DONE when none is left: enough for 2^44 elements. */
-enum {
-    UNDO_TAG_SHIFT = 24,
-    UNDO_DONE = (1 << UNDO_TAG_SHIFT) - 1,
-};
-
 static_assert(DEVICE_UNDO_GROUP_ELEMS == 4 * BLOCK_THREADS, "four elements a thread");
-static_assert(DEVICE_UNDO_MAX_TAG >> (64 - UNDO_TAG_SHIFT) == 0, "a tag fits");
+static_assert(DEVICE_UNDO_MAX_TAG >> (64 - DEVICE_UNDO_TAG_SHIFT) == 0, "a tag fits");
 
 DEVICE_FN struct undo undo_open(const struct device_update_undo &list)
 {
     const uint32_t slot_elems = list.n_arrays * DEVICE_UNDO_GROUP_ELEMS;
     uint64_t *at = in_global(list.marks) + blockIdx.x;
     const uint64_t mark = *static_cast<const volatile uint64_t *>(at);
-    const bool is_ours = mark >> UNDO_TAG_SHIFT == list.tag;
+    const bool is_ours = mark >> DEVICE_UNDO_TAG_SHIFT == list.tag;
 
     return {at,
             in_global(list.slots) + static_cast<uint64_t>(blockIdx.x) * 2 * slot_elems,
-            list.tag << UNDO_TAG_SHIFT,
+            list.tag << DEVICE_UNDO_TAG_SHIFT,
             slot_elems,
             0,
-            is_ours ? static_cast<uint32_t>(mark) & UNDO_DONE : 0,
+            is_ours ? static_cast<uint32_t>(mark) & DEVICE_UNDO_DONE : 0,
             is_ours};
 }
 
@@ -440,9 +434,11 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 6) undo_kernel(struct de
 
         if (undo.first < undo.at + n_groups)
             update_by<optimizer>(job, update_with_undo{undo, n_groups});
+        else
+            wait_for_block(); /* all have read the job before the next one takes its place */
         undo.at += n_groups;
     }
-    undo_mark(undo, UNDO_DONE);
+    undo_mark(undo, DEVICE_UNDO_DONE);
 }
 
 typedef void update_kernel_fn(struct device_update_list list);

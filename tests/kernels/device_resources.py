@@ -48,7 +48,7 @@ BOUNDS["reduce_kernel<f16, 4>"] = (128, 0, 10832)
 # nvcc 13.0 spills a few registers, which would fit only with a block less.
 SPILLED = {(120, "reduce_kernel<f32, 8>"): (168, 16, 10832), (120, "reduce_kernel<f16, 8>"): (168, 64, 10832),
            (100, "undo_kernel<adamw>"): (80, 8, 136), (120, "undo_kernel<adamw>"): (80, 24, 136),
-           (80, "undo_kernel<sgd>"): (80, 24, 136)}
+           (80, "undo_kernel<sgd>"): (80, 16, 136)}
 
 # Of one processor: registers, shared memory (a block takes 1 KiB more than it asks for, from 8.0 on), threads, blocks.
 PROCESSORS = {
