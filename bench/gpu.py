@@ -17,6 +17,7 @@ FACTS = {
     "handles-legacy": "the same, by an IPC handle",
     "killed": "its owner is killed at work, the descriptor is held",
     "killed-legacy": "the same, an IPC handle is open",
+    "updates": "updates with undo slots are killed and given again",
     "slices": "two processes at once",
     "ranks": "two ranks of NCCL",
 }
@@ -166,9 +167,11 @@ def ask(setup, command, environment):
 
 def taken_for_granted(answers, mode):
     """Rows for zerod's assumptions: if they hold, a killed engine costs nothing."""
-    killed, ranks = dict(answers["killed"]), dict(answers["ranks"])
+    killed, ranks, updates = (dict(answers[name]) for name in ("killed", "ranks", "updates"))
     seen = {"memory with a descriptor outlives its owner": killed.get("it can be written") == "yes",
             "nothing writes once a killed process has ended": killed.get("it changes after that") == "no",
+            "writes of a killed kernel are in the order of its fences":
+                updates.get("the update goes on", "").startswith("to the same bits"),
             "two ranks of NCCL share it": "ended" not in ranks and len(ranks) > 1}
     return [row(f"gpu: {what}{mode}", float(so), 1.0, "what is taken for granted", "so", 1.0, float(so))
             for what, so in seen.items()]
