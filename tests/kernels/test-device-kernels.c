@@ -911,10 +911,10 @@ static void check_killed_with_many(uint64_t c)
     struct torn torn = torn_new(c, MAX_TORN);
     uint64_t n_all = UINT64_C(128) * MAX_TORN * 5, state = c + 1;
 
-    for (unsigned i = 0; i < (tests_full() ? 40u : 3u); i++)
+    for (unsigned i = 0; i < (tests_full() ? 8u : 3u); i++)
         (void)torn_try(&torn, 1 + next(&state) % n_all, 1 + next(&state) % n_all);
     /* In the first block, which has three chunks, and in the last one, where the order is the other one. */
-    for (uint64_t n = 1; n < UINT64_C(128) * 30; n += tests_full() ? 41 : 331)
+    for (uint64_t n = 1; n < UINT64_C(128) * 30; n += tests_full() ? 131 : 331)
         assert_true(torn_try(&torn, n, n * 7919 % 4000 + 1));
     torn_free(&torn);
 }
