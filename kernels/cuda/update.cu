@@ -4,8 +4,8 @@
  * The optimizers, the twin of update_kernel.c: the same functions of one element (update_element.h), four elements a
  * thread. AdamW reads 16 bytes an element and writes 12, or 14 with a 16-bit weight, and computes next to nothing.
  *
- * No device was at hand. To be measured, beside a copy of as many streams: the share of the memory's speed, and what
- * division and square root, correctly rounded, take of it.
+ * No device was at hand. To be measured, beside a copy of as many streams: the share of the memory's speed, what
+ * division and square root, correctly rounded, take of it, and what the undo slots and their fences take.
  */
 
 #include "kernels/cuda/block.h"
