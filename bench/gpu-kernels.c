@@ -49,7 +49,7 @@ struct bench {
     struct gpu_child owner;
     uint16_t *pool, *grads; /* bf16 */
     uint8_t *copy_from, *copy_to;
-    float *undo;
+    struct device_update_undo undo;
     struct device_chunk *chunks;
     struct device_convert_list widen, widen_imported;
     struct device_update_list update, update16, update_imported;
@@ -124,7 +124,6 @@ static void make_memory(struct bench *bench)
     bench->copy_from = gpu_alloc(copy_bytes);
     bench->copy_to = gpu_alloc(copy_bytes);
     fill(bench, bench->copy_from, copy_bytes / sizeof(*bench->pool), bench->pool);
-    bench->undo = gpu_alloc(3 * bench->options->n_elems / bench->options->n_params * sizeof(float));
     bench->scalars = gpu_alloc_host(bench->options->n_params * sizeof(*bench->scalars));
     bench->scalars_there = gpu_alloc(bench->options->n_params * sizeof(*bench->scalars));
 }
@@ -262,6 +261,16 @@ static void make_reduce(struct bench *bench, const struct range *ranges)
     bench->reduce.chunks = gpu_upload(chunks, bench->n_chunks * sizeof(*chunks), bench->stream);
 }
 
+static void make_undo(struct bench *bench)
+{
+    uint32_t n_blocks = device_update_blocks(bench->n_chunks), n_arrays = 3;
+    size_t n_bytes = n_blocks * sizeof(uint64_t);
+
+    bench->undo = (struct device_update_undo){
+        .marks = gpu_alloc(n_bytes), .slots = gpu_alloc(device_undo_bytes(n_blocks, n_arrays)), .n_arrays = n_arrays};
+    gpu_check(cudaMemsetAsync(bench->undo.marks, 0, n_bytes, bench->stream), "cudaMemsetAsync");
+}
+
 static void make_lists(struct bench *bench)
 {
     _cleanup_free_ struct range *ranges = make_ranges(bench);
@@ -273,6 +282,7 @@ static void make_lists(struct bench *bench)
     bench->update16 = make_update(bench, ranges, &bench->own, true);
     bench->update_imported = make_update(bench, ranges, &bench->imported, false);
     make_reduce(bench, ranges);
+    make_undo(bench);
 }
 
 /* ---- what is timed -------------------------------------------------------------------------------------- */
@@ -322,22 +332,14 @@ static void adamw_imported(struct bench *bench)
     launch(device_update(bench->stream, &bench->update_imported), "device_update");
 }
 
-/* As the engine does it bucket by bucket, a parameter each here: what changes is copied before it does. Without the
- * marks that say so, a few bytes each. */
+/* As the engine does it with a bucket. */
 static void adamw_undo(struct bench *bench)
 {
-    uint64_t each = bench->options->n_elems / bench->options->n_params;
-    uint32_t n_chunks = bench->n_chunks / bench->options->n_params;
-    const float *const arrays[] = {bench->own.p, bench->own.m, bench->own.v};
     struct device_update_list list = bench->update;
 
-    list.n_chunks = n_chunks;
-    for (unsigned i = 0; i < bench->options->n_params; i++) {
-        for (size_t k = 0; k < ARRAY_SIZE(arrays); k++)
-            copy(bench, bench->undo + k * each, arrays[k] + i * each, each * sizeof(float), cudaMemcpyDeviceToDevice);
-        list.chunks = bench->chunks + (size_t)i * n_chunks;
-        launch(device_update(bench->stream, &list), "device_update");
-    }
+    list.undo = bench->undo;
+    list.undo.tag = bench->n_steps;
+    launch(device_update(bench->stream, &list), "device_update");
 }
 
 /* As the daemon: the squares of all ranges without rounding. Return: the norm, unscaled. */

@@ -9,6 +9,7 @@
  *     bench-gpu handles-legacy  the cost of sharing it by an IPC handle
  *     bench-gpu killed          memory with a descriptor, after its owner was killed at work
  *     bench-gpu killed-legacy   memory with an IPC handle, after its owner was killed at work
+ *     bench-gpu updates         updates with undo slots that are killed and launched again
  *     bench-gpu slices          a process's copies beside another one's
  *     bench-gpu ranks           two ranks of NCCL on this one GPU
  *
@@ -31,18 +32,20 @@ static const struct command {
     {"handles-legacy", gpu_handles_legacy},
     {"killed", gpu_killed},
     {"killed-legacy", gpu_killed_legacy},
+    {"updates", gpu_updates},
     {"slices", gpu_slices},
     {"ranks", gpu_ranks},
     {"owner", gpu_owner},
     {"owner-legacy", gpu_owner_legacy},
     {"copier", gpu_copier},
+    {"updater", gpu_updater},
     {"rank", gpu_rank},
 };
 
 /* The usage leaves out the commands that other commands start. */
-static const char usage[] =
-    "usage: bench-gpu kernels|handles|handles-legacy|killed|killed-legacy|slices|ranks [--elems N] [--params P] "
-    "[--bytes N]\n";
+static const char usage[] = "usage: bench-gpu kernels|handles|handles-legacy|killed|killed-legacy|updates|slices|ranks "
+                            "[--elems N] [--params P] "
+                            "[--bytes N]\n";
 
 static int parse(struct gpu_options *options, int argc, char **argv)
 {

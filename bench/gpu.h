@@ -86,6 +86,7 @@ void gpu_handles(const struct gpu_options *options);
 void gpu_handles_legacy(const struct gpu_options *options);
 void gpu_killed(const struct gpu_options *options);
 void gpu_killed_legacy(const struct gpu_options *options);
+void gpu_updates(const struct gpu_options *options);
 void gpu_slices(const struct gpu_options *options);
 void gpu_ranks(const struct gpu_options *options);
 
@@ -93,4 +94,5 @@ void gpu_ranks(const struct gpu_options *options);
 void gpu_owner(const struct gpu_options *options);
 void gpu_owner_legacy(const struct gpu_options *options);
 void gpu_copier(const struct gpu_options *options);
+void gpu_updater(const struct gpu_options *options);
 void gpu_rank(const struct gpu_options *options);

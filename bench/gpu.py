@@ -17,6 +17,7 @@ FACTS = {
     "handles-legacy": "the same, by an IPC handle",
     "killed": "its owner is killed at work, the descriptor is held",
     "killed-legacy": "the same, an IPC handle is open",
+    "updates": "updates with undo slots are killed and given again",
     "slices": "two processes at once",
     "ranks": "two ranks of NCCL",
 }
@@ -124,7 +125,8 @@ def kernel_rows(ms, chains, mode):
             row(f"gpu: adamw, fp32{mode}", ms["adamw"], ms[adamw], adamw, "ms", 1.0),
             row(f"gpu: unscale, norm, clip, adamw, cast{mode}", ms["sequence"], ms[fastest], fastest, "ms", 1.3),
             row(f"gpu: adamw on imported memory{mode}", ms["adamw-imported"], ms["adamw"], "memory of its own", "ms",
-                0.95)]
+                0.95),
+            row(f"gpu: adamw with undo slots{mode}", ms["adamw-undo"], ms["adamw"], "without", "ms", 0.95)]
 
 
 def gpu_kernels(quick, setup=SETUP):
@@ -165,9 +167,11 @@ def ask(setup, command, environment):
 
 def taken_for_granted(answers, mode):
     """Rows for zerod's assumptions: if they hold, a killed engine costs nothing."""
-    killed, ranks = dict(answers["killed"]), dict(answers["ranks"])
+    killed, ranks, updates = (dict(answers[name]) for name in ("killed", "ranks", "updates"))
     seen = {"memory with a descriptor outlives its owner": killed.get("it can be written") == "yes",
             "nothing writes once a killed process has ended": killed.get("it changes after that") == "no",
+            "writes of a killed kernel are in the order of its fences":
+                updates.get("the update goes on", "").startswith("to the same bits"),
             "two ranks of NCCL share it": "ended" not in ranks and len(ranks) > 1}
     return [row(f"gpu: {what}{mode}", float(so), 1.0, "what is taken for granted", "so", 1.0, float(so))
             for what, so in seen.items()]

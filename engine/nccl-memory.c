@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The engine's memory has pieces shared with trainers, lists and results of lanes, and undo copies. */
+/* The engine's memory has pieces shared with trainers, lists and results of lanes, and what is kept to undo orders. */
 
 #include "engine/nccl.h"
 
@@ -165,6 +165,7 @@ void memory_prepare(struct nccl_engine *engine)
     if (!engine->places || !engine->frozen)
         engine_fail(engine, "no memory");
     device_plan_places(&engine->plan, engine->places, engine->frozen, engine->piece_bytes);
+    engine->undo = device_undo_places(&engine->plan);
     pin(engine, engine->results.marks, n_bytes - marks_at);
     sizes_find(engine);
     for (unsigned i = 0; i < engine->n_gpus; i++) {
@@ -304,6 +305,8 @@ static int take_piece(struct nccl_engine *engine, struct nccl_gpu *gpu, const st
     else
         handle = allocate(engine, gpu, piece->n_bytes, &new_fd);
     map_piece(engine, gpu, piece, handle, users);
+    if (asked->kind == DEVICE_UNDO && !asked->has_fd)
+        engine->results.cleared[gpu->device] = 0;
     if (asked->kind == DEVICE_POOL)
         gpu->pool_writers = users;
     return new_fd;
@@ -372,7 +375,7 @@ void memory_release(struct nccl_engine *engine, const struct device_release *rel
 
 static uint8_t *undo_place(const struct nccl_engine *engine, const struct nccl_gpu *gpu, unsigned lane)
 {
-    return gpu->pieces[DEVICE_UNDO].at + lane * device_undo_lane_bytes(&engine->plan);
+    return gpu->pieces[DEVICE_UNDO].at + lane * engine->undo.lane_bytes;
 }
 
 static struct device_mark *mark_of(const struct nccl_engine *engine, const struct nccl_gpu *gpu, unsigned lane)
@@ -387,7 +390,7 @@ static void copy(struct nccl_engine *engine, struct nccl_gpu *gpu, void *dst, co
         engine_check_cuda(engine, gpu, cudaMemcpyAsync(dst, src, n_bytes, kind, gpu->main), "cudaMemcpyAsync");
 }
 
-void words_add(struct nccl_engine *engine, struct nccl_gpu *gpu, const void *at, uint64_t value)
+static void words_add(struct nccl_engine *engine, struct nccl_gpu *gpu, const void *at, uint64_t value)
 {
     size_t offset = (size_t)((const uint8_t *)at - (const uint8_t *)engine->results.marks);
 
@@ -397,39 +400,41 @@ void words_add(struct nccl_engine *engine, struct nccl_gpu *gpu, const void *at,
     gpu->words.words[gpu->words.n++].value = value;
 }
 
-void words_write(struct nccl_engine *engine, struct nccl_gpu *gpu)
+static void words_write(struct nccl_engine *engine, struct nccl_gpu *gpu)
 {
     engine_launch(engine, gpu, device_write_words(gpu->main, &gpu->words), "device_write_words");
     gpu->words.n = 0;
 }
 
-void undo_begin(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, const struct device_mark *mark,
-                struct nccl_undo *undo)
+void undo_keep(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, const struct device_mark *mark,
+               const void *array, uint64_t n_bytes)
 {
     struct device_mark *there = mark_of(engine, gpu, lane);
     uint64_t subject;
 
-    *undo = (struct nccl_undo){.tag = mark->tag, .mark = there, .at = undo_place(engine, gpu, lane)};
     memcpy(&subject, &mark->kind, sizeof(subject));
     /* First that there is nothing to put back, then of what it will be: at no time is the one taken for the other. */
     words_add(engine, gpu, &there->copied, 0);
     words_add(engine, gpu, &there->kind, subject);
-    words_add(engine, gpu, &there->step, mark->step);
+    words_add(engine, gpu, &there->op, mark->op);
     words_add(engine, gpu, &there->tag, mark->tag);
     words_write(engine, gpu);
-}
-
-void undo_copy(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_undo *undo, const void *array,
-               uint64_t n_bytes)
-{
-    copy(engine, gpu, undo->at, array, n_bytes, cudaMemcpyDeviceToDevice);
-    undo->at += device_undo_array_bytes(&engine->plan);
-}
-
-void undo_end(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_undo *undo)
-{
-    words_add(engine, gpu, &undo->mark->copied, undo->tag + 1);
+    copy(engine, gpu, undo_place(engine, gpu, lane), array, n_bytes, cudaMemcpyDeviceToDevice);
+    words_add(engine, gpu, &there->copied, mark->tag + 1);
     words_write(engine, gpu);
+}
+
+struct device_update_undo undo_of_update(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t bucket,
+                                         uint64_t step)
+{
+    uint8_t *piece = gpu->pieces[DEVICE_UNDO].at;
+
+    return (struct device_update_undo){
+        .marks = (uint64_t *)(void *)(piece + engine->undo.marks) + (size_t)bucket * engine->undo.n_blocks,
+        .slots = (float *)(void *)(piece + engine->undo.slots),
+        .tag = step,
+        .n_arrays = engine->undo.n_arrays,
+    };
 }
 
 void undo_forget(struct nccl_engine *engine, unsigned lane)
@@ -446,28 +451,11 @@ static void restore_reduction(struct nccl_engine *engine, struct nccl_gpu *gpu, 
 
     if (parcel >= engine->plan.head->n_parcels)
         engine_fail(engine, "a mark of parcel %" PRIu32 ", which does not exist", parcel);
-    if (reduce_is_done(engine, parcel, mark->step))
+    if (reduce_is_done(engine, parcel, mark->op))
         return;
     device_parcel_slice(&engine->plan, parcel, gpu->rank, &begin, &end);
     copy(engine, gpu, nccl_acc(engine, gpu, engine->plan.parcels[parcel].bucket, begin), undo_place(engine, gpu, lane),
          (end - begin) * sizeof(float), cudaMemcpyDeviceToDevice);
-}
-
-static void restore_update(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, uint32_t bucket)
-{
-    const struct device_places *places = &engine->places[bucket];
-    const uint8_t *from = undo_place(engine, gpu, lane);
-    float *arrays[3];
-    unsigned n = 0;
-
-    arrays[n++] = nccl_master(engine, gpu, bucket);
-    if (places->exp_avg != DEVICE_NONE)
-        arrays[n++] = nccl_moment(gpu, places->exp_avg);
-    if (places->exp_avg_sq != DEVICE_NONE)
-        arrays[n++] = nccl_moment(gpu, places->exp_avg_sq);
-    for (unsigned i = 0; i < n; i++)
-        copy(engine, gpu, arrays[i], from + i * device_undo_array_bytes(&engine->plan),
-             places->slice_elems * sizeof(float), cudaMemcpyDeviceToDevice);
 }
 
 static void restore_slice(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, uint32_t bucket)
@@ -487,15 +475,11 @@ static void restore_lane(struct nccl_engine *engine, struct nccl_gpu *gpu, unsig
         return;
     if (mark->kind != DEVICE_MARK_REDUCE && mark->index >= head->n_buckets)
         engine_fail(engine, "a mark of bucket %" PRIu32 ", which does not exist", mark->index);
-    if ((mark->kind == DEVICE_MARK_UPDATE && head->offload) || (mark->kind == DEVICE_MARK_GATHER && head->stage == 3))
+    if (mark->kind == DEVICE_MARK_GATHER && head->stage == 3)
         engine_fail(engine, "a mark of kind %" PRIu32 ", of which there are no orders here", mark->kind);
     switch (mark->kind) {
     case DEVICE_MARK_REDUCE:
         restore_reduction(engine, gpu, lane, mark);
-        return;
-    case DEVICE_MARK_UPDATE:
-        if (engine->results.updated[(size_t)gpu->device * head->n_buckets + mark->index] != mark->step)
-            restore_update(engine, gpu, lane, mark->index);
         return;
     case DEVICE_MARK_GATHER:
         restore_slice(engine, gpu, lane, mark->index);
@@ -505,13 +489,25 @@ static void restore_lane(struct nccl_engine *engine, struct nccl_gpu *gpu, unsig
     }
 }
 
-/* All memory is mapped: puts back the buckets that are marked as torn. */
+/* New memory holds anything, which an update could take for a mark of its own. An engine may die before it is cleared.
+ */
+static void clear_marks(struct nccl_engine *engine, struct nccl_gpu *gpu)
+{
+    if (engine->results.cleared[gpu->device] != 1)
+        engine_check_cuda(engine, gpu,
+                          cudaMemsetAsync(gpu->pieces[DEVICE_UNDO].at + engine->undo.marks, 0,
+                                          engine->undo.slots - engine->undo.marks, gpu->main),
+                          "cudaMemsetAsync");
+}
+
+/* All memory is mapped: puts back what is marked as torn. An update goes on when it is given again. */
 static void restore_all(struct nccl_engine *engine)
 {
     for (unsigned i = 0; i < engine->n_gpus; i++) {
         struct nccl_gpu *gpu = &engine->gpus[i];
 
         engine_use(engine, gpu);
+        clear_marks(engine, gpu);
         for (unsigned lane = 0; lane < DEVICE_LANES; lane++)
             restore_lane(engine, gpu, lane);
         engine_check_cuda(engine, gpu, cudaEventRecord(gpu->main_event, gpu->main), "cudaEventRecord");
@@ -530,5 +526,7 @@ int memory_poll_restore(struct nccl_engine *engine)
     }
     for (unsigned i = 0; i < engine->n_gpus * DEVICE_LANES; i++)
         engine->results.marks[i].copied = 0;
+    for (unsigned i = 0; i < engine->n_gpus; i++)
+        engine->results.cleared[i] = 1;
     return 0;
 }

@@ -81,6 +81,8 @@ static void take_update(struct nccl_engine *engine, struct nccl_order *order)
 {
     if (engine->plan.head->offload)
         engine_fail(engine, "an update of masters that are in host memory");
+    if (order->command.update.step < 1 || order->command.update.step > DEVICE_UNDO_MAX_TAG)
+        engine_fail(engine, "an update that makes step %" PRIu64, order->command.update.step);
     check_buckets(engine, order->command.update.first_bucket, order->command.update.n_buckets);
 }
 
@@ -109,9 +111,10 @@ static void take_copy(struct nccl_engine *engine, struct nccl_order *order)
 
 /* ---- update ---------------------------------------------------------------------------------------------- */
 
-/* The owned chunks of a bucket that take part. Return: how many. */
-static uint32_t fill_update(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32_t bucket, struct nccl_lists *lists,
-                            struct device_update_list *list)
+/* The owned chunks of a bucket that take part, in an order that follows from the plan and the inputs: the same for an
+ * order that is given again. */
+static void fill_update(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32_t bucket, struct nccl_lists *lists,
+                        struct device_update_list *list)
 {
     const struct device_plan *plan = &engine->plan;
     const struct layout_bucket *b = &plan->buckets[bucket];
@@ -149,45 +152,6 @@ static uint32_t fill_update(struct nccl_engine *engine, struct nccl_gpu *gpu, ui
         list->n_chunks += device_chunks_fill(&blocks[list->n_chunks], n, chunk->n_elems);
         n++;
     }
-    return n;
-}
-
-struct bucket_update {
-    struct device_update_list list;
-    bool wanted;
-};
-
-static void prepare_bucket(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_order *order, uint32_t bucket,
-                           struct bucket_update *update)
-{
-    const struct device_order_update *u = &order->command.update;
-    struct nccl_lists *lists = &gpu->lanes[order->lane].lists;
-
-    *update = (struct bucket_update){.wanted = false};
-    if (engine->results.updated[(size_t)gpu->device * engine->plan.head->n_buckets + bucket] == u->step)
-        return;
-    update->wanted = fill_update(engine, gpu, bucket, lists, &update->list) > 0;
-}
-
-/* Copies what is about to change, says so, changes it; the next words that are written say so. */
-static void update_bucket(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
-                          uint32_t bucket, const struct device_update_list *list)
-{
-    uint64_t step = order->command.update.step;
-    struct device_mark mark = {.tag = order->tag, .kind = DEVICE_MARK_UPDATE, .index = bucket, .step = step};
-    const struct device_places *places = &engine->places[bucket];
-    uint64_t n_bytes = places->slice_elems * sizeof(float);
-    struct nccl_undo undo;
-
-    undo_begin(engine, gpu, (unsigned)order->lane, &mark, &undo);
-    undo_copy(engine, gpu, &undo, nccl_master(engine, gpu, bucket), n_bytes);
-    if (places->exp_avg != DEVICE_NONE)
-        undo_copy(engine, gpu, &undo, nccl_moment(gpu, places->exp_avg), n_bytes);
-    if (places->exp_avg_sq != DEVICE_NONE)
-        undo_copy(engine, gpu, &undo, nccl_moment(gpu, places->exp_avg_sq), n_bytes);
-    undo_end(engine, gpu, &undo);
-    engine_launch(engine, gpu, device_update(gpu->main, list), "device_update");
-    words_add(engine, gpu, &engine->results.updated[(size_t)gpu->device * engine->plan.head->n_buckets + bucket], step);
 }
 
 static void update_gpu(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_order *order)
@@ -195,7 +159,7 @@ static void update_gpu(struct nccl_engine *engine, struct nccl_gpu *gpu, struct 
     const struct device_order_update *u = &order->command.update;
     struct nccl_lists *lists = &gpu->lanes[order->lane].lists;
     size_t n_bytes = engine->plan.head->n_params * sizeof(struct update_scalars);
-    struct bucket_update *updates = calloc(u->n_buckets, sizeof(*updates));
+    struct device_update_list *updates = calloc(u->n_buckets, sizeof(*updates));
     void *scalars;
 
     if (!updates)
@@ -203,15 +167,14 @@ static void update_gpu(struct nccl_engine *engine, struct nccl_gpu *gpu, struct 
     engine_use(engine, gpu);
     memcpy(lists_take(engine, lists, n_bytes, &scalars), engine->inputs.scalars, n_bytes);
     for (uint32_t i = 0; i < u->n_buckets; i++) {
-        prepare_bucket(engine, gpu, order, u->first_bucket + i, &updates[i]);
-        updates[i].list.scalars = scalars;
-        updates[i].list.optimizer = engine->plan.head->optimizer;
+        updates[i].scalars = scalars;
+        updates[i].optimizer = engine->plan.head->optimizer;
+        updates[i].undo = undo_of_update(engine, gpu, u->first_bucket + i, u->step);
+        fill_update(engine, gpu, u->first_bucket + i, lists, &updates[i]);
     }
     lists_upload(engine, gpu, (unsigned)order->lane);
     for (uint32_t i = 0; i < u->n_buckets; i++)
-        if (updates[i].wanted)
-            update_bucket(engine, gpu, order, u->first_bucket + i, &updates[i].list);
-    words_write(engine, gpu);
+        engine_launch(engine, gpu, device_update(gpu->main, &updates[i]), "device_update");
     free(updates);
 }
 
@@ -232,15 +195,12 @@ static void save_slice(struct nccl_engine *engine, struct nccl_gpu *gpu, const s
                        uint32_t bucket)
 {
     struct device_mark mark = {.tag = order->tag, .kind = DEVICE_MARK_GATHER, .index = bucket};
-    struct nccl_undo undo;
     uint64_t n_bytes;
     uint8_t *slice = nccl_weights(engine, gpu, bucket, &n_bytes);
 
     /* The last bucket's copy is of use until that has been gathered. */
     engine_join(engine, gpu, false);
-    undo_begin(engine, gpu, (unsigned)order->lane, &mark, &undo);
-    undo_copy(engine, gpu, &undo, slice, n_bytes);
-    undo_end(engine, gpu, &undo);
+    undo_keep(engine, gpu, (unsigned)order->lane, &mark, slice, n_bytes);
     engine_join(engine, gpu, true);
 }
 

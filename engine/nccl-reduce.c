@@ -276,9 +276,8 @@ static void reduce_owned(const struct reduction *reduction, struct nccl_gpu *gpu
     struct device_mark mark = {.tag = reduction->order->tag,
                                .kind = DEVICE_MARK_REDUCE,
                                .index = reduction->parcel_id,
-                               .step = reduction->order_reduce->op};
+                               .op = reduction->order_reduce->op};
     struct list_maker maker;
-    struct nccl_undo undo;
     uint64_t begin, end;
     bool adds;
 
@@ -290,10 +289,8 @@ static void reduce_owned(const struct reduction *reduction, struct nccl_gpu *gpu
     lists_upload(engine, gpu, lane);
     if (adds) {
         device_parcel_slice(&engine->plan, reduction->parcel_id, gpu->rank, &begin, &end);
-        undo_begin(engine, gpu, lane, &mark, &undo);
-        undo_copy(engine, gpu, &undo, nccl_acc(engine, gpu, reduction->parcel->bucket, begin),
+        undo_keep(engine, gpu, lane, &mark, nccl_acc(engine, gpu, reduction->parcel->bucket, begin),
                   (end - begin) * sizeof(float));
-        undo_end(engine, gpu, &undo);
     }
     launch(reduction, gpu, &maker);
 }

@@ -142,6 +142,7 @@ struct nccl_engine {
     struct device_places *places;
     uint64_t *frozen;
     uint64_t piece_bytes[DEVICE_N_PIECES];
+    struct device_undo_places undo;
     struct nccl_sizes sizes;
     struct nccl_gpu *gpus;
     unsigned n_gpus, n_with_memory;
@@ -214,29 +215,21 @@ void lists_upload(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lan
 /* An offset in a lane's results. */
 size_t results_take(struct nccl_engine *engine, struct nccl_lane *lane, size_t n_bytes);
 
-/* Words of engine->results.marks or .updated, which the device writes one after the other: words_write() in one launch.
- */
-void words_add(struct nccl_engine *engine, struct nccl_gpu *gpu, const void *at, uint64_t value);
-void words_write(struct nccl_engine *engine, struct nccl_gpu *gpu);
-
 /*
- * The undo copy of one GPU's lane: begin() writes what it is of, copy() takes an array, end() makes it valid. All is
- * put on the main stream. begin() also writes the words that were added before.
+ * Keeps a copy of an array of one GPU, of which there is one for each lane, until undo_forget() or the next one. All is
+ * put on the main stream: that there is no copy, what it will be of, the copy, that there is one. mark: all but
+ * `copied`.
  */
-struct nccl_undo {
-    uint64_t tag;
-    struct device_mark *mark; /* in results */
-    uint8_t *at;              /* next array */
-};
-
-/* mark: all but `copied`. */
-void undo_begin(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, const struct device_mark *mark,
-                struct nccl_undo *undo);
-void undo_copy(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_undo *undo, const void *array,
-               uint64_t n_bytes);
-void undo_end(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_undo *undo);
+void undo_keep(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, const struct device_mark *mark,
+               const void *array, uint64_t n_bytes);
 /* The order of this lane has ended, on all GPUs: there is nothing to put back. */
 void undo_forget(struct nccl_engine *engine, unsigned lane);
+/*
+ * Where the update of a bucket keeps what it changes, whichever lane it has. An order that is given again has a tag of
+ * its own, and the tags of another daemon begin anew; the step that it makes stays the same, and no other has it.
+ */
+struct device_update_undo undo_of_update(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t bucket,
+                                         uint64_t step);
 
 /* nccl-collect.c */
 

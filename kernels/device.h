@@ -165,6 +165,55 @@ int device_position_sums(struct CUstream_st *stream, const struct device_positio
 
 /* ---- update: update.h on the device ---------------------------------------------------------------------- */
 
+enum {
+    DEVICE_UPDATE_BLOCKS = 2048, /* of an update with undo slots, at most: more than any GPU runs at a time; picked */
+    DEVICE_UNDO_GROUP_ELEMS = 512,
+    /* A mark is the list's tag above the group that is saved, or DEVICE_UNDO_DONE when none is left: enough for 2^44
+     * elements. */
+    DEVICE_UNDO_TAG_SHIFT = 24,
+    DEVICE_UNDO_DONE = (1 << DEVICE_UNDO_TAG_SHIFT) - 1,
+};
+
+#define DEVICE_UNDO_MAX_TAG ((UINT64_C(1) << 40) - 1)
+
+/*
+ * An update may be killed with its process at any moment, wherever its memory outlives that: before a block changes a
+ * group of elements it saves them here, and says so in its mark (undo.h on the device). If the same list is launched
+ * again, with the same tag and memory, blocks go on where they were and make the bits of an undisturbed launch. Blocks
+ * that were through change nothing.
+ */
+struct device_update_undo {
+    uint64_t *marks;   /* device_update_blocks(), zeroed once; NULL: nothing is saved */
+    float *slots;      /* device_undo_bytes() */
+    uint64_t tag;      /* 1 to DEVICE_UNDO_MAX_TAG: of this list, and of no other that has these marks */
+    uint32_t n_arrays; /* with a place in each slot: p, and those of m and v that there are */
+    uint32_t reserved; /* 0 */
+};
+
+static inline uint64_t device_undo_tag(uint64_t mark)
+{
+    return mark >> DEVICE_UNDO_TAG_SHIFT;
+}
+
+static inline bool device_undo_is_done(uint64_t mark)
+{
+    return (mark & DEVICE_UNDO_DONE) == DEVICE_UNDO_DONE;
+}
+
+/* The blocks of an update with undo slots, given the chunks of its list. */
+static inline uint32_t device_update_blocks(uint64_t n_chunks)
+{
+    const uint64_t most = DEVICE_UPDATE_BLOCKS;
+
+    return (uint32_t)(n_chunks < most ? n_chunks : most);
+}
+
+/* Two slots for each block. */
+static inline uint64_t device_undo_bytes(uint32_t n_blocks, uint32_t n_arrays)
+{
+    return UINT64_C(2) * n_blocks * n_arrays * DEVICE_UNDO_GROUP_ELEMS * sizeof(float);
+}
+
 /* update_args. Ranges of a list may not overlap. */
 struct device_update_range {
     float *p;
@@ -181,6 +230,7 @@ struct device_update_list {
     const struct device_update_range *ranges;
     const struct device_chunk *chunks;
     const struct update_scalars *scalars; /* of update_scalars_compute() */
+    struct device_update_undo undo;
     uint32_t n_chunks;
     enum optimizer optimizer;
 };

@@ -8,12 +8,14 @@
 
 #include "core/base/base.h"
 #include "core/layout/layout.h"
+#include "kernels/device.h"
 
 enum {
     OPTIMIZER_BYTES = 12, /* K of the paper: fp32 master, exp_avg, exp_avg_sq */
     RING_MIN_BYTES = 1 << 20,
     RING_SPARE_PARCELS = 4,
-    UNDO_LANES = 3, /* DEVICE_LANES */
+    UNDO_LANES = 3,         /* DEVICE_LANES */
+    UNDO_ALIGN_BYTES = 256, /* DEVICE_ALIGN_BYTES */
     FROZEN_ALIGN_BYTES = 64,
     POOL_ALIGN_BYTES = 256, /* DEVICE_POOL_ALIGN */
     POOL_SPARE_BYTES = 16 << 20,
@@ -96,14 +98,23 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
     return pages(sum);
 }
 
-/* Bytes of the undo copies that an engine makes before it changes state. */
+/* Bytes that an engine keeps to undo orders, as device_undo_places() of core/wire has them. */
 static uint64_t undo_bytes(const struct layout *layout, const struct plan_options *options)
 {
-    uint64_t largest = 0, n_arrays = 1 + (options->offloaded ? 0 : (uint64_t)options->n_moments);
+    uint64_t largest = 0, n_bytes, marks;
+    uint32_t n_blocks = 0;
 
-    for (uint32_t b = 0; b < layout->n_buckets; b++)
-        largest = MAX(largest, layout_partition_elems(layout, b));
-    return mul(mul(largest, sizeof(float)), (uint64_t)UNDO_LANES * n_arrays * options->n_local_ranks);
+    for (uint32_t b = 0; b < layout->n_buckets; b++) {
+        uint64_t slice = layout_partition_elems(layout, b);
+
+        largest = MAX(largest, slice);
+        n_blocks = MAX(n_blocks, device_update_blocks(layout->buckets[b].n_chunks + slice / DEVICE_CHUNK_ELEMS));
+    }
+    n_bytes = mul(mul(largest, sizeof(float)), UNDO_LANES);
+    marks = align((uint64_t)layout->n_buckets * n_blocks * sizeof(uint64_t), UNDO_ALIGN_BYTES);
+    if (!options->offloaded)
+        n_bytes = add(n_bytes, add(marks, device_undo_bytes(n_blocks, 1 + options->n_moments)));
+    return mul(n_bytes, options->n_local_ranks);
 }
 
 static uint64_t gradient_bytes(const struct layout *layout, const struct plan_options *options)

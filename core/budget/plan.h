@@ -74,9 +74,9 @@ struct plan_options {
  *              rank, L credit pages, fixed_bytes
  *
  * On GPUs the pool has L x plan_device_pool_bytes(), and weights have a copy for each local rank. The state also has
- * the engine's undo copy: for each local rank three slices of the largest bucket in fp32, and as many of each moment.
- * If the state is offloaded, it is in host memory and has a copy of the weights as well; the undo copy then has only
- * accumulators and counts as gradient.
+ * what the engine keeps to undo orders: for each local rank three slices of the largest bucket in fp32, and the undo
+ * slots and marks of updates. If the state is offloaded, it is in host memory and has a copy of the weights as well;
+ * then there are no slots and marks, and the three slices count as gradient.
  */
 struct plan_bytes {
     uint64_t state;

@@ -264,22 +264,27 @@ static uint64_t take_array(uint64_t *end, uint64_t n_elems, bool wanted)
     return wanted ? place_array(end, n_elems * sizeof(float), DEVICE_ALIGN_BYTES) : DEVICE_NONE;
 }
 
-uint64_t device_undo_array_bytes(const struct device_plan *plan)
+struct device_undo_places device_undo_places(const struct device_plan *plan)
 {
+    const struct device_plan_header *head = plan->head;
+    struct device_undo_places places = {.n_arrays = 1u + !!head->exp_avg + !!head->exp_avg_sq};
     uint64_t largest = 0;
 
-    for (uint32_t b = 0; b < plan->head->n_buckets; b++)
-        largest = MAX(largest, plan->buckets[b].n_elems / plan->head->world_size);
-    return round_up(largest * sizeof(float), DEVICE_ALIGN_BYTES);
-}
+    for (uint32_t b = 0; b < head->n_buckets; b++) {
+        uint64_t slice = plan->buckets[b].n_elems / head->world_size;
+        uint32_t n_blocks = device_update_blocks(plan->buckets[b].n_chunks + slice / DEVICE_CHUNK_ELEMS);
 
-uint64_t device_undo_lane_bytes(const struct device_plan *plan)
-{
-    unsigned n_arrays = 1;
-
-    if (!plan->head->offload)
-        n_arrays += !!plan->head->exp_avg + !!plan->head->exp_avg_sq;
-    return device_undo_array_bytes(plan) * n_arrays;
+        largest = MAX(largest, slice);
+        if (!head->offload)
+            places.n_blocks = MAX(places.n_blocks, n_blocks);
+    }
+    places.lane_bytes = round_up(largest * sizeof(float), DEVICE_ALIGN_BYTES);
+    places.n_bytes = DEVICE_LANES * places.lane_bytes;
+    places.marks = place_array(&places.n_bytes, (uint64_t)head->n_buckets * places.n_blocks * sizeof(uint64_t),
+                               DEVICE_ALIGN_BYTES);
+    places.slots =
+        place_array(&places.n_bytes, device_undo_bytes(places.n_blocks, places.n_arrays), DEVICE_ALIGN_BYTES);
+    return places;
 }
 
 static void place_buckets(const struct device_plan *plan, struct device_places *places, uint64_t *piece_bytes)
@@ -327,7 +332,7 @@ void device_plan_places(const struct device_plan *plan, struct device_places *pl
     place_frozen(plan, frozen, piece_bytes);
     piece_bytes[DEVICE_WEIGHTS] = plan->head->stage == 3 ? 0 : plan->head->weight_bytes;
     piece_bytes[DEVICE_RING] = plan->head->ring_bytes;
-    piece_bytes[DEVICE_UNDO] = DEVICE_LANES * device_undo_lane_bytes(plan);
+    piece_bytes[DEVICE_UNDO] = device_undo_places(plan).n_bytes;
     piece_bytes[DEVICE_POOL] = plan->head->pool_bytes;
     /* A piece without anything in it would be an exception everywhere. */
     for (unsigned i = 0; i < DEVICE_N_PIECES; i++)
@@ -422,7 +427,7 @@ void device_inputs_open(const struct device_plan *plan, void *map, struct device
 }
 
 struct results_at {
-    uint64_t squares, sums, findings, reduced, marks, updated, end;
+    uint64_t squares, sums, findings, reduced, cleared, marks, end;
 };
 
 static struct results_at place_results(const struct device_plan *plan)
@@ -434,8 +439,8 @@ static struct results_at place_results(const struct device_plan *plan)
     at.sums = place_array(&at.end, (uint64_t)head->n_chunks * head->n_local * sizeof(struct position_sum), 8);
     at.findings = place_array(&at.end, (uint64_t)head->n_parcels * sizeof(struct device_result_finding), 8);
     at.reduced = place_array(&at.end, (uint64_t)head->n_parcels * sizeof(uint64_t), 8);
+    at.cleared = place_array(&at.end, (uint64_t)head->n_local * sizeof(uint64_t), 8);
     at.marks = place_array(&at.end, (uint64_t)head->n_local * DEVICE_LANES * sizeof(struct device_mark), PAGE_BYTES);
-    at.updated = place_array(&at.end, (uint64_t)head->n_local * head->n_buckets * sizeof(uint64_t), 8);
     at.end = round_up(at.end, PAGE_BYTES);
     return at;
 }
@@ -460,6 +465,6 @@ void device_results_open(const struct device_plan *plan, void *map, struct devic
         .findings = (void *)(base + at.findings),
         .reduced = (void *)(base + at.reduced),
         .marks = (void *)(base + at.marks),
-        .updated = (void *)(base + at.updated),
+        .cleared = (void *)(base + at.cleared),
     };
 }

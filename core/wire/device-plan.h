@@ -16,7 +16,9 @@
  *   gradient   for each bucket: slice of accumulators, fp32
  *   weights    stages 1 and 2: as the layout's weight segment
  *   ring       slots, placed by the daemon
- *   undo       for each lane: slices of master, exp_avg, exp_avg_sq of one bucket, or of accumulators
+ *   undo       for each lane: a slice of accumulators, or of weights; then, unless the state is in host memory, what
+ *              updates leave half done: for each bucket the marks of its blocks, and slots of these blocks, which
+ *              all buckets share (kernels/device.h)
  *   pool       stage 3: whole parameters, placed by the daemon, each from a multiple of DEVICE_POOL_ALIGN
  *
  * A *lane* is what one order needs while it is under way; so many orders are at most under way on the devices.
@@ -27,7 +29,7 @@
  *
  * Results: for each chunk the exact squares of its accumulator; for each chunk and local rank the position sum of what
  * that rank pushed; for each parcel the first value that was not finite, and the number of the last reduction that is
- * done; for each local rank the marks of its lanes, and for each of its buckets the last step in which it was updated.
+ * done; for each local rank the marks of its lanes, and whether the marks of its updates have been cleared.
  */
 
 #include <stdbool.h>
@@ -36,12 +38,13 @@
 
 #include "core/layout/layout.h"
 #include "core/wire/device-wire.h"
+#include "kernels/device.h"
 #include "kernels/exact.h"
 #include "kernels/position_sum.h"
 #include "kernels/update.h"
 
 enum {
-    DEVICE_PLAN_VERSION = 3,
+    DEVICE_PLAN_VERSION = 4,
     DEVICE_LANES = 3,         /* picked: one that communicates, one that computes, one that is being reported */
     DEVICE_ALIGN_BYTES = 256, /* of arrays: whole lines and more of any GPU */
 };
@@ -119,9 +122,18 @@ struct device_places {
 void device_plan_places(const struct device_plan *plan, struct device_places *places, uint64_t *frozen,
                         uint64_t *piece_bytes);
 
-/* Bytes of one lane in the undo piece, a multiple of DEVICE_ALIGN_BYTES, and of each array in a lane. */
-uint64_t device_undo_lane_bytes(const struct device_plan *plan);
-uint64_t device_undo_array_bytes(const struct device_plan *plan);
+/* Places in the undo piece; bytes from its start. Those of updates follow from the plan alone: the next engine finds
+ * the marks and slots of an update where the last one had them. */
+struct device_undo_places {
+    uint64_t lane_bytes; /* of each lane; a multiple of DEVICE_ALIGN_BYTES */
+    uint64_t marks;      /* uint64_t [n_buckets][n_blocks] */
+    uint64_t slots;      /* device_undo_bytes() */
+    uint64_t n_bytes;    /* of the piece */
+    uint32_t n_blocks;   /* of any bucket's update, at most; 0 with offload */
+    uint32_t n_arrays;   /* that an update changes, beside the weights */
+};
+
+struct device_undo_places device_undo_places(const struct device_plan *plan);
 
 /* Where the master of a rank's slice lies: *kind is the piece. Not with offload. */
 uint64_t device_master(const struct device_plan *plan, const struct device_places *places, uint32_t bucket,
@@ -170,7 +182,7 @@ struct device_result_finding {
     uint64_t n_nan, n_inf; /* in that parameter's chunk by that rank */
 };
 
-enum device_mark_kind { DEVICE_MARK_REDUCE = 1, DEVICE_MARK_UPDATE, DEVICE_MARK_GATHER };
+enum device_mark_kind { DEVICE_MARK_REDUCE = 1, DEVICE_MARK_GATHER };
 
 /*
  * The subject of a lane's undo copy. The device writes `copied` after the copy and before it changes anything. A killed
@@ -180,7 +192,7 @@ struct device_mark {
     uint64_t copied; /* tag + 1; else: there is nothing to put back */
     uint32_t kind;   /* enum device_mark_kind */
     uint32_t index;  /* parcel, or bucket */
-    uint64_t step;   /* of an update; the number of a reduction */
+    uint64_t op;     /* the number of a reduction */
     uint64_t tag;    /* of the order */
 };
 
@@ -190,9 +202,9 @@ struct device_results {
     struct device_result_finding *findings; /* per parcel */
     uint64_t *reduced;                      /* per parcel: DeviceReduce.op; set when all of its results are there */
     struct device_mark *marks;              /* per local rank and lane */
-    uint64_t *updated;                      /* per local rank and bucket: step */
+    uint64_t *cleared; /* per local rank: 1, the undo piece's marks are those of updates; else they are anything */
 };
 
-/* Marks and updated lie in whole pages of their own, from *marks_at to the end: a device writes them. */
+/* Marks lie in whole pages, from *marks_at to the end: a device writes them. */
 uint64_t device_results_bytes(const struct device_plan *plan, uint64_t *marks_at);
 void device_results_open(const struct device_plan *plan, void *map, struct device_results *out);

@@ -4,8 +4,8 @@
 /*
  * The keep outlives an engine of GPUs: the descriptors of the device memory that the engine has allocated, and segments
  * of host memory (the plan, the inputs and results of orders, facts, and how far trainers' GPUs have come). A killed
- * engine's memory stays on the GPUs as long as somebody holds these descriptors. The next engine maps it, and puts back
- * the buckets that were torn in an update.
+ * engine's memory stays on the GPUs as long as somebody holds these descriptors. The next engine maps it, puts back
+ * what reductions and gathers have left torn, and finishes an update when it is ordered again.
  *
  * It outlives the daemon, too: whoever keeps descriptors (core/base/keep.h) has copies of all of them, and
  * device_keep_init() of the next daemon finds them.

@@ -19,6 +19,11 @@
 #include "kernels/convert.h"
 #include "kernels/device.h"
 
+/* Four fp32, where they lie at a multiple of 16 bytes. */
+struct alignas(16) quad {
+    float x[4];
+};
+
 #ifdef __CUDACC__
 
 enum {
@@ -37,6 +42,11 @@ class phase
         return begun = !begun;
     }
 };
+
+static __device__ __forceinline__ void wait_for_block(void)
+{
+    __syncthreads();
+}
 
 template <typename T> class per_thread
 {
@@ -60,6 +70,25 @@ template <typename T> static __device__ __forceinline__ T *in_global(T *at)
 static __device__ __forceinline__ void system_fence(void)
 {
     __threadfence_system();
+}
+
+/* This device sees this thread's earlier writes before its later ones. */
+static __device__ __forceinline__ void device_fence(void)
+{
+    __threadfence();
+}
+
+/* Elements that pass once, and leave the L2 first. */
+static __device__ __forceinline__ struct quad quad_load_once(const float *at)
+{
+    const float4 four = __ldcs(reinterpret_cast<const float4 *>(at));
+
+    return {{four.x, four.y, four.z, four.w}};
+}
+
+static __device__ __forceinline__ void quad_store_once(float *at, const struct quad &quad)
+{
+    __stcs(reinterpret_cast<float4 *>(at), make_float4(quad.x[0], quad.x[1], quad.x[2], quad.x[3]));
 }
 
 static __device__ __forceinline__ void atomic_add(uint64_t *at, uint64_t n)
@@ -174,11 +203,6 @@ template <enum dtype dtype> DEVICE_FN float unit_elem(const struct unit &unit, u
         return f32_from_bf16(static_cast<uint16_t>(unit.word[i / 4] >> i % 4 * 16));
     return f32_from_f16(static_cast<uint16_t>(unit.word[i / 4] >> i % 4 * 16));
 }
-
-/* Four fp32, where they lie at a multiple of 16 bytes. */
-struct alignas(UNIT_BYTES) quad {
-    float x[4];
-};
 
 /* ---- results ------------------------------------------------------------------------------------------- */
 

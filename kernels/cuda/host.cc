@@ -2,6 +2,6 @@
 
 /* The switch by which tests reverse the order of emulated blocks and threads. */
 
-#include "kernels/cuda/host.h"
+#include "kernels/cuda/block.h"
 
 bool emulated_backwards;

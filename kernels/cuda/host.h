@@ -28,6 +28,11 @@ int sim_load(const void *kernel);
 /* Ends the process if a kernel that is launched is not loaded. */
 void sim_check_loaded(const void *kernel);
 
+/* How many more turns the threads of this kernel get before sim_stop() is called; 0: any number. */
+extern __thread uint64_t sim_turns;
+/* Ends the process, or the kernel: it need not return. */
+void sim_stop(void);
+
 /* For tests, while nothing is launched. */
 extern bool emulated_backwards;
 }
@@ -49,10 +54,17 @@ class phase
   public:
     bool next()
     {
+        if (sim_turns > 0 && --sim_turns == 0)
+            sim_stop();
         threadIdx.x = emulated_backwards ? BLOCK_THREADS - 1 - n_begun : n_begun;
         return n_begun++ < BLOCK_THREADS;
     }
 };
+
+/* What is between phases is done once. */
+static inline void wait_for_block(void)
+{
+}
 
 template <typename T> class per_thread
 {
@@ -76,6 +88,21 @@ static inline void system_fence(void)
     static unsigned word;
 
     (void)__atomic_exchange_n(&word, 1, __ATOMIC_SEQ_CST);
+}
+
+static inline void device_fence(void)
+{
+    system_fence();
+}
+
+static inline struct quad quad_load_once(const float *at)
+{
+    return *reinterpret_cast<const struct quad *>(at);
+}
+
+static inline void quad_store_once(float *at, const struct quad &quad)
+{
+    *reinterpret_cast<struct quad *>(at) = quad;
 }
 
 static inline void atomic_add(uint64_t *at, uint64_t n)

@@ -4,19 +4,17 @@
  * The optimizers, the twin of update_kernel.c: the same functions of one element (update_element.h), four elements a
  * thread. AdamW reads 16 bytes an element and writes 12, or 14 with a 16-bit weight, and computes next to nothing.
  *
- * No device was at hand. To be measured, beside a copy of as many streams: the share of the memory's speed, and what
- * division and square root, correctly rounded, take of it.
+ * No device was at hand. To be measured, beside a copy of as many streams: the share of the memory's speed, what
+ * division and square root, correctly rounded, take of it, and what the undo slots and their fences take.
  */
 
 #include "kernels/cuda/block.h"
 #include "kernels/update_element.h"
 
-/* Which arrays an optimizer reads and writes. */
+/* Which moments an optimizer reads and writes. */
 enum {
-    M_READ = 1,
-    M_WRITE = 2,
-    M = M_READ | M_WRITE,
-    V = 4,
+    M = 1,
+    V = 2,
 };
 
 struct update_job {
@@ -26,6 +24,30 @@ struct update_job {
     bool quads; /* all arrays are at multiples of four elements */
 };
 
+DEVICE_FN struct update_job job_in_global(struct update_job job)
+{
+    job.range.p = in_global(job.range.p);
+    job.range.m = in_global(job.range.m);
+    job.range.v = in_global(job.range.v);
+    job.range.acc = in_global(job.range.acc);
+    job.range.w16 = in_global(job.range.w16);
+    return job;
+}
+
+/* The same with places and extent from the chunk's start, where 32 bits are enough for them. */
+DEVICE_FN struct update_job job_from_chunk(struct update_job job)
+{
+    const uint64_t begin = job.extent.begin;
+
+    job.range.p += begin;
+    job.range.m += job.range.m ? begin : 0;
+    job.range.v += job.range.v ? begin : 0;
+    job.range.acc += begin;
+    job.range.w16 = job.range.w16 ? static_cast<uint16_t *>(job.range.w16) + begin : NULL;
+    job.extent = {0, job.extent.end - begin};
+    return job;
+}
+
 DEVICE_FN uint16_t narrow(float x, uint32_t dtype)
 {
     return dtype == DTYPE_BF16 ? bf16_from_f32(x) : f16_from_f32(x);
@@ -34,26 +56,16 @@ DEVICE_FN uint16_t narrow(float x, uint32_t dtype)
 template <step_fn *step, unsigned arrays> DEVICE_FN void update_elem(const struct update_job &job, uint64_t i)
 {
     const struct device_update_range &range = job.range;
-    struct element e = {range.p[i], arrays & M_READ ? range.m[i] : 0, arrays & V ? range.v[i] : 0};
+    struct element e = {range.p[i], arrays & M ? range.m[i] : 0, arrays & V ? range.v[i] : 0};
 
     e = step(e, range.acc[i], &job.k);
     range.p[i] = e.p;
-    if (arrays & M_WRITE)
+    if (arrays & M)
         range.m[i] = e.m;
     if (arrays & V)
         range.v[i] = e.v;
     if (range.w16_dtype != DTYPE_F32)
         static_cast<uint16_t *>(range.w16)[i] = narrow(e.p, range.w16_dtype);
-}
-
-DEVICE_FN struct quad quad_load(const float *at)
-{
-    return *reinterpret_cast<const struct quad *>(at);
-}
-
-DEVICE_FN void quad_store(float *at, const struct quad &quad)
-{
-    *reinterpret_cast<struct quad *>(at) = quad;
 }
 
 DEVICE_FN void quad_narrow(void *w16, uint64_t i, const struct quad &p, uint32_t dtype)
@@ -68,7 +80,7 @@ DEVICE_FN void quad_narrow(void *w16, uint64_t i, const struct quad &p, uint32_t
     *reinterpret_cast<struct four *>(static_cast<uint16_t *>(w16) + i) = four;
 }
 
-/* What a thread reads of four elements. */
+/* What a thread reads of four elements, and what it writes. */
 struct quads {
     struct quad p, m, v, acc;
 };
@@ -78,31 +90,36 @@ template <unsigned arrays> DEVICE_FN struct quads quads_load(const struct update
     const struct device_update_range &range = job.range;
     const struct quad none = {{0, 0, 0, 0}};
 
-    return {quad_load(range.p + i), arrays & M_READ ? quad_load(range.m + i) : none,
-            arrays & V ? quad_load(range.v + i) : none, quad_load(range.acc + i)};
+    return {quad_load_once(range.p + i), arrays & M ? quad_load_once(range.m + i) : none,
+            arrays & V ? quad_load_once(range.v + i) : none, quad_load_once(range.acc + i)};
 }
 
-template <step_fn *step, unsigned arrays>
-DEVICE_FN void quads_step(const struct update_job &job, uint64_t i, struct quads q)
+template <step_fn *step> DEVICE_FN void quads_step(const struct update_job &job, struct quads *q)
+{
+#pragma unroll
+    for (unsigned k = 0; k < 4; k++) {
+        struct element e = step({q->p.x[k], q->m.x[k], q->v.x[k]}, q->acc.x[k], &job.k);
+
+        q->p.x[k] = e.p;
+        q->m.x[k] = e.m;
+        q->v.x[k] = e.v;
+    }
+}
+
+template <unsigned arrays> DEVICE_FN void quads_store(const struct update_job &job, uint64_t i, const struct quads &q)
 {
     const struct device_update_range &range = job.range;
 
-#pragma unroll
-    for (unsigned k = 0; k < 4; k++) {
-        struct element e = step({q.p.x[k], q.m.x[k], q.v.x[k]}, q.acc.x[k], &job.k);
-
-        q.p.x[k] = e.p;
-        q.m.x[k] = e.m;
-        q.v.x[k] = e.v;
-    }
-    quad_store(range.p + i, q.p);
-    if (arrays & M_WRITE)
-        quad_store(range.m + i, q.m);
+    quad_store_once(range.p + i, q.p);
+    if (arrays & M)
+        quad_store_once(range.m + i, q.m);
     if (arrays & V)
-        quad_store(range.v + i, q.v);
+        quad_store_once(range.v + i, q.v);
     if (range.w16_dtype != DTYPE_F32)
         quad_narrow(range.w16, i, q.p, range.w16_dtype);
 }
+
+/* ---- without undo slots -------------------------------------------------------------------------------- */
 
 /* Two times four elements are read before the first of them are written: for all that nvcc knows, what is written may
  * be what is read next, so it would not read early by itself. */
@@ -117,18 +134,260 @@ template <step_fn *step, unsigned arrays> DEVICE_FN void update_chunk(const stru
 
 #pragma unroll 1
         for (; i + stride < quads_end; i += 2 * stride) {
-            const struct quads first = quads_load<arrays>(job, i), second = quads_load<arrays>(job, i + stride);
+            struct quads first = quads_load<arrays>(job, i), second = quads_load<arrays>(job, i + stride);
 
-            quads_step<step, arrays>(job, i, first);
-            quads_step<step, arrays>(job, i + stride, second);
+            quads_step<step>(job, &first);
+            quads_store<arrays>(job, i, first);
+            quads_step<step>(job, &second);
+            quads_store<arrays>(job, i + stride, second);
         }
-        if (i < quads_end)
-            quads_step<step, arrays>(job, i, quads_load<arrays>(job, i));
+        if (i < quads_end) {
+            struct quads last = quads_load<arrays>(job, i);
+
+            quads_step<step>(job, &last);
+            quads_store<arrays>(job, i, last);
+        }
 #pragma unroll 1
         for (i = quads_end + threadIdx.x; i < extent.end; i += BLOCK_THREADS)
             update_elem<step, arrays>(job, i);
     }
 }
+
+/* ---- with undo slots ----------------------------------------------------------------------------------- */
+
+/*
+ * A block works on its chunks group by group, four elements a thread. It saves a group in one of its two slots, marks
+ * it, and only then writes the new values. The slots take turns, so that the marked group stays whole while the next
+ * one is saved. The next launch of the same list finds the mark, puts the marked group back and goes on from it; it may
+ * be killed as well.
+ *
+ * Who reads the slots is a later kernel on the same device, after the driver has ended the work of the dead process.
+ * Stores that a fence has waited for are then in the device's memory, or in its L2, which is the same to every
+ * process; later ones may be there or not, in any order. So the order of this device's own stores is all that counts,
+ * and __threadfence() is enough; no other device and no host has a part in it. One thread fences for its block: a fence
+ * also orders what other threads have written before a barrier that this thread has passed, as grids that synchronize
+ * rely on.
+ */
+struct undo {
+    uint64_t *mark;
+    float *slots;
+    uint64_t tag; /* in its place in a mark */
+    uint32_t slot_elems;
+    uint32_t at;    /* groups in the chunks that this block is through with */
+    uint32_t first; /* the group with which it begins; those before it have their new values */
+    bool goes_on;   /* that group is saved, and may be half written */
+};
+
+static_assert(DEVICE_UNDO_GROUP_ELEMS == 4 * BLOCK_THREADS, "four elements a thread");
+static_assert(DEVICE_UNDO_MAX_TAG >> (64 - DEVICE_UNDO_TAG_SHIFT) == 0, "a tag fits");
+
+DEVICE_FN struct undo undo_open(const struct device_update_undo &list)
+{
+    const uint32_t slot_elems = list.n_arrays * DEVICE_UNDO_GROUP_ELEMS;
+    uint64_t *at = in_global(list.marks) + blockIdx.x;
+    const uint64_t mark = *static_cast<const volatile uint64_t *>(at);
+    const bool is_ours = mark >> DEVICE_UNDO_TAG_SHIFT == list.tag;
+
+    return {at,
+            in_global(list.slots) + static_cast<uint64_t>(blockIdx.x) * 2 * slot_elems,
+            list.tag << DEVICE_UNDO_TAG_SHIFT,
+            slot_elems,
+            0,
+            is_ours ? static_cast<uint32_t>(mark) & DEVICE_UNDO_DONE : 0,
+            is_ours};
+}
+
+/* All that this block has written is in its place before the mark is, and the mark before all that it writes next. */
+DEVICE_FN void undo_mark(const struct undo &undo, uint32_t group)
+{
+    for (phase threads; threads.next();) {
+        if (threadIdx.x != 0)
+            continue;
+        device_fence();
+        *static_cast<volatile uint64_t *>(undo.mark) = undo.tag | group;
+        device_fence();
+    }
+}
+
+/* Where an array of the thread's four elements lies in a group's slot: first p, then what else is saved. */
+DEVICE_FN float *undo_at(const struct undo &undo, uint32_t group, unsigned array)
+{
+    return undo.slots + (undo.at + group) % 2 * undo.slot_elems + array * DEVICE_UNDO_GROUP_ELEMS + 4 * threadIdx.x;
+}
+
+DEVICE_FN uint32_t elems_of(const struct update_job &job)
+{
+    return static_cast<uint32_t>(job.extent.end);
+}
+
+/* The first of the thread's four elements of a group. */
+DEVICE_FN uint32_t group_begin(uint32_t group)
+{
+    return group * DEVICE_UNDO_GROUP_ELEMS + 4 * threadIdx.x;
+}
+
+/* Else the thread has fewer than four elements, or an array is not aligned: it reads each element when it needs it. */
+DEVICE_FN bool group_is_quad(const struct update_job &job, uint32_t i)
+{
+    return job.quads && i + 4 <= elems_of(job);
+}
+
+DEVICE_FN void undo_copy(float *to, const float *from, uint32_t i, uint32_t n_elems)
+{
+#pragma unroll 1
+    for (unsigned k = 0; k < 4 && i + k < n_elems; k++)
+        to[k] = from[k];
+}
+
+/* Weights are not saved: they follow from p. */
+template <unsigned arrays>
+DEVICE_FN void undo_save(const struct undo &undo, const struct update_job &job, uint32_t group, const struct quads &old)
+{
+    const struct device_update_range &range = job.range;
+    const uint32_t i = group_begin(group), end = elems_of(job);
+    float *const p = undo_at(undo, group, 0), *const m = undo_at(undo, group, 1);
+    float *const v = undo_at(undo, group, arrays & M ? 2 : 1);
+
+    if (group_is_quad(job, i)) {
+        *reinterpret_cast<struct quad *>(p) = old.p;
+        if (arrays & M)
+            *reinterpret_cast<struct quad *>(m) = old.m;
+        if (arrays & V)
+            *reinterpret_cast<struct quad *>(v) = old.v;
+        return;
+    }
+    undo_copy(p, range.p + i, i, end);
+    if (arrays & M)
+        undo_copy(m, range.m + i, i, end);
+    if (arrays & V)
+        undo_copy(v, range.v + i, i, end);
+}
+
+template <unsigned arrays>
+DEVICE_FN void undo_put_back(const struct undo &undo, const struct update_job &job, uint32_t group)
+{
+    const struct device_update_range &range = job.range;
+    const uint32_t i = group_begin(group), end = elems_of(job);
+
+    undo_copy(range.p + i, undo_at(undo, group, 0), i, end);
+    if (arrays & M)
+        undo_copy(range.m + i, undo_at(undo, group, 1), i, end);
+    if (arrays & V)
+        undo_copy(range.v + i, undo_at(undo, group, arrays & M ? 2 : 1), i, end);
+}
+
+template <unsigned arrays> DEVICE_FN struct quads group_load(const struct update_job &job, uint32_t group)
+{
+    const uint32_t i = group_begin(group);
+    const struct quad none = {{0, 0, 0, 0}};
+
+    if (group_is_quad(job, i))
+        return quads_load<arrays>(job, i);
+    return {none, none, none, none};
+}
+
+template <step_fn *step, unsigned arrays>
+DEVICE_FN void group_step(const struct update_job &job, uint32_t group, struct quads q)
+{
+    const uint32_t i = group_begin(group);
+
+    if (group_is_quad(job, i)) {
+        quads_step<step>(job, &q);
+        quads_store<arrays>(job, i, q);
+        return;
+    }
+#pragma unroll 1
+    for (unsigned k = 0; k < 4 && i + k < elems_of(job); k++)
+        update_elem<step, arrays>(job, i + k);
+}
+
+/*
+ * The next group is read before this one is marked, so that reads are under way while the block waits for its fences.
+ * `shared` is the block's: in registers it would leave room for fewer blocks, and each phase uses a part of it.
+ */
+template <step_fn *step, unsigned arrays>
+DEVICE_FN void update_groups(const struct update_job &shared, const struct undo &undo, uint32_t n_groups)
+{
+    const uint32_t begin = undo.first > undo.at ? undo.first - undo.at : 0;
+    per_thread<struct quads> now, next;
+
+    for (phase threads; threads.next();) {
+        const struct update_job job = job_in_global(shared);
+
+        if (undo.goes_on && undo.at + begin == undo.first)
+            undo_put_back<arrays>(undo, job, begin);
+        next.mine() = group_load<arrays>(job, begin);
+    }
+#pragma unroll 1
+    for (uint32_t group = begin;; group++) {
+        for (phase threads; threads.next();) {
+            const struct update_job job = job_in_global(shared);
+
+            if (group > begin)
+                group_step<step, arrays>(job, group - 1, now.mine());
+            now.mine() = next.mine();
+            if (group < n_groups)
+                undo_save<arrays>(undo, job, group, now.mine());
+            if (group + 1 < n_groups)
+                next.mine() = group_load<arrays>(job, group + 1);
+        }
+        if (group == n_groups)
+            return;
+        undo_mark(undo, undo.at + group);
+    }
+}
+
+/* ---- the optimizers ------------------------------------------------------------------------------------ */
+
+/* Where scalars choose between functions, they do so element by element: one loop for each takes more registers. */
+DEVICE_FN struct element adam_any(struct element e, float acc, const struct update_scalars *k)
+{
+    return k->l2 ? adam_l2(e, acc, k) : adamw(e, acc, k);
+}
+
+/* In its first step a parameter's m is read for nothing. */
+DEVICE_FN struct element sgd_any_momentum(struct element e, float acc, const struct update_scalars *k)
+{
+    if (k->first_step)
+        return k->nesterov ? sgd_nesterov_first(e, acc, k) : sgd_momentum_first(e, acc, k);
+    return k->nesterov ? sgd_nesterov(e, acc, k) : sgd_momentum(e, acc, k);
+}
+
+/* way: update_plainly or update_with_undo. */
+template <enum optimizer optimizer, typename way> DEVICE_FN void update_by(const struct update_job &job, const way &how)
+{
+    if constexpr (optimizer == OPTIMIZER_ADAMW)
+        how.template run<adamw, M | V>(job);
+    else if constexpr (optimizer == OPTIMIZER_ADAM)
+        how.template run<adam_any, M | V>(job);
+    else if constexpr (optimizer == OPTIMIZER_LION)
+        how.template run<lion, M>(job);
+    else if constexpr (optimizer == OPTIMIZER_ADAGRAD)
+        how.template run<adagrad, V>(job);
+    else if (job.k.momentum)
+        how.template run<sgd_any_momentum, M>(job);
+    else
+        how.template run<sgd, 0>(job);
+}
+
+struct update_plainly {
+    template <step_fn *step, unsigned arrays> DEVICE_MEMBER void run(const struct update_job &job) const
+    {
+        update_chunk<step, arrays>(job);
+    }
+};
+
+struct update_with_undo {
+    const struct undo &undo;
+    uint32_t n_groups;
+
+    template <step_fn *step, unsigned arrays> DEVICE_MEMBER void run(const struct update_job &job) const
+    {
+        update_groups<step, arrays>(job, undo, n_groups);
+    }
+};
+
+/* ---- the kernels --------------------------------------------------------------------------------------- */
 
 /* Arrays that an optimizer does not have are NULL, which is aligned. */
 DEVICE_FN bool has_quads(const struct device_update_range &range)
@@ -137,81 +396,75 @@ DEVICE_FN bool has_quads(const struct device_update_range &range)
            is_aligned(range.acc, UNIT_BYTES) && is_aligned(range.w16, UNIT_BYTES / 2);
 }
 
-DEVICE_FN struct update_job update_job_of(const struct device_update_list &list)
+DEVICE_FN struct update_job update_job_of(const struct device_update_list &list, uint32_t index)
 {
-    const struct device_chunk chunk = in_global(list.chunks)[blockIdx.x];
+    const struct device_chunk chunk = in_global(list.chunks)[index];
     struct update_job job;
 
     job.range = in_global(list.ranges)[chunk.range];
-    job.range.p = in_global(job.range.p);
-    job.range.m = in_global(job.range.m);
-    job.range.v = in_global(job.range.v);
-    job.range.acc = in_global(job.range.acc);
-    job.range.w16 = in_global(job.range.w16);
     job.k = in_global(list.scalars)[job.range.scalars];
     job.extent = chunk_extent(chunk, job.range.n_elems);
     job.quads = has_quads(job.range);
-    return job;
+    return job_in_global(job);
 }
 
-static __global__ void __launch_bounds__(BLOCK_THREADS) adamw_kernel(struct device_update_list list)
+template <enum optimizer optimizer>
+static __global__ void __launch_bounds__(BLOCK_THREADS) update_kernel(struct device_update_list list)
 {
-    update_chunk<adamw, M | V>(update_job_of(list));
+    update_by<optimizer>(update_job_of(list, blockIdx.x), update_plainly());
 }
 
-static __global__ void __launch_bounds__(BLOCK_THREADS) adam_kernel(struct device_update_list list)
+/*
+ * Blocks are few, and each has several chunks: its slots stay in the L2 while it works. Slots for each chunk would be
+ * written to memory once, which is 1.5 bytes more for each element of AdamW.
+ */
+template <enum optimizer optimizer>
+static __global__ void __launch_bounds__(BLOCK_THREADS, 6) undo_kernel(struct device_update_list list)
 {
-    const struct update_job job = update_job_of(list);
+    __shared__ struct update_job job;
+    struct undo undo = undo_open(list.undo);
 
-    if (job.k.l2)
-        update_chunk<adam_l2, M | V>(job);
-    else
-        update_chunk<adamw, M | V>(job);
+#pragma unroll 1
+    for (uint32_t i = blockIdx.x; i < list.n_chunks; i += DEVICE_UPDATE_BLOCKS) {
+        for (phase threads; threads.next();) {
+            if (threadIdx.x == 0)
+                job = job_from_chunk(update_job_of(list, i));
+        }
+        const uint32_t n_groups = (elems_of(job) + DEVICE_UNDO_GROUP_ELEMS - 1) / DEVICE_UNDO_GROUP_ELEMS;
+
+        if (undo.first < undo.at + n_groups)
+            update_by<optimizer>(job, update_with_undo{undo, n_groups});
+        else
+            wait_for_block(); /* all have read the job before the next one takes its place */
+        undo.at += n_groups;
+    }
+    undo_mark(undo, DEVICE_UNDO_DONE);
 }
 
-static __global__ void __launch_bounds__(BLOCK_THREADS) sgd_kernel(struct device_update_list list)
-{
-    const struct update_job job = update_job_of(list);
+typedef void update_kernel_fn(struct device_update_list list);
 
-    if (!job.k.momentum)
-        update_chunk<sgd, 0>(job);
-    else if (job.k.first_step && job.k.nesterov)
-        update_chunk<sgd_nesterov_first, M_WRITE>(job);
-    else if (job.k.first_step)
-        update_chunk<sgd_momentum_first, M_WRITE>(job);
-    else if (job.k.nesterov)
-        update_chunk<sgd_nesterov, M>(job);
-    else
-        update_chunk<sgd_momentum, M>(job);
-}
-
-static __global__ void __launch_bounds__(BLOCK_THREADS) lion_kernel(struct device_update_list list)
-{
-    update_chunk<lion, M>(update_job_of(list));
-}
-
-static __global__ void __launch_bounds__(BLOCK_THREADS) adagrad_kernel(struct device_update_list list)
-{
-    update_chunk<adagrad, V>(update_job_of(list));
-}
+/* In the order of enum optimizer; without undo slots, and with them. */
+static update_kernel_fn *const update_kernels[N_OPTIMIZERS][2] = {
+    {update_kernel<OPTIMIZER_ADAMW>, undo_kernel<OPTIMIZER_ADAMW>},
+    {update_kernel<OPTIMIZER_ADAM>, undo_kernel<OPTIMIZER_ADAM>},
+    {update_kernel<OPTIMIZER_SGD>, undo_kernel<OPTIMIZER_SGD>},
+    {update_kernel<OPTIMIZER_LION>, undo_kernel<OPTIMIZER_LION>},
+    {update_kernel<OPTIMIZER_ADAGRAD>, undo_kernel<OPTIMIZER_ADAGRAD>},
+};
 
 int device_update(struct CUstream_st *stream, const struct device_update_list *list)
 {
-    switch (list->optimizer) {
-    case OPTIMIZER_ADAM:
-        return device_launch(stream, adam_kernel, list->n_chunks, *list);
-    case OPTIMIZER_SGD:
-        return device_launch(stream, sgd_kernel, list->n_chunks, *list);
-    case OPTIMIZER_LION:
-        return device_launch(stream, lion_kernel, list->n_chunks, *list);
-    case OPTIMIZER_ADAGRAD:
-        return device_launch(stream, adagrad_kernel, list->n_chunks, *list);
-    default:
-        return device_launch(stream, adamw_kernel, list->n_chunks, *list);
-    }
+    const bool undo = list->undo.marks != NULL;
+
+    return device_launch(stream, update_kernels[list->optimizer][undo],
+                         undo ? device_update_blocks(list->n_chunks) : list->n_chunks, *list);
 }
 
 int load_update(void)
 {
-    return load_kernels(adamw_kernel, adam_kernel, sgd_kernel, lion_kernel, adagrad_kernel);
+    int r = 0;
+
+    for (unsigned i = 0; r == 0 && i < N_OPTIMIZERS * 2; i++)
+        r = load_kernel(update_kernels[i / 2][i % 2]);
+    return r;
 }

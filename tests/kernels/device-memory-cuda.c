@@ -37,6 +37,16 @@ int device_finish(void)
     return (int)cudaDeviceSynchronize();
 }
 
+bool device_stop_after(uint64_t n_turns)
+{
+    return false;
+}
+
+bool device_was_stopped(void)
+{
+    return false;
+}
+
 void device_order(bool backwards)
 {
 }

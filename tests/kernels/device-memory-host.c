@@ -3,11 +3,14 @@
 
 #include "core/base/base.h"
 
+#include <setjmp.h>
 #include <stdlib.h>
 
 struct CUstream_st;
 
 extern bool emulated_backwards;
+extern __thread uint64_t sim_turns;
+void sim_stop(void);
 int sim_launch(struct CUstream_st *stream, void (*run)(void *), void (*free_args)(void *), void *args);
 
 int sim_load(const void *kernel);
@@ -42,10 +45,36 @@ void device_order(bool backwards)
     emulated_backwards = backwards;
 }
 
+static jmp_buf before_launch;
+static bool stopped;
+
+__thread uint64_t sim_turns;
+
+void sim_stop(void)
+{
+    longjmp(before_launch, 1);
+}
+
+bool device_stop_after(uint64_t n_turns)
+{
+    sim_turns = n_turns;
+    stopped = false;
+    return true;
+}
+
+bool device_was_stopped(void)
+{
+    return stopped;
+}
+
 /* A stream that is never behind. */
 int sim_launch(struct CUstream_st *stream, void (*run)(void *), void (*free_args)(void *), void *args)
 {
-    run(args);
+    if (setjmp(before_launch) == 0)
+        run(args);
+    else
+        stopped = true;
+    sim_turns = 0;
     free_args(args);
     return 0;
 }

@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* Return: whether there is a device; else a sentence on stderr. */
 bool device_open(void);
@@ -18,6 +19,14 @@ void device_memory_free(void *memory);
 
 /* Until all that was launched on stream NULL has run. Return: 0, or the error of one of them. */
 int device_finish(void);
+
+/*
+ * The next launch ends, as if its process had been killed, when its threads have been given n turns; 0: none does.
+ * Return: false, where a launch cannot be ended.
+ */
+bool device_stop_after(uint64_t n_turns);
+/* Has it ended so? */
+bool device_was_stopped(void);
 
 /* Blocks and threads run from the last to the first; only where the order can be set. */
 void device_order(bool backwards);

@@ -13,6 +13,7 @@
 
 #include "tests/kernels/device-memory.h"
 #include "tests/kernels/kernels-reference.h"
+#include "tests/tiers.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -574,6 +575,7 @@ struct updated {
 };
 
 struct updates {
+    uint64_t marks[N_UPDATES * 3];
     struct updated got[N_UPDATES], expected[N_UPDATES];
     struct array acc[N_UPDATES];
     struct device_update_range ranges[N_UPDATES];
@@ -608,6 +610,16 @@ static void updated_free(struct updated *updated)
     array_free(&updated->m);
     array_free(&updated->v);
     array_free(&updated->w16);
+}
+
+/* The slots of n_blocks blocks: as much as is said, for the address sanitizer. They begin as anything. */
+static float *slots_new(uint32_t n_blocks, unsigned n_arrays)
+{
+    size_t n_bytes = device_undo_bytes(n_blocks, n_arrays);
+    float *slots = device_memory_new(n_bytes);
+
+    memset(slots, 0xee, n_bytes);
+    return slots;
 }
 
 static void updates_init(struct updates *all, enum optimizer optimizer, const struct hyper *hyper, uint64_t *seed)
@@ -660,14 +672,27 @@ static void check_updated(const struct updates *all, uint32_t i)
     assert_same_bytes(&got->w16, &expected->w16);
 }
 
-/* Three steps; a parameter's own count differs from its neighbours'. */
-static void check_updates(uint64_t seed)
+static void updates_keep(struct updates *all, const struct hyper *hyper)
+{
+    const unsigned n_arrays = 1 + optimizer_n_moments(all->list.optimizer, hyper);
+    const uint32_t n_blocks = device_update_blocks(all->list.n_chunks);
+
+    memset(all->marks, 0, sizeof(all->marks));
+    all->list.undo =
+        (struct device_update_undo){.marks = all->marks, .slots = slots_new(n_blocks, n_arrays), .n_arrays = n_arrays};
+}
+
+/* Three steps; a parameter's own count differs from its neighbours'. keeps: with undo slots. */
+static void check_updates_that(bool keeps, uint64_t seed)
 {
     struct updates *all = device_memory_new(sizeof(*all));
     size_t c = seed % ARRAY_SIZE(cases);
 
     updates_init(all, cases[c].optimizer, &cases[c].hyper, &seed);
+    if (keeps)
+        updates_keep(all, &cases[c].hyper);
     for (uint64_t step = 0; step < 3; step++) {
+        all->list.undo.tag = step + 1;
         for (uint32_t i = 0; i < N_UPDATES; i++) {
             update_scalars_compute(cases[c].optimizer, &cases[c].hyper, step == 1 ? 1 / 3.0 : 0.125, 1 + (step + i) % 4,
                                    &all->scalars[i]);
@@ -684,13 +709,272 @@ static void check_updates(uint64_t seed)
         updated_free(&all->expected[i]);
         array_free(&all->acc[i]);
     }
+    if (keeps)
+        device_memory_free(all->list.undo.slots);
     device_memory_free(all);
+}
+
+static void check_updates(uint64_t seed)
+{
+    check_updates_that(false, seed);
+}
+
+static void check_updates_with_slots(uint64_t seed)
+{
+    check_updates_that(true, seed);
 }
 
 static void test_update(void **state)
 {
     for (uint64_t seed = 0; seed < 2 * ARRAY_SIZE(cases); seed++)
         in_both_orders(check_updates, seed);
+}
+
+static void test_update_with_slots(void **state)
+{
+    for (uint64_t seed = 0; seed < 2 * ARRAY_SIZE(cases); seed++)
+        in_both_orders(check_updates_with_slots, seed);
+}
+
+/* ---- updates that are killed ---------------------------------------------------------------------------- */
+
+enum {
+    MAX_TORN = 2 * DEVICE_UPDATE_BLOCKS + 40, /* ranges of a chunk: some blocks have three of them */
+    TORN_STRIDE = 1152,                       /* elements from one to the next */
+    N_TORN_SCALARS = 3,
+    N_TORN_ARRAYS = 4, /* p, m, v, and w16 in half of the room */
+};
+
+static const size_t torn_sizes[] = {2 * DEVICE_UNDO_GROUP_ELEMS + 90, 3, DEVICE_UNDO_GROUP_ELEMS + 2, 64};
+
+/* One array behind the other of each kind. Before each try all begins as in `before`. */
+struct torn {
+    struct device_update_list list;
+    struct device_update_range *ranges;
+    struct device_chunk *chunks;
+    struct update_scalars *scalars;
+    uint32_t *arrays[N_TORN_ARRAYS], *before[N_TORN_ARRAYS], *expected[N_TORN_ARRAYS];
+    float *acc;
+    size_t n_bytes; /* of an array */
+    uint64_t tag;
+};
+
+static void torn_fill(struct torn *torn, uint64_t *seed)
+{
+    for (unsigned k = 0; k < N_TORN_ARRAYS; k++) {
+        torn->arrays[k] = device_memory_new(torn->n_bytes);
+        torn->before[k] = device_memory_new(torn->n_bytes);
+        torn->expected[k] = device_memory_new(torn->n_bytes);
+        for (size_t i = 0; i < torn->n_bytes / sizeof(float); i++)
+            torn->before[k][i] = f32_bits(fabsf(value_of(VALUES_USUAL, next(seed))));
+        memcpy(torn->expected[k], torn->before[k], torn->n_bytes);
+    }
+    torn->acc = device_memory_new(torn->n_bytes);
+    for (size_t i = 0; i < torn->n_bytes / sizeof(float); i++)
+        torn->acc[i] = value_of(VALUES_USUAL, next(seed));
+}
+
+/* What the CPU makes of range i. */
+static void torn_expect(const struct torn *torn, uint32_t i)
+{
+    const struct device_update_range *range = &torn->ranges[i];
+    size_t at = (size_t)(range->p - (float *)(void *)torn->arrays[0]);
+    struct update_args args = {
+        .p = (float *)(void *)torn->expected[0] + at,
+        .m = range->m ? (float *)(void *)torn->expected[1] + at : NULL,
+        .v = range->v ? (float *)(void *)torn->expected[2] + at : NULL,
+        .acc = range->acc,
+        .w16 = range->w16 ? (uint16_t *)(void *)torn->expected[3] + at : NULL,
+        .w16_dtype = (enum dtype)range->w16_dtype,
+        .n_elems = range->n_elems,
+        .k = &torn->scalars[range->scalars],
+    };
+
+    kernels_nth(0)->update[torn->list.optimizer](&args);
+}
+
+/* Every third range is not aligned. */
+static struct torn torn_new(size_t c, uint32_t n_ranges)
+{
+    struct optimizer_moments moments = optimizer_moments(cases[c].optimizer, &cases[c].hyper);
+    struct torn torn = {.n_bytes = (size_t)n_ranges * TORN_STRIDE * sizeof(float)};
+    const unsigned n_arrays = 1u + moments.m + moments.v;
+    struct hyper hyper = cases[c].hyper;
+    uint64_t seed = c;
+
+    torn.ranges = device_memory_new(n_ranges * sizeof(*torn.ranges));
+    torn.chunks = device_memory_new(n_ranges * sizeof(*torn.chunks));
+    torn.scalars = device_memory_new(N_TORN_SCALARS * sizeof(*torn.scalars));
+    torn.list = (struct device_update_list){.ranges = torn.ranges,
+                                            .chunks = torn.chunks,
+                                            .scalars = torn.scalars,
+                                            .n_chunks = n_ranges,
+                                            .optimizer = cases[c].optimizer};
+    torn_fill(&torn, &seed);
+    /* A first step, a later one, and that without momentum. */
+    for (unsigned i = 0; i < N_TORN_SCALARS; i++) {
+        hyper.momentum = i < 2 ? hyper.momentum : 0;
+        update_scalars_compute(cases[c].optimizer, &hyper, 0.125, 1 + (i > 0), &torn.scalars[i]);
+    }
+    for (uint32_t i = 0; i < n_ranges; i++) {
+        size_t at = (size_t)i * TORN_STRIDE + (i % 3 == 2);
+        enum dtype w16_dtype = (enum dtype)(i % N_DTYPES);
+
+        torn.ranges[i] = (struct device_update_range){
+            .p = (float *)(void *)torn.arrays[0] + at,
+            .m = moments.m ? (float *)(void *)torn.arrays[1] + at : NULL,
+            .v = moments.v ? (float *)(void *)torn.arrays[2] + at : NULL,
+            .acc = torn.acc + at,
+            .w16 = w16_dtype == DTYPE_F32 ? NULL : (uint16_t *)(void *)torn.arrays[3] + at,
+            .n_elems = torn_sizes[i % ARRAY_SIZE(torn_sizes)],
+            .scalars = i % N_TORN_SCALARS,
+            .w16_dtype = w16_dtype,
+        };
+        torn.chunks[i] = (struct device_chunk){.range = i};
+        torn_expect(&torn, i);
+    }
+    torn.list.undo = (struct device_update_undo){
+        .marks = device_memory_new(device_update_blocks(n_ranges) * sizeof(uint64_t)),
+        .slots = slots_new(device_update_blocks(n_ranges), n_arrays),
+        .n_arrays = n_arrays,
+    };
+    memset(torn.list.undo.marks, 0, device_update_blocks(n_ranges) * sizeof(uint64_t));
+    return torn;
+}
+
+static void torn_free(struct torn *torn)
+{
+    for (unsigned k = 0; k < N_TORN_ARRAYS; k++) {
+        device_memory_free(torn->arrays[k]);
+        device_memory_free(torn->before[k]);
+        device_memory_free(torn->expected[k]);
+    }
+    device_memory_free(torn->acc);
+    device_memory_free(torn->ranges);
+    device_memory_free(torn->chunks);
+    device_memory_free(torn->scalars);
+    device_memory_free(torn->list.undo.marks);
+    device_memory_free(torn->list.undo.slots);
+}
+
+/* Return: whether it got to its end. */
+static bool torn_launch(struct torn *torn, uint64_t n_turns)
+{
+    (void)device_stop_after(n_turns);
+    assert_int_equal(device_update(NULL, &torn->list), 0);
+    assert_int_equal(device_finish(), 0);
+    return !device_was_stopped();
+}
+
+static void torn_check(const struct torn *torn, uint64_t first, uint64_t second)
+{
+    for (unsigned k = 0; k < N_TORN_ARRAYS; k++)
+        if (memcmp(torn->arrays[k], torn->expected[k], torn->n_bytes) != 0)
+            fail_msg("array %u differs, killed after %llu turns and after %llu", k, (unsigned long long)first,
+                     (unsigned long long)second);
+}
+
+/*
+ * A list of its own, which is killed, once more and then not. The slots are full of the last one's values, and so are
+ * the marks. Return: whether it was killed at all.
+ */
+static bool torn_try(struct torn *torn, uint64_t first, uint64_t second)
+{
+    bool killed;
+
+    for (unsigned k = 0; k < N_TORN_ARRAYS; k++)
+        memcpy(torn->arrays[k], torn->before[k], torn->n_bytes);
+    torn->list.undo.tag = ++torn->tag;
+    killed = !torn_launch(torn, first);
+    if (killed)
+        (void)torn_launch(torn, second);
+    assert_true(torn_launch(torn, 0));
+    torn_check(torn, first, second);
+    return killed;
+}
+
+/* A few blocks with a chunk each; killed at every n-th turn. */
+static void check_killed(uint64_t c)
+{
+    struct torn torn = torn_new(c, 4);
+    uint64_t n = 1, stride = tests_full() ? 1 : 23;
+
+    while (torn_try(&torn, n, 1 + n * 7919 % 1500))
+        n += stride;
+    assert_true(n > UINT64_C(4) * 5 * 128); /* a chunk of one group has five phases and more */
+    torn_free(&torn);
+}
+
+/* More chunks than blocks, so that slots and marks go on from chunk to chunk. */
+static void check_killed_with_many(uint64_t c)
+{
+    struct torn torn = torn_new(c, MAX_TORN);
+    uint64_t n_all = UINT64_C(128) * MAX_TORN * 5, state = c + 1;
+
+    for (unsigned i = 0; i < (tests_full() ? 8u : 3u); i++)
+        (void)torn_try(&torn, 1 + next(&state) % n_all, 1 + next(&state) % n_all);
+    /* In the first block, which has three chunks, and in the last one, where the order is the other one. */
+    for (uint64_t n = 1; n < UINT64_C(128) * 30; n += tests_full() ? 131 : 331)
+        assert_true(torn_try(&torn, n, n * 7919 % 4000 + 1));
+    torn_free(&torn);
+}
+
+static void need_stops(void)
+{
+    if (device_stop_after(0))
+        return;
+    print_message("a kernel on a GPU cannot be ended at a phase\n");
+    skip();
+}
+
+static void test_killed_updates(void **state)
+{
+    need_stops();
+    for (uint64_t c = 0; c < ARRAY_SIZE(cases); c++)
+        in_both_orders(check_killed, c);
+}
+
+static void test_killed_updates_of_many_chunks(void **state)
+{
+    need_stops();
+    for (uint64_t c = 0; c < ARRAY_SIZE(cases); c += tests_full() ? 1 : 3)
+        in_both_orders(check_killed_with_many, c);
+}
+
+/* Each block has two slots for itself, whatever the others save: the first one holds its last group of even number. */
+static void torn_check_slots(const struct torn *torn)
+{
+    const size_t of_block = (size_t)2 * torn->list.undo.n_arrays * DEVICE_UNDO_GROUP_ELEMS;
+
+    for (uint32_t i = 0; i < torn->list.n_chunks; i++) {
+        size_t last = (torn->ranges[i].n_elems - 1) / DEVICE_UNDO_GROUP_ELEMS / 2 * 2 * DEVICE_UNDO_GROUP_ELEMS;
+        size_t at = (size_t)(torn->ranges[i].p - (float *)(void *)torn->arrays[0]) + last;
+
+        assert_memory_equal(torn->list.undo.slots + i * of_block, &torn->before[0][at], sizeof(float));
+    }
+}
+
+/* A list that was through changes nothing when it comes again; the next one does, whatever the marks say. */
+static void check_again(uint64_t c)
+{
+    const size_t first = 0, last = torn_sizes[0] - 1;
+    struct torn torn = torn_new(c, 8);
+
+    (void)torn_try(&torn, 0, 0);
+    torn_check_slots(&torn);
+    torn.arrays[0][first] = torn.expected[0][first] = torn.arrays[0][last] = torn.expected[0][last] = f32_bits(0.25f);
+    assert_true(torn_launch(&torn, 0));
+    torn_check(&torn, 0, 0);
+    torn.list.undo.tag = DEVICE_UNDO_MAX_TAG;
+    assert_true(torn_launch(&torn, 0));
+    assert_true(torn.arrays[0][first] != f32_bits(0.25f) && torn.arrays[0][last] != f32_bits(0.25f));
+    torn_free(&torn);
+}
+
+static void test_updates_again(void **state)
+{
+    for (uint64_t c = 0; c < ARRAY_SIZE(cases); c++)
+        in_both_orders(check_again, c);
 }
 
 /* ---- conversion ---------------------------------------------------------------------------------------- */
@@ -781,9 +1065,12 @@ static void test_load(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reduce),    cmocka_unit_test(test_partial_sums), cmocka_unit_test(test_trees),
-        cmocka_unit_test(test_positions), cmocka_unit_test(test_update),       cmocka_unit_test(test_convert),
-        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_reduce),         cmocka_unit_test(test_partial_sums),
+        cmocka_unit_test(test_trees),          cmocka_unit_test(test_positions),
+        cmocka_unit_test(test_update),         cmocka_unit_test(test_convert),
+        cmocka_unit_test(test_load),           cmocka_unit_test(test_update_with_slots),
+        cmocka_unit_test(test_killed_updates), cmocka_unit_test(test_killed_updates_of_many_chunks),
+        cmocka_unit_test(test_updates_again),
     };
 
     if (!device_open())

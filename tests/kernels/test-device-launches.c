@@ -24,8 +24,16 @@ static struct {
     unsigned refuse_at; /* which of them, from 1; 0 for none */
 } loaded;
 
+extern __thread uint64_t sim_turns;
+__thread uint64_t sim_turns;
+void sim_stop(void);
 int sim_load(const void *kernel);
 void sim_check_loaded(const void *kernel);
+
+void sim_stop(void)
+{
+    fail();
+}
 
 int sim_load(const void *kernel)
 {
@@ -88,14 +96,18 @@ static void test_all_launches(void **state)
     struct device_convert_range convert = {0};
     struct device_chunk chunk = {0, 0};
     struct position_sum sum;
+    uint64_t mark = 0;
     unsigned before = stream.n_launched;
 
-    for (enum optimizer i = 0; i < N_OPTIMIZERS; i++)
-        assert_int_equal(
-            device_update(NULL,
-                          &(struct device_update_list){
-                              .ranges = &update, .chunks = &chunk, .scalars = &scalars, .n_chunks = 1, .optimizer = i}),
-            0);
+    for (unsigned i = 0; i < 2 * N_OPTIMIZERS; i++) {
+        struct device_update_list list = {
+            .ranges = &update, .chunks = &chunk, .scalars = &scalars, .n_chunks = 1, .optimizer = i / 2};
+
+        if (i % 2 == 1)
+            list.undo = (struct device_update_undo){.marks = &mark, .tag = 1 + i, .n_arrays = 3};
+        assert_int_equal(device_update(NULL, &list), 0);
+    }
+    assert_true(mark != 0); /* with undo slots no more is launched */
     assert_int_equal(
         device_position_sums(NULL,
                              &(struct device_position_list){
@@ -105,7 +117,7 @@ static void test_all_launches(void **state)
         assert_int_equal((i ? device_convert_to_f32 : device_convert_from_f32)(
                              NULL, &(struct device_convert_list){.ranges = &convert, .chunks = &chunk, .n_chunks = 1}),
                          0);
-    assert_int_equal(stream.n_launched, before + N_OPTIMIZERS + 2 + 2); /* sums are cleared first */
+    assert_int_equal(stream.n_launched, before + 2 * N_OPTIMIZERS + 2 + 2); /* sums are cleared first */
 }
 
 /* Empty lists are no launch; a list of ranges without elements still gives them results. */

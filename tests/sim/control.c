@@ -282,6 +282,9 @@ static bool parse_action(const struct entry *entry, char *action, struct injecte
         return parse_error(entry, false, value, &what->error);
     else if (value && strcmp(action, "async") == 0)
         return parse_error(entry, true, value, &what->async);
+    else if (value && strcmp(action, "die") == 0 && strcmp(entry->name, "sim_launch") == 0 &&
+             parse_number(value, UINT64_MAX, &what->turns) && what->turns > 0)
+        return true;
     else if (value && strcmp(action, "delay") == 0 && parse_number(value, 3600 * 1000, &number))
         what->delay_ns = number * SIM_NS_PER_MS;
     else

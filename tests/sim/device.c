@@ -100,9 +100,11 @@ static void finish(struct op *op)
         memcpy(op->write.at, op->read.data, op->write.n_bytes);
     else if (op->kind == OP_SET && op->write.n_bytes > 0)
         memset(op->write.at, op->value, op->write.n_bytes);
-    else if (op->kind == OP_KERNEL)
+    else if (op->kind == OP_KERNEL) {
+        sim_turns = op->injected.turns;
         op->run(op->args);
-    else if (op->kind == OP_VALUE)
+        sim_turns = 0;
+    } else if (op->kind == OP_VALUE)
         __atomic_store_n(op->at, op->number, __ATOMIC_RELEASE);
     pthread_mutex_lock(&sim.lock);
     if (op->kind == OP_RECORD)

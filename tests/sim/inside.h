@@ -43,6 +43,7 @@ struct injected {
     int error; /* to be returned */
     int async; /* of the operation, or of the communicator */
     int64_t delay_ns;
+    uint64_t turns; /* of a kernel's threads, after which the process dies; 0: it does not */
 };
 
 struct injection {

@@ -68,6 +68,7 @@
  *     ENTRY:hang[@n]         the operation that the call starts never ends; if it starts none, the call never returns
  *     ENTRY:delay=MS[@n]     the operation, or the call if it starts none, takes so much longer
  *     ENTRY:kill[@n]         SIGKILL at the call
+ *     sim_launch:die=TURNS[@n]   SIGKILL in the midst of the kernel, when its threads have had so many turns
  *
  * ENTRY is an entry point's name, sim_launch or sim_load; n counts the process's calls of it from 1, or is * for every
  * one; 1 unless told. An item that is not understood ends the process: a test that injects nothing must not pass.
@@ -103,6 +104,11 @@ struct CUstream_st;
  * or what CUDA would say (enum cudaError).
  */
 int sim_launch(struct CUstream_st *stream, void (*run)(void *args), void (*free_args)(void *args), void *args);
+
+/* How many more turns the threads of a running kernel get before it must call sim_stop(); 0: any number. */
+extern __thread uint64_t sim_turns;
+/* The process dies in the midst of a kernel, as ZEROD_SIM wants it. */
+void sim_stop(void);
 
 /* Loads a kernel to the current device. Return: as sim_launch(). */
 int sim_load(const void *kernel);

@@ -1144,6 +1144,9 @@ static void test_environment(void **state)
         "cudaMalloc:async=cudaErrorLaunchFailure",
         "cudaMalloc:hang@0",
         "memory=0",
+        "sim_launch:die",
+        "sim_launch:die=0",
+        "cudaMemsetAsync:die=1",
     };
     char sentence[128];
 
@@ -1153,6 +1156,31 @@ static void test_environment(void **state)
         child_dies(wrong[i], count_devices, NULL, sentence);
     }
     child_is_killed("cudaGetDeviceCount:kill", count_devices, NULL, SIGKILL);
+}
+
+/* As a kernel does at each turn of a thread. */
+static void take_five_turns(void *args)
+{
+    for (unsigned i = 0; i < 5; i++)
+        if (sim_turns > 0 && --sim_turns == 0)
+            sim_stop();
+}
+
+static void launch_two(void *arg)
+{
+    cudaStream_t stream;
+
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    for (unsigned i = 0; i < 2; i++)
+        CHECK(sim_launch(stream, take_five_turns, NULL, NULL) == 0);
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+}
+
+static void test_death_in_a_kernel(void **state)
+{
+    (void)state;
+    child_is_killed("sim_launch:die=5@2", launch_two, NULL, SIGKILL);
+    child_passes("sim_launch:die=6@2", launch_two, NULL);
 }
 
 static void slow_and_endless(void *arg)
@@ -1228,6 +1256,7 @@ int main(void)
         cmocka_unit_test(test_wrong_uses),
         cmocka_unit_test(test_host_touches_device_memory),
         cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_death_in_a_kernel),
         cmocka_unit_test(test_on_order),
     };
 

@@ -6,6 +6,7 @@
  * that the last one left, and the bits are those of an undisturbed run.
  */
 
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -259,6 +260,82 @@ static void test_killed_at_kernels(void **state)
     kill_at(&two_nodes, "sim_launch", 13);
 }
 
+/* Launches on one GPU before the updates: for each parcel two, and where it is added to, four. */
+static uint32_t count_launches(const struct gpus *gpus)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < gpus->layout->n_parcels; i++)
+        n += gpus->layout->parcels[i].n_elems > 0 ? 2 + 4 : 0;
+    return n;
+}
+
+/*
+ * A step of two micro-batches with an engine that dies in the midst of an update, counted from 0, when the kernel's
+ * threads have had so many turns. Return: whether it has.
+ */
+static bool die_in_update(const struct gpus_options *options, uint32_t number, uint64_t turns)
+{
+    unsigned before = n_restarts;
+    struct gpus gpus;
+    char fault[128];
+
+    gpus_init(&gpus, options);
+    snprintf(fault, sizeof(fault), "sim_launch:die=%" PRIu64 "@%" PRIu32, turns, count_launches(&gpus) + 1 + number);
+    gpus.fault = fault;
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    gpus_write_state(&gpus);
+    gpus_open_step(&gpus);
+    for (uint32_t micro = 0; micro < 2; micro++) {
+        gpus_make_gradients(&gpus, micro + 1, true);
+        gpus_push(&gpus);
+        gpus_reduce_all(&gpus, micro);
+    }
+    gpus_decide(&gpus);
+    update(&gpus);
+    gpus_commit(&gpus);
+    gpus_check_state(&gpus);
+    gpus_deinit(&gpus);
+    return n_restarts > before;
+}
+
+/* One for each bucket that has elements. */
+static uint32_t count_updates(const struct gpus_options *options)
+{
+    struct gpus gpus;
+    uint32_t n = 0;
+
+    gpus_init(&gpus, options);
+    for (uint32_t i = 0; i < gpus.layout->n_buckets; i++)
+        n += gpus.layout->buckets[i].n_elems > 0;
+    gpus_deinit(&gpus);
+    assert_true(n > 1);
+    return n;
+}
+
+/* In the update of each bucket, later each time, until that comes to its end. */
+static void die_in_updates(const struct gpus_options *options)
+{
+    uint32_t n = count_updates(options);
+
+    need_faults();
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t turns = 1;
+
+        while (die_in_update(options, i, turns))
+            turns += 1 + n_strides() * (100 + turns / 3);
+        assert_true(turns > 128); /* a phase */
+    }
+}
+
+static void test_killed_in_updates(void **state)
+{
+    for (enum optimizer optimizer = 0; optimizer < N_OPTIMIZERS; optimizer += tests_full() ? 1 : 3)
+        die_in_updates(&(struct gpus_options){.n_nodes = 1, .n_local = 1, .optimizer = optimizer});
+    die_in_updates(&(struct gpus_options){.n_nodes = 1, .n_local = 1, .stage = 3});
+}
+
 static void test_killed_at_groups(void **state)
 {
     kill_at(&two_gpus, "ncclGroupEnd", 1);
@@ -407,7 +484,7 @@ static void test_what_does_not_fit(void **state)
         "nvidia-smi -c DEFAULT, or start MPS");
     check_words("compute-mode=3,mps=1,sim_load:error=cudaErrorMemoryAllocation", &patient,
                 "GPU 0: device_load_kernels: out of memory (cudaErrorMemoryAllocation)");
-    check_words("sim_load:error=cudaErrorNoKernelImageForDevice@26", &patient,
+    check_words("sim_load:error=cudaErrorNoKernelImageForDevice@31", &patient,
                 "GPU 1 has compute capability 9.0, and zerod was built for 8.x, 9.x and later: leave it out "
                 "(CUDA_VISIBLE_DEVICES), or build zerod with a CUDA that knows it");
     check_words("cuMemCreate:error=CUDA_ERROR_OUT_OF_MEMORY@2", &patient,
@@ -539,6 +616,9 @@ static void test_bad_orders(void **state)
     check_order(&(struct device_command){.type = DEVICE_COMMAND_UPDATE,
                                          .update = {.tag = 1, .step = 1, .first_bucket = 2, .n_buckets = 4}},
                 "an order for buckets 2 to 5 of 5");
+    check_order(&(struct device_command){.type = DEVICE_COMMAND_UPDATE,
+                                         .update = {.tag = 1, .step = DEVICE_UNDO_MAX_TAG + 1, .n_buckets = 5}},
+                "an update that makes step 1099511627776");
 }
 
 /* To rank 0 of two nodes with a GPU each, of which the first gets the order. */
@@ -739,6 +819,7 @@ int main(void)
         cmocka_unit_test(test_killed_at_setup),
         cmocka_unit_test(test_killed_at_copies),
         cmocka_unit_test(test_killed_at_kernels),
+        cmocka_unit_test(test_killed_in_updates),
         cmocka_unit_test(test_killed_at_groups),
         cmocka_unit_test(test_killed_in_stage_3),
         cmocka_unit_test(test_hangs_at_operations),

@@ -98,6 +98,8 @@ FAULTS = [
     ("sim_launch:async=cudaErrorLaunchFailure@300", "unspecified launch failure"),
     ("ncclSend:async=ncclRemoteError@150", "NCCL:"),
     ("cudaEventRecord:kill@900", "killed by signal 9"),
+    # In the midst of the first of these kernels that is long enough, an update or a reduction.
+    (",".join(f"sim_launch:die={600 + 67 * i}@{40 + 5 * i}" for i in range(30)), "killed by signal 9"),
 ]
 
 
