@@ -34,8 +34,9 @@ def find_benchmarks(on_gpu):
         import survival
         import torch_hook
         import training
+        import whole_step
 
-        found = [speed.kernels, speed.step, speed.overlap, speed.update, speed.recorder, latency.push, questions.questions,
+        found = [speed.kernels, whole_step.step, speed.overlap, speed.update, speed.recorder, latency.push, questions.questions,
                  growth.memory, growth.scaling, nodes.nodes, survival.survival, checkpoints.checkpoints, training.torch,
                  torch_hook.torch_hook]
     return {function.__name__.replace("_", "-"): function for function in found}

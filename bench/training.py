@@ -12,12 +12,12 @@ import threading
 import time
 
 from growth import memfd_bytes
-from harness import BUILD, MI, ROOT, Daemon, Failure, Process, available_bytes, in_turn, median, row, say
+from harness import (BUILD, EXTENSIONS, MI, ROOT, Daemon, Failure, Process, available_bytes, forget_broken_builds, in_turn,
+                     median, row, say)
 
 WORLD, BATCH, LENGTH = 2, 1, 128
 TIME_GOAL, MEMORY_GOAL = 1.8, 1 / 0.6
 NEEDED_BYTES = 17 << 30
-EXTENSIONS = ROOT / "build" / "torch-extensions"  # the kernels that DeepSpeed compiles
 # The settings that might be the fastest here; each family's fastest is measured.
 DDP = {"DDP": "ddp", "DDP, gradients are views of buckets": "ddp:view",
        "DDP, gradients are views of buckets, static graph": "ddp:view:static",
@@ -40,12 +40,6 @@ def rank_environment():
                 MASTER_PORT="29500", PYTHONPATH=os.pathsep.join(python_path),
                 ZEROD_LIBRARY=str(BUILD / "client" / "libzerod.so"),
                 TORCH_EXTENSIONS_DIR=str(EXTENSIONS))
-
-
-def forget_broken_builds():
-    """Removes the locks of processes that ended while DeepSpeed compiled: the next one would wait for them forever."""
-    for lock in EXTENSIONS.glob("*/lock"):
-        lock.unlink()
 
 
 class Training:
