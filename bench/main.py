@@ -33,12 +33,13 @@ def find_benchmarks(on_gpu):
         import speed
         import survival
         import torch_hook
+        import traffic
         import training
         import whole_step
 
-        found = [speed.kernels, whole_step.step, speed.overlap, speed.update, speed.recorder, latency.push, questions.questions,
-                 growth.memory, growth.scaling, nodes.nodes, survival.survival, checkpoints.checkpoints, training.torch,
-                 torch_hook.torch_hook]
+        found = [speed.kernels, whole_step.step, traffic.traffic, speed.overlap, speed.update, speed.recorder,
+                 latency.push, questions.questions, growth.memory, growth.scaling, nodes.nodes, survival.survival,
+                 checkpoints.checkpoints, training.torch, torch_hook.torch_hook]
     return {function.__name__.replace("_", "-"): function for function in found}
 
 

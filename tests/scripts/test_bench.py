@@ -4,6 +4,7 @@ The benchmarks of scripts/bench, on small models: that they measure what they sa
 DeepSpeed is not here; its chains are checked by the benchmark itself, each time it runs.
 """
 
+import subprocess
 import sys
 from contextlib import closing
 
@@ -14,6 +15,7 @@ from conftest import ROOT
 sys.path.append(str(ROOT / "bench"))
 
 import harness  # noqa: E402
+import traffic  # noqa: E402
 import whole_step  # noqa: E402
 from peers import FIFTEEN, FIFTEEN_CLIP, SHM_CLIP  # noqa: E402
 
@@ -69,3 +71,36 @@ def test_rows_of_a_step():
         (FIFTEEN_CLIP, 1.1, True), (FIFTEEN, 0.95, True), (SHM_CLIP, 3.0, True),
         ("ring", 4.0, False), ("ring", 3.5, True)]
     assert [r["goal"] for r in whole_step.rows_of(8, stages, peers, "ring")] == [1.1, 0.95, None, 8.0, None]
+
+
+# ---- bytes of a step ----------------------------------------------------------------------------------------------------
+
+
+def test_bytes_of_a_step():
+    """Of 2 ranks: docs/benchmarks.md adds them up."""
+    assert traffic.read_and_written(2) == (8 + 8 + 16, 8 + 4 + 12)
+    assert traffic.step_bytes(10, 2) == 560 and traffic.passes(2) == 2
+    with pytest.raises(harness.Failure, match="another proportion"):
+        traffic.passes(4)
+
+
+def test_traffic(small, monkeypatch):
+    monkeypatch.setattr(traffic, "ELEMS", ELEMS)
+    [row], details = traffic.traffic(True)
+    assert row["zerod"] > 0 and row["peer"] > 0 and row["goal"] == 0.92
+    [(_, (_, step, stream))] = details.items()
+    assert step[1:3] == stream[1:3] == ["64", "48"]
+
+
+def test_a_stream_of_other_bytes(small, monkeypatch):
+    monkeypatch.setattr(traffic, "ELEMS", ELEMS)
+    monkeypatch.setattr(traffic, "passes", lambda world: 1)
+    with pytest.raises(harness.Failure, match=f"moved {ELEMS * 28} bytes instead of {ELEMS * 56}"):
+        traffic.traffic(True)
+
+
+@pytest.mark.parametrize("arguments", [["--elems", "0"], ["--rows", "1"], ["1"]])
+def test_usage_of_the_stream(build, arguments):
+    run = subprocess.run([build.path("bench/bench-stream"), *arguments], capture_output=True, text=True,
+                         stdin=subprocess.DEVNULL)
+    assert run.returncode == 64 and "usage: bench-stream " in run.stderr
