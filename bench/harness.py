@@ -305,4 +305,10 @@ def row(name, zerod, peer, peer_name, unit, goal, ratio=None):
             "ratio": round(ratio, 3), "goal": goal, "holds": goal is None or ratio >= goal}
 
 
+def allowance(name, unit, planned, held, difference, allowed):
+    """How far something is off what it was to be: no ratio, because nobody else does the same."""
+    return {"name": name, "unit": unit, "plan": round(planned, 4), "held": round(held, 4),
+            "difference": round(difference, 4), "allowed": round(allowed, 4), "holds": difference <= allowed}
+
+
 median = statistics.median

@@ -14,7 +14,9 @@ from conftest import ROOT
 
 sys.path.append(str(ROOT / "bench"))
 
+import growth  # noqa: E402
 import harness  # noqa: E402
+import main  # noqa: E402
 import traffic  # noqa: E402
 import whole_step  # noqa: E402
 from peers import FIFTEEN, FIFTEEN_CLIP, SHM_CLIP  # noqa: E402
@@ -104,3 +106,84 @@ def test_usage_of_the_stream(build, arguments):
     run = subprocess.run([build.path("bench/bench-stream"), *arguments], capture_output=True, text=True,
                          stdin=subprocess.DEVNULL)
     assert run.returncode == 64 and "usage: bench-stream " in run.stderr
+
+
+# ---- memory, growth, and how they are shown -----------------------------------------------------------------------------
+
+
+def test_memory(small, monkeypatch):
+    """Each class is a line; what is further off the plan than allowed does not hold."""
+    monkeypatch.setattr(growth, "MEMORY_ELEMS", 24 * 10000)
+    monkeypatch.setattr(growth, "MEMORY_PARAMS", 24)
+    rows = growth.memory_of(2, 2)
+    names = [r["name"].removeprefix("memory: stage 2, 2 ranks, ") for r in rows]
+    assert names == ["state", "gradient", "ring", "overflow", "staging", "weights", "pool", "fixed"]
+    assert rows[0]["plan"] > 1 and rows[0]["held"] == pytest.approx(rows[0]["plan"], abs=0.05)
+    assert all(r["holds"] for r in rows) and all(r["allowed"] == 16 for r in rows)
+    monkeypatch.setattr(growth, "memfd_bytes", lambda pid: {"state": 32 * harness.MI})
+    state, *_ = growth.memory_of(2, 2)
+    assert state["held"] == 32 and not state["holds"] and state["difference"] == pytest.approx(32 - state["plan"], abs=0.01)
+
+
+def test_growth_is_measured_in_bytes():
+    """Against the middle point; its own row would always hold."""
+
+    def point(ranks, ms):
+        return {"elems": 100, "ranks": ranks, "ms": ms}
+
+    def label(c):
+        return f"{c['ranks']} ranks"
+
+    rows = growth.against_bytes(label, [point(1, 50.0), point(2, 56.0), point(4, 80.0)])
+    assert [(r["name"], r["zerod"], r["peer"], r["holds"]) for r in rows] == [
+        ("scaling: 1 ranks", 50.0, 44.0, True), ("scaling: 4 ranks", 80.0, 80.0, True)]
+    assert rows[0]["peer_name"] == "its bytes at the speed of 2 ranks"
+    slow, = growth.against_bytes(label, [point(1, 51.0), point(2, 56.0)])
+    assert not slow["holds"] and growth.against_bytes(label, []) == []
+
+
+ROWS = [harness.row("a", 2.0, 1.0, "b", "ms", 0.4), harness.row("c", 2.0, 1.0, "b", "ms", None),
+        harness.allowance("d", "MiB", 10.0, 12.0, 2.0, 1.0)]
+
+
+def test_ratios_and_allowances_are_two_tables(capsys):
+    main.print_results(ROWS, {"more": [["x", "y"], ["1", "22"]], "plot": None})
+    assert capsys.readouterr().out == """\
+benchmark  zerod  peer   unit  peer is  ratio  goal  holds
+a          2.000  1.000  ms    b        0.50   0.40  yes
+c          2.000  1.000  ms    b        0.50   -     -
+
+class  plan  held  difference  allowed  unit  holds
+d      10.0  12.0  2.000       1.000    MiB   NO
+
+More:
+x  y
+1  22
+
+"""
+
+
+def test_tables_of_the_page():
+    text = main.write_section("<!-- it: written by x -->\n<!-- end of it -->\n", "it", ROWS[2:], {"more": [["x"], ["1"]]})
+    assert text.splitlines()[3:] == [
+        "| class | plan | held | difference | allowed | unit | holds |", "|" + " --- |" * 7,
+        "| d | 10.0 | 12.0 | 2.000 | 1.000 | MiB | NO |", "", "More:", "", "| x |", "| --- |", "| 1 |", "<!-- end of it -->"]
+
+
+def test_results_come_one_by_one(monkeypatch, capsys):
+    """What a benchmark has found is printed before the next one begins."""
+    seen = []
+
+    def first(quick):
+        """The first."""
+        return ROWS[:1], {}
+
+    def second(quick):
+        """The second."""
+        seen.append(capsys.readouterr().out)
+        return ROWS[2:], {}
+
+    monkeypatch.setattr(main, "find_benchmarks", lambda on_gpu: {"first": first, "second": second})
+    monkeypatch.setattr(sys, "argv", ["bench"])
+    assert main.main() == 1  # an allowance that does not hold counts, too
+    assert "a          2.000" in seen[0]
