@@ -17,7 +17,9 @@ sys.path.append(str(ROOT / "bench"))
 import growth  # noqa: E402
 import harness  # noqa: E402
 import main  # noqa: E402
+import torch_hook  # noqa: E402
 import traffic  # noqa: E402
+import training  # noqa: E402
 import whole_step  # noqa: E402
 from peers import FIFTEEN, FIFTEEN_CLIP, SHM_CLIP  # noqa: E402
 
@@ -187,3 +189,31 @@ def test_results_come_one_by_one(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bench"])
     assert main.main() == 1  # an allowance that does not hold counts, too
     assert "a          2.000" in seen[0]
+
+
+# ---- hooks in PyTorch ---------------------------------------------------------------------------------------------------
+
+
+def test_hooks_are_measured(small, build, monkeypatch):
+    """Each parameter is seen once in a backward, by our hooks on both sides of zerod's."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(training, "BUILD", build.folder)
+    environment, names = training.rank_environment(), ("model alone", "DDP", "zerod")
+    results, n_params = torch_hook.measure("some", names, 2, environment, probed=True)
+    assert tuple(results) == names and n_params == 100
+    for found in results.values():
+        assert all(len(r["hooks"]) == 100 and r["both"] == r["forward"] + r["backward"] > 0 for r in found)
+    (_, alone), (_, ddp), (_, mine) = ((line[0], float(line[1])) for line in torch_hook.table_of_probes({"some": results})[1:])
+    assert mine > alone and ddp >= 0
+
+
+def test_a_parameter_is_a_share_of_the_whole():
+    """Round by round, beyond the model alone; not what two hooks around zerod's see."""
+    results = {name: [{"forward": 0, "backward": ns, "both": ns}, {"forward": 0, "backward": 2 * ns, "both": 2 * ns}]
+               for name, ns in {"model alone": 1e6, "empty hooks": 1.1e6, "DDP": 1.4e6, "zerod": 1.8e6}.items()}
+    allowed, ddp, empty = torch_hook.rows_per_parameter(results, 100)
+    assert (allowed["zerod"], allowed["peer"], allowed["holds"]) == (12.0, 4.0, False)
+    assert (ddp["peer"], empty["peer"], ddp["goal"], empty["goal"]) == (6.0, 1.5, None, None)
+    results["zerod"] = results["model alone"]
+    with pytest.raises(harness.Failure, match="nothing was measured"):
+        torch_hook.rows_per_parameter(results, 100)
