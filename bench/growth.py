@@ -14,7 +14,7 @@ MEMORY_SHARE, MEMORY_BYTES = 0.02, 16 * MI
 # Which memfds a class is made of; "fixed" is the heap, and "staging" there is none on one node.
 SEGMENTS = {"state": ["state"], "gradient": ["gradient"], "ring": ["ring"], "overflow": ["overflow"],
             "weights": ["weights"], "pool": ["pool"]}
-GROWTH_GOAL = round(1 / 1.15, 3)  # at most 15 % longer
+GROWTH_GOAL = 1 / 1.15  # at most 15 % longer
 
 
 def plan(elems, world, stage, config=None):

@@ -49,6 +49,12 @@ def deepspeed_environment(world, job):
             "TORCH_EXTENSIONS_DIR": str(EXTENSIONS)}
 
 
+def remove_deepspeed_segments(job):
+    """DeepSpeed leaves its shared memory behind."""
+    for segment in pathlib.Path(SHARED).glob(f"deepspeed_allreduce_buffer_*_{job}_*"):
+        segment.unlink()
+
+
 def forget_broken_builds():
     """Removes the locks of processes that ended while DeepSpeed compiled: the next one would wait for them forever."""
     for lock in EXTENSIONS.glob("*/lock"):
@@ -278,8 +284,7 @@ class TorchJob:
         for rank in self.ranks:
             rank.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
-        for segment in pathlib.Path(SHARED).glob(f"deepspeed_allreduce_buffer_*_{self.name()}_*"):
-            segment.unlink()  # DeepSpeed leaves them
+        remove_deepspeed_segments(self.name())
 
     def close(self):
         self.stop()

@@ -129,7 +129,7 @@ def torch_hook(quick, many="many"):
     rows.append(row("torch-hook: all of it in an iteration", share * 100, SHARE * 100, "allowed", "% of 30 M", 1.0))
     rows.append(row(f"torch-hook: backward, {n_small} parameters of 64 elements, 2 ranks",
                     median_of(small["zerod"], "backward") / 1e6, median_of(small["DDP"], "backward") / 1e6,
-                    "DDP, gradients are views of buckets", "ms", round(1 / MANY_TIMES, 3)))
+                    "DDP, gradients are views of buckets", "ms", 1 / MANY_TIMES))
     return rows, {"what a parameter costs": table_per_parameter(twin, n_params),
                   "from a hook before zerod's to a hook after it": table_of_probes(probed),
                   "the whole": table_of_times({"twin": twin, "30 M": large, f"{n_small} of 64": small})}

@@ -4,6 +4,7 @@ The benchmarks of scripts/bench, on small models: that they measure what they sa
 DeepSpeed is not here; its chains are checked by the benchmark itself, each time it runs.
 """
 
+import os
 import subprocess
 import sys
 from contextlib import closing
@@ -217,3 +218,101 @@ def test_a_parameter_is_a_share_of_the_whole():
     results["zerod"] = results["model alone"]
     with pytest.raises(harness.Failure, match="nothing was measured"):
         torch_hook.rows_per_parameter(results, 100)
+
+
+# ---- training in PyTorch ------------------------------------------------------------------------------------------------
+
+TINY = {"layers": 1, "heads": 1, "width": 8, "vocabulary": 50, "positions": 16}
+
+
+@pytest.fixture
+def torch_side():
+    """torch_side.py, and a function that makes the same small model each time."""
+    torch = pytest.importorskip("torch")
+    import gpt2
+    import torch_side
+
+    def model():
+        torch.manual_seed(0)
+        return gpt2.GPT2(**TINY)
+
+    torch_side.make_model = model
+    torch_side.tokens = torch.arange(16).view(1, 16)
+    return torch_side
+
+
+def test_the_model_alone_frees_gradients_one_by_one(torch_side):
+    model = torch_side.make_model()
+    held = []
+
+    def count(_):
+        held.append(sum(p.grad is not None for p in model.parameters()))
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(count)  # before those that free
+    side = torch_side.Alone(model, {}, 0, 1, "")
+    side.iterate(torch_side.tokens)
+    assert held == [1] * len(list(model.parameters()))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_fsdp2_trains_the_same(torch_side, tmp_path):
+    """As torch's AdamW alone, in each setting; on one rank, of which nothing is summed."""
+    import torch
+
+    def losses(side):
+        return [side.iterate(torch_side.tokens).item() for _ in range(3)]
+
+    class Plain(torch_side.Ddp):
+        def __init__(self, model):
+            self.model = model
+            self.optimizer = torch.optim.AdamW(model.parameters(), fused=True, **torch_side.ADAMW)
+
+    expected = losses(Plain(torch_side.make_model()))
+    for i, (name, spec) in enumerate(training.FSDP2.settings.items()):
+        _, *options = spec.split(":")
+        try:
+            side = torch_side.Fsdp2(torch_side.make_model(), dict.fromkeys(options, ""), 0, 1, tmp_path / f"store{i}")
+            assert losses(side) == pytest.approx(expected, rel=1e-5), name
+        finally:
+            torch.distributed.destroy_process_group()
+    assert expected[2] < expected[0]
+
+
+def training_results(**ms):
+    return {name.replace("_", " "): [{"ms": value, "loss": 1.0}] * 3 for name, value in ms.items()}
+
+
+def test_rows_of_a_training():
+    """Beyond the model; stage 3 stands beside stage 2 where the others stand beside their peers."""
+    memory = {name: dict(zip((training.BETWEEN, training.AT_MOST), held)) for name, held in {
+        "model alone": (100, 200), "zerod": (160, 255), "peer": (200, 300), training.STAGE_3: (161, 255)}.items()}
+    results = training_results(model_alone=1000, peer=2000, zerod=1100) | {training.STAGE_3: [{"ms": 1120}] * 3}
+    rows = training.rows_of("peer", training.DEEPSPEED, results, memory)
+    assert [(r["zerod"], r["peer"], r["goal"], r["holds"]) for r in rows] == [
+        (100, 1000, 10.0, True), (60, 100, 1 / 0.6, True), (55, 100, 1 / 0.55, True)]
+    rows = training.rows_of(training.STAGE_3, training.FAMILIES[-1], results, memory)
+    assert [(r["zerod"], r["peer"], r["peer_name"], r["goal"], r["holds"]) for r in rows] == [
+        (120, 100, "zerod", 1 / 1.2, True), (61, 60, "zerod", 1.0, False), (55, 55, "zerod", 1.0, True)]
+    assert all(r["name"].endswith(", zerod, stage 3") for r in rows)
+
+
+COUNT_FAULTS = """
+import ctypes, resource
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    memory = [libc.malloc(n << 20) for n in (1, 40)]
+    for at, n in zip(memory, (1, 40)):
+        ctypes.memset(at, 1, n << 20)
+        libc.free(at)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.parametrize("heap, least, most", [({}, 1000, 1 << 20), (training.STEADY_HEAP, 0, 50)])
+def test_a_steady_heap_costs_no_page_faults(heap, least, most):
+    run = subprocess.run([sys.executable, "-c", COUNT_FAULTS], env=dict(os.environ, **heap), capture_output=True, text=True,
+                         check=True)
+    assert least <= int(run.stdout) <= most
