@@ -77,7 +77,7 @@ def memory_of(world, stage):
 
 
 def memory(quick):
-    """What is held of each class of memory, and what the daemon says it holds, against the plan: within 2 % or 16 MiB."""
+    """What is held of each class of memory, and what the daemon says is, against the plan: within 2 % or 16 MiB."""
     return [line for stage in (1, 2, 3) for world in (2, 4) for line in memory_of(world, stage)], {}
 
 

@@ -89,8 +89,8 @@ def verdict(row):
 
 def ratio_cells(row):
     goal = ["-", "-"] if row["goal"] is None else [f"{row['goal']:.2f}", verdict(row)]
-    return [row["name"], number(row["zerod"]), number(row["peer"]), row["unit"], row["peer_name"], f"{row['ratio']:.2f}",
-            *goal]
+    return [row["name"], number(row["zerod"]), number(row["peer"]), row["unit"], row["peer_name"],
+            f"{row['ratio']:.2f}", *goal]
 
 
 def allowance_cells(row):

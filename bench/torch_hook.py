@@ -15,8 +15,8 @@ PER_PARAMETER = ("model alone", "empty hooks", "DDP", "zerod")
 
 
 class Side:
-    """The ranks of one side and, if it is zerod's, the daemon. A single rank and its daemon are on a core each, else it is
-    the scheduler that is measured."""
+    """The ranks of one side and, if it is zerod's, the daemon. A single rank and its daemon are on a core each: else the
+    scheduler is measured."""
 
     def __init__(self, name, shape, environment, world=1, probed=False):
         self.ranks, self.daemon = [], None
@@ -63,8 +63,8 @@ def measure(shape, names, n, environment, world=1, probed=False):
             sides[name] = Side(name, shape, environment, world, probed)
         results = in_turn({name: side.iterate for name, side in sides.items()}, n, 3)
         for name, found in results.items():
-            say(f"    {shape}, {name}{', probed' if probed else ''}: {median_of(found, 'both') / 1e6:.3f} ms forward and "
-                f"backward")
+            say(f"    {shape}, {name}{', probed' if probed else ''}: {median_of(found, 'both') / 1e6:.3f} ms "
+                f"forward and backward")
         return results, sides[names[0]].n_params
     finally:
         for side in sides.values():

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-One rank of the benchmark torch-hook: torch_hook_rank.py SIDE SHAPE PROBES RANK WORLD RENDEZVOUS, which is a file, or zerod's
-socket. Says how many parameters there are; then makes a forward and a backward for each line of standard input and prints
-how long they took (ns). If PROBES is 1, also, at each parameter, how long it was from a hook of ours before zerod's to one
-after it; these hooks cost something themselves.
+One rank of the benchmark torch-hook.
+
+    torch_hook_rank.py SIDE SHAPE PROBES RANK WORLD RENDEZVOUS
+
+RENDEZVOUS: a file, or zerod's socket. Says how many parameters there are; then makes a forward and a backward for each
+line of standard input and prints how long they took (ns). If PROBES is 1, also, at each parameter, how long it was from a
+hook of ours before zerod's to one after it; these hooks cost something themselves.
 """
 
 import json
@@ -53,7 +56,8 @@ def many(rank, world, params, elems):
 
 # 30 M parameters; its twin has as many modules and parameters, but next to nothing in them.
 SHAPES = {
-    "30 M": (transformer, {"length": 128, "layers": 6, "heads": 8, "width": 512, "vocabulary": 20000, "positions": 256}),
+    "30 M": (transformer, {"length": 128, "layers": 6, "heads": 8, "width": 512, "vocabulary": 20000,
+                           "positions": 256}),
     "twin": (transformer, {"length": 8, "layers": 6, "heads": 1, "width": 8, "vocabulary": 16, "positions": 16}),
     "many": (many, {"params": 10000, "elems": 64}),
     "some": (many, {"params": 100, "elems": 64}),  # for tests
@@ -106,7 +110,8 @@ class Probes:
 
 
 def main():
-    side, shape, probed, rank, world, rendezvous = *sys.argv[1:3], sys.argv[3] == "1", *map(int, sys.argv[4:6]), sys.argv[6]
+    side, shape, probed, rank, world, rendezvous = sys.argv[1:7]
+    probed, rank, world = probed == "1", int(rank), int(world)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(1)

@@ -5,9 +5,9 @@ One process of the chains that zerod's step is compared with (peers/).
     torch_rank.py RANK WORLD ELEMS PARAMS THREADS FOLDER FAMILIES
 
 FAMILIES: of chains, with commas. FOLDER: for files that all ranks see, in memory.
-Prints its chains by name: their family, and whether they clip. Then does what each line of standard input, which is JSON,
-says: a step of "chain" with the gradients of "iteration", and prints when it began and ended (CLOCK_MONOTONIC, ns); "reset"
-its weights and state; or "sample" its weights.
+Prints its chains by name: their family, and whether they clip. Then each line of standard input is JSON that names a
+"chain": to make a step with the gradients of "iteration", of which it prints when it began and ended (CLOCK_MONOTONIC,
+ns), to "reset" weights and state, or to "sample" the weights.
 """
 
 import json

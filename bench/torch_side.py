@@ -4,8 +4,9 @@ One rank of one side of the training benchmark: the same model and text, another
 
     torch_side.py SIDE RANK WORLD RENDEZVOUS BATCH LENGTH
 
-SIDE: none; ddp[:OPTION...]; fsdp2[:OPTION...]; deepspeed[:OPTION...]; zerod. RENDEZVOUS: a file, or zerod's socket. Says when it is ready;
-then makes an iteration for each line of standard input and prints when it began and ended (CLOCK_MONOTONIC, ns).
+SIDE: none; ddp[:OPTION...]; fsdp2[:OPTION...]; deepspeed[:OPTION...]; zerod. RENDEZVOUS: a file, or zerod's socket.
+Says when it is ready; then makes an iteration for each line of standard input and prints when it began and ended
+(CLOCK_MONOTONIC, ns).
 """
 
 import ctypes
@@ -22,8 +23,7 @@ ADAMW = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
 class Alone:
-    """Forward and backward, and nothing with the gradients but that each is freed as soon as it is there, as zerod's ranks
-    free those that they have pushed."""
+    """Forward and backward. Each gradient is freed as soon as it is there, as zerod's ranks free what they have pushed."""
 
     def __init__(self, model, options, rank, world, rendezvous):
         self.model = model
@@ -59,8 +59,8 @@ class Ddp:
 
 
 class Fsdp2:
-    """torch's fully_shard() on gloo, fused AdamW. Options: blocks: each block is a group of its own, and not only the whole
-    model; keep: weights stay gathered from the forward to the backward."""
+    """torch's fully_shard() on gloo, fused AdamW. Options: blocks: each block is a group of its own, and not only the
+    whole model; keep: weights stay gathered from the forward to the backward."""
 
     def __init__(self, model, options, rank, world, rendezvous):
         torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)

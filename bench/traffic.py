@@ -3,9 +3,9 @@
 How many bytes a step has to move on one node, for weights and gradients in fp32 that are pushed by copy, and how long
 a bare stream takes for as many.
 
-For each element: every rank reads its gradient and writes it into its slot; the daemon reads each rank's slot and writes the
-sum; the update reads weight, sum and two moments and writes all but the sum. Clipping and the search for values that are not
-finite read nothing more.
+For each element: every rank reads its gradient and writes it into its slot; the daemon reads each rank's slot and writes
+the sum; the update reads weight, sum and two moments and writes all but the sum. Clipping and the search for values that
+are not finite read nothing more.
 """
 
 import json

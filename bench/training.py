@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass, field
 
 from growth import memfd_bytes
-from harness import (BUILD, MI, ROOT, Daemon, Failure, Process, available_bytes, deepspeed_environment, forget_broken_builds,
-                     in_turn, median, remove_deepspeed_segments, row, say)
+from harness import (BUILD, MI, ROOT, Daemon, Failure, Process, available_bytes, deepspeed_environment,
+                     forget_broken_builds, in_turn, median, remove_deepspeed_segments, row, say)
 
 WORLD, BATCH, LENGTH = 2, 1, 128
 NEEDED_BYTES = 17 << 30
@@ -41,7 +41,9 @@ DEEPSPEED = Family({
     "DeepSpeed ZeRO-2, torch's fused AdamW": "deepspeed:torch",
 }, 10.0, {BETWEEN: 1 / 0.6, AT_MOST: 1 / 0.55})
 FSDP2 = Family({
-    "FSDP2": "fsdp2", "FSDP2, each block": "fsdp2:blocks", "FSDP2, each block, gathered until the backward": "fsdp2:blocks:keep",
+    "FSDP2": "fsdp2",
+    "FSDP2, each block": "fsdp2:blocks",
+    "FSDP2, each block, gathered until the backward": "fsdp2:blocks:keep",
 }, 8.0)
 ZEROD, STAGE_3 = "zerod", "zerod, stage 3"
 # One after another: there would not be memory for all. zerod begins anew with each of them.
@@ -50,8 +52,8 @@ STAGE_3_TIME, STAGE_3_MEMORY = 1 / 1.2, 1.0  # against stage 2
 # As the peers, which do not clip here: all sides then compute the same, and their losses are compared.
 DAEMON = {"clipping": 0.0}
 SAME_LOSS = 0.01
-# While time is taken, the C library neither gives freed memory back to the kernel nor maps large pieces on their own. Else
-# trainers pay for page faults that depend on when a side frees what, and have nothing to do with synchronisation.
+# While time is taken, the C library neither gives freed memory back to the kernel nor maps large pieces on their own.
+# Else trainers pay for page faults that depend on when a side frees what, which is no synchronisation.
 STEADY_HEAP = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 40)}
 
 
@@ -147,7 +149,8 @@ def quartiles(values):
 
 
 def fastest_of(family, alone, n):
-    """The fastest setting of a peer, and lines for a table of each one's time beyond the model. One alone is not tried."""
+    """The fastest setting of a peer, and lines for a table of each one's time beyond the model. A single one is not
+    tried."""
     if len(family.settings) == 1:
         return next(iter(family.settings)), []
     seen = {}
@@ -183,8 +186,8 @@ def check_losses(results):
 
 def memory_of(spec, n=8):
     """
-    MiB between iterations, and the most in the course of one, with the C library as everybody has it: medians of n, for what
-    it keeps of memory that was freed varies by tens of MiB from one iteration to the next.
+    MiB between iterations, and the most in the course of one, with the C library as everybody has it: medians of n, for
+    what it keeps of memory that was freed varies by tens of MiB from one iteration to the next.
     """
     side = Training(spec, heap={})
     try:
@@ -251,8 +254,8 @@ def table_of_times(all_results):
     for results in all_results:
         for name in results:
             low, high = quartiles(beyond(results, name))
-            table.append([name, f"{median([r['ms'] for r in results[name]]):.0f}", f"{median(beyond(results, name)):.0f}",
-                          f"{low:.0f} to {high:.0f}"])
+            table.append([name, f"{median([r['ms'] for r in results[name]]):.0f}",
+                          f"{median(beyond(results, name)):.0f}", f"{low:.0f} to {high:.0f}"])
     return table
 
 
@@ -296,7 +299,7 @@ def torch(quick):
     cells = {name: (beyond(results, name), memory_beyond(memory, name)) for name, (_, results) in measured.items()}
     cells[ZEROD] = beyond(next(iter(measured.values()))[1], ZEROD), memory_beyond(memory, ZEROD)
     return rows, {
-        "each side, one table of turns after another": table_of_times(results for _, results in measured.values()),
+        "each side, peer after peer": table_of_times(results for _, results in measured.values()),
         "memory": table_of_memory(memory),
         "settings of the peers that were tried before": [["", "beyond the model, ms"], *tried],
         "plot": (lambda path: plot(cells, path), "benchmarks-torch.png", "Time and memory beyond the model"),

@@ -15,7 +15,7 @@ GOALS = {FIFTEEN_CLIP: dict.fromkeys(STAGES, 1.1), FIFTEEN: dict.fromkeys(STAGES
          "gloo": {2: 4.0, 4: 6.0, 8: 8.0}}
 TAIL_GOALS = {2: 3.5, 4: 6.0}
 
-# ---- all train the same -------------------------------------------------------------------------------------------------
+# ---- all train the same ---------------------------------------------------------------------------------------------
 
 CHECKED_STEPS = 2
 STRIDE = 16381  # of the weights that are compared; no multiple of anything that a chain divides its work by
@@ -43,8 +43,8 @@ def compare(name, weights, expected):
     off = [abs(a - b) for a, b in zip(weights, expected, strict=True)]
     mean, most = sum(off) / len(off), max(off)
     if not (mean <= MEAN_OFF and most <= MOST_OFF):
-        raise Failure(f"{name} differs from zerod after {CHECKED_STEPS} steps: by {mean / LR:.1e} of a step's change in the "
-                      f"mean, {most / LR:.1e} at most")
+        raise Failure(f"{name} differs from zerod after {CHECKED_STEPS} steps: by {mean / LR:.1e} of a step's change in "
+                      f"the mean, {most / LR:.1e} at most")
     return mean, most
 
 
@@ -67,7 +67,7 @@ def first_steps(stages, torch, unclipped):
     return first
 
 
-# ---- in turn ------------------------------------------------------------------------------------------------------------
+# ---- in turn --------------------------------------------------------------------------------------------------------
 
 
 def needed_bytes(world):
@@ -124,8 +124,7 @@ def table_of(world, stages, chains, slow):
 
 
 def step(quick):
-    """A whole step through the daemon against chains of torch and DeepSpeed, and against fifteen lines; 64 Mi fp32
-    parameters, clipping on, pushes by copy."""
+    """A whole step of 64 Mi fp32 parameters, clipped, pushed by copy, against DeepSpeed, torch, and fifteen lines."""
     forget_broken_builds()
     rows, table = [], []
     for world in STAGES:

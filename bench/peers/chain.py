@@ -16,7 +16,7 @@ FILL_ELEMS = 1 << 18  # stays in the cache
 
 
 class Rank:
-    """One process. Chains that hold all weights and all of AdamW's state share them, for there is not memory for each."""
+    """One process. Chains that hold all weights and all of AdamW's state share them: there is not memory for each."""
 
     def __init__(self, rank, world, elems, n_params, shared_folder):
         self.rank, self.world, self.n_params, self.shared_folder = rank, world, n_params, shared_folder
@@ -53,8 +53,8 @@ class Rank:
             numpy.add(products, numpy.uint32((first * 2654435761 + seed * 40503) % 2**32), out=x)
             numpy.right_shift(x, 15, out=shifted)
             numpy.bitwise_xor(x, shifted, out=x)
-            numpy.multiply(x.view(numpy.int32)[:n], numpy.float32(2**-40), out=grad[first : first + n], casting="unsafe",
-                           dtype=numpy.float32)
+            numpy.multiply(x.view(numpy.int32)[:n], numpy.float32(2**-40), out=grad[first : first + n],
+                           casting="unsafe", dtype=numpy.float32)
 
     def clip(self):
         """As clip_grad_norm_() does it, all of the gradient being here."""

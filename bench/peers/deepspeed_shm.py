@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-DeepSpeed's all-reduce in shared memory, which its CPU inference uses and its training does not: each rank copies 32 MiB
-at a time into its segment, sums its part of everybody's, and copies the sums back. Ranks wait in loops without sleeping.
-DeepSpeed's own builder compiles it.
+DeepSpeed's all-reduce in shared memory, which its CPU inference uses and its training does not: each rank copies
+32 MiB at a time into its segment, sums its part of all segments, and copies the sums back. Ranks wait in loops without
+sleeping. DeepSpeed's own builder compiles it.
 """
 
 import torch

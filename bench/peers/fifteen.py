@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What somebody writes in an afternoon instead of installing zerod: the gradients of all ranks and the weights lie in memory
-that all map. A rank copies its gradient there, waits, adds its part of all gradients, updates that part of the weights,
-and waits again. What it does not do: nobody notices a rank that died, slow or twice; nothing is kept when one of them ends;
-a gradient cannot be reduced before the whole backward is over.
+What somebody writes in an afternoon instead of installing zerod: the gradients of all ranks and the weights lie in
+memory that all ranks map. A rank copies its gradient there, waits, adds its part of all gradients, updates that part of
+the weights, and waits again. These lines survive nobody's death: the other ranks wait for ever, and the weights are half
+updated. Nothing is checked, and nothing is reduced before the backward is over.
 """
 
 import mmap

@@ -34,11 +34,11 @@ def small(build, monkeypatch):
     monkeypatch.setattr(whole_step, "ELEMS", ELEMS)
 
 
-# ---- peers of a whole step ----------------------------------------------------------------------------------------------
+# ---- peers of a whole step ------------------------------------------------------------------------------------------
 
 
 def test_peers_train_the_same(small, monkeypatch):
-    """And it is seen if one does not: if it has the gradients of another iteration, and, hardly, if it does not clip."""
+    """And it is seen if one does not: if it has the gradients of another iteration, and, hardly, if it never clips."""
     pytest.importorskip("torch")
     unclipped = whole_step.without_clipping(2)
     with closing(harness.ZerodJob(2, 2, ELEMS)) as job, closing(
@@ -78,7 +78,7 @@ def test_rows_of_a_step():
     assert [r["goal"] for r in whole_step.rows_of(8, stages, peers, "ring")] == [1.1, 0.95, None, 8.0, None]
 
 
-# ---- bytes of a step ----------------------------------------------------------------------------------------------------
+# ---- bytes of a step ------------------------------------------------------------------------------------------------
 
 
 def test_bytes_of_a_step():
@@ -111,7 +111,7 @@ def test_usage_of_the_stream(build, arguments):
     assert run.returncode == 64 and "usage: bench-stream " in run.stderr
 
 
-# ---- memory, growth, and how they are shown -----------------------------------------------------------------------------
+# ---- memory, growth, and how they are shown -------------------------------------------------------------------------
 
 
 def test_memory(small, monkeypatch):
@@ -125,7 +125,8 @@ def test_memory(small, monkeypatch):
     assert all(r["holds"] for r in rows) and all(r["allowed"] == 16 for r in rows)
     monkeypatch.setattr(growth, "memfd_bytes", lambda pid: {"state": 32 * harness.MI})
     state, *_ = growth.memory_of(2, 2)
-    assert state["held"] == 32 and not state["holds"] and state["difference"] == pytest.approx(32 - state["plan"], abs=0.01)
+    assert state["held"] == 32 and not state["holds"]
+    assert state["difference"] == pytest.approx(32 - state["plan"], abs=0.01)
 
 
 def test_growth_is_measured_in_bytes():
@@ -167,10 +168,12 @@ x  y
 
 
 def test_tables_of_the_page():
-    text = main.write_section("<!-- it: written by x -->\n<!-- end of it -->\n", "it", ROWS[2:], {"more": [["x"], ["1"]]})
+    page = "<!-- it: written by x -->\n<!-- end of it -->\n"
+    text = main.write_section(page, "it", ROWS[2:], {"more": [["x"], ["1"]]})
     assert text.splitlines()[3:] == [
         "| class | plan | held | difference | allowed | unit | holds |", "|" + " --- |" * 7,
-        "| d | 10.0 | 12.0 | 2.000 | 1.000 | MiB | NO |", "", "More:", "", "| x |", "| --- |", "| 1 |", "<!-- end of it -->"]
+        "| d | 10.0 | 12.0 | 2.000 | 1.000 | MiB | NO |", "", "More:", "", "| x |", "| --- |", "| 1 |",
+        "<!-- end of it -->"]
 
 
 def test_results_come_one_by_one(monkeypatch, capsys):
@@ -192,7 +195,7 @@ def test_results_come_one_by_one(monkeypatch, capsys):
     assert "a          2.000" in seen[0]
 
 
-# ---- hooks in PyTorch ---------------------------------------------------------------------------------------------------
+# ---- hooks in PyTorch -----------------------------------------------------------------------------------------------
 
 
 def test_hooks_are_measured(small, build, monkeypatch):
@@ -204,7 +207,7 @@ def test_hooks_are_measured(small, build, monkeypatch):
     assert tuple(results) == names and n_params == 100
     for found in results.values():
         assert all(len(r["hooks"]) == 100 and r["both"] == r["forward"] + r["backward"] > 0 for r in found)
-    (_, alone), (_, ddp), (_, mine) = ((line[0], float(line[1])) for line in torch_hook.table_of_probes({"some": results})[1:])
+    alone, ddp, mine = (float(line[1]) for line in torch_hook.table_of_probes({"some": results})[1:])
     assert mine > alone and ddp >= 0
 
 
@@ -220,7 +223,7 @@ def test_a_parameter_is_a_share_of_the_whole():
         torch_hook.rows_per_parameter(results, 100)
 
 
-# ---- training in PyTorch ------------------------------------------------------------------------------------------------
+# ---- training in PyTorch --------------------------------------------------------------------------------------------
 
 TINY = {"layers": 1, "heads": 1, "width": 8, "vocabulary": 50, "positions": 16}
 
@@ -313,6 +316,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.parametrize("heap, least, most", [({}, 1000, 1 << 20), (training.STEADY_HEAP, 0, 50)])
 def test_a_steady_heap_costs_no_page_faults(heap, least, most):
-    run = subprocess.run([sys.executable, "-c", COUNT_FAULTS], env=dict(os.environ, **heap), capture_output=True, text=True,
-                         check=True)
+    run = subprocess.run([sys.executable, "-c", COUNT_FAULTS], env=dict(os.environ, **heap), capture_output=True,
+                         text=True, check=True)
     assert least <= int(run.stdout) <= most
