@@ -15,6 +15,8 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("ZEROD_BENCH_BUILD", ROOT / "build" / "release"))
 MI = 1 << 20
+SHARED = "/dev/shm"  # files in memory
+EXTENSIONS = ROOT / "build" / "torch-extensions"  # the kernels that DeepSpeed compiles
 
 
 class Failure(Exception):
@@ -39,6 +41,24 @@ def available_bytes():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def deepspeed_environment(world, job):
+    """For DeepSpeed on processors. job: a part of the names of its segments of shared memory."""
+    return {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": str(world), "MASTER_ADDR": job, "MASTER_PORT": "0",
+            "TORCH_EXTENSIONS_DIR": str(EXTENSIONS)}
+
+
+def remove_deepspeed_segments(job):
+    """DeepSpeed leaves its shared memory behind."""
+    for segment in pathlib.Path(SHARED).glob(f"deepspeed_allreduce_buffer_*_{job}_*"):
+        segment.unlink()
+
+
+def forget_broken_builds():
+    """Removes the locks of processes that ended while DeepSpeed compiled: the next one would wait for them forever."""
+    for lock in EXTENSIONS.glob("*/lock"):
+        lock.unlink()
 
 
 class Process:
@@ -155,9 +175,9 @@ class ZerodJob:
     """A daemon and its ranks, which make steps on demand."""
 
     def __init__(self, world, stage=2, elems=64 * MI, params=64, buffer_elems=None, compute_us=0, gather=False,
-                 extra="", zero="", optimizer="", kept=False):
+                 extra="", zero="", optimizer="", kept=False, clipping=1.0):
         self.ranks = []
-        self.daemon = Daemon(world, stage, extra, zero, optimizer=optimizer, kept=kept)
+        self.daemon = Daemon(world, stage, extra, zero, clipping=clipping, optimizer=optimizer, kept=kept)
         options = ["--socket", self.daemon.socket, "--elems", str(elems), "--params", str(params), "--on-demand"]
         options += ["--compute-us", str(compute_us)]
         if gather:
@@ -208,30 +228,54 @@ class ZerodJob:
 
 
 class TorchJob:
-    """torch on gloo, or alone, with the same number of processes; runs one of its chains on demand."""
+    """The chains of torch and others (peers/), with the same number of processes; runs one of them on demand."""
 
-    def __init__(self, world, elems=64 * MI, params=64, threads=None, network=None):
+    def __init__(self, world, elems=64 * MI, params=64, threads=None, network=None, families=("gloo",)):
         self.ranks = []
-        self.folder = tempfile.mkdtemp(prefix="zerod-bench-")
+        self.folder = tempfile.mkdtemp(prefix="zerod-bench-", dir=SHARED)
         threads = threads or max(1, n_cores() // world)
-        env = dict(os.environ, OMP_NUM_THREADS=str(threads), GLOO_SOCKET_IFNAME="eth0" if network else "lo")
+        env = dict(os.environ, OMP_NUM_THREADS=str(threads), GLOO_SOCKET_IFNAME="eth0" if network else "lo",
+                   **deepspeed_environment(world, self.name()))
         script = str(ROOT / "bench" / "torch_rank.py")
         try:
             for rank in range(world):
                 inside = network.inside(rank) if network else []
                 self.ranks.append(Process([*inside, sys.executable, script, str(rank), str(world), str(elems),
-                                           str(params), str(threads), f"{self.folder}/store"], env=env))
-            self.chains = [json.loads(rank.receive(180)) for rank in self.ranks][0]
+                                           str(params), str(threads), self.folder, ",".join(families)], env=env))
+            # name -> family, clips. DeepSpeed compiles its kernels when they are first used.
+            self.chains = [json.loads(rank.receive(600)) for rank in self.ranks][0]
         except BaseException:
             self.stop()
             raise
+        self.iterations = dict.fromkeys(self.chains, 0)
+
+    def name(self):
+        return pathlib.Path(self.folder).name
+
+    def ask(self, chain, **what):
+        """The answers of all ranks."""
+        for rank in self.ranks:
+            rank.send(json.dumps({"chain": chain, **what}))
+        return [json.loads(rank.receive()) for rank in self.ranks]
 
     def step(self, chain):
         """Milliseconds from when all have their gradients until all have their weights."""
-        for rank in self.ranks:
-            rank.send(chain)
-        rows = [json.loads(rank.receive()) for rank in self.ranks]
+        rows = self.ask(chain, iteration=self.iterations[chain])
+        self.iterations[chain] += 1
         return (max(r["done"] for r in rows) - min(r["start"] for r in rows)) / 1e6
+
+    def reset(self, chain):
+        """The chain begins again, with weights of zero."""
+        self.ask(chain, reset=True)
+        self.iterations[chain] = 0
+
+    def slow(self, first):
+        """Those that take twice as long as the fastest of their family, by a first look at each: chain -> ms."""
+        fastest = {}
+        for chain, ms in first.items():
+            family = self.chains[chain]["family"]
+            fastest[family] = min(ms, fastest.get(family, ms))
+        return {chain for chain, ms in first.items() if ms > 2 * fastest[self.chains[chain]["family"]]}
 
     def stop(self):
         for rank in self.ranks:
@@ -240,6 +284,10 @@ class TorchJob:
         for rank in self.ranks:
             rank.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
+        remove_deepspeed_segments(self.name())
+
+    def close(self):
+        self.stop()
 
 
 def in_turn(sides, n, n_warm_up=2):
@@ -260,6 +308,12 @@ def row(name, zerod, peer, peer_name, unit, goal, ratio=None):
     ratio = peer / zerod if ratio is None else ratio
     return {"name": name, "zerod": round(zerod, 4), "peer": round(peer, 4), "peer_name": peer_name, "unit": unit,
             "ratio": round(ratio, 3), "goal": goal, "holds": goal is None or ratio >= goal}
+
+
+def allowance(name, unit, planned, held, difference, allowed):
+    """How far something is off what it was to be: no ratio, because nobody else does the same."""
+    return {"name": name, "unit": unit, "plan": round(planned, 4), "held": round(held, 4),
+            "difference": round(difference, 4), "allowed": round(allowed, 4), "holds": difference <= allowed}
 
 
 median = statistics.median

@@ -10,12 +10,12 @@
  * --cpu-time takes the mean processor time of the threads instead of the time on the clock, which is the same
  * on a quiet machine and means something on a busy one.
  *
- * The streams are built for the instruction set of the kernels under test (ZEROD_ISA chooses). Arrays are
- * shared memfds, as in the daemon, and touched beforehand; gradients are new for each measurement.
+ * Gradients are new for each measurement.
  */
 
+#include "bench/streams.h"
+
 #include "core/base/base.h"
-#include "kernels/convert.h"
 #include "kernels/kernels.h"
 #include "kernels/undo.h"
 
@@ -24,103 +24,12 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 enum {
-    MAX_LEAVES = 4,
+    MAX_LEAVES = STREAMS_MAX_LEAVES,
     REDUCE_RANGE_ELEMS = 64 << 10,
     UPDATE_RANGE_ELEMS = 256 << 10,
-    SKEW_BYTES = 64 << 10,
-};
-
-/* The bare streams of one instruction set. n elements each. */
-struct streams {
-    const char *isa;
-    void (*sum)(float *acc, const void *const *leaves, unsigned n_leaves, enum dtype dtype, size_t n);
-    void (*adam)(uint32_t *p, uint32_t *m, uint32_t *v, const uint32_t *acc, uint16_t *w16, size_t n);
-};
-
-#define always_inline inline __attribute__((always_inline))
-
-static always_inline void sum_f32(float *restrict acc, const float *a, const float *b, const float *c, const float *d,
-                                  size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        acc[i] = c ? a[i] + b[i] + c[i] + d[i] : a[i] + b[i];
-}
-
-static always_inline void sum_bf16(float *restrict acc, const uint16_t *a, const uint16_t *b, const uint16_t *c,
-                                   const uint16_t *d, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        float sum = f32_from_bf16(a[i]) + f32_from_bf16(b[i]);
-
-        acc[i] = c ? sum + f32_from_bf16(c[i]) + f32_from_bf16(d[i]) : sum;
-    }
-}
-
-static always_inline void sum(float *acc, const void *const *leaves, unsigned n_leaves, enum dtype dtype, size_t n)
-{
-    if (n_leaves == 2 && dtype == DTYPE_F32)
-        sum_f32(acc, leaves[0], leaves[1], NULL, NULL, n);
-    else if (n_leaves == 4 && dtype == DTYPE_F32)
-        sum_f32(acc, leaves[0], leaves[1], leaves[2], leaves[3], n);
-    else if (n_leaves == 2)
-        sum_bf16(acc, leaves[0], leaves[1], NULL, NULL, n);
-    else
-        sum_bf16(acc, leaves[0], leaves[1], leaves[2], leaves[3], n);
-}
-
-/* Four arrays read, three written back, and the upper halves of one of them written to w16 if there is one.
- */
-static always_inline void adam(uint32_t *restrict p, uint32_t *restrict m, uint32_t *restrict v,
-                               const uint32_t *restrict acc, uint16_t *restrict w16, size_t n)
-{
-    if (!w16) {
-        for (size_t i = 0; i < n; i++) {
-            p[i] ^= acc[i] & 1;
-            m[i] ^= acc[i] & 1;
-            v[i] ^= acc[i] & 1;
-        }
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        p[i] ^= acc[i] & 1;
-        m[i] ^= acc[i] & 1;
-        v[i] ^= acc[i] & 1;
-        w16[i] = (uint16_t)(p[i] >> 16);
-    }
-}
-
-#define DEFINE_STREAMS(name, ...)                                                                                      \
-    __VA_ARGS__ static void sum_##name(float *acc, const void *const *leaves, unsigned n_leaves, enum dtype dtype,     \
-                                       size_t n)                                                                       \
-    {                                                                                                                  \
-        sum(acc, leaves, n_leaves, dtype, n);                                                                          \
-    }                                                                                                                  \
-    __VA_ARGS__ static void adam_##name(uint32_t *p, uint32_t *m, uint32_t *v, const uint32_t *acc, uint16_t *w16,     \
-                                        size_t n)                                                                      \
-    {                                                                                                                  \
-        adam(p, m, v, acc, w16, n);                                                                                    \
-    }
-
-DEFINE_STREAMS(baseline, )
-#ifdef __x86_64__
-DEFINE_STREAMS(avx2, __attribute__((target("arch=x86-64-v3"))))
-#ifdef __clang__ /* which does not know this word in a target */
-DEFINE_STREAMS(avx512, __attribute__((target("arch=x86-64-v4"))))
-#else
-DEFINE_STREAMS(avx512, __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))))
-#endif
-#endif
-
-static const struct streams all_streams[] = {
-    {"baseline", sum_baseline, adam_baseline},
-#ifdef __x86_64__
-    {"avx2", sum_avx2, adam_avx2},
-    {"avx512", sum_avx512, adam_avx512},
-#endif
 };
 
 struct row {
@@ -385,26 +294,6 @@ static void measure(struct bench *bench, const struct row *row, bool last)
     fflush(stdout);
 }
 
-/*
- * The index-th array, at an address of its own kind: where arrays are a multiple of 2^27 bytes apart, some
- * processors (Zen) take their lines for one another in the nearest cache, and streams and kernels slow down
- * by up to a half, each in its own way.
- */
-static void *shared_memory(size_t n_bytes, unsigned index)
-{
-    _cleanup_close_ int fd = memfd_create("bench-kernels", MFD_CLOEXEC);
-    size_t skew = (index + 1) * (size_t)SKEW_BYTES;
-    char *memory;
-
-    if (fd < 0 || ftruncate(fd, (off_t)(n_bytes + skew)) < 0)
-        return NULL;
-    memory = mmap(NULL, n_bytes + skew, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (memory == MAP_FAILED)
-        return NULL;
-    memset(memory, 1, n_bytes + skew);
-    return memory + skew;
-}
-
 static int bench_init(struct bench *bench)
 {
     size_t n_bytes = bench->n_elems * sizeof(float);
@@ -414,13 +303,10 @@ static int bench_init(struct bench *bench)
         fprintf(stderr, "bench-kernels: %s\n", err);
         return -EINVAL;
     }
-    for (size_t i = 0; i < ARRAY_SIZE(all_streams); i++) {
-        if (strcmp(all_streams[i].isa, bench->kernels->isa) == 0)
-            bench->streams = &all_streams[i];
-    }
-    bench->acc = shared_memory(n_bytes, MAX_LEAVES);
+    bench->streams = streams_of(bench->kernels->isa);
+    bench->acc = streams_memory(n_bytes, MAX_LEAVES);
     for (unsigned i = 0; i < MAX_LEAVES; i++)
-        bench->array[i] = shared_memory(n_bytes, i);
+        bench->array[i] = streams_memory(n_bytes, i);
     for (unsigned i = 0; i < MAX_LEAVES; i++) {
         if (!bench->acc || !bench->array[i]) {
             fprintf(stderr, "bench-kernels: no memory for five arrays of %zu bytes\n", n_bytes);

@@ -33,11 +33,13 @@ def find_benchmarks(on_gpu):
         import speed
         import survival
         import torch_hook
+        import traffic
         import training
+        import whole_step
 
-        found = [speed.kernels, speed.step, speed.overlap, speed.update, speed.recorder, latency.push, questions.questions,
-                 growth.memory, growth.scaling, nodes.nodes, survival.survival, checkpoints.checkpoints, training.torch,
-                 torch_hook.torch_hook]
+        found = [speed.kernels, whole_step.step, traffic.traffic, speed.overlap, speed.update, speed.recorder,
+                 latency.push, questions.questions, growth.memory, growth.scaling, nodes.nodes, survival.survival,
+                 checkpoints.checkpoints, training.torch, torch_hook.torch_hook]
     return {function.__name__.replace("_", "-"): function for function in found}
 
 
@@ -77,20 +79,50 @@ def number(value):
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
 
 
-def cells(row):
-    return [row["name"], number(row["zerod"]), number(row["peer"]), row["unit"], row["peer_name"],
-            f"{row['ratio']:.2f}", *(["-", "-"] if row["goal"] is None else [f"{row['goal']:.2f}", "yes" if row["holds"] else "NO"])]
-
-
 HEAD = ["benchmark", "zerod", "peer", "unit", "peer is", "ratio", "goal", "holds"]
+ALLOWANCE_HEAD = ["class", "plan", "held", "difference", "allowed", "unit", "holds"]
 
 
-def print_table(rows):
-    table = [HEAD] + [cells(row) for row in rows]
-    widths = [max(len(line[i]) for line in table) for i in range(len(HEAD))]
+def verdict(row):
+    return "yes" if row["holds"] else "NO"
+
+
+def ratio_cells(row):
+    goal = ["-", "-"] if row["goal"] is None else [f"{row['goal']:.2f}", verdict(row)]
+    return [row["name"], number(row["zerod"]), number(row["peer"]), row["unit"], row["peer_name"],
+            f"{row['ratio']:.2f}", *goal]
+
+
+def allowance_cells(row):
+    return [row["name"], *(number(row[key]) for key in ALLOWANCE_HEAD[1:5]), row["unit"], verdict(row)]
+
+
+def tables_of(rows):
+    """Ratios, and what is no ratio."""
+    ratios = [ratio_cells(row) for row in rows if "ratio" in row]
+    allowances = [allowance_cells(row) for row in rows if "allowed" in row]
+    return [[head, *lines] for head, lines in ((HEAD, ratios), (ALLOWANCE_HEAD, allowances)) if lines]
+
+
+def print_table(table):
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     for line in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
     print(flush=True)
+
+
+def print_results(rows, details):
+    """As soon as a benchmark has ended: whoever waits for all of them sees the first ones meanwhile."""
+    for table in tables_of(rows):
+        print_table(table)
+    for title, table in details.items():
+        if title != "plot":
+            print(f"{sentence(title)}:")
+            print_table(table)
+
+
+def sentence(title):
+    return title[0].upper() + title[1:]
 
 
 def markdown_table(table):
@@ -123,15 +155,16 @@ def torch_version():
 
 
 def write_section(text, name, rows, details):
-    parts = [f"<!-- {name}: written by scripts/bench --markdown -->", machine(), "",
-             markdown_table([HEAD] + [cells(row) for row in rows])]
+    parts = [f"<!-- {name}: written by scripts/bench --markdown -->", machine()]
+    for table in tables_of(rows):
+        parts += ["", markdown_table(table)]
     for title, table in details.items():
         if title == "plot":
             draw, file, caption = table
             draw(DOCUMENT.with_name(file))
             parts += ["", f"![{caption}]({file})"]
         else:
-            parts += ["", f"{title[0].upper()}{title[1:]}:", "", markdown_table(table)]
+            parts += ["", f"{sentence(title)}:", "", markdown_table(table)]
     parts.append(f"<!-- end of {name} -->")
     pattern = rf"<!-- {name}: written by .*?<!-- end of {name} -->"
     return re.sub(pattern, lambda _: "\n".join(parts), text, flags=re.DOTALL)
@@ -155,7 +188,7 @@ def main():
             continue
         everything += rows
         if not args.json:
-            print_table(rows)
+            print_results(rows, details)
         if args.markdown:
             DOCUMENT.write_text(write_section(DOCUMENT.read_text(), name, rows, details))
     if args.json:

@@ -8,7 +8,6 @@ import tempfile
 
 from harness import (MI, ROOT, Daemon, Failure, Process, TorchJob, ZerodJob, in_turn, median, n_cores, program, row,
                      say)
-from speed import slow_chains
 
 sys.path.append(str(ROOT / "tests" / "e2e"))
 from network import Network, why_no_network  # noqa: E402
@@ -94,7 +93,8 @@ def measure(world, network, key, elems, quick):
             job = NodesJob(network, key, 2, elems, **options)
             jobs.append(job)
             if not ours:
-                slow, first = slow_chains(torch)
+                first = {chain: min(torch.step(chain) for _ in range(2)) for chain in torch.chains}
+                slow = torch.slow(first)
                 sides = {chain: (lambda chain=chain: torch.step(chain)) for chain in torch.chains if chain not in slow}
             results = in_turn(sides | {"zerod": job.step}, 4 if quick else 9)
             if not ours:

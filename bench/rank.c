@@ -8,7 +8,8 @@
  *     bench-rank --rank R --socket PATH --elems N --params P [--iterations I | --on-demand]
  *                [--buffer-elems B] [--compute-us U] [--in-slot] [--gather] [--bf16]
  *
- * --on-demand: an iteration for each line on standard input, until it ends, so that others can take turns.
+ * --on-demand: an iteration for each line on standard input, until it ends, so that others can take turns. The line
+ * "sample N" is answered with each N-th weight, if weights are fp32, as a line of JSON.
  * --in-slot: gradients are computed in their slots, which has happened when an iteration begins, so the ring must have
  * room for all of them. With --on-demand a rank says when it is there ("filled"), and begins on another line.
  * --buffer-elems: gradients of at most so many elements are kept and pushed again and again within one
@@ -262,15 +263,41 @@ static int iterate(struct zerod *c, const struct options *o, uint8_t *grads, uns
     return 0;
 }
 
+/* Each stride-th weight of the model. */
+static int say_weights(struct zerod *c, const struct options *o, uint64_t stride)
+{
+    uint64_t n = o->n_elems / o->n_params;
+
+    if (stride == 0 || o->bf16) {
+        fprintf(stderr, "bench-rank: only weights of fp32 are said, each N-th of them\n");
+        return 1;
+    }
+    for (uint64_t i = 0; i < n * o->n_params; i += stride) {
+        const float *weight = zerod_weight(c, (unsigned)(i / n));
+
+        if (!weight)
+            return fail(c, "weight");
+        printf("%s%.9g", i == 0 ? "[" : ", ", weight[i % n]);
+    }
+    puts("]");
+    fflush(stdout);
+    return 0;
+}
+
 static int iterate_on_demand(struct zerod *c, const struct options *o, uint8_t *grads)
 {
+    unsigned iteration = 0;
     char line[64];
     int r = 0;
 
     puts("ready");
     fflush(stdout);
-    for (unsigned i = 0; r == 0 && fgets(line, sizeof(line), stdin); i++)
-        r = iterate(c, o, grads, i);
+    while (r == 0 && fgets(line, sizeof(line), stdin)) {
+        if (strncmp(line, "sample ", 7) == 0)
+            r = say_weights(c, o, strtoull(line + 7, NULL, 10));
+        else
+            r = iterate(c, o, grads, iteration++);
+    }
     return r;
 }
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels, whole steps, overlap, the update phase: each beside its peer."""
+"""Kernels, overlap, the update phase: each beside its peer."""
 
 import json
 import subprocess
 
-from harness import (MI, Failure, Process, TorchJob, ZerodJob, in_turn, median, n_cores, program, row, say)
+from harness import (MI, Failure, Process, TorchJob, ZerodJob, in_turn, median, n_cores, program, row)
 
 ELEMS = 64 * MI
-STEP_GOALS = {2: (2.0, 3.5), 4: (3.0, 6.0)}
 
 
 def kernels(quick):
@@ -23,10 +22,10 @@ def kernels(quick):
     sides = []
     try:
         sides.append(Process([program("bench-update"), "--elems", str(ELEMS), "--threads", str(threads)]))
-        sides.append(TorchJob(1, ELEMS, threads=threads))
+        sides.append(TorchJob(1, ELEMS, threads=threads, families=["alone"]))
         update, torch = sides
         update.receive()
-        ms = in_turn({"zerod": lambda: in_process_update(update), "torch": lambda: torch.step(torch.chains[0])},
+        ms = in_turn({"zerod": lambda: in_process_update(update), "torch": lambda: torch.step(*torch.chains)},
                      5 if quick else 31)
     finally:
         for side in sides:
@@ -39,56 +38,6 @@ def kernels(quick):
 def in_process_update(update, line=""):
     update.send(line)
     return json.loads(update.receive())["ns"] / 1e6
-
-
-def slow_chains(torch):
-    """Runs each chain twice. Those that take twice as long as the fastest need no further comparison."""
-    first = {chain: min(torch.step(chain) for _ in range(2)) for chain in torch.chains}
-    return {chain for chain, ms in first.items() if ms > 2 * min(first.values())}, first
-
-
-def step_of(world, quick):
-    jobs = []
-    try:
-        torch = TorchJob(world, ELEMS)
-        jobs.append(torch)
-        stages = {}
-        for stage in (1, 2):
-            stages[stage] = ZerodJob(world, stage, ELEMS)
-            jobs.append(stages[stage])
-        slow, first = slow_chains(torch)
-        sides = {stage: job.step for stage, job in stages.items()}
-        sides |= {chain: (lambda chain=chain: torch.step(chain)) for chain in torch.chains if chain not in slow}
-        results = in_turn(sides, 4 if quick else 9)
-    finally:
-        for job in jobs:
-            job.stop()
-    chains = {chain: median(results[chain]) if chain not in slow else first[chain] for chain in torch.chains}
-    fastest = min(chains, key=chains.get)
-    rows = []
-    for stage in stages:
-        total, tail = (median([r[part] for r in results[stage]]) for part in ("total", "tail"))
-        rows.append(row(f"step: whole, {world} ranks, stage {stage}", total, chains[fastest], fastest, "ms",
-                        STEP_GOALS[world][0]))
-        rows.append(row(f"step: after the last push, {world} ranks, stage {stage}", tail, chains[fastest], fastest,
-                        "ms", STEP_GOALS[world][1]))
-    table = [[f"{world} ranks, zerod, stage {stage}", *(f"{median([r[p] for r in results[stage]]):.1f}"
-                                                      for p in ("push", "tail", "total"))] for stage in stages]
-    table += [[f"{world} ranks, torch, {chain}" + (" (best of 2)" if chain in slow else ""), "", "", f"{ms:.1f}"]
-              for chain, ms in chains.items()]
-    return rows, table
-
-
-def step(quick):
-    """A whole step through the daemon against torch's chains on gloo; 64 Mi fp32 parameters, clipping on, pushes by copy."""
-    rows, table = [], []
-    for world in (2, 4):
-        say(f"  {world} ranks")
-        more_rows, more_table = step_of(world, quick)
-        rows += more_rows
-        table += more_table
-    head = ["ms, medians", "until the last push", "after the last push", "whole"]
-    return rows, {"each side": [head, *table]}
 
 
 def overlap(quick):

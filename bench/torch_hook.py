@@ -1,94 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""
-What zerod's hooks cost a backward when there is next to nothing to copy.
-
-The function torch_hook is one of scripts/bench's. As a program this is one rank: torch_hook.py SHAPE SOCKET, where an
-empty SOCKET means the model alone. It makes a forward and a backward for each line of standard input and prints how
-long both took, and at each parameter how long it was from one hook of ours to another, with zerod's between them.
-"""
+"""What a parameter costs a backward with zerod, with DistributedDataParallel, and with a hook that does nothing."""
 
 import json
 import os
+import shutil
 import sys
-import time
+import tempfile
 
 from harness import ROOT, Daemon, Failure, Process, in_turn, median, row, say
+from training import rank_environment
 
-# 30 M parameters; its twin has as many modules and parameters, but next to nothing in them.
-SHAPES = {"30 M": {"layers": 6, "heads": 8, "width": 512, "vocabulary": 20000, "positions": 256},
-          "twin": {"layers": 6, "heads": 1, "width": 8, "vocabulary": 16, "positions": 16}}
-LENGTHS = {"30 M": 128, "twin": 8}
-HOOK_US, SHARE = 5.0, 0.005
+HOOK_US, SHARE, MANY_TIMES = 4.0, 0.005, 1.3  # allowed
+PER_PARAMETER = ("model alone", "empty hooks", "DDP", "zerod")
 
 
-# ---- the rank -----------------------------------------------------------------------------------------------------
+class Side:
+    """The ranks of one side and, if it is zerod's, the daemon. A single rank and its daemon are on a core each: else the
+    scheduler is measured."""
 
-
-def serve(shape, socket):
-    import gpt2
-    import torch
-
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = gpt2.GPT2(**SHAPES[shape])
-    batches = gpt2.Batches(SHAPES[shape]["vocabulary"], 0, 1, 1, LENGTHS[shape])
-    before, after = [], []
-    for p in model.parameters():
-        p.register_post_accumulate_grad_hook(lambda _: before.append(time.perf_counter_ns()))
-    if socket:
-        import zerod
-
-        optimizer = zerod.Optimizer(model, socket=socket, rank=0, lr=1e-3)
-    else:
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for p in model.parameters():
-        p.register_post_accumulate_grad_hook(lambda _: after.append(time.perf_counter_ns()))
-    print(len(list(model.parameters())), file=out, flush=True)
-    for _ in sys.stdin:
-        tokens = batches.next()
-        before.clear()
-        after.clear()
-        start = time.perf_counter_ns()
-        model(tokens).backward()
-        took = time.perf_counter_ns() - start
-        optimizer.step()
-        optimizer.zero_grad()
-        print(json.dumps({"ns": took, "hooks": [b - a for a, b in zip(before, after, strict=True)]}), file=out,
-              flush=True)
-    if socket:
-        optimizer.close()
-
-
-# ---- the benchmark ------------------------------------------------------------------------------------------------
-
-
-class Rank:
-    """One rank and, if it is zerod's, its daemon; on a core each, else it is the scheduler that is measured."""
-
-    def __init__(self, shape, with_zerod, environment):
-        self.daemon, self.process = None, None
+    def __init__(self, name, shape, environment, world=1, probed=False):
+        self.ranks, self.daemon = [], None
+        self.folder = tempfile.mkdtemp(prefix="zerod-bench-")
         cores = sorted(os.sched_getaffinity(0))
         try:
-            self.daemon = Daemon(1, cores={cores[-1]}) if with_zerod else None
-            self.process = Process([sys.executable, str(ROOT / "bench" / "torch_hook.py"), shape,
-                                    self.daemon.socket if self.daemon else ""], env=environment)
-            os.sched_setaffinity(self.process.popen.pid, {cores[0]})
-            self.n_params = int(self.process.receive())
+            if name == "zerod":
+                self.daemon = Daemon(world, cores={cores[-1]} if world == 1 else None)
+            rendezvous = self.daemon.socket if self.daemon else f"{self.folder}/store"
+            for rank in range(world):
+                argv = [sys.executable, str(ROOT / "bench" / "torch_hook_rank.py"), name, shape, str(int(probed)),
+                        str(rank), str(world), rendezvous]
+                self.ranks.append(Process(argv, env=environment))
+                if world == 1:
+                    os.sched_setaffinity(self.ranks[0].popen.pid, {cores[0]})
+            self.n_params = [int(rank.receive()) for rank in self.ranks][0]
         except BaseException:
             self.stop()
             raise
 
     def iterate(self):
-        self.process.send()
-        return json.loads(self.process.receive())
+        """Of the rank that took longest; both: forward and backward."""
+        for rank in self.ranks:
+            rank.send()
+        answer = max((json.loads(rank.receive()) for rank in self.ranks), key=lambda a: a["backward"])
+        return answer | {"both": answer["forward"] + answer["backward"]}
 
     def stop(self):
-        if self.process:
-            self.process.stop()
+        for rank in self.ranks:
+            if rank.popen.poll() is None:
+                rank.popen.stdin.close()
+        for rank in self.ranks:
+            rank.stop()
         if self.daemon:
             self.daemon.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def measure(shape, names, n, environment, world=1, probed=False):
+    """Return: what each side's iterations found; the number of parameters."""
+    sides = {}
+    try:
+        for name in names:
+            sides[name] = Side(name, shape, environment, world, probed)
+        results = in_turn({name: side.iterate for name, side in sides.items()}, n, 3)
+        for name, found in results.items():
+            say(f"    {shape}, {name}{', probed' if probed else ''}: {median_of(found, 'both') / 1e6:.3f} ms "
+                f"forward and backward")
+        return results, sides[names[0]].n_params
+    finally:
+        for side in sides.values():
+            side.stop()
+
+
+def median_of(found, what):
+    return median([r[what] for r in found])
+
+
+def beyond(results, name, what):
+    """ns beyond the model alone, the median round by round."""
+    return median([a[what] - b[what] for a, b in zip(results[name], results["model alone"])])
 
 
 def percentiles(values):
@@ -96,49 +85,51 @@ def percentiles(values):
     return [values[len(values) * q // 100] for q in (50, 90, 99)]
 
 
-def measure(quick, environment):
-    sides = {}
-    try:
-        for shape in SHAPES:
-            for with_zerod in (False, True):
-                sides[shape, with_zerod] = Rank(shape, with_zerod, environment)
-        results = {}
-        for shape, n in (("30 M", 5 if quick else 21), ("twin", 50 if quick else 500)):
-            results |= in_turn({side: sides[side].iterate for side in sides if side[0] == shape}, n, 3)
-            for side in sides:
-                if side[0] == shape:
-                    say(f"    {shape}, {'zerod' if side[1] else 'model alone'}: "
-                        f"{median([r['ns'] for r in results[side]]) / 1e6:.3f} ms forward and backward")
-        return results, sides["twin", True].n_params
-    finally:
-        for side in sides.values():
-            side.stop()
+def rows_per_parameter(results, n_params):
+    us = {name: beyond(results, name, "both") / n_params / 1e3 for name in PER_PARAMETER[1:]}
+    name = f"torch-hook: a parameter's share of forward and backward, {n_params} parameters"
+    if us["zerod"] <= 0:
+        raise Failure("a backward with zerod takes no longer than without: nothing was measured")
+    return [row(name, us["zerod"], HOOK_US, "allowed", "us", 1.0),
+            row(name, us["zerod"], us["DDP"], "DDP, gradients are views of buckets, 1 rank", "us", None),
+            row(name, us["zerod"], us["empty hooks"], "a Python hook that does nothing", "us", None)]
 
 
-def torch_hook(quick):
-    """What hook, evidence and push cost without the copy: per parameter, and in an iteration of a 30 M transformer."""
-    from training import rank_environment
+def table_per_parameter(results, n_params):
+    table = [["us for each parameter beyond the model alone", "forward", "backward", "both"]]
+    return table + [[name, *(f"{beyond(results, name, what) / n_params / 1e3:.1f}"
+                             for what in ("forward", "backward", "both"))] for name in PER_PARAMETER[1:]]
 
-    results, n_params = measure(quick, rank_environment())
-    hooks = {side: percentiles([ns for r in results[side] for ns in r["hooks"]]) for side in results}
-    # Two readings of the clock and two calls of our own hooks are in both.
-    hook_us = (hooks["twin", True][0] - hooks["twin", False][0]) / 1e3
-    if hook_us <= 0:
-        raise Failure("zerod's hooks do not stand between ours: nothing was measured")
-    extra_ms = median([a["ns"] - b["ns"] for a, b in zip(results["twin", True], results["twin", False])]) / 1e6
-    iteration_ms = median([r["ns"] for r in results["30 M", False]]) / 1e6
-    share = extra_ms / iteration_ms
-    rows = [row("torch-hook: hook, evidence and push, p50", hook_us, HOOK_US, "allowed", "us", 1.0),
-            row("torch-hook: all of it in an iteration", share * 100, SHARE * 100, "allowed", "% of 30 M", 1.0)]
+
+def table_of_probes(shapes):
     table = [["us at a parameter", "p50", "p90", "p99"]]
-    table += [[f"{shape}, {'zerod' if with_zerod else 'model alone'}", *(f"{ns / 1e3:.1f}" for ns in values)]
-              for (shape, with_zerod), values in hooks.items()]
-    whole = [["forward and backward", "ms"]]
-    whole += [[f"{shape}, {'zerod' if with_zerod else 'model alone'}", f"{median([r['ns'] for r in rows]) / 1e6:.3f}"]
-              for (shape, with_zerod), rows in results.items()]
-    whole.append([f"twin, zerod beyond the model alone ({n_params} parameters)", f"{extra_ms:.3f}"])
-    return rows, {"from a hook before zerod's to a hook after it": table, "the whole": whole}
+    for shape, results in shapes.items():
+        for name, found in results.items():
+            values = percentiles([ns for r in found for ns in r["hooks"]])
+            table.append([f"{shape}, {name}", *(f"{ns / 1e3:.1f}" for ns in values)])
+    return table
 
 
-if __name__ == "__main__":
-    serve(*sys.argv[1:3])
+def table_of_times(all_results):
+    table = [["ms", "forward", "backward"]]
+    return table + [[f"{shape}, {name}", *(f"{median_of(found, what) / 1e6:.3f}" for what in ("forward", "backward"))]
+                    for shape, results in all_results.items() for name, found in results.items()]
+
+
+def torch_hook(quick, many="many"):
+    """What a parameter's hook, evidence and push cost a backward, beside DDP's hooks; 10,000 small parameters."""
+    environment = rank_environment()
+    twin, n_params = measure("twin", PER_PARAMETER, 50 if quick else 500, environment)
+    large, _ = measure("30 M", ("model alone", "zerod"), 5 if quick else 21, environment)
+    probed = {shape: measure(shape, ("model alone", "zerod"), n, environment, probed=True)[0]
+              for shape, n in (("30 M", 3 if quick else 11), ("twin", 20 if quick else 200))}
+    small, n_small = measure(many, ("model alone", "DDP", "zerod"), 5 if quick else 31, environment, world=2)
+    rows = rows_per_parameter(twin, n_params)
+    share = beyond(twin, "zerod", "both") / median_of(large["model alone"], "both")
+    rows.append(row("torch-hook: all of it in an iteration", share * 100, SHARE * 100, "allowed", "% of 30 M", 1.0))
+    rows.append(row(f"torch-hook: backward, {n_small} parameters of 64 elements, 2 ranks",
+                    median_of(small["zerod"], "backward") / 1e6, median_of(small["DDP"], "backward") / 1e6,
+                    "DDP, gradients are views of buckets", "ms", 1 / MANY_TIMES))
+    return rows, {"what a parameter costs": table_per_parameter(twin, n_params),
+                  "from a hook before zerod's to a hook after it": table_of_probes(probed),
+                  "the whole": table_of_times({"twin": twin, "30 M": large, f"{n_small} of 64": small})}

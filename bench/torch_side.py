@@ -4,10 +4,12 @@ One rank of one side of the training benchmark: the same model and text, another
 
     torch_side.py SIDE RANK WORLD RENDEZVOUS BATCH LENGTH
 
-SIDE: none; ddp[:OPTION...]; deepspeed:OPTION...; zerod. RENDEZVOUS: a file, or zerod's socket. Says when it is ready;
-then makes an iteration for each line of standard input and prints when it began and ended (CLOCK_MONOTONIC, ns).
+SIDE: none; ddp[:OPTION...]; fsdp2[:OPTION...]; deepspeed[:OPTION...]; zerod. RENDEZVOUS: a file, or zerod's socket.
+Says when it is ready; then makes an iteration for each line of standard input and prints when it began and ended
+(CLOCK_MONOTONIC, ns).
 """
 
+import ctypes
 import json
 import os
 import sys
@@ -21,16 +23,21 @@ ADAMW = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
 class Alone:
-    """Forward and backward, and nothing with the gradients."""
+    """Forward and backward. Each gradient is freed as soon as it is there, as zerod's ranks free what they have pushed."""
 
     def __init__(self, model, options, rank, world, rendezvous):
         self.model = model
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(free_gradient)
 
     def iterate(self, tokens):
         loss = self.model(tokens)
         loss.backward()
-        self.model.zero_grad(set_to_none=True)
         return loss
+
+
+def free_gradient(param):
+    param.grad = None
 
 
 class Ddp:
@@ -51,12 +58,29 @@ class Ddp:
         return loss
 
 
+class Fsdp2:
+    """torch's fully_shard() on gloo, fused AdamW. Options: blocks: each block is a group of its own, and not only the
+    whole model; keep: weights stay gathered from the forward to the backward."""
+
+    def __init__(self, model, options, rank, world, rendezvous):
+        torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        how = {"mesh": init_device_mesh("cpu", (world,)), "reshard_after_forward": "keep" not in options}
+        for block in model.blocks if "blocks" in options else ():
+            fully_shard(block, **how)
+        self.model = fully_shard(model, **how)
+        self.optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
+
+    iterate = Ddp.iterate
+
+
 class DeepSpeed:
     """ZeRO-2 of DeepSpeed on its CPU accelerator."""
 
     def __init__(self, model, options, rank, world, rendezvous):
-        os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
-                       "LOCAL_SIZE": str(world)}
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
         import deepspeed
 
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, init_method=f"file://{rendezvous}", rank=rank,
@@ -101,7 +125,12 @@ class Zerod:
         self.optimizer.close()
 
 
-SIDES = {"none": Alone, "ddp": Ddp, "deepspeed": DeepSpeed, "zerod": Zerod}
+SIDES = {"none": Alone, "ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed, "zerod": Zerod}
+
+
+def return_what_is_free():
+    """What setting up has freed, which a C library that is told to keep what is freed would keep, too."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def main():
@@ -118,6 +147,7 @@ def main():
         model = model.bfloat16()
     batches = gpt2.Batches(gpt2.SMALL["vocabulary"], rank, world, batch, length)
     side = SIDES[name](model, options, rank, world, rendezvous)
+    return_what_is_free()
     print("ready", file=out, flush=True)
     for _ in sys.stdin:
         tokens = batches.next()
@@ -129,4 +159,5 @@ def main():
         side.close()
 
 
-main()
+if __name__ == "__main__":
+    main()

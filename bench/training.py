@@ -10,63 +10,83 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass, field
 
 from growth import memfd_bytes
-from harness import BUILD, MI, ROOT, Daemon, Failure, Process, available_bytes, in_turn, median, row, say
+from harness import (BUILD, MI, ROOT, Daemon, Failure, Process, available_bytes, deepspeed_environment,
+                     forget_broken_builds, in_turn, median, remove_deepspeed_segments, row, say)
 
 WORLD, BATCH, LENGTH = 2, 1, 128
-TIME_GOAL, MEMORY_GOAL = 1.8, 1 / 0.6
 NEEDED_BYTES = 17 << 30
-EXTENSIONS = ROOT / "build" / "torch-extensions"  # the kernels that DeepSpeed compiles
-# The settings that might be the fastest here; each family's fastest is measured.
-DDP = {"DDP": "ddp", "DDP, gradients are views of buckets": "ddp:view",
-       "DDP, gradients are views of buckets, static graph": "ddp:view:static",
-       "DDP, gradients are views of buckets of 100 MiB": "ddp:view:cap=100"}
-DEEPSPEED = {
+BETWEEN, AT_MOST = "between iterations", "at most"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Settings of a peer that might be the fastest here, by name, and what is to be reached beside the fastest one."""
+
+    settings: dict
+    time: float | None = None
+    memory: dict = field(default_factory=dict)
+
+
+DDP = Family({"DDP": "ddp", "DDP, gradients are views of buckets": "ddp:view",
+              "DDP, gradients are views of buckets, static graph": "ddp:view:static",
+              "DDP, gradients are views of buckets of 100 MiB": "ddp:view:cap=100"}, 2.5)
+DEEPSPEED = Family({
     "DeepSpeed ZeRO-2": "deepspeed",
     "DeepSpeed ZeRO-2, overlap_comm, buckets of 25 M": "deepspeed:overlap:bucket=25000000",
     "DeepSpeed ZeRO-2, buckets of 25 M": "deepspeed:bucket=25000000",
     "DeepSpeed ZeRO-2, its CPU Adam": "deepspeed:offload",
     "DeepSpeed ZeRO-2, torch's fused AdamW": "deepspeed:torch",
-}
+}, 10.0, {BETWEEN: 1 / 0.6, AT_MOST: 1 / 0.55})
+FSDP2 = Family({
+    "FSDP2": "fsdp2",
+    "FSDP2, each block": "fsdp2:blocks",
+    "FSDP2, each block, gathered until the backward": "fsdp2:blocks:keep",
+}, 8.0)
+ZEROD, STAGE_3 = "zerod", "zerod, stage 3"
+# One after another: there would not be memory for all. zerod begins anew with each of them.
+FAMILIES = (DDP, DEEPSPEED, FSDP2, Family({STAGE_3: "zerod:stage=3"}))
+STAGE_3_TIME, STAGE_3_MEMORY = 1 / 1.2, 1.0  # against stage 2
 # As the peers, which do not clip here: all sides then compute the same, and their losses are compared.
 DAEMON = {"clipping": 0.0}
 SAME_LOSS = 0.01
+# While time is taken, the C library neither gives freed memory back to the kernel nor maps large pieces on their own.
+# Else trainers pay for page faults that depend on when a side frees what, which is no synchronisation.
+STEADY_HEAP = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 40)}
 
 
 def rank_environment():
     python_path = [str(ROOT / "client" / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1",
-                MASTER_PORT="29500", PYTHONPATH=os.pathsep.join(python_path),
-                ZEROD_LIBRARY=str(BUILD / "client" / "libzerod.so"),
-                TORCH_EXTENSIONS_DIR=str(EXTENSIONS))
-
-
-def forget_broken_builds():
-    """Removes the locks of processes that ended while DeepSpeed compiled: the next one would wait for them forever."""
-    for lock in EXTENSIONS.glob("*/lock"):
-        lock.unlink()
+    return dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
+                PYTHONPATH=os.pathsep.join(python_path), ZEROD_LIBRARY=str(BUILD / "client" / "libzerod.so"))
 
 
 class Training:
     """The ranks of one side, and zerod's daemon."""
 
-    def __init__(self, spec):
-        self.spec, self.ranks, self.daemon = spec, [], None
+    def __init__(self, spec, heap=STEADY_HEAP):
+        self.ranks, self.daemon = [], None
         self.folder = tempfile.mkdtemp(prefix="zerod-bench-")
         try:
-            if spec == "zerod":
-                self.daemon = Daemon(WORLD, stage=2, **DAEMON)
+            name, *options = spec.split(":")
+            if name == "zerod":
+                self.daemon = Daemon(WORLD, stage=3 if "stage=3" in options else 2, **DAEMON)
             rendezvous = self.daemon.socket if self.daemon else f"{self.folder}/store"
+            environment = rank_environment() | deepspeed_environment(WORLD, self.name()) | heap
             for rank in range(WORLD):
                 argv = [sys.executable, str(ROOT / "bench" / "torch_side.py"), spec, rank, WORLD, rendezvous, BATCH,
                         LENGTH]
-                self.ranks.append(Process(list(map(str, argv)), env=rank_environment()))
+                self.ranks.append(Process(list(map(str, argv)), env=environment))
             for rank in self.ranks:
                 rank.receive(600)  # DeepSpeed compiles its kernels when it is first used
         except BaseException:
             self.stop()
             raise
+
+    def name(self):
+        return pathlib.Path(self.folder).name
 
     def iterate(self):
         """Milliseconds until the last rank is done, and the mean loss."""
@@ -96,6 +116,7 @@ class Training:
         if self.daemon:
             self.daemon.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
+        remove_deepspeed_segments(self.name())
 
 
 def proportional_set(pid):
@@ -128,9 +149,12 @@ def quartiles(values):
 
 
 def fastest_of(family, alone, n):
-    """The fastest setting of a peer, and lines for a table of each one's time beyond the model."""
+    """The fastest setting of a peer, and lines for a table of each one's time beyond the model. A single one is not
+    tried."""
+    if len(family.settings) == 1:
+        return next(iter(family.settings)), []
     seen = {}
-    for name, spec in family.items():
+    for name, spec in family.settings.items():
         say(f"  trying {name}")
         side = None
         try:
@@ -142,9 +166,9 @@ def fastest_of(family, alone, n):
             if side:
                 side.stop()
     if not seen:
-        raise Failure(f"no setting runs: {', '.join(family)}")
+        raise Failure(f"no setting runs: {', '.join(family.settings)}")
     fastest = min(seen, key=seen.get)
-    return fastest, [[name, f"{seen[name]:.0f}" if name in seen else "does not run here"] for name in family]
+    return fastest, [[name, f"{seen[name]:.0f}" if name in seen else "does not run here"] for name in family.settings]
 
 
 def check_losses(results):
@@ -160,11 +184,21 @@ def check_losses(results):
 # ---- memory -------------------------------------------------------------------------------------------------------
 
 
-def memory_of(side, n=8):
+def memory_of(spec, n=8):
     """
-    MiB between iterations, and the most in the course of one: medians of n, for what a C library keeps of memory that
-    was freed varies by tens of MiB from one iteration to the next.
+    MiB between iterations, and the most in the course of one, with the C library as everybody has it: medians of n, for
+    what it keeps of memory that was freed varies by tens of MiB from one iteration to the next.
     """
+    side = Training(spec, heap={})
+    try:
+        for _ in range(2):
+            side.iterate()
+        return watched(side, n)
+    finally:
+        side.stop()
+
+
+def watched(side, n):
     most, over = 0, threading.Event()
 
     def watch():
@@ -185,61 +219,88 @@ def memory_of(side, n=8):
     finally:
         over.set()
         watcher.join()
-    return {"between iterations": median(between), "at most": median(at_most)}
+    return {BETWEEN: median(between), AT_MOST: median(at_most)}
 
 
 # ---- what is found ------------------------------------------------------------------------------------------------
 
 
-def rows_of(results, memory, peers):
-    rows = []
-    for peer in peers:
-        rows.append(row("torch: time beyond the model", median(beyond(results, "zerod")), median(beyond(results, peer)),
-                        peer, "ms", TIME_GOAL))
-    for when in memory["zerod"]:
-        for peer in peers:
-            mine, theirs = (memory[name][when] - memory["model alone"][when] for name in ("zerod", peer))
-            ratio = theirs / max(mine, 1)  # the model alone keeps its gradients, zerod's ranks do not: may be negative
-            rows.append(row(f"torch: memory beyond the model, {when}", mine, theirs, peer, "MiB", MEMORY_GOAL, ratio))
+def beside(mine, theirs, results, memory, time_goal, memory_goals):
+    """Rows of one side beside another."""
+    whose = "" if mine == ZEROD else f", {mine}"
+    rows = [row(f"torch: time beyond the model{whose}", median(beyond(results, mine)), median(beyond(results, theirs)),
+                theirs, "ms", time_goal)]
+    for when in (BETWEEN, AT_MOST):
+        held, peer = (memory_beyond(memory, name)[when] for name in (mine, theirs))
+        ratio = peer / max(held, 1)  # of nothing, or less
+        rows.append(row(f"torch: memory beyond the model, {when}{whose}", held, peer, theirs, "MiB",
+                        memory_goals.get(when), ratio))
     return rows
 
 
-def table_of(results, memory):
-    table = [["", "iteration, ms", "beyond the model, ms", "quartiles", "MiB between iterations", "MiB at most"]]
-    for name in results:
-        low, high = quartiles(beyond(results, name))
-        table.append([name, f"{median([r['ms'] for r in results[name]]):.0f}", f"{median(beyond(results, name)):.0f}",
-                      f"{low:.0f} to {high:.0f}", *(f"{memory[name][when]:.0f}" for when in memory[name])])
+def rows_of(name, family, results, memory):
+    """name: of the setting of this family that was measured."""
+    if name == STAGE_3:
+        return beside(STAGE_3, ZEROD, results, memory, STAGE_3_TIME, dict.fromkeys((BETWEEN, AT_MOST), STAGE_3_MEMORY))
+    return beside(ZEROD, name, results, memory, family.time, family.memory)
+
+
+def memory_beyond(memory, name):
+    return {when: memory[name][when] - memory["model alone"][when] for when in (BETWEEN, AT_MOST)}
+
+
+def table_of_times(all_results):
+    table = [["", "iteration, ms", "beyond the model, ms", "quartiles"]]
+    for results in all_results:
+        for name in results:
+            low, high = quartiles(beyond(results, name))
+            table.append([name, f"{median([r['ms'] for r in results[name]]):.0f}",
+                          f"{median(beyond(results, name)):.0f}", f"{low:.0f} to {high:.0f}"])
     return table
 
 
-def torch(quick):
-    """Training of GPT-2's shape, 124 M, 2 ranks, beside DDP with fused AdamW and DeepSpeed ZeRO-2."""
-    if available_bytes() < NEEDED_BYTES:
-        raise Failure(f"{NEEDED_BYTES >> 30} GiB of memory are needed, for all sides are alive at the same time")
-    forget_broken_builds()
+def table_of_memory(memory):
+    return [["MiB", BETWEEN, AT_MOST], *([name, *(f"{held[when]:.0f}" for when in (BETWEEN, AT_MOST))]
+                                         for name, held in memory.items())]
+
+
+def measure_times(family, quick):
+    """Return: the name of the family's fastest setting; lines of what was tried; results of all sides."""
     sides = {}
     try:
         sides["model alone"] = Training("none")
-        tried, peers = [], {}
-        for family in (DDP, DEEPSPEED):
-            name, lines = fastest_of(family, sides["model alone"], 1 if quick else 5)
-            peers[name] = family[name]
-            tried += lines
-        for name, spec in peers.items():
-            sides[name] = Training(spec)
-        sides["zerod"] = Training("zerod")
-        say("  all sides in turn")
+        name, tried = fastest_of(family, sides["model alone"], 1 if quick else 5)
+        sides[name], sides[ZEROD] = Training(family.settings[name]), Training("zerod")
+        say(f"  {name}, in turn with zerod")
         results = rounds(sides, 3 if quick else 21)
-        check_losses(results)
-        memory = {name: memory_of(side) for name, side in sides.items()}
     finally:
         for side in sides.values():
             side.stop()
-    cells = {name: (beyond(results, name), {when: memory[name][when] - memory["model alone"][when]
-                                           for when in memory[name]}) for name in [*peers, "zerod"]}
-    return rows_of(results, memory, peers), {
-        "each side": table_of(results, memory),
+    check_losses(results)
+    return name, tried, results
+
+
+def torch(quick):
+    """Training of GPT-2's shape, 124 M, 2 ranks, beside DDP with fused AdamW, DeepSpeed ZeRO-2, FSDP2; stage 3."""
+    if available_bytes() < NEEDED_BYTES:
+        raise Failure(f"{NEEDED_BYTES >> 30} GiB of memory are needed, for several sides are alive at the same time")
+    forget_broken_builds()
+    measured, tried = {}, []  # measured: by setting, the family and the results
+    for family in FAMILIES:
+        name, lines, results = measure_times(family, quick)
+        measured[name] = family, results
+        tried += lines
+    specs = {"model alone": "none"} | {name: family.settings[name] for name, (family, _) in measured.items()}
+    memory = {}
+    for name, spec in (specs | {ZEROD: "zerod"}).items():
+        say(f"  memory of {name}")
+        memory[name] = memory_of(spec, 3 if quick else 8)
+    rows = [line for name, (family, results) in measured.items() for line in rows_of(name, family, results, memory)]
+    cells = {name: (beyond(results, name), memory_beyond(memory, name)) for name, (_, results) in measured.items()}
+    cells[ZEROD] = beyond(next(iter(measured.values()))[1], ZEROD), memory_beyond(memory, ZEROD)
+    return rows, {
+        "each side, peer after peer": table_of_times(results for _, results in measured.values()),
+        "memory": table_of_memory(memory),
         "settings of the peers that were tried before": [["", "beyond the model, ms"], *tried],
         "plot": (lambda path: plot(cells, path), "benchmarks-torch.png", "Time and memory beyond the model"),
     }
@@ -252,7 +313,7 @@ def plot(cells, path):
     from matplotlib import pyplot
 
     names = [name.replace(", ", ",\n") for name in cells]
-    colours = ["tab:gray"] * (len(cells) - 1) + ["tab:blue"]
+    colours = ["tab:blue" if name.startswith(ZEROD) else "tab:gray" for name in cells]
     figure, (times, sizes) = pyplot.subplots(1, 2, figsize=(11, 3.6), constrained_layout=True)
     middles = [median(ms) for ms, _ in cells.values()]
     spread = [[abs(middle - quartiles(ms)[side]) for middle, (ms, _) in zip(middles, cells.values())]

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "bench/streams.h"
+
+#include "kernels/convert.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+enum {
+    SKEW_BYTES = 64 << 10,
+};
+
+#define always_inline inline __attribute__((always_inline))
+
+static always_inline void sum_f32(float *restrict acc, const float *a, const float *b, const float *c, const float *d,
+                                  size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        acc[i] = c ? a[i] + b[i] + c[i] + d[i] : a[i] + b[i];
+}
+
+static always_inline void sum_bf16(float *restrict acc, const uint16_t *a, const uint16_t *b, const uint16_t *c,
+                                   const uint16_t *d, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float sum = f32_from_bf16(a[i]) + f32_from_bf16(b[i]);
+
+        acc[i] = c ? sum + f32_from_bf16(c[i]) + f32_from_bf16(d[i]) : sum;
+    }
+}
+
+static always_inline void sum(float *acc, const void *const *leaves, unsigned n_leaves, enum dtype dtype, size_t n)
+{
+    if (n_leaves == 2 && dtype == DTYPE_F32)
+        sum_f32(acc, leaves[0], leaves[1], NULL, NULL, n);
+    else if (n_leaves == 4 && dtype == DTYPE_F32)
+        sum_f32(acc, leaves[0], leaves[1], leaves[2], leaves[3], n);
+    else if (n_leaves == 2)
+        sum_bf16(acc, leaves[0], leaves[1], NULL, NULL, n);
+    else
+        sum_bf16(acc, leaves[0], leaves[1], leaves[2], leaves[3], n);
+}
+
+/* Four arrays read, three written back, and the upper halves of one of them written to w16 if there is one.
+ */
+static always_inline void adam(uint32_t *restrict p, uint32_t *restrict m, uint32_t *restrict v,
+                               const uint32_t *restrict acc, uint16_t *restrict w16, size_t n)
+{
+    if (!w16) {
+        for (size_t i = 0; i < n; i++) {
+            p[i] ^= acc[i] & 1;
+            m[i] ^= acc[i] & 1;
+            v[i] ^= acc[i] & 1;
+        }
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        p[i] ^= acc[i] & 1;
+        m[i] ^= acc[i] & 1;
+        v[i] ^= acc[i] & 1;
+        w16[i] = (uint16_t)(p[i] >> 16);
+    }
+}
+
+#define DEFINE_STREAMS(name, ...)                                                                                      \
+    __VA_ARGS__ static void sum_##name(float *acc, const void *const *leaves, unsigned n_leaves, enum dtype dtype,     \
+                                       size_t n)                                                                       \
+    {                                                                                                                  \
+        sum(acc, leaves, n_leaves, dtype, n);                                                                          \
+    }                                                                                                                  \
+    __VA_ARGS__ static void adam_##name(uint32_t *p, uint32_t *m, uint32_t *v, const uint32_t *acc, uint16_t *w16,     \
+                                        size_t n)                                                                      \
+    {                                                                                                                  \
+        adam(p, m, v, acc, w16, n);                                                                                    \
+    }
+
+DEFINE_STREAMS(baseline, )
+#ifdef __x86_64__
+DEFINE_STREAMS(avx2, __attribute__((target("arch=x86-64-v3"))))
+#ifdef __clang__ /* which does not know this word in a target */
+DEFINE_STREAMS(avx512, __attribute__((target("arch=x86-64-v4"))))
+#else
+DEFINE_STREAMS(avx512, __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))))
+#endif
+#endif
+
+static const struct streams all_streams[] = {
+    {"baseline", sum_baseline, adam_baseline},
+#ifdef __x86_64__
+    {"avx2", sum_avx2, adam_avx2},
+    {"avx512", sum_avx512, adam_avx512},
+#endif
+};
+
+const struct streams *streams_of(const char *isa)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(all_streams); i++) {
+        if (strcmp(all_streams[i].isa, isa) == 0)
+            return &all_streams[i];
+    }
+    return NULL;
+}
+
+/*
+ * The index-th array, at an address of its own kind: where arrays are a multiple of 2^27 bytes apart, some
+ * processors (Zen) take their lines for one another in the nearest cache, and streams and kernels slow down
+ * by up to a half, each in its own way.
+ */
+void *streams_memory(size_t n_bytes, unsigned index)
+{
+    _cleanup_close_ int fd = memfd_create("bench-streams", MFD_CLOEXEC);
+    size_t skew = (index + 1) * (size_t)SKEW_BYTES;
+    char *memory;
+
+    if (fd < 0 || ftruncate(fd, (off_t)(n_bytes + skew)) < 0)
+        return NULL;
+    memory = mmap(NULL, n_bytes + skew, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED)
+        return NULL;
+    memset(memory, 1, n_bytes + skew);
+    return memory + skew;
+}

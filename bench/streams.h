@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Bare streams: they read and write the arrays of a kernel and compute next to nothing. Built for each instruction set,
+ * like the kernels. Their arrays are shared memfds, as in the daemon.
+ */
+
+#include "core/base/base.h"
+#include "kernels/kernels.h"
+
+enum {
+    STREAMS_MAX_LEAVES = 4,
+};
+
+/* The bare streams of one instruction set. n elements each. */
+struct streams {
+    const char *isa;
+    void (*sum)(float *acc, const void *const *leaves, unsigned n_leaves, enum dtype dtype, size_t n);
+    void (*adam)(uint32_t *p, uint32_t *m, uint32_t *v, const uint32_t *acc, uint16_t *w16, size_t n);
+};
+
+/* Return: those for an instruction set, by the kernels' name of it. */
+const struct streams *streams_of(const char *isa);
+
+/* Return: n_bytes that have been touched, for the index-th array of a program; NULL: no memory. Never freed. */
+void *streams_memory(size_t n_bytes, unsigned index);
