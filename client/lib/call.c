@@ -282,31 +282,85 @@ static int check_left(struct call *call)
     return call->left ? call_fail(call, -EINVAL, "zerod_leave was called: only zerod_close is left") : 0;
 }
 
-/* Shows the held pushes to the daemon: if this rank hangs now, it does not owe these parameters. */
-static void show_held(struct call *call)
+static void show_n_held(struct call *call)
 {
-    if (call->n_held > 0)
-        atomic_store_explicit(&call->shown->params[call->n_held - 1], call->held[call->n_held - 1].param,
-                              memory_order_relaxed);
     atomic_store_explicit(&call->shown->n, (uint32_t)call->n_held, memory_order_release);
+}
+
+/* The request of a run. Its first push gets this sequence. */
+static struct request request_of(const struct held_run *run, uint64_t sequence)
+{
+    struct request_push first = run->first;
+
+    first.sequence = sequence;
+    if (run->n_others == 0)
+        return (struct request){.type = REQUEST_PUSH, .push = first};
+    return (struct request){
+        .type = REQUEST_PUSHES,
+        .pushes = {.first = first, .others = run->others, .n_others = run->n_others},
+    };
 }
 
 int call_flush(struct call *call)
 {
-    struct frame_packet packets[HELD_PUSHES];
-    size_t n_bytes = 0, n = call->n_held;
+    struct frame_packet packets[HELD_RUNS];
+    uint64_t sequence = call->runs[0].first.sequence; /* of the push that has been held longest */
+    size_t n_bytes = 0, n_runs = call->n_runs;
     int r = 0;
 
-    if (n == 0)
+    if (n_runs == 0)
         return 0;
-    call->n_held = 0;
+    call->n_runs = call->n_held = 0;
     call->n_held_grad_bytes = 0;
-    for (size_t i = 0; i < n && r == 0; i++)
-        r = pack_to_keep(call, &(struct request){.type = REQUEST_PUSH, .push = call->held[i]}, &n_bytes, &packets[i]);
+    for (size_t i = 0; i < n_runs && r == 0; i++) {
+        struct request request = request_of(&call->runs[i], sequence);
+
+        sequence += 1 + call->runs[i].n_others;
+        r = pack_to_keep(call, &request, &n_bytes, &packets[i]);
+    }
     if (r == 0)
-        r = send_packets(call, packets, n);
-    show_held(call);
+        r = send_packets(call, packets, n_runs);
+    show_n_held(call);
     return r;
+}
+
+/* May a message of several pushes have this one? */
+static bool is_plain(const struct request_push *push)
+{
+    return !push->record_only && push->part == 0 && push->point == 0 && push->n_bytes == 0 && push->dtype_plus_one == 0;
+}
+
+/* Does the push differ from a plain one in its parameter and sequence alone? */
+static bool goes_with(const struct request_push *first, const struct request_push *push)
+{
+    return first->ticket == push->ticket && first->use == push->use && first->offset_bytes == push->offset_bytes &&
+           first->overflow == push->overflow && first->pass == push->pass && first->attempt == push->attempt &&
+           first->step == push->step && first->micro_batch == push->micro_batch && first->ordinal == push->ordinal &&
+           first->task == push->task && first->depth == push->depth && first->segment == push->segment &&
+           first->call == push->call && first->site == push->site && first->flags == push->flags && is_plain(first) &&
+           is_plain(push);
+}
+
+/* Return: as call_flush(), which makes room. */
+static int add_to_run(struct call *call, const struct request_push *push)
+{
+    int r = 0;
+
+    for (size_t i = call->n_runs; i > 0; i--) {
+        struct held_run *run = &call->runs[i - 1];
+
+        if (goes_with(&run->first, push)) {
+            run->others[run->n_others++] = push->param;
+            return 0;
+        }
+    }
+    if (call->n_runs == HELD_RUNS)
+        r = call_flush(call);
+    if (r != 0)
+        return r;
+    call->runs[call->n_runs].first = *push;
+    call->runs[call->n_runs++].n_others = 0;
+    return 0;
 }
 
 int call_hold(struct call *call, const struct request_push *push, uint64_t n_grad_bytes)
@@ -317,9 +371,14 @@ int call_hold(struct call *call, const struct request_push *push, uint64_t n_gra
         return r;
     if (!call->shown)
         return call_send(call, &(struct request){.type = REQUEST_PUSH, .push = *push});
-    call->held[call->n_held++] = *push;
+    r = add_to_run(call, push);
+    if (r != 0)
+        return r;
+    /* If this rank hangs now, the daemon sees that it does not owe this parameter. */
+    atomic_store_explicit(&call->shown->params[call->n_held], push->param, memory_order_relaxed);
+    call->n_held++;
     call->n_held_grad_bytes += n_grad_bytes;
-    show_held(call);
+    show_n_held(call);
     return call->n_held == HELD_PUSHES || call->n_held_grad_bytes >= HOLD_GRAD_BYTES ? call_flush(call) : 0;
 }
 

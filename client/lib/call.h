@@ -38,6 +38,17 @@ enum {
     CALL_ANEW = 5,     /* inside zerod_form(): the next daemon knows nothing of this rank; the forming begins again */
 };
 
+enum {
+    HELD_RUNS = 8, /* picked: buckets whose parameters take turns, as those with and without weight decay do */
+};
+
+/* Held pushes that differ in their parameter alone: one message. */
+struct held_run {
+    struct request_push first;
+    uint32_t others[HELD_PUSHES - 1];
+    uint32_t n_others;
+};
+
 struct call {
     int fd;                     /* owned; -1: none. A next connection has the same number */
     struct sockaddr_un address; /* of the daemon */
@@ -71,8 +82,9 @@ struct call {
     struct wire_arena arena;
     uint8_t *out;                          /* FRAME_MAX_BYTES */
     struct held_pushes *shown;             /* where the daemon sees what is held; NULL: nowhere; not owned */
-    struct request_push held[HELD_PUSHES]; /* packed when they are sent: side by side that is faster */
-    size_t n_held;
+    struct held_run runs[HELD_RUNS];
+    size_t n_runs;
+    size_t n_held; /* in all runs */
     uint64_t n_held_grad_bytes;
 };
 
@@ -99,7 +111,10 @@ int call_lost(struct call *call);
  */
 int call_send(struct call *call, const struct request *request);
 
-/* As call_send(), for a push that others follow at once. n_grad_bytes: of gradients that were copied for it. */
+/*
+ * As call_send(), for a push that others follow at once. n_grad_bytes: of gradients that were copied for it. Held
+ * pushes may be sent in another order; their sequences are given to them anew, in the order in which they are sent.
+ */
 int call_hold(struct call *call, const struct request_push *push, uint64_t n_grad_bytes);
 
 /* Sends the held pushes. Return: as call_send(). */

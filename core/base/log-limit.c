@@ -21,6 +21,11 @@ void log_limit_flush(struct log_limit *limit, uint64_t now_ms)
     limit->until_ms = now_ms + LOG_LIMIT_MS;
 }
 
+uint64_t log_limit_until_ms(const struct log_limit *limit)
+{
+    return limit->n_held > 0 ? limit->until_ms : UINT64_MAX;
+}
+
 void log_limited(struct log_limit *limit, uint64_t now_ms, int level, const char *format, ...)
 {
     va_list args;

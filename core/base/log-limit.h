@@ -22,3 +22,5 @@ void log_limited(struct log_limit *limit, uint64_t now_ms, int level, const char
 
 /* To be called regularly: logs the number of lines that were held back, when their time is over. */
 void log_limit_flush(struct log_limit *limit, uint64_t now_ms);
+/* When log_limit_flush() has something to log; UINT64_MAX: never. */
+uint64_t log_limit_until_ms(const struct log_limit *limit);

@@ -85,6 +85,12 @@ struct request_push {
     uint64_t point;
 };
 
+struct request_pushes {
+    struct request_push first;
+    const uint32_t *others;
+    size_t n_others;
+};
+
 struct request_slot_request {
     uint32_t bucket, parcel;
     uint32_t pass;
@@ -231,6 +237,7 @@ enum request_type {
     REQUEST_PREFETCH,
     REQUEST_HELD,
     REQUEST_SAVE_CHECKPOINT,
+    REQUEST_PUSHES,
     N_REQUEST_TYPES, /* one more than the last */
 };
 
@@ -244,6 +251,7 @@ struct request {
         struct request_begin_backward begin_backward;
         struct request_intern intern;
         struct request_push push;
+        struct request_pushes pushes;
         struct request_slot_request slot_request;
         struct request_end_backward end_backward;
         struct request_abandon_backward abandon_backward;

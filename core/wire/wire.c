@@ -224,6 +224,33 @@ static const struct wire_rule push_rules[] = {
     U64(Push, request_push, point),
 };
 
+static const struct wire_table push_table = WIRE_TABLE(push, request_push, push_rules);
+
+static const struct wire_rule pushes_rules[] = {
+    MESSAGE(Pushes, request_pushes, first, .table = &push_table, .flags = WIRE_REQUIRED),
+    U32S(Pushes, request_pushes, others, n_others, .max_count = WIRE_MAX_PUSHES - 1),
+};
+
+/* What one push may have and several together may not. */
+static bool pushes_check(const void *ours, struct wire_problem *problem)
+{
+    const struct request_pushes *pushes = ours;
+    const struct request_push *first = &pushes->first;
+
+    if (pushes->n_others == 0)
+        wire_problem_set(problem, "others: 0 values, expected at least 1");
+    else if (first->record_only || first->part || first->point || first->n_bytes || first->dtype_plus_one)
+        wire_problem_set(problem, "first: %s, which only a push of its own may have",
+                         first->record_only ? "record_only"
+                         : first->part      ? "part"
+                         : first->point     ? "point"
+                         : first->n_bytes   ? "n_bytes"
+                                            : "dtype_plus_one");
+    else
+        return true;
+    return false;
+}
+
 static const struct wire_rule slot_request_rules[] = {
     U32(SlotRequest, request_slot_request, bucket),
     U32(SlotRequest, request_slot_request, parcel),
@@ -401,6 +428,7 @@ static const struct wire_table request_tables[N_REQUEST_TYPES] = {
     [REQUEST_WRITE_STATE] = WIRE_TABLE(write_state, request_write_state, write_state_rules, .check = write_state_check),
     [REQUEST_PREFETCH] = WIRE_TABLE(prefetch, request_prefetch, prefetch_rules),
     [REQUEST_HELD] = WIRE_TABLE(held, request_held, held_rules),
+    [REQUEST_PUSHES] = WIRE_TABLE(pushes, request_pushes, pushes_rules, .check = pushes_check),
 };
 
 /* ---- daemon to client ---------------------------------------------------------------------------------- */
@@ -533,7 +561,7 @@ static const struct wire_envelope reply_envelope = {
 };
 
 _Static_assert((int)REQUEST_PUSH == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_PUSH &&
-                   (int)REQUEST_HELD == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_HELD &&
+                   (int)REQUEST_PUSHES == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_PUSHES &&
                    (int)REPLY_ADMIN_PART == (int)ZEROD__V1__SERVER_MESSAGE__KIND_ADMIN_PART,
                "types are numbered like the kinds of the proto");
 
@@ -545,6 +573,7 @@ bool request_is_recorded(enum request_type type)
     case REQUEST_READY:
     case REQUEST_BEGIN_BACKWARD:
     case REQUEST_PUSH:
+    case REQUEST_PUSHES:
     case REQUEST_END_BACKWARD:
     case REQUEST_ABANDON_BACKWARD:
     case REQUEST_STEP:

@@ -41,6 +41,7 @@ enum {
     WIRE_MAX_GROUPS = 1024,
     WIRE_MAX_STRING_ID = 65535,
     WIRE_MAX_SEGMENTS = 8,         /* descriptors in one packet */
+    WIRE_MAX_PUSHES = 64,          /* in one Pushes */
     WIRE_MAX_IDS = 65536,          /* of Gather, Release, Report; picked: more go in several messages */
     WIRE_MAX_POOL_OFFSETS = 16384, /* and of a Gather to a GPU: its answer is one packet, too */
     WIRE_MAX_EVIDENCE_IDS = 16384, /* of each list of Evidence: both and its texts fit into a packet; picked */

@@ -267,6 +267,16 @@ void attendance_tick(struct job *job)
         executor_let_go(job->executor);
 }
 
+uint64_t attendance_rest_ns(const struct job *job)
+{
+    uint64_t until_ns = job->run.survival.found_ns + timeout_ns(job), now = job_now(job);
+
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (job->ranks[r].peer == RANK_IS_AWAY)
+            return 0;
+    return job->run.survival.found_ns && now <= until_ns ? until_ns - now : UINT64_MAX;
+}
+
 /* ---- ranks that come and go ---------------------------------------------------------------------------- */
 
 int job_attach(struct job *job, const struct job_attach *attach, struct job_rank **out, struct diagnostic **refusal)

@@ -30,6 +30,8 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
 bool job_resume(struct job *job, const struct job_attach *attach, struct job_rank **out);
 /* Ranks that are away whose process is gone, or does not come in time, are lost. */
 void attendance_tick(struct job *job);
+/* How long attendance_tick() has nothing to do, unless there is an event; UINT64_MAX: for ever. */
+uint64_t attendance_rest_ns(const struct job *job);
 /* Is a rank of this node attached, or away and not gone? */
 bool attendance_has_ranks(const struct job *job);
 /* Makes the job's configuration the daemon's, with this optimizer unless the daemon's names one. */

@@ -64,6 +64,22 @@
 
 JOB_VERBS(FORWARD_WITH, FORWARD_BARE)
 
+/* As if each had come by itself. */
+static void on_pushes(struct job *job, struct job_rank *rank, const struct request *request)
+{
+    const struct request_pushes *pushes = &request->pushes;
+    struct request_push push = pushes->first;
+    uint32_t n_disconnects = rank->n_disconnects;
+
+    job_push(job, rank, &push);
+    for (size_t i = 0; i < pushes->n_others && rank->n_disconnects == n_disconnects; i++) {
+        job_settle(job);
+        push.param = pushes->others[i];
+        push.sequence++;
+        job_push(job, rank, &push);
+    }
+}
+
 static void on_abort_step(struct job *job, struct job_rank *rank, const struct request *request)
 {
     job_abort_step(job, rank, request->abort_step.why);
@@ -85,6 +101,7 @@ static void on_leave(struct job *job, struct job_rank *rank, const struct reques
 static void (*const verbs[N_REQUEST_TYPES])(struct job *job, struct job_rank *rank, const struct request *request) = {
     JOB_VERBS(ROW, ROW)[REQUEST_ABORT_STEP] = on_abort_step,
     [REQUEST_ABORT_SEEN] = on_abort_seen,
+    [REQUEST_PUSHES] = on_pushes,
     [REQUEST_LEAVE] = on_leave,
 };
 

@@ -350,3 +350,11 @@ void job_tick(struct job *job)
     boundary_settle(job);
     save_settle(job);
 }
+
+uint64_t job_rest_ns(const struct job *job)
+{
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (job->ranks[r].wait != WAIT_NONE)
+            return 0; /* it may wait in vain, and for how long depends on the others */
+    return MIN(attendance_rest_ns(job), save_rest_ns(job));
+}

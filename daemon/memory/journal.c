@@ -244,6 +244,11 @@ void journal_beat(struct journal *journal, uint64_t now_ns)
         put(&journal->page->beat_ns, now_ns);
 }
 
+_Atomic(uint64_t) *journal_beat_place(struct journal *journal)
+{
+    return journal ? &journal->page->beat_ns : NULL;
+}
+
 uint64_t journal_last_beat(const struct journal *journal)
 {
     return atomic_load_explicit(&journal->page->beat_ns, memory_order_relaxed);

@@ -120,6 +120,8 @@ void journal_turn(struct journal *journal, const void *head, size_t n_bytes);
 
 /* This daemon lives. Several times a second. */
 void journal_beat(struct journal *journal, uint64_t now_ns);
+/* Where that is noted; NULL: nowhere. */
+_Atomic(uint64_t) *journal_beat_place(struct journal *journal);
 /* When a daemon lived last. */
 uint64_t journal_last_beat(const struct journal *journal);
 

@@ -14,6 +14,7 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #if defined(__SANITIZE_THREAD__)
@@ -29,6 +30,11 @@ void companion_stop(int pid)
     (void)pid;
 }
 
+void companion_note_end(_Atomic(uint64_t) *place)
+{
+    (void)place;
+}
+
 #else
 
 enum {
@@ -41,6 +47,7 @@ static _Alignas(64) uint8_t stack[STACK_BYTES];
 static pid_t daemon_pid;
 static struct pollfd end; /* of the daemon */
 static atomic_int state;  /* 0: it begins; 1: it is ready; -1: it cannot be, and ends */
+static _Atomic(_Atomic(uint64_t) *) end_place;
 
 /* The daemon has ended when all its threads have. The signal of its death (PR_SET_PDEATHSIG) comes before that, when
  * the main thread ends; if a worker ends later than the companion, it is the worker that takes the address space apart.
@@ -51,6 +58,15 @@ static bool watch_daemon(void)
         return false;
     end = (struct pollfd){.fd = (int)syscall(SYS_pidfd_open, daemon_pid, 0), .events = POLLIN};
     return end.fd >= 0 && syscall(SYS_getppid) == daemon_pid; /* else it has died, and its number may be another's */
+}
+
+static void note_end(void)
+{
+    _Atomic(uint64_t) *place = atomic_load(&end_place);
+    struct timespec now;
+
+    if (place && syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now) == 0)
+        atomic_store(place, (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec);
 }
 
 /* errno is the main thread's, which waits until `state` is set. The call after that cannot fail: no signal interrupts
@@ -65,7 +81,13 @@ static int run(void *unused)
     }
     atomic_store(&state, 1);
     syscall(SYS_ppoll, &end, 1, NULL, NULL, 0);
+    note_end();
     return 0;
+}
+
+void companion_note_end(_Atomic(uint64_t) *place)
+{
+    atomic_store(&end_place, place);
 }
 
 int companion_start(void)

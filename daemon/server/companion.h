@@ -13,6 +13,14 @@
  * daemon's memory counted once more. systemd waits for it unless the unit says KillMode=process.
  */
 
+#include <stdatomic.h>
+#include <stdint.h>
+
+/*
+ * From now on the companion notes there when the daemon has ended, in nanoseconds of CLOCK_MONOTONIC: a daemon that
+ * sleeps does not say that it lives. NULL: nowhere. The memory must be mapped until the next call.
+ */
+void companion_note_end(_Atomic(uint64_t) *place);
 /* Return: its pid, or -errno: there is none. */
 int companion_start(void);
 /* It has ended when this returns. For a daemon that has nothing left to leave behind. pid: of companion_start(). */

@@ -31,6 +31,16 @@ void diagnostic_log_flush(struct diagnostic_log *log, uint64_t now_ms)
             end(&log->kinds[i]);
 }
 
+uint64_t diagnostic_log_until_ms(const struct diagnostic_log *log)
+{
+    uint64_t until_ms = UINT64_MAX;
+
+    for (size_t i = 0; i < DIAGNOSTIC_LOG_KINDS; i++)
+        if (log->kinds[i].n_held > 0)
+            until_ms = MIN(until_ms, log->kinds[i].until_ms);
+    return until_ms;
+}
+
 /* The one of this rank and code, else a free one, else the oldest. */
 static struct diagnostic_log_kind *find_kind(struct diagnostic_log *log, int64_t rank, unsigned code)
 {

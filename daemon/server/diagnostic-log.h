@@ -29,3 +29,5 @@ struct diagnostic_log {
 void diagnostic_log_put(struct diagnostic_log *log, const struct diagnostic *diagnostic, uint64_t now_ms);
 /* To be called regularly: logs a summary of the diagnostics that were held back, when their time is over. */
 void diagnostic_log_flush(struct diagnostic_log *log, uint64_t now_ms);
+/* When diagnostic_log_flush() has something to log; UINT64_MAX: never. */
+uint64_t diagnostic_log_until_ms(const struct diagnostic_log *log);

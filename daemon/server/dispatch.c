@@ -204,6 +204,7 @@ static const struct {
     [REQUEST_BEGIN_BACKWARD] = {SESSION_FORMED, on_request},
     [REQUEST_INTERN] = {RANK, on_request},
     [REQUEST_PUSH] = {SESSION_FORMED, on_request},
+    [REQUEST_PUSHES] = {SESSION_FORMED, on_request},
     [REQUEST_SLOT_REQUEST] = {SESSION_FORMED, on_request},
     [REQUEST_END_BACKWARD] = {SESSION_FORMED, on_request},
     [REQUEST_ABANDON_BACKWARD] = {SESSION_FORMED, on_request},

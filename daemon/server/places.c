@@ -51,6 +51,19 @@ void places_close_silent(struct service *service, uint64_t now_ns)
             session_doom(s);
 }
 
+uint64_t places_rest_ns(const struct service *service, uint64_t now_ns)
+{
+    uint64_t timeout_ns = service->config->limits.handshake_timeout_ms * UINT64_C(1000000), rest_ns = UINT64_MAX;
+
+    for (const struct session *s = service->sessions; s; s = s->next) {
+        uint64_t silent_ns = MIN(silence_ns(s, now_ns), timeout_ns);
+
+        if (silent_since_ns(s) != UINT64_MAX)
+            rest_ns = MIN(rest_ns, timeout_ns - silent_ns);
+    }
+    return rest_ns;
+}
+
 /*
  * The connection to be closed for the newcomer, in one of these states: the lowest, and of these the one silent for
  * longest. Equals go if they have been silent for min_silence_ns. Return: NULL, none has to.

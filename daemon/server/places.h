@@ -31,3 +31,5 @@ bool places_make_room(struct service *service, struct session *session, bool equ
 
 /* Closes connections that have not said Hello, have not asked, or do not read, for limits.handshake_timeout. */
 void places_close_silent(struct service *service, uint64_t now_ns);
+/* How long places_close_silent() closes none, unless one acts; UINT64_MAX: for ever. */
+uint64_t places_rest_ns(const struct service *service, uint64_t now_ns);

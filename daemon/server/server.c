@@ -30,6 +30,7 @@
 #include "daemon/memory/journal.h"
 #include "daemon/nodes/membership.h"
 #include "daemon/server/admin.h"
+#include "daemon/server/companion.h"
 #include "daemon/server/diagnostic-log.h"
 #include "daemon/server/dispatch.h"
 #include "daemon/server/listener.h"
@@ -45,6 +46,9 @@ enum {
     MAX_ACCEPTS = 64,     /* per readiness */
 };
 
+/* Picked: how often the service manager hears of a new status. */
+#define STATUS_EVERY_NS UINT64_C(2000000000)
+
 /* Picked: a save that other nodes do not take part in by then is not waited for when this daemon is to stop. */
 #define SAVE_PATIENCE_NS UINT64_C(10000000000)
 
@@ -55,6 +59,7 @@ struct server {
     uv_poll_t listen_poll;
     uv_async_t work_async;
     uv_timer_t tick, soon;
+    uv_check_t woken;
     uv_signal_t sigterm, sigint, sighup;
     struct listener listener;
     struct worker_pool *pool;
@@ -62,7 +67,9 @@ struct server {
     struct membership *membership; /* NULL: one node */
     struct service service;        /* what connections see of all this */
     bool listening;                /* the listen handle is active */
+    bool resting;                  /* no tick is due within TICK_MS */
     uint64_t watchdog_ns, fed_ns, status_ns;
+    char status[256]; /* what the service manager was told last */
     uint64_t progress_seen, stuck_since_ns;
     struct diagnostic_log log;
     struct trace_files traces;
@@ -199,7 +206,9 @@ static void question_failed(struct question *question)
 
 /* ---- time ---------------------------------------------------------------------------------------------- */
 
-static void tell_status(struct server *server, uint64_t now)
+static void on_tick(uv_timer_t *handle);
+
+static void describe_status(const struct server *server, char *text, size_t size)
 {
     static const char *const words[] = {
         [JOB_WAITING] = "waiting for ranks", [JOB_RESERVING] = "forming",
@@ -209,16 +218,31 @@ static void tell_status(struct server *server, uint64_t now)
     };
     const struct job *job = server->job;
     unsigned n_here = 0;
-    char text[256];
 
-    if (now - server->status_ns < UINT64_C(2000000000))
-        return;
-    server->status_ns = now;
     for (unsigned r = job->world.first; r < job->world.end; r++)
         n_here += job->ranks[r].peer != NULL;
-    snprintf(text, sizeof(text), "STATUS=%s, %u of %u ranks, step %" PRIu64, words[job->phase], n_here,
-             job_n_local(job), job->layout ? job->ledger.step : 0);
-    notify_state(text);
+    snprintf(text, size, "STATUS=%s, %u of %u ranks, step %" PRIu64, words[job->phase], n_here, job_n_local(job),
+             job->layout ? job->ledger.step : 0);
+}
+
+/* How long there is nothing to tell; UINT64_MAX: until it changes. */
+static uint64_t status_rest_ns(const struct server *server, uint64_t now)
+{
+    char text[sizeof(server->status)];
+
+    describe_status(server, text, sizeof(text));
+    if (strcmp(text, server->status) == 0)
+        return UINT64_MAX;
+    return STATUS_EVERY_NS - MIN(now - server->status_ns, STATUS_EVERY_NS);
+}
+
+static void tell_status(struct server *server, uint64_t now)
+{
+    if (status_rest_ns(server, now) > 0)
+        return;
+    server->status_ns = now;
+    describe_status(server, server->status, sizeof(server->status));
+    notify_state(server->status);
 }
 
 /*
@@ -290,6 +314,63 @@ static void listen_again(struct server *server)
     server->listening = open_files_watch(&server->listen_poll, UV_READABLE, on_listen) == 0;
 }
 
+static uint64_t log_rest_ns(const struct server *server, uint64_t now)
+{
+    uint64_t until_ms = MIN(diagnostic_log_until_ms(&server->log), log_limit_until_ms(&server->service.closed));
+
+    return until_ms == UINT64_MAX ? UINT64_MAX : until_ms * 1000000 - MIN(now, until_ms * 1000000);
+}
+
+static uint64_t watchdog_rest_ns(const struct server *server, uint64_t now)
+{
+    uint64_t until_ns = server->fed_ns + server->watchdog_ns / 4;
+
+    return server->watchdog_ns ? until_ns - MIN(now, until_ns) : UINT64_MAX;
+}
+
+/* How long on_tick() has nothing to do, unless there is an event; UINT64_MAX: for ever. */
+static uint64_t rest_ns(const struct server *server, uint64_t now)
+{
+    const uint64_t all[] = {watchdog_rest_ns(server, now), log_rest_ns(server, now), status_rest_ns(server, now),
+                            places_rest_ns(&server->service, now), job_rest_ns(server->job)};
+    uint64_t rest = UINT64_MAX;
+
+    /* Nodes tell each other several times a second that they live. */
+    if (!server->listening || server->saves_to_stop || server->membership)
+        return 0;
+    for (size_t i = 0; i < ARRAY_SIZE(all); i++)
+        rest = MIN(rest, all[i]);
+    return rest;
+}
+
+/* An idle daemon sleeps: it ticks again after the next event, or when something is due. */
+static void rest_if_idle(struct server *server, uint64_t now)
+{
+    uint64_t rest = rest_ns(server, now);
+
+    if (rest <= TICK_MS * UINT64_C(1000000))
+        return;
+    server->resting = true;
+    companion_note_end(journal_beat_place(server->job->run.survival.journal));
+    if (rest == UINT64_MAX)
+        (void)uv_timer_stop(&server->tick);
+    else
+        (void)uv_timer_start(&server->tick, on_tick, rest / 1000000, TICK_MS);
+}
+
+/* The loop has slept, and there is an event, or something is due. */
+static void on_woken(uv_check_t *handle)
+{
+    struct server *server = handle->data;
+
+    if (!server->resting)
+        return;
+    server->resting = false;
+    companion_note_end(NULL);
+    server->stuck_since_ns = service_now_ns(); /* there was nothing to do until now */
+    (void)uv_timer_start(&server->tick, on_tick, TICK_MS, TICK_MS);
+}
+
 static void on_tick(uv_timer_t *handle)
 {
     struct server *server = handle->data;
@@ -308,6 +389,7 @@ static void on_tick(uv_timer_t *handle)
     stop_when_saved(server, now);
     if (server->job->run.draining && job_is_idle(server->job) && !server->saves_to_stop)
         stop_or_save_first(server, "drained: no trainer is left");
+    rest_if_idle(server, now);
 }
 
 static void on_soon(uv_timer_t *handle)
@@ -373,6 +455,7 @@ static int start_handles(struct server *server)
 
     uv_timer_init(&server->loop, &server->tick);
     uv_timer_init(&server->loop, &server->soon);
+    uv_check_init(&server->loop, &server->woken);
     server->soon.data = server;
     uv_signal_init(&server->loop, &server->sigterm);
     uv_signal_init(&server->loop, &server->sigint);
@@ -380,11 +463,13 @@ static int start_handles(struct server *server)
     r = uv_poll_init(&server->loop, &server->listen_poll, server->listener.fd);
     if (r < 0)
         return r;
-    server->tick.data = server->listen_poll.data = server;
+    server->tick.data = server->listen_poll.data = server->woken.data = server;
     server->sigterm.data = server->sigint.data = server->sighup.data = server;
     r = open_files_watch(&server->listen_poll, UV_READABLE, on_listen);
     if (r == 0)
         r = uv_timer_start(&server->tick, on_tick, TICK_MS, TICK_MS);
+    if (r == 0)
+        r = uv_check_start(&server->woken, on_woken);
     if (r == 0)
         r = uv_signal_start(&server->sigterm, on_signal, SIGTERM);
     if (r == 0)

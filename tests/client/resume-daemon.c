@@ -298,6 +298,9 @@ static void serve_recorded(struct life *l, const struct request *request)
     case REQUEST_PUSH:
         push(l, &request->push);
         return;
+    case REQUEST_PUSHES: /* into one slot */
+        push(l, &request->pushes.first);
+        return;
     case REQUEST_END_BACKWARD:
     case REQUEST_ABANDON_BACKWARD:
         credit_all(l);

@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pushes that say that more follow (ZEROD_PUSH_MORE): several travel at once, and nothing else changes."""
 
+import signal
+
 import pytest
 
 from conftest import wait_for
-from puppet import N_PARAMS, REFUSED, Puppet, form, state, trainers
+from keeper import KeptDaemon
+from puppet import FROZEN, N_PARAMS, REFUSED, Puppet, form, state, trainers
 
 pytestmark = [pytest.mark.quick, pytest.mark.threads]
 
 MORE = 1 << 4  # enum zerod_push_flags
-AT_ONCE = 8
+AT_ONCE = 64
 
 
 def admitted(daemon):
     return daemon.status()["counters"]["n_pushes_admitted"]
 
 
-def one_rank(zerod, n_params, n_elems):
-    daemon = zerod({"world": {"size": 1}})
-    puppet = Puppet(daemon).attach(declare=("many", n_params, f"elems={n_elems}"))
+def one_rank(zerod, n_params, n_elems, env=None, config=None, options=()):
+    daemon = zerod({"world": {"size": 1}, **(config or {})})
+    puppet = Puppet(daemon, env=env).attach(*options, declare=("many", n_params, f"elems={n_elems}"))
     form([puppet])
     puppet.ok("begin")
     return daemon, puppet
@@ -30,7 +33,7 @@ def test_several_are_sent_at_once(zerod):
         puppet.ok("push", i, f"flags={MORE}")
     assert admitted(daemon) == 0
     puppet.ok("push", AT_ONCE - 1, f"flags={MORE}")
-    wait_for("8 pushes", lambda: admitted(daemon) == AT_ONCE)
+    wait_for("64 pushes", lambda: admitted(daemon) == AT_ONCE)
     puppet.ok("push", AT_ONCE, f"flags={MORE}")
     puppet.ok("push", AT_ONCE + 1)
     wait_for("one that waited, and one that does not wait", lambda: admitted(daemon) == AT_ONCE + 2)
@@ -41,6 +44,89 @@ def test_several_are_sent_at_once(zerod):
     puppet.ok("end")
     assert admitted(daemon) == AT_ONCE + 4
     puppet.ok("flush")
+
+
+def kills_at(message, n):
+    return {"ZEROD_FAILPOINT": f"{message}.send:kill@{n}"}
+
+
+BUCKETS = {"zero_optimization": {"stage": 2, "reduce_bucket_size": AT_ONCE * 64}}  # of 64 parameters each
+
+
+def test_in_one_message(zerod):
+    """Those of one bucket are one message; each counts."""
+    daemon, puppet = one_rank(zerod, 2 * AT_ONCE, 64, env=kills_at("Pushes", 2), config=BUCKETS)
+    for i in range(AT_ONCE):
+        puppet.ok("push", i, f"flags={MORE}")
+    wait_for("all", lambda: admitted(daemon) == AT_ONCE)
+    for i in range(AT_ONCE, 2 * AT_ONCE):
+        puppet.tell("push", i, f"flags={MORE}")
+    assert puppet.popen.wait(20 * puppet.patience) == -signal.SIGKILL
+    assert admitted(daemon) == AT_ONCE
+
+
+def test_buckets_in_turn(zerod):
+    """Parameters of two buckets in turn, as with and without weight decay: a message for each bucket."""
+    daemon, puppet = one_rank(zerod, 2 * AT_ONCE, 64, env=kills_at("Pushes", 3), config=BUCKETS)
+    for i in range(AT_ONCE // 2):
+        puppet.ok("push", i, f"flags={MORE}")
+        puppet.ok("push", i + AT_ONCE, f"flags={MORE}")
+    wait_for("two messages", lambda: admitted(daemon) == AT_ONCE)
+    assert puppet.popen.poll() is None
+    puppet.ok("push", AT_ONCE - 1, f"flags={MORE}")
+    puppet.ok("push", AT_ONCE - 2, f"flags={MORE}")
+    puppet.tell("flush")
+    assert puppet.popen.wait(20 * puppet.patience) == -signal.SIGKILL
+
+
+def test_many_buckets_in_turn(zerod):
+    """More buckets than messages that may wait: the others are sent to make room."""
+    config = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 20}}
+    daemon, puppet = one_rank(zerod, 40, 10, config=config)
+    for i in (*range(0, 40, 2), *range(1, 40, 2)):
+        puppet.ok("push", i, f"flags={MORE}")
+    assert 0 < admitted(daemon) < 40
+    puppet.ok("end")
+    assert admitted(daemon) == 40
+
+
+def test_evidence_keeps_them_apart(zerod):
+    """Pushes of different call sites share no message, and a text names the site of each."""
+    daemon, puppet = one_rank(zerod, 4, 10, options=("duplicate=accumulate",))
+    for site in ("model.py:1", "model.py:2"):
+        for i in range(4):
+            puppet.ok("push", i, f"flags={MORE}", f"site={site}")
+    puppet.ok("end")
+    assert admitted(daemon) == 8
+    puppet.ok("step")
+    text = daemon.ctl("diagnostics").stdout
+    assert "model.py:1" in text and "model.py:2" in text and "p.3" in text
+
+
+@pytest.mark.parametrize("point", ["Pushes.log", "Pushes.judged"])
+def test_daemon_dies_at_a_message(build, tmp_path, point):
+    """The next daemon has each push of the message once."""
+    states = set()
+    for plan in ([None], [f"{point}:kill@1", None]):
+        folder = tmp_path / str(len(plan))
+        folder.mkdir()
+        daemon = KeptDaemon(build, folder, {"world": {"size": 1}}, plan=plan)
+        try:
+            puppet = trainers(daemon)[0]
+            for _ in range(2):
+                puppet.ok("begin")
+                for i in reversed(range(N_PARAMS)):
+                    puppet.ok("push", i, f"flags={MORE}") if i != FROZEN else None
+                puppet.tell("end")
+                wait_for("an answer", lambda: not daemon.tend() and puppet.has_answered())
+                assert puppet.answer().r == 0
+                puppet.ok("step")
+            states.add(state([puppet]))
+            assert len(daemon.lives) == len(plan)
+        finally:
+            puppet.kill()
+            daemon.kill()
+    assert len(states) == 1
 
 
 def test_large_ones_do_not_wait(zerod):

@@ -1268,6 +1268,24 @@ static void hang_up(unsigned n)
 
 /* ---- monkeys ------------------------------------------------------------------------------------------- */
 
+static struct request_push near_right_push(struct raw *c, uint32_t param, uint64_t *random)
+{
+    struct request_push push = {
+        .sequence = ++c->sequence - draw(random) % 2,
+        .attempt = c->at.attempt,
+        .step = c->at.step,
+        .micro_batch = (uint32_t)(draw(random) % 3),
+        .param = param,
+        .ticket = (uint32_t)(draw(random) % 20),
+        .offset_bytes = draw(random) % 1024 * 64,
+        .pass = draw(random) % 8 == 0,
+        .overflow = draw(random) % 16 == 0,
+    };
+
+    push.use = atomic_load(&c->credit->credits[push.ticket]);
+    return push;
+}
+
 /* A request of any type whose numbers are near to what would be right. */
 static struct request near_right(struct raw *c, uint64_t *random)
 {
@@ -1283,20 +1301,14 @@ static struct request near_right(struct raw *c, uint64_t *random)
         request.begin_backward.attempt = c->at.attempt;
         break;
     case REQUEST_PUSH:
-        request.push = (struct request_push){
-            .sequence = ++c->sequence - draw(random) % 2,
-            .attempt = c->at.attempt,
-            .step = c->at.step,
-            .micro_batch = (uint32_t)(draw(random) % 3),
-            .param = ids[0],
-            .part = draw(random) % 8 == 0,
-            .ticket = (uint32_t)(draw(random) % 20),
-            .offset_bytes = draw(random) % 1024 * 64,
-            .pass = draw(random) % 8 == 0,
-            .record_only = draw(random) % 16 == 0,
-            .overflow = draw(random) % 16 == 0,
-        };
-        request.push.use = atomic_load(&c->credit->credits[request.push.ticket]);
+        request.push = near_right_push(c, ids[0], random);
+        request.push.part = draw(random) % 8 == 0;
+        request.push.record_only = draw(random) % 16 == 0;
+        break;
+    case REQUEST_PUSHES:
+        request.pushes.first = near_right_push(c, ids[0], random);
+        request.pushes.others = ids + 1;
+        request.pushes.n_others = draw(random) % ARRAY_SIZE(ids);
         break;
     case REQUEST_SLOT_REQUEST:
         request.slot_request.bucket = (uint32_t)(draw(random) % c->layout->n_buckets);
@@ -1344,6 +1356,7 @@ static bool is_answered(enum request_type type)
     case REQUEST_BEGIN_BACKWARD:
     case REQUEST_INTERN:
     case REQUEST_PUSH:
+    case REQUEST_PUSHES:
     case REQUEST_RELEASE:
     case REQUEST_PREFETCH:
     case REQUEST_HELD:

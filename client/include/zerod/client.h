@@ -373,7 +373,7 @@ ZEROD_API int zerod_memory(struct zerod *c, enum zerod_memory which, void **base
 ZEROD_API int zerod_push(struct zerod *c, const struct zerod_push *push);
 
 /*
- * Sends what pushes with ZEROD_PUSH_MORE have left waiting: at most 8 messages, for less than 64 KiB of gradients.
+ * Sends what pushes with ZEROD_PUSH_MORE have left waiting: fewer than 64 gradients, of less than 64 KiB together.
  * Every other call does that, too; this one is for the end of a backward after which the caller computes on.
  * Return: 0 or fatal.
  */

@@ -11,6 +11,7 @@ and show one fault of many. Every later backward and step raises it again until 
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -46,11 +47,11 @@ class _Hot:
         self.task = -2  # graph task of the last hook; -2: none, so the next hook calls _enter()
 
 
-def _enters(gradients: Gradients | None) -> bool:
-    """Called by the first hook of a graph task. Returns False when the optimizer is gone."""
+def _push_with_care(me: weakref.ref[Gradients], index: int, param: torch.Tensor) -> None:
+    """Does nothing when the optimizer is gone."""
+    gradients = me()
     if gradients is not None:
-        gradients._enter(watch.current_task())
-    return gradients is not None
+        gradients._push(index, param)
 
 
 class Gradients:
@@ -109,31 +110,53 @@ class Gradients:
     # ---- pushes --------------------------------------------------------------------------------------
 
     def _hook(self, b: Bound) -> Callable[[torch.Tensor], None]:
-        """The hot path, so it reads locals only. The hook must not keep the optimizer alive."""
-        index, reorder, hot = b.index, b.order is not None, self._hot
-        pushed, send = self._pushed, self._place.pusher(b, self._record)
-        current_task, me = watch.current_task, weakref.ref(self)
+        """
+        The hot path: the hook itself does what most pushes need, and leaves the others to _push(). It reads locals
+        only, because even one more call takes as long as half of it, and it must not keep the optimizer alive.
+        """
+        me, index, send = weakref.ref(self), b.index, self._place.sender(b)
+        careful = functools.partial(_push_with_care, me, index)
+        if send is None or b.order is not None or not b.n_bytes:
+            return careful
+        hot, pushed, record, current_task = self._hot, self._pushed, self._record, watch.current_task
+        handle, reference = self._client.handle, ctypes.byref(record)
 
         def push(param: torch.Tensor) -> None:
             grad = get_grad(param)
-            if grad is None:  # torch calls hooks for gradients that are undefined, too
-                return
-            if current_task() != hot.task and not _enters(me()):
-                return
-            if pushed[index] and not me()._may_push_again(index):
-                return
             try:
-                if reorder or not grad.is_contiguous():
-                    grad = b.flatten(grad)
+                simple = grad is not None and not pushed[index] and current_task() == hot.task and grad.is_contiguous()
             except RuntimeError:  # a sparse gradient has no is_contiguous()
-                me()._refuse(b, grad)
+                simple = False
+            if not simple:
+                careful(param)
                 return
-            if send(grad, hot.texts, pushed[index] != 0):
+            record.param = index
+            record.data = grad.data_ptr()
+            if send(handle, reference):
                 me()._push_failed()
             pushed[index] = 1
             set_grad(param, None)
 
         return push
+
+    def _push(self, index: int, param: torch.Tensor) -> None:
+        """A push of any gradient: the first of a graph task, one that comes again, is sparse or has to be reordered."""
+        b, grad, task = self._bound[index], get_grad(param), watch.current_task()
+        if grad is None:  # torch calls hooks for gradients that are undefined, too
+            return
+        if task != self._hot.task:
+            self._enter(task)
+        if self._pushed[index] and not self._may_push_again(index):
+            return
+        if grad.layout != torch.strided:
+            self._refuse(b, grad)
+            return
+        if b.order is not None or not grad.is_contiguous():
+            grad = b.flatten(grad)
+        if self._place.push(b, self._record, grad, self._hot.texts, self._pushed[index] != 0):
+            self._push_failed()
+        self._pushed[index] = 1
+        set_grad(param, None)
 
     def _may_push_again(self, index: int) -> bool:
         self._suspect |= self._refuses_again or self._pushed[index] == MOVED

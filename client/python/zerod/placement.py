@@ -38,6 +38,15 @@ def _copy_of(record: Any, index: int, data: int | None) -> Any:
     return copy
 
 
+def _address(address: int, record: Any) -> int:
+    """Where zerod_push() reads a gradient. One without elements has no address, and NULL has another meaning."""
+    return address or ctypes.addressof(record)
+
+
+def _sender(b: Bound) -> Callable[[Any, Any], int]:
+    return lib.push_small if b.n_bytes < SMALL_BYTES else lib.push
+
+
 def _memory_at(address: int, n_bytes: int, dtype: torch.dtype) -> torch.Tensor:
     """Host memory as a flat tensor that owns nothing."""
     return torch.frombuffer((ctypes.c_char * n_bytes).from_address(address), dtype=dtype)
@@ -91,22 +100,18 @@ class InHost:
 
     # ---- pushes --------------------------------------------------------------------------------------
 
-    def pusher(self, b: Bound, record: Any) -> Callable[[torch.Tensor, Any, bool], int]:
+    def push(self, b: Bound, record: Any, grad: torch.Tensor, keep: Any, again: bool) -> int:
         """
-        Returns push(grad, keep, again), which pushes a contiguous gradient of this parameter and returns the status of
-        zerod_push(). record: its zerod_push; keep: the object that owns the texts of the record; again: the micro-batch
-        has an earlier gradient of this parameter.
+        Pushes a contiguous gradient of this parameter, and returns the status of zerod_push(). record: its zerod_push;
+        keep: the object that owns the texts of the record; again: the micro-batch has an earlier gradient of this
+        parameter.
         """
-        send = lib.push_small if b.n_bytes < SMALL_BYTES else lib.push
-        handle, reference, index = self._client.handle, ctypes.byref(record), b.index
-        nowhere = ctypes.addressof(record)  # the address of a gradient without elements: NULL has another meaning
+        record.param, record.data = b.index, _address(grad.data_ptr(), record)
+        return _sender(b)(self._client.handle, ctypes.byref(record))
 
-        def push(grad: torch.Tensor, _keep: Any, _again: bool) -> int:
-            record.param = index
-            record.data = grad.data_ptr() or nowhere
-            return send(handle, reference)
-
-        return push
+    def sender(self, b: Bound) -> Callable[[Any, Any], int] | None:
+        """The function of libzerod that pushes a gradient from its own address; None: there is none, so use push()."""
+        return _sender(b)
 
     def drain(self) -> int:
         """Pushes all pending gradients before the micro-batch ends. Returns the first status that is not 0, or 0."""
@@ -226,14 +231,14 @@ class Offload(InHost):
 
     # ---- gradients -----------------------------------------------------------------------------------
 
-    def pusher(self, b: Bound, record: Any) -> Callable[[torch.Tensor, Any, bool], int]:
-        def push(grad: torch.Tensor, keep: Any, again: bool) -> int:
-            # A second gradient's place may be that of the next one, too, so this copy is pushed at once.
-            status = self.drain() if again else self._make_room(b.n_bytes)
-            status = status or self._take(b, grad, record, keep)
-            return status or (self.drain() if again else 0)
+    def sender(self, b: Bound) -> None:
+        return None
 
-        return push
+    def push(self, b: Bound, record: Any, grad: torch.Tensor, keep: Any, again: bool) -> int:
+        # A second gradient's place may be that of the next one, too, so this copy is pushed at once.
+        status = self.drain() if again else self._make_room(b.n_bytes)
+        status = status or self._take(b, grad, record, keep)
+        return status or (self.drain() if again else 0)
 
     def _take(self, b: Bound, grad: torch.Tensor, record: Any, keep: Any) -> int:
         if not b.n_bytes:
@@ -336,18 +341,14 @@ class OnGpu(InHost):
     def before_step(self) -> None:
         _cuda.synchronize(self.device)
 
-    def pusher(self, b: Bound, record: Any) -> Callable[[torch.Tensor, Any, bool], int]:
+    def sender(self, b: Bound) -> None:
+        return None
+
+    def push(self, b: Bound, record: Any, grad: torch.Tensor, keep: Any, again: bool) -> int:
         # A push of any size only orders the copy, but a push in parts may wait for room: so no push_small().
-        handle, reference, index = self._client.handle, ctypes.byref(record), b.index
-        nowhere = ctypes.addressof(record)
-
-        def push(grad: torch.Tensor, _keep: Any, _again: bool) -> int:
-            self._client.set_stream(_cuda.stream(self.device))
-            record.param = index
-            record.data = _cuda.address_of(grad) or nowhere
-            return lib.push(handle, reference)
-
-        return push
+        self._client.set_stream(_cuda.stream(self.device))
+        record.param, record.data = b.index, _address(_cuda.address_of(grad), record)
+        return lib.push(self._client.handle, ctypes.byref(record))
 
     # ---- windows: the daemon's is in host memory -------------------------------------------------------
 

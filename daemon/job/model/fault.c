@@ -112,6 +112,7 @@ void job_drop_peer(struct job *job, struct job_rank *rank, const char *what)
 
 void job_disconnect(struct job *job, struct job_rank *rank, const struct diagnostic *diagnostic)
 {
+    rank->n_disconnects++;
     if (rank->peer == RANK_IS_AWAY)
         rank->away.dropped = true;
     else if (rank->peer)

@@ -72,7 +72,7 @@ struct job_survival {
     uint64_t clock_ns;       /* replays: the time of the event */
     uint64_t found_ns;       /* when the state was taken over; 0: this daemon has begun it */
     unsigned n_daemons;      /* so far, that served the run */
-    uint64_t away_ns;        /* how long nobody served it, the last time; about 50 ms too long */
+    uint64_t away_ns;        /* how long nobody served it, the last time; up to 50 ms too long */
     char *holds;             /* why what was kept could not be taken over; owned; NULL: nothing is held */
     char **held;             /* names of what is held; owned */
     size_t n_held;

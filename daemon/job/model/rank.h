@@ -122,6 +122,7 @@ struct job_rank {
     uint64_t n_pushes;
     uint64_t n_received; /* recorded requests of this incarnation */
     struct partial_push partial;
+    uint32_t n_disconnects; /* how often its connection was to be closed: a request of several pushes ends then */
 
     uint64_t save_step;    /* the checkpoint that it waits for is of this step, or of a later one */
     struct reading *given; /* the last answer with state, whose memory it still has; read-state.c */

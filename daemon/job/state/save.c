@@ -566,6 +566,20 @@ void save_settle(struct job *job)
         begin(job, 0);
 }
 
+uint64_t save_rest_ns(const struct job *job)
+{
+    const struct job_save *save = &job->save;
+    uint64_t due_ns = save->begun_ns + job->config->checkpoint.save_interval_ms * UINT64_C(1000000);
+
+    if (!job->state || !job->config->checkpoint.dir)
+        return UINT64_MAX;
+    if (save->now || save->is_ordered || is_due(job) || (save->pool && !atomic_load(&save->pool->warm)))
+        return 0;
+    if (job->config->checkpoint.save_interval_ms == 0 || job->state->progress.epoch == 0 || was_begun(job))
+        return UINT64_MAX;
+    return due_ns - MIN(job_now(job), due_ns);
+}
+
 /* ---- several nodes ------------------------------------------------------------------------------------- */
 
 void save_take(struct job *job, uint64_t step, uint32_t n_windows, uint64_t token)

@@ -16,6 +16,8 @@ struct request_save_checkpoint;
 
 /* Ends one that is written, and begins one that is due. After each event, and several times a second. */
 void save_settle(struct job *job);
+/* How long save_settle() has nothing to do, unless there is an event; UINT64_MAX: for ever. */
+uint64_t save_rest_ns(const struct job *job);
 /* Somebody wants one of the last committed step. Return: NULL, or why there will be none; static. */
 const char *job_save(struct job *job);
 /* A rank wants one. It is answered at once, or, if it waits, when that is on the disk or has failed. */

@@ -19,6 +19,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/report.h"
+#include "daemon/job/request.h"
 #include "daemon/job/state/read-state.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/admit.h"
@@ -744,6 +745,97 @@ static void test_bad_places(void **userdata)
     fixture_free(f);
 }
 
+/* ---- several pushes in one request --------------------------------------------------------------------- */
+
+/* Pushes into the first slot of a bucket of several parameters: its first one, and then others. */
+static struct request several(struct peer *p, const uint32_t *others, size_t n_others)
+{
+    uint32_t ticket = p->next_ticket % p->n_tickets;
+
+    return (struct request){
+        .type = REQUEST_PUSHES,
+        .pushes = {.first = {.sequence = p->sequence + 1,
+                             .attempt = p->at.attempt,
+                             .step = p->at.step,
+                             .micro_batch = p->at.micro_batch,
+                             .param = fixture_first_param(p->fixture, fixture_bucket(p->fixture, true)),
+                             .ticket = ticket,
+                             .use = atomic_load(&p->credit->credits[ticket])},
+                   .others = others,
+                   .n_others = n_others},
+    };
+}
+
+static uint32_t second_of_bucket(const struct fixture *f)
+{
+    const struct layout *layout = f->job->layout;
+
+    return layout->bucket_params[layout->buckets[fixture_bucket(f, true)].first_param + 1];
+}
+
+static void test_several(void **userdata)
+{
+    struct fixture *f = fixture_start(quiet);
+    struct peer *a = &f->peers[0];
+    uint32_t second = second_of_bucket(f);
+    uint64_t before = f->job->stats.counters.admitted;
+    struct request request = several(a, &second, 1);
+
+    (void)userdata;
+    peer_begin(a);
+    request_serve(f->job, a->rank, &request);
+    assert_int_equal(f->job->stats.counters.admitted, before + 2);
+    assert_int_equal(f->job->ledger.ranks[0].last_sequence, request.pushes.first.sequence + 1);
+    assert_int_equal(ledger_entry(&f->job->ledger, 0, f->job->layout->params[second].first_part)->n_pushed, 1);
+    /* Once more: nothing is admitted twice. */
+    request_serve(f->job, a->rank, &request);
+    assert_int_equal(f->job->stats.counters.admitted, before + 2);
+    assert_int_equal(f->job->stats.counters.retried, 2);
+    fixture_free(f);
+}
+
+/* The connection is closed at one of another bucket: those behind it do not count. */
+static void test_several_end_early(void **userdata)
+{
+    struct fixture *f = fixture_start(quiet);
+    struct peer *a = &f->peers[0];
+    const uint32_t others[] = {fixture_first_param(f, fixture_bucket(f, false)), second_of_bucket(f)};
+    uint64_t before = f->job->stats.counters.admitted;
+    struct request request = several(a, others, 2);
+
+    (void)userdata;
+    peer_begin(a);
+    request_serve(f->job, a->rank, &request);
+    peer_expect_dropped(a, E_BAD_MESSAGE);
+    assert_int_equal(f->job->stats.counters.admitted, before + 1);
+    fixture_free(f);
+}
+
+/* One of them aborts the step: those behind it are of the attempt that is over. */
+static void test_several_with_an_abort(void **userdata)
+{
+    struct fixture *f = fixture_new(quiet);
+    struct peer *a = &f->peers[0];
+    uint32_t others[3];
+    uint64_t before;
+    struct request request;
+
+    (void)userdata;
+    a->on_duplicate = WIRE_ON_DUPLICATE_ABORT_STEP;
+    fixture_form(f, "run");
+    before = f->job->stats.counters.admitted;
+    others[0] = fixture_first_param(f, fixture_bucket(f, true));
+    others[1] = others[2] = second_of_bucket(f);
+    request = several(a, others, 3);
+    peer_begin(a);
+    request_serve(f->job, a->rank, &request);
+    assert_int_equal(f->job->ledger.attempt, 1);
+    assert_int_equal(f->job->stats.counters.admitted, before + 1);
+    assert_int_equal(f->job->stats.counters.dropped, 2);
+    assert_false(a->dropped);
+    fixture_free(f);
+}
+
 /* ---- time ---------------------------------------------------------------------------------------------- */
 
 static void test_stall(void **userdata)
@@ -969,6 +1061,9 @@ TEST_GROUP(job)
         cmocka_unit_test(test_room_comes_back),
         cmocka_unit_test(test_overflow),
         cmocka_unit_test(test_bad_places),
+        cmocka_unit_test(test_several),
+        cmocka_unit_test(test_several_end_early),
+        cmocka_unit_test(test_several_with_an_abort),
         cmocka_unit_test(test_stall),
         cmocka_unit_test(test_stall_while_forming),
         cmocka_unit_test(test_intern_limit),

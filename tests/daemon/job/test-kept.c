@@ -64,9 +64,12 @@ static void test_log_of_a_loop(void **state)
     struct diagnostic *of_rank = make(1), *of_stranger = make(-1);
 
     (void)state;
-    for (unsigned i = 0; i < 100; i++)
+    diagnostic_log_put(&log, of_rank, 5000);
+    assert_true(diagnostic_log_until_ms(&log) == UINT64_MAX); /* none is held */
+    for (unsigned i = 1; i < 100; i++)
         diagnostic_log_put(&log, of_rank, 5000);
     diagnostic_log_put(&log, of_stranger, 5000);
+    assert_int_equal(diagnostic_log_until_ms(&log), 5000 + DIAGNOSTIC_LOG_MS);
     assert_int_equal(log.kinds[0].n_logged, DIAGNOSTIC_LOG_BURST);
     assert_int_equal(log.kinds[0].n_held, 100 - DIAGNOSTIC_LOG_BURST);
     assert_int_equal(log.kinds[1].n_logged, 1);
@@ -74,6 +77,7 @@ static void test_log_of_a_loop(void **state)
     assert_int_equal(log.kinds[0].n_held, 100 - DIAGNOSTIC_LOG_BURST);
     diagnostic_log_flush(&log, 5000 + DIAGNOSTIC_LOG_MS);
     assert_int_equal(log.kinds[0].until_ms, 0);
+    assert_true(diagnostic_log_until_ms(&log) == UINT64_MAX);
     diagnostic_log_put(&log, of_rank, 5000 + DIAGNOSTIC_LOG_MS);
     assert_int_equal(log.kinds[0].n_logged, 1);
     diagnostic_unref(of_rank);

@@ -931,10 +931,12 @@ static void test_log_limit(void **userdata)
     log_forget();
     log_limited(&limit, 5000, 4, "line %d", 1);
     assert_int_equal(n_logged("line 1"), 1);
+    assert_true(log_limit_until_ms(&limit) == UINT64_MAX); /* none is held */
     for (int i = 2; i <= 9; i++)
         log_limited(&limit, 5000 + LOG_LIMIT_MS - 1, 4, "line %d", i);
     log_limit_flush(&limit, 5000 + LOG_LIMIT_MS - 1);
     assert_int_equal(n_logged_in_all(), 1);
+    assert_int_equal(log_limit_until_ms(&limit), 5000 + LOG_LIMIT_MS);
     log_limit_flush(&limit, 5000 + LOG_LIMIT_MS);
     assert_int_equal(n_logged("line 9 (the last of 8 such in 10 s)"), 1);
     log_limited(&limit, 5000 + LOG_LIMIT_MS + 1, 4, "line %d", 10);

@@ -11,10 +11,21 @@
 #include "core/base/base.h"
 #include "core/base/log.h"
 
-/* More turns than any test takes; a tick ends each of them after 50 ms. */
-enum { MAX_TURNS = 400 };
+/* More turns than any test takes; the clock ends each of them, because an idle server would sleep. */
+enum { MAX_TURNS = 400, TURN_MS = 50 };
 
 /* ---- the server ---------------------------------------------------------------------------------------- */
+
+static void on_clock(uv_timer_t *clock)
+{
+    (void)clock;
+}
+
+static void start_clock(struct local *local)
+{
+    assert_int_equal(uv_timer_init(server_service(local->server)->loop, &local->clock), 0);
+    assert_int_equal(uv_timer_start(&local->clock, on_clock, TURN_MS, TURN_MS), 0);
+}
 
 void local_start(struct local *local, unsigned n_ranks, const char *more)
 {
@@ -39,6 +50,7 @@ void local_start(struct local *local, unsigned n_ranks, const char *more)
     log_init("local", LOG_EMERG);
     if (server_new(&local->server, local->config, why, sizeof(why)) != 0)
         fail_msg("%s", why);
+    start_clock(local);
 }
 
 void local_stop(struct local *local)

@@ -29,6 +29,7 @@ struct local {
     char folder[64], socket[96];
     struct config *config;
     struct server *server;
+    uv_timer_t clock; /* of the server's loop, which closes it */
     unsigned n_turns;
 };
 
