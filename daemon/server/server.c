@@ -333,10 +333,11 @@ static uint64_t rest_ns(const struct server *server, uint64_t now)
 {
     const uint64_t all[] = {watchdog_rest_ns(server, now), log_rest_ns(server, now), status_rest_ns(server, now),
                             places_rest_ns(&server->service, now), job_rest_ns(server->job)};
-    uint64_t rest = UINT64_MAX;
+    uint64_t rest = UINT64_MAX, progress;
 
     /* Nodes tell each other several times a second that they live. */
-    if (!server->listening || server->saves_to_stop || server->membership)
+    if (!server->listening || server->saves_to_stop || server->membership ||
+        worker_pool_progress(server->pool, &progress))
         return 0;
     for (size_t i = 0; i < ARRAY_SIZE(all); i++)
         rest = MIN(rest, all[i]);
@@ -367,7 +368,7 @@ static void on_woken(uv_check_t *handle)
         return;
     server->resting = false;
     companion_note_end(NULL);
-    server->stuck_since_ns = service_now_ns(); /* there was nothing to do until now */
+    server->stuck_since_ns = service_now_ns(); /* the workers had nothing to do until now */
     (void)uv_timer_start(&server->tick, on_tick, TICK_MS, TICK_MS);
 }
 
