@@ -41,9 +41,9 @@ struct reduce_args {
     bool first;                      /* first contribution of this step: acc = 0.0f + sum, else acc += sum */
     size_t n_elems;                  /* may be 0; a multiple of 64 unless the range ends the parameter */
     size_t start_elem;               /* of the range, from the parameter's start; a multiple of 64 */
-    bool past_caches;                /* acc is not read again soon: when first, written past the caches if it can be */
     struct undo_slot *undo;          /* NULL: none; not used when first, since that can simply be done again */
     uint64_t undo_elem;              /* the slot's number of the first element */
+    bool past_caches;                /* acc is not read again soon: when first, written past the caches if it can be */
 };
 
 struct reduce_result {

@@ -31,6 +31,13 @@ bool huge_pages_on_advice(void)
     return strcmp(mode, "advise") == 0;
 }
 
+void huge_pages_mode(char *mode, size_t size)
+{
+    read_mode(MODE_FILE, mode, size);
+    if (!*mode)
+        snprintf(mode, size, "unknown");
+}
+
 void huge_pages_describe(const char *mode_file, char *text, size_t size)
 {
     const char *path = mode_file ? mode_file : MODE_FILE;

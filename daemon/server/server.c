@@ -68,6 +68,7 @@ struct server {
     struct service service;        /* what connections see of all this */
     bool listening;                /* the listen handle is active */
     bool resting;                  /* no tick is due within TICK_MS */
+    bool rested;                   /* before this tick */
     uint64_t watchdog_ns, fed_ns, status_ns;
     char status[256]; /* what the service manager was told last */
     uint64_t progress_seen, stuck_since_ns;
@@ -367,8 +368,8 @@ static void on_woken(uv_check_t *handle)
     if (!server->resting)
         return;
     server->resting = false;
+    server->rested = true;
     companion_note_end(NULL);
-    server->stuck_since_ns = service_now_ns(); /* the workers had nothing to do until now */
     (void)uv_timer_start(&server->tick, on_tick, TICK_MS, TICK_MS);
 }
 
@@ -377,6 +378,9 @@ static void on_tick(uv_timer_t *handle)
     struct server *server = handle->data;
     uint64_t now = service_now_ns();
 
+    if (server->rested)
+        server->stuck_since_ns = now; /* the workers had nothing to do until shortly before */
+    server->rested = false;
     if (!server->listening)
         listen_again(server);
     places_close_silent(&server->service, now);
@@ -638,13 +642,12 @@ void server_free(struct server *server)
 
 int server_run(struct server *server)
 {
-    char huge_pages[256];
+    char huge_pages[16];
 
-    huge_pages_describe(NULL, huge_pages, sizeof(huge_pages));
-    log_info("%s", huge_pages);
-    log_notice("ready: job %s, %u ranks, stage %d, %s kernels, %u threads, socket %s%s", server->config->job,
-               server->job->world.size, server->config->zero.stage, server->kernels->isa,
-               worker_pool_n_threads(server->pool), server->config->listen.socket,
+    huge_pages_mode(huge_pages, sizeof(huge_pages));
+    log_notice("ready: job %s, %u ranks, stage %d, %s kernels, %u threads, huge pages %s, socket %s%s",
+               server->config->job, server->job->world.size, server->config->zero.stage, server->kernels->isa,
+               worker_pool_n_threads(server->pool), huge_pages, server->config->listen.socket,
                keep_is_on() ? ""
                             : "; nobody keeps the state of the job when this daemon dies (zerodrun and systemd do)");
     tell_status(server, service_now_ns()); /* so that a unit that is active has a status line */

@@ -161,12 +161,19 @@ def watches(pid, other):
     return [re.search(r"^Pid:\s+(\d+)$", (folder / fd).read_text(), re.MULTILINE)[1] for fd in os.listdir(folder)] == [str(other)]
 
 
+def companion_of(daemon):
+    """A daemon listens a moment before it starts it."""
+    wait_for("its companion", lambda: companions(daemon.pid))
+    (companion,) = companions(daemon.pid)
+    return companion
+
+
 def test_companion(kept, build):
     """It holds no descriptor but one, ends with the daemon, and nothing needs it."""
     if "thread" in build.options["b_sanitize"]:
         pytest.skip("the thread sanitizer allows no second process in the daemon's memory")
     daemon = kept()
-    (companion,) = companions(daemon.pid)
+    companion = companion_of(daemon)
     assert watches(companion, daemon.pid)
     os.kill(companion, signal.SIGTERM)
     assert companions(daemon.pid) == [companion]
@@ -176,7 +183,7 @@ def test_companion(kept, build):
     daemon.signal(signal.SIGKILL)
     train(daemon, ranks)
     assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
-    (companion,) = companions(daemon.pid)
+    companion = companion_of(daemon)
     daemon.stop()
     wait_for("its end", lambda: companion not in companions(None))
 
@@ -186,7 +193,7 @@ def test_death_does_not_wait_for_memory(kept, build):
     if "thread" in build.options["b_sanitize"]:
         pytest.skip("the thread sanitizer allows no second process in the daemon's memory")
     daemon = kept()
-    (companion,) = companions(daemon.pid)
+    companion = companion_of(daemon)
     ranks = kills.start(daemon, [[], []], n_steps=400)
     wait_for("some steps", lambda: daemon.status()["step"] > 5)
     os.kill(companion, signal.SIGSTOP)

@@ -393,8 +393,8 @@ static struct exact_sum partial_sums_init(struct partial_sums *all, uint64_t see
     for (int i = 0; i < 4 * N_PARTIAL; i++)
         all->pushed[i / N_PARTIAL][i % N_PARTIAL] = bf16_from_f32(value_of(VALUES_USUAL, next(&seed)));
     reduce_joins(NULL, 4, joins);
-    kernels_nth(0)->reduce(&(struct reduce_args){DTYPE_BF16, 4, leaves, joins, all->whole, true, N_PARTIAL, 0, NULL, 0},
-                           &result);
+    kernels_nth(0)->reduce(
+        &(struct reduce_args){DTYPE_BF16, 4, leaves, joins, all->whole, true, N_PARTIAL, 0, NULL, 0, false}, &result);
     exact_sum_carry(&result.squares);
     return result.squares;
 }
