@@ -2,10 +2,10 @@
 
 #include "bench/streams.h"
 
+#include "core/base/segment.h"
 #include "kernels/convert.h"
 
 #include <string.h>
-#include <sys/mman.h>
 
 enum {
     SKEW_BYTES = 64 << 10,
@@ -109,15 +109,15 @@ const struct streams *streams_of(const char *isa)
  */
 void *streams_memory(size_t n_bytes, unsigned index)
 {
-    _cleanup_close_ int fd = memfd_create("bench-streams", MFD_CLOEXEC);
     size_t skew = (index + 1) * (size_t)SKEW_BYTES;
-    char *memory;
+    struct segment segment;
 
-    if (fd < 0 || ftruncate(fd, (off_t)(n_bytes + skew)) < 0)
+    if (segment_init(&segment, "bench-streams", n_bytes + skew) < 0)
         return NULL;
-    memory = mmap(NULL, n_bytes + skew, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (memory == MAP_FAILED)
+    if (segment_reserve(&segment, 0, n_bytes + skew) < 0) {
+        segment_deinit(&segment);
         return NULL;
-    memset(memory, 1, n_bytes + skew);
-    return memory + skew;
+    }
+    memset(segment.map, 1, n_bytes + skew);
+    return segment.map + skew;
 }

@@ -3,7 +3,7 @@
 
 /*
  * Bare streams: they read and write the arrays of a kernel and compute next to nothing. Built for each instruction set,
- * like the kernels. Their arrays are shared memfds, as in the daemon.
+ * like the kernels. Their arrays are segments like the daemon's.
  */
 
 #include "core/base/base.h"
