@@ -150,7 +150,7 @@ def test_death_in_its_sleep(build, tmp_path):
         puppet = Puppet(daemon).attach()
         form([puppet])
         steps([puppet])
-        time.sleep(4)
+        time.sleep(6)  # it sleeps after 2 s at most, when it has told its status
         daemon.signal(signal.SIGKILL)
         wait_for("its end", lambda: daemon.tend())
         steps([puppet])

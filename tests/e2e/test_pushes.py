@@ -19,9 +19,9 @@ def admitted(daemon):
     return daemon.status()["counters"]["n_pushes_admitted"]
 
 
-def one_rank(zerod, n_params, n_elems, env=None, config=None, options=()):
+def one_rank(zerod, n_params, n_elems, env=None, config=None):
     daemon = zerod({"world": {"size": 1}, **(config or {})})
-    puppet = Puppet(daemon, env=env).attach(*options, declare=("many", n_params, f"elems={n_elems}"))
+    puppet = Puppet(daemon, env=env).attach(declare=("many", n_params, f"elems={n_elems}"))
     form([puppet])
     puppet.ok("begin")
     return daemon, puppet
@@ -91,16 +91,14 @@ def test_many_buckets_in_turn(zerod):
 
 
 def test_evidence_keeps_them_apart(zerod):
-    """Pushes of different call sites share no message, and a text names the site of each."""
-    daemon, puppet = one_rank(zerod, 4, 10, options=("duplicate=accumulate",))
-    for site in ("model.py:1", "model.py:2"):
-        for i in range(4):
-            puppet.ok("push", i, f"flags={MORE}", f"site={site}")
-    puppet.ok("end")
-    assert admitted(daemon) == 8
-    puppet.ok("step")
-    text = daemon.ctl("diagnostics").stdout
-    assert "model.py:1" in text and "model.py:2" in text and "p.3" in text
+    """Pushes into one slot from different call sites share no message: a text names the site of each."""
+    _, puppet = one_rank(zerod, 4, 10)
+    for i in range(4):
+        puppet.ok("push", i, f"flags={MORE}", f"site=model.py:{10 + i % 2}")  # a new site sends what waits
+    puppet.ok("push", 2, f"flags={MORE}", "site=model.py:99")
+    answer = puppet("end")
+    assert answer.r == REFUSED
+    assert "model.py:10" in answer.text and "model.py:99" in answer.text and "model.py:11" not in answer.text
 
 
 @pytest.mark.parametrize("point", ["Pushes.log", "Pushes.judged"])
