@@ -15,6 +15,8 @@ from peers.chain import MAX_NORM, Chain, make_adamw
 
 LINE_WORDS = 8  # each rank's word is alone in its cache line
 SPINS = 200  # before others get the processor: there may be more ranks than cores
+# Between the gradients of two ranks: at a multiple of 2^27 bytes from each other they evict each other from the nearest cache.
+SKEW_ELEMS = 5 << 14
 NORM_ELEMS = 1 << 20  # added up at a time: sums of fp32 over more would be too inexact
 
 
@@ -41,7 +43,8 @@ class Shared:
 
     def __init__(self, rank):
         elems = rank.flat.numel()
-        self.grads = mapped(rank, "gradients", rank.world * elems).view(rank.world, elems)
+        stride = elems + SKEW_ELEMS
+        self.grads = mapped(rank, "gradients", rank.world * stride).view(rank.world, stride)[:, :elems]
         self.weights = mapped(rank, "weights", elems)
         self.squares = mapped(rank, "squares", rank.world)
         self.parts = [grad.chunk(rank.world)[rank.rank] for grad in self.grads]
