@@ -344,9 +344,11 @@ static bool goes_with(const struct request_push *first, const struct request_pus
 /* Return: as call_flush(), which makes room. */
 static int add_to_run(struct call *call, const struct request_push *push)
 {
-    int r = 0;
+    /* Runs are not sent in the order of their pushes, and a later pass of a parameter must not come before an earlier.
+     */
+    int r = push->pass > 0 ? call_flush(call) : 0;
 
-    for (size_t i = call->n_runs; i > 0; i--) {
+    for (size_t i = call->n_runs; r == 0 && i > 0; i--) {
         struct held_run *run = &call->runs[i - 1];
 
         if (goes_with(&run->first, push)) {
@@ -354,7 +356,7 @@ static int add_to_run(struct call *call, const struct request_push *push)
             return 0;
         }
     }
-    if (call->n_runs == HELD_RUNS)
+    if (r == 0 && call->n_runs == HELD_RUNS)
         r = call_flush(call);
     if (r != 0)
         return r;

@@ -269,7 +269,8 @@ void attendance_tick(struct job *job)
 
 uint64_t attendance_rest_ns(const struct job *job)
 {
-    uint64_t until_ns = job->run.survival.found_ns + timeout_ns(job), now = job_now(job);
+    enum { LATER_NS = 100000000 }; /* so that a tick sees the time-out that the last one just missed */
+    uint64_t until_ns = job->run.survival.found_ns + timeout_ns(job) + LATER_NS, now = job_now(job);
 
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].peer == RANK_IS_AWAY)

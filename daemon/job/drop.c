@@ -193,6 +193,8 @@ void drop_all(struct job *job)
     free(job->run.id);
     job->run.id = NULL;
     job->run.draining = false;
+    job->run.chosen.zero =
+        job->run.configured->zero; /* what a run of an earlier version had may not be the next one's */
     if (job->coordinator->alone)
         drop_ranks(job, job->run.configured->world.size);
     else

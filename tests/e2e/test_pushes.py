@@ -172,3 +172,16 @@ def test_after_leaving(zerod):
     for call in ("begin", f"push 0 flags={MORE}"):
         answer = puppet(call)
         assert answer.r < 0 and "zerod_leave was called" in answer.text
+
+
+def test_passes_stay_in_order(zerod):
+    """A second gradient of a parameter comes after its first one, however pushes are put together."""
+    config = BUCKETS | {"diagnostics": {"on_duplicate": "accumulate"}}
+    daemon, puppet = one_rank(zerod, AT_ONCE, 64, config=config)
+    puppet.ok("push", 1, f"flags={MORE}")
+    puppet.ok("flush")
+    for param in (1, 0, 0, *range(2, AT_ONCE)):
+        puppet.ok("push", param, f"flags={MORE}")
+    puppet.ok("end")
+    counters = daemon.status()["counters"]
+    assert counters["n_pushes_accumulated"] == 2, counters
