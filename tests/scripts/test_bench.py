@@ -167,7 +167,7 @@ x  y
 """
 
 
-def test_tables_of_the_page():
+def test_tables_of_the_page(small):
     page = "<!-- it: written by x -->\n<!-- end of it -->\n"
     text = main.write_section(page, "it", ROWS[2:], {"more": [["x"], ["1"]]})
     assert text.splitlines()[3:] == [
