@@ -15,7 +15,8 @@ from peers.chain import MAX_NORM, Chain, make_adamw
 
 LINE_WORDS = 8  # each rank's word is alone in its cache line
 SPINS = 200  # before others get the processor: there may be more ranks than cores
-# Between the gradients of two ranks: at a multiple of 2^27 bytes from each other they evict each other from the nearest cache.
+# Between arrays that are read together: at a multiple of 2^27 bytes from each other they evict each other from the nearest
+# cache.
 SKEW_ELEMS = 5 << 14
 NORM_ELEMS = 1 << 20  # added up at a time: sums of fp32 over more would be too inexact
 
@@ -45,12 +46,14 @@ class Shared:
         elems = rank.flat.numel()
         stride = elems + SKEW_ELEMS
         self.grads = mapped(rank, "gradients", rank.world * stride).view(rank.world, stride)[:, :elems]
-        self.weights = mapped(rank, "weights", elems)
+        self.weights = mapped(rank, "weights", elems + 3 * SKEW_ELEMS)[3 * SKEW_ELEMS :]
         self.squares = mapped(rank, "squares", rank.world)
         self.parts = [grad.chunk(rank.world)[rank.rank] for grad in self.grads]
         self.part = torch.nn.Parameter(self.weights.chunk(rank.world)[rank.rank])
-        self.part.grad = torch.zeros_like(self.part)
+        self.part.grad = self.parts[rank.rank]  # where the sum is as well: elsewhere it takes a fifth longer
         self.adamw = make_adamw([self.part], rank.world)
+        moments = [torch.zeros(self.part.numel() + skews * SKEW_ELEMS)[skews * SKEW_ELEMS :] for skews in (5, 7)]
+        self.adamw.state[self.part] = {"step": torch.zeros(()), "exp_avg": moments[0], "exp_avg_sq": moments[1]}
         words = open_shared(rank, "barrier", rank.world * LINE_WORDS * 8)
         self.barrier = Barrier(memoryview(words).cast("Q"), rank.rank, rank.world)
 
@@ -88,9 +91,9 @@ class Fifteen(Chain):
         shared = self.shared
         shared.grads[self.rank.rank].copy_(self.rank.grad)
         shared.barrier.wait()
-        torch.add(shared.parts[0], shared.parts[1], out=shared.part.grad)
-        for part in shared.parts[2:]:
-            shared.part.grad.add_(part)
+        for rank, part in enumerate(shared.parts):
+            if rank != self.rank.rank:
+                shared.part.grad.add_(part)
 
     def run(self):
         self.sum_my_part()
