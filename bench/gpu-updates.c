@@ -24,7 +24,7 @@ enum {
     ELEM_BYTES = 16, /* p, m, v, acc */
 };
 
-/* What lies in memory at which all of it may be found again. */
+/* An update. Its arrays and marks lie in memory that the killed process does not take with it. */
 struct updates {
     uint64_t n_elems;
     uint32_t n_chunks, n_blocks;

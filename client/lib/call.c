@@ -344,8 +344,7 @@ static bool goes_with(const struct request_push *first, const struct request_pus
 /* Return: as call_flush(), which makes room. */
 static int add_to_run(struct call *call, const struct request_push *push)
 {
-    /* Runs are not sent in the order of their pushes, and a later pass of a parameter must not come before an earlier.
-     */
+    /* Runs may change the order of pushes, but the passes of a parameter must stay in order. */
     int r = push->pass > 0 ? call_flush(call) : 0;
 
     for (size_t i = call->n_runs; r == 0 && i > 0; i--) {

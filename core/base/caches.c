@@ -11,28 +11,33 @@
 
 #define USUAL_BYTES ((size_t)16 << 20)
 
-/* Bytes of the cache that a folder describes; 0: none, or one of instructions alone. */
-static size_t bytes_of(const char *folder, unsigned index)
+enum { WORD_BYTES = 32 };
+
+/* The first word of a file of one cache; "": there is none. */
+static void read_word(const char *folder, unsigned index, const char *name, char word[WORD_BYTES])
 {
-    char path[PATH_MAX], type[16] = "", unit = 0;
-    size_t n = 0;
+    char path[PATH_MAX];
     FILE *file;
 
-    snprintf(path, sizeof(path), "%s/index%u/type", folder, index);
+    *word = '\0';
+    snprintf(path, sizeof(path), "%s/index%u/%s", folder, index, name);
     file = fopen(path, "re");
     if (!file)
-        return 0;
-    if (fscanf(file, "%15s", type) != 1)
-        *type = '\0';
+        return;
+    if (fscanf(file, "%31s", word) != 1)
+        *word = '\0';
     fclose(file);
-    snprintf(path, sizeof(path), "%s/index%u/size", folder, index);
-    file = fopen(path, "re");
-    if (!file)
-        return 0;
-    if (fscanf(file, "%zu%c", &n, &unit) < 1)
-        n = 0;
-    fclose(file);
-    if (*type == 'I')
+}
+
+/* Bytes of one cache; 0: there is none, or it has instructions alone. */
+static size_t bytes_of(const char *folder, unsigned index)
+{
+    char type[WORD_BYTES], size[WORD_BYTES], unit = 0;
+    size_t n = 0;
+
+    read_word(folder, index, "type", type);
+    read_word(folder, index, "size", size);
+    if (*type == 'I' || sscanf(size, "%zu%c", &n, &unit) < 1)
         return 0;
     return unit == 'K' ? n << 10 : unit == 'M' ? n << 20 : n;
 }

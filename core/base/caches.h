@@ -11,5 +11,5 @@
  */
 size_t caches_last_level_bytes(void);
 
-/* The same of a folder such as /sys/devices/system/cpu/cpu0/cache. Return: 0, it does not say. */
+/* The largest cache of data that a folder like /sys/devices/system/cpu/cpu0/cache describes, in bytes; 0: none. */
 size_t caches_bytes_in(const char *folder);

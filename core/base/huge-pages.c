@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the kernel says about huge pages for shared memory. */
+/* Reads the kernel's setting of huge pages for shared memory. */
 
 #include "core/base/huge-pages.h"
 

@@ -17,7 +17,7 @@
 
 /* Part of what zerodctl reads: a kind keeps its number, and new ones come at the end. */
 enum record_kind {
-    /* Of a rank, whose number is in `rank`. */
+    /* What a rank does; `rank` is its number. */
     RECORD_FORWARD,  /* from the last answer to its next backward: loading data and the forward */
     RECORD_BACKWARD, /* until it says that the micro-batch has ended */
     RECORD_WAIT,     /* item: enum job_wait */
@@ -25,7 +25,7 @@ enum record_kind {
     /* Sums of a parcel, which is a bucket or a piece of a large parameter; item: parcel. */
     RECORD_REDUCE,  /* from posting the sum over this node's ranks until all workers are through */
     RECORD_COMBINE, /* the same of the sum over all nodes */
-    /* Of a worker: from its first piece of a parcel until it begins another parcel or rests; item: parcel. */
+    /* A worker's time on one parcel: until it begins another one or has nothing to do. item: parcel */
     RECORD_WORK_REDUCE,
     RECORD_WORK_UPDATE,
     /* Of the whole job. */

@@ -231,7 +231,7 @@ static const struct wire_rule pushes_rules[] = {
     U32S(Pushes, request_pushes, others, n_others, .max_count = WIRE_MAX_PUSHES - 1),
 };
 
-/* What one push may have and several together may not. */
+/* There are at least two pushes, and none of the fields is set that only a single Push may have. */
 static bool pushes_check(const void *ours, struct wire_problem *problem)
 {
     const struct request_pushes *pushes = ours;

@@ -61,7 +61,7 @@ class phase
     }
 };
 
-/* What is between phases is done once. */
+/* Here the code between phases runs once for the whole block, so there is nothing to wait for. */
 static inline void wait_for_block(void)
 {
 }

@@ -34,7 +34,7 @@ DEVICE_FN struct update_job job_in_global(struct update_job job)
     return job;
 }
 
-/* The same with places and extent from the chunk's start, where 32 bits are enough for them. */
+/* The same job, with pointers to the chunk's first element. The extent then begins at 0 and fits into 32 bits. */
 DEVICE_FN struct update_job job_from_chunk(struct update_job job)
 {
     const uint64_t begin = job.extent.begin;
