@@ -121,13 +121,16 @@ def test_watchdog(idle, build, tmp_path):
                         {"NOTIFY_SOCKET": tmp_path / "notify", "WATCHDOG_USEC": int(limit_s * 1e6)})
         try:
             time.sleep(SETTLES_S)
-            drain(manager)
-            before, began = sum(switches(daemon.pid).values()), time.monotonic()
-            time.sleep(limit_s)
-            n_fed = drain(manager).count(b"WATCHDOG=1")
-            n_wakes = sum(switches(daemon.pid).values()) - before
-            assert 2 <= n_fed <= 5
-            assert n_wakes <= 3 * (n_fed + 1)  # when it is due, a tick later, and once for the socket
+            surplus = []
+            while len(surplus) < 3 and all(n > 0 for n in surplus):  # the quietest of three times, as wakes()
+                drain(manager)
+                before = sum(switches(daemon.pid).values())
+                time.sleep(limit_s)
+                n_fed = drain(manager).count(b"WATCHDOG=1")
+                assert 2 <= n_fed <= 5
+                # When it is due, a tick later, and once for the socket.
+                surplus.append(sum(switches(daemon.pid).values()) - before - 3 * (n_fed + 1))
+            assert min(surplus) <= 0
         finally:
             daemon.stop()
 

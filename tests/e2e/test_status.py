@@ -51,6 +51,8 @@ int main(void)
     ask(0);
     check(zerod_end_backward(c, NULL, 0));
     check(zerod_step(c, NULL, &result));
+    printf("step %d\n", (int)result.epoch);
+    fflush(stdout);
     while (scanf("%d", &timeout_ms) == 1) {
         ask(timeout_ms);
         check(zerod_begin_backward(c, NULL));
@@ -87,14 +89,14 @@ def lines(job, n):
 
 
 def test_the_answer_is_zerodctls(asks):
-    said = lines(asks, 2)
+    lines(asks, 3)
     asks.say(1000)
-    said = lines(asks, 4)
-    answers = [json.loads(line.removeprefix("0 ")) for line in (said[0], said[1], said[2])]
+    said = lines(asks, 5)
+    answers = [json.loads(line.removeprefix("0 ")) for line in (said[0], said[1], said[3])]
     for answer in answers:
         validator("status").validate(answer)
     assert [a["formed"] for a in answers] == [False, True, True]
-    assert [a["step"] for a in answers] == [0, 0, 1] and said[3] == "step 2"
+    assert [a["step"] for a in answers] == [0, 0, 1] and said[4] == "step 2"
     assert answers[1]["n_attached"] == 1 and answers[1]["counters"]["n_pushes_admitted"] in (0, 1)  # it is on its way
     for key, value in asks.status().items():
         if key not in ("uptime_ns", "step", "n_applied", "steps_per_s", "last_step_ns", "time", "counters", "overlap", "grad_norm", "memory"):
@@ -105,21 +107,21 @@ def test_the_answer_is_zerodctls(asks):
 
 def test_a_daemon_that_does_not_answer(asks):
     """The question fails in time, and the rank trains on once the daemon goes on."""
-    lines(asks, 2)
+    lines(asks, 3)
     asks.signal(signal.SIGSTOP)
     asks.say(300)
-    said = lines(asks, 3)[2]
+    said = lines(asks, 4)[3]
     asks.signal(signal.SIGCONT)
     assert said == f"-110 zerod_status: the daemon on {asks.socket} has not answered in time"
-    assert lines(asks, 4)[3] == "step 2"
+    assert lines(asks, 5)[4] == "step 2"
     asks.end()
     assert asks.rank.wait() == 0, asks.rank.err()
 
 
 def test_no_daemon(asks):
-    lines(asks, 2)
+    lines(asks, 3)
     asks.kill()
     asks.say(1000)
-    said = lines(asks, 3)[2]
+    said = lines(asks, 4)[3]
     assert said == f"-111 zerod_status: no daemon on {asks.socket}: connect: Connection refused"
     assert asks.rank.wait() == 1

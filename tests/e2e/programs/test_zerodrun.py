@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import Build
 from nodes import Nodes, free_ports, make_key
 from terminal import Terminal
 
@@ -394,6 +395,8 @@ opt.step()
 def run_mistake(env, tmp_path, alike, *options):
     """A program whose ranks convert the model, those of `alike` to float16."""
     pytest.importorskip("torch")
+    if Build(BUILD).sanitize:
+        pytest.skip("Python does not load a library that was built with sanitizers")
     program = tmp_path / "mistake.py"
     program.write_text(MISTAKE.replace("ALIKE", repr(alike)))
     env = env | {"PYTHONPATH": str(ROOT / "client/python"), "ZEROD_LIBRARY": str(BUILD / "client/libzerod.so")}
