@@ -40,17 +40,21 @@ struct row {
     unsigned n_leaves; /* reduce */
     enum dtype dtype;  /* of the leaves, or of the 16-bit weights */
     bool undo;         /* the peer is the kernel itself; a reduce adds to what is there */
+    struct moments_type moments;
 };
 
 static const struct row rows[] = {
     {"adamw, fp32", "adam-shaped stream", 0.90, true, 0, DTYPE_F32},
     {"adamw, fp32 and bf16 weights", "adam-shaped stream", 0.90, true, 0, DTYPE_BF16},
+    {"adamw, bf16 moments", "stream of their bytes", 0.90, true, 0, DTYPE_F32, false, {DTYPE_BF16}},
+    {"adamw, bf16 moments, stochastic", "stream of their bytes", 0.90, true, 0, DTYPE_F32, false, {DTYPE_BF16, true}},
     {"reduce, 2 ranks, fp32", "read-and-sum stream", 0.85, false, 2, DTYPE_F32},
     {"reduce, 4 ranks, fp32", "read-and-sum stream", 0.85, false, 4, DTYPE_F32},
     {"reduce, 2 ranks, bf16", "read-and-sum stream", 0.85, false, 2, DTYPE_BF16},
     {"reduce, 4 ranks, bf16", "read-and-sum stream", 0.85, false, 4, DTYPE_BF16},
     {"undo: adamw, fp32", "the same without", 0.95, true, 0, DTYPE_F32, true},
     {"undo: adamw, fp32 and bf16 weights", "the same without", 0.95, true, 0, DTYPE_BF16, true},
+    {"undo: adamw, bf16 moments", "the same without", 0.95, true, 0, DTYPE_F32, true, {DTYPE_BF16}},
     {"undo: reduce, 2 ranks, fp32", "the same without", 0.95, false, 2, DTYPE_F32, true},
     {"undo: reduce, 2 ranks, bf16", "the same without", 0.95, false, 2, DTYPE_BF16, true},
 };
@@ -128,16 +132,21 @@ static void range_update(struct bench *bench, struct undo_slot *slot, size_t at,
 {
     const struct hyper hyper = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
     const struct row *row = bench->row;
-    float *p = elem(bench->array[0], DTYPE_F32, at), *m = elem(bench->array[1], DTYPE_F32, at);
-    float *v = elem(bench->array[2], DTYPE_F32, at);
+    float *p = elem(bench->array[0], DTYPE_F32, at);
+    void *m = elem(bench->array[1], row->moments.dtype, at), *v = elem(bench->array[2], row->moments.dtype, at);
     uint16_t *w16 = row->dtype == DTYPE_F32 ? NULL : elem(bench->array[3], row->dtype, at);
     struct update_scalars scalars;
 
+    if (bench->task == TASK_PEER && !row->undo && row->moments.dtype == DTYPE_BF16) {
+        bench->streams->adam_bf16((uint32_t *)p, m, v, (const uint32_t *)(bench->acc + at), n);
+        return;
+    }
     if (bench->task == TASK_PEER && !row->undo) {
-        bench->streams->adam((uint32_t *)p, (uint32_t *)m, (uint32_t *)v, (const uint32_t *)(bench->acc + at), w16, n);
+        bench->streams->adam((uint32_t *)p, m, v, (const uint32_t *)(bench->acc + at), w16, n);
         return;
     }
     update_scalars_compute(OPTIMIZER_ADAMW, &hyper, 0.5, 10, &scalars);
+    scalars.rounding_key = update_rounding_key(0, 10);
     bench->kernels->update[OPTIMIZER_ADAMW](&(struct update_args){
         .p = p,
         .m = m,
@@ -146,6 +155,8 @@ static void range_update(struct bench *bench, struct undo_slot *slot, size_t at,
         .w16 = w16,
         .w16_dtype = row->dtype,
         .n_elems = n,
+        .moments = row->moments,
+        .start_elem = at,
         .k = &scalars,
         .undo = slot,
         .undo_elem = at,

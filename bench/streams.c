@@ -63,6 +63,16 @@ static always_inline void adam(uint32_t *restrict p, uint32_t *restrict m, uint3
     }
 }
 
+static always_inline void adam_bf16(uint32_t *restrict p, uint16_t *restrict m, uint16_t *restrict v,
+                                    const uint32_t *restrict acc, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        p[i] ^= acc[i] & 1;
+        m[i] ^= (uint16_t)(acc[i] & 1);
+        v[i] ^= (uint16_t)(acc[i] & 1);
+    }
+}
+
 #define DEFINE_STREAMS(name, ...)                                                                                      \
     __VA_ARGS__ static void sum_##name(float *acc, const void *const *leaves, unsigned n_leaves, enum dtype dtype,     \
                                        size_t n)                                                                       \
@@ -73,6 +83,10 @@ static always_inline void adam(uint32_t *restrict p, uint32_t *restrict m, uint3
                                         size_t n)                                                                      \
     {                                                                                                                  \
         adam(p, m, v, acc, w16, n);                                                                                    \
+    }                                                                                                                  \
+    __VA_ARGS__ static void adam_bf16_##name(uint32_t *p, uint16_t *m, uint16_t *v, const uint32_t *acc, size_t n)     \
+    {                                                                                                                  \
+        adam_bf16(p, m, v, acc, n);                                                                                    \
     }
 
 DEFINE_STREAMS(baseline, )
@@ -86,10 +100,10 @@ DEFINE_STREAMS(avx512, __attribute__((target("arch=x86-64-v4,prefer-vector-width
 #endif
 
 static const struct streams all_streams[] = {
-    {"baseline", sum_baseline, adam_baseline},
+    {"baseline", sum_baseline, adam_baseline, adam_bf16_baseline},
 #ifdef __x86_64__
-    {"avx2", sum_avx2, adam_avx2},
-    {"avx512", sum_avx512, adam_avx512},
+    {"avx2", sum_avx2, adam_avx2, adam_bf16_avx2},
+    {"avx512", sum_avx512, adam_avx512, adam_bf16_avx512},
 #endif
 };
 

@@ -29,27 +29,49 @@ unsigned optimizer_n_moments(enum optimizer optimizer, const struct hyper *hyper
     return (unsigned)moments.m + (unsigned)moments.v;
 }
 
+/* Puts back n elements of a moment from `done` on. */
+static void put_back_moment(const struct update_args *args, unsigned array, void *moment, size_t done, size_t n)
+{
+    float widened[UNDO_GROUP_ELEMS];
+    uint16_t *elems = (uint16_t *)moment + done;
+
+    if (args->moments.dtype == DTYPE_F32) {
+        undo_put_back(args->undo, array, (float *)moment + done, n);
+        return;
+    }
+    convert_to_f32(widened, elems, DTYPE_BF16, n);
+    undo_put_back(args->undo, array, widened, n);
+    convert_from_f32(elems, widened, DTYPE_BF16, n);
+}
+
 void update_put_back(struct update_args *args)
 {
     size_t done = undo_next_elem(args->undo) - args->undo_elem, n = args->n_elems - done;
-    float *const arrays[UNDO_MAX_ARRAYS] = {args->p, args->m, args->v};
+    size_t moments_done = done * dtype_size(args->moments.dtype);
     uint16_t *w16 = args->w16;
 
     n = n < UNDO_GROUP_ELEMS ? n : UNDO_GROUP_ELEMS;
-    for (unsigned i = 0; i < UNDO_MAX_ARRAYS; i++) {
-        if (arrays[i])
-            undo_put_back(args->undo, i, arrays[i] + done, n);
-    }
+    undo_put_back(args->undo, 0, args->p + done, n);
+    if (args->m)
+        put_back_moment(args, 1, args->m, done, n);
+    if (args->v)
+        put_back_moment(args, 2, args->v, done, n);
     /* They are written by blocks, after their master weights. */
     for (size_t i = 0; w16 && i < done; i++)
         w16[i] = args->w16_dtype == DTYPE_BF16 ? bf16_from_f32(args->p[i]) : f16_from_f32(args->p[i]);
     args->p += done;
-    args->m = args->m ? args->m + done : NULL;
-    args->v = args->v ? args->v + done : NULL;
+    args->m = args->m ? (uint8_t *)args->m + moments_done : NULL;
+    args->v = args->v ? (uint8_t *)args->v + moments_done : NULL;
     args->acc += done;
+    args->start_elem += done;
     args->w16 = w16 ? w16 + done : NULL;
     args->n_elems -= done;
     args->undo_elem += done;
+}
+
+uint32_t update_rounding_key(uint32_t param, uint64_t t)
+{
+    return rounding_mix(rounding_mix(rounding_mix((uint32_t)t) + (uint32_t)(t >> 32)) + param);
 }
 
 void update_scalars_compute(enum optimizer optimizer, const struct hyper *hyper, double s, uint64_t t,

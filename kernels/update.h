@@ -4,9 +4,13 @@
 /*
  * The optimizers (docs/numerics.md, section 4): one pass over a range of one parameter's partition unscales
  * and clips the summed gradient, updates master weight and moments in place and writes the 16-bit weight.
+ *
+ * Moments in bf16 are widened, updated in fp32, used for the weight as they are then, and rounded when they are stored:
+ * to nearest even, or at random (section 5 there).
  */
 
 #include "kernels/dtype.h"
+#include "kernels/element.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -56,15 +60,24 @@ struct update_scalars {
     bool momentum;   /* SGD: mu != 0 */
     bool first_step; /* SGD: t = 1, the momentum buffer takes the gradient as it is */
     bool nesterov;
+    uint32_t rounding_key; /* update_rounding_key(); stochastic rounding alone reads it */
+};
+
+/* How moments lie in memory. */
+struct moments_type {
+    enum dtype dtype; /* DTYPE_F32 or DTYPE_BF16 */
+    bool stochastic;  /* bf16: rounded at random */
 };
 
 struct update_args {
     float *p;         /* master weights, read and written */
-    float *m;         /* exp_avg or momentum buffer, read and written; NULL where the optimizer has none */
-    float *v;         /* exp_avg_sq; as m */
+    void *m;          /* exp_avg or momentum buffer, read and written; NULL where the optimizer has none */
+    void *v;          /* exp_avg_sq; as m */
     const float *acc; /* summed gradient, not yet scaled */
     void *w16;        /* 16-bit weights, only written; NULL when w16_dtype is DTYPE_F32 */
     enum dtype w16_dtype;
+    struct moments_type moments;
+    uint64_t start_elem; /* of the range, from the parameter's start; stochastic rounding alone reads it */
     size_t n_elems; /* may be 0 */
     const struct update_scalars *k;
     struct undo_slot *undo; /* NULL: none */
@@ -82,10 +95,22 @@ void update_put_back(struct update_args *args);
 struct optimizer_moments {
     bool m;
     bool v;
+    struct moments_type type;
 };
 
 struct optimizer_moments optimizer_moments(enum optimizer optimizer, const struct hyper *hyper);
 unsigned optimizer_n_moments(enum optimizer optimizer, const struct hyper *hyper);
+
+/* A bijection of 32 bits in which each bit of the result depends on all of x: the finalizer of MurmurHash3. */
+ELEMENT_FN uint32_t rounding_mix(uint32_t x)
+{
+    x = (x ^ x >> 16) * 0x85ebca6b;
+    x = (x ^ x >> 13) * 0xc2b2ae35;
+    return x ^ x >> 16;
+}
+
+/* What stochastic rounding depends on beside the element: the parameter's number in the layout, and t as below. */
+uint32_t update_rounding_key(uint32_t param, uint64_t t);
 
 /* s as in numerics.md section 3, t the parameter's step count after this step, from 1. */
 void update_scalars_compute(enum optimizer optimizer, const struct hyper *hyper, double s, uint64_t t,

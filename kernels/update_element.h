@@ -18,6 +18,12 @@ struct element {
     float v;
 };
 
+/* 32 bits without a pattern for each element of a parameter, numbered modulo 2^32 (docs/numerics.md, section 5). */
+ELEMENT_FN uint32_t rounding_draw(uint32_t key, uint32_t elem)
+{
+    return rounding_mix(elem * 0x9e3779b9 ^ key);
+}
+
 typedef struct element step_fn(struct element e, float acc, const struct update_scalars *k);
 
 ELEMENT_FN struct element adamw(struct element e, float acc, const struct update_scalars *k)

@@ -34,6 +34,7 @@ struct plan_options budget_options(const struct config *config, const struct lay
 
     return (struct plan_options){
         .stage = config_stage(config),
+        .moments_dtype = config_moments(config).type.dtype,
         .n_moments = optimizer_n_moments(config->optimizer.type, &config->optimizer.hyper),
         .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
         .overlap_comm = config->zero.overlap_comm,

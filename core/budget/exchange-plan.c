@@ -113,7 +113,7 @@ static uint64_t largest_slot_bytes(const struct layout *layout, unsigned first_r
     return round_up(most, page_size());
 }
 
-/* Bytes of the largest parameter's fp32 values on this node's GPUs. */
+/* Bytes of the largest parameter's fp32 values on this node. */
 static uint64_t largest_values_bytes(const struct config *config, const struct layout *layout)
 {
     unsigned first_rank = config_first_rank(config), n_ranks = config_local_ranks(config);
@@ -135,7 +135,9 @@ static uint64_t largest_values_bytes(const struct config *config, const struct l
 
 uint64_t exchange_plan_serving_bytes(const struct config *config, const struct layout *layout)
 {
-    if (config->device == CONFIG_DEVICE_CUDA && !config_offloads(config))
+    bool widens = config_moments(config).type.dtype != DTYPE_F32;
+
+    if (widens || (config->device == CONFIG_DEVICE_CUDA && !config_offloads(config)))
         return SERVING_SLOTS * largest_values_bytes(config, layout);
     if (config_stage(config) != 3)
         return 0;

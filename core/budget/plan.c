@@ -85,9 +85,9 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
 
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         bool master = options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32;
-        uint64_t n_arrays = (uint64_t)options->n_moments + master;
+        uint64_t n_bytes = mul(options->n_moments, dtype_size(options->moments_dtype));
 
-        sum = add(sum, mul(mul(owned_elems(layout, options, b), sizeof(float)), n_arrays));
+        sum = add(sum, mul(owned_elems(layout, options, b), add(n_bytes, master ? sizeof(float) : 0)));
     }
     for (uint32_t p = 0; options->stage == 3 && p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];

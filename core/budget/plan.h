@@ -18,6 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/dtype.h"
+
 struct layout;
 
 /*
@@ -35,7 +37,8 @@ double plan_model_states(double n_params, unsigned ranks, unsigned stage);
 
 struct plan_options {
     unsigned stage;       /* 1, 2, 3 */
-    unsigned n_moments;   /* fp32 arrays of the optimizer beside the master: AdamW 2, plain SGD 0 */
+    enum dtype moments_dtype;
+    unsigned n_moments;   /* arrays of the optimizer beside the master: AdamW 2, plain SGD 0 */
     bool private_weights; /* weights: private, one copy for each local rank beside the node's */
     bool overlap_comm;
     bool on_devices;           /* device: cuda: state, gradient, ring and weights are on the node's GPUs */
@@ -63,7 +66,7 @@ struct plan_options {
  *
  *   state      stages 1, 2: 4 O of the buckets with 16-bit weights, where fp32 weights are their own
  *              masters and lie under weights; stage 3: 4 O, and the bytes of each frozen
- *              parameter, which every node has whole, from a multiple of 64; n_moments x 4 O in any stage
+ *              parameter, which every node has whole, from a multiple of 64; n_moments x 4 O in any stage, or x 2 O
  *   gradient   fp32 accumulators of the owned partitions: 4 O
  *   ring       L x plan_ring_bytes()
  *   overflow   L x arena: a bound, of which only what is granted is ever held; none on GPUs

@@ -103,6 +103,15 @@ bool config_partitions_all(const struct config *config)
     return config->device == CONFIG_DEVICE_CUDA && config_stage(config) == 3 && !config_offloads(config);
 }
 
+struct optimizer_moments config_moments(const struct config *config)
+{
+    struct optimizer_moments moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper);
+
+    if (config->bf16.optimizer_states)
+        moments.type = (struct moments_type){.dtype = DTYPE_BF16, .stochastic = config->bf16.stochastic_rounding};
+    return moments;
+}
+
 bool config_loads(const struct config *config)
 {
     const struct config_checkpoint *checkpoint = &config->checkpoint;

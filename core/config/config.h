@@ -93,6 +93,11 @@ struct config_optimizer {
     struct hyper hyper;  /* fields that the type does not use stay 0 */
 };
 
+struct config_bf16 {
+    bool optimizer_states; /* moments are bf16 */
+    bool stochastic_rounding;
+};
+
 struct config_fp16 {
     bool enabled;
     struct lossscale_params scale;
@@ -167,6 +172,7 @@ struct config {
     enum config_allreduce_op gradient_allreduce_op;
     enum dtype communication_data_type; /* of gradients between nodes: DTYPE_F32 or DTYPE_BF16 */
     struct config_fp16 fp16;
+    struct config_bf16 bf16;
     enum config_weights weights;
     enum config_persist persist;
     unsigned threads; /* 0: auto */
@@ -225,6 +231,8 @@ bool config_partitions_all(const struct config *config);
  */
 unsigned config_stage(const struct config *config);
 unsigned config_stage_of(const struct config *config, unsigned stage);
+/* The moments that the optimizer has, and how they lie in memory. */
+struct optimizer_moments config_moments(const struct config *config);
 /* Does a job look for a checkpoint to begin with? */
 bool config_loads(const struct config *config);
 /* reduce_bucket_size where nobody gives one: a running job of an earlier version keeps its own. */

@@ -98,54 +98,75 @@ static int add_weights(const struct planning *w, enum tensor_file kind, uint32_t
     return add_array(w, kind, p->name, p->dtype, tensor);
 }
 
-/* of_model: of the model's parameters; else of what clients have declared for their own ends. */
-static int add_all_weights(const struct planning *w, enum tensor_file kind, bool of_model)
+/*
+ * Weights whose elements have so many bytes. of_model: of the model's parameters; else of what clients have declared
+ * for their own ends.
+ */
+static int add_all_weights(const struct planning *w, enum tensor_file kind, size_t elem_bytes, bool of_model)
 {
     int r = 0;
 
-    for (size_t size = sizeof(float); r == 0 && size >= sizeof(uint16_t); size /= 2) /* for their alignment */
-        for (uint32_t i = 0; r == 0 && i < w->layout->n_params; i++)
-            if (dtype_size(w->layout->params[i].dtype) == size &&
-                tensor_is_of_model(w->layout->params[i].name) == of_model)
-                r = add_weights(w, kind, i);
+    for (uint32_t i = 0; r == 0 && i < w->layout->n_params; i++)
+        if (dtype_size(w->layout->params[i].dtype) == elem_bytes &&
+            tensor_is_of_model(w->layout->params[i].name) == of_model)
+            r = add_weights(w, kind, i);
     return r;
 }
 
-static int add_state(const struct planning *w, const char *key, struct contents_tensor tensor)
+static int add_state(const struct planning *w, const char *key, int dtype, struct contents_tensor tensor)
 {
     _cleanup_free_ char *name = tensor_state_name(w->layout->params[tensor.index].name, key);
 
     if (!name)
         return -ENOMEM;
     if (tensor.source != FROM_COUNT)
-        return add_array(w, TENSOR_OPTIMIZER, name, DTYPE_F32, tensor);
-    return writes_common(w) ? add(file_of(w, TENSOR_OPTIMIZER, 0), name, DTYPE_F32, NULL, NULL, 0, tensor) : 0;
+        return add_array(w, TENSOR_OPTIMIZER, name, dtype, tensor);
+    return writes_common(w) ? add(file_of(w, TENSOR_OPTIMIZER, 0), name, dtype, NULL, NULL, 0, tensor) : 0;
 }
 
-static int add_optimizer(const struct planning *w)
+static int add_moments(const struct planning *w, uint32_t id)
 {
     const struct state *state = w->order->state;
+    const struct state_bucket *bucket = &state->buckets[w->layout->params[id].bucket];
     const enum optimizer optimizer = w->order->optimizer;
     int r = 0;
 
-    for (uint32_t i = 0; r == 0 && i < w->layout->n_params; i++) {
-        const struct layout_param *p = &w->layout->params[i];
-        bool again = state->stage == 3 && !tensor_is_of_model(p->name);
+    if (bucket->exp_avg)
+        r = add_state(w, tensor_moment_key(optimizer, false), state->moments.dtype,
+                      (struct contents_tensor){.source = FROM_STATE, .index = id, .array = SNAPSHOT_EXP_AVG});
+    if (r == 0 && bucket->exp_avg_sq)
+        r = add_state(w, tensor_moment_key(optimizer, true), state->moments.dtype,
+                      (struct contents_tensor){.source = FROM_STATE, .index = id, .array = SNAPSHOT_EXP_AVG_SQ});
+    return r;
+}
 
-        if (!p->trainable)
+/* What of a parameter's state is fp32, whatever the moments are. */
+static int add_master_and_count(const struct planning *w, uint32_t id)
+{
+    const struct layout_param *p = &w->layout->params[id];
+    bool again = w->order->state->stage == 3 && !tensor_is_of_model(p->name);
+    int r = 0;
+
+    if (p->dtype != DTYPE_F32)
+        r = add_state(w, TENSOR_MASTER, DTYPE_F32,
+                      (struct contents_tensor){
+                          .source = FROM_STATE, .index = id, .array = SNAPSHOT_MASTER, .comes_again = again});
+    return r == 0 ? add_state(w, TENSOR_STEP, DTYPE_F32, (struct contents_tensor){.source = FROM_COUNT, .index = id})
+                  : r;
+}
+
+/* State whose elements have so many bytes. */
+static int add_optimizer(const struct planning *w, size_t elem_bytes)
+{
+    int r = 0;
+
+    for (uint32_t i = 0; r == 0 && i < w->layout->n_params; i++) {
+        if (!w->layout->params[i].trainable)
             continue;
-        if (state->buckets[p->bucket].exp_avg)
-            r = add_state(w, tensor_moment_key(optimizer, false),
-                          (struct contents_tensor){.source = FROM_STATE, .index = i, .array = SNAPSHOT_EXP_AVG});
-        if (r == 0 && state->buckets[p->bucket].exp_avg_sq)
-            r = add_state(w, tensor_moment_key(optimizer, true),
-                          (struct contents_tensor){.source = FROM_STATE, .index = i, .array = SNAPSHOT_EXP_AVG_SQ});
-        if (r == 0 && p->dtype != DTYPE_F32)
-            r = add_state(w, TENSOR_MASTER,
-                          (struct contents_tensor){
-                              .source = FROM_STATE, .index = i, .array = SNAPSHOT_MASTER, .comes_again = again});
-        if (r == 0)
-            r = add_state(w, TENSOR_STEP, (struct contents_tensor){.source = FROM_COUNT, .index = i});
+        if (dtype_size(w->order->state->moments.dtype) == elem_bytes)
+            r = add_moments(w, i);
+        if (r == 0 && elem_bytes == sizeof(float))
+            r = add_master_and_count(w, i);
     }
     return r;
 }
@@ -167,7 +188,7 @@ static int add_ranks(const struct planning *w)
 int contents_plan(struct contents *contents, const struct checkpoint_order *order)
 {
     const struct planning w = {.contents = contents, .order = order, .layout = order->state->layout};
-    int r;
+    int r = 0;
 
     for (size_t i = 0; i < CONTENTS_FILES; i++) {
         enum tensor_file kind = (enum tensor_file)(i / BOX_MAX);
@@ -175,11 +196,13 @@ int contents_plan(struct contents *contents, const struct checkpoint_order *orde
         tensor_file_name(contents->files[i].name, kind, order->node, i % BOX_MAX);
         contents->files[i].header.sharded = order->node >= 0 && kind != TENSOR_RANKS;
     }
-    r = add_all_weights(&w, TENSOR_MODEL, true);
-    if (r == 0)
-        r = add_optimizer(&w);
-    if (r == 0)
-        r = add_all_weights(&w, TENSOR_OPTIMIZER, false);
+    for (size_t elem_bytes = 4; r == 0 && elem_bytes >= 2; elem_bytes -= 2) { /* for their alignment */
+        r = add_all_weights(&w, TENSOR_MODEL, elem_bytes, true);
+        if (r == 0)
+            r = add_optimizer(&w, elem_bytes);
+        if (r == 0)
+            r = add_all_weights(&w, TENSOR_OPTIMIZER, elem_bytes, false);
+    }
     return r == 0 ? add_ranks(&w) : r;
 }
 

@@ -22,6 +22,7 @@
 #include "daemon/checkpoint/disk.h"
 #include "daemon/checkpoint/targets.h"
 #include "daemon/memory/state.h"
+#include "kernels/convert.h"
 
 enum {
     PIECE_BLOCKS = 8, /* of a MiB; picked: enough pieces for all workers, and few openings */
@@ -32,6 +33,7 @@ struct place {
     bool known; /* the job has such a tensor */
     uint8_t *at;
     uint64_t from, to;
+    enum dtype file_dtype, dtype; /* of its elements; alike where zerod has no such type */
 };
 
 /* A file of tensors. */
@@ -75,6 +77,13 @@ static int fail(char *why, int r, const char *format, ...)
 
 /* ---- places -------------------------------------------------------------------------------------------- */
 
+/* Can the elements be converted when they are read? Then none of them lies in two MiB of the file. */
+static bool is_converted(const struct safetensors_tensor *tensor, const struct target *target)
+{
+    return target->is_moment && (tensor->dtype == DTYPE_F32 || tensor->dtype == DTYPE_BF16) &&
+           tensor->offset_bytes % dtype_size((enum dtype)tensor->dtype) == 0;
+}
+
 /* Which elements of the target's tensor this is. Return: whether it can be a part of it at all. */
 static bool find_box(const struct source *source, const struct safetensors_tensor *tensor, const struct target *target,
                      struct box *box)
@@ -82,7 +91,7 @@ static bool find_box(const struct source *source, const struct safetensors_tenso
     size_t n_bytes = target->n_dims * sizeof(*tensor->shape);
 
     *box = (struct box){0};
-    if (tensor->dtype != target->dtype || tensor->n_dims != target->n_dims)
+    if ((tensor->dtype != target->dtype && !is_converted(tensor, target)) || tensor->n_dims != target->n_dims)
         return false;
     if (n_bytes > 0) {
         if (!source->header.sharded && memcmp(tensor->shape, target->shape, n_bytes) != 0)
@@ -99,14 +108,17 @@ static struct place find_place(const struct safetensors_tensor *tensor, const st
 {
     uint64_t first = MAX(box->first_elem, target->first_elem);
     uint64_t end = MIN(box->first_elem + box->n_elems, target->end_elem);
-    size_t elem_bytes = dtype_size(target->dtype);
+    enum dtype file_dtype = (enum dtype)tensor->dtype, dtype = (enum dtype)target->dtype;
+    size_t file_elem_bytes = dtype_size(file_dtype);
 
     if (first >= end)
         return (struct place){.known = true};
     return (struct place){.known = true,
-                          .at = target->at + (first - target->first_elem) * elem_bytes,
-                          .from = tensor->offset_bytes + (first - box->first_elem) * elem_bytes,
-                          .to = tensor->offset_bytes + (end - box->first_elem) * elem_bytes};
+                          .at = target->at + (first - target->first_elem) * dtype_size(dtype),
+                          .from = tensor->offset_bytes + (first - box->first_elem) * file_elem_bytes,
+                          .to = tensor->offset_bytes + (end - box->first_elem) * file_elem_bytes,
+                          .file_dtype = file_dtype,
+                          .dtype = dtype};
 }
 
 /* Finds the place of a tensor. One that the job does not have gets none. */
@@ -468,6 +480,21 @@ static int read_past_cache(const struct source *source, uint64_t block, uint8_t 
     return folder_read(source->fd, buffer, n, at);
 }
 
+/* Bytes [from, to) of the file; bytes: the first of them. */
+static void put(const struct place *place, uint64_t from, uint64_t to, const uint8_t *bytes)
+{
+    uint64_t first = (from - place->from) / dtype_size(place->file_dtype);
+    size_t n = (to - from) / dtype_size(place->file_dtype);
+    void *at = place->at + first * dtype_size(place->dtype);
+
+    if (place->file_dtype == place->dtype)
+        memcpy(place->at + (from - place->from), bytes, to - from);
+    else if (place->dtype == DTYPE_F32)
+        convert_to_f32(at, bytes, place->file_dtype, n);
+    else
+        convert_from_f32(at, (const float *)(const void *)bytes, place->dtype, n);
+}
+
 /*
  * Bytes [at, at + n) of the file: each goes to the place of its tensor. bytes: they are right; NULL: none is copied.
  * Return: whether any of them has a place on this node.
@@ -485,7 +512,7 @@ static bool spread(const struct source *source, const uint8_t *bytes, uint64_t a
         if (source->header.tensors[i].offset_bytes >= end)
             break;
         if (from < to && bytes)
-            memcpy(place->at + (from - place->from), bytes + (from - at), to - from);
+            put(place, from, to, bytes + (from - at));
         any |= from < to;
     }
     return any;

@@ -67,9 +67,9 @@ static int add_values(struct targets *targets, const struct state *state, uint32
                       const char *key)
 {
     const struct layout_param *p = &state->layout->params[id];
-    struct target target = whole_param(p, TENSOR_OPTIMIZER, DTYPE_F32);
+    struct target target = whole_param(p, TENSOR_OPTIMIZER, state_dtype(state, kind));
 
-    target.may_lack = kind != STATE_MASTER;
+    target.may_lack = target.is_moment = kind != STATE_MASTER;
     keep_owned(&target, state, id, kind);
     return add(targets, tensor_state_name(p->name, key), &target);
 }

@@ -24,6 +24,7 @@ struct target {
     const uint64_t *shape; /* the layout's */
     uint64_t n_elems;
     bool may_lack;                 /* a job can begin without it: with zero */
+    bool is_moment;                /* in bf16 or fp32, whatever the file has */
     uint8_t *at;                   /* where this node keeps first_elem */
     uint64_t first_elem, end_elem; /* what this node keeps; nothing if they are equal */
     uint64_t n_found_elems;        /* the reader's: of the boxes that were found */

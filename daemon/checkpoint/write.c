@@ -73,7 +73,7 @@ static void put_chunk(struct writing *w, struct stream *stream, const struct con
     const struct layout_param *p = &w->layout->params[tensor->index];
     size_t n = w->layout->chunks[chunk].n_elems;
     bool rounded = tensor->source == FROM_ROUNDED_MASTER, whole = end - first == n;
-    size_t elem_bytes = rounded || tensor->array == SNAPSHOT_WEIGHTS ? 2 : sizeof(float);
+    size_t elem_bytes = rounded ? sizeof(uint16_t) : snapshot_elem_bytes(w->order->state, tensor->array);
     size_t n_bytes = (end - first) * elem_bytes;
     void *place = rounded || !whole ? NULL : stream_place(stream, n_bytes);
     const uint8_t *values = rounded ? (const void *)w->rounded : (const void *)w->values;

@@ -84,10 +84,13 @@ static const uint8_t *state_bytes(const struct exchange *exchange, enum fetch_ki
     return (const uint8_t *)state_values(exchange->job->state, state_kind, bucket, start);
 }
 
-/* Are the elements rounded or copied from GPUs into a slot before they are sent? Else they are sent from the state. */
+/* Are the elements rounded, widened, or copied from GPUs into a slot before they are sent? Else they are sent from the
+ * state. */
 static bool is_made(const struct exchange *exchange, const struct serving *serving, enum fetch_kind kind)
 {
-    return !exchange->job->executor->holds_state || is_rounded(exchange, serving, kind);
+    bool is_widened = kind != FETCH_PUBLISHED && state_dtype(exchange->job->state, (enum state_kind)kind) != DTYPE_F32;
+
+    return !exchange->job->executor->holds_state || is_rounded(exchange, serving, kind) || is_widened;
 }
 
 static void send_state(struct exchange *exchange, const struct serving *serving, enum fetch_kind kind)

@@ -42,6 +42,9 @@ static void describe(const struct job *job, struct strbuf *out)
     strbuf_add(out, "gradient_accumulation_steps %" PRIu64 "\n", (uint64_t)config->gradient_accumulation_steps);
     strbuf_add(out, "gradient_allreduce_op %d\n", (int)config->gradient_allreduce_op);
     strbuf_add(out, "fp16.enabled %d\n", config->fp16.enabled);
+    if (config->bf16.optimizer_states) /* a run of an earlier version does not say it */
+        strbuf_add(out, "bf16.bf16_optimizer_states 1\nbf16.stochastic_rounding %d\n",
+                   config->bf16.stochastic_rounding);
     strbuf_add(out, "diagnostics.static_graph %d\n", config->diagnostics.static_graph);
 }
 

@@ -179,7 +179,7 @@ static size_t array_bytes(const struct snapshot *s, uint32_t id, enum snapshot_a
 {
     const struct layout_chunk *chunk = &s->state->layout->chunks[id];
 
-    return chunk->n_elems * (array == SNAPSHOT_WEIGHTS ? 2 : sizeof(float));
+    return chunk->n_elems * snapshot_elem_bytes(s->state, array);
 }
 
 /* Return: whether it was as expected, and is held now. */

@@ -25,7 +25,7 @@
 struct snapshot;
 
 enum snapshot_array {
-    SNAPSHOT_MASTER = STATE_MASTER, /* fp32 */
+    SNAPSHOT_MASTER = STATE_MASTER, /* of state_dtype(), as the moments */
     SNAPSHOT_EXP_AVG = STATE_EXP_AVG,
     SNAPSHOT_EXP_AVG_SQ = STATE_EXP_AVG_SQ,
     SNAPSHOT_WEIGHTS = STATE_N_KINDS, /* of 16 bits; stages 1 and 2 */
@@ -51,6 +51,12 @@ void snapshot_pool_rest(struct snapshot_pool *pool);
 int snapshot_new(struct snapshot **out, const struct state *state, struct snapshot_pool *pool);
 /* Nobody uses it any more. NULL is fine. */
 void snapshot_free(struct snapshot *snapshot);
+
+/* Of each element of an array. */
+static inline size_t snapshot_elem_bytes(const struct state *state, enum snapshot_array array)
+{
+    return array == SNAPSHOT_WEIGHTS ? sizeof(uint16_t) : dtype_size(state_dtype(state, (enum state_kind)array));
+}
 
 /* dst: the chunk's elements. last: it is not read again. */
 void snapshot_read(struct snapshot *snapshot, uint32_t chunk, enum snapshot_array array, void *dst, bool last);

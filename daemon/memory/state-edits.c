@@ -106,8 +106,9 @@ static void store_moment(const struct state_edits *edits, const struct layout_ch
     const struct layout_param *param = &edits->state->layout->params[chunk->param];
     uint64_t elem = param->offset_elems + chunk->start_elem;
 
-    memcpy(state_values(edits->state, kind, param->bucket, elem),
-           values_of(edits, chunk->param, kind) + chunk->start_elem, chunk->n_elems * sizeof(float));
+    edits->kernels->convert_from_f32(state_values(edits->state, kind, param->bucket, elem),
+                                     values_of(edits, chunk->param, kind) + chunk->start_elem,
+                                     state_dtype(edits->state, kind), chunk->n_elems);
 }
 
 static void store_chunk(struct work *work, uint32_t item)

@@ -17,9 +17,9 @@ struct placement {
 /* Arrays so large may lie 2^27 bytes apart, which costs dearly: see segment_map(). */
 #define LARGE_ARRAY_BYTES (UINT64_C(64) << 20)
 
-static uint64_t reserve_array(uint64_t *end, uint64_t n_elems, bool wanted)
+static uint64_t reserve_array(uint64_t *end, uint64_t n_elems, enum dtype dtype, bool wanted)
 {
-    uint64_t offset = *end, n_bytes = n_elems * sizeof(float);
+    uint64_t offset = *end, n_bytes = n_elems * dtype_size(dtype);
 
     if (!wanted)
         return UINT64_MAX;
@@ -49,11 +49,11 @@ static void plan_places(struct state *state, const struct state_options *options
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         uint64_t n_elems = layout_room_elems(layout, b, options->n_ranks);
 
-        places[b].master =
-            reserve_array(state_bytes, n_elems, options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);
-        places[b].exp_avg = reserve_array(state_bytes, n_elems, options->moments.m);
-        places[b].exp_avg_sq = reserve_array(state_bytes, n_elems, options->moments.v);
-        places[b].acc = reserve_array(gradient_bytes, n_elems, !options->no_gradient);
+        places[b].master = reserve_array(state_bytes, n_elems, DTYPE_F32,
+                                         options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);
+        places[b].exp_avg = reserve_array(state_bytes, n_elems, options->moments.type.dtype, options->moments.m);
+        places[b].exp_avg_sq = reserve_array(state_bytes, n_elems, options->moments.type.dtype, options->moments.v);
+        places[b].acc = reserve_array(gradient_bytes, n_elems, DTYPE_F32, !options->no_gradient);
     }
     for (uint32_t p = 0; options->stage == 3 && p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];
@@ -65,9 +65,9 @@ static void plan_places(struct state *state, const struct state_options *options
     }
 }
 
-static float *at(const struct segment *segment, uint64_t offset)
+static void *at(const struct segment *segment, uint64_t offset)
 {
-    return offset == UINT64_MAX ? NULL : (float *)(segment->map + offset);
+    return offset == UINT64_MAX ? NULL : segment->map + offset;
 }
 
 static void set_pointers(struct state *state, const struct placement *places)
@@ -79,9 +79,11 @@ static void set_pointers(struct state *state, const struct placement *places)
         bucket->exp_avg_sq = at(&state->state, places[b].exp_avg_sq);
         bucket->acc = at(&state->gradient, places[b].acc);
         /* fp32 weights of owned partitions are their masters: no copy. */
-        bucket->master = places[b].master != UINT64_MAX
-                             ? at(&state->state, places[b].master)
-                             : at(&state->weights, state->layout->buckets[b].weight_offset_bytes) + bucket->owned_start;
+        if (places[b].master != UINT64_MAX)
+            bucket->master = at(&state->state, places[b].master);
+        else
+            bucket->master =
+                (float *)at(&state->weights, state->layout->buckets[b].weight_offset_bytes) + bucket->owned_start;
     }
 }
 
@@ -119,6 +121,7 @@ int state_new(struct state **out, const struct state_options *options)
     state->staging_copy = options->staging_copy;
     state->first_rank = options->first_rank;
     state->n_ranks = options->n_ranks;
+    state->moments = options->moments.type;
     state->buckets = calloc(options->layout->n_buckets + 1, sizeof(*state->buckets));
     if (options->stage == 3)
         state->frozen_offset_bytes = calloc(options->layout->n_params, sizeof(uint64_t));

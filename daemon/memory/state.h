@@ -49,8 +49,8 @@ struct state_progress {
 struct state_bucket {
     uint64_t owned_start, owned_elems; /* elements from the bucket's start */
     float *master;                     /* at owned_start */
-    float *exp_avg;                    /* at owned_start; NULL if the optimizer has none */
-    float *exp_avg_sq;
+    void *exp_avg;                     /* at owned_start, of state.moments; NULL if the optimizer has none */
+    void *exp_avg_sq;
     float *acc; /* at owned_start; NULL: on GPUs */
 };
 
@@ -61,6 +61,7 @@ struct state {
     struct snapshot *snapshot; /* being read: what is written is put aside first; NULL: none; not owned */
     unsigned stage, first_rank, n_ranks;
     bool staging_copy;
+    struct moments_type moments;
     struct segment state, gradient, weights, counts;
     struct state_progress progress;
     struct state_bucket *buckets;
@@ -119,22 +120,34 @@ static inline float *state_master(const struct state *state, uint32_t bucket, ui
     return b->master + (elem - b->owned_start);
 }
 
-static inline float *state_exp_avg(const struct state *state, uint32_t bucket, uint64_t elem)
+/* The type of an array's elements in memory. */
+static inline enum dtype state_dtype(const struct state *state, enum state_kind kind)
+{
+    return kind == STATE_MASTER ? DTYPE_F32 : state->moments.dtype;
+}
+
+static inline void *state_moment(const struct state *state, void *moment, uint64_t own_elem)
+{
+    return moment ? (uint8_t *)moment + own_elem * dtype_size(state->moments.dtype) : NULL;
+}
+
+/* Moments are of type state.moments. */
+static inline void *state_exp_avg(const struct state *state, uint32_t bucket, uint64_t elem)
 {
     const struct state_bucket *b = &state->buckets[bucket];
 
-    return b->exp_avg ? b->exp_avg + (elem - b->owned_start) : NULL;
+    return state_moment(state, b->exp_avg, elem - b->owned_start);
 }
 
-static inline float *state_exp_avg_sq(const struct state *state, uint32_t bucket, uint64_t elem)
+static inline void *state_exp_avg_sq(const struct state *state, uint32_t bucket, uint64_t elem)
 {
     const struct state_bucket *b = &state->buckets[bucket];
 
-    return b->exp_avg_sq ? b->exp_avg_sq + (elem - b->owned_start) : NULL;
+    return state_moment(state, b->exp_avg_sq, elem - b->owned_start);
 }
 
-/* NULL: the optimizer has no such moment. */
-static inline float *state_values(const struct state *state, enum state_kind kind, uint32_t bucket, uint64_t elem)
+/* Elements of state_dtype(). NULL: the optimizer has no such moment. */
+static inline void *state_values(const struct state *state, enum state_kind kind, uint32_t bucket, uint64_t elem)
 {
     switch (kind) {
     case STATE_EXP_AVG:

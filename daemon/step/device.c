@@ -175,7 +175,7 @@ int device_make(struct executor **out, const struct executor_ops *ops, const str
                      .first_local = executor->first_rank,
                      .n_local = executor->n_local,
                      .optimizer = config->optimizer.type,
-                     .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
+                     .moments = config_moments(config),
                      .deterministic = config->deterministic,
                      .offload = config_offloads(config),
                      .ring_bytes = executor->ring_bytes,

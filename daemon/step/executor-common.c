@@ -58,7 +58,7 @@ int executor_make_step(struct executor *executor, const struct state_options *wh
     state.stage = config_stage(config);
     state.first_rank = executor->first_rank;
     state.n_ranks = executor->n_local;
-    state.moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper);
+    state.moments = config_moments(config);
     r = state_new(&executor->state, &state);
     return r < 0 ? r : make_step(executor, ops, &executor->step);
 }

@@ -219,9 +219,10 @@ static void read_run(struct work *work, uint32_t item)
 
     if (!state_owns(executor->state, chunk->rank))
         return; /* it comes from its owner */
-    memcpy((float *)io->dst + chunk->start_elem,
-           state_values(executor->state, io->kind, p->bucket, p->offset_elems + chunk->start_elem),
-           chunk->n_elems * sizeof(float));
+    executor->options.kernels->convert_to_f32(
+        (float *)io->dst + chunk->start_elem,
+        state_values(executor->state, io->kind, p->bucket, p->offset_elems + chunk->start_elem),
+        state_dtype(executor->state, io->kind), chunk->n_elems);
 }
 
 int host_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,

@@ -618,6 +618,8 @@ static void update_chunk(const struct step *step, uint32_t id, const float *acc,
         .w16 = publish ? state_weights(step->state, chunk->param, chunk->start_elem) : NULL,
         .w16_dtype = publish ? param->dtype : DTYPE_F32,
         .n_elems = chunk->n_elems,
+        .moments = step->state->moments,
+        .start_elem = chunk->start_elem,
         .k = &step->scalars[chunk->param],
     };
     if (slot)
@@ -710,6 +712,7 @@ void step_update(struct step *step, const struct step_update *update, void (*don
         else
             update_scalars_compute(step->optimizer, &update->groups[group], update->s, progress->counts[p] + 1,
                                    &step->scalars[p]);
+        step->scalars[p].rounding_key = update_rounding_key(p, progress->counts[p] + 1);
         last = &step->scalars[p];
         last_group = group;
         last_count = progress->counts[p];

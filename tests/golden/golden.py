@@ -13,7 +13,7 @@ SCALES = np.ldexp(F(1), -23 - np.arange(16)).astype(F)
 WORDS = set("""world_size seed steps optimizer type params groups micro_batches op max_norm loss_scale
     missing passes nonfinite lr betas eps weight_decay momentum dampening nesterov lr_decay adam_w_mode
     shape group grad_dtype weight_dtype trainable rank step micro param times AdamW Adam SGD Lion Adagrad
-    fp32 bf16 fp16 mean sum nan inf -inf wire nodes rounded_to""".split())
+    fp32 bf16 fp16 mean sum nan inf -inf wire nodes rounded_to moments bf16-stochastic""".split())
 
 # The generator: splitmix64 as a hash of the place where a gradient belongs; h is an int or a uint64 array.
 def mix(h):
@@ -147,6 +147,29 @@ def adagrad(p, m, v, g, t, o):
     return p - a * (g / (np.sqrt(v) + F(o["eps"]))), m, v
 UPDATES = {"AdamW": adam, "Adam": adam, "SGD": sgd, "Lion": lion, "Adagrad": adagrad}
 
+# Section 5: moments in bf16.
+def mix32(x):
+    x = ((x ^ x >> 16) * 0x85EBCA6B) & 0xFFFFFFFF
+    x = ((x ^ x >> 13) * 0xC2B2AE35) & 0xFFFFFFFF
+    return x ^ x >> 16
+
+def draws(param, t, n):
+    """32 random bits for each element of a parameter."""
+    place = mix32((mix32((mix32(t & 0xFFFFFFFF) + (t >> 32)) & 0xFFFFFFFF) + param) & 0xFFFFFFFF)
+    elems = (np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B9)) & np.uint64(0xFFFFFFFF)
+    return mix32(elems ^ np.uint64(place))
+
+def stored(case, moment, which, param, t):
+    """A moment as it lies in memory, in fp32; which: 0, exp_avg; 1, exp_avg_sq."""
+    kind = case.get("moments", "fp32")
+    if moment is None or kind == "fp32":
+        return moment
+    if kind == "bf16":
+        return from_bits(to_bits(moment, "bf16"), "bf16")
+    u = moment.view(np.uint32).astype(np.uint64)
+    u = u + ((draws(param, t, moment.size) >> np.uint64(16 * which)) & np.uint64(0xFFFF))
+    return np.where(np.isnan(moment), moment, (u & np.uint64(0xFFFF0000)).astype(np.uint32).view(F))
+
 # A run of a case.
 def options(case, param, step):
     """What holds for a parameter in a step: its group's before the optimizer's."""
@@ -163,7 +186,7 @@ def check(x):
         check(child)
 
 def begin(case, i):
-    """Section 5. A moment that the optimizer does not have, or a frozen parameter, is None."""
+    """Section 6. A moment that the optimizer does not have, or a frozen parameter, is None."""
     q, kind, o = case["params"][i], case["optimizer"]["type"], options(case, i, 0)
     p = values(key(case["seed"] ^ WEIGHTS, 0, 0, 0, 0, i), math.prod(q["shape"]))
     dtype, buffer = q.get("weight_dtype", "fp32"), kind == "SGD" and o.get("momentum", 0) != 0
@@ -184,7 +207,8 @@ def advance(case, step, state, counts):
     s = F(coef / divisor)
     for i, acc in pushed.items():
         counts[i] += 1
-        state[i] = UPDATES[case["optimizer"]["type"]](*state[i], acc * s, counts[i], options(case, i, step))
+        p, *moments = UPDATES[case["optimizer"]["type"]](*state[i], acc * s, counts[i], options(case, i, step))
+        state[i] = p, *(stored(case, m, which, i, counts[i]) for which, m in enumerate(moments))
     return dict(norm=norm, coef=coef, scale=s, applied=True)
 
 def run(case):

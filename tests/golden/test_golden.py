@@ -518,6 +518,39 @@ def one_update(kind, params, p, g, steps=1):
     return [float(x[0]) for x in state]
 
 
+def test_moments_in_bf16():
+    """The weight follows from the moments before they are rounded, the next step from the rounded ones."""
+    case = make_case(steps=2, max_norm=0, params=[{"shape": [400]}])
+    exact, (one, two) = golden.run({**case, "steps": 1})[0], golden.run({**case, "moments": "bf16"})
+    assert (one["master"][0] == exact["master"][0]).all()
+    for name in ("exp_avg", "exp_avg_sq"):
+        want = golden.from_bits(golden.to_bits(exact[name][0], "bf16"), "bf16")
+        assert (one[name][0] == want).all() and (want != exact[name][0]).any()
+    g = golden.accumulate(case, 1, 0) * two["scale"]
+    o = golden.options(case, 0, 1)
+    assert (two["master"][0] == golden.adam(*(one[name][0] for name in ("master", "exp_avg", "exp_avg_sq")), g, 2, o)[0]).all()
+
+
+def test_stochastic_rounding():
+    """To one of the two neighbours, each as often as it is near; by another draw for each element, step, parameter and moment."""
+    case, n = {"moments": "bf16-stochastic"}, 100000
+    for value, up in ((1 + 2**-9, 0.25), (1 + 3 * 2**-9, 0.75), (-1 - 2**-8, 0.5), (1.0, 0), (3e-39, None)):
+        x = np.full(n, value, F)
+        for which, param, t in ((0, 0, 1), (1, 0, 1), (0, 7, 1), (0, 0, 2), (1, 3, 2**33)):
+            got = golden.stored(case, x, which, param, t)
+            low, high = (np.abs(got).min(), np.abs(got).max())
+            assert low <= abs(F(value)) <= high
+            below = golden.from_bits((np.abs(x[:1]).view(np.uint32) >> np.uint32(16)).astype(np.uint16), "bf16")[0]
+            assert low == below and set(np.unique(np.abs(got)).tolist()) <= {float(low), float(high)}
+            assert up is None or (np.abs(got) > below).mean() == pytest.approx(up, abs=0.01)
+    draws = [golden.draws(p, t, 1000) for p, t in ((0, 1), (1, 0), (1, 1), (0, 2), (0, 2**32 + 1))]
+    assert len({d.tobytes() for d in draws}) == len(draws)
+    assert golden.draws(2, 3, 3).tolist() == [0xC4AAB4B9, 0x64992D49, 0x7B809300]
+    special = np.array([np.inf, -np.inf, 0, np.nan], F)
+    assert golden.stored(case, special, 0, 0, 1)[:3].tolist() == [np.inf, -np.inf, 0]
+    assert np.isnan(golden.stored(case, special, 0, 0, 1)[3])
+
+
 def test_lion_goes_by_the_sign():
     o = {"lr": 0.25, "betas": [0.5, 0.5]}
     for g, want in ((3.0, 0.75), (-1e-30, 1.25), (0.0, 1.0), (-0.0, 1.0)):

@@ -426,13 +426,17 @@ static void test_reduce_joins(void **state)
 
 /* ---- update -------------------------------------------------------------------------------------------- */
 
-/* A trajectory of one element array through some steps; 16-bit weights in w16. */
+/* A trajectory of one element array through some steps; 16-bit weights in w16, bf16 moments in m16 and v16. */
 struct trajectory {
     float p[1030];
     float m[1030];
     float v[1030];
     uint16_t w16[1030];
+    uint16_t m16[1030];
+    uint16_t v16[1030];
 };
+
+static const struct moments_type moments_types[] = {{DTYPE_F32}, {DTYPE_BF16}, {DTYPE_BF16, true}};
 
 struct optimizer_case {
     enum optimizer optimizer;
@@ -492,6 +496,42 @@ static void update_reference(const struct optimizer_case *c, double s, uint64_t 
     }
 }
 
+/* Section 5: what is stored, and what the next step reads. draw: 16 bits. */
+static uint16_t stored(float x, bool stochastic, uint32_t draw)
+{
+    uint16_t nearest;
+    uint32_t bits;
+
+    convert_from_f32(&nearest, &x, DTYPE_BF16, 1);
+    if (!stochastic || isnan(x))
+        return nearest;
+    memcpy(&bits, &x, sizeof(bits));
+    return (uint16_t)((bits + draw) >> 16);
+}
+
+static uint32_t mixed(uint32_t x)
+{
+    x ^= x >> 16;
+    x *= 0x85ebca6b;
+    x ^= x >> 13;
+    x *= 0xc2b2ae35;
+    return x ^ x >> 16;
+}
+
+static uint32_t draw_of(uint32_t param, uint64_t t, uint64_t elem)
+{
+    uint32_t key = mixed(mixed(mixed((uint32_t)t) + (uint32_t)(t >> 32)) + param);
+
+    return mixed((uint32_t)elem * 0x9e3779b9u ^ key);
+}
+
+/* Rounds a moment of the expected trajectory, and widens it for the next step. */
+static void store_expected(float *moment, uint16_t *bits, bool stochastic, uint32_t draw)
+{
+    *bits = stored(*moment, stochastic, draw);
+    convert_to_f32(moment, bits, DTYPE_BF16, 1);
+}
+
 static void trajectory_init(struct trajectory *t, uint64_t *seed)
 {
     memset(t, 0, sizeof(*t));
@@ -501,13 +541,15 @@ static void trajectory_init(struct trajectory *t, uint64_t *seed)
 
 /* Steps both ways, at an offset so that no array is aligned to more than 4 bytes. */
 static void check_update(const struct kernels *k, const struct optimizer_case *c, size_t n, enum dtype w16_dtype,
-                         uint64_t seed)
+                         struct moments_type type, uint64_t seed)
 {
     static struct trajectory got, expected;
     struct optimizer_moments moments = optimizer_moments(c->optimizer, &c->hyper);
     struct update_scalars scalars;
     static float acc[1030];
     const size_t at = 1;
+    const uint64_t start_elem = UINT64_C(0xffffff00), param = 3; /* draws begin again after 2^32 elements */
+    bool narrow = type.dtype == DTYPE_BF16;
 
     trajectory_init(&got, &seed);
     expected = got;
@@ -515,12 +557,18 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
         double s = t == 2 ? 1 / 3.0 : 0.125;
         struct update_args args = {
             .p = got.p + at,
-            .m = moments.m ? got.m + at : NULL,
-            .v = moments.v ? got.v + at : NULL,
+            .m = !moments.m ? NULL
+                 : narrow   ? (void *)(got.m16 + at)
+                            : got.m + at,
+            .v = !moments.v ? NULL
+                 : narrow   ? (void *)(got.v16 + at)
+                            : got.v + at,
             .acc = acc + at,
             .w16 = w16_dtype == DTYPE_F32 ? NULL : got.w16 + at,
             .w16_dtype = w16_dtype,
             .n_elems = n,
+            .moments = type,
+            .start_elem = start_elem,
             .k = &scalars,
         };
 
@@ -529,13 +577,24 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
         for (size_t i = 0; i < ARRAY_SIZE(acc); i++)
             acc[i] = fabsf(acc[i]) > 1e15f ? 1e15f : acc[i]; /* its square stays finite */
         update_scalars_compute(c->optimizer, &c->hyper, s, t, &scalars);
+        scalars.rounding_key = update_rounding_key(param, t);
         k->update[c->optimizer](&args);
         for (size_t i = at; i < at + n; i++) {
+            uint32_t draw = draw_of(param, t, start_elem + i - at);
+
             update_reference(c, s, t, acc[i], &expected.p[i], &expected.m[i], &expected.v[i]);
+            if (narrow && moments.m)
+                store_expected(&expected.m[i], &expected.m16[i], type.stochastic, draw & 0xffff);
+            if (narrow && moments.v)
+                store_expected(&expected.v[i], &expected.v16[i], type.stochastic, draw >> 16);
             if (w16_dtype != DTYPE_F32)
                 convert_from_f32(&expected.w16[i], &expected.p[i], w16_dtype, 1);
         }
         assert_same(got.p, expected.p, ARRAY_SIZE(got.p));
+        if (narrow) { /* where they lie */
+            memcpy(got.m, expected.m, sizeof(got.m));
+            memcpy(got.v, expected.v, sizeof(got.v));
+        }
         assert_memory_equal(&got, &expected, sizeof(got));
     }
 }
@@ -548,7 +607,8 @@ static void test_update(void **state)
         for (size_t c = 0; c < ARRAY_SIZE(cases); c++) {
             for (size_t s = 0; s < ARRAY_SIZE(sizes) && sizes[s] <= 1024; s++) {
                 for (enum dtype w16_dtype = 0; w16_dtype < N_DTYPES; w16_dtype++)
-                    check_update(k, &cases[c], sizes[s], w16_dtype, 8 + c);
+                    for (size_t m = 0; m < ARRAY_SIZE(moments_types); m++)
+                        check_update(k, &cases[c], sizes[s], w16_dtype, moments_types[m], 8 + c);
             }
         }
     }

@@ -37,7 +37,7 @@ enum {
 /* The killed process leaves this memory behind. */
 struct memory {
     struct undo_slot slot;
-    float p[N_ELEMS], m[N_ELEMS], v[N_ELEMS], acc[N_ELEMS];
+    float p[N_ELEMS], m[N_ELEMS], v[N_ELEMS], acc[N_ELEMS]; /* bf16 moments: the first half of m and v */
     uint16_t w16[N_ELEMS];
 };
 
@@ -68,6 +68,8 @@ static void run_job(const struct job *job, struct memory *on, bool with_slot, bo
                                    .w16 = job->dtype == DTYPE_F32 ? NULL : on->w16,
                                    .w16_dtype = job->dtype,
                                    .n_elems = N_ELEMS,
+                                   .moments = job->moments.type,
+                                   .start_elem = 5,
                                    .k = &job->scalars,
                                    .undo = with_slot ? &on->slot : NULL,
                                    .undo_elem = FIRST};
@@ -212,6 +214,25 @@ static void test_update(void **state)
     print_message("%" PRIu64 " kills\n", job.n_steps);
 }
 
+/* What m and v hold, read as bf16, are numbers like any other. */
+static void test_update_of_bf16_moments(void **state)
+{
+    static const enum optimizer optimizers[] = {OPTIMIZER_ADAMW, OPTIMIZER_LION, OPTIMIZER_ADAGRAD};
+    struct job job = {.dtype = DTYPE_BF16};
+
+    for (unsigned isa = 0; (job.kernels = kernels_nth(isa)); isa++) {
+        for (size_t i = 0; i < 2 * ARRAY_SIZE(optimizers); i++) {
+            job.optimizer = optimizers[i / 2];
+            job.moments = optimizer_moments(job.optimizer, &plain);
+            job.moments.type = (struct moments_type){.dtype = DTYPE_BF16, .stochastic = i % 2};
+            update_scalars_compute(job.optimizer, &plain, 0.5, 3, &job.scalars);
+            job.scalars.rounding_key = update_rounding_key(1, 3);
+            kill_after_each_instruction(&job);
+        }
+    }
+    print_message("%" PRIu64 " kills\n", job.n_steps);
+}
+
 static void test_reduce(void **state)
 {
     static uint16_t narrow[N_DTYPES][MAX_LEAVES][N_ELEMS];
@@ -302,6 +323,7 @@ TEST_GROUP(undo)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_update),
+        cmocka_unit_test(test_update_of_bf16_moments),
         cmocka_unit_test(test_reduce),
         cmocka_unit_test(test_blocks),
     };

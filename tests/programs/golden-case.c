@@ -2,6 +2,7 @@
 
 #include "tests/programs/golden-case.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <json-c/json.h>
@@ -176,10 +177,17 @@ struct hyper golden_case_hyper(const struct golden_case *c, unsigned group, unsi
 
 struct optimizer_moments golden_case_moments(const struct golden_case *c)
 {
+    static const char *const names[] = {"fp32", "bf16", "bf16-stochastic"};
+    static const struct moments_type types[] = {{DTYPE_F32}, {DTYPE_BF16}, {DTYPE_BF16, true}};
+    int type = find_word(get_string(c->root, "moments", "fp32"), names, ARRAY_SIZE(names));
     struct hyper hyper = {.adam_w_mode = true};
+    struct optimizer_moments moments;
 
+    assert(type >= 0);
     read_hyper(&hyper, get(get(c->root, "optimizer"), "params"), 0);
-    return optimizer_moments(c->optimizer, &hyper);
+    moments = optimizer_moments(c->optimizer, &hyper);
+    moments.type = types[type];
+    return moments;
 }
 
 /* ---- who pushes what ----------------------------------------------------------------------------------- */

@@ -557,9 +557,8 @@ static int run_step(struct run *run, uint64_t *random)
 
 /* ---- results ------------------------------------------------------------------------------------------- */
 
-typedef float *state_array(const struct state *state, uint32_t bucket, uint64_t elem);
-
-static int write_state(struct run *run, const char *name, uint32_t param, state_array *array)
+/* In fp32. */
+static int write_state(struct run *run, const char *name, uint32_t param, enum state_kind kind)
 {
     const struct layout_param *p = &run->layout->params[param];
     _cleanup_free_ float *whole = malloc(p->n_elems * sizeof(*whole) + 1);
@@ -568,10 +567,11 @@ static int write_state(struct run *run, const char *name, uint32_t param, state_
         return -ENOMEM;
     for (uint32_t i = p->first_chunk; i < p->first_chunk + p->n_chunks; i++) {
         const struct layout_chunk *chunk = &run->layout->chunks[i];
+        const struct state *state = owner(run, chunk)->state;
 
-        memcpy(whole + chunk->start_elem,
-               array(owner(run, chunk)->state, p->bucket, p->offset_elems + chunk->start_elem),
-               chunk->n_elems * sizeof(*whole));
+        run->kernels->convert_to_f32(whole + chunk->start_elem,
+                                     state_values(state, kind, p->bucket, p->offset_elems + chunk->start_elem),
+                                     state_dtype(state, kind), chunk->n_elems);
     }
     return golden_write(run->out, name, param, whole, p->n_elems * sizeof(*whole));
 }
@@ -605,11 +605,11 @@ static int write_param(struct run *run, uint32_t param)
     if (r == 0 && run->n_cores == 2)
         r = write_weights(run, "other_weights", param, &run->cores[1]);
     if (r == 0 && trainable)
-        r = write_state(run, "master", param, state_master);
+        r = write_state(run, "master", param, STATE_MASTER);
     if (r == 0 && trainable && moments.m)
-        r = write_state(run, "exp_avg", param, state_exp_avg);
+        r = write_state(run, "exp_avg", param, STATE_EXP_AVG);
     if (r == 0 && trainable && moments.v)
-        r = write_state(run, "exp_avg_sq", param, state_exp_avg_sq);
+        r = write_state(run, "exp_avg_sq", param, STATE_EXP_AVG_SQ);
     return r;
 }
 

@@ -236,6 +236,9 @@ static void test_options(void **state)
     assert_int_equal(plan(layout, options).state, pages(4 * 5056));
     options.n_moments = 1;
     assert_int_equal(plan(layout, options).state, pages(4 * 5056 + 4 * (5056 + 2560)));
+    options.moments_dtype = DTYPE_BF16;
+    assert_int_equal(plan(layout, options).state, pages(4 * 5056 + 2 * (5056 + 2560)));
+    options.moments_dtype = DTYPE_F32;
 
     options.staging_bytes = 12345;
     assert_int_equal(plan(layout, options).staging, 12345);

@@ -446,7 +446,7 @@ static void test_all_problems_at_once(void **state)
         "E1601 config: f.yaml:5:1: w\xc3\xa4ights: unknown key; allowed here: job, log_level, listen, world, "
         "zero_optimization, device, collective, deterministic, optimizer, scheduler, "
         "gradient_accumulation_steps, "
-        "gradient_clipping, gradient_allreduce_op, communication_data_type, fp16, weights, persist, threads, "
+        "gradient_clipping, gradient_allreduce_op, communication_data_type, fp16, bf16, weights, persist, threads, "
         "diagnostics, "
         "checkpoint, limits; nearest valid key: weights\n"
         "    w\xc3\xa4ights: {b: 1}\n"

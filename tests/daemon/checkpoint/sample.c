@@ -15,6 +15,7 @@
 #include "daemon/checkpoint/disk.h"
 #include "daemon/checkpoint/write.h"
 #include "daemon/memory/snapshot.h"
+#include "kernels/convert.h"
 #include "kernels/kernels.h"
 
 const struct sample_param sample_small[3] = {
@@ -86,6 +87,7 @@ struct sample *sample_new(const struct sample_options *options)
                                .first_rank = options->first_rank,
                                .n_ranks = options->n_local ? options->n_local : options->world_size,
                                .moments = optimizer_moments(options->optimizer, &hyper)};
+    o.moments.type.dtype = options->moments;
     assert_int_equal(state_new(&s->state, &o), 0);
     return s;
 }
@@ -153,9 +155,23 @@ static bool visit_owned(const struct sample *s, uint32_t id, enum state_kind kin
     const struct state_bucket *bucket = &s->state->buckets[p->bucket];
     uint64_t first = MAX(p->offset_elems, bucket->owned_start);
     uint64_t end = MIN(p->offset_elems + p->n_elems, bucket->owned_start + bucket->owned_elems);
-    float *at = first < end ? state_values(s->state, kind, p->bucket, first) : NULL;
+    void *at = first < end ? state_values(s->state, kind, p->bucket, first) : NULL;
+    enum dtype dtype = state_dtype(s->state, kind);
+    _cleanup_free_ uint8_t *expected = malloc((p->n_elems + 1) * sizeof(*values));
 
-    return !at || visit(at, values + (first - p->offset_elems), (end - first) * sizeof(*values), fill);
+    if (!at)
+        return true;
+    kernels()->convert_from_f32(expected, values + (first - p->offset_elems), dtype, end - first);
+    return visit(at, expected, (end - first) * dtype_size(dtype), fill);
+}
+
+static void narrow(float *values, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        uint16_t bits = bf16_from_f32(values[i]);
+
+        values[i] = f32_from_bf16(bits);
+    }
 }
 
 static bool visit_trainable(const struct sample *s, uint32_t id, uint64_t seed, bool fill)
@@ -168,6 +184,8 @@ static bool visit_trainable(const struct sample *s, uint32_t id, uint64_t seed, 
     for (unsigned kind = STATE_N_KINDS; kind-- > 0;) { /* the masters last */
         for (uint64_t i = 0; i < p->n_elems; i++)
             values[i] = value_of(seed, id, kind, i, is_short && kind == STATE_MASTER);
+        if (kind != STATE_MASTER && s->options.short_moments)
+            narrow(values, p->n_elems);
         equal &= visit_owned(s, id, kind, values, fill);
     }
     if (is_short)

@@ -35,6 +35,8 @@ struct sample_options {
     uint64_t bucket_elems;
     enum optimizer optimizer;
     bool no_momentum; /* of SGD */
+    enum dtype moments;
+    bool short_moments; /* their values are bf16's, whatever they lie in */
 };
 
 struct sample {

@@ -18,6 +18,7 @@
 #include "core/checkpoint/folder.h"
 #include "core/checkpoint/safetensors.h"
 #include "daemon/checkpoint/disk.h"
+#include "kernels/convert.h"
 #include "tests/daemon/checkpoint/sample.h"
 #include "tests/group.h"
 #include "tests/programs/held.h"
@@ -118,6 +119,60 @@ static void test_no_momentum(void **state)
     (void)state;
     save(&options, 1, 1);
     check_loads(&options, 1, 1);
+}
+
+/* Moments are converted where the job's are of another type than the checkpoint's. */
+static void test_moments_types(void **state)
+{
+    static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16};
+    uint64_t step = 0;
+
+    (void)state;
+    for (unsigned i = 0; i < 4; i++)
+        for (unsigned stage = 1; stage <= 3; stage++) {
+            struct sample_options from = {.world_size = 3,
+                                          .stage = stage,
+                                          .bucket_elems = 100000,
+                                          .moments = types[i / 2],
+                                          .short_moments = true};
+            struct sample_options to = {.world_size = 2,
+                                        .stage = 1 + stage % 3,
+                                        .bucket_elems = 30000,
+                                        .moments = types[i % 2],
+                                        .short_moments = true};
+
+            step++;
+            save(&from, step, step);
+            check_loads(&to, step, step);
+        }
+}
+
+/* Elements that bf16 does not have are rounded to the nearest. */
+static void test_moments_are_rounded(void **state)
+{
+    struct sample_options wide = {
+        .params = sample_small, .n_params = 3, .world_size = 2, .stage = 2, .bucket_elems = 64};
+    struct sample_options narrow = wide;
+    struct sample *a = sample_new(&wide), *b;
+    char why[SAMPLE_WHY_BYTES];
+    uint64_t step;
+
+    (void)state;
+    narrow.moments = DTYPE_BF16;
+    b = sample_new(&narrow);
+    save(&wide, 1, 1);
+    sample_fill(a, 1);
+    assert_int_equal(sample_load(b, &(struct sample_load){.dir = scratch, .strict = true}, &step, why), 0);
+    for (uint32_t p = 0; p < 2; p++)
+        for (uint64_t i = 0; i < a->layout->params[p].n_elems; i++) {
+            uint32_t bucket = a->layout->params[p].bucket;
+            uint64_t elem = a->layout->params[p].offset_elems + i;
+            const float *value = state_exp_avg(a->state, bucket, elem);
+
+            assert_int_equal(*(uint16_t *)state_exp_avg(b->state, bucket, elem), bf16_from_f32(*value));
+        }
+    sample_free(a);
+    sample_free(b);
 }
 
 /* From every stage to every stage, with other numbers of ranks and other buckets. */
@@ -332,7 +387,7 @@ static void test_nodes_zero(void **state)
                  "of this job's tensors 10 begin with zero because it lacks them: state.layers.0.weight.sum");
         for (uint32_t b = 0; b < s->layout->n_buckets; b++)
             for (uint64_t i = 0; i < s->state->buckets[b].owned_elems; i++)
-                assert_true(s->state->buckets[b].exp_avg_sq[i] == 0);
+                assert_true(((float *)s->state->buckets[b].exp_avg_sq)[i] == 0);
         sample_free(s);
     }
 }
@@ -665,7 +720,7 @@ static void test_zero_again(void **state)
         const struct layout_param *param = &s->layout->params[p];
 
         for (uint64_t i = 0; i < param->n_elems; i++)
-            assert_true(state_exp_avg_sq(s->state, param->bucket, param->offset_elems)[i] == 0);
+            assert_true(*(float *)state_exp_avg_sq(s->state, param->bucket, param->offset_elems + i) == 0);
     }
     sample_free(s);
 }
@@ -799,6 +854,8 @@ TEST_GROUP(load)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_same_job, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_momentum, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_moments_types, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_moments_are_rounded, setup, teardown),
         cmocka_unit_test_setup_teardown(test_other_jobs, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nodes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nodes_same_job, setup, teardown),

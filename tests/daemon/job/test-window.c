@@ -91,7 +91,7 @@ static void assert_array(const struct fixture *f, uint32_t param, enum wire_stat
     const struct layout_param *p = &f->job->layout->params[param];
 
     for (uint64_t i = 0; i < p->n_elems; i++)
-        assert_true(*state_values(f->job->state, (enum state_kind)kind, p->bucket, p->offset_elems + i) ==
+        assert_true(*(float *)state_values(f->job->state, (enum state_kind)kind, p->bucket, p->offset_elems + i) ==
                     value_of(param, kind, i));
 }
 

@@ -75,7 +75,7 @@ static uint8_t *place_of(const struct state *state, uint32_t id, unsigned array,
     const struct layout_param *p = &state->layout->params[chunk->param];
     bool is_short = p->dtype != DTYPE_F32;
 
-    *n_bytes = chunk->n_elems * (array == SNAPSHOT_WEIGHTS ? 2 : 4);
+    *n_bytes = chunk->n_elems * (array == SNAPSHOT_WEIGHTS ? 2 : dtype_size(state_dtype(state, array)));
     if (array == SNAPSHOT_WEIGHTS)
         return is_short && state->stage != 3 ? state_weights(state, chunk->param, chunk->start_elem) : NULL;
     return (uint8_t *)state_values(state, array, p->bucket, p->offset_elems + chunk->start_elem);
@@ -232,7 +232,8 @@ static void test_model(void **state)
 {
     static const uint64_t pools[] = {
         0, SLOT_BYTES, 3 * SLOT_BYTES + 5, 4 * SLOT_BYTES, 9 * SLOT_BYTES, UINT64_C(1) << 30};
-    static const struct optimizer_moments moments[] = {{true, true}, {false, true}, {true, false}, {false, false}};
+    static const struct optimizer_moments moments[] = {
+        {true, true}, {false, true}, {true, false}, {false, false}, {true, true, {DTYPE_BF16}}};
 
     (void)state;
     alarm(HANG_S);

@@ -171,7 +171,8 @@ static void expect_array(struct fixture *f, struct copy *copy, uint32_t param, e
             f->kernels->convert_from_f32(copy->weights + p->weight_offset_bytes + i * dtype_size(p->dtype), &value,
                                          p->dtype, 1);
         if (owned && at >= f->state->state.map && at < f->state->state.map + f->state->state.n_bytes)
-            memcpy(copy->state + (at - f->state->state.map), &value, sizeof(value));
+            f->kernels->convert_from_f32(copy->state + (at - f->state->state.map), &value, state_dtype(f->state, kind),
+                                         1);
     }
 }
 
@@ -202,6 +203,8 @@ static void test_everything(void **state)
     for (unsigned stage = 1; stage <= 3; stage++) {
         all_of_it(&(struct owned){.stage = stage, .n = WORLD, .moments = {.m = true, .v = true}});
         all_of_it(&(struct owned){.stage = stage, .first = 1, .n = 1, .moments = {.m = true, .v = true}});
+        all_of_it(&(struct owned){
+            .stage = stage, .first = 1, .n = 1, .moments = {.m = true, .v = true, .type = {DTYPE_BF16}}});
         all_of_it(&(struct owned){.stage = stage, .first = 1, .n = 2, .moments = {.m = true, .v = true}});
     }
 }

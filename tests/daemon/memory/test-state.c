@@ -143,6 +143,7 @@ static void check_buckets(const struct state *s, const struct state_options *o, 
         const struct state_bucket *bucket = &s->buckets[b];
         uint64_t slice = layout_partition_elems(layout, b), start = slice * o->first_rank;
         uint64_t owned_bytes = layout_room_elems(layout, b, o->n_ranks) * sizeof(float);
+        uint64_t moment_bytes = layout_room_elems(layout, b, o->n_ranks) * dtype_size(o->moments.type.dtype);
 
         assert_int_equal(bucket->owned_start, start);
         assert_int_equal(bucket->owned_elems, slice * o->n_ranks);
@@ -152,11 +153,11 @@ static void check_buckets(const struct state *s, const struct state_options *o, 
         else
             add(e, &s->state, state_master(s, b, start), owned_bytes);
         if (o->moments.m)
-            add(e, &s->state, state_exp_avg(s, b, start), owned_bytes);
+            add(e, &s->state, state_exp_avg(s, b, start), moment_bytes);
         else
             assert_null(state_exp_avg(s, b, start));
         if (o->moments.v)
-            add(e, &s->state, state_exp_avg_sq(s, b, start), owned_bytes);
+            add(e, &s->state, state_exp_avg_sq(s, b, start), moment_bytes);
         else
             assert_null(state_exp_avg_sq(s, b, start));
         add(e, &s->gradient, state_acc(s, b, start), owned_bytes);
@@ -205,12 +206,13 @@ static void test_places(void **state)
     (void)state;
     for (unsigned stage = 1; stage <= 3; stage++)
         for (size_t i = 0; i < ARRAY_SIZE(owned); i++)
-            for (unsigned moments = 0; moments < 4; moments++)
-                check_places(&(struct state_options){.layout = layout,
-                                                     .stage = stage,
-                                                     .first_rank = owned[i][0],
-                                                     .n_ranks = owned[i][1],
-                                                     .moments = {.m = moments & 1, .v = moments & 2}});
+            for (unsigned moments = 0; moments < 8; moments++)
+                check_places(&(struct state_options){
+                    .layout = layout,
+                    .stage = stage,
+                    .first_rank = owned[i][0],
+                    .n_ranks = owned[i][1],
+                    .moments = {.m = moments & 1, .v = moments & 2, .type = {moments & 4 ? DTYPE_BF16 : DTYPE_F32}}});
     layout_free(layout);
 }
 
@@ -407,8 +409,8 @@ static void test_outlives_a_process(void **state)
         s->progress.counts[0] = 41;
         for (uint32_t b = 0; b < layout->n_buckets; b++) {
             *state_master(s, b, 9) = 1.5f;
-            *state_exp_avg(s, b, 9) = 2.5f;
-            *state_exp_avg_sq(s, b, 9) = 3.5f;
+            *(float *)state_exp_avg(s, b, 9) = 2.5f;
+            *(float *)state_exp_avg_sq(s, b, 9) = 3.5f;
             *state_acc(s, b, 9) = 4.5f;
         }
         *state_weights(s, 0, 9) = 42;
@@ -420,8 +422,8 @@ static void test_outlives_a_process(void **state)
     assert_int_equal(s->progress.counts[0], 41);
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         assert_true(*state_master(s, b, 9) == 1.5f);
-        assert_true(*state_exp_avg(s, b, 9) == 2.5f);
-        assert_true(*state_exp_avg_sq(s, b, 9) == 3.5f);
+        assert_true(*(float *)state_exp_avg(s, b, 9) == 2.5f);
+        assert_true(*(float *)state_exp_avg_sq(s, b, 9) == 3.5f);
         assert_true(*state_acc(s, b, 9) == 4.5f);
     }
     assert_int_equal(*state_weights(s, 0, 9), 42);

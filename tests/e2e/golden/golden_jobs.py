@@ -21,6 +21,8 @@ MOST_MS = 50
 ONE_EACH, EVERYTHING = 1, 10**9
 BUCKETS = (ONE_EACH, 64, 500, EVERYTHING)
 ORDERS = ("forward", "reverse", "alternate", "random")
+MOMENTS = {"fp32": {}, "bf16": {"bf16": {"bf16_optimizer_states": True}},
+           "bf16-stochastic": {"bf16": {"bf16_optimizer_states": True, "stochastic_rounding": True}}}
 OFFLOADS = {"none": {}, "cpu": {"offload_optimizer": {"device": "cpu"}}}
 
 
@@ -80,6 +82,7 @@ def make_config(case, stage, bucket_elems, zero=None, **config):
         "optimizer": {"type": case["optimizer"]["type"], "params": params},
         "gradient_clipping": constants({"max_norm": case.get("max_norm", 0)})["max_norm"],
         "gradient_allreduce_op": case.get("op", "mean"),
+        **MOMENTS[case.get("moments", "fp32")],
         **config,
     }
 

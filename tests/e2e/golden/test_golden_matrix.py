@@ -13,7 +13,7 @@ import random
 import pytest
 
 from golden_bits import N_STEPS, OPTIMIZERS, golden_run, list_isas, make_case
-from golden_jobs import BUCKETS, OFFLOADS, ORDERS, DeviceJob, Driver, Job, check_hows, constants, make_how
+from golden_jobs import BUCKETS, MOMENTS, OFFLOADS, ORDERS, DeviceJob, Driver, Job, check_hows, constants, make_how
 from tiers import cover, param
 
 PLACES = ("core", "daemon", "gpus", "gpus-offload")
@@ -23,7 +23,7 @@ MOST_GPUS = 4
 N_MORE = 7  # ways to run a case in the core, which take less time than the case's golden numbers
 
 DIMENSIONS = [tuple(OPTIMIZERS), PLACES, STAGES, WORLDS, BUCKETS, THREADS, ORDERS, (False, True), ISAS,
-              ("shared", "private")]
+              ("shared", "private"), tuple(MOMENTS)]
 
 
 def rows():
@@ -48,10 +48,12 @@ def device_config(place):
 
 
 @pytest.mark.threads
-@pytest.mark.parametrize("optimizer, where, stage, world, bucket_elems, threads, order, in_place, isa, weights", list(rows()))
-def test_bits(place, optimizer, where, stage, world, bucket_elems, threads, order, in_place, isa, weights):
+@pytest.mark.parametrize("optimizer, where, stage, world, bucket_elems, threads, order, in_place, isa, weights, moments",
+                         list(rows()))
+def test_bits(place, optimizer, where, stage, world, bucket_elems, threads, order, in_place, isa, weights, moments):
     world = min(world, MOST_GPUS) if where.startswith("gpus") else world
-    case, runner = make_case(world, optimizer), place(where)
+    moments = "fp32" if where == "gpus" else moments  # others are not for a state on GPUs
+    case, runner = make_case(world, optimizer, moments=moments), place(where)
     if where == "core":
         rng, isas = random.Random(isa), runner.isas
         hows = [make_how(rng, world, stage, bucket_elems, threads, isas[isa % len(isas)], 2)]
