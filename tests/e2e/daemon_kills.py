@@ -123,6 +123,8 @@ class Plan:
         self.device = rng.choice(DEVICES)
         self.engine_kills = [rng.uniform(0.3, 2) for _ in range(rng.choice((0, 0, 1, 3)))] if self.device else []
         self.device = self.device if device is None else device
+        self.state = "fp32" if self.device == "cuda" else rng.choice(("fp32", *kills.STATES))
+        self.config |= kills.STATES[self.state]
         self.saves = rng.random() < 0.7
         if self.saves:
             self.save_meanwhile(rng)
@@ -265,7 +267,7 @@ def make_checkpoint(build, folder, plan):
     settings, moments = kills.OPTIMIZERS[plan.optimizer]
     folder.mkdir()
     daemon = Daemon(build, folder, {"world": {"size": plan.world_size}, "gradient_clipping": 1.0, "optimizer": settings,
-                                    "checkpoint": {"dir": str(folder / "begun")}})
+                                    "checkpoint": {"dir": str(folder / "begun")}, **kills.STATES[plan.state]})
     args = ["--moments", moments, *(["--accumulate"] if plan.accumulate else [])]
     ranks = kills.train(daemon, [[]] * plan.world_size, args, LOADED_STEP)
     assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
@@ -277,7 +279,7 @@ def make_checkpoint(build, folder, plan):
 def one_run(build, references, folder, plan, timeout=60):
     """Return: how often daemons were killed. A failure raises AssertionError."""
     with on_device(""):
-        reference = references.get(plan.world_size, plan.accumulate, N_STEPS, optimizer=plan.optimizer)
+        reference = references.get(plan.world_size, plan.accumulate, N_STEPS, optimizer=plan.optimizer, state=plan.state)
         begun = make_checkpoint(build, folder / "before", plan) if plan.loads else None
     if begun:
         reference = {key: found for key, found in reference.items() if key[0] == "final" or key[1] >= LOADED_STEP}

@@ -211,19 +211,27 @@ OPTIMIZERS = {
 }
 
 
+# Of the configuration: how the state lies in memory. Not all are for GPUs.
+STATES = {
+    "fp32": {},
+    "bf16 moments": {"bf16": {"bf16_optimizer_states": True}},
+    "stochastic": {"bf16": {"bf16_optimizer_states": True, "stochastic_rounding": True}},
+}
+
+
 class References:
     """Undisturbed runs: the bits to be met."""
 
     def __init__(self, build, folder):
         self.build, self.folder, self.known = build, Path(folder), {}
 
-    def get(self, world_size, accumulate=False, n_steps=N_STEPS, window=WINDOW, optimizer="AdamW"):
-        key = (world_size, accumulate, n_steps, window, optimizer)
+    def get(self, world_size, accumulate=False, n_steps=N_STEPS, window=WINDOW, optimizer="AdamW", state="fp32"):
+        key = (world_size, accumulate, n_steps, window, optimizer, state)
         if key not in self.known:
             folder = Path(tempfile.mkdtemp(prefix="reference-", dir=self.folder))
             settings, moments = OPTIMIZERS[optimizer]
             daemon = Daemon(self.build, folder, {"world": {"size": world_size}, "gradient_clipping": 1.0,
-                                                 "optimizer": settings})
+                                                 "optimizer": settings, **STATES[state]})
             args = ["--window", window, "--moments", moments, *(["--accumulate"] if accumulate else [])]
             ranks = train(daemon, [[]] * world_size, args, n_steps)
             found = results(ranks)

@@ -174,14 +174,19 @@ def interrupted(hypers, dtype):
     return data, weights_of(model), packed(opt.full_state_dict())
 
 
-@pytest.mark.parametrize("name, dtype", [("adamw", torch.bfloat16), *full(("adamw", torch.float32), ("sgd", torch.float32),
-                                                                          ("sgd", torch.bfloat16))])
-def test_fresh_daemon_goes_on_bit_for_bit(zerod, run, name, dtype):
+FP32, BF16 = {}, {"bf16": {"bf16_optimizer_states": True, "stochastic_rounding": True}}  # moments
+
+
+@pytest.mark.parametrize("name, dtype, moments", [
+    ("adamw", torch.bfloat16, FP32), ("adamw", torch.float32, BF16),
+    *full(("adamw", torch.float32, FP32), ("sgd", torch.float32, FP32), ("sgd", torch.bfloat16, BF16))])
+def test_fresh_daemon_goes_on_bit_for_bit(zerod, run, name, dtype, moments):
     """In another stage, too; 16-bit weights with the masters that they are the rounding of."""
     _, type_, params, hypers = KINDS[name]
-    data, wanted, state = run(zerod(config(type_, params, 1)), interrupted, hypers=hypers, dtype=dtype)[0]
+    data, wanted, state = run(zerod(config(type_, params, 1, **moments)), interrupted, hypers=hypers, dtype=dtype)[0]
     for stage in (2, 3):
-        for ours, ours_state in run(zerod(config(type_, params, stage)), goes_on, hypers=hypers, data=data, dtype=dtype):
+        daemon = zerod(config(type_, params, stage, **moments))
+        for ours, ours_state in run(daemon, goes_on, hypers=hypers, data=data, dtype=dtype):
             assert same(ours, wanted), f"stage {stage}"
             for i, entry in unpacked(state)["state"].items():
                 for key, value in entry.items():

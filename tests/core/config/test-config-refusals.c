@@ -116,6 +116,8 @@ static void test_refusals(void **state)
         {"? [a]\n: b\n", "3:3", "", "a key is a plain word"},
         {"<<: {job: a}\n", "3:1", "<<", "unknown key"},
         /* what does not go together */
+        {"bf16: {stochastic_rounding: true}\n", "3:29", "bf16.stochastic_rounding",
+         "there is nothing to round: needs bf16_optimizer_states: true"},
         {"device: cuda\n", "3:9", "device", "cuda needs the engine zerod-engine-nccl, which this build does not have"},
         {"collective: gloo\n", "3:13", "collective",
          "gloo needs the engine zerod-engine-gloo, which this build does not have"},
@@ -300,6 +302,8 @@ static void test_device(void **state)
     } cases[] = {
         {"weights: private\nworld: {size: 2}\n", "weights", "each rank has a copy of the weights on its GPU anyway"},
         {"world: {size: 17}\n", "world.size", "17 ranks with a GPU each on one node; allowed: at most 16"},
+        {"world: {size: 2}\nbf16: {bf16_optimizer_states: true}\n", "bf16.bf16_optimizer_states",
+         "moments on GPUs are fp32; bf16 ones are for device: cpu, or for zero_optimization.offload_optimizer"},
     };
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     struct config *config;
@@ -314,6 +318,9 @@ static void test_device(void **state)
         assert_non_null(strstr(problems.items[0].text, cases[i].text));
         config_problems_deinit(&problems);
     }
+    config_free(load_valid_with(MINIMAL "device: cuda\ncollective: nccl\nbf16: {bf16_optimizer_states: true}\n"
+                                        "zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}\n",
+                                &both_engines));
 }
 
 /* One node more than a mask holds, more pieces than it holds, and as many. */
