@@ -46,20 +46,17 @@ ELEMENT_FN float f32_from_bf16(uint16_t h)
 ELEMENT_FN uint16_t bf16_from_f32(float x)
 {
     uint32_t u = f32_bits(x);
-    uint32_t half_up = isnan(x) ? 0 : 0x7fff + (u >> 16 & 1);
-    uint32_t quiet = isnan(x) ? 0x400000 : 0;
+    uint32_t rounded = u + 0x7fff + (u >> 16 & 1);
 
-    return (uint16_t)(((u | quiet) + half_up) >> 16);
+    return (uint16_t)((isnan(x) ? u | 0x400000 : rounded) >> 16);
 }
 
 /* Rounds up with the probability of what would be cut off, if the draw's lower 16 bits are uniform. */
 ELEMENT_FN uint16_t bf16_at_random(float x, uint32_t draw)
 {
     uint32_t u = f32_bits(x);
-    uint32_t up = isnan(x) ? 0 : draw & 0xffff;
-    uint32_t quiet = isnan(x) ? 0x400000 : 0;
 
-    return (uint16_t)(((u | quiet) + up) >> 16);
+    return (uint16_t)((isnan(x) ? u | 0x400000 : u + (draw & 0xffff)) >> 16);
 }
 
 ELEMENT_FN float f32_from_f16(uint16_t h)

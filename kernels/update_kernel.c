@@ -25,21 +25,22 @@ struct arrays {
     bool v;
 };
 
-/* Elements in fp32. */
+/* Elements in fp32: where they go, and where they come from, which may be there too. */
 struct elems {
     float *p, *m, *v;
+    const float *old_p, *old_m, *old_v;
     const float *acc;
 };
 
 static always_inline void update_elems(const struct elems *elems, const struct update_scalars *k, step_fn *step,
                                        struct arrays arrays, size_t n)
 {
-    const float *acc = elems->acc;
+    const float *acc = elems->acc, *old_p = elems->old_p, *old_m = elems->old_m, *old_v = elems->old_v;
     float *p = elems->p, *m = elems->m, *v = elems->v;
 
     no_overlap for (size_t i = 0; i < n; i++)
     {
-        struct element e = {.p = p[i], .m = arrays.m_read ? m[i] : 0, .v = arrays.v ? v[i] : 0};
+        struct element e = {.p = old_p[i], .m = arrays.m_read ? old_m[i] : 0, .v = arrays.v ? old_v[i] : 0};
 
         e = step(e, acc[i], k);
         p[i] = e.p;
@@ -50,21 +51,15 @@ static always_inline void update_elems(const struct elems *elems, const struct u
     }
 }
 
+/* fp32 moments. */
 static always_inline struct elems elems_at(const struct update_args *args, struct arrays arrays, size_t begin)
 {
-    return (struct elems){.p = args->p + begin,
-                          .m = arrays.m_write ? (float *)args->m + begin : NULL,
-                          .v = arrays.v ? (float *)args->v + begin : NULL,
-                          .acc = args->acc + begin};
-}
+    struct elems elems = {.p = args->p + begin, .acc = args->acc + begin};
 
-static always_inline void save(struct undo_slot *undo, const struct elems *elems, struct arrays arrays, size_t n)
-{
-    undo_save(undo, 0, elems->p, n);
-    if (arrays.m_write)
-        undo_save(undo, 1, elems->m, n);
-    if (arrays.v)
-        undo_save(undo, 2, elems->v, n);
+    elems.old_p = elems.p;
+    elems.old_m = elems.m = arrays.m_write ? (float *)args->m + begin : NULL;
+    elems.old_v = elems.v = arrays.v ? (float *)args->v + begin : NULL;
+    return elems;
 }
 
 /* Saves the n elements from begin, at most a group, and updates them. */
@@ -73,11 +68,17 @@ static always_inline void update_group(const struct update_args *args, const str
 {
     struct elems elems = elems_at(args, arrays, begin);
 
-    save(args->undo, &elems, arrays, n);
+    undo_save(args->undo, 0, elems.p, n);
+    if (arrays.m_write)
+        undo_save(args->undo, 1, elems.m, n);
+    if (arrays.v)
+        undo_save(args->undo, 2, elems.v, n);
     undo_mark(args->undo, args->undo_elem + begin, true);
     update_elems(&elems, k, step, arrays, n);
     undo_mark(args->undo, args->undo_elem + begin + n, false);
 }
+
+/* ---- bf16 moments ---------------------------------------------------------------------------------------- */
 
 static always_inline void widen_bf16(float *restrict out, const uint16_t *restrict in, size_t n)
 {
@@ -85,48 +86,86 @@ static always_inline void widen_bf16(float *restrict out, const uint16_t *restri
         out[i] = f32_from_bf16(in[i]);
 }
 
-/* One draw serves both moments of an element: exp_avg takes the lower half, exp_avg_sq the upper one. */
-static always_inline void narrow_at_random(uint16_t *restrict out, const float *restrict in, size_t n, uint32_t first,
-                                           uint32_t key, unsigned shift)
+/*
+ * Moments are rounded without a look for NaNs, which would cost a fifth of the update. One comes from a bf16 NaN, or
+ * from infinity - infinity as the processor has it: there the rounding does not carry into the sign.
+ */
+static always_inline void narrow_moments(uint16_t *restrict out, const float *restrict in, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u = f32_bits(in[i]);
+
+        out[i] = (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+    }
+}
+
+static always_inline void narrow_moments_at_random(uint16_t *restrict out, const float *restrict in,
+                                                   const uint32_t *restrict draws, unsigned shift, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        out[i] = bf16_at_random(in[i], rounding_draw(key, first + (uint32_t)i) >> shift);
+        out[i] = (uint16_t)((f32_bits(in[i]) + (draws[i] >> shift & 0xffff)) >> 16);
 }
 
-static always_inline void store_moment(const struct update_args *args, uint32_t key, uint16_t *out, const float *in,
-                                       size_t begin, size_t n, unsigned shift)
+static always_inline void draw(uint32_t *restrict out, uint32_t key, uint32_t first, size_t n)
 {
-    if (args->moments.stochastic)
-        narrow_at_random(out, in, n, (uint32_t)(args->start_elem + begin), key, shift);
-    else
-        narrow_bf16(out, in, n);
+    for (size_t i = 0; i < n; i++)
+        out[i] = rounding_draw(key, first + (uint32_t)i);
 }
 
-/* As update_group(), with moments in bf16. A slot has them in fp32, which is exact. */
+/* A group whose moments are being updated: in fp32, before and after. */
+struct wide_group {
+    float old_m[UNDO_GROUP_ELEMS], old_v[UNDO_GROUP_ELEMS];
+    float m[UNDO_GROUP_ELEMS], v[UNDO_GROUP_ELEMS];
+};
+
+/* One draw serves both moments of an element: exp_avg takes the lower half, exp_avg_sq the upper one. */
+static always_inline void store_moments(const struct update_args *args, const struct wide_group *group, uint32_t key,
+                                        struct arrays arrays, size_t begin, size_t n)
+{
+    uint16_t *m = arrays.m_write ? (uint16_t *)args->m + begin : NULL;
+    uint16_t *v = arrays.v ? (uint16_t *)args->v + begin : NULL;
+    uint32_t draws[UNDO_GROUP_ELEMS];
+
+    if (args->moments.stochastic) {
+        draw(draws, key, (uint32_t)(args->start_elem + begin), n);
+        if (arrays.m_write)
+            narrow_moments_at_random(m, group->m, draws, 0, n);
+        if (arrays.v)
+            narrow_moments_at_random(v, group->v, draws, 16, n);
+    } else {
+        if (arrays.m_write)
+            narrow_moments(m, group->m, n);
+        if (arrays.v)
+            narrow_moments(v, group->v, n);
+    }
+}
+
+/* As update_group(), with bf16 moments. A slot has them in fp32, which is exact, and where they are read. */
 static always_inline void update_group_bf16(const struct update_args *args, const struct update_scalars *k,
                                             step_fn *step, struct arrays arrays, size_t begin, size_t n)
 {
-    uint16_t *m16 = arrays.m_write ? (uint16_t *)args->m + begin : NULL;
-    uint16_t *v16 = arrays.v ? (uint16_t *)args->v + begin : NULL;
-    float m[UNDO_GROUP_ELEMS], v[UNDO_GROUP_ELEMS];
-    struct elems elems = {.p = args->p + begin, .m = m, .v = v, .acc = args->acc + begin};
+    struct wide_group group;
+    float *old_m = args->undo ? args->undo->old[1] : group.old_m,
+          *old_v = args->undo ? args->undo->old[2] : group.old_v;
+    struct elems elems = {.p = args->p + begin, .m = group.m, .v = group.v, .old_m = old_m, .old_v = old_v};
 
+    elems.old_p = elems.p;
+    elems.acc = args->acc + begin;
     if (arrays.m_write)
-        widen_bf16(m, m16, n);
+        widen_bf16(old_m, (const uint16_t *)args->m + begin, n);
     if (arrays.v)
-        widen_bf16(v, v16, n);
+        widen_bf16(old_v, (const uint16_t *)args->v + begin, n);
     if (args->undo) {
-        save(args->undo, &elems, arrays, n);
+        undo_save(args->undo, 0, elems.p, n);
         undo_mark(args->undo, args->undo_elem + begin, true);
     }
     update_elems(&elems, k, step, arrays, n);
-    if (arrays.m_write)
-        store_moment(args, k->rounding_key, m16, m, begin, n, 0);
-    if (arrays.v)
-        store_moment(args, k->rounding_key, v16, v, begin, n, 16);
+    store_moments(args, &group, k->rounding_key, arrays, begin, n);
     if (args->undo)
         undo_mark(args->undo, args->undo_elem + begin + n, false);
 }
+
+/* ---- loops ----------------------------------------------------------------------------------------------- */
 
 typedef void group_fn(const struct update_args *args, const struct update_scalars *k, step_fn *step,
                       struct arrays arrays, size_t begin, size_t n);
