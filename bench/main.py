@@ -28,6 +28,7 @@ def find_benchmarks(on_gpu):
         import checkpoints
         import growth
         import latency
+        import narrow_state
         import nodes
         import questions
         import speed
@@ -37,7 +38,7 @@ def find_benchmarks(on_gpu):
         import training
         import whole_step
 
-        found = [speed.kernels, whole_step.step, traffic.traffic, speed.overlap, speed.update, speed.recorder,
+        found = [speed.kernels, whole_step.step, narrow_state.narrow_state, traffic.traffic, speed.overlap, speed.update, speed.recorder,
                  latency.push, questions.questions, growth.memory, growth.scaling, nodes.nodes, survival.survival,
                  checkpoints.checkpoints, training.torch, torch_hook.torch_hook]
     return {function.__name__.replace("_", "-"): function for function in found}

@@ -18,6 +18,7 @@ sys.path.append(str(ROOT / "bench"))
 import growth  # noqa: E402
 import harness  # noqa: E402
 import main  # noqa: E402
+import narrow_state  # noqa: E402
 import torch_hook  # noqa: E402
 import traffic  # noqa: E402
 import training  # noqa: E402
@@ -32,6 +33,22 @@ def small(build, monkeypatch):
     """The programs of this build."""
     monkeypatch.setattr(harness, "BUILD", build.folder)
     monkeypatch.setattr(whole_step, "ELEMS", ELEMS)
+
+
+# ---- bf16 moments ----------------------------------------------------------------------------------------------------
+
+
+def test_narrow_state(small, monkeypatch):
+    """Each kind keeps what it says, and the seeds give all kinds the same beginning."""
+    monkeypatch.setattr(narrow_state, "N_STEPS", 6)
+    monkeypatch.setattr(harness.ZerodJob.__init__, "__defaults__", (2, ELEMS, *harness.ZerodJob.__init__.__defaults__[2:]))
+    rows, (head, *memory) = narrow_state.steps(quick=True)
+    assert [row["name"].split(": ")[1] for row in rows[::2]] == [
+        f"{part}, {model}, bf16 moments" for model in narrow_state.MODELS for part in ("whole", "after the last push")]
+    for model, wide, narrow, stochastic in memory:
+        assert int(narrow) == int(stochastic) and int(wide) - int(narrow) == pytest.approx(4 * ELEMS / 2**20, abs=2)
+    first = [narrow_state.losses(extra, seed=3) for extra in narrow_state.KINDS.values()]
+    assert len({tuple(losses[:2]) for losses in first}) == 1 and len({tuple(losses) for losses in first}) == 3
 
 
 # ---- peers of a whole step ------------------------------------------------------------------------------------------

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What bf16 moments gain and what they cost: a step beside one with fp32 moments, and losses of a training."""
+
+import contextlib
+import json
+import pathlib
+import statistics
+import subprocess
+import tempfile
+
+from harness import BUILD, Failure, ZerodJob, in_turn, median, program, row, say
+
+FP32 = "fp32 moments"
+KINDS = {FP32: "", "bf16 moments": "bf16: {bf16_optimizer_states: true}\n",
+         "bf16 moments, stochastic": "bf16: {bf16_optimizer_states: true, stochastic_rounding: true}\n"}
+MODELS = {"fp32 model": False, "bf16 model": True}
+GOAL = 1.2  # of a bf16 model
+
+SEEDS = range(1, 6)
+N_STEPS, N_LAST = 500, 100  # of a training; the steps over whose losses the mean is taken
+BETAS = (0.9, 0.999)  # the larger the second one is, the smaller are the changes that rounding may lose
+
+
+def steps(quick):
+    """Steps of 64 Mi parameters on 2 ranks, all kinds in turn. Return: rows, and a table of memory."""
+    rows, table = [], [["state of 64 Mi parameters, MiB", *KINDS]]
+    for model, bf16 in MODELS.items():
+        with contextlib.ExitStack() as stack:
+            jobs = {kind: stack.enter_context(contextlib.closing(ZerodJob(2, extra=extra, bf16=bf16)))
+                    for kind, extra in KINDS.items()}
+            results = in_turn({kind: job.step for kind, job in jobs.items()}, 5 if quick else 15)
+            states = [job.status()["memory"]["state"]["held_bytes"] for job in jobs.values()]
+        table.append([model, *(f"{n_bytes / 2**20:.0f}" for n_bytes in states)])
+        for part, name in (("total", "whole"), ("tail", "after the last push")):
+            times = {kind: median([r[part] for r in found]) for kind, found in results.items()}
+            for kind in list(KINDS)[1:]:
+                rows.append(row(f"narrow state: {name}, {model}, {kind}", times[kind], times[FP32], FP32, "ms",
+                                GOAL if part == "total" and bf16 else None))
+    return rows, table
+
+
+def losses(extra, seed):
+    """Of each step of the example on one rank."""
+    config = (f"job: curve\nlisten: {{socket: SOCKET}}\nworld: {{size: 1}}\ngradient_clipping: 1.0\n"
+              f"optimizer: {{type: AdamW, params: {{lr: 1.0e-3, betas: {list(BETAS)}}}}}\n{extra}")
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "report.json"
+        (pathlib.Path(folder) / "zerod.yaml").write_text(config.replace("SOCKET", f"{folder}/s"))
+        trainer = [f"{BUILD}/client/example/zerod-example", "--steps", str(N_STEPS), "--seed", str(seed), "--beta2",
+                   str(BETAS[1]), "--report", str(report)]
+        run = subprocess.run([program("zerodrun"), "-n", "1", "--zerod", program("zerod"), "--config",
+                              f"{folder}/zerod.yaml", "--", *trainer], capture_output=True, text=True)
+        if run.returncode != 0:
+            raise Failure(f"the training ended with {run.returncode}: {run.stderr[-2000:]}")
+        return [e["loss"] for e in map(json.loads, report.read_text().splitlines()) if e["event"] == "step"]
+
+
+def smooth(values, n=25):
+    return [statistics.fmean(values[max(0, i - n + 1):i + 1]) for i in range(len(values))]
+
+
+def draw(curves, path):
+    """curves: by kind, of each seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 3.4), constrained_layout=True)
+    means = {kind: smooth([statistics.fmean(at) for at in zip(*found)]) for kind, found in curves.items()}
+    for kind, style in zip(curves, ({"color": "0.7", "linewidth": 5}, {"linewidth": 1.5}, {"linewidth": 1.5})):
+        left.plot(means[kind], label=kind, **style)
+        if kind != FP32:
+            right.plot([a - b for a, b in zip(means[kind], means[FP32])], label=kind, linewidth=1.5,
+                       color=left.lines[-1].get_color())
+    noise = [statistics.stdev(at) / len(SEEDS) ** 0.5 for at in zip(*(smooth(found) for found in curves[FP32]))]
+    right.fill_between(range(len(noise)), [-n for n in noise], noise, color="0.85",
+                       label="standard error of fp32's mean")
+    left.set(xlabel="step", ylabel="loss, mean of 5 seeds")
+    right.set(xlabel="step", ylabel="loss beyond fp32's")
+    for axes in (left, right):
+        axes.legend()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def trainings(quick):
+    """Return: a table of the last losses, and the plot."""
+    curves = {kind: [losses(extra, seed) for seed in (SEEDS[:2] if quick else SEEDS)] for kind, extra in KINDS.items()}
+    last = {kind: [statistics.fmean(found[-N_LAST:]) for found in seeds] for kind, seeds in curves.items()}
+    table = [[f"loss of the last {N_LAST} of {N_STEPS} steps", *(f"seed {seed}" for seed in SEEDS[:len(last[FP32])]),
+              "mean", "off fp32's, mean", "standard error of that"]]
+    for kind, found in last.items():
+        off = [a - b for a, b in zip(found, last[FP32])]
+        table.append([kind, *(f"{loss:.4f}" for loss in found), f"{statistics.fmean(found):.4f}",
+                      f"{statistics.fmean(off):+.4f}", f"{statistics.stdev(off) / len(off) ** 0.5:.4f}"])
+        say(f"  {kind}: {table[-1][-3]}, off fp32's by {table[-1][-2]}, standard error {table[-1][-1]}")
+    return table, lambda path: draw(curves, path)
+
+
+def narrow_state(quick):
+    """State in fewer bytes: steps with bf16 moments beside fp32 ones, and the losses of trainings."""
+    rows, memory = steps(quick)
+    table, plot = trainings(quick)
+    return rows, {"memory of the state": memory, "losses": table,
+                  "plot": (plot, "bf16-moments-loss.png", "Losses with bf16 moments beside fp32 ones")}
