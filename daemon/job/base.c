@@ -23,6 +23,12 @@
 
 /* ---- configuration ------------------------------------------------------------------------------------- */
 
+static void describe_moments(struct strbuf *out, struct config_bf16 bf16)
+{
+    strbuf_add(out, "bf16.bf16_optimizer_states %d\n", bf16.optimizer_states);
+    strbuf_add(out, "bf16.stochastic_rounding %d\n", bf16.stochastic_rounding);
+}
+
 /* A line for each value: what it is called in the configuration, and the value. */
 static void describe(const struct job *job, struct strbuf *out)
 {
@@ -42,10 +48,16 @@ static void describe(const struct job *job, struct strbuf *out)
     strbuf_add(out, "gradient_accumulation_steps %" PRIu64 "\n", (uint64_t)config->gradient_accumulation_steps);
     strbuf_add(out, "gradient_allreduce_op %d\n", (int)config->gradient_allreduce_op);
     strbuf_add(out, "fp16.enabled %d\n", config->fp16.enabled);
-    if (config->bf16.optimizer_states) /* a run of an earlier version does not say it */
-        strbuf_add(out, "bf16.bf16_optimizer_states 1\nbf16.stochastic_rounding %d\n",
-                   config->bf16.stochastic_rounding);
     strbuf_add(out, "diagnostics.static_graph %d\n", config->diagnostics.static_graph);
+    describe_moments(out, config->bf16);
+}
+
+/* What the run has said of itself. An earlier version did not say how moments lie in memory: they were fp32. */
+static void read_description(const struct journal_record *record, struct strbuf *out)
+{
+    strbuf_add(out, "%.*s", (int)record->n_bytes, (const char *)record->data);
+    if (out->data && !strstr(out->data, "\nbf16."))
+        describe_moments(out, (struct config_bf16){0});
 }
 
 /* The first line of a that is not in the same place of b. Return: false, they are equal. */
@@ -101,19 +113,21 @@ static void choose_stage3_again(struct job *job, const char *text)
 
 static int compare_config(struct job *job, const struct journal_record *record, char *why, size_t why_size)
 {
-    _cleanup_free_ char *theirs = strndup(record->data, record->n_bytes);
-    struct strbuf ours = {0};
-    bool differs;
+    struct strbuf theirs = {0}, ours = {0};
+    int r = -ENOMEM;
 
-    if (!theirs)
-        return -ENOMEM;
-    choose_again(job, theirs);
-    choose_bucket_again(job, theirs);
-    choose_stage3_again(job, theirs);
-    describe(job, &ours);
-    differs = !ours.data || find_difference(theirs, ours.data, why, why_size);
+    read_description(record, &theirs);
+    if (theirs.data) {
+        choose_again(job, theirs.data);
+        choose_bucket_again(job, theirs.data);
+        choose_stage3_again(job, theirs.data);
+        describe(job, &ours);
+    }
+    if (ours.data)
+        r = find_difference(theirs.data, ours.data, why, why_size) ? -EINVAL : 0;
+    strbuf_deinit(&theirs);
     strbuf_deinit(&ours);
-    return differs ? -EINVAL : 0;
+    return r;
 }
 
 /* ---- manifest ------------------------------------------------------------------------------------------ */

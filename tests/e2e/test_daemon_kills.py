@@ -269,7 +269,9 @@ def test_store_differs(kept, change, why):
     ({"zero_optimization": {"stage": 2}}, 'the run has "zero_optimization.stage 1", the configuration of this daemon says '
                                           '"zero_optimization.stage 2"'),
     ({"persist": "off"}, 'the configuration of this daemon says "persist: off", with which no state is kept'),
-], ids=["stage", "persist"])
+    ({"bf16": {"bf16_optimizer_states": True}}, 'the run has "bf16.bf16_optimizer_states 0", the configuration of this '
+                                                'daemon says "bf16.bf16_optimizer_states 1"'),
+], ids=["stage", "persist", "moments"])
 def test_configuration_differs(kept, change, why):
     daemon, ranks = stop_midway(kept)
     good = daemon.config_path.read_text()
