@@ -175,15 +175,15 @@ class ZerodJob:
     """A daemon and its ranks, which make steps on demand."""
 
     def __init__(self, world, stage=2, elems=64 * MI, params=64, buffer_elems=None, compute_us=0, gather=False,
-                 extra="", zero="", optimizer="", kept=False, clipping=1.0, bf16=False):
+                 extra="", zero="", optimizer="", kept=False, clipping=1.0, types=""):
         self.ranks = []
         self.daemon = Daemon(world, stage, extra, zero, clipping=clipping, optimizer=optimizer, kept=kept)
         options = ["--socket", self.daemon.socket, "--elems", str(elems), "--params", str(params), "--on-demand"]
         options += ["--compute-us", str(compute_us)]
         if gather:
             options += ["--gather"]
-        if bf16:
-            options += ["--bf16"]
+        if types:
+            options += [types]
         if buffer_elems:
             options += ["--buffer-elems", str(buffer_elems)]
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bf16 moments gain and what they cost: a step beside one with fp32 moments, and losses of a training."""
+"""What bf16 moments and gradients gain, and what moments cost: steps beside those in fp32, and losses of trainings."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from harness import BUILD, Failure, ZerodJob, in_turn, median, program, row, say
 FP32 = "fp32 moments"
 KINDS = {FP32: "", "bf16 moments": "bf16: {bf16_optimizer_states: true}\n",
          "bf16 moments, stochastic": "bf16: {bf16_optimizer_states: true, stochastic_rounding: true}\n"}
-MODELS = {"fp32 model": False, "bf16 model": True}
+MODELS = {"fp32 model": "", "bf16 model": "--bf16"}
 GOAL = 1.2  # of a bf16 model
 
 SEEDS = range(1, 6)
@@ -24,9 +24,9 @@ BETAS = (0.9, 0.999)  # the larger the second one is, the smaller are the change
 def steps(quick):
     """Steps of 64 Mi parameters on 2 ranks, all kinds in turn. Return: rows, and a table of memory."""
     rows, table = [], [["state of 64 Mi parameters, MiB", *KINDS]]
-    for model, bf16 in MODELS.items():
+    for model, types in MODELS.items():
         with contextlib.ExitStack() as stack:
-            jobs = {kind: stack.enter_context(contextlib.closing(ZerodJob(2, extra=extra, bf16=bf16)))
+            jobs = {kind: stack.enter_context(contextlib.closing(ZerodJob(2, extra=extra, types=types)))
                     for kind, extra in KINDS.items()}
             results = in_turn({kind: job.step for kind, job in jobs.items()}, 5 if quick else 15)
             states = [job.status()["memory"]["state"]["held_bytes"] for job in jobs.values()]
@@ -35,8 +35,16 @@ def steps(quick):
             times = {kind: median([r[part] for r in found]) for kind, found in results.items()}
             for kind in list(KINDS)[1:]:
                 rows.append(row(f"narrow state: {name}, {model}, {kind}", times[kind], times[FP32], FP32, "ms",
-                                GOAL if part == "total" and bf16 else None))
+                                GOAL if part == "total" and types else None))
     return rows, table
+
+
+def gradients(quick):
+    """Steps of an fp32 model whose gradients are bf16 already when they are pushed, beside fp32 ones."""
+    with contextlib.closing(ZerodJob(2)) as wide, contextlib.closing(ZerodJob(2, types="--bf16-gradients")) as narrow:
+        results = in_turn({"wide": wide.step, "narrow": narrow.step}, 5 if quick else 15)
+    wide, narrow = (median([r["total"] for r in found]) for found in results.values())
+    return [row("narrow state: whole, fp32 model, bf16 gradients", narrow, wide, "fp32 gradients", "ms", None)]
 
 
 def losses(extra, seed):
@@ -99,8 +107,8 @@ def trainings(quick):
 
 
 def narrow_state(quick):
-    """State in fewer bytes: steps with bf16 moments beside fp32 ones, and the losses of trainings."""
+    """Fewer bytes: steps with bf16 moments or gradients beside fp32 ones, and the losses of trainings."""
     rows, memory = steps(quick)
     table, plot = trainings(quick)
-    return rows, {"memory of the state": memory, "losses": table,
+    return rows + gradients(quick), {"memory of the state": memory, "losses": table,
                   "plot": (plot, "bf16-moments-loss.png", "Losses with bf16 moments beside fp32 ones")}

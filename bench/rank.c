@@ -6,7 +6,8 @@
  * comparable between processes.
  *
  *     bench-rank --rank R --socket PATH --elems N --params P [--iterations I | --on-demand]
- *                [--buffer-elems B] [--compute-us U] [--in-slot] [--gather] [--bf16]
+ *                [--buffer-elems B] [--compute-us U] [--in-slot] [--gather]
+ *                [--bf16 | --bf16-gradients]
  *
  * --on-demand: an iteration for each line on standard input, until it ends, so that others can take turns. The line
  * "sample N" is answered with each N-th weight, if weights are fp32, as a line of JSON.
@@ -15,7 +16,7 @@
  * --buffer-elems: gradients of at most so many elements are kept and pushed again and again within one
  * iteration, for models whose gradients of all ranks would not fit into this machine beside the model.
  * --gather: stage 3, all parameters are gathered and stay so.
- * --bf16: weights and gradients are bf16; else fp32.
+ * --bf16: weights and gradients are bf16; --bf16-gradients: gradients alone; else both are fp32.
  */
 
 #include <getopt.h>
@@ -39,7 +40,7 @@ struct options {
     bool in_slot;
     bool on_demand;
     bool gather;
-    bool bf16;
+    bool bf16, bf16_gradients;
 };
 
 static uint64_t now_ns(void)
@@ -59,10 +60,19 @@ static int fail(const struct zerod *c, const char *what)
 static struct options parse(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"rank", 1, NULL, 'r'},    {"socket", 1, NULL, 's'},       {"elems", 1, NULL, 'e'},
-        {"params", 1, NULL, 'p'},  {"iterations", 1, NULL, 'i'},   {"compute-us", 1, NULL, 'c'},
-        {"in-slot", 0, NULL, 'd'}, {"buffer-elems", 1, NULL, 'b'}, {"on-demand", 0, NULL, 'o'},
-        {"gather", 0, NULL, 'g'},  {"bf16", 0, NULL, 'h'},         {0},
+        {"rank", 1, NULL, 'r'},
+        {"socket", 1, NULL, 's'},
+        {"elems", 1, NULL, 'e'},
+        {"params", 1, NULL, 'p'},
+        {"iterations", 1, NULL, 'i'},
+        {"compute-us", 1, NULL, 'c'},
+        {"in-slot", 0, NULL, 'd'},
+        {"buffer-elems", 1, NULL, 'b'},
+        {"on-demand", 0, NULL, 'o'},
+        {"gather", 0, NULL, 'g'},
+        {"bf16", 0, NULL, 'h'},
+        {"bf16-gradients", 0, NULL, 'H'},
+        {0},
     };
     struct options o = {.n_elems = 1 << 20, .n_buffer_elems = UINT64_MAX, .n_params = 16, .n_iterations = 5};
     int c;
@@ -100,7 +110,10 @@ static struct options parse(int argc, char **argv)
             o.gather = true;
             break;
         case 'h':
-            o.bf16 = true;
+            o.bf16 = o.bf16_gradients = true;
+            break;
+        case 'H':
+            o.bf16_gradients = true;
             break;
         default:
             exit(64);
@@ -122,16 +135,20 @@ static int declare(struct zerod *c, const struct options *o)
 {
     uint64_t shape = o->n_elems / o->n_params;
     enum zerod_dtype dtype = o->bf16 ? ZEROD_BF16 : ZEROD_F32;
+    enum zerod_dtype grad_dtype = o->bf16_gradients ? ZEROD_BF16 : ZEROD_F32;
     char name[32];
     int r;
 
     for (unsigned i = 0; i < o->n_params; i++) {
         snprintf(name, sizeof(name), "layers.%u.weight", i);
-        if (zerod_declare(
-                c,
-                &(struct zerod_param){
-                    .name = name, .ndim = 1, .shape = &shape, .dtype = dtype, .grad_dtype = dtype, .trainable = true},
-                1) != 0)
+        if (zerod_declare(c,
+                          &(struct zerod_param){.name = name,
+                                                .ndim = 1,
+                                                .shape = &shape,
+                                                .dtype = dtype,
+                                                .grad_dtype = grad_dtype,
+                                                .trainable = true},
+                          1) != 0)
             return fail(c, "declare");
     }
     r = zerod_form(c);
@@ -178,7 +195,7 @@ static void fill(void *out, uint64_t first, uint64_t n, bool bf16, uint64_t seed
 
 static size_t elem_bytes(const struct options *o)
 {
-    return o->bf16 ? 2 : 4;
+    return o->bf16_gradients ? 2 : 4;
 }
 
 static void pretend_to_compute(unsigned us)
@@ -200,7 +217,7 @@ static int fill_slots(struct zerod *c, const struct options *o, uint64_t seed)
 
         if (!slot)
             return fail(c, "slot");
-        fill(slot, i * n, n, o->bf16, seed);
+        fill(slot, i * n, n, o->bf16_gradients, seed);
     }
     if (o->on_demand) {
         puts("filled");
@@ -250,7 +267,7 @@ static int iterate(struct zerod *c, const struct options *o, uint8_t *grads, uns
     int r;
 
     if (!o->in_slot)
-        fill(grads, 0, o->n_buffer_elems, o->bf16, seed);
+        fill(grads, 0, o->n_buffer_elems, o->bf16_gradients, seed);
     do
         r = try_step(c, o, grads, seed, &times);
     while (r == ZEROD_ABORTED);

@@ -47,6 +47,7 @@ def test_narrow_state(small, monkeypatch):
         f"{part}, {model}, bf16 moments" for model in narrow_state.MODELS for part in ("whole", "after the last push")]
     for model, wide, narrow, stochastic in memory:
         assert int(narrow) == int(stochastic) and int(wide) - int(narrow) == pytest.approx(4 * ELEMS / 2**20, abs=2)
+    assert [row["peer_name"] for row in narrow_state.gradients(quick=True)] == ["fp32 gradients"]
     first = [narrow_state.losses(extra, seed=3) for extra in narrow_state.KINDS.values()]
     assert len({tuple(losses[:2]) for losses in first}) == 1 and len({tuple(losses) for losses in first}) == 3
 

@@ -121,10 +121,13 @@ def wrong_parameters(zerod):
                             **({} if params is None else {"model": model}), **kwargs)
 
     with_complex, not_leaf, model = make_model(), make_model(), make_model()
+    double_gradients = make_model()
+    double_gradients[0].weight.grad_dtype = torch.float64
     with_complex.register_parameter("phase", nn.Parameter(torch.zeros(3, dtype=torch.complex64)))
     computed = not_leaf[0].weight * 2
     refused("float64", make_model().double())
     refused("complex", with_complex)
+    refused("gradients-of-float64", double_gradients)
     refused("meta", make_model().to("meta"))
     refused("not-leaf", not_leaf, [computed])
     refused("sparse-parameter", nn.ParameterList([nn.Parameter(torch.eye(3).to_sparse())]))
@@ -302,6 +305,16 @@ def exceptions(model, opt, said):
     train(model, opt)
 
 
+def types(model, opt, said):
+    """Gradients of another type than was declared."""
+    model[0].weight.grad_dtype = torch.bfloat16
+    said["grad-dtype-changed"] = caught(lambda: model(batch()).pow(2).mean().backward())
+    model[0].weight.grad = None
+    model[0].weight.grad_dtype = torch.float32
+    opt.abort_step("the test wants it")
+    train(model, opt)
+
+
 def storage(zerod, model, opt, said):
     said["assign"] = caught(model.load_state_dict, make_model().state_dict(), assign=True)
     train(model, opt)
@@ -386,7 +399,7 @@ def misuse():
     opt = zerod.Optimizer(model)
     for what in (lambda: copies(zerod, model, opt, said), lambda: additions(model, opt, said),
                  lambda: orders(model, opt, said), lambda: clips(model, opt, said),
-                 lambda: exceptions(model, opt, said), lambda: storage(zerod, model, opt, said)):
+                 lambda: exceptions(model, opt, said), lambda: types(model, opt, said), lambda: storage(zerod, model, opt, said)):
         assert train(model, opt, 2) == 2
         what()
     opt.close()

@@ -42,11 +42,13 @@ def torch_optimizer(kind, groups, hypers):
     return classes[kind](groups, **hypers)
 
 
-def replay(kind, hypers, n_micro=1, max_norm=None, use_groups=False, schedule=False, n_steps=N_STEPS):
-    """A rank: trains, and records what it pushed: {step: [gradients of each micro-batch]}."""
+def replay(kind, hypers, n_micro=1, max_norm=None, use_groups=False, schedule=False, n_steps=N_STEPS, grad_dtype=None):
+    """A rank: trains, and records what it pushed: {step: [gradients of each micro-batch]}. grad_dtype: None, fp32."""
     import zerod
 
     model = make_model()
+    for p in model.parameters() if grad_dtype else ():
+        p.grad_dtype = grad_dtype
     opt = zerod.Optimizer(make_groups(model) if use_groups else model, model=model, **hypers)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, n_steps) if schedule else None
     record = []
@@ -54,7 +56,7 @@ def replay(kind, hypers, n_micro=1, max_norm=None, use_groups=False, schedule=Fa
     for step in range(n_steps):
         for micro_batch in range(n_micro):
             loss = loss_of(model, step, micro_batch, opt.rank)
-            record.append(torch.autograd.grad(loss, originals))
+            record.append([g.to(grad_dtype or g.dtype).float() for g in torch.autograd.grad(loss, originals)])
             loss_of(model, step, micro_batch, opt.rank).backward()
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -67,7 +69,7 @@ def replay(kind, hypers, n_micro=1, max_norm=None, use_groups=False, schedule=Fa
     return record, weights
 
 
-def feed(kind, hypers, records, n_micro=1, max_norm=None, use_groups=False, schedule=False, n_steps=N_STEPS):
+def feed(kind, hypers, records, n_micro=1, max_norm=None, use_groups=False, schedule=False, n_steps=N_STEPS, **_):
     """
     torch's optimizer on the mean over two ranks of the summed micro-batches, added up in the documented order: where
     gradients all but cancel, another order is another sign, and Adam's first steps follow the sign.
@@ -107,6 +109,7 @@ CASES = {
     "scheduler": ("AdamW", "AdamW", {}, ADAM, {"schedule": True}),
     "clipping": ("AdamW", "AdamW", {}, ADAM, {"max_norm": 0.3}),
     "accumulation": ("AdamW", "AdamW", {}, ADAM, {"n_micro": 3}),
+    "bf16-gradients": ("AdamW", "AdamW", {}, ADAM, {"grad_dtype": torch.bfloat16, "n_micro": 2}),
     "all-of-it": ("SGD", "SGD", {"momentum": 0.9}, {"lr": 0.05, "momentum": 0.9},
                   {"n_micro": 2, "max_norm": 0.5, "use_groups": True, "schedule": True}),
 }  # fmt: skip

@@ -29,11 +29,17 @@ BUFFERS = "(buffers)"
 SPARSE = "zerod takes dense gradients only; make it with sparse=False"
 
 
+def grad_dtype(param: torch.Tensor) -> torch.dtype:
+    """The type in which torch leaves the parameter's gradients: its own, or what the program has asked for."""
+    return getattr(param, "grad_dtype", None) or param.dtype
+
+
 class Bound:
     """One declared parameter. strides are None for a contiguous one."""
 
     __slots__ = (
-        "address", "group", "index", "left_out", "n_bytes", "name", "order", "param", "shape", "strides", "trainable"
+        "address", "grad_dtype", "group", "index", "left_out", "n_bytes", "n_grad_bytes", "name", "order", "param", "shape",
+        "strides", "trainable",
     )  # fmt: skip
 
     def __init__(self, index: int, name: str, param: nn.Parameter, group: int, trainable: bool) -> None:
@@ -41,6 +47,8 @@ class Bound:
         self.left_out = param.requires_grad and not trainable  # of all groups
         self.shape = tuple(param.shape)
         self.n_bytes = param.numel() * param.element_size()
+        self.grad_dtype = grad_dtype(param)
+        self.n_grad_bytes = param.numel() * self.grad_dtype.itemsize
         self.address = 0
         self.order = _memory_order(param)
         self.strides = None if self.order is None else _strides(self.shape, self.order)
@@ -102,10 +110,9 @@ def check_parameter(name: str, param: Any) -> None:
             f"{name} is on {param.device}: zerod trains models in host memory and on NVIDIA GPUs; "
             "model.cpu() before zerod.Optimizer(model)"
         )
-    grad_dtype = getattr(param, "grad_dtype", None)
-    if grad_dtype is not None and param.requires_grad and grad_dtype != param.dtype:
+    if str(grad_dtype(param)) not in _lib.DTYPES:
         raise TypeError(
-            f"{name} has gradients of {grad_dtype} (grad_dtype): zerod takes them in the parameter's own {param.dtype}"
+            f"{name} has gradients of {grad_dtype(param)} (grad_dtype): zerod takes float32, bfloat16 and float16"
         )
 
 
@@ -216,7 +223,10 @@ def declarations(
             keep.append(initial(b.flatten(b.param.detach())))
             init = keep[-1].data_ptr()
         result.append(
-            Declaration(b.name, _lib.DTYPES[str(b.param.dtype)], b.declared_shape(), b.group, b.trainable, init)
+            Declaration(
+                b.name, _lib.DTYPES[str(b.param.dtype)], b.declared_shape(), b.group, b.trainable, init,
+                _lib.DTYPES[str(b.grad_dtype)] if b.trainable else None,
+            )  # fmt: skip
         )
     if buffers.numel():
         keep.append(initial(buffers))

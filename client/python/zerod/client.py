@@ -49,7 +49,7 @@ class StepResult(NamedTuple):
 
 
 class Declaration(NamedTuple):
-    """One entry of the manifest. init: address of the initial weights, or 0."""
+    """One entry of the manifest. init: address of the initial weights, or 0. grad_dtype: None, as dtype."""
 
     name: str
     dtype: int
@@ -57,6 +57,7 @@ class Declaration(NamedTuple):
     group: int
     trainable: bool
     init: int
+    grad_dtype: int | None = None
 
 
 def _text(value: bytes | None) -> str:
@@ -258,7 +259,7 @@ class Client:
         names = [d.name.encode() for d in declarations]
         shapes = [(c_uint64 * len(d.shape))(*d.shape) for d in declarations]
         for p, d, name, shape in zip(array, declarations, names, shapes, strict=True):
-            p.name, p.name_len, p.dtype, p.grad_dtype = name, len(name), d.dtype, d.dtype
+            p.name, p.name_len, p.dtype, p.grad_dtype = name, len(name), d.dtype, d.dtype if d.grad_dtype is None else d.grad_dtype
             p.ndim, p.shape = len(d.shape), ctypes.cast(shape, ctypes.POINTER(c_uint64))
             p.group, p.trainable, p.init = d.group, d.trainable, d.init or None
         self.check(lib.declare(self._handle, array, len(declarations)))

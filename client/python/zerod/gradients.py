@@ -116,15 +116,19 @@ class Gradients:
         """
         me, index, send = weakref.ref(self), b.index, self._place.sender(b)
         careful = functools.partial(_push_with_care, me, index)
-        if send is None or b.order is not None or not b.n_bytes:
+        if send is None or b.order is not None or not b.n_grad_bytes:
             return careful
         hot, pushed, record, current_task = self._hot, self._pushed, self._record, watch.current_task
+        dtype = b.grad_dtype
         handle, reference = self._client.handle, ctypes.byref(record)
 
         def push(param: torch.Tensor) -> None:
             grad = get_grad(param)
             try:
-                simple = grad is not None and not pushed[index] and current_task() == hot.task and grad.is_contiguous()
+                simple = (
+                    grad is not None and not pushed[index] and current_task() == hot.task and grad.dtype is dtype
+                    and grad.is_contiguous()
+                )  # fmt: skip
             except RuntimeError:  # a sparse gradient has no is_contiguous()
                 simple = False
             if not simple:
@@ -151,6 +155,11 @@ class Gradients:
         if grad.layout != torch.strided:
             self._refuse(b, grad)
             return
+        if grad.dtype != b.grad_dtype:
+            raise TypeError(
+                f"{b.name} has a gradient of {grad.dtype}, and was declared with {b.grad_dtype}: "
+                "set grad_dtype before zerod.Optimizer(model), and leave it alone"
+            )
         if b.order is not None or not grad.is_contiguous():
             grad = b.flatten(grad)
         if self._place.push(b, self._record, grad, self._hot.texts, self._pushed[index] != 0):

@@ -44,7 +44,7 @@ def _address(address: int, record: Any) -> int:
 
 
 def _sender(b: Bound) -> Callable[[Any, Any], int]:
-    return lib.push_small if b.n_bytes < SMALL_BYTES else lib.push
+    return lib.push_small if b.n_grad_bytes < SMALL_BYTES else lib.push
 
 
 def _memory_at(address: int, n_bytes: int, dtype: torch.dtype) -> torch.Tensor:
@@ -236,12 +236,12 @@ class Offload(InHost):
 
     def push(self, b: Bound, record: Any, grad: torch.Tensor, keep: Any, again: bool) -> int:
         # A second gradient's place may be that of the next one, too, so this copy is pushed at once.
-        status = self.drain() if again else self._make_room(b.n_bytes)
+        status = self.drain() if again else self._make_room(b.n_grad_bytes)
         status = status or self._take(b, grad, record, keep)
         return status or (self.drain() if again else 0)
 
     def _take(self, b: Bound, grad: torch.Tensor, record: Any, keep: Any) -> int:
-        if not b.n_bytes:
+        if not b.n_grad_bytes:
             return self._send(_copy_of(record, b.index, ctypes.addressof(record)))
         address = 0
         if b.index not in self._own:
@@ -249,7 +249,7 @@ class Offload(InHost):
             if not address:
                 return int(lib.error(self._client.handle).contents.status)
         if self._ring[0] <= address < self._ring[1]:
-            host, copy = _memory_at(address, b.n_bytes, grad.dtype), _copy_of(record, b.index, None)
+            host, copy = _memory_at(address, b.n_grad_bytes, grad.dtype), _copy_of(record, b.index, None)
         else:  # pushed in parts, or no room in the ring: zerod_push() copies it once more
             if b.index not in self._own:
                 self._own[b.index] = _cuda.pinned(grad)
@@ -258,7 +258,7 @@ class Offload(InHost):
         event = self._events.pop() if self._events else _cuda.Event()
         self._copies.to_host(host, grad.view(-1), event)
         self._pending.append(_Pending(copy, keep, host, event))
-        self._n_pending_bytes += b.n_bytes
+        self._n_pending_bytes += b.n_grad_bytes
         return 0
 
     def _make_room(self, n_bytes: int) -> int:
