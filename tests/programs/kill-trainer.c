@@ -342,12 +342,28 @@ static int act_at(struct trainer *t, struct zerod_position at, enum place place,
 
 /* ---- a step -------------------------------------------------------------------------------------------- */
 
+/* As a forward under --overlap wants them: each as soon as it is there. In stage 3 a gather waits for all. */
+static int hash_each(struct trainer *t, uint64_t *h)
+{
+    for (unsigned i = 0; i < N_PARAMS; i++) {
+        int r = zerod_wait(t->client, &i, 1);
+
+        if (r)
+            return r;
+        *h = hash(*h, memory_weight(t->client, i, weight_bytes(i)), weight_bytes(i));
+    }
+    return 0;
+}
+
 /* All weights, as the caller sees them; stage 3: a few parameters at a time. */
 static int hash_weights(struct trainer *t, uint64_t *h)
 {
     unsigned ids[CHUNK];
+    struct zerod_job job;
 
     *h = HASH_START;
+    if (t->options.flags & ZEROD_OVERLAP_UPDATE && zerod_job(t->client, &job) == 0 && job.stage != 3)
+        return hash_each(t, h);
     for (unsigned first = 0; first < N_PARAMS; first += CHUNK) {
         unsigned n = 0;
         int r;
@@ -600,11 +616,17 @@ static bool parse_action(struct trainer *t, const char *text)
 static int parse(struct trainer *t, int argc, char **argv)
 {
     static const struct option options[] = {
-        {"steps", required_argument, NULL, 's'},   {"micro", required_argument, NULL, 'm'},
-        {"seed", required_argument, NULL, 'e'},    {"window", required_argument, NULL, 'w'},
-        {"accumulate", no_argument, NULL, 'a'},    {"any-blob", no_argument, NULL, 'b'},
-        {"at", required_argument, NULL, 't'},      {"timeout", required_argument, NULL, 'o'},
-        {"moments", required_argument, NULL, 'v'}, {0},
+        {"steps", required_argument, NULL, 's'},
+        {"micro", required_argument, NULL, 'm'},
+        {"seed", required_argument, NULL, 'e'},
+        {"window", required_argument, NULL, 'w'},
+        {"accumulate", no_argument, NULL, 'a'},
+        {"any-blob", no_argument, NULL, 'b'},
+        {"at", required_argument, NULL, 't'},
+        {"timeout", required_argument, NULL, 'o'},
+        {"moments", required_argument, NULL, 'v'},
+        {"overlap", no_argument, NULL, 'l'},
+        {0},
     };
     int option;
 
@@ -625,6 +647,8 @@ static int parse(struct trainer *t, int argc, char **argv)
             t->accumulate = true;
         else if (option == 'b')
             t->any_blob = true;
+        else if (option == 'l')
+            t->options.flags |= ZEROD_OVERLAP_UPDATE;
         else if (option != 't' || !parse_action(t, optarg))
             return -1;
     }
@@ -642,7 +666,7 @@ int main(int argc, char **argv)
     if (parse(&t, argc, argv) < 0) {
         fprintf(stderr,
                 "usage: kill-trainer [--steps N] [--micro N] [--seed N] [--window N] [--accumulate] [--any-blob]\n"
-                "                    [--timeout MS] [--moments m|v|mv|none] [--at "
+                "                    [--overlap] [--timeout MS] [--moments m|v|mv|none] [--at "
                 "STEP.MICRO.(N|end|step|window):ACTION[=N]]...\n");
         return EX_USAGE;
     }
