@@ -511,19 +511,30 @@ static int finish_step(struct trainer *t, struct zerod_position at)
     return result.epoch == at.step + 1 ? 0 : wrong("the epoch after the step");
 }
 
-static int run_step(struct trainer *t, struct zerod_position at)
+static int say_weights(struct trainer *t, struct zerod_position at)
 {
     uint64_t h;
+    int r = hash_weights(t, &h);
+
+    if (r == 0)
+        printf("weights %" PRIu64 " %016" PRIx64 "\n", at.step, h);
+    return r;
+}
+
+static int run_step(struct trainer *t, struct zerod_position at)
+{
+    /* Now and then the next backward follows at once. */
+    bool late = t->options.flags & ZEROD_OVERLAP_UPDATE && at.step % 3 == 1;
     int r = 0;
 
     if (t->window_every && at.step % t->window_every == 0 && at.micro_batch == 0 && at.n_windows == 0)
         r = run_window(t, at);
-    if (r == 0)
-        r = hash_weights(t, &h);
-    if (r == 0)
-        printf("weights %" PRIu64 " %016" PRIx64 "\n", at.step, h);
+    if (r == 0 && !late)
+        r = say_weights(t, at);
     while (r == 0 && zerod_epoch(t->client).micro_batch < t->n_micro)
         r = run_micro_batch(t, zerod_epoch(t->client));
+    if (r == 0 && late)
+        r = say_weights(t, at);
     return r ? r : finish_step(t, at);
 }
 
