@@ -29,6 +29,7 @@ def find_benchmarks(on_gpu):
         import growth
         import latency
         import nodes
+        import overlap_update
         import questions
         import speed
         import survival
@@ -39,7 +40,8 @@ def find_benchmarks(on_gpu):
 
         found = [speed.kernels, whole_step.step, traffic.traffic, speed.overlap, speed.update, speed.recorder,
                  latency.push, questions.questions, growth.memory, growth.scaling, nodes.nodes, survival.survival,
-                 checkpoints.checkpoints, training.torch, torch_hook.torch_hook]
+                 checkpoints.checkpoints, training.torch, torch_hook.torch_hook,
+                 overlap_update.overlap_update]
     return {function.__name__.replace("_", "-"): function for function in found}
 
 
