@@ -30,6 +30,7 @@ def find_benchmarks(on_gpu):
         import latency
         import narrow_state
         import nodes
+        import overlap_update
         import questions
         import speed
         import survival
@@ -40,7 +41,8 @@ def find_benchmarks(on_gpu):
 
         found = [speed.kernels, whole_step.step, narrow_state.narrow_state, traffic.traffic, speed.overlap, speed.update, speed.recorder,
                  latency.push, questions.questions, growth.memory, growth.scaling, nodes.nodes, survival.survival,
-                 checkpoints.checkpoints, training.torch, torch_hook.torch_hook]
+                 checkpoints.checkpoints, training.torch, torch_hook.torch_hook,
+                 overlap_update.overlap_update]
     return {function.__name__.replace("_", "-"): function for function in found}
 
 

@@ -2,6 +2,7 @@
 
 /* The conversation of one handle with the daemon (call.h): one request, and the answer to it. */
 
+#include <assert.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -142,11 +143,27 @@ int call_pause(struct call *call, int64_t ms)
     return 0;
 }
 
-static int64_t deadline(const struct call *call)
+int64_t call_deadline(const struct call *call)
 {
     if (call->mend_until_ms > 0)
         return call->mend_until_ms;
     return call->timeout_ms > 0 ? call_now_ms() + call->timeout_ms : -1;
+}
+
+int call_watch(struct call *call, int64_t until_ms, unsigned i)
+{
+    enum { ASK_EACH = 8192 }; /* about once a second, as poll_ms() does */
+    const struct timespec moment = {.tv_nsec = 100 * 1000};
+    struct pollfd pollfd = {.fd = call->fd, .events = POLLIN};
+    int r = ppoll(&pollfd, 1, &moment, NULL);
+
+    if (r > 0)
+        return 1;
+    if (r < 0 && errno != EINTR)
+        return call_fatal(call, -errno, "waiting for zerod: %s", strerror(errno));
+    if ((r < 0 || i % ASK_EACH == 0) && call->interrupted && call->interrupted(call->interrupted_arg) != 0)
+        return call_fatal(call, -EINTR, "interrupted while waiting for weights of the last step");
+    return until_ms >= 0 && call_now_ms() >= until_ms ? timed_out(call) : 0;
 }
 
 /* ---- breaks -------------------------------------------------------------------------------------------- */
@@ -249,7 +266,7 @@ int call_transmit(struct call *call, const struct frame_packet *packets, size_t 
             return can_receive(call) ? CALL_SAID_WHY : CALL_BROKEN;
         if (r < 0)
             return call_fatal(call, r, "sending %s: %s", call->waits_for, strerror(-r));
-        r = wait_for(call, POLLOUT, deadline(call));
+        r = wait_for(call, POLLOUT, call_deadline(call));
         if (r < 0)
             return r;
         packets += n_sent;
@@ -273,12 +290,13 @@ static int send_packets(struct call *call, const struct frame_packet *packets, s
 
     if (r != CALL_BROKEN)
         return r;
-    call->until_ms = deadline(call);
+    call->until_ms = call_deadline(call);
     return mend(call);
 }
 
 static int check_left(struct call *call)
 {
+    assert(!call->owes);
     return call->left ? call_fail(call, -EINVAL, "zerod_leave was called: only zerod_close is left") : 0;
 }
 
@@ -469,7 +487,7 @@ int call_receive(struct call *call, int64_t until_ms, struct reply *reply)
 /* The answer proves that the daemon has received all that was sent before. Return: as call_ask(). */
 static int await(struct call *call, const struct request *request, struct reply *reply)
 {
-    int64_t until_ms = deadline(call);
+    int64_t until_ms = call_deadline(call);
     int r;
 
     while ((r = call_receive(call, until_ms, reply)) == CALL_BROKEN) {
@@ -483,7 +501,8 @@ static int await(struct call *call, const struct request *request, struct reply 
     if (r < 0)
         return r;
     call->down_ms = 0;
-    call->waits = false;
+    call->owes = reply->type == REPLY_STEP_DONE && reply->step_done.is_decision;
+    call->waits = call->owes;
     recorded_drop(&call->recorded);
     return 0;
 }
@@ -511,6 +530,19 @@ static int refused(struct call *call, const struct reply_refused *refusal)
     return r != 0 ? r : status;
 }
 
+/* Is the answer of the type that was asked for? */
+static int judge(struct call *call, const struct request *request, enum reply_type type, const struct reply *reply)
+{
+    if (reply->type == REPLY_REFUSED)
+        return refused(call, &reply->refused);
+    if (reply->type == REPLY_DONE && reply->done.loss_scale > 0)
+        call->loss_scale = reply->done.loss_scale;
+    if (reply->type != type)
+        return call_fatal(call, -EPROTO, "zerod answered %s with %s", request_type_name(request->type),
+                          reply_type_name(reply->type));
+    return 0;
+}
+
 int call_ask(struct call *call, const struct request *request, enum reply_type type, struct reply *reply)
 {
     int r = send_asking(call, request);
@@ -522,14 +554,19 @@ int call_ask(struct call *call, const struct request *request, enum reply_type t
     if (r != 0)
         return r;
     (void)failpoint_at(request_type_name(request->type), "answered");
-    if (reply->type == REPLY_REFUSED)
-        return refused(call, &reply->refused);
-    if (reply->type == REPLY_DONE && reply->done.loss_scale > 0)
-        call->loss_scale = reply->done.loss_scale;
-    if (reply->type != type)
-        return call_fatal(call, -EPROTO, "zerod answered %s with %s", request_type_name(request->type),
-                          reply_type_name(reply->type));
-    return 0;
+    return judge(call, request, type, reply);
+}
+
+int call_settle(struct call *call, struct reply *reply)
+{
+    const struct request step = {.type = REQUEST_STEP};
+    int r;
+
+    call->waits_for = request_type_name(step.type);
+    do
+        r = await(call, &step, reply);
+    while (r == 0 && call->owes);
+    return r == 0 ? judge(call, &step, REPLY_STEP_DONE, reply) : r;
 }
 
 /* ---- texts --------------------------------------------------------------------------------------------- */

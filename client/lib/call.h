@@ -73,6 +73,7 @@ struct call {
     int64_t until_ms;         /* of the wait that broke; -1: none */
     uint32_t n_mends;         /* how often the next daemon got all that was sent */
     bool waits;               /* for the answer of the last recorded request */
+    bool owes;                /* it was a Step whose decision has come: nothing may be sent before call_settle() */
     struct recorded recorded; /* requests */
 
     const char *waits_for; /* name of the request that is sent, or whose answer is waited for; static */
@@ -126,6 +127,18 @@ int call_flush(struct call *call);
  * Return: as above, or CALL_ANEW.
  */
 int call_ask(struct call *call, const struct request *request, enum reply_type type, struct reply *reply);
+
+/* Waits for the answer that the daemon owes. Return: as call_ask(). */
+int call_settle(struct call *call, struct reply *reply);
+
+/* Milliseconds of CLOCK_MONOTONIC until which an answer may take that is waited for from now on; -1: for ever. */
+int64_t call_deadline(const struct call *call);
+
+/*
+ * Sleeps for a tenth of a millisecond, as the i-th time in a row, from 1. Return: 0; 1, something can be received, or
+ * the connection is broken; or fatal: interrupted, or until_ms has passed.
+ */
+int call_watch(struct call *call, int64_t until_ms, unsigned i);
 
 /* Tells the daemon that this rank has seen the abort. Return: 0, CALL_ANEW or fatal. */
 int call_acknowledge_abort(struct call *call, uint32_t attempt);

@@ -15,6 +15,7 @@
 #include "core/base/failpoint.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
+#include "proto/published.h"
 
 /* ---- declaring ----------------------------------------------------------------------------------------- */
 
@@ -98,6 +99,8 @@ static int map_segment(struct zerod *c, const struct wire_segment *segment, int 
         return mapping_init(&c->overflow, fd, segment->n_bytes, PROT_READ | PROT_WRITE);
     if (segment->kind == WIRE_SEGMENT_CREDIT && !segment->cuda)
         return mapping_init(&c->credit, fd, segment->n_bytes, PROT_READ);
+    if (segment->kind == WIRE_SEGMENT_PUBLISHED && !segment->cuda)
+        return mapping_init(&c->published, fd, segment->n_bytes, PROT_READ);
     return c->memory->map(c, segment, fd);
 }
 
@@ -113,6 +116,8 @@ static int map_segments(struct zerod *c, const struct reply_formed *formed)
     }
     if (!c->credit.base)
         return call_fatal(&c->call, -EPROTO, "zerod sent no ring");
+    if (c->published.base && c->published.n_bytes < published_page_bytes(c->layout->n_params))
+        return call_fatal(&c->call, -EPROTO, "zerod's published page is for fewer parameters than were declared");
     return c->memory->check(c, formed);
 }
 
@@ -210,8 +215,11 @@ static int get_formed(struct zerod *c)
         return r;
     r = send_manifest(c);
     if (r == 0 || r == CALL_SAID_WHY)
-        r = call_ask(&c->call, &(struct request){.type = REQUEST_FORM, .form = {.n_params = c->manifest.n}},
-                     REPLY_FORMED, &reply);
+        r = call_ask(
+            &c->call,
+            &(struct request){.type = REQUEST_FORM,
+                              .form = {.n_params = c->manifest.n, .wants_published = c->flags & ZEROD_OVERLAP_UPDATE}},
+            REPLY_FORMED, &reply);
     if (r != 0)
         return r;
     c->resumed = reply.formed.resumed;
@@ -230,6 +238,7 @@ static void unform(struct zerod *c)
     c->memory->deinit(c);
     mapping_deinit(&c->overflow);
     mapping_deinit(&c->credit);
+    mapping_deinit(&c->published);
     free(steal_ptr(c->gathered));
     layout_free(steal_ptr(c->layout));
     written_refreshed(c);

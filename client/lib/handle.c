@@ -151,7 +151,7 @@ int zerod_connect(struct zerod **out, const struct zerod_options *options)
     c->call.in = FRAME_BUFFER_NULL;
     c->call.on_abort = on_abort;
     c->call.on_abort_arg = c;
-    c->ring = c->overflow = c->credit = c->weights = c->pool = c->window = c->progress = MAPPING_NULL;
+    c->ring = c->overflow = c->credit = c->published = c->weights = c->pool = c->window = c->progress = MAPPING_NULL;
     c->memory = &host_memory;
     r = watch_forks(c);
     if (r == 0)
@@ -178,7 +178,7 @@ int zerod_connect(struct zerod **out, const struct zerod_options *options)
 int zerod_leave(struct zerod *c)
 {
     struct reply reply;
-    int r = call_check(&c->call);
+    int r = handle_check(c);
 
     if (r == 0)
         r = call_ask(&c->call, &(struct request){.type = REQUEST_LEAVE}, REPLY_DONE, &reply);
@@ -213,6 +213,7 @@ void zerod_close(struct zerod *c)
     c->memory->deinit(c);
     mapping_deinit(&c->overflow);
     mapping_deinit(&c->credit);
+    mapping_deinit(&c->published);
     layout_free(c->layout);
     manifest_deinit(&c->manifest);
     free(c->inits);
@@ -286,7 +287,7 @@ double zerod_loss_scale(const struct zerod *c)
 
 int zerod_user_state(struct zerod *c, const void **data, size_t *len)
 {
-    int r = handle_check_formed(c);
+    int r = handle_is_formed(c);
 
     if (r != 0)
         return r;

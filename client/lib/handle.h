@@ -7,6 +7,7 @@
  *
  *   error.c, recorded.c      the last error; requests that the next daemon may need
  *   call.c                   a request and its answer
+ *   overlap.c                a step whose weights are still being written
  *   memory/cuda.c, range.c   the CUDA driver; where gathered weights lie on a GPU
  *   memory/mapping.c         segments of shared memory
  *   slots.c, strings.c       places in the ring; strings that are sent once
@@ -33,6 +34,7 @@
 #include "client/lib/call.h"
 #include "client/lib/memory/mapping.h"
 #include "client/lib/memory/memory.h"
+#include "client/lib/overlap.h"
 #include "client/lib/slots.h"
 #include "client/lib/strings.h"
 #include "core/layout/layout.h"
@@ -81,6 +83,7 @@ struct zerod {
     /* Memory. */
     const struct memory_ops *memory;
     struct mapping ring, overflow, credit;
+    struct mapping published; /* struct published_page; empty: the daemon has none */
     uint64_t ring_bytes;
     bool past_caches;       /* gradients are written into the ring past the caches */
     struct mapping weights; /* the daemon's; stage 3 in host memory: a range with what is gathered */
@@ -116,11 +119,26 @@ struct zerod {
 };
 
 /* Return: 0, or the reason why this call may not be made now. */
-static inline int handle_check_formed(struct zerod *c)
+static inline int handle_is_formed(struct zerod *c)
 {
     int r = call_check(&c->call);
 
     return r == 0 && !c->formed ? call_fail(&c->call, -EINVAL, "call zerod_form first") : r;
+}
+
+/* Of calls that talk to the daemon, or depend on where the job stands: the last step's answer comes first. */
+static inline int handle_check(struct zerod *c)
+{
+    int r = call_check(&c->call);
+
+    return r == 0 && c->call.owes ? overlap_settle(c) : r;
+}
+
+static inline int handle_check_formed(struct zerod *c)
+{
+    int r = handle_is_formed(c);
+
+    return r == 0 && c->call.owes ? overlap_settle(c) : r;
 }
 
 static inline size_t handle_gradient_bytes(const struct zerod *c, uint32_t param)

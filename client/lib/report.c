@@ -79,7 +79,7 @@ static bool is_reported(int code)
 int zerod_report(struct zerod *c, int code, const unsigned *params, size_t n_params, const char *detail)
 {
     struct call_text room;
-    int r = call_check(&c->call);
+    int r = handle_check(c);
 
     if (r == 0 && !is_reported(code))
         r = call_fail(&c->call, -EINVAL, "zerod_report: %d, expected 1102 to 1107 or 1110", code);

@@ -69,7 +69,8 @@ static int check_args(struct zerod *c, const struct zerod_step_args *args)
 static struct request_step step_request(const struct zerod *c, const struct zerod_step_args *args,
                                         struct wire_hyper *groups)
 {
-    struct request_step request = {.step = c->position.step, .attempt = c->position.attempt};
+    struct request_step request = {
+        .step = c->position.step, .attempt = c->position.attempt, .wants_decision = c->flags & ZEROD_OVERLAP_UPDATE};
 
     if (!args)
         return request;
@@ -116,7 +117,7 @@ int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod
             .lr = reply.step_done.lr,
             .n_missing = reply.step_done.n_missing,
         };
-    return c->memory->refresh(c);
+    return c->call.owes ? 0 : c->memory->refresh(c);
 }
 
 int zerod_grad_norm(struct zerod *c, double *norm)
@@ -151,7 +152,7 @@ int zerod_abort_step(struct zerod *c, const char *why)
 int zerod_clear_fault(struct zerod *c)
 {
     struct reply reply;
-    int r = call_check(&c->call);
+    int r = handle_check(c);
 
     if (r == 0)
         r = call_ask(&c->call, &(struct request){.type = REQUEST_CLEAR_FAULT}, REPLY_DONE, &reply);

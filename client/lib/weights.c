@@ -38,7 +38,7 @@ uint8_t *weights_visible(const struct zerod *c)
 
 const void *zerod_weight(struct zerod *c, unsigned param)
 {
-    if (handle_check_formed(c) != 0)
+    if (handle_is_formed(c) != 0)
         return NULL;
     if (param >= c->layout->n_params) {
         call_fail(&c->call, -EINVAL, "zerod_weight: no parameter %u", param);
@@ -49,7 +49,7 @@ const void *zerod_weight(struct zerod *c, unsigned param)
 
 int zerod_memory(struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes)
 {
-    int r = handle_check_formed(c);
+    int r = handle_is_formed(c);
 
     if (r == 0 && which != ZEROD_MEMORY_RING && which != ZEROD_MEMORY_WEIGHTS)
         r = call_fail(&c->call, -EINVAL, "zerod_memory: there is no memory %d", (int)which);

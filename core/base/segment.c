@@ -235,7 +235,8 @@ int segment_find(const char *name)
     return fd < 0 ? -ENODATA : fd;
 }
 
-static int make_kept(struct segment *segment, const char *name, size_t n_bytes, mode_t mode)
+/* must: it may not be made anew. */
+static int make_kept(struct segment *segment, const char *name, size_t n_bytes, mode_t mode, bool must)
 {
     int fd, r;
 
@@ -248,7 +249,7 @@ static int make_kept(struct segment *segment, const char *name, size_t n_bytes, 
     fd = keep_take(name);
     if (fd >= 0) {
         r = find(segment, name, fd, n_bytes);
-    } else if (must_be_found) {
+    } else if (must) {
         r = -ENODATA;
     } else {
         fd = make_memfd(name, n_bytes, mode, true);
@@ -267,12 +268,19 @@ static int make_kept(struct segment *segment, const char *name, size_t n_bytes, 
 
 int segment_init_kept(struct segment *segment, const char *name, size_t n_bytes)
 {
-    return keep_is_on() ? make_kept(segment, name, n_bytes, 0600) : segment_init(segment, name, n_bytes);
+    return keep_is_on() ? make_kept(segment, name, n_bytes, 0600, must_be_found) : segment_init(segment, name, n_bytes);
 }
 
 int segment_init_published_kept(struct segment *segment, const char *name, size_t n_bytes)
 {
-    return keep_is_on() ? make_kept(segment, name, n_bytes, 0400) : segment_init_published(segment, name, n_bytes);
+    return keep_is_on() ? make_kept(segment, name, n_bytes, 0400, must_be_found)
+                        : segment_init_published(segment, name, n_bytes);
+}
+
+int segment_init_published_later(struct segment *segment, const char *name, size_t n_bytes)
+{
+    return keep_is_on() ? make_kept(segment, name, n_bytes, 0400, false)
+                        : segment_init_published(segment, name, n_bytes);
 }
 
 void segment_release_name(struct segment *segment)

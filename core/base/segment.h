@@ -57,6 +57,11 @@ int segment_init_published(struct segment *segment, const char *name, size_t n_b
 int segment_init_kept(struct segment *segment, const char *name, size_t n_bytes);
 int segment_init_published_kept(struct segment *segment, const char *name, size_t n_bytes);
 /*
+ * As segment_init_published_kept(), but one that the earlier daemon did not have is made anew even after
+ * segments_must_be_found(): for what began with a later version, and may begin empty.
+ */
+int segment_init_published_later(struct segment *segment, const char *name, size_t n_bytes);
+/*
  * Segments that were freed stay kept until segments_forget(), because the next daemon may have to repeat what they were
  * needed for.
  */

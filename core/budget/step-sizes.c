@@ -40,8 +40,9 @@ uint64_t step_staging_bytes(const struct layout *layout, unsigned n_local, unsig
 
 uint64_t step_fixed_bytes(const struct layout *layout, unsigned n_local)
 {
-    uint64_t per_chunk = sizeof(struct reduce_result) + n_local * sizeof(struct position_sum);
-    uint64_t per_param = 1 + 2 * sizeof(struct exact_sum) + sizeof(struct update_scalars);
+    uint64_t per_chunk = sizeof(struct reduce_result) + n_local * sizeof(struct position_sum) + sizeof(uint32_t);
+    uint64_t published = sizeof(uint64_t) + sizeof(uint32_t);
+    uint64_t per_param = 1 + 2 * sizeof(struct exact_sum) + sizeof(struct update_scalars) + published;
     uint64_t n_kinds = n_local < layout->world_size ? 2 : 1;
     uint64_t per_part = 1 + n_kinds * sizeof(uint64_t);
     uint64_t per_parcel = n_kinds * (STEP_REDUCTION_BYTES + CONFIG_MAX_LOCAL_RANKS * sizeof(void *));

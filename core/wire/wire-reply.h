@@ -82,6 +82,7 @@ struct reply_step_done {
     double loss_scale;
     double lr;
     uint32_t n_missing;
+    bool is_decision; /* another one follows, when the step is committed */
 };
 
 struct reply_state_is {

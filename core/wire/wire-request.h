@@ -37,6 +37,7 @@ struct request_declare {
 
 struct request_form {
     uint32_t n_params;
+    bool wants_published;
 };
 
 struct request_init {
@@ -124,6 +125,7 @@ struct request_step {
     bool has_blob;
     const uint8_t *blob;
     size_t n_blob_bytes;
+    bool wants_decision;
 };
 
 struct request_gather {

@@ -35,7 +35,7 @@ enum {
 /* ---- both ways ----------------------------------------------------------------------------------------- */
 
 static const struct wire_rule segment_rules[] = {
-    ENUM(Segment, wire_segment, kind, .max = WIRE_SEGMENT_PROGRESS),
+    ENUM(Segment, wire_segment, kind, .max = WIRE_SEGMENT_PUBLISHED),
     U64(Segment, wire_segment, n_bytes, .min = PAGE_ALIGN, .multiple_of = PAGE_ALIGN),
     BOOL(Segment, wire_segment, cuda),
 };
@@ -177,6 +177,7 @@ static const struct wire_rule declare_rules[] = {
 
 static const struct wire_rule form_rules[] = {
     U32(Form, request_form, n_params),
+    BOOL(Form, request_form, wants_published),
 };
 
 static const struct wire_rule init_rules[] = {
@@ -283,6 +284,7 @@ static const struct wire_rule step_rules[] = {
     BOOL(Step, request_step, found_inf),
     BOOL(Step, request_step, has_blob),
     BYTES(Step, request_step, blob, n_blob_bytes, .max = WIRE_MAX_BLOB_BYTES, HAS(Step, request_step, has_blob)),
+    BOOL(Step, request_step, wants_decision),
 };
 
 const struct wire_table wire_step_table = WIRE_TABLE(step, request_step, step_rules);
@@ -508,6 +510,7 @@ static const struct wire_rule step_done_rules[] = {
     DOUBLE(StepDone, reply_step_done, loss_scale, .flags = WIRE_POSITIVE),
     DOUBLE(StepDone, reply_step_done, lr, .flags = WIRE_FINITE),
     U32(StepDone, reply_step_done, n_missing),
+    BOOL(StepDone, reply_step_done, is_decision),
 };
 
 static const struct wire_rule state_is_rules[] = {

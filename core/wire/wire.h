@@ -77,6 +77,7 @@ enum wire_segment_kind {
     WIRE_SEGMENT_STATE = 6,
     WIRE_SEGMENT_WINDOW_STATE = 7,
     WIRE_SEGMENT_PROGRESS = 8,
+    WIRE_SEGMENT_PUBLISHED = 9,
 };
 
 enum wire_state_kind {

@@ -348,7 +348,7 @@ static int repeat_log(struct job *job, char *why, size_t why_size)
 
 static bool is_of_family(const char *name)
 {
-    static const char *const families[] = {"ring.", "overflow.", "credit.", "device.", "step."};
+    static const char *const families[] = {"ring.", "overflow.", "credit.", "device.", "step.", "published."};
 
     for (size_t i = 0; i < ARRAY_SIZE(families); i++)
         if (strncmp(name, families[i], strlen(families[i])) == 0)

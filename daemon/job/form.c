@@ -104,6 +104,7 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
     if (is_held(job, rank))
         return;
     rank->declared = true;
+    rank->wants_published = request->wants_published;
     rank->resumes = job->run.has_weights ||
                     job->run.was_loaded; /* later, rank 0 of a new run may be ready before this one is answered */
     job_wait(job, rank, WAIT_FORM);

@@ -137,6 +137,10 @@ static int find_segments(const struct job *job, const struct job_rank *rank, str
     for (size_t i = 0; i < EXECUTOR_SEGMENTS; i++) {
         if (all.segments[i].n_bytes == 0)
             continue;
+        if (all.segments[i].kind == WIRE_SEGMENT_PUBLISHED && !rank->wants_published) {
+            closep(&all.fds[i]);
+            continue;
+        }
         r = MIN(r, all.fds[i]);
         found->segments[*n] = all.segments[i];
         found->fds[(*n)++] = all.fds[i];

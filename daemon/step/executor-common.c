@@ -42,6 +42,7 @@ static int make_step(const struct executor *executor, const struct step_ops *ops
                                                 .kernels = options->kernels,
                                                 .pool = options->pool,
                                                 .cache_bytes = caches_last_level_bytes(),
+                                                .publishes = executor->publishes,
                                                 .first_local = executor->first_rank,
                                                 .n_local = executor->n_local,
                                                 .optimizer = options->config->optimizer.type});

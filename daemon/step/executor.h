@@ -131,6 +131,7 @@ struct executor {
     bool several_nodes;
     bool gathers;                  /* stage 3: only weights that ranks gather have memory */
     bool holds_state;              /* masters and moments are in host memory */
+    bool publishes;                /* an update writes weights where all ranks of the job map them */
     bool on_gpus;                  /* gradients lie on GPUs: pushes may name points (core/wire/progress.h) */
     uint64_t ring_bytes;           /* of a rank */
     uint64_t copy_bytes;           /* of the staging copy; 0: the state is in host memory */

@@ -19,6 +19,8 @@
 #include "daemon/memory/weights.h"
 #include "daemon/step/executor-ops.h"
 #include "daemon/step/gather-host.h"
+#include "daemon/step/published.h"
+#include "daemon/step/step.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
 
@@ -124,6 +126,7 @@ static void find_segments(const struct executor *executor, unsigned local_rank, 
 {
     const struct segment *published =
         executor->gathers ? host_pool_segment(pool_of(executor)) : &executor->state->weights;
+    const struct segment *page;
 
     (void)local_rank;
     out->segments[0] = (struct wire_segment){.kind = WIRE_SEGMENT_RING, .n_bytes = ring->ring.n_bytes};
@@ -133,6 +136,11 @@ static void find_segments(const struct executor *executor, unsigned local_rank, 
     out->fds[0] = segment_open_rw(&ring->ring);
     out->fds[1] = segment_open_rw(&ring->overflow);
     out->fds[3] = segment_open_ro(published);
+    if (executor->step->published) {
+        page = published_segment(executor->step->published);
+        out->segments[4] = (struct wire_segment){.kind = WIRE_SEGMENT_PUBLISHED, .n_bytes = page->n_bytes};
+        out->fds[4] = segment_open_ro(page);
+    }
 }
 
 static void attend(struct executor *executor, unsigned local_rank, enum executor_attendance what, uint64_t incarnation)
@@ -397,6 +405,7 @@ int executor_host_new(struct executor **out, const struct executor_options *opti
     *out = executor = &host->base;
     executor_set_up(executor, &host_ops, options);
     executor->holds_state = true;
+    executor->publishes = !executor->several_nodes && !executor->gathers;
     set_ring_bytes(executor);
     r = executor_make_step(executor, &(struct state_options){.alone = !executor->several_nodes}, NULL);
     if (r == 0 && executor->gathers)

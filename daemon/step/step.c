@@ -14,6 +14,7 @@
 #include "core/budget/step-sizes.h"
 #include "core/config/config.h"
 #include "daemon/memory/snapshot.h"
+#include "daemon/step/published.h"
 #include "daemon/step/step-kept.h"
 
 _Static_assert((int)STEP_MAX_RANKS == (int)CONFIG_MAX_LOCAL_RANKS, "what config admits, a mask must hold");
@@ -87,10 +88,27 @@ static int make_staging(struct step *step)
     return r;
 }
 
+/* Return: 0; or why not, which may be a lack of descriptors. */
+static int make_parts(struct step *step, const struct step_options *options)
+{
+    int r = step_keep(step);
+
+    if (r == 0 && options->publishes)
+        r = published_new(&step->published, step->layout);
+    if (r == 0)
+        r = make_reductions(step, &step->reductions);
+    if (r == 0)
+        r = make_staging(step);
+    if (r == 0 && !is_alone(step))
+        r = make_reductions(step, &step->combinations);
+    return r;
+}
+
 int step_new(struct step **out, const struct step_options *options)
 {
     const struct layout *layout = options->state->layout;
     struct step *step = calloc(1, sizeof(*step));
+    int r;
 
     if (!step)
         return -ENOMEM;
@@ -112,11 +130,10 @@ int step_new(struct step **out, const struct step_options *options)
     step->begun = calloc(layout->n_parts + 1, 1);
     step->contributed = calloc(layout->n_params, 1);
     step->scalars = calloc(layout->n_params, sizeof(*step->scalars));
-    if (!step->begun || !step->contributed || !step->scalars || step_keep(step) < 0 ||
-        make_reductions(step, &step->reductions) < 0 || make_staging(step) < 0 ||
-        (!is_alone(step) && make_reductions(step, &step->combinations) < 0)) {
+    r = step->begun && step->contributed && step->scalars ? make_parts(step, options) : -ENOMEM;
+    if (r < 0) {
         step_free(step);
-        return -ENOMEM;
+        return r;
     }
     *out = step;
     return 0;
@@ -133,6 +150,7 @@ void step_free(struct step *step)
     free(step->scalars);
     segment_deinit(&step->staging_segment);
     segment_deinit(&step->kept);
+    published_free(step->published);
     pthread_mutex_destroy(&step->finding_lock);
     free(step);
 }
@@ -673,6 +691,15 @@ static void update_run(struct work *work, uint32_t item)
     step_update_chunk(step, item, acc_of(step, item));
 }
 
+static void update_and_publish_run(struct work *work, uint32_t item)
+{
+    struct step *step = container_of(work, struct step, update_work);
+    uint32_t chunk = published_chunk(step->published, item);
+
+    step_update_chunk(step, chunk, acc_of(step, chunk));
+    published_add(step->published, chunk);
+}
+
 static void update_done(struct work *work)
 {
     struct step *step = container_of(work, struct step, update_work);
@@ -683,6 +710,10 @@ static void update_done(struct work *work)
 static void update_here(struct step *step)
 {
     step_finish_torn_update(step, 0, step->layout->n_chunks, acc_of, step);
+    if (step->published) {
+        published_begin(step->published, step->state->progress.epoch + 1);
+        step->update_work.run = update_and_publish_run;
+    }
     worker_post(step->pool, &step->update_work);
 }
 

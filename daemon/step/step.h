@@ -46,6 +46,7 @@ enum {
 
 struct devices;
 struct offload;
+struct published;
 struct ring;
 struct step;
 
@@ -112,6 +113,7 @@ struct step {
     struct devices *devices;         /* step-device.c's */
     unsigned n_updating, n_to_order; /* step-device.c's: orders of the update that are not done, not given yet */
     struct offload *offload;         /* step-offload.c's; not owned */
+    struct published *published;     /* owned; NULL: weights are there when the whole step is */
 
     struct reduction *reductions;   /* per parcel */
     struct reduction *combinations; /* per parcel; NULL when all ranks are local */
@@ -154,6 +156,7 @@ struct step_options {
     enum optimizer optimizer;
     size_t cache_bytes;         /* of the CPU's largest cache; 0: nothing fits into it */
     const struct step_ops *ops; /* NULL: workers, in the memory of this process */
+    bool publishes;             /* what they write are the weights that all ranks map */
     struct devices *devices;    /* of ops */
     enum dtype
         wire; /* partial sums are rounded to it, once: DTYPE_F32 or DTYPE_BF16; unused when all ranks are local */

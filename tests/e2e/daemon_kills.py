@@ -131,6 +131,7 @@ class Plan:
         self.loads = rng.random() < 0.2
         if self.loads:
             self.load_first(rng)
+        self.overlap = rng.random() < 0.5  # forwards begin while the update still writes weights
 
     def load_first(self, rng):
         """The run goes on with a checkpoint, and most daemons that are killed first are killed while they load it."""
@@ -166,6 +167,7 @@ class Plan:
 
     def __repr__(self):
         return (f"seed {self.seed}: ranks {self.ranks}, {self.config}, {self.env}, accumulate {self.accumulate}, "
+                f"overlap {self.overlap}, "
                 f"loads {self.loads}, lives {self.lives}, trainers {self.victims}, {self.device} {self.engine_kills}")
 
 
@@ -184,7 +186,8 @@ class Job:
             config = config | {"checkpoint": config.get("checkpoint", {}) | {"load": str(loads)}}
         self.whole = (Nodes(self.daemon, folder, plan.ranks, config, plan.env) if plan.n_nodes > 1 else
                       self.daemon(config | {"world": {"size": plan.world_size}}, plan.env))
-        args = ["--moments", plan.moments, *(["--accumulate"] if plan.accumulate else [])]
+        args = ["--moments", plan.moments, *(["--accumulate"] if plan.accumulate else []),
+                *(["--overlap"] if plan.overlap else [])]
         self.ranks = kills.start(self.whole, plan.victims, args, N_STEPS)
 
     def daemon(self, config, env=None, prefix=()):

@@ -342,12 +342,28 @@ static int act_at(struct trainer *t, struct zerod_position at, enum place place,
 
 /* ---- a step -------------------------------------------------------------------------------------------- */
 
+/* As a forward under --overlap wants them: each as soon as it is there. In stage 3 a gather waits for all. */
+static int hash_each(struct trainer *t, uint64_t *h)
+{
+    for (unsigned i = 0; i < N_PARAMS; i++) {
+        int r = zerod_wait(t->client, &i, 1);
+
+        if (r)
+            return r;
+        *h = hash(*h, memory_weight(t->client, i, weight_bytes(i)), weight_bytes(i));
+    }
+    return 0;
+}
+
 /* All weights, as the caller sees them; stage 3: a few parameters at a time. */
 static int hash_weights(struct trainer *t, uint64_t *h)
 {
     unsigned ids[CHUNK];
+    struct zerod_job job;
 
     *h = HASH_START;
+    if (t->options.flags & ZEROD_OVERLAP_UPDATE && zerod_job(t->client, &job) == 0 && job.stage != 3)
+        return hash_each(t, h);
     for (unsigned first = 0; first < N_PARAMS; first += CHUNK) {
         unsigned n = 0;
         int r;
@@ -495,19 +511,30 @@ static int finish_step(struct trainer *t, struct zerod_position at)
     return result.epoch == at.step + 1 ? 0 : wrong("the epoch after the step");
 }
 
-static int run_step(struct trainer *t, struct zerod_position at)
+static int say_weights(struct trainer *t, struct zerod_position at)
 {
     uint64_t h;
+    int r = hash_weights(t, &h);
+
+    if (r == 0)
+        printf("weights %" PRIu64 " %016" PRIx64 "\n", at.step, h);
+    return r;
+}
+
+static int run_step(struct trainer *t, struct zerod_position at)
+{
+    /* Now and then the next backward follows at once. */
+    bool late = t->options.flags & ZEROD_OVERLAP_UPDATE && at.step % 3 == 1;
     int r = 0;
 
     if (t->window_every && at.step % t->window_every == 0 && at.micro_batch == 0 && at.n_windows == 0)
         r = run_window(t, at);
-    if (r == 0)
-        r = hash_weights(t, &h);
-    if (r == 0)
-        printf("weights %" PRIu64 " %016" PRIx64 "\n", at.step, h);
+    if (r == 0 && !late)
+        r = say_weights(t, at);
     while (r == 0 && zerod_epoch(t->client).micro_batch < t->n_micro)
         r = run_micro_batch(t, zerod_epoch(t->client));
+    if (r == 0 && late)
+        r = say_weights(t, at);
     return r ? r : finish_step(t, at);
 }
 
@@ -600,11 +627,17 @@ static bool parse_action(struct trainer *t, const char *text)
 static int parse(struct trainer *t, int argc, char **argv)
 {
     static const struct option options[] = {
-        {"steps", required_argument, NULL, 's'},   {"micro", required_argument, NULL, 'm'},
-        {"seed", required_argument, NULL, 'e'},    {"window", required_argument, NULL, 'w'},
-        {"accumulate", no_argument, NULL, 'a'},    {"any-blob", no_argument, NULL, 'b'},
-        {"at", required_argument, NULL, 't'},      {"timeout", required_argument, NULL, 'o'},
-        {"moments", required_argument, NULL, 'v'}, {0},
+        {"steps", required_argument, NULL, 's'},
+        {"micro", required_argument, NULL, 'm'},
+        {"seed", required_argument, NULL, 'e'},
+        {"window", required_argument, NULL, 'w'},
+        {"accumulate", no_argument, NULL, 'a'},
+        {"any-blob", no_argument, NULL, 'b'},
+        {"at", required_argument, NULL, 't'},
+        {"timeout", required_argument, NULL, 'o'},
+        {"moments", required_argument, NULL, 'v'},
+        {"overlap", no_argument, NULL, 'l'},
+        {0},
     };
     int option;
 
@@ -625,6 +658,8 @@ static int parse(struct trainer *t, int argc, char **argv)
             t->accumulate = true;
         else if (option == 'b')
             t->any_blob = true;
+        else if (option == 'l')
+            t->options.flags |= ZEROD_OVERLAP_UPDATE;
         else if (option != 't' || !parse_action(t, optarg))
             return -1;
     }
@@ -642,7 +677,7 @@ int main(int argc, char **argv)
     if (parse(&t, argc, argv) < 0) {
         fprintf(stderr,
                 "usage: kill-trainer [--steps N] [--micro N] [--seed N] [--window N] [--accumulate] [--any-blob]\n"
-                "                    [--timeout MS] [--moments m|v|mv|none] [--at "
+                "                    [--overlap] [--timeout MS] [--moments m|v|mv|none] [--at "
                 "STEP.MICRO.(N|end|step|window):ACTION[=N]]...\n");
         return EX_USAGE;
     }

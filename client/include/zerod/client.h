@@ -98,6 +98,9 @@ enum zerod_on_duplicate {
 enum zerod_flags {
     ZEROD_NO_SIGSEGV_HANDLER =
         1 << 0, /* do not take writes to published weights, or explain reads of released ones (E1106, E1110) */
+    ZEROD_OVERLAP_UPDATE =
+        1 << 1, /* zerod_step() returns when the step is decided, and weights change behind the caller's back until
+                   zerod_wait(): for a caller that calls that before it reads them */
 };
 
 /* All fields may be zero; there has to be one. */
@@ -400,10 +403,23 @@ ZEROD_API int zerod_evidence(struct zerod *c, const struct zerod_evidence *e);
 ZEROD_API int zerod_report(struct zerod *c, int code, const unsigned *params, size_t n_params, const char *detail);
 
 /*
- * Asks for the step and waits until it is committed. args and result may be NULL. Refused without being sent: a max_norm
+ * Asks for the step and waits until it is committed; with ZEROD_OVERLAP_UPDATE only until nothing can change its result
+ * any more (see zerod_wait()). args and result may be NULL. Refused without being sent: a max_norm
  * or loss_scale that is negative, infinite or NaN, and hyperparameters that torch.optim's constructors refuse.
  */
 ZEROD_API int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod_step_result *result);
+
+/*
+ * Waits until these parameters have the weights of the last step. With ZEROD_OVERLAP_UPDATE zerod_step() returns while
+ * the daemon still writes them, in the order of declaration; so a forward that calls this for each layer begins with
+ * the first layer while the last one is updated. params NULL: for all. It costs nothing when they are there. Any other
+ * call that talks to the daemon waits for all first, so gradients never meet an update: zerod_begin_backward() above
+ * all. zerod_weight() is no such call. Where weights do not lie in host memory of one node, or are private, this waits
+ * for all whatever it is asked. The order of a job's other ranks does not matter: it is no collective. If the daemon
+ * ends before it is through with the step, the next one completes it, and the call waits for that. Return: as
+ * zerod_step(): an error of the step that could be told only now is told here, or by the next call.
+ */
+ZEROD_API int zerod_wait(struct zerod *c, const unsigned *params, size_t n_params);
 
 /*
  * Collective: waits until everything pushed is reduced; the norm, unscaled if it is the daemon that scales (a scale of
@@ -413,7 +429,8 @@ ZEROD_API int zerod_grad_norm(struct zerod *c, double *norm);
 
 /*
  * Current weights of parameter i in its dtype, read-only, at an address that never changes; valid until zerod_close().
- * They change only while all ranks are inside zerod_step() or zerod_write_end(). Stage 3: readable between gather and
+ * They change only while all ranks are inside zerod_step() or zerod_write_end(), or with ZEROD_OVERLAP_UPDATE until
+ * zerod_wait() has returned. Stage 3: readable between gather and
  * release only.
  */
 ZEROD_API const void *zerod_weight(struct zerod *c, unsigned param);
@@ -559,7 +576,8 @@ struct zerod_observation {
 ZEROD_API int zerod_explain(const struct zerod_observation *o, struct zerod_error **out);
 ZEROD_API void zerod_explain_free(struct zerod_error *error); /* NULL is fine */
 
-/* The connection's descriptor, to be polled, not read. */
+/* The connection's descriptor, to be polled, not read. With ZEROD_OVERLAP_UPDATE it is readable, too, when the update
+ * is through and no call has been made since. */
 ZEROD_API int zerod_fd(const struct zerod *c);
 
 /* "0.2.0" */

@@ -344,6 +344,12 @@ static void deinit(struct zerod *c)
     mapping_deinit(&c->progress);
 }
 
+/* The daemon's host memory says nothing of GPUs. */
+static int await(struct zerod *c, const unsigned *params, size_t n_params)
+{
+    return overlap_settle(c);
+}
+
 static const struct memory_ops cuda_memory = {
     .check_gpu = check_gpu,
     .map = map_segment,
@@ -360,6 +366,7 @@ static const struct memory_ops cuda_memory = {
     .weight = weight,
     .share = share_nothing,
     .refresh = weights_gather_anew,
+    .await = await,
     .count_fitting = count_fitting,
     .check_gathered = check_gathered,
     .show = show,

@@ -64,6 +64,9 @@ struct memory_ops {
     /* After a step or a window: copies of weights get the new ones. */
     int (*refresh)(struct zerod *c);
 
+    /* A step is decided, and its answer owed: waits until these parameters have its weights, or for all (overlap.h). */
+    int (*await)(struct zerod *c, const unsigned *params, size_t n_params);
+
     /* Stage 3. How many of n parameters one request may gather; are the daemon's offsets in its pool right? */
     size_t (*count_fitting)(const struct zerod *c, const unsigned *params, size_t n);
     int (*check_gathered)(struct zerod *c, const unsigned *params, size_t n, const struct reply_done *done);

@@ -59,6 +59,7 @@ from .loops.steps import steps
 from .loops.trainer import checkpoint_callback, for_trainer, metrics_callback, observe_callback, resume
 from .observe import observe, unobserve
 from .optimizer import Optimizer
+from .overlap import wait
 from .stage3 import stage3
 from .userstate import buffers, user_state
 from .window import gathered, sync_buffers, writable
@@ -66,6 +67,6 @@ from .window import gathered, sync_buffers, writable
 __version__ = "0.2.0"
 _FUNCTIONS = (
     "buffers", "checkpoint_callback", "epochs", "for_trainer", "gathered", "metrics_callback", "observe", "observe_callback", "resume", "resume_lightning", "stage3", "steps",
-    "sync_buffers", "unobserve", "user_state", "writable",
+    "sync_buffers", "unobserve", "user_state", "wait", "writable",
 )  # fmt: skip
 __all__ = [name for name in dir() if name[0].isupper() or name in _FUNCTIONS]

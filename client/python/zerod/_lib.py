@@ -42,6 +42,8 @@ CONFIGURED = {"lr": 2, "betas": 4, "eps": 8, "weight_decay": 16, "momentum": 32,
               "lr_decay": 256}  # fmt: skip
 CONFIGURED_SCHEDULER = 512
 
+OVERLAP_UPDATE = 2  # of Options.flags
+
 INTERRUPTED = ctypes.CFUNCTYPE(c_int, c_void_p)
 
 
@@ -152,6 +154,7 @@ _WAITING = {
     "zerod_end_backward": (c_int, c_void_p, c_char_p, c_size_t),
     "zerod_abandon_backward": (c_int, c_void_p, c_char_p),
     "zerod_step": (c_int, c_void_p, POINTER(StepArgs), POINTER(StepResult)),
+    "zerod_wait": (c_int, c_void_p, POINTER(c_uint), c_size_t),
     "zerod_grad_norm": (c_int, c_void_p, POINTER(c_double)),
     "zerod_gather": (c_int, c_void_p, POINTER(c_uint), c_size_t),
     "zerod_release": (c_int, c_void_p, POINTER(c_uint), c_size_t),

@@ -151,6 +151,7 @@ class Client:
         on_duplicate: str | None,
         optimizer: str | None = None,
         momentum: float = 0.0,
+        overlap_update: bool = False,
     ) -> None:
         self._handle = c_void_p()
         self._is_kept = False  # the handle, until the process exits
@@ -173,6 +174,7 @@ class Client:
             run_id=run_id.encode() if run_id else None,
             timeout_ms=int(timeout * 1000) if timeout else 0,
             on_duplicate=_lib.ON_DUPLICATE[on_duplicate],
+            flags=_lib.OVERLAP_UPDATE if overlap_update else 0,
             client=_program().encode(),
             interrupted=_interrupted,
             optimizer=optimizer.encode() if optimizer else None,
@@ -338,6 +340,10 @@ class Client:
             result.epoch, result.applied, result.grad_norm, result.loss_scale, result.lr, result.n_missing
         )
         return self.result
+
+    def wait(self, ids: Any, n: int) -> None:
+        """With overlap_update: until these parameters have the weights of the last step; ids None: all."""
+        self.check(self.waits.during(lib.wait, self._handle, ids, n))
 
     def grad_norm(self) -> float:
         norm = c_double()

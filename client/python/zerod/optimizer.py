@@ -24,6 +24,7 @@ from .client import Client, Position, StepResult
 from .errors import ConnectionLost, GradientFault
 from .gradients import Gradients
 from .metrics import collect
+from .overlap import Overlap, WholeStep
 from .patches.accelerate import refuse_lost_settings
 from .patches.wrappers import is_inside_ddp
 from .registry import open_optimizers, owners_of, when_attached
@@ -90,6 +91,8 @@ class Optimizer(torch.optim.Optimizer):
     on_grad_read  "warn" once, "error" or "ignore", when the program reads .grad after it was pushed, see reads.py
     sync_buffers  if there is a process group, all ranks get rank 0's buffers after each step, as under DDP; without a
                   group one warning says that the ranks' buffers differ, see zerod.sync_buffers()
+    overlap_update  step() returns when the step is decided, and the weights are written while the next forward runs,
+                  which waits for each module's own; see zerod.wait() for what reads weights otherwise
     timeout       seconds to wait for an answer before TimeoutError; default: no limit but the daemon's stall_timeout
     type          "AdamW", "Adam", "SGD", "Lion" or "Adagrad": if the daemon's configuration names no optimizer, the
                   daemon uses this one; another type than the configured one is refused; default: the daemon's
@@ -117,6 +120,7 @@ class Optimizer(torch.optim.Optimizer):
         on_duplicate: str | None = None,
         on_grad_read: str = "warn",
         sync_buffers: bool = True,
+        overlap_update: bool = False,
         timeout: float | None = None,
         type: str | None = None,
         **hypers: Any,
@@ -130,7 +134,10 @@ class Optimizer(torch.optim.Optimizer):
         socket = _socket_of(job) if job and socket is None else socket
         given = settings.given(groups, hypers)
         settings.check_type(type, HYPERS)
-        self._client = Client(socket, rank, run_id, timeout, on_duplicate, type, settings.momentum(type, given))
+        self._client = Client(
+            socket, rank, run_id, timeout, on_duplicate, type, settings.momentum(type, given), overlap_update
+        )
+        self._overlaps = overlap_update
         try:
             _refuse_wrapped(self.model, self._client)
             settings.check_type(type, [self.optimizer_type])
@@ -205,17 +212,23 @@ class Optimizer(torch.optim.Optimizer):
         self._buffers = BufferSync(self.model, client.rank, self.world_size, self._syncs_buffers)
         self._unwatch = reads.watch(self._gradients.was_pushed, self._bound, self._on_grad_read)
         self._guards = patches.attach(self)
+        self._overlap = self._make_overlap()
         self.state = state.States(self)
         self.register_state_dict_post_hook(state.finish_state_dict, prepend=True)
         self.param_ids = frozenset(id(b.param) for b in self._bound)
         self._formed = True
         open_optimizers.add(self)
 
+    def _make_overlap(self) -> WholeStep:
+        is_plain = self._overlaps and type(self._place) is placement.InHost and self.sharding is None
+        return Overlap(self._client, self.model, self._bound) if is_plain else WholeStep(self._client)
+
     def close(self) -> None:
         """Leaves the job; the model's weights become ordinary memory of this process."""
         if self._client.handle and self._formed:
             self._formed = False
             self._gradients.close()
+            self._overlap.close()
             self._unwatch()
             for guard in self._guards:
                 guard.remove()
@@ -228,6 +241,7 @@ class Optimizer(torch.optim.Optimizer):
     def _give_back(self) -> None:
         """Leaves with detached weights. After a lost connection they are still mapped, but stage 3 cannot gather."""
         try:
+            self._overlap.wait()
             for b in self._bound:
                 with self._client.gathered([b.index]) if self.sharding else contextlib.nullcontext():
                     self._place.detach(b)
@@ -373,6 +387,7 @@ class Optimizer(torch.optim.Optimizer):
         args = self._step_args()
         self._place.before_step()
         self.result = self._gradients.answered(lambda: self._client.step(args))
+        self._overlap.stepped()
         if self.result.applied:
             self._place.after_step()
         if self._aside.amp is not None and not self.result.applied:
@@ -380,6 +395,10 @@ class Optimizer(torch.optim.Optimizer):
         self._aside.amp = self._aside.max_norm = None
         self._gradients.forget_step()
         self._buffers.after_step()
+
+    def wait(self, params: Iterable[torch.Tensor] | None = None) -> None:
+        """See zerod.wait()."""
+        self._overlap.wait(params)
 
     def _check_frozen(self) -> None:
         """If a parameter in no group, or one thawed since it was declared, has a gradient, the next answer is E1103."""

@@ -94,6 +94,12 @@ void job_answer(struct job *job, struct job_rank *rank, const struct reply *repl
             close(fds[i]);
 }
 
+void job_tell(struct job *job, const struct job_rank *rank, const struct reply *reply)
+{
+    if (rank->peer && rank->peer != RANK_IS_AWAY)
+        job->ops.answer(job->ops.userdata, rank->peer, reply, NULL, 0);
+}
+
 double job_loss_scale(const struct job *job)
 {
     return job->decision.lossscale.scale;

@@ -14,6 +14,8 @@ struct reply;
 /* Answers the rank's request and ends its wait; fds are taken. */
 void job_answer(struct job *job, struct job_rank *rank, const struct reply *reply, int *fds, size_t n_fds);
 void job_answer_done(struct job *job, struct job_rank *rank);
+/* Tells the rank something while it waits. Not if it is away: it hears the answer. */
+void job_tell(struct job *job, const struct job_rank *rank, const struct reply *reply);
 void job_refuse(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic, bool aborted);
 struct wire_position job_position(const struct job *job, const struct job_rank *rank);
 

@@ -109,6 +109,8 @@ struct job_rank {
     struct blob blob_committed;      /* of the last committed step */
     struct blob blob_step;           /* came with the request for the step */
     struct step_args args;
+    bool wants_published; /* when it is formed */
+    bool wants_decision;  /* to hear of it before the step is committed */
     bool abandoned;      /* a backward was given up in this step */
     uint32_t n_given_up; /* pushes of that backward */
     char *given_up_why;  /* in the client's words; owned; NULL: it gave no reason */

@@ -563,6 +563,7 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
         return;
     }
     job_keep_args(job, &rank->args, request);
+    rank->wants_decision = request->wants_decision;
     blob_reset(&rank->blob_step);
     if (request->has_blob)
         blob_set(&rank->blob_step, request->blob, request->n_blob_bytes);

@@ -286,6 +286,37 @@ static void note_findings(struct job *job, const struct node_verdict *verdict)
     zero_gradient_note_step(job, verdict->pushed_all);
 }
 
+static struct reply step_done(const struct job *job, const struct job_rank *rank)
+{
+    return (struct reply){
+        .type = REPLY_STEP_DONE,
+        .step_done =
+            {
+                .position = job_position(job, rank),
+                .applied = job->decision.applying,
+                .norm = job->decision.norm,
+                .loss_scale = job_loss_scale(job),
+                .lr = job->decision.lr,
+                .n_missing = job->missing.n_params,
+            },
+    };
+}
+
+/* Ranks that can use the time until all weights are written hear already what the answer will be. */
+static void tell_decision(struct job *job)
+{
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
+        struct job_rank *rank = &job->ranks[r];
+        struct reply reply = step_done(job, rank);
+
+        if (rank->wait != WAIT_STEP || !rank->wants_decision)
+            continue;
+        reply.step_done.is_decision = true;
+        reply.step_done.position = (struct wire_position){.step = job->ledger.step + 1, .attempt = job->ledger.attempt};
+        job_tell(job, rank, &reply);
+    }
+}
+
 /* From here the step only rolls forward. */
 static void carry_out(struct job *job, const struct node_verdict *verdict)
 {
@@ -311,6 +342,7 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
     job->decision.has_hypers = true;
     job->work.n_io++;
     step_update(job->step, &(struct step_update){.groups = job->decision.hypers, .s = verdict->s}, update_is_done, job);
+    tell_decision(job);
 }
 
 /* ---- commit -------------------------------------------------------------------------------------------- */
@@ -338,29 +370,13 @@ static void learn_graph(struct job *job)
     job->decision.has_learnt = true;
 }
 
-static void answer_step(struct job *job, struct job_rank *rank)
-{
-    job_answer(job, rank,
-               &(struct reply){
-                   .type = REPLY_STEP_DONE,
-                   .step_done =
-                       {
-                           .position = job_position(job, rank),
-                           .applied = job->decision.applying,
-                           .norm = job->decision.norm,
-                           .loss_scale = job_loss_scale(job),
-                           .lr = job->decision.lr,
-                           .n_missing = job->missing.n_params,
-                       },
-               },
-               NULL, 0);
-}
-
 void commit_answer(struct job *job)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++) {
+        struct reply reply = step_done(job, &job->ranks[r]);
+
         if (job->ranks[r].wait == WAIT_STEP)
-            answer_step(job, &job->ranks[r]);
+            job_answer(job, &job->ranks[r], &reply, NULL, 0);
         else if (job->ranks[r].wait == WAIT_ABORT)
             job_answer_done(job, &job->ranks[r]);
     }

@@ -142,6 +142,7 @@ static void assert_step_equal(const struct request_step *a, const struct request
     assert_hypers_equal(a->groups, b->groups, a->n_groups);
     assert_true(a->has_max_norm == b->has_max_norm && a->max_norm == b->max_norm && a->loss_scale == b->loss_scale);
     assert_true(a->found_inf == b->found_inf && a->has_blob == b->has_blob);
+    assert_true(a->wants_decision == b->wants_decision);
     assert_int_equal(a->n_blob_bytes, b->n_blob_bytes);
     assert_memory_equal(a->blob, b->blob, a->n_blob_bytes);
 }
@@ -708,9 +709,9 @@ static void test_limits_of_replies(void **state)
     REPLY_CASE(REPLY_FORMED, (q.formed.segments = segments, q.formed.n_segments = 8), NULL);
     REPLY_CASE(REPLY_FORMED, (q.formed.segments = segments, q.formed.n_segments = 9),
                "Formed.segments: 9 values, expected at most 8");
-    segments[1].kind = 9;
+    segments[1].kind = 10;
     REPLY_CASE(REPLY_FORMED, (q.formed.segments = segments, q.formed.n_segments = 8),
-               "Formed.segments[1].kind: 9, expected 0 to 8");
+               "Formed.segments[1].kind: 10, expected 0 to 9");
     segments[1].kind = WIRE_SEGMENT_STATE;
     segments[1].n_bytes = 0;
     REPLY_CASE(REPLY_DONE, (q.done.segments = segments, q.done.n_segments = 2),
@@ -1007,7 +1008,7 @@ static void test_envelopes(void **state)
     n = pack_request(&example_requests[REQUEST_FORM]);
     memset(trailing, 0, sizeof(trailing));
     memcpy(trailing, packet, n);
-    assert_request_refused(trailing, n + 1, "ClientMessage: 5 bytes that are not a protobuf message");
+    assert_request_refused(trailing, n + 1, "ClientMessage: 7 bytes that are not a protobuf message");
 }
 
 /* Every part of a valid packet is refused or still a message; none is read beyond its end (address

@@ -54,6 +54,11 @@ static void on_answer(void *userdata, void *peer, const struct reply *reply, int
     struct peer *p = peer;
 
     (void)userdata;
+    if (reply->type == REPLY_STEP_DONE && reply->step_done.is_decision) { /* no answer */
+        p->decision = reply->step_done;
+        p->n_decisions++;
+        return;
+    }
     assert_int_equal(p->n_answers, p->n_heard); /* one request at a time, and one answer to each */
     close_fds(p);
     p->n_answers++;
@@ -331,7 +336,8 @@ void peer_declare(struct peer *p)
 
 void peer_ask_form(struct peer *p)
 {
-    job_form(p->fixture->job, p->rank, &(struct request_form){.n_params = PUPPET_PARAMS});
+    job_form(p->fixture->job, p->rank,
+             &(struct request_form){.n_params = PUPPET_PARAMS, .wants_published = p->overlaps});
 }
 
 static void *map(int fd, size_t n_bytes, int protection)
@@ -345,7 +351,7 @@ static void *map(int fd, size_t n_bytes, int protection)
 void peer_take_formed(struct peer *p)
 {
     peer_expect(p, REPLY_FORMED);
-    assert_int_equal(p->n_segments, PEER_MAX_SEGMENTS);
+    assert_int_equal(p->n_segments, 4 + p->overlaps);
     for (size_t i = 0; i < p->n_segments; i++) {
         size_t n = p->segments[i].n_bytes;
 
@@ -358,6 +364,8 @@ void peer_take_formed(struct peer *p)
             break;
         case WIRE_SEGMENT_CREDIT:
             p->credit = map(p->fds[i], p->credit_bytes = n, PROT_READ);
+            break;
+        case WIRE_SEGMENT_PUBLISHED:
             break;
         default:
             assert_int_equal(p->segments[i].kind,
@@ -532,7 +540,10 @@ void peer_ask_end(struct peer *p)
 
 void peer_ask_step(struct peer *p)
 {
-    job_step(p->fixture->job, p->rank, &(struct request_step){.step = p->at.step, .attempt = p->at.attempt});
+    job_step(
+        p->fixture->job, p->rank,
+        &(struct request_step){
+            .step = p->at.step, .attempt = p->at.attempt, .found_inf = p->finds_inf, .wants_decision = p->overlaps});
 }
 
 void peer_ask_slot(struct peer *p, uint32_t bucket)

@@ -31,7 +31,7 @@
 /* A whole run. */
 enum { FIXTURE_STEPS = 3, FIXTURE_MICRO = 2 };
 
-enum { PEERS = 2, FIXTURE_MAX_PEERS = 4, PEER_MAX_PARCELS = 32, PEER_MAX_SEGMENTS = 4 };
+enum { PEERS = 2, FIXTURE_MAX_PEERS = 4, PEER_MAX_PARCELS = 32, PEER_MAX_SEGMENTS = 5 };
 
 struct peer_slot {
     bool open, overflow;
@@ -47,6 +47,11 @@ struct peer {
     uint64_t incarnation, sequence;
     struct wire_position at;
     float (*factor)(const struct peer *p, uint32_t param); /* of its gradients; NULL: 1 */
+
+    bool overlaps; /* wants to hear of decisions, and to map the published page */
+    bool finds_inf;
+    struct reply_step_done decision; /* the last one */
+    unsigned n_decisions;
 
     unsigned n_answers, n_heard;
     struct reply reply; /* the last one; what it points to is gone, but for what follows */

@@ -321,6 +321,70 @@ static void test_drop(void **userdata)
 
 /* ---- the step ------------------------------------------------------------------------------------------ */
 
+static bool has_segment(const struct peer *p, enum wire_segment_kind kind)
+{
+    for (size_t i = 0; i < p->n_segments; i++)
+        if (p->segments[i].kind == kind)
+            return true;
+    return false;
+}
+
+static void take_step(struct fixture *f)
+{
+    fixture_micro_batch(f);
+    for (unsigned i = 0; i < PEERS; i++)
+        peer_ask_step(&f->peers[i]);
+    for (unsigned i = 0; i < PEERS; i++)
+        peer_expect(&f->peers[i], REPLY_STEP_DONE);
+}
+
+/* Only who wants it hears the decision, once, and the answer says the same. A skipped step has only its answer. */
+static void test_decision(void **userdata)
+{
+    struct fixture *f = fixture_new(sgd);
+    struct peer *p = &f->peers[0];
+    struct reply_step_done *answer = &p->reply.step_done;
+
+    (void)userdata;
+    p->overlaps = true;
+    fixture_form(f, "run");
+    take_step(f);
+    assert_int_equal(p->n_decisions, 1);
+    assert_int_equal(f->peers[1].n_decisions, 0);
+    assert_int_equal(p->decision.position.step, 1);
+    assert_int_equal(p->decision.position.micro_batch, 0);
+    assert_int_equal(p->decision.position.attempt, answer->position.attempt);
+    assert_true(p->decision.applied && answer->applied && answer->norm > 0);
+    assert_true(p->decision.norm == answer->norm && p->decision.lr == answer->lr);
+    assert_true(p->decision.loss_scale == answer->loss_scale && p->decision.n_missing == answer->n_missing);
+    assert_false(answer->is_decision);
+    p->finds_inf = true;
+    take_step(f);
+    assert_false(answer->applied);
+    assert_int_equal(p->n_decisions, 1);
+    fixture_free(f);
+}
+
+/* A client of an earlier version would not know the segment. */
+static void test_published_page_is_asked_for(void **userdata)
+{
+    struct fixture *f = fixture_new(sgd);
+
+    (void)userdata;
+    f->peers[0].overlaps = true;
+    for (unsigned i = 0; i < PEERS; i++) {
+        assert_int_equal(peer_attach(&f->peers[i], "run"), 0);
+        peer_declare(&f->peers[i]);
+        peer_ask_form(&f->peers[i]);
+    }
+    for (unsigned i = 0; i < PEERS; i++) {
+        peer_take_formed(&f->peers[i]);
+        assert_int_equal(has_segment(&f->peers[i], WIRE_SEGMENT_PUBLISHED), i == 0);
+        assert_true(has_segment(&f->peers[i], WIRE_SEGMENT_CREDIT));
+    }
+    fixture_free(f);
+}
+
 /* SGD is simple enough to be done here. */
 static void test_step(void **userdata)
 {
@@ -1048,6 +1112,8 @@ TEST_GROUP(job)
         cmocka_unit_test(test_thief_after_resize),
         cmocka_unit_test(test_administrator_succeeds),
         cmocka_unit_test(test_drop),
+        cmocka_unit_test(test_decision),
+        cmocka_unit_test(test_published_page_is_asked_for),
         cmocka_unit_test(test_step),
         cmocka_unit_test(test_position),
         cmocka_unit_test(test_bucket_of_one_rank),

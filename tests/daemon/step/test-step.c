@@ -13,7 +13,9 @@
 #include "core/budget/step-sizes.h"
 #include "core/layout/layout.h"
 #include "daemon/memory/state.h"
+#include "daemon/step/published.h"
 #include "daemon/step/step.h"
+#include "proto/published.h"
 #include "tests/golden/gradients.h"
 
 /* ---- pieces -------------------------------------------------------------------------------------------- */
@@ -135,7 +137,8 @@ static void ignore_notice(void *userdata)
     (void)userdata;
 }
 
-static void make_core(struct core *core, struct fixture *f, unsigned stage, unsigned first, unsigned n)
+static void make_core_with(struct core *core, struct fixture *f, unsigned stage, unsigned first, unsigned n,
+                           bool publishes)
 {
     const struct kernels *kernels;
     char why[128];
@@ -153,8 +156,14 @@ static void make_core(struct core *core, struct fixture *f, unsigned stage, unsi
                                                                   .first_local = first,
                                                                   .n_local = n,
                                                                   .wire = f->wire,
+                                                                  .publishes = publishes,
                                                                   .optimizer = OPTIMIZER_ADAMW}),
                      0);
+}
+
+static void make_core(struct core *core, struct fixture *f, unsigned stage, unsigned first, unsigned n)
+{
+    make_core_with(core, f, stage, first, n, false);
 }
 
 static void make_with(struct fixture *f, unsigned stage, unsigned split, enum dtype wire)
@@ -862,6 +871,115 @@ static void test_rounded_pieces(void **userdata)
     done_with(&f);
 }
 
+/* ---- what is published ----------------------------------------------------------------------------------- */
+
+static const struct hyper hyper = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .adam_w_mode = true};
+
+static void update_is_done(void *userdata, int result)
+{
+    bool *is_done = userdata;
+
+    assert_int_equal(result, 0);
+    *is_done = true;
+}
+
+static void end_update(struct fixture *f, struct core *core, const bool *is_done)
+{
+    while (!*is_done)
+        assert_true(worker_pool_wait(f->pool) > 0);
+    step_commit(core->step);
+    core->state->progress.epoch++;
+}
+
+static void reduce_core(struct fixture *f, struct core *core)
+{
+    step_open(core->step);
+    for (uint32_t at = 0; at < f->layout->n_parcels; at++)
+        reduce(f, core, at, 0);
+}
+
+/* Whoever sees the word of a parameter sees its weights, while workers update others; they are those of any update. */
+static void test_published(void **userdata)
+{
+    const struct step_update update = {.groups = &hyper, .s = 1};
+    const struct published_page *page;
+    struct core publishing;
+    struct fixture f;
+
+    (void)userdata;
+    make(&f, 2, 0);
+    make_core_with(&publishing, &f, 2, 0, WORLD, true);
+    page = (const struct published_page *)(const void *)published_segment(publishing.step->published)->map;
+    assert_int_equal(page->n_params, N_PARAMS);
+    for (uint64_t n_steps = 1; n_steps <= 20; n_steps++) {
+        bool is_done = false, is_published = false;
+
+        fill_all(&f, n_steps);
+        reduce_core(&f, &f.whole);
+        reduce_core(&f, &publishing);
+        step_update(f.whole.step, &update, update_is_done, &is_done);
+        end_update(&f, &f.whole, &is_done);
+        for (uint32_t p = 0; p < N_PARAMS; p++)
+            assert_false(published_is_there(page, p, n_steps));
+        step_update(publishing.step, &update, update_is_done, &is_published);
+        for (uint32_t p = 0; p < N_PARAMS; p++) {
+            while (!published_is_there(page, p, n_steps))
+                ;
+            assert_memory_equal(state_weights(publishing.state, p, 0), state_weights(f.whole.state, p, 0),
+                                shapes[p] * sizeof(uint16_t));
+        }
+        end_update(&f, &publishing, &is_published);
+    }
+    step_free(publishing.step);
+    state_free(publishing.state);
+    done_with(&f);
+}
+
+/*
+ * Small parameters of all layers share a bucket; in the order of buckets the first layer's would come last. Neighbours in
+ * memory are updated together, up to the size of a chunk.
+ */
+static void test_order_of_updates(void **userdata)
+{
+    enum { N = 8, LARGE = 2 * CHUNK_ELEMS };
+    static const uint64_t sizes[N] = {LARGE, 3, 100, 30000, 100, 30000, LARGE, 30000}; /* weight, bias, ... */
+    /* One group has 0, 2 and 6, the other 1, 3, 5 and 7, of which three make no more than a chunk. 4 is frozen. */
+    static const uint32_t order[] = {0, 0, 3, 1, 2, 7, 5, 6, 6};
+    struct layout_decl decls[N];
+    struct published *published;
+    const struct published_page *page;
+    struct layout *layout;
+    char names[N][8];
+    uint32_t bad;
+
+    (void)userdata;
+    for (unsigned p = 0; p < N; p++) {
+        snprintf(names[p], sizeof(names[p]), "p%u", p);
+        decls[p] = (struct layout_decl){
+            .name = names[p], .name_len = 2, .group = p % 2, .trainable = p != 4, .n_dims = 1, .shape = &sizes[p]};
+    }
+    assert_int_equal(layout_new(&layout, decls, N, 1, 1 << 20, &bad), 0);
+    assert_int_equal(layout->n_buckets, 2);
+    assert_int_equal(layout->n_chunks, ARRAY_SIZE(order));
+    assert_int_equal(published_new(&published, layout), 0);
+    page = (const struct published_page *)(const void *)published_segment(published)->map;
+    published_begin(published, 7);
+    for (uint32_t i = 0; i < layout->n_chunks; i++) {
+        uint32_t chunk = published_chunk(published, i), param = layout->chunks[chunk].param;
+
+        assert_int_equal(param, order[i]);
+        assert_false(published_is_there(page, param, 7));
+        published_add(published, chunk);
+        assert_int_equal(published_is_there(page, param, 7),
+                         chunk + 1 == layout->params[param].first_chunk + layout->params[param].n_chunks);
+        assert_false(published_is_there(page, param, 8));
+    }
+    for (uint32_t p = 0; p < N; p++)
+        assert_true(published_is_there(page, p, 7));
+    published_free(published);
+    layout_free(layout);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -880,6 +998,8 @@ int main(void)
         cmocka_unit_test(test_slots_travel),
         cmocka_unit_test(test_finding_in_a_slot),
         cmocka_unit_test(test_rounded_pieces),
+        cmocka_unit_test(test_published),
+        cmocka_unit_test(test_order_of_updates),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

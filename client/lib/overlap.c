@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A forward that begins while the update still writes weights (overlap.h). */
+
+#include <errno.h>
+
+#include "client/lib/handle.h"
+#include "client/lib/overlap.h"
+#include "core/base/base.h"
+#include "core/wire/wire-reply.h"
+#include "proto/published.h"
+
+enum { LOOKS = 1000 }; /* picked: some 10 us, in which a worker is through with the chunk that it is at */
+
+int overlap_settle(struct zerod *c)
+{
+    struct reply reply;
+    int r = call_settle(&c->call, &reply);
+
+    if (r != 0)
+        return r;
+    c->position = reply.step_done.position;
+    c->call.loss_scale = reply.step_done.loss_scale;
+    return c->memory->refresh(c);
+}
+
+static bool is_there(const struct zerod *c, uint32_t param)
+{
+    const struct published_page *page = (const struct published_page *)(const void *)c->published.base;
+
+    return published_is_there(page, param, c->position.step);
+}
+
+/* Return: 1 when it is there; 0 when something has come from the daemon; or fatal. */
+static int await_one(struct zerod *c, uint32_t param, int64_t until_ms)
+{
+    int r = 0;
+
+    for (unsigned i = 0; i < LOOKS; i++) {
+        if (is_there(c, param))
+            return 1;
+        __builtin_ia32_pause();
+    }
+    for (unsigned i = 1; r == 0; i++) {
+        if (is_there(c, param))
+            return 1;
+        r = call_watch(&c->call, until_ms, i);
+    }
+    return MIN(r, 0);
+}
+
+int overlap_await(struct zerod *c, const unsigned *params, size_t n_params)
+{
+    int64_t until_ms = call_deadline(&c->call);
+
+    for (size_t i = 0; i < n_params; i++) {
+        int r = await_one(c, params[i], until_ms);
+
+        if (r <= 0)
+            return r < 0 ? r : overlap_settle(c);
+    }
+    return 0;
+}
+
+int zerod_wait(struct zerod *c, const unsigned *params, size_t n_params)
+{
+    int r = handle_is_formed(c);
+
+    for (size_t i = 0; r == 0 && i < n_params; i++)
+        if (params[i] >= c->layout->n_params)
+            r = call_fail(&c->call, -EINVAL, "zerod_wait: no parameter %u", params[i]);
+    if (r != 0 || !c->call.owes)
+        return r;
+    return params ? c->memory->await(c, params, n_params) : overlap_settle(c);
+}

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+overlap_update: the forward runs while the daemon still writes the weights. It has the bits of a run without, and reads
+no old weight, however late the last ones come.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import time
+
+import pytest
+import torch
+from torch import nn
+
+N_STEPS = 24
+SLOW = {"ZEROD_FAILPOINT": "update:sleep:5@*"}  # each chunk
+STUCK = {"ZEROD_FAILPOINT": "update:sleep:60000@9"}  # the ninth chunk of the first step
+CONFIG = {"gradient_clipping": 0.5, "zero_optimization": {"reduce_bucket_size": 100_000_000}}
+
+
+class Model(nn.Module):
+    """An embedding whose weight is the last layer's, too, attention (which reads a weight past its module), dropout."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.embed = nn.Embedding(40, 32)
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU()) for _ in range(4))
+        self.head = nn.Linear(32, 40, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def groups_of(model):
+    """As people have them: biases and norms, which share a bucket, are not decayed."""
+    params = list(model.parameters())
+    return [{"params": [p for p in params if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0}]
+
+
+def loss_of(model, step, rank, scale=1.0):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    tokens = torch.randint(0, 40, (4, 12), generator=generator)
+    return scale * nn.functional.cross_entropy(model(tokens).view(-1, 40), tokens.roll(1, 1).view(-1))
+
+
+def train(overlap, n_steps=N_STEPS, infinite=()):
+    """A rank. Return: for each step its loss, norm, and whether it was applied; and the weights at the end."""
+    import zerod
+
+    model = Model()
+    opt = zerod.Optimizer(groups_of(model), model=model, lr=1e-2, overlap_update=overlap)
+    seen = []
+    for step in range(n_steps):
+        loss = loss_of(model, step, opt.rank, float("inf") if step in infinite else 1.0)
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        seen.append((loss.item(), opt.result.grad_norm, opt.result.applied, opt.epoch))
+    weights = {name: w.clone() for name, w in model.state_dict().items()}
+    opt.close()
+    return repr(seen), weights
+
+
+def assert_same(runs, others):
+    for (seen, weights), (other_seen, other_weights) in zip(runs, others, strict=True):
+        assert seen == other_seen
+        assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("env", [{}, SLOW], ids=["fast", "slow"])
+def test_same_bits(zerod, run, env):
+    """Clipped steps, and two that are skipped. Where each chunk takes 5 ms, a forward that did not wait had old weights."""
+    n_steps = 8 if env else N_STEPS
+    infinite = (3, 5)
+    with_it = run(zerod(CONFIG, env=env), train, overlap=True, n_steps=n_steps, infinite=infinite)
+    without = run(zerod(CONFIG), train, overlap=False, n_steps=n_steps, infinite=infinite)
+    assert_same(with_it, without)
+    assert with_it[0][0].count("False") == len(infinite)
+
+
+@pytest.mark.parametrize("config", [
+    {"weights": "private"}, {"zero_optimization": {"stage": 3, "stage3_on_one_node": "gathered"}},
+], ids=["private", "gathered"])
+def test_waits_for_all(zerod, run, config):
+    """Where a word for each parameter would not do."""
+    with_it = run(zerod(config, env=SLOW), train, overlap=True, n_steps=4)
+    assert_same(with_it, run(zerod(config), train, overlap=False, n_steps=4))
+
+
+def two_steps(overlap, after):
+    """A rank: two steps, and between them `after`. Return: what that returned, and the weights at the end."""
+    import zerod
+
+    model = Model()
+    opt = zerod.Optimizer(model, lr=1e-2, overlap_update=overlap)
+    loss_of(model, 0, opt.rank).backward()
+    opt.step()
+    seen = after(zerod, opt, model)
+    loss_of(model, 1, opt.rank).backward()
+    opt.step()
+    opt.close()  # leaves with the weights of the last step
+    return [] if seen is None else seen, {name: w.clone() for name, w in model.state_dict().items()}
+
+
+def push_at_once(zerod, opt, model):
+    """No forward at all: the gradients were known before."""
+    for param in model.parameters():
+        param.grad = torch.full_like(param, 0.01)
+    opt.step()
+
+
+def read_past_the_module(zerod, opt, model):
+    zerod.wait(model.layers[3][1].weight)
+    return [model.layers[3][1].weight.clone()]
+
+
+def read_all(zerod, opt, model):
+    zerod.wait()
+    return [p.clone() for p in reversed(list(model.parameters()))]
+
+
+def save(zerod, opt, model):
+    return [w.clone() for w in model.layers[3].state_dict().values()]
+
+
+def read_state(zerod, opt, model):
+    state = opt.full_state_dict()["state"]
+    return [value for i in sorted(state) for value in state[i].values() if isinstance(value, torch.Tensor)]
+
+
+def evaluate(zerod, opt, model):
+    model.eval()
+    with torch.no_grad():
+        out = model.layers[3][1](torch.ones(2, 32))
+        last = model.head.weight[0].clone()
+    model.train()
+    return [out, last]
+
+
+def write(zerod, opt, model):
+    with zerod.writable(model), torch.no_grad():
+        model.head.weight.mul_(0.5)
+    return [model.head.weight.clone()]
+
+
+@pytest.mark.parametrize("after", [push_at_once, read_past_the_module, read_all, save, read_state, evaluate, write],
+                         ids=lambda after: after.__name__)
+def test_between_steps(zerod, run, after):
+    """Whatever comes before the next forward sees the weights of the step, or waits by itself."""
+    config = {"world": {"size": 1}}
+    (seen, weights), = run(zerod(config, env=SLOW), two_steps, overlap=True, after=after)
+    (other_seen, other_weights), = run(zerod(config), two_steps, overlap=False, after=after)
+    assert len(seen) == len(other_seen) and all(map(torch.equal, seen, other_seen))
+    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+
+def attend(overlap):
+    """A rank: the output of a large attention after a step, which reads out_proj.weight without calling out_proj."""
+    import zerod
+
+    torch.manual_seed(7)
+    model = nn.MultiheadAttention(512, 4, batch_first=True)
+    opt = zerod.Optimizer(model, lr=1e-2, overlap_update=overlap)
+    x = torch.ones(1, 2, 512)
+    model(x, x, x)[0].sum().backward()
+    opt.step()
+    out = model(x, x, x)[0].detach().clone()
+    opt.close()
+    return out
+
+
+def test_weight_of_a_module_inside(zerod, run):
+    config = {"world": {"size": 1}, "threads": 1}
+    late = zerod(config, env={"ZEROD_FAILPOINT": "update:sleep:20@*"})
+    assert torch.equal(*run(late, attend, overlap=True), *run(zerod(config), attend, overlap=False))
+
+
+def first_step(timeout=None):
+    import zerod
+
+    model = Model()
+    opt = zerod.Optimizer(model, lr=1e-2, overlap_update=True, timeout=timeout)
+    loss_of(model, 0, opt.rank).backward()
+    opt.step()
+    return zerod, opt, model
+
+
+def forward_is_early():
+    _, opt, model = first_step()
+    began = time.monotonic()
+    model.embed(torch.zeros(1, dtype=torch.int64))
+    first = time.monotonic() - began
+    opt.wait()
+    return opt.epoch, first, time.monotonic() - began
+
+
+def test_forward_does_not_wait_for_the_last_layer(zerod, run):
+    """Each of some 60 chunks takes 20 ms, and the first layer has one."""
+    daemon = zerod({"world": {"size": 1}, "threads": 1}, env={"ZEROD_FAILPOINT": "update:sleep:20@*"})
+    (epoch, first, whole), = run(daemon, forward_is_early)
+    assert epoch == 1
+    assert first < whole / 3
+
+
+def wait_in_vain(pid, number, timeout):
+    zerod, opt, model = first_step(timeout)
+    model.embed(torch.zeros(1, dtype=torch.int64))  # this one is there
+    os.kill(pid, number)
+    said = []
+    for call in (lambda: model(torch.zeros(1, 1, dtype=torch.int64)), opt.wait, opt.step):
+        try:
+            call()
+        except (zerod.ConnectionLost, TimeoutError) as error:
+            said.append((type(error).__name__, str(error)))
+    return said
+
+
+@pytest.mark.parametrize("number, kind, text", [
+    (signal.SIGSTOP, "TimeoutError", "zerod did not answer within 1000 ms"),
+    (signal.SIGKILL, "ConnectionLost", "zerod was stopped or killed|has closed the connection"),
+], ids=["stopped", "killed"])
+def test_daemon_does_not_go_on(zerod, start, number, kind, text):
+    """It is inside the update, and nobody starts it again: the forward ends with the error that step() would have had."""
+    daemon = zerod({"world": {"size": 1}, "threads": 1}, env=STUCK)
+    said = start(daemon, wait_in_vain, pid=daemon.pid, number=number, timeout=1.0).result()
+    with contextlib.suppress(ProcessLookupError):
+        daemon.signal(signal.SIGCONT)
+    daemon.kill()
+    assert [name for name, _ in said] == [kind] * 3
+    assert all(re.search(text, words) for _, words in said), said
+
+
+def interrupted():
+    import signal as signals
+    import threading
+
+    zerod, opt, model = first_step()
+    threading.Timer(0.3, lambda: signals.raise_signal(signals.SIGINT)).start()
+    began = time.monotonic()
+    try:
+        opt.wait(model.layers[3].parameters())
+    except KeyboardInterrupt:
+        return time.monotonic() - began
+    return None
+
+
+def test_interrupted(zerod, start):
+    daemon = zerod({"world": {"size": 1}, "threads": 1}, env=STUCK)
+    assert start(daemon, interrupted).result() < 20 * daemon.patience
+    daemon.kill()
