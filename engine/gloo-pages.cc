@@ -58,10 +58,6 @@ ssize_t send_pages(int socket, const struct iovec &bytes, int fd, off_t offset)
 
     if (n < 0 && (errno == EINVAL || errno == ENOSYS)) /* a kernel that cannot do it for this file or socket */
         return write(socket, bytes.iov_base, bytes.iov_len);
-    if (n == 0 && bytes.iov_len > 0) {
-        errno = EIO; /* the file has become shorter; gloo would try forever */
-        return -1;
-    }
     return n;
 }
 

@@ -10,9 +10,17 @@
  * received them.
  */
 
-#include <cstdint>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* The range of addresses is where the file is mapped, from its start. The descriptor stays the caller's. Any thread. */
 void pages_add(const char *map, uint64_t n_bytes, int fd);
 /* Nothing of the range is being sent any more. */
 void pages_remove(const char *map);
+
+#ifdef __cplusplus
+}
+#endif

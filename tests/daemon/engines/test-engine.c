@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 
 #include "core/base/base.h"
 #include "core/config/config.h"
@@ -54,6 +55,15 @@ static void test_sizes_lasting(void **state)
     check_sizes(true);
 }
 
+/* Returns when all threads of the process stand still. */
+static void stop(pid_t pid)
+{
+    siginfo_t info;
+
+    assert_int_equal(kill(pid, SIGSTOP), 0);
+    assert_int_equal(waitid(P_PID, (id_t)pid, &info, WSTOPPED), 0);
+}
+
 /*
  * The engine of node 0 reports that it has sent, while that of node 1 stands still; then the sender's memory changes.
  * Return: did the change arrive? If so, pages were sent, else copies of them.
@@ -71,7 +81,7 @@ static bool changes_arrive(bool lasting)
     mesh_give_all(&mesh, 2, &first, 1); /* when this is done, node 0 knows that node 1 receives */
     while (mesh.nodes[0].n_done + mesh.nodes[1].n_done < 2)
         mesh_turn(&mesh);
-    assert_int_equal(kill(engine_pid(mesh.nodes[1].engine), SIGSTOP), 0);
+    stop(engine_pid(mesh.nodes[1].engine));
     mesh_give(&mesh, 0, 1, &move, 1);
     while (mesh.nodes[0].n_done < 2)
         mesh_turn(&mesh);
