@@ -40,6 +40,7 @@
 #include <utility>
 #include <vector>
 
+#include <fcntl.h>
 #include <netdb.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -59,6 +60,7 @@ extern "C" {
 #include "core/wire/engine-wire.h"
 #include "core/wire/frame.h"
 }
+#include "engine/gloo-pages.h"
 #include "proto/engine.pb-c.h"
 
 namespace
@@ -295,6 +297,10 @@ class Store : public gloo::rendezvous::Store
 
 /* ---- segments ------------------------------------------------------------------------------------------- */
 
+/*
+ * A segment, mapped twice. Which of the two addresses of a byte gloo sends from decides how it is sent: from `lasting_`
+ * its page travels, from `map_` a copy of it.
+ */
 class Mapping
 {
   public:
@@ -304,17 +310,18 @@ class Mapping
 
         if (fstat(fd, &status) < 0 || status.st_size < 0 || static_cast<uint64_t>(status.st_size) < n_bytes)
             throw std::runtime_error("a segment is smaller than it is said to be");
-        void *map = mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-        if (map == MAP_FAILED)
-            throw std::runtime_error(text("a segment cannot be mapped: %s", strerror(errno)));
-        map_ = static_cast<char *>(map);
-        /* No core dump of ours shall hold the state. */
-        (void)madvise(map, n_bytes, MADV_DONTDUMP);
+        fd_ = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+        map_ = map(fd_, PROT_READ | PROT_WRITE);
+        lasting_ = map(fd_, PROT_READ);
+        pages_add(lasting_, n_bytes, fd_);
     }
 
     ~Mapping()
     {
+        pages_remove(lasting_);
+        munmap(lasting_, n_bytes_);
         munmap(map_, n_bytes_);
+        close(fd_);
     }
 
     Mapping(const Mapping &) = delete;
@@ -330,8 +337,27 @@ class Mapping
         return map_ + offset_bytes;
     }
 
+    /* To send what stays as it is until the other end has received it. */
+    char *lasting_at(uint64_t offset_bytes) const
+    {
+        return lasting_ + offset_bytes;
+    }
+
   private:
-    char *map_;
+    /* What fails here ends the process. */
+    char *map(int fd, int protection) const
+    {
+        void *map = mmap(nullptr, n_bytes_, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
+
+        if (map == MAP_FAILED)
+            throw std::runtime_error(text("a segment cannot be mapped: %s", strerror(errno)));
+        /* No core dump of ours shall hold the state. */
+        (void)madvise(map, n_bytes_, MADV_DONTDUMP);
+        return static_cast<char *>(map);
+    }
+
+    int fd_;
+    char *map_, *lasting_;
     uint64_t n_bytes_;
 };
 
@@ -350,6 +376,7 @@ struct Move {
 struct Order {
     uint64_t tag;
     uint32_t timeout_ms;
+    bool lasting; /* what is sent stays as it is until the other ends have received it */
     Clock::time_point deadline;
     std::vector<Move> moves;
     Segments held; /* those that the moves point into */
@@ -864,6 +891,7 @@ class Reader
 
         order->tag = given.tag;
         order->timeout_ms = given.timeout_ms;
+        order->lasting = given.lasting;
         order->deadline = Clock::now() + milliseconds(given.timeout_ms);
         order->n_over = 0;
         if (given.tag > ENGINE_MAX_TAG || given.n_moves == 0 || given.n_moves > ENGINE_MAX_MOVES)
@@ -891,9 +919,11 @@ class Reader
                                    order.moves.size(), static_cast<unsigned long long>(move.n_bytes),
                                    static_cast<unsigned long long>(move.offset_bytes), move.segment),
                               &order.tag);
+        char *bytes =
+            move.send && order.lasting ? mapping->lasting_at(move.offset_bytes) : mapping->at(move.offset_bytes);
         order.held[move.segment] = mapping;
-        order.moves.push_back({static_cast<int>(move.node), static_cast<bool>(move.send),
-                               mapping->at(move.offset_bytes), move.n_bytes, nullptr});
+        order.moves.push_back(
+            {static_cast<int>(move.node), static_cast<bool>(move.send), bytes, move.n_bytes, nullptr});
     }
 
     Mesh mesh_;

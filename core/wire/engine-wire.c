@@ -63,6 +63,7 @@ static const struct wire_rule order_rules[] = {
     U64(EngineOrder, engine_order, tag, .max = ENGINE_MAX_TAG),
     U32(EngineOrder, engine_order, timeout_ms),
     MESSAGES(EngineOrder, engine_order, moves, n_moves, .table = &move_table, .max_count = ENGINE_MAX_MOVES),
+    BOOL(EngineOrder, engine_order, lasting),
 };
 
 static bool order_check(const void *ours, struct wire_problem *problem)

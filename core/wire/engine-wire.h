@@ -65,6 +65,7 @@ struct engine_order {
     enum traffic_kind kind; /* for struct traffic; not sent */
     const struct engine_move *moves;
     size_t n_moves; /* 1 to ENGINE_MAX_MOVES */
+    bool lasting;   /* what is sent stays as it is until the other nodes have it */
 };
 
 struct engine_pair {

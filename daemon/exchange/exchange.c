@@ -237,6 +237,9 @@ bool exchange_post(struct exchange *exchange, uint64_t tag, enum traffic_kind tr
         exchange->n_waiting_bytes += exchange->moves[i].n_bytes;
     /* Orders wait for each other, so each one's timeout covers all bytes under way. */
     order.timeout_ms = (uint32_t)MIN(MOVE_BASE_MS + exchange->n_waiting_bytes / MOVE_BYTES_PER_MS, (uint64_t)INT32_MAX);
+    /* A slot of `serving` is used again as soon as the engine has done the order; all else stays until it has arrived.
+     */
+    order.lasting = order.moves[0].segment != EXCHANGE_SERVING;
     (void)failpoint("order");
     (void)exchange->ops.order(exchange->ops.userdata, &order);
     return true;

@@ -8,6 +8,8 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "core/base/base.h"
 #include "core/base/huge-pages.h"
@@ -57,7 +59,8 @@ struct server {
     const struct kernels *kernels;
     uv_loop_t loop;
     uv_poll_t listen_poll;
-    uv_async_t work_async;
+    uv_poll_t work_poll; /* of work_fd: work is done */
+    int work_fd;
     uv_timer_t tick, soon;
     uv_check_t woken;
     uv_signal_t sigterm, sigint, sighup;
@@ -413,20 +416,39 @@ static void job_wants_tick(void *userdata, unsigned delay_ms)
         (void)uv_timer_start(&server->soon, on_soon, delay_ms, 0);
 }
 
-static void on_work(uv_async_t *handle)
+static void on_work(uv_poll_t *handle, int status, int events)
 {
     struct server *server = handle->data;
+    eventfd_t n;
 
+    (void)status;
+    (void)events;
+    (void)eventfd_read(server->work_fd, &n); /* first: what ends from now on is a further event */
     questions_give_way(&server->service.questions);
     worker_pool_reap(server->pool);
     sessions_reap(&server->service);
 }
 
+/*
+ * An eventfd of our own, because the loop of libuv 1.44 waits until uv_async_send() has returned on the worker. If the
+ * woken loop has taken the worker's processor, it spins, and then yields to every other thread: that took milliseconds.
+ */
 static void notify_loop(void *userdata)
 {
     struct server *server = userdata;
 
-    uv_async_send(&server->work_async);
+    (void)eventfd_write(server->work_fd, 1); /* fails when nobody has read 2^64 notices */
+}
+
+static int watch_work(struct server *server)
+{
+    int r;
+
+    server->work_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (server->work_fd < 0)
+        return -errno;
+    r = uv_poll_init(&server->loop, &server->work_poll, server->work_fd);
+    return r < 0 ? r : open_files_watch(&server->work_poll, UV_READABLE, on_work);
 }
 
 static void on_signal(uv_signal_t *handle, int number)
@@ -579,12 +601,13 @@ int server_new(struct server **out, const struct config *config, char *why, size
     server->service.listener = &server->listener;
     server->service.handle = dispatch_request;
     server->listener = LISTENER_NULL;
+    server->work_fd = -1;
     server->service.started_ns = server->stuck_since_ns = service_now_ns();
     server->watchdog_ns = notify_watchdog_us() * 1000;
-    server->work_async.data = server;
+    server->work_poll.data = server;
     if (config->persist == CONFIG_PERSIST_OFF && !keep_passed_state()) /* else the job holds it (adopt.h) */
         keep_switch_off();
-    r = uv_async_init(&server->loop, &server->work_async, on_work);
+    r = watch_work(server);
     if (r == 0)
         r = start_server(server, why, why_size);
     if (r < 0) {
@@ -635,6 +658,8 @@ void server_free(struct server *server)
     uv_walk(&server->loop, close_handle, NULL);
     uv_run(&server->loop, UV_RUN_DEFAULT);
     uv_loop_close(&server->loop);
+    if (server->work_fd >= 0)
+        close(server->work_fd);
     service_deinit(&server->service);
     recorder_stop();
     free(server);

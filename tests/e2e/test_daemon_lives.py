@@ -199,9 +199,10 @@ def test_too_few_descriptors_are_told_at_the_start(build, tmp_path, n):
     assert f"RLIMIT_NOFILE) is {n}, but a job of 2 ranks needs" in result.stderr, result.stderr
 
 
-@pytest.mark.parametrize("nth", range(2, 6))
+@pytest.mark.parametrize("nth", range(3, 7))
 def test_connection_that_cannot_be_watched(zerod, nth):
-    """epoll has no memory for the nth descriptor; the first is the listener's, and each connection has two or more."""
+    """epoll has no memory for the nth descriptor; the first are the workers' and the listener's, and each connection has
+    two or more."""
     daemon = zerod(env={"ZEROD_FAILPOINT": f"watch:error@{nth}"})
     for _ in range(4):
         daemon.ctl("status", check=False)

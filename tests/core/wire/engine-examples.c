@@ -16,8 +16,9 @@ const struct engine_command engine_example_commands[N_ENGINE_COMMAND_TYPES] = {
                                         .segments = segments,
                                         .n_segments = 2}},
     [ENGINE_COMMAND_SHARE] = {.type = ENGINE_COMMAND_SHARE, .share = {.segment = {2, 8192}}},
-    [ENGINE_COMMAND_ORDER] = {.type = ENGINE_COMMAND_ORDER,
-                              .order = {.tag = UINT64_C(5) << 40, .timeout_ms = 30000, .moves = moves, .n_moves = 2}},
+    [ENGINE_COMMAND_ORDER] =
+        {.type = ENGINE_COMMAND_ORDER,
+         .order = {.tag = UINT64_C(5) << 40, .timeout_ms = 30000, .moves = moves, .n_moves = 2, .lasting = true}},
     [ENGINE_COMMAND_VALUE] = {.type = ENGINE_COMMAND_VALUE,
                               .value = {.key = "g1/rank_0", .value = value, .n_value_bytes = sizeof(value)}},
 };

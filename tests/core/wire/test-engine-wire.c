@@ -101,6 +101,7 @@ static void assert_setup_equal(const struct engine_setup *a, const struct engine
 static void assert_order_equal(const struct engine_order *a, const struct engine_order *b)
 {
     assert_true(a->tag == b->tag && a->timeout_ms == b->timeout_ms && a->n_moves == b->n_moves);
+    assert_true(a->lasting == b->lasting);
     for (size_t i = 0; i < b->n_moves; i++) {
         const struct engine_move *p = &a->moves[i], *q = &b->moves[i];
 
@@ -119,7 +120,7 @@ static void assert_pair_equal(const struct engine_pair *a, const struct engine_p
 static void test_commands(void **state)
 {
     /* with the message itself; a list counts as one more than its first */
-    static const unsigned n_set[N_ENGINE_COMMAND_TYPES] = {0, 1 + 7 + 2, 1 + 1 + 2, 1 + 3 + 5, 1 + 2};
+    static const unsigned n_set[N_ENGINE_COMMAND_TYPES] = {0, 1 + 7 + 2, 1 + 1 + 2, 1 + 4 + 5, 1 + 2};
 
     for (unsigned type = 1; type < N_ENGINE_COMMAND_TYPES; type++) {
         const struct engine_command *example = &engine_example_commands[type];

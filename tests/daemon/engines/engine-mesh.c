@@ -288,7 +288,8 @@ void mesh_give(struct mesh *mesh, unsigned node, uint64_t tag, const struct mesh
     if (n > 0)
         (void)engine_order(
             mesh->nodes[node].engine,
-            &(struct engine_order){.tag = tag, .timeout_ms = ORDER_TIMEOUT_MS, .moves = ours, .n_moves = n});
+            &(struct engine_order){
+                .tag = tag, .timeout_ms = ORDER_TIMEOUT_MS, .moves = ours, .n_moves = n, .lasting = mesh->lasting});
     free(ours);
 }
 

@@ -53,6 +53,7 @@ struct mesh {
     uint32_t generation, connect_timeout_ms;
     const char *address;    /* NULL: 127.0.0.1 */
     const char *program;    /* NULL: the engine of this build */
+    bool lasting;           /* the orders that are given */
     bool holds_addresses;   /* nobody gets those that the others put, until mesh_release() */
     size_t n_address_bytes; /* of the last one */
     struct mesh_held {

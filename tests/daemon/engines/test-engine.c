@@ -5,8 +5,10 @@
  * around it too. How they end is test-engine-failures.c.
  */
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 
 #include "core/base/base.h"
 #include "core/config/config.h"
@@ -21,7 +23,7 @@ static void test_build(void **state)
 }
 
 /* Both ways, unaligned, with gaps between them. */
-static void test_sizes(void **state)
+static void check_sizes(bool lasting)
 {
     static const size_t sizes[] = {1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 65537, MIB + 3, 64 * MIB};
     struct mesh_move moves[ARRAY_SIZE(sizes)][2];
@@ -29,6 +31,7 @@ static void test_sizes(void **state)
     size_t at = 3;
 
     mesh_init(&mesh, 2, 72 * MIB);
+    mesh.lasting = lasting;
     mesh_connect(&mesh);
     for (size_t i = 0; i < ARRAY_SIZE(sizes); i++) {
         for (unsigned from = 0; from < 2; from++)
@@ -40,6 +43,66 @@ static void test_sizes(void **state)
     mesh_wait_done(&mesh, ARRAY_SIZE(sizes));
     mesh_check(&mesh);
     mesh_deinit(&mesh);
+}
+
+static void test_sizes(void **state)
+{
+    check_sizes(false);
+}
+
+static void test_sizes_lasting(void **state)
+{
+    check_sizes(true);
+}
+
+/* Returns when all threads of the process stand still. */
+static void stop(pid_t pid)
+{
+    siginfo_t info;
+
+    assert_int_equal(kill(pid, SIGSTOP), 0);
+    assert_int_equal(waitid(P_PID, (id_t)pid, &info, WSTOPPED), 0);
+}
+
+/*
+ * The engine of node 0 reports that it has sent, while that of node 1 stands still; then the sender's memory changes.
+ * Return: did the change arrive? If so, pages were sent, else copies of them.
+ */
+static bool changes_arrive(bool lasting)
+{
+    static const struct mesh_move first = {1, 0, 0, 0, 1}, move = {0, 1, 4096, 4096, 8 * 4096};
+    struct mesh mesh;
+    bool arrived;
+
+    mesh_init(&mesh, 2, 64 * 4096);
+    mesh.lasting = lasting;
+    mesh_connect(&mesh);
+    mesh_give(&mesh, 1, 1, &move, 1);
+    mesh_give_all(&mesh, 2, &first, 1); /* when this is done, node 0 knows that node 1 receives */
+    while (mesh.nodes[0].n_done + mesh.nodes[1].n_done < 2)
+        mesh_turn(&mesh);
+    stop(engine_pid(mesh.nodes[1].engine));
+    mesh_give(&mesh, 0, 1, &move, 1);
+    while (mesh.nodes[0].n_done < 2)
+        mesh_turn(&mesh);
+    mesh_expect(&mesh, &first, 1);
+    mesh_expect(&mesh, &move, 1);
+    memset(mesh.nodes[0].segments[MESH_SEND].map + move.from_offset, MESH_FILL, move.n_bytes);
+    assert_int_equal(kill(engine_pid(mesh.nodes[1].engine), SIGCONT), 0);
+    mesh_wait_done(&mesh, 2);
+    arrived = mesh.nodes[1].segments[MESH_RECEIVE].map[move.to_offset] == MESH_FILL;
+    if (arrived)
+        mesh_expect(&mesh, &move, 1);
+    mesh_check(&mesh);
+    mesh_deinit(&mesh);
+    return arrived;
+}
+
+/* What the daemon may write over when the order is done was copied; what lasts was not. */
+static void test_lasting(void **state)
+{
+    assert_false(changes_arrive(false));
+    assert_true(changes_arrive(true));
 }
 
 /* An engine's report of an order, beside the bytes. */
@@ -250,10 +313,10 @@ static void test_close(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_build),         cmocka_unit_test(test_sizes),       cmocka_unit_test(test_counts),
-        cmocka_unit_test(test_many_orders),   cmocka_unit_test(test_independent), cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_largest_order), cmocka_unit_test(test_share),       cmocka_unit_test(test_alone),
-        cmocka_unit_test(test_close),
+        cmocka_unit_test(test_sizes_lasting), cmocka_unit_test(test_lasting), cmocka_unit_test(test_build),
+        cmocka_unit_test(test_sizes),         cmocka_unit_test(test_counts),  cmocka_unit_test(test_many_orders),
+        cmocka_unit_test(test_independent),   cmocka_unit_test(test_shapes),  cmocka_unit_test(test_largest_order),
+        cmocka_unit_test(test_share),         cmocka_unit_test(test_alone),   cmocka_unit_test(test_close),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

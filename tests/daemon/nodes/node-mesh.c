@@ -36,13 +36,21 @@ struct mapping {
 
 enum { N_LATE = 2 /* EXCHANGE_RING, EXCHANGE_OVERFLOW */ };
 
+/* Bytes that a lasting order has sent and that are not received yet: they are still in the sender's memory. */
+struct on_way {
+    const uint8_t *from; /* NULL: none */
+    struct mapping *late;
+};
+
 struct order {
     struct order *next;
     struct mapping *late[N_LATE];
     uint64_t tag;
+    bool lasting;
     size_t n_moves, n_done;
     uint64_t n_sent, n_received;
-    bool *done; /* per move */
+    bool *done;            /* per move */
+    struct on_way *on_way; /* per move that receives */
     struct engine_move moves[];
 };
 
@@ -210,7 +218,26 @@ static void finish_move(struct order *order, size_t i)
     *(order->moves[i].send ? &order->n_sent : &order->n_received) += order->moves[i].n_bytes;
 }
 
-static void receive(struct mesh_node *node, struct order *order, size_t i)
+/* The sender's engine is done with a move of a lasting order; the bytes are read later. */
+static void send_lasting(struct order *order, size_t i, struct order *theirs, size_t send, const uint8_t *from)
+{
+    uint32_t segment = theirs->moves[send].segment;
+    struct mapping *late = segment >= EXCHANGE_N_SEGMENTS ? theirs->late[segment - EXCHANGE_N_SEGMENTS] : NULL;
+
+    if (late)
+        late->n_users++;
+    order->on_way[i] = (struct on_way){from, late};
+    finish_move(theirs, send);
+}
+
+static void end_way(struct order *order, size_t i)
+{
+    mapping_unref(order->on_way[i].late);
+    order->on_way[i] = (struct on_way){0};
+}
+
+/* Return: true, something has moved. */
+static bool receive(struct mesh_node *node, struct order *order, size_t i)
 {
     const struct engine_move *move = &order->moves[i];
     struct mesh_node *peer = &node->mesh->nodes[move->node];
@@ -220,22 +247,37 @@ static void receive(struct mesh_node *node, struct order *order, size_t i)
     size_t send;
 
     assert_true(move->node < node->mesh->n_nodes && peer != node);
+    if (!peer->engine.ready || peer->engine.generation != node->engine.generation)
+        return false;
+    if (order->on_way[i].from) {
+        if (!to || mesh_draw(node->mesh, 3) > 0)
+            return to; /* later */
+        memcpy(to, order->on_way[i].from, move->n_bytes);
+        end_way(order, i);
+        finish_move(order, i);
+        return true;
+    }
     for (size_t j = 0; j < i; j++)
         k += !order->moves[j].send && order->moves[j].node == move->node;
     while (theirs && theirs->tag != order->tag)
         theirs = theirs->next;
-    if (!theirs || !peer->engine.ready || peer->engine.generation != node->engine.generation)
-        return;
+    if (!theirs)
+        return false;
     send = find_send(node->mesh, theirs, node->number, k);
     from = send < theirs->n_moves ? bytes_of(peer, theirs, &theirs->moves[send]) : NULL;
     if (!to || !from || theirs->done[send] || theirs->moves[send].n_bytes != move->n_bytes) {
         assert_true(node->mesh->nonsense);
         node->engine.failing = peer->engine.failing = true;
-        return;
+        return false;
+    }
+    if (theirs->lasting && mesh_draw(node->mesh, 2) > 0) {
+        send_lasting(order, i, theirs, send, from);
+        return true;
     }
     memcpy(to, from, move->n_bytes);
     finish_move(order, i);
     finish_move(theirs, send);
+    return true;
 }
 
 static struct order *unlink_order(struct mesh_engine *engine, struct order *order)
@@ -252,7 +294,10 @@ static void free_order(struct order *order)
 {
     for (size_t i = 0; i < N_LATE; i++)
         mapping_unref(order->late[i]);
+    for (size_t i = 0; i < order->n_moves; i++)
+        end_way(order, i);
     free(order->done);
+    free(order->on_way);
     free(order);
 }
 
@@ -269,11 +314,11 @@ static bool move_bytes(struct mesh_node *node)
     for (n = (unsigned)mesh_draw(node->mesh, n); n > 0; n--)
         order = order->next;
     for (struct order *o = order; o; o = o->next) {
-        size_t before = o->n_done;
+        bool moved = false;
 
         for (size_t i = 0; i < o->n_moves; i++)
             if (!o->moves[i].send && !o->done[i])
-                receive(node, o, i);
+                moved |= receive(node, o, i);
         if (o->n_done == o->n_moves) {
             const struct engine_done done = {
                 .tag = o->tag, .n_bytes_sent = o->n_sent, .n_bytes_received = o->n_received};
@@ -282,7 +327,7 @@ static bool move_bytes(struct mesh_node *node)
             nodes_engine_done(nodes_of(node->job), &done);
             return true;
         }
-        if (o->n_done > before)
+        if (moved)
             return true;
     }
     return order != node->engine.orders && mesh_draw(node->mesh, 4); /* perhaps one of those before it */
@@ -312,9 +357,11 @@ static int on_order(void *userdata, const struct engine_order *order)
         return -ENOTCONN;
     }
     copy->tag = order->tag;
+    copy->lasting = order->lasting;
     copy->n_moves = order->n_moves;
     copy->done = calloc(order->n_moves, sizeof(*copy->done));
-    assert_non_null(copy->done);
+    copy->on_way = calloc(order->n_moves, sizeof(*copy->on_way));
+    assert_true(copy->done && copy->on_way);
     memcpy(copy->moves, order->moves, order->n_moves * sizeof(copy->moves[0]));
     for (size_t i = 0; i < N_LATE; i++) {
         copy->late[i] = node->engine.late[i];

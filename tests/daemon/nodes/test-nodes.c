@@ -419,19 +419,10 @@ static void compare_param_norms(struct world *w, struct world *one, uint32_t par
     }
 }
 
-static void compare_gathered(struct peer *a, struct peer *b)
+static void assert_gathered_equal(const struct peer *a, const struct peer *b)
 {
-    uint32_t params[PUPPET_PARAMS];
     const struct layout *layout = a->fixture->job->layout;
 
-    for (uint32_t i = 0; i < PUPPET_PARAMS; i++)
-        params[i] = i;
-    for (unsigned i = 0; i < 2; i++) {
-        struct peer *p = i ? b : a;
-
-        job_gather(p->fixture->job, p->rank, &(struct request_gather){.params = params, .n_params = PUPPET_PARAMS});
-        peer_expect(p, REPLY_DONE);
-    }
     for (uint32_t i = 0; i < PUPPET_PARAMS; i++) {
         uint64_t n = layout->params[i].n_elems * dtype_size(layout->params[i].dtype);
 
@@ -439,8 +430,27 @@ static void compare_gathered(struct peer *a, struct peer *b)
             assert_memory_equal(a->fixture->job->executor->landing->map + layout->params[i].range_offset_bytes,
                                 b->fixture->job->executor->landing->map + layout->params[i].range_offset_bytes, n);
     }
-    for (unsigned i = 0; i < 2; i++) {
-        struct peer *p = i ? b : a;
+}
+
+/* All ranks gather at once, so a node sends more parameters than it has places to round them in. */
+static void compare_gathered(struct world *w, struct world *one)
+{
+    uint32_t params[PUPPET_PARAMS];
+    struct peer **peers[] = {w->peers, one->peers};
+
+    for (uint32_t i = 0; i < PUPPET_PARAMS; i++)
+        params[i] = i;
+    for (unsigned k = 0; k < 2 * w->n_ranks; k++) {
+        struct peer *p = peers[k % 2][k / 2];
+
+        job_gather(p->fixture->job, p->rank, &(struct request_gather){.params = params, .n_params = PUPPET_PARAMS});
+    }
+    for (unsigned k = 0; k < 2 * w->n_ranks; k++)
+        peer_expect(peers[k % 2][k / 2], REPLY_DONE);
+    for (unsigned r = 0; r < w->n_ranks; r++)
+        assert_gathered_equal(w->peers[r], one->peers[r]);
+    for (unsigned k = 0; k < 2 * w->n_ranks; k++) {
+        struct peer *p = peers[k % 2][k / 2];
 
         job_release(p->fixture->job, p->rank, &(struct request_release){.params = params, .n_params = PUPPET_PARAMS});
     }
@@ -462,9 +472,9 @@ static void compare(struct world *w, struct world *one, unsigned step)
             if (!puppet_model[p].frozen)
                 compare_read(w->peers[r], one->peers[r], p, WIRE_STATE_EXP_AVG);
         }
-        if (w->program->stage == 3)
-            compare_gathered(w->peers[r], one->peers[r]);
     }
+    if (w->program->reads && w->program->stage == 3)
+        compare_gathered(w, one);
 }
 
 /* Which ranks miss what, a node knows of its own ranks only: the lines "ranks" may differ. */
