@@ -50,20 +50,22 @@ def train(daemon, world, n_steps, args=()):
     return ranks
 
 
-@pytest.mark.parametrize("stage, device", [
-    (1, ""), (2, ""), (3, ""), (2, "cuda"), *full((1, "cuda"), (3, "cuda"), (3, "cuda-offload"))])
-def test_go_on_as_if_nothing_had_been(start, tmp_path, references, monkeypatch, stage, device):
+@pytest.mark.parametrize("stage, device, state", [
+    (1, "", "fp32"), (2, "", "fp32"), (3, "", "fp32"), (2, "cuda", "stochastic"),
+    *full((1, "cuda", "bf16 moments"), (2, "cuda", "fp32"), (3, "cuda", "fp32"), (3, "cuda", "stochastic"),
+          (3, "cuda-offload", "fp32"))])
+def test_go_on_as_if_nothing_had_been(start, tmp_path, references, monkeypatch, stage, device, state):
     """A run that ended, another that begins with its last checkpoint: the bits of one that was never interrupted."""
-    reference = references.get(2, False, N_STEPS)
+    reference = references.get(2, False, N_STEPS, state=state)
     monkeypatch.setenv("ZEROD_DEVICE", device)
     folder = tmp_path / "checkpoints"
-    daemon = start(config(folder, stage=stage, save_steps=5))
+    daemon = start(config(folder, stage=stage, save_steps=5) | kills.STATES[state])
     train(daemon, 2, 21)
     daemon.ctl("checkpoint", "save")
     daemon.stop()
     assert [name for name in saved(folder) if name.startswith(".")] == []
 
-    daemon = start(config(folder, stage=stage))
+    daemon = start(config(folder, stage=stage) | kills.STATES[state])
     ranks = train(daemon, 2, N_STEPS)
     assert f"loaded {folder}/step-00000021" in daemon.log()
     found = kills.results(ranks)
