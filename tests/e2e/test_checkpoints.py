@@ -9,6 +9,7 @@ import kills
 import pytest
 from conftest import Daemon, wait_for
 from keeper import KeptDaemon
+from puppet import steps, trainers
 from safetensors import deserialize
 from tiers import full
 
@@ -91,6 +92,21 @@ def same_tensors(one, other):
         assert a.keys() == b.keys()
         assert [key for key in a if a[key] != b[key]] == []
     return True
+
+
+def test_arrays_that_fill_their_memory(start, tmp_path, monkeypatch):
+    """Moments in bf16 that fill a piece of GPU memory to the last byte: a copy of more than they are would be refused."""
+    monkeypatch.setenv("ZEROD_DEVICE", "cuda")
+    n_elems = 1 << 19  # two times 1 MiB, and 2 MiB is what a GPU allocates
+    settings = config(tmp_path / "c", world=1) | kills.STATES["bf16 moments"]
+    settings["zero_optimization"]["reduce_bucket_size"] = n_elems
+    daemon = start(settings)
+    steps(trainers(daemon, declare=("param", "huge", n_elems)), 2)
+    daemon.ctl("checkpoint", "save")
+    assert daemon.status()["device"]["n_failures"] == 0, daemon.log()
+    tensors = load_file(tmp_path / "c" / "step-00000002" / "optimizer.safetensors")
+    moments = [tensor for name, tensor in tensors.items() if "exp_avg" in name]
+    assert [(m["dtype"], len(m["data"]), any(m["data"])) for m in moments] == [("BF16", 2 * n_elems, True)] * 2
 
 
 def test_into_any_job(start, tmp_path, monkeypatch):
