@@ -22,6 +22,7 @@ enum {
     N_BEGUN = 4, /* updates, before the process is killed */
     N_ARRAYS = 3,
     ELEM_BYTES = 16, /* p, m, v, acc */
+    UNDO_ELEM_BYTES = N_ARRAYS * sizeof(float),
 };
 
 /* An update. Its arrays and marks lie in memory that the killed process does not take with it. */
@@ -48,7 +49,7 @@ static size_t piece_bytes(const struct gpu_options *options)
 {
     uint32_t n_blocks = blocks_of(options);
 
-    return gpu_round(elems_of(options) * ELEM_BYTES + device_undo_bytes(n_blocks, N_ARRAYS) +
+    return gpu_round(elems_of(options) * ELEM_BYTES + device_undo_bytes(n_blocks, UNDO_ELEM_BYTES) +
                      n_blocks * sizeof(uint64_t));
 }
 
@@ -83,19 +84,19 @@ static struct updates make_updates(const struct gpu_options *options, uint8_t *a
     struct update_scalars scalars;
 
     all.n_chunks = device_chunks_count(all.n_elems);
-    all.marks = (uint64_t *)(void *)((uint8_t *)slots + device_undo_bytes(all.n_blocks, N_ARRAYS));
+    all.marks = (uint64_t *)(void *)((uint8_t *)slots + device_undo_bytes(all.n_blocks, UNDO_ELEM_BYTES));
     chunks = calloc(all.n_chunks, sizeof(*chunks));
     if (!chunks)
         gpu_fail("no memory");
     device_chunks_fill(chunks, 0, all.n_elems);
     update_scalars_compute(OPTIMIZER_ADAMW, &hyper, 1, 10, &scalars);
-    all.list =
-        (struct device_update_list){.ranges = gpu_upload(&range, sizeof(range), stream),
-                                    .chunks = gpu_upload(chunks, all.n_chunks * sizeof(*chunks), stream),
-                                    .scalars = gpu_upload(&scalars, sizeof(scalars), stream),
-                                    .n_chunks = all.n_chunks,
-                                    .optimizer = OPTIMIZER_ADAMW,
-                                    .undo = {.marks = all.marks, .slots = slots, .tag = 1, .n_arrays = N_ARRAYS}};
+    all.list = (struct device_update_list){
+        .ranges = gpu_upload(&range, sizeof(range), stream),
+        .chunks = gpu_upload(chunks, all.n_chunks * sizeof(*chunks), stream),
+        .scalars = gpu_upload(&scalars, sizeof(scalars), stream),
+        .n_chunks = all.n_chunks,
+        .optimizer = OPTIMIZER_ADAMW,
+        .undo = {.marks = all.marks, .slots = slots, .tag = 1, .elem_bytes = UNDO_ELEM_BYTES}};
     if (begins) {
         _cleanup_free_ float *p = make_values(all.n_elems, 1), *gradient = make_values(all.n_elems, 2);
         float *p_there = gpu_upload(p, all.n_elems * sizeof(*p), stream);

@@ -431,9 +431,9 @@ struct device_update_undo undo_of_update(const struct nccl_engine *engine, const
 
     return (struct device_update_undo){
         .marks = (uint64_t *)(void *)(piece + engine->undo.marks) + (size_t)bucket * engine->undo.n_blocks,
-        .slots = (float *)(void *)(piece + engine->undo.slots),
+        .slots = piece + engine->undo.slots,
         .tag = step,
-        .n_arrays = engine->undo.n_arrays,
+        .elem_bytes = engine->undo.elem_bytes,
     };
 }
 

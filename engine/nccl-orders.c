@@ -140,12 +140,13 @@ static void fill_update(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32
             continue;
         ranges[n] = (struct device_update_range){
             .p = nccl_master(engine, gpu, bucket) + own,
-            .m = places->exp_avg == DEVICE_NONE ? NULL : nccl_moment(gpu, places->exp_avg) + own,
-            .v = places->exp_avg_sq == DEVICE_NONE ? NULL : nccl_moment(gpu, places->exp_avg_sq) + own,
+            .m = nccl_moment(engine, gpu, places->exp_avg, own),
+            .v = nccl_moment(engine, gpu, places->exp_avg_sq, own),
             .acc = nccl_acc(engine, gpu, bucket, elem),
             .w16 = w16 == DTYPE_F32 ? NULL
                                     : gpu->pieces[DEVICE_WEIGHTS].at + b->weight_offset_bytes + elem * dtype_size(w16),
             .n_elems = chunk->n_elems,
+            .start_elem = chunk->start_elem,
             .scalars = chunk->param,
             .w16_dtype = w16,
         };
@@ -169,6 +170,7 @@ static void update_gpu(struct nccl_engine *engine, struct nccl_gpu *gpu, struct 
     for (uint32_t i = 0; i < u->n_buckets; i++) {
         updates[i].scalars = scalars;
         updates[i].optimizer = engine->plan.head->optimizer;
+        updates[i].moments = device_plan_moments(&engine->plan);
         updates[i].undo = undo_of_update(engine, gpu, u->first_bucket + i, u->step);
         fill_update(engine, gpu, u->first_bucket + i, lists, &updates[i]);
     }

@@ -286,10 +286,13 @@ static inline float *nccl_master(const struct nccl_engine *engine, const struct 
     return (float *)(gpu->pieces[kind].at + offset);
 }
 
-/* Start of a moment of the rank's slice; NULL: the optimizer has none. */
-static inline float *nccl_moment(const struct nccl_gpu *gpu, uint64_t offset)
+/* An element of a moment, from the start of the rank's slice; NULL: the optimizer has none. offset: of the slice. */
+static inline void *nccl_moment(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t offset,
+                                uint64_t own_elem)
 {
-    return offset == DEVICE_NONE ? NULL : (float *)(gpu->pieces[DEVICE_STATE].at + offset);
+    size_t elem_bytes = dtype_size(engine->plan.head->moments_dtype);
+
+    return offset == DEVICE_NONE ? NULL : gpu->pieces[DEVICE_STATE].at + offset + own_elem * elem_bytes;
 }
 
 /* The rank's slice of its own copy of the weights. */

@@ -184,10 +184,10 @@ enum {
  */
 struct device_update_undo {
     uint64_t *marks;   /* device_update_blocks(), zeroed once; NULL: nothing is saved */
-    float *slots;      /* device_undo_bytes() */
+    void *slots;       /* device_undo_bytes() */
     uint64_t tag;      /* 1 to DEVICE_UNDO_MAX_TAG: of this list, and of no other that has these marks */
-    uint32_t n_arrays; /* with a place in each slot: p, and those of m and v that there are */
-    uint32_t reserved; /* 0 */
+    uint32_t elem_bytes; /* device_undo_elem_bytes() */
+    uint32_t reserved;   /* 0 */
 };
 
 static inline uint64_t device_undo_tag(uint64_t mark)
@@ -208,20 +208,27 @@ static inline uint32_t device_update_blocks(uint64_t n_chunks)
     return (uint32_t)(n_chunks < most ? n_chunks : most);
 }
 
-/* Two slots for each block. */
-static inline uint64_t device_undo_bytes(uint32_t n_blocks, uint32_t n_arrays)
+/* Bytes that a slot has for each element: its p, and those of m and v that there are, as they lie in memory. */
+static inline uint32_t device_undo_elem_bytes(unsigned n_moments, enum dtype moments)
 {
-    return UINT64_C(2) * n_blocks * n_arrays * DEVICE_UNDO_GROUP_ELEMS * sizeof(float);
+    return (uint32_t)(sizeof(float) + n_moments * dtype_size(moments));
+}
+
+/* Two slots for each block. */
+static inline uint64_t device_undo_bytes(uint32_t n_blocks, uint32_t elem_bytes)
+{
+    return UINT64_C(2) * n_blocks * elem_bytes * DEVICE_UNDO_GROUP_ELEMS;
 }
 
 /* update_args. Ranges of a list may not overlap. */
 struct device_update_range {
     float *p;
-    float *m; /* NULL where the optimizer has none */
-    float *v; /* likewise */
+    void *m; /* of the list's moments; NULL where the optimizer has none */
+    void *v; /* likewise */
     const float *acc;
     void *w16; /* NULL when w16_dtype is DTYPE_F32 */
     uint64_t n_elems;
+    uint64_t start_elem; /* from the parameter's start; stochastic rounding alone reads it */
     uint32_t scalars; /* which of the list's: one for each parameter */
     uint32_t w16_dtype;
 };
@@ -233,6 +240,7 @@ struct device_update_list {
     struct device_update_undo undo;
     uint32_t n_chunks;
     enum optimizer optimizer;
+    struct moments_type moments;
 };
 
 int device_update(struct CUstream_st *stream, const struct device_update_list *list);

@@ -14,8 +14,8 @@ enum {
     OPTIMIZER_BYTES = 12, /* K of the paper: fp32 master, exp_avg, exp_avg_sq */
     RING_MIN_BYTES = 1 << 20,
     RING_SPARE_PARCELS = 4,
-    UNDO_LANES = 3,         /* DEVICE_LANES */
-    UNDO_ALIGN_BYTES = 256, /* DEVICE_ALIGN_BYTES */
+    UNDO_LANES = 3,          /* DEVICE_LANES */
+    ARRAY_ALIGN_BYTES = 256, /* DEVICE_ALIGN_BYTES */
     FROZEN_ALIGN_BYTES = 64,
     POOL_ALIGN_BYTES = 256, /* DEVICE_POOL_ALIGN */
     POOL_SPARE_BYTES = 16 << 20,
@@ -79,15 +79,25 @@ static uint64_t owned_elems(const struct layout *layout, const struct plan_optio
     return layout_room_elems(layout, bucket, options->n_local_ranks);
 }
 
+/* Of one moment. On GPUs each rank's array begins at a multiple of ARRAY_ALIGN_BYTES. */
+static uint64_t moment_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
+{
+    size_t elem_bytes = dtype_size(options->moments_dtype);
+    uint64_t slice = mul(layout_partition_elems(layout, bucket), elem_bytes);
+    uint64_t gap = options->on_devices && !options->offloaded ? align(slice, ARRAY_ALIGN_BYTES) - slice : 0;
+
+    return add(mul(owned_elems(layout, options, bucket), elem_bytes), mul(gap, options->n_local_ranks));
+}
+
 static uint64_t state_bytes(const struct layout *layout, const struct plan_options *options)
 {
     uint64_t sum = 0;
 
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         bool master = options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32;
-        uint64_t n_bytes = mul(options->n_moments, dtype_size(options->moments_dtype));
 
-        sum = add(sum, mul(owned_elems(layout, options, b), add(n_bytes, master ? sizeof(float) : 0)));
+        sum = add(sum, mul(owned_elems(layout, options, b), master ? sizeof(float) : 0));
+        sum = add(sum, mul(moment_bytes(layout, options, b), options->n_moments));
     }
     for (uint32_t p = 0; options->stage == 3 && p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];
@@ -102,7 +112,7 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
 static uint64_t undo_bytes(const struct layout *layout, const struct plan_options *options)
 {
     uint64_t largest = 0, n_bytes, marks;
-    uint32_t n_blocks = 0;
+    uint32_t n_blocks = 0, elem_bytes;
 
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         uint64_t slice = layout_partition_elems(layout, b);
@@ -110,10 +120,11 @@ static uint64_t undo_bytes(const struct layout *layout, const struct plan_option
         largest = MAX(largest, slice);
         n_blocks = MAX(n_blocks, device_update_blocks(layout->buckets[b].n_chunks + slice / DEVICE_CHUNK_ELEMS));
     }
+    elem_bytes = device_undo_elem_bytes(options->n_moments, options->moments_dtype);
     n_bytes = mul(mul(largest, sizeof(float)), UNDO_LANES);
-    marks = align((uint64_t)layout->n_buckets * n_blocks * sizeof(uint64_t), UNDO_ALIGN_BYTES);
+    marks = align((uint64_t)layout->n_buckets * n_blocks * sizeof(uint64_t), ARRAY_ALIGN_BYTES);
     if (!options->offloaded)
-        n_bytes = add(n_bytes, add(marks, device_undo_bytes(n_blocks, 1 + options->n_moments)));
+        n_bytes = add(n_bytes, add(marks, device_undo_bytes(n_blocks, elem_bytes)));
     return mul(n_bytes, options->n_local_ranks);
 }
 

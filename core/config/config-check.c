@@ -274,11 +274,6 @@ static void check_rest(const struct config_check *check)
         REFUSE(check, "weights", "zero_optimization.stage",
                "private copies of the weights are for stages 1 and 2; stage 3 has no whole copy; allowed: "
                "shared");
-    if (sound(check, "bf16.bf16_optimizer_states") && sound(check, "device") && config->bf16.optimizer_states &&
-        config->device == CONFIG_DEVICE_CUDA && !config_offloads(config))
-        REFUSE(check, "bf16.bf16_optimizer_states", "device",
-               "moments on GPUs are fp32; bf16 ones are for device: cpu, or for "
-               "zero_optimization.offload_optimizer: {device: cpu}");
     if (sound(check, "bf16.stochastic_rounding") && sound(check, "bf16.bf16_optimizer_states") &&
         config->bf16.stochastic_rounding && !config->bf16.optimizer_states)
         REFUSE(check, "bf16.stochastic_rounding", "bf16.bf16_optimizer_states",

@@ -265,7 +265,7 @@ static const struct config_key table[] = {
 
     SECTION("bf16", "What of the optimizer's state is bf16."),
     KEY("bf16.bf16_optimizer_states", BOOL, bf16.optimizer_states,
-        "Moments are bf16: 4 bytes less for each parameter, and a faster update. Not for a state on GPUs.", DEEPSPEED,
+        "Moments are bf16: 4 bytes less for each parameter, and a faster update.", DEEPSPEED,
         .def = "false"),
     KEY("bf16.stochastic_rounding", BOOL, bf16.stochastic_rounding,
         "bf16 moments are rounded up or down at random, so that small changes are not lost; false: to the nearest.",

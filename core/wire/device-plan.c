@@ -14,7 +14,7 @@
 enum { MAGIC = 0x64657670, PAGE_BYTES = 4096 };
 
 /* The next daemon compares a plan byte by byte with its own, so that none of its structures may have padding. */
-static_assert(sizeof(struct device_plan_header) == 13 * 4 + 4 * 1 + 9 * 8, "no padding");
+static_assert(sizeof(struct device_plan_header) == 15 * 4 + 4 * 1 + 9 * 8, "no padding");
 static_assert(sizeof(struct device_plan_param) == 6 * 4 + 3 * 8, "no padding");
 static_assert(sizeof(struct layout_bucket) == 10 * 4 + 5 * 8, "no padding");
 static_assert(sizeof(struct layout_chunk) == 4 * 4 + 1 * 8, "no padding");
@@ -42,6 +42,8 @@ static struct device_plan_header make_header(const struct device_plan_options *o
         .n_local = options->n_local,
         .stage = options->stage,
         .optimizer = options->optimizer,
+        .moments_dtype = options->moments.type.dtype,
+        .stochastic = options->moments.type.stochastic,
         .exp_avg = options->moments.m,
         .exp_avg_sq = options->moments.v,
         .deterministic = options->deterministic,
@@ -110,15 +112,21 @@ static bool array_fits(const struct device_plan_header *head, uint64_t at, uint6
     return at % 8 == 0 && at <= head->n_bytes && n <= (head->n_bytes - at) / size;
 }
 
+static bool moments_are_sound(const struct device_plan_header *head)
+{
+    return head->moments_dtype == DTYPE_BF16 ? head->stochastic <= 1
+                                             : head->moments_dtype == DTYPE_F32 && head->stochastic == 0;
+}
+
 static bool head_is_sound(const struct device_plan_header *head, uint64_t n_bytes)
 {
     return head->magic == MAGIC && head->version == DEVICE_PLAN_VERSION && head->n_bytes <= n_bytes &&
            head->world_size >= 1 && head->world_size <= DEVICE_MAX_WORLD && head->n_local >= 1 &&
            head->n_local <= DEVICE_MAX_LOCAL && head->first_local < head->world_size &&
            head->n_local <= head->world_size - head->first_local && head->stage >= 1 && head->stage <= 3 &&
-           head->optimizer < N_OPTIMIZERS && head->mask_words == div_round_up(head->world_size, 64) &&
-           head->weight_bytes <= DEVICE_MAX_BYTES && head->ring_bytes <= DEVICE_MAX_BYTES &&
-           head->pool_bytes <= DEVICE_MAX_BYTES &&
+           head->optimizer < N_OPTIMIZERS && moments_are_sound(head) &&
+           head->mask_words == div_round_up(head->world_size, 64) && head->weight_bytes <= DEVICE_MAX_BYTES &&
+           head->ring_bytes <= DEVICE_MAX_BYTES && head->pool_bytes <= DEVICE_MAX_BYTES &&
            array_fits(head, head->params_at, head->n_params, sizeof(struct device_plan_param)) &&
            array_fits(head, head->buckets_at, head->n_buckets, sizeof(struct layout_bucket)) &&
            array_fits(head, head->chunks_at, head->n_chunks, sizeof(struct layout_chunk)) &&
@@ -259,15 +267,16 @@ int device_plan_open(struct device_plan *out, const void *memory, uint64_t n_byt
 
 /* ---- device memory --------------------------------------------------------------------------------------- */
 
-static uint64_t take_array(uint64_t *end, uint64_t n_elems, bool wanted)
+static uint64_t take_array(uint64_t *end, uint64_t n_elems, enum dtype dtype, bool wanted)
 {
-    return wanted ? place_array(end, n_elems * sizeof(float), DEVICE_ALIGN_BYTES) : DEVICE_NONE;
+    return wanted ? place_array(end, n_elems * dtype_size(dtype), DEVICE_ALIGN_BYTES) : DEVICE_NONE;
 }
 
 struct device_undo_places device_undo_places(const struct device_plan *plan)
 {
     const struct device_plan_header *head = plan->head;
-    struct device_undo_places places = {.n_arrays = 1u + !!head->exp_avg + !!head->exp_avg_sq};
+    unsigned n_moments = !!head->exp_avg + !!head->exp_avg_sq;
+    struct device_undo_places places = {.elem_bytes = device_undo_elem_bytes(n_moments, head->moments_dtype)};
     uint64_t largest = 0;
 
     for (uint32_t b = 0; b < head->n_buckets; b++) {
@@ -283,12 +292,13 @@ struct device_undo_places device_undo_places(const struct device_plan *plan)
     places.marks = place_array(&places.n_bytes, (uint64_t)head->n_buckets * places.n_blocks * sizeof(uint64_t),
                                DEVICE_ALIGN_BYTES);
     places.slots =
-        place_array(&places.n_bytes, device_undo_bytes(places.n_blocks, places.n_arrays), DEVICE_ALIGN_BYTES);
+        place_array(&places.n_bytes, device_undo_bytes(places.n_blocks, places.elem_bytes), DEVICE_ALIGN_BYTES);
     return places;
 }
 
 static void place_buckets(const struct device_plan *plan, struct device_places *places, uint64_t *piece_bytes)
 {
+    enum dtype moments = plan->head->moments_dtype;
     bool has_state = !plan->head->offload;
 
     for (uint32_t b = 0; b < plan->head->n_buckets; b++) {
@@ -297,10 +307,10 @@ static void place_buckets(const struct device_plan *plan, struct device_places *
 
         places[b] = (struct device_places){
             .slice_elems = slice,
-            .master = take_array(&piece_bytes[DEVICE_STATE], slice, has_state && own_master),
-            .exp_avg = take_array(&piece_bytes[DEVICE_STATE], slice, has_state && plan->head->exp_avg),
-            .exp_avg_sq = take_array(&piece_bytes[DEVICE_STATE], slice, has_state && plan->head->exp_avg_sq),
-            .acc = take_array(&piece_bytes[DEVICE_GRADIENT], slice, true),
+            .master = take_array(&piece_bytes[DEVICE_STATE], slice, DTYPE_F32, has_state && own_master),
+            .exp_avg = take_array(&piece_bytes[DEVICE_STATE], slice, moments, has_state && plan->head->exp_avg),
+            .exp_avg_sq = take_array(&piece_bytes[DEVICE_STATE], slice, moments, has_state && plan->head->exp_avg_sq),
+            .acc = take_array(&piece_bytes[DEVICE_GRADIENT], slice, DTYPE_F32, true),
         };
     }
 }

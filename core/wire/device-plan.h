@@ -11,8 +11,9 @@
  * Pieces of device memory, of each local rank (bytes from the piece's start; a *slice* is the rank's partition of a
  * bucket; all arrays begin at multiples of 256 bytes):
  *   state      for each bucket: slice of masters (not where weights are fp32 and there is a weights piece), of exp_avg
- *              and of exp_avg_sq as the optimizer has them, fp32; stage 3: behind them, for each frozen parameter, a
- *              slice of it in its own type. Nothing where the state is in host memory (offload)
+ *              and of exp_avg_sq as the optimizer has them, masters in fp32, moments in fp32 or bf16; stage 3: behind
+ *              them, for each frozen parameter, a slice of it in its own type. Nothing where the state is in host
+ *              memory (offload)
  *   gradient   for each bucket: slice of accumulators, fp32
  *   weights    stages 1 and 2: as the layout's weight segment
  *   ring       slots, placed by the daemon
@@ -44,7 +45,7 @@
 #include "kernels/update.h"
 
 enum {
-    DEVICE_PLAN_VERSION = 4,
+    DEVICE_PLAN_VERSION = 5,
     DEVICE_LANES = 3,         /* picked: one that communicates, one that computes, one that is being reported */
     DEVICE_ALIGN_BYTES = 256, /* of arrays: whole lines and more of any GPU */
 };
@@ -67,6 +68,8 @@ struct device_plan_header {
     uint32_t world_size, first_local, n_local;
     uint32_t stage;
     uint32_t optimizer;
+    uint32_t moments_dtype;      /* DTYPE_F32 or DTYPE_BF16 */
+    uint32_t stochastic;         /* 1: moments in bf16 are rounded at random */
     uint8_t exp_avg, exp_avg_sq; /* which moments there are */
     uint8_t deterministic;
     uint8_t offload;
@@ -105,6 +108,12 @@ void device_plan_write(const struct device_plan_options *options, void *memory);
 /* Return: 0, or -EINVAL with a sentence in why. */
 int device_plan_open(struct device_plan *out, const void *memory, uint64_t n_bytes, char *why, size_t why_size);
 
+/* How moments lie in memory. */
+static inline struct moments_type device_plan_moments(const struct device_plan *plan)
+{
+    return (struct moments_type){.dtype = plan->head->moments_dtype, .stochastic = plan->head->stochastic};
+}
+
 /* ---- device memory --------------------------------------------------------------------------------------- */
 
 /* Where arrays of one bucket lie in the pieces of any local rank; bytes, or DEVICE_NONE. */
@@ -130,7 +139,7 @@ struct device_undo_places {
     uint64_t slots;      /* device_undo_bytes() */
     uint64_t n_bytes;    /* of the piece */
     uint32_t n_blocks;   /* of any bucket's update, at most; 0 with offload */
-    uint32_t n_arrays;   /* that an update changes, beside the weights */
+    uint32_t elem_bytes; /* of all arrays that an update changes, beside the weights */
 };
 
 struct device_undo_places device_undo_places(const struct device_plan *plan);

@@ -73,11 +73,13 @@ static bool find_slice(const struct executor *executor, uint32_t bucket, enum st
     return move->offset_bytes != DEVICE_NONE;
 }
 
-/* Adds moves for a range of a parameter's values, one per owner's slice. host: where the first value lies. */
+/* Adds moves for a range of a parameter's values, one per owner's slice. host: where the first value lies, of
+ * state_dtype(). */
 static void add_values(const struct executor *executor, struct moves *moves, bool write, uint32_t param,
-                       enum state_kind kind, uint64_t start, uint64_t n, float *host)
+                       enum state_kind kind, uint64_t start, uint64_t n, void *host)
 {
     const struct layout_param *p = &layout_of(executor)->params[param];
+    size_t elem_bytes = dtype_size(state_dtype(executor->state, kind));
     uint64_t slice = layout_partition_elems(layout_of(executor), p->bucket);
     uint64_t begin = p->offset_elems + start;
 
@@ -87,9 +89,9 @@ static void add_values(const struct executor *executor, struct moves *moves, boo
 
         if (from >= to || !find_slice(executor, p->bucket, kind, rank, &move))
             continue;
-        move.offset_bytes += (from - slice * rank) * sizeof(float);
-        move.host = host + (from - begin);
-        move.n_bytes = (to - from) * sizeof(float);
+        move.offset_bytes += (from - slice * rank) * elem_bytes;
+        move.host = (uint8_t *)host + (from - begin) * elem_bytes;
+        move.n_bytes = (to - from) * elem_bytes;
         moves_add(moves, &move);
     }
 }
@@ -155,11 +157,12 @@ static void add_bucket(const struct executor *executor, struct moves *moves, boo
                        enum state_kind kind)
 {
     uint64_t slice = layout_partition_elems(layout_of(executor), bucket);
+    uint64_t n_bytes = slice * dtype_size(state_dtype(executor->state, kind));
 
     if (kind == STATE_MASTER && layout_of(executor)->buckets[bucket].dtype == DTYPE_F32 && !executor->gathers)
         return;
     for (unsigned rank = executor->first_rank; rank < end_of(executor); rank++) {
-        struct devices_move move = {.write = write, .n_bytes = slice * sizeof(float)};
+        struct devices_move move = {.write = write, .n_bytes = n_bytes};
 
         if (!find_slice(executor, bucket, kind, rank, &move))
             continue;
@@ -193,6 +196,7 @@ struct device_io {
     uint8_t *bytes;         /* initial weights, as pushed; or values that are read, before conversion; owned */
     const uint8_t *weights; /* initial weights from node 0, laid out as the weights */
     uint32_t param;
+    enum dtype dtype; /* of the values in bytes */
     uint64_t n_elems;
     void *dst;
     bool empties; /* frees the staging copy's pages at the end */
@@ -479,13 +483,12 @@ int device_adopt(struct executor *executor, const uint8_t *weights, executor_don
 
 /* ---- reading --------------------------------------------------------------------------------------------- */
 
-/* A stage: converts a frozen parameter's values to fp32. */
+/* A stage: converts a frozen parameter's values, or those of a moment, to fp32. */
 static int widen(void *userdata)
 {
     struct device_io *io = userdata;
 
-    io->executor->options.kernels->convert_to_f32(io->dst, io->bytes, layout_of(io->executor)->params[io->param].dtype,
-                                                  io->n_elems);
+    io->executor->options.kernels->convert_to_f32(io->dst, io->bytes, io->dtype, io->n_elems);
     return SEQUENCE_OVER;
 }
 
@@ -522,22 +525,27 @@ static void make_bytes(struct device_io *io, uint64_t n_bytes)
 int device_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
                 void *userdata)
 {
-    static const sequence_stage masters[] = {io_copy, NULL}, frozen[] = {io_copy, widen, NULL};
+    static const sequence_stage as_they_are[] = {io_copy, NULL}, widened[] = {io_copy, widen, NULL};
     const struct layout_param *p = &layout_of(executor)->params[param];
-    struct device_io *io = io_new_read(executor, p->trainable ? masters : frozen, param, dst, done, userdata);
+    enum dtype dtype = p->trainable ? state_dtype(executor->state, kind) : p->dtype;
+    bool widens = !p->trainable || dtype != DTYPE_F32;
+    struct device_io *io = io_new_read(executor, widens ? widened : as_they_are, param, dst, done, userdata);
     uint64_t start = 0;
 
     if (!io)
         return -ENOMEM;
-    if (p->trainable) {
+    if (!widens) {
         add_values(executor, &io->moves, false, param, kind, 0, p->n_elems, dst);
         return io_start(io) < 0 ? -ENOMEM : 0;
     }
-    if (executor->gathers)
+    if (p->trainable || executor->gathers)
         io->n_elems = device_find_owned(executor, param, &start);
     io->dst = dst + start;
-    make_bytes(io, io->n_elems * dtype_size(p->dtype));
-    if (executor->gathers)
+    io->dtype = dtype;
+    make_bytes(io, io->n_elems * dtype_size(dtype));
+    if (p->trainable)
+        add_values(executor, &io->moves, false, param, kind, start, io->n_elems, io->bytes);
+    else if (executor->gathers)
         add_frozen(executor, &io->moves, false, param, start, io->n_elems, io->bytes);
     else
         add_weights(executor, &io->moves, false, p->weight_offset_bytes, io->n_elems * dtype_size(p->dtype), io->bytes);
@@ -560,8 +568,7 @@ int device_read_weights(struct executor *executor, uint32_t param, uint8_t *dst,
     if (!p->trainable)
         add_frozen(executor, &io->moves, false, param, start, io->n_elems, dst);
     else
-        add_values(executor, &io->moves, false, param, STATE_MASTER, start, io->n_elems,
-                   (float *)(void *)(rounds ? io->bytes : dst));
+        add_values(executor, &io->moves, false, param, STATE_MASTER, start, io->n_elems, rounds ? io->bytes : dst);
     return io_start(io) < 0 ? -ENOMEM : 0;
 }
 

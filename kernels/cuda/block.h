@@ -24,6 +24,11 @@ struct alignas(16) quad {
     float x[4];
 };
 
+/* Four elements of 16 bits, where they lie at a multiple of 8 bytes. */
+struct alignas(8) half_quad {
+    uint16_t x[4];
+};
+
 #ifdef __CUDACC__
 
 enum {
@@ -89,6 +94,18 @@ static __device__ __forceinline__ struct quad quad_load_once(const float *at)
 static __device__ __forceinline__ void quad_store_once(float *at, const struct quad &quad)
 {
     __stcs(reinterpret_cast<float4 *>(at), make_float4(quad.x[0], quad.x[1], quad.x[2], quad.x[3]));
+}
+
+static __device__ __forceinline__ struct half_quad quad_load_once(const uint16_t *at)
+{
+    const ushort4 four = __ldcs(reinterpret_cast<const ushort4 *>(at));
+
+    return {{four.x, four.y, four.z, four.w}};
+}
+
+static __device__ __forceinline__ void quad_store_once(uint16_t *at, const struct half_quad &quad)
+{
+    __stcs(reinterpret_cast<ushort4 *>(at), make_ushort4(quad.x[0], quad.x[1], quad.x[2], quad.x[3]));
 }
 
 static __device__ __forceinline__ void atomic_add(uint64_t *at, uint64_t n)

@@ -105,6 +105,16 @@ static inline void quad_store_once(float *at, const struct quad &quad)
     *reinterpret_cast<struct quad *>(at) = quad;
 }
 
+static inline struct half_quad quad_load_once(const uint16_t *at)
+{
+    return *reinterpret_cast<const struct half_quad *>(at);
+}
+
+static inline void quad_store_once(uint16_t *at, const struct half_quad &quad)
+{
+    *reinterpret_cast<struct half_quad *>(at) = quad;
+}
+
 static inline void atomic_add(uint64_t *at, uint64_t n)
 {
     __atomic_fetch_add(at, n, __ATOMIC_RELAXED);

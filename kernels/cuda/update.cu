@@ -2,7 +2,8 @@
 
 /*
  * The optimizers, the twin of update_kernel.c: the same functions of one element (update_element.h), four elements a
- * thread. AdamW reads 16 bytes an element and writes 12, or 14 with a 16-bit weight, and computes next to nothing.
+ * thread. AdamW reads 16 bytes an element and writes 12, or 14 with a 16-bit weight, and computes next to nothing. With
+ * moments in bf16 it reads 12 and writes 8 or 10.
  *
  * No device was at hand. To be measured, beside a copy of as many streams: the share of the memory's speed, what
  * division and square root, correctly rounded, take of it, and what the undo slots and their fences take.
@@ -17,11 +18,26 @@ enum {
     V = 2,
 };
 
+/* How a moment lies in memory: of one element, and of a thread's four. */
+template <enum dtype dtype> struct moment;
+
+template <> struct moment<DTYPE_F32> {
+    typedef float elem;
+    typedef struct quad four;
+};
+
+template <> struct moment<DTYPE_BF16> {
+    typedef uint16_t elem;
+    typedef struct half_quad four;
+};
+
+/* The flags are first because nvcc 13.0 spills registers of undo_kernel<adam> with other places of the scalars. */
 struct update_job {
+    bool quads;      /* all arrays are at multiples of four elements */
+    bool stochastic; /* as moments_type has it */
     struct device_update_range range;
     struct update_scalars k;
     struct extent extent;
-    bool quads; /* all arrays are at multiples of four elements */
 };
 
 DEVICE_FN struct update_job job_in_global(struct update_job job)
@@ -34,16 +50,22 @@ DEVICE_FN struct update_job job_in_global(struct update_job job)
     return job;
 }
 
+template <typename elem> DEVICE_FN void *advance(void *array, uint64_t n_elems)
+{
+    return array ? static_cast<elem *>(array) + n_elems : NULL;
+}
+
 /* The same job, with pointers to the chunk's first element. The extent then begins at 0 and fits into 32 bits. */
-DEVICE_FN struct update_job job_from_chunk(struct update_job job)
+template <enum dtype moments> DEVICE_FN struct update_job job_from_chunk(struct update_job job)
 {
     const uint64_t begin = job.extent.begin;
 
     job.range.p += begin;
-    job.range.m += job.range.m ? begin : 0;
-    job.range.v += job.range.v ? begin : 0;
+    job.range.m = advance<typename moment<moments>::elem>(job.range.m, begin);
+    job.range.v = advance<typename moment<moments>::elem>(job.range.v, begin);
     job.range.acc += begin;
-    job.range.w16 = job.range.w16 ? static_cast<uint16_t *>(job.range.w16) + begin : NULL;
+    job.range.w16 = advance<uint16_t>(job.range.w16, begin);
+    job.range.start_elem += begin;
     job.extent = {0, job.extent.end - begin};
     return job;
 }
@@ -53,68 +75,115 @@ DEVICE_FN uint16_t narrow(float x, uint32_t dtype)
     return dtype == DTYPE_BF16 ? bf16_from_f32(x) : f16_from_f32(x);
 }
 
-template <step_fn *step, unsigned arrays> DEVICE_FN void update_elem(const struct update_job &job, uint64_t i)
+/* ---- moments ------------------------------------------------------------------------------------------- */
+
+DEVICE_FN float widen(float x)
 {
+    return x;
+}
+
+DEVICE_FN float widen(uint16_t x)
+{
+    return f32_from_bf16(x);
+}
+
+/* Elements are numbered from the parameter's start. Without stochastic rounding nothing is drawn. */
+DEVICE_FN uint32_t draw_of(const struct update_job &job, uint64_t i)
+{
+    return job.stochastic ? rounding_draw(job.k.rounding_key, static_cast<uint32_t>(job.range.start_elem + i)) : 0;
+}
+
+DEVICE_FN void put(const struct update_job &, float *at, float x, uint32_t)
+{
+    *at = x;
+}
+
+DEVICE_FN void put(const struct update_job &job, uint16_t *at, float x, uint32_t draw)
+{
+    *at = job.stochastic ? bf16_at_random(x, draw) : bf16_from_f32(x);
+}
+
+/* Both moments of an element as update_kernel.c stores them: exp_avg takes the lower half of the draw. */
+template <typename elem>
+DEVICE_FN void put_moments(const struct update_job &job, uint64_t i, const struct element &e, elem *m, elem *v)
+{
+    const uint32_t draw = draw_of(job, i);
+
+    if (m)
+        put(job, m, e.m, draw);
+    if (v)
+        put(job, v, e.v, draw >> 16);
+}
+
+/* ---- one element and four ------------------------------------------------------------------------------ */
+
+template <step_fn *step, unsigned arrays, enum dtype moments>
+DEVICE_FN void update_elem(const struct update_job &job, uint64_t i)
+{
+    typedef typename moment<moments>::elem elem;
     const struct device_update_range &range = job.range;
-    struct element e = {range.p[i], arrays & M ? range.m[i] : 0, arrays & V ? range.v[i] : 0};
+    elem *const m = static_cast<elem *>(range.m), *const v = static_cast<elem *>(range.v);
+    struct element e = {range.p[i], arrays & M ? widen(m[i]) : 0, arrays & V ? widen(v[i]) : 0};
 
     e = step(e, range.acc[i], &job.k);
     range.p[i] = e.p;
-    if (arrays & M)
-        range.m[i] = e.m;
-    if (arrays & V)
-        range.v[i] = e.v;
+    put_moments<elem>(job, i, e, arrays & M ? m + i : NULL, arrays & V ? v + i : NULL);
     if (range.w16_dtype != DTYPE_F32)
         static_cast<uint16_t *>(range.w16)[i] = narrow(e.p, range.w16_dtype);
 }
 
 DEVICE_FN void quad_narrow(void *w16, uint64_t i, const struct quad &p, uint32_t dtype)
 {
-    struct alignas(8) four {
-        uint16_t x[4];
-    } four;
+    struct half_quad four;
 
 #pragma unroll
     for (unsigned k = 0; k < 4; k++)
         four.x[k] = narrow(p.x[k], dtype);
-    *reinterpret_cast<struct four *>(static_cast<uint16_t *>(w16) + i) = four;
+    *reinterpret_cast<struct half_quad *>(static_cast<uint16_t *>(w16) + i) = four;
 }
 
-/* What a thread reads of four elements, and what it writes. */
-struct quads {
-    struct quad p, m, v, acc;
+/* What a thread reads of four elements, and what it writes. Moments as they lie in memory, which is fewer registers. */
+template <enum dtype moments> struct quads {
+    struct quad p;
+    typename moment<moments>::four m, v;
+    struct quad acc;
 };
 
-template <unsigned arrays> DEVICE_FN struct quads quads_load(const struct update_job &job, uint64_t i)
+template <unsigned arrays, enum dtype moments>
+DEVICE_FN struct quads<moments> quads_load(const struct update_job &job, uint64_t i)
 {
+    typedef typename moment<moments>::elem elem;
     const struct device_update_range &range = job.range;
-    const struct quad none = {{0, 0, 0, 0}};
+    const typename moment<moments>::four none = {};
 
-    return {quad_load_once(range.p + i), arrays & M ? quad_load_once(range.m + i) : none,
-            arrays & V ? quad_load_once(range.v + i) : none, quad_load_once(range.acc + i)};
+    return {quad_load_once(range.p + i), arrays & M ? quad_load_once(static_cast<const elem *>(range.m) + i) : none,
+            arrays & V ? quad_load_once(static_cast<const elem *>(range.v) + i) : none, quad_load_once(range.acc + i)};
 }
 
-template <step_fn *step> DEVICE_FN void quads_step(const struct update_job &job, struct quads *q)
+/* i: the first of the four. */
+template <step_fn *step, enum dtype moments>
+DEVICE_FN void quads_step(const struct update_job &job, uint64_t i, struct quads<moments> *q)
 {
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {
-        struct element e = step({q->p.x[k], q->m.x[k], q->v.x[k]}, q->acc.x[k], &job.k);
+        struct element e = step({q->p.x[k], widen(q->m.x[k]), widen(q->v.x[k])}, q->acc.x[k], &job.k);
 
         q->p.x[k] = e.p;
-        q->m.x[k] = e.m;
-        q->v.x[k] = e.v;
+        put_moments(job, i + k, e, &q->m.x[k], &q->v.x[k]);
     }
 }
 
-template <unsigned arrays> DEVICE_FN void quads_store(const struct update_job &job, uint64_t i, const struct quads &q)
+template <unsigned arrays, enum dtype moments>
+DEVICE_FN void quads_store(const struct update_job &job, uint64_t i, const struct quads<moments> &q)
 {
+    typedef typename moment<moments>::elem elem;
     const struct device_update_range &range = job.range;
 
     quad_store_once(range.p + i, q.p);
     if (arrays & M)
-        quad_store_once(range.m + i, q.m);
+        quad_store_once(static_cast<elem *>(range.m) + i, q.m);
     if (arrays & V)
-        quad_store_once(range.v + i, q.v);
+        quad_store_once(static_cast<elem *>(range.v) + i, q.v);
     if (range.w16_dtype != DTYPE_F32)
         quad_narrow(range.w16, i, q.p, range.w16_dtype);
 }
@@ -123,7 +192,7 @@ template <unsigned arrays> DEVICE_FN void quads_store(const struct update_job &j
 
 /* Two times four elements are read before the first of them are written: for all that nvcc knows, what is written may
  * be what is read next, so it would not read early by itself. */
-template <step_fn *step, unsigned arrays> DEVICE_FN void update_chunk(const struct update_job &job)
+template <step_fn *step, unsigned arrays, enum dtype moments> DEVICE_FN void update_chunk(const struct update_job &job)
 {
     const struct extent extent = job.extent;
     const uint64_t quads_end = job.quads ? extent.begin + (extent.end - extent.begin) / 4 * 4 : extent.begin;
@@ -134,22 +203,23 @@ template <step_fn *step, unsigned arrays> DEVICE_FN void update_chunk(const stru
 
 #pragma unroll 1
         for (; i + stride < quads_end; i += 2 * stride) {
-            struct quads first = quads_load<arrays>(job, i), second = quads_load<arrays>(job, i + stride);
+            struct quads<moments> first = quads_load<arrays, moments>(job, i);
+            struct quads<moments> second = quads_load<arrays, moments>(job, i + stride);
 
-            quads_step<step>(job, &first);
+            quads_step<step>(job, i, &first);
             quads_store<arrays>(job, i, first);
-            quads_step<step>(job, &second);
+            quads_step<step>(job, i + stride, &second);
             quads_store<arrays>(job, i + stride, second);
         }
         if (i < quads_end) {
-            struct quads last = quads_load<arrays>(job, i);
+            struct quads<moments> last = quads_load<arrays, moments>(job, i);
 
-            quads_step<step>(job, &last);
+            quads_step<step>(job, i, &last);
             quads_store<arrays>(job, i, last);
         }
 #pragma unroll 1
         for (i = quads_end + threadIdx.x; i < extent.end; i += BLOCK_THREADS)
-            update_elem<step, arrays>(job, i);
+            update_elem<step, arrays, moments>(job, i);
     }
 }
 
@@ -171,11 +241,11 @@ template <step_fn *step, unsigned arrays> DEVICE_FN void update_chunk(const stru
 struct undo {
     uint64_t *mark;
     float *slots;
-    uint64_t tag; /* in its place in a mark */
-    uint32_t slot_elems;
-    uint32_t at;    /* groups in the chunks that this block is through with */
-    uint32_t first; /* the group with which it begins; those before it have their new values */
-    bool goes_on;   /* that group is saved, and may be half written */
+    uint64_t tag;        /* in its place in a mark */
+    uint32_t slot_words; /* of 4 bytes: counted in bytes they take nvcc 13.0 more registers */
+    uint32_t at;         /* groups in the chunks that this block is through with */
+    uint32_t first;      /* the group with which it begins; those before it have their new values */
+    bool goes_on;        /* that group is saved, and may be half written */
 };
 
 static_assert(DEVICE_UNDO_GROUP_ELEMS == 4 * BLOCK_THREADS, "four elements a thread");
@@ -183,15 +253,15 @@ static_assert(DEVICE_UNDO_MAX_TAG >> (64 - DEVICE_UNDO_TAG_SHIFT) == 0, "a tag f
 
 DEVICE_FN struct undo undo_open(const struct device_update_undo &list)
 {
-    const uint32_t slot_elems = list.n_arrays * DEVICE_UNDO_GROUP_ELEMS;
+    const uint32_t slot_words = list.elem_bytes * (DEVICE_UNDO_GROUP_ELEMS / 4);
     uint64_t *at = in_global(list.marks) + blockIdx.x;
     const uint64_t mark = *static_cast<const volatile uint64_t *>(at);
     const bool is_ours = mark >> DEVICE_UNDO_TAG_SHIFT == list.tag;
 
     return {at,
-            in_global(list.slots) + static_cast<uint64_t>(blockIdx.x) * 2 * slot_elems,
+            static_cast<float *>(in_global(list.slots)) + static_cast<uint64_t>(blockIdx.x) * 2 * slot_words,
             list.tag << DEVICE_UNDO_TAG_SHIFT,
-            slot_elems,
+            slot_words,
             0,
             is_ours ? static_cast<uint32_t>(mark) & DEVICE_UNDO_DONE : 0,
             is_ours};
@@ -209,10 +279,28 @@ DEVICE_FN void undo_mark(const struct undo &undo, uint32_t group)
     }
 }
 
-/* Where an array of the thread's four elements lies in a group's slot: first p, then what else is saved. */
-DEVICE_FN float *undo_at(const struct undo &undo, uint32_t group, unsigned array)
+/* Where the thread's four elements of an array lie in a group's slot. before: what one element takes of the arrays that
+ * lie before this one; bytes. */
+template <typename elem> DEVICE_FN elem *undo_at(const struct undo &undo, uint32_t group, uint32_t before)
 {
-    return undo.slots + (undo.at + group) % 2 * undo.slot_elems + array * DEVICE_UNDO_GROUP_ELEMS + 4 * threadIdx.x;
+    float *slot = undo.slots + (undo.at + group) % 2 * undo.slot_words;
+
+    return reinterpret_cast<elem *>(slot + before * (DEVICE_UNDO_GROUP_ELEMS / 4)) + 4 * threadIdx.x;
+}
+
+/* The thread's places in a group's slot: first p, then the moments that there are, as they lie in memory. */
+template <enum dtype moments> struct undo_places {
+    float *p;
+    typename moment<moments>::elem *m, *v;
+};
+
+template <unsigned arrays, enum dtype moments>
+DEVICE_FN struct undo_places<moments> undo_places_of(const struct undo &undo, uint32_t group)
+{
+    typedef typename moment<moments>::elem elem;
+
+    return {undo_at<float>(undo, group, 0), undo_at<elem>(undo, group, sizeof(float)),
+            undo_at<elem>(undo, group, sizeof(float) + (arrays & M ? sizeof(elem) : 0))};
 }
 
 DEVICE_FN uint32_t elems_of(const struct update_job &job)
@@ -232,7 +320,7 @@ DEVICE_FN bool group_is_quad(const struct update_job &job, uint32_t i)
     return job.quads && i + 4 <= elems_of(job);
 }
 
-DEVICE_FN void undo_copy(float *to, const float *from, uint32_t i, uint32_t n_elems)
+template <typename elem> DEVICE_FN void undo_copy(elem *to, const elem *from, uint32_t i, uint32_t n_elems)
 {
 #pragma unroll 1
     for (unsigned k = 0; k < 4 && i + k < n_elems; k++)
@@ -240,83 +328,87 @@ DEVICE_FN void undo_copy(float *to, const float *from, uint32_t i, uint32_t n_el
 }
 
 /* Weights are not saved: they follow from p. */
-template <unsigned arrays>
-DEVICE_FN void undo_save(const struct undo &undo, const struct update_job &job, uint32_t group, const struct quads &old)
+template <unsigned arrays, enum dtype moments>
+DEVICE_FN void undo_save(const struct undo &undo, const struct update_job &job, uint32_t group,
+                         const struct quads<moments> &old)
 {
+    typedef typename moment<moments>::elem elem;
+    typedef typename moment<moments>::four four;
     const struct device_update_range &range = job.range;
     const uint32_t i = group_begin(group), end = elems_of(job);
-    float *const p = undo_at(undo, group, 0), *const m = undo_at(undo, group, 1);
-    float *const v = undo_at(undo, group, arrays & M ? 2 : 1);
+    const struct undo_places<moments> to = undo_places_of<arrays, moments>(undo, group);
 
     if (group_is_quad(job, i)) {
-        *reinterpret_cast<struct quad *>(p) = old.p;
+        *reinterpret_cast<struct quad *>(to.p) = old.p;
         if (arrays & M)
-            *reinterpret_cast<struct quad *>(m) = old.m;
+            *reinterpret_cast<four *>(to.m) = old.m;
         if (arrays & V)
-            *reinterpret_cast<struct quad *>(v) = old.v;
+            *reinterpret_cast<four *>(to.v) = old.v;
         return;
     }
-    undo_copy(p, range.p + i, i, end);
+    undo_copy<float>(to.p, range.p + i, i, end);
     if (arrays & M)
-        undo_copy(m, range.m + i, i, end);
+        undo_copy<elem>(to.m, static_cast<const elem *>(range.m) + i, i, end);
     if (arrays & V)
-        undo_copy(v, range.v + i, i, end);
+        undo_copy<elem>(to.v, static_cast<const elem *>(range.v) + i, i, end);
 }
 
-template <unsigned arrays>
+template <unsigned arrays, enum dtype moments>
 DEVICE_FN void undo_put_back(const struct undo &undo, const struct update_job &job, uint32_t group)
 {
+    typedef typename moment<moments>::elem elem;
     const struct device_update_range &range = job.range;
     const uint32_t i = group_begin(group), end = elems_of(job);
+    const struct undo_places<moments> from = undo_places_of<arrays, moments>(undo, group);
 
-    undo_copy(range.p + i, undo_at(undo, group, 0), i, end);
+    undo_copy<float>(range.p + i, from.p, i, end);
     if (arrays & M)
-        undo_copy(range.m + i, undo_at(undo, group, 1), i, end);
+        undo_copy<elem>(static_cast<elem *>(range.m) + i, from.m, i, end);
     if (arrays & V)
-        undo_copy(range.v + i, undo_at(undo, group, arrays & M ? 2 : 1), i, end);
+        undo_copy<elem>(static_cast<elem *>(range.v) + i, from.v, i, end);
 }
 
-template <unsigned arrays> DEVICE_FN struct quads group_load(const struct update_job &job, uint32_t group)
+template <unsigned arrays, enum dtype moments>
+DEVICE_FN struct quads<moments> group_load(const struct update_job &job, uint32_t group)
 {
     const uint32_t i = group_begin(group);
-    const struct quad none = {{0, 0, 0, 0}};
 
     if (group_is_quad(job, i))
-        return quads_load<arrays>(job, i);
-    return {none, none, none, none};
+        return quads_load<arrays, moments>(job, i);
+    return {};
 }
 
-template <step_fn *step, unsigned arrays>
-DEVICE_FN void group_step(const struct update_job &job, uint32_t group, struct quads q)
+template <step_fn *step, unsigned arrays, enum dtype moments>
+DEVICE_FN void group_step(const struct update_job &job, uint32_t group, struct quads<moments> q)
 {
     const uint32_t i = group_begin(group);
 
     if (group_is_quad(job, i)) {
-        quads_step<step>(job, &q);
+        quads_step<step>(job, i, &q);
         quads_store<arrays>(job, i, q);
         return;
     }
 #pragma unroll 1
     for (unsigned k = 0; k < 4 && i + k < elems_of(job); k++)
-        update_elem<step, arrays>(job, i + k);
+        update_elem<step, arrays, moments>(job, i + k);
 }
 
 /*
  * The next group is read before this one is marked, so that reads are under way while the block waits for its fences.
  * `shared` is the block's: in registers it would leave room for fewer blocks, and each phase uses a part of it.
  */
-template <step_fn *step, unsigned arrays>
+template <step_fn *step, unsigned arrays, enum dtype moments>
 DEVICE_FN void update_groups(const struct update_job &shared, const struct undo &undo, uint32_t n_groups)
 {
     const uint32_t begin = undo.first > undo.at ? undo.first - undo.at : 0;
-    per_thread<struct quads> now, next;
+    per_thread<struct quads<moments>> now, next;
 
     for (phase threads; threads.next();) {
         const struct update_job job = job_in_global(shared);
 
         if (undo.goes_on && undo.at + begin == undo.first)
-            undo_put_back<arrays>(undo, job, begin);
-        next.mine() = group_load<arrays>(job, begin);
+            undo_put_back<arrays, moments>(undo, job, begin);
+        next.mine() = group_load<arrays, moments>(job, begin);
     }
 #pragma unroll 1
     for (uint32_t group = begin;; group++) {
@@ -329,7 +421,7 @@ DEVICE_FN void update_groups(const struct update_job &shared, const struct undo 
             if (group < n_groups)
                 undo_save<arrays>(undo, job, group, now.mine());
             if (group + 1 < n_groups)
-                next.mine() = group_load<arrays>(job, group + 1);
+                next.mine() = group_load<arrays, moments>(job, group + 1);
         }
         if (group == n_groups)
             return;
@@ -370,32 +462,35 @@ template <enum optimizer optimizer, typename way> DEVICE_FN void update_by(const
         how.template run<sgd, 0>(job);
 }
 
-struct update_plainly {
+template <enum dtype moments> struct update_plainly {
     template <step_fn *step, unsigned arrays> DEVICE_MEMBER void run(const struct update_job &job) const
     {
-        update_chunk<step, arrays>(job);
+        update_chunk<step, arrays, moments>(job);
     }
 };
 
-struct update_with_undo {
+template <enum dtype moments> struct update_with_undo {
     const struct undo &undo;
     uint32_t n_groups;
 
     template <step_fn *step, unsigned arrays> DEVICE_MEMBER void run(const struct update_job &job) const
     {
-        update_groups<step, arrays>(job, undo, n_groups);
+        update_groups<step, arrays, moments>(job, undo, n_groups);
     }
 };
 
 /* ---- the kernels --------------------------------------------------------------------------------------- */
 
 /* Arrays that an optimizer does not have are NULL, which is aligned. */
-DEVICE_FN bool has_quads(const struct device_update_range &range)
+template <enum dtype moments> DEVICE_FN bool has_quads(const struct device_update_range &range)
 {
-    return is_aligned(range.p, UNIT_BYTES) && is_aligned(range.m, UNIT_BYTES) && is_aligned(range.v, UNIT_BYTES) &&
+    const size_t moment_bytes = sizeof(typename moment<moments>::four);
+
+    return is_aligned(range.p, UNIT_BYTES) && is_aligned(range.m, moment_bytes) && is_aligned(range.v, moment_bytes) &&
            is_aligned(range.acc, UNIT_BYTES) && is_aligned(range.w16, UNIT_BYTES / 2);
 }
 
+template <enum dtype moments>
 DEVICE_FN struct update_job update_job_of(const struct device_update_list &list, uint32_t index)
 {
     const struct device_chunk chunk = in_global(list.chunks)[index];
@@ -404,21 +499,22 @@ DEVICE_FN struct update_job update_job_of(const struct device_update_list &list,
     job.range = in_global(list.ranges)[chunk.range];
     job.k = in_global(list.scalars)[job.range.scalars];
     job.extent = chunk_extent(chunk, job.range.n_elems);
-    job.quads = has_quads(job.range);
+    job.quads = has_quads<moments>(job.range);
+    job.stochastic = moments != DTYPE_F32 && list.moments.stochastic;
     return job_in_global(job);
 }
 
-template <enum optimizer optimizer>
+template <enum optimizer optimizer, enum dtype moments>
 static __global__ void __launch_bounds__(BLOCK_THREADS) update_kernel(struct device_update_list list)
 {
-    update_by<optimizer>(update_job_of(list, blockIdx.x), update_plainly());
+    update_by<optimizer>(update_job_of<moments>(list, blockIdx.x), update_plainly<moments>());
 }
 
 /*
  * Blocks are few, and each has several chunks: its slots stay in the L2 while it works. Slots for each chunk would be
  * written to memory once, which is 1.5 bytes more for each element of AdamW.
  */
-template <enum optimizer optimizer>
+template <enum optimizer optimizer, enum dtype moments>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 6) undo_kernel(struct device_update_list list)
 {
     __shared__ struct update_job job;
@@ -428,12 +524,12 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 6) undo_kernel(struct de
     for (uint32_t i = blockIdx.x; i < list.n_chunks; i += DEVICE_UPDATE_BLOCKS) {
         for (phase threads; threads.next();) {
             if (threadIdx.x == 0)
-                job = job_from_chunk(update_job_of(list, i));
+                job = job_from_chunk<moments>(update_job_of<moments>(list, i));
         }
         const uint32_t n_groups = (elems_of(job) + DEVICE_UNDO_GROUP_ELEMS - 1) / DEVICE_UNDO_GROUP_ELEMS;
 
         if (undo.first < undo.at + n_groups)
-            update_by<optimizer>(job, update_with_undo{undo, n_groups});
+            update_by<optimizer>(job, update_with_undo<moments>{undo, n_groups});
         else
             wait_for_block(); /* all have read the job before the next one takes its place */
         undo.at += n_groups;
@@ -443,20 +539,24 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 6) undo_kernel(struct de
 
 typedef void update_kernel_fn(struct device_update_list list);
 
-/* In the order of enum optimizer; without undo slots, and with them. */
-static update_kernel_fn *const update_kernels[N_OPTIMIZERS][2] = {
-    {update_kernel<OPTIMIZER_ADAMW>, undo_kernel<OPTIMIZER_ADAMW>},
-    {update_kernel<OPTIMIZER_ADAM>, undo_kernel<OPTIMIZER_ADAM>},
-    {update_kernel<OPTIMIZER_SGD>, undo_kernel<OPTIMIZER_SGD>},
-    {update_kernel<OPTIMIZER_LION>, undo_kernel<OPTIMIZER_LION>},
-    {update_kernel<OPTIMIZER_ADAGRAD>, undo_kernel<OPTIMIZER_ADAGRAD>},
+/* Of one optimizer: without undo slots, and with them; moments in fp32, and in bf16. */
+#define KERNELS_OF(optimizer)                                                                                          \
+    {                                                                                                                  \
+        {update_kernel<optimizer, DTYPE_F32>, undo_kernel<optimizer, DTYPE_F32>},                                      \
+            {update_kernel<optimizer, DTYPE_BF16>, undo_kernel<optimizer, DTYPE_BF16>},                                \
+    }
+
+/* In the order of enum optimizer and enum dtype. */
+static update_kernel_fn *const update_kernels[N_OPTIMIZERS][2][2] = {
+    KERNELS_OF(OPTIMIZER_ADAMW), KERNELS_OF(OPTIMIZER_ADAM),    KERNELS_OF(OPTIMIZER_SGD),
+    KERNELS_OF(OPTIMIZER_LION),  KERNELS_OF(OPTIMIZER_ADAGRAD),
 };
 
 int device_update(struct CUstream_st *stream, const struct device_update_list *list)
 {
     const bool undo = list->undo.marks != NULL;
 
-    return device_launch(stream, update_kernels[list->optimizer][undo],
+    return device_launch(stream, update_kernels[list->optimizer][list->moments.dtype][undo],
                          undo ? device_update_blocks(list->n_chunks) : list->n_chunks, *list);
 }
 
@@ -464,7 +564,7 @@ int load_update(void)
 {
     int r = 0;
 
-    for (unsigned i = 0; r == 0 && i < N_OPTIMIZERS * 2; i++)
-        r = load_kernel(update_kernels[i / 2][i % 2]);
+    for (unsigned i = 0; r == 0 && i < N_OPTIMIZERS * 4; i++)
+        r = load_kernel(update_kernels[i / 4][i / 2 % 2][i % 2]);
     return r;
 }

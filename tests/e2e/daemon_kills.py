@@ -123,7 +123,7 @@ class Plan:
         self.device = rng.choice(DEVICES)
         self.engine_kills = [rng.uniform(0.3, 2) for _ in range(rng.choice((0, 0, 1, 3)))] if self.device else []
         self.device = self.device if device is None else device
-        self.state = "fp32" if self.device == "cuda" else rng.choice(("fp32", *kills.STATES))
+        self.state = rng.choice(("fp32", *kills.STATES))
         self.config |= kills.STATES[self.state]
         self.saves = rng.random() < 0.7
         if self.saves:

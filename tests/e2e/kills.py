@@ -211,7 +211,7 @@ OPTIMIZERS = {
 }
 
 
-# Of the configuration: how the state lies in memory. Not all are for GPUs.
+# Of the configuration: how the state lies in memory.
 STATES = {
     "fp32": {},
     "bf16 moments": {"bf16": {"bf16_optimizer_states": True}},

@@ -9,6 +9,7 @@ import kills
 import pytest
 from conftest import Daemon, wait_for
 from keeper import KeptDaemon
+from puppet import steps, trainers
 from safetensors import deserialize
 from tiers import full
 
@@ -50,20 +51,22 @@ def train(daemon, world, n_steps, args=()):
     return ranks
 
 
-@pytest.mark.parametrize("stage, device", [
-    (1, ""), (2, ""), (3, ""), (2, "cuda"), *full((1, "cuda"), (3, "cuda"), (3, "cuda-offload"))])
-def test_go_on_as_if_nothing_had_been(start, tmp_path, references, monkeypatch, stage, device):
+@pytest.mark.parametrize("stage, device, state", [
+    (1, "", "fp32"), (2, "", "fp32"), (3, "", "fp32"), (2, "cuda", "stochastic"),
+    *full((1, "cuda", "bf16 moments"), (2, "cuda", "fp32"), (3, "cuda", "fp32"), (3, "cuda", "stochastic"),
+          (3, "cuda-offload", "fp32"))])
+def test_go_on_as_if_nothing_had_been(start, tmp_path, references, monkeypatch, stage, device, state):
     """A run that ended, another that begins with its last checkpoint: the bits of one that was never interrupted."""
-    reference = references.get(2, False, N_STEPS)
+    reference = references.get(2, False, N_STEPS, state=state)
     monkeypatch.setenv("ZEROD_DEVICE", device)
     folder = tmp_path / "checkpoints"
-    daemon = start(config(folder, stage=stage, save_steps=5))
+    daemon = start(config(folder, stage=stage, save_steps=5) | kills.STATES[state])
     train(daemon, 2, 21)
     daemon.ctl("checkpoint", "save")
     daemon.stop()
     assert [name for name in saved(folder) if name.startswith(".")] == []
 
-    daemon = start(config(folder, stage=stage))
+    daemon = start(config(folder, stage=stage) | kills.STATES[state])
     ranks = train(daemon, 2, N_STEPS)
     assert f"loaded {folder}/step-00000021" in daemon.log()
     found = kills.results(ranks)
@@ -89,6 +92,21 @@ def same_tensors(one, other):
         assert a.keys() == b.keys()
         assert [key for key in a if a[key] != b[key]] == []
     return True
+
+
+def test_arrays_that_fill_their_memory(start, tmp_path, monkeypatch):
+    """Moments in bf16 that fill a piece of GPU memory to the last byte: a copy of more than they are would be refused."""
+    monkeypatch.setenv("ZEROD_DEVICE", "cuda")
+    n_elems = 1 << 19  # two times 1 MiB, and 2 MiB is what a GPU allocates
+    settings = config(tmp_path / "c", world=1) | kills.STATES["bf16 moments"]
+    settings["zero_optimization"]["reduce_bucket_size"] = n_elems
+    daemon = start(settings)
+    steps(trainers(daemon, declare=("param", "huge", n_elems)), 2)
+    daemon.ctl("checkpoint", "save")
+    assert daemon.status()["device"]["n_failures"] == 0, daemon.log()
+    tensors = load_file(tmp_path / "c" / "step-00000002" / "optimizer.safetensors")
+    moments = [tensor for name, tensor in tensors.items() if "exp_avg" in name]
+    assert [(m["dtype"], len(m["data"]), any(m["data"])) for m in moments] == [("BF16", 2 * n_elems, True)] * 2
 
 
 def test_into_any_job(start, tmp_path, monkeypatch):

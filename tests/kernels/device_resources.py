@@ -15,6 +15,7 @@ from pathlib import Path
 from device_code import ELF, E_FLAGS, codes
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "adagrad")  # in the order of enum optimizer
+DTYPES = ("f32", "bf16", "f16")  # in the order of enum dtype
 THREADS = 128  # BLOCK_THREADS of kernels/cuda/block.h
 
 # Most registers, bytes of stack and of shared memory, on every generation. A compiler of another version may need a few
@@ -25,30 +26,41 @@ BOUNDS = {
     "to_f32_kernel": (40, 0, 0),
     "from_f32_kernel": (40, 0, 0),
     "position_kernel": (48, 0, 4096),
-    "update_kernel<adamw>": (64, 0, 0),
-    "update_kernel<adam>": (64, 0, 0),
-    "update_kernel<sgd>": (48, 0, 0),
-    "update_kernel<lion>": (48, 0, 0),
-    "update_kernel<adagrad>": (56, 0, 0),
-    # A job of 136 bytes lies in shared memory. Six blocks, because a group is read ahead.
-    "undo_kernel<adamw>": (80, 0, 136),
-    "undo_kernel<adam>": (80, 0, 136),
-    "undo_kernel<sgd>": (80, 0, 136),
-    "undo_kernel<lion>": (80, 0, 136),
-    "undo_kernel<adagrad>": (72, 0, 136),
+    "update_kernel<adamw, f32>": (64, 0, 0),
+    "update_kernel<adam, f32>": (64, 0, 0),
+    "update_kernel<sgd, f32>": (48, 0, 0),
+    "update_kernel<lion, f32>": (48, 0, 0),
+    "update_kernel<adagrad, f32>": (56, 0, 0),
+    # Moments in bf16 wait in half of the registers.
+    "update_kernel<adamw, bf16>": (48, 0, 0),
+    "update_kernel<adam, bf16>": (64, 0, 0),
+    "update_kernel<sgd, bf16>": (40, 0, 0),
+    "update_kernel<lion, bf16>": (40, 0, 0),
+    "update_kernel<adagrad, bf16>": (40, 0, 0),
+    # A job of 152 bytes lies in shared memory. Six blocks, because a group is read ahead.
+    "undo_kernel<adamw, f32>": (80, 0, 152),
+    "undo_kernel<adam, f32>": (80, 0, 152),
+    "undo_kernel<sgd, f32>": (80, 0, 152),
+    "undo_kernel<lion, f32>": (80, 0, 152),
+    "undo_kernel<adagrad, f32>": (72, 0, 152),
+    "undo_kernel<adamw, bf16>": (80, 0, 152),
+    "undo_kernel<adam, bf16>": (80, 0, 152),
+    "undo_kernel<sgd, bf16>": (80, 0, 152),
+    "undo_kernel<lion, bf16>": (72, 0, 152),
+    "undo_kernel<adagrad, bf16>": (72, 0, 152),
     # The waiting sums of any tree: DEVICE_TREE_DEPTH times 16 bytes of a rank's elements, as fp32.
     "reduce_kernel<f32, 0>": (128, 256, 10832),
     "reduce_kernel<bf16, 0>": (128, 512, 10832),
     "reduce_kernel<f16, 0>": (128, 512, 10832),
 }
-for dtype in ("f32", "bf16", "f16"):
+for dtype in DTYPES:
     for n, registers in ((1, 56), (2, 72), (4, 96), (8, 168)):
         BOUNDS[f"reduce_kernel<{dtype}, {n}>"] = (registers, 0, 10832)
 BOUNDS["reduce_kernel<f16, 4>"] = (128, 0, 10832)
 # nvcc 13.0 spills a few registers, which would fit only with a block less.
 SPILLED = {(120, "reduce_kernel<f32, 8>"): (168, 16, 10832), (120, "reduce_kernel<f16, 8>"): (168, 64, 10832),
-           (100, "undo_kernel<adamw>"): (80, 8, 136), (120, "undo_kernel<adamw>"): (80, 24, 136),
-           (80, "undo_kernel<sgd>"): (80, 16, 136)}
+           (100, "undo_kernel<adamw, f32>"): (80, 8, 152), (120, "undo_kernel<adamw, f32>"): (80, 24, 152),
+           (80, "undo_kernel<sgd, f32>"): (80, 8, 152)}
 
 # Of one processor: registers, shared memory (a block takes 1 KiB more than it asks for, from 8.0 on), threads, blocks.
 PROCESSORS = {
@@ -68,11 +80,11 @@ REGISTERS, FRAME = 0x2F, 0x11
 def plain_name(symbol):
     name = re.match(r"_Z(\d+)", symbol)
     at = name.end() + int(name[1])
-    optimizer = re.match(r"IL9optimizer(\d)EE", symbol[at:])
-    if optimizer:
-        return symbol[name.end():at] + f"<{OPTIMIZERS[int(optimizer[1])]}>"
+    update = re.match(r"IL9optimizer(\d)EL5dtype(\d)EE", symbol[at:])
+    if update:
+        return symbol[name.end():at] + f"<{OPTIMIZERS[int(update[1])]}, {DTYPES[int(update[2])]}>"
     of = re.match(r"IL5dtype(\d)ELj(\d+)EE", symbol[at:])
-    return symbol[name.end():at] + (f"<{('f32', 'bf16', 'f16')[int(of[1])]}, {of[2]}>" if of else "")
+    return symbol[name.end():at] + (f"<{DTYPES[int(of[1])]}, {of[2]}>" if of else "")
 
 
 def sections_of(elf):

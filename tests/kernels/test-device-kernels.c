@@ -569,6 +569,25 @@ enum {
     N_UPDATES = 20,
 };
 
+static const struct moments_type moment_types[] = {
+    {.dtype = DTYPE_F32}, {.dtype = DTYPE_BF16}, {.dtype = DTYPE_BF16, .stochastic = true}};
+
+enum {
+    N_CASES = ARRAY_SIZE(cases),
+    N_ALL_CASES = N_CASES * ARRAY_SIZE(moment_types), /* each with each type of moments */
+};
+
+static struct moments_type moments_of(uint64_t c)
+{
+    return moment_types[c / N_CASES % ARRAY_SIZE(moment_types)];
+}
+
+/* Elements are counted modulo 2^32. */
+static uint64_t a_start(uint64_t *seed)
+{
+    return next(seed) % 2 ? 64 * (next(seed) % 1000) : (UINT64_C(1) << 32) - 64;
+}
+
 /* A range and its copy for the CPU. Moments that an optimizer has not are there, but not given. */
 struct updated {
     struct array p, m, v, w16;
@@ -584,12 +603,13 @@ struct updates {
     struct device_update_list list;
 };
 
-static struct updated updated_new(size_t n_elems, uint64_t *seed)
+static struct updated updated_new(size_t n_elems, enum dtype moments, uint64_t *seed)
 {
+    size_t moment_bytes = dtype_size(moments);
     struct updated updated = {
         .p = array_new(n_elems * 4, a_shift(4, seed), true),
-        .m = array_new(n_elems * 4, a_shift(4, seed), true),
-        .v = array_new(n_elems * 4, a_shift(4, seed), true),
+        .m = array_new(n_elems * moment_bytes, a_shift(moment_bytes, seed), true),
+        .v = array_new(n_elems * moment_bytes, a_shift(moment_bytes, seed), true),
         .w16 = array_new(n_elems * 2, a_shift(2, seed), true),
     };
 
@@ -613,36 +633,41 @@ static void updated_free(struct updated *updated)
 }
 
 /* The slots of n_blocks blocks: as much as is said, for the address sanitizer. They begin as anything. */
-static float *slots_new(uint32_t n_blocks, unsigned n_arrays)
+static void *slots_new(uint32_t n_blocks, uint32_t elem_bytes)
 {
-    size_t n_bytes = device_undo_bytes(n_blocks, n_arrays);
-    float *slots = device_memory_new(n_bytes);
+    size_t n_bytes = device_undo_bytes(n_blocks, elem_bytes);
+    void *slots = device_memory_new(n_bytes);
 
     memset(slots, 0xee, n_bytes);
     return slots;
 }
 
-static void updates_init(struct updates *all, enum optimizer optimizer, const struct hyper *hyper, uint64_t *seed)
+static void updates_init(struct updates *all, uint64_t c, uint64_t *seed)
 {
-    struct optimizer_moments moments = optimizer_moments(optimizer, hyper);
+    enum optimizer optimizer = cases[c % N_CASES].optimizer;
+    struct optimizer_moments moments = optimizer_moments(optimizer, &cases[c % N_CASES].hyper);
 
-    all->list = (struct device_update_list){
-        .ranges = all->ranges, .chunks = all->chunks, .scalars = all->scalars, .optimizer = optimizer};
+    all->list = (struct device_update_list){.ranges = all->ranges,
+                                            .chunks = all->chunks,
+                                            .scalars = all->scalars,
+                                            .optimizer = optimizer,
+                                            .moments = moments_of(c)};
     for (uint32_t i = 0; i < N_UPDATES; i++) {
         enum dtype w16_dtype = (enum dtype)(next(seed) % N_DTYPES);
         size_t n_elems = a_length(seed);
         struct updated *got = &all->got[i];
 
-        *got = updated_new(n_elems, seed);
+        *got = updated_new(n_elems, all->list.moments.dtype, seed);
         all->expected[i] = updated_copy(got);
         all->acc[i] = array_new(n_elems * 4, a_shift(4, seed), false);
         all->ranges[i] = (struct device_update_range){
             .p = (float *)(void *)got->p.data,
-            .m = moments.m ? (float *)(void *)got->m.data : NULL,
-            .v = moments.v ? (float *)(void *)got->v.data : NULL,
+            .m = moments.m ? got->m.data : NULL,
+            .v = moments.v ? got->v.data : NULL,
             .acc = (const float *)(const void *)all->acc[i].data,
             .w16 = w16_dtype == DTYPE_F32 ? NULL : got->w16.data,
             .n_elems = n_elems,
+            .start_elem = a_start(seed),
             .scalars = N_UPDATES - 1 - i,
             .w16_dtype = w16_dtype,
         };
@@ -656,11 +681,13 @@ static void check_updated(const struct updates *all, uint32_t i)
     const struct updated *expected = &all->expected[i], *got = &all->got[i];
     struct update_args args = {
         .p = (float *)(void *)expected->p.data,
-        .m = range->m ? (float *)(void *)expected->m.data : NULL,
-        .v = range->v ? (float *)(void *)expected->v.data : NULL,
+        .m = range->m ? expected->m.data : NULL,
+        .v = range->v ? expected->v.data : NULL,
         .acc = range->acc,
         .w16 = range->w16 ? expected->w16.data : NULL,
         .w16_dtype = (enum dtype)range->w16_dtype,
+        .moments = all->list.moments,
+        .start_elem = range->start_elem,
         .n_elems = range->n_elems,
         .k = &all->scalars[range->scalars],
     };
@@ -674,21 +701,22 @@ static void check_updated(const struct updates *all, uint32_t i)
 
 static void updates_keep(struct updates *all, const struct hyper *hyper)
 {
-    const unsigned n_arrays = 1 + optimizer_n_moments(all->list.optimizer, hyper);
+    const unsigned n_moments = optimizer_n_moments(all->list.optimizer, hyper);
+    const uint32_t elem_bytes = device_undo_elem_bytes(n_moments, all->list.moments.dtype);
     const uint32_t n_blocks = device_update_blocks(all->list.n_chunks);
 
     memset(all->marks, 0, sizeof(all->marks));
-    all->list.undo =
-        (struct device_update_undo){.marks = all->marks, .slots = slots_new(n_blocks, n_arrays), .n_arrays = n_arrays};
+    all->list.undo = (struct device_update_undo){
+        .marks = all->marks, .slots = slots_new(n_blocks, elem_bytes), .elem_bytes = elem_bytes};
 }
 
 /* Three steps; a parameter's own count differs from its neighbours'. keeps: with undo slots. */
 static void check_updates_that(bool keeps, uint64_t seed)
 {
     struct updates *all = device_memory_new(sizeof(*all));
-    size_t c = seed % ARRAY_SIZE(cases);
+    size_t c = seed % N_CASES;
 
-    updates_init(all, cases[c].optimizer, &cases[c].hyper, &seed);
+    updates_init(all, seed, &seed);
     if (keeps)
         updates_keep(all, &cases[c].hyper);
     for (uint64_t step = 0; step < 3; step++) {
@@ -696,6 +724,7 @@ static void check_updates_that(bool keeps, uint64_t seed)
         for (uint32_t i = 0; i < N_UPDATES; i++) {
             update_scalars_compute(cases[c].optimizer, &cases[c].hyper, step == 1 ? 1 / 3.0 : 0.125, 1 + (step + i) % 4,
                                    &all->scalars[i]);
+            all->scalars[i].rounding_key = update_rounding_key(i, 1 + (step + i) % 4);
             /* wild ones' squares overflow: a moment is infinite then, and stays so */
             fill(&all->acc[i], DTYPE_F32, (enum values)(next(&seed) % VALUES_NONFINITE), &seed);
         }
@@ -726,13 +755,13 @@ static void check_updates_with_slots(uint64_t seed)
 
 static void test_update(void **state)
 {
-    for (uint64_t seed = 0; seed < 2 * ARRAY_SIZE(cases); seed++)
+    for (uint64_t seed = 0; seed < 2 * N_ALL_CASES; seed++)
         in_both_orders(check_updates, seed);
 }
 
 static void test_update_with_slots(void **state)
 {
-    for (uint64_t seed = 0; seed < 2 * ARRAY_SIZE(cases); seed++)
+    for (uint64_t seed = 0; seed < 2 * N_ALL_CASES; seed++)
         in_both_orders(check_updates_with_slots, seed);
 }
 
@@ -742,7 +771,7 @@ enum {
     MAX_TORN = 2 * DEVICE_UPDATE_BLOCKS + 40, /* ranges of a chunk: some blocks have three of them */
     TORN_STRIDE = 1152,                       /* elements from one to the next */
     N_TORN_SCALARS = 3,
-    N_TORN_ARRAYS = 4, /* p, m, v, and w16 in half of the room */
+    N_TORN_ARRAYS = 4, /* p, m, v, and w16; elements of 16 bits in half of the room */
 };
 
 static const size_t torn_sizes[] = {2 * DEVICE_UNDO_GROUP_ELEMS + 90, 3, DEVICE_UNDO_GROUP_ELEMS + 2, 64};
@@ -759,14 +788,35 @@ struct torn {
     uint64_t tag;
 };
 
+/* Element `at` of array k. */
+static void *torn_elem(const struct torn *torn, uint32_t *const *arrays, unsigned k, size_t at)
+{
+    const enum dtype dtypes[N_TORN_ARRAYS] = {DTYPE_F32, torn->list.moments.dtype, torn->list.moments.dtype, DTYPE_F16};
+
+    return (uint8_t *)arrays[k] + at * dtype_size(dtypes[k]);
+}
+
+/* All are positive, because a v is. */
+static void torn_fill_array(const struct torn *torn, unsigned k, uint64_t *seed)
+{
+    for (size_t i = 0; i < torn->n_bytes / sizeof(float); i++) {
+        float x = fabsf(value_of(VALUES_USUAL, next(seed)));
+
+        if (torn_elem(torn, torn->before, k, 1) == torn->before[k] + 1)
+            torn->before[k][i] = f32_bits(x);
+        else
+            ((uint16_t *)(void *)torn->before[k])[i] = bf16_from_f32(x);
+    }
+}
+
 static void torn_fill(struct torn *torn, uint64_t *seed)
 {
     for (unsigned k = 0; k < N_TORN_ARRAYS; k++) {
         torn->arrays[k] = device_memory_new(torn->n_bytes);
         torn->before[k] = device_memory_new(torn->n_bytes);
         torn->expected[k] = device_memory_new(torn->n_bytes);
-        for (size_t i = 0; i < torn->n_bytes / sizeof(float); i++)
-            torn->before[k][i] = f32_bits(fabsf(value_of(VALUES_USUAL, next(seed))));
+        memset(torn->before[k], 0, torn->n_bytes);
+        torn_fill_array(torn, k, seed);
         memcpy(torn->expected[k], torn->before[k], torn->n_bytes);
     }
     torn->acc = device_memory_new(torn->n_bytes);
@@ -781,11 +831,13 @@ static void torn_expect(const struct torn *torn, uint32_t i)
     size_t at = (size_t)(range->p - (float *)(void *)torn->arrays[0]);
     struct update_args args = {
         .p = (float *)(void *)torn->expected[0] + at,
-        .m = range->m ? (float *)(void *)torn->expected[1] + at : NULL,
-        .v = range->v ? (float *)(void *)torn->expected[2] + at : NULL,
+        .m = range->m ? torn_elem(torn, torn->expected, 1, at) : NULL,
+        .v = range->v ? torn_elem(torn, torn->expected, 2, at) : NULL,
         .acc = range->acc,
-        .w16 = range->w16 ? (uint16_t *)(void *)torn->expected[3] + at : NULL,
+        .w16 = range->w16 ? torn_elem(torn, torn->expected, 3, at) : NULL,
         .w16_dtype = (enum dtype)range->w16_dtype,
+        .moments = torn->list.moments,
+        .start_elem = range->start_elem,
         .n_elems = range->n_elems,
         .k = &torn->scalars[range->scalars],
     };
@@ -796,10 +848,11 @@ static void torn_expect(const struct torn *torn, uint32_t i)
 /* Every third range is not aligned. */
 static struct torn torn_new(size_t c, uint32_t n_ranges)
 {
-    struct optimizer_moments moments = optimizer_moments(cases[c].optimizer, &cases[c].hyper);
+    const enum optimizer optimizer = cases[c % N_CASES].optimizer;
+    struct hyper hyper = cases[c % N_CASES].hyper;
+    struct optimizer_moments moments = optimizer_moments(optimizer, &hyper);
     struct torn torn = {.n_bytes = (size_t)n_ranges * TORN_STRIDE * sizeof(float)};
-    const unsigned n_arrays = 1u + moments.m + moments.v;
-    struct hyper hyper = cases[c].hyper;
+    const uint32_t elem_bytes = device_undo_elem_bytes((unsigned)moments.m + moments.v, moments_of(c).dtype);
     uint64_t seed = c;
 
     torn.ranges = device_memory_new(n_ranges * sizeof(*torn.ranges));
@@ -809,12 +862,14 @@ static struct torn torn_new(size_t c, uint32_t n_ranges)
                                             .chunks = torn.chunks,
                                             .scalars = torn.scalars,
                                             .n_chunks = n_ranges,
-                                            .optimizer = cases[c].optimizer};
+                                            .optimizer = optimizer,
+                                            .moments = moments_of(c)};
     torn_fill(&torn, &seed);
     /* A first step, a later one, and that without momentum. */
     for (unsigned i = 0; i < N_TORN_SCALARS; i++) {
         hyper.momentum = i < 2 ? hyper.momentum : 0;
-        update_scalars_compute(cases[c].optimizer, &hyper, 0.125, 1 + (i > 0), &torn.scalars[i]);
+        update_scalars_compute(optimizer, &hyper, 0.125, 1 + (i > 0), &torn.scalars[i]);
+        torn.scalars[i].rounding_key = update_rounding_key(i, 1 + (i > 0));
     }
     for (uint32_t i = 0; i < n_ranges; i++) {
         size_t at = (size_t)i * TORN_STRIDE + (i % 3 == 2);
@@ -822,11 +877,12 @@ static struct torn torn_new(size_t c, uint32_t n_ranges)
 
         torn.ranges[i] = (struct device_update_range){
             .p = (float *)(void *)torn.arrays[0] + at,
-            .m = moments.m ? (float *)(void *)torn.arrays[1] + at : NULL,
-            .v = moments.v ? (float *)(void *)torn.arrays[2] + at : NULL,
+            .m = moments.m ? torn_elem(&torn, torn.arrays, 1, at) : NULL,
+            .v = moments.v ? torn_elem(&torn, torn.arrays, 2, at) : NULL,
             .acc = torn.acc + at,
-            .w16 = w16_dtype == DTYPE_F32 ? NULL : (uint16_t *)(void *)torn.arrays[3] + at,
+            .w16 = w16_dtype == DTYPE_F32 ? NULL : torn_elem(&torn, torn.arrays, 3, at),
             .n_elems = torn_sizes[i % ARRAY_SIZE(torn_sizes)],
+            .start_elem = at / 64 * 64,
             .scalars = i % N_TORN_SCALARS,
             .w16_dtype = w16_dtype,
         };
@@ -835,8 +891,8 @@ static struct torn torn_new(size_t c, uint32_t n_ranges)
     }
     torn.list.undo = (struct device_update_undo){
         .marks = device_memory_new(device_update_blocks(n_ranges) * sizeof(uint64_t)),
-        .slots = slots_new(device_update_blocks(n_ranges), n_arrays),
-        .n_arrays = n_arrays,
+        .slots = slots_new(device_update_blocks(n_ranges), elem_bytes),
+        .elem_bytes = elem_bytes,
     };
     memset(torn.list.undo.marks, 0, device_update_blocks(n_ranges) * sizeof(uint64_t));
     return torn;
@@ -919,6 +975,12 @@ static void check_killed_with_many(uint64_t c)
     torn_free(&torn);
 }
 
+/* All cases have one of the types in bf16; the second one is of the rounds. */
+static bool is_tried(uint64_t c)
+{
+    return tests_full() || moments_of(c).dtype == DTYPE_F32 || c % 2 == moments_of(c).stochastic;
+}
+
 static void need_stops(void)
 {
     if (device_stop_after(0))
@@ -930,27 +992,36 @@ static void need_stops(void)
 static void test_killed_updates(void **state)
 {
     need_stops();
-    for (uint64_t c = 0; c < ARRAY_SIZE(cases); c++)
-        in_both_orders(check_killed, c);
+    for (uint64_t c = 0; c < N_ALL_CASES; c++)
+        if (is_tried(c))
+            in_both_orders(check_killed, c);
 }
 
 static void test_killed_updates_of_many_chunks(void **state)
 {
     need_stops();
-    for (uint64_t c = 0; c < ARRAY_SIZE(cases); c += tests_full() ? 1 : 3)
+    for (uint64_t c = 0; c < N_ALL_CASES; c += tests_full() ? 1 : 5)
         in_both_orders(check_killed_with_many, c);
 }
 
-/* Each block has two slots for itself, whatever the others save: the first one holds its last group of even number. */
+/* Each block has two slots for itself, whatever the others save: the first one holds its last group of even number, p
+ * and behind it the first moment that there is. */
 static void torn_check_slots(const struct torn *torn)
 {
-    const size_t of_block = (size_t)2 * torn->list.undo.n_arrays * DEVICE_UNDO_GROUP_ELEMS;
+    const size_t of_block = (size_t)2 * torn->list.undo.elem_bytes * DEVICE_UNDO_GROUP_ELEMS;
+    const size_t moment_at = DEVICE_UNDO_GROUP_ELEMS * sizeof(float);
+    const unsigned moment = torn->ranges[0].m ? 1 : 2;
 
     for (uint32_t i = 0; i < torn->list.n_chunks; i++) {
         size_t last = (torn->ranges[i].n_elems - 1) / DEVICE_UNDO_GROUP_ELEMS / 2 * 2 * DEVICE_UNDO_GROUP_ELEMS;
         size_t at = (size_t)(torn->ranges[i].p - (float *)(void *)torn->arrays[0]) + last;
 
-        assert_memory_equal(torn->list.undo.slots + i * of_block, &torn->before[0][at], sizeof(float));
+        const uint8_t *slot = (const uint8_t *)torn->list.undo.slots + i * of_block;
+
+        assert_memory_equal(slot, &torn->before[0][at], sizeof(float));
+        if (torn->list.optimizer != OPTIMIZER_SGD || torn->scalars[torn->ranges[i].scalars].momentum)
+            assert_memory_equal(slot + moment_at, torn_elem(torn, torn->before, moment, at),
+                                dtype_size(torn->list.moments.dtype));
     }
 }
 
@@ -973,7 +1044,7 @@ static void check_again(uint64_t c)
 
 static void test_updates_again(void **state)
 {
-    for (uint64_t c = 0; c < ARRAY_SIZE(cases); c++)
+    for (uint64_t c = 0; c < N_ALL_CASES; c++)
         in_both_orders(check_again, c);
 }
 

@@ -19,7 +19,7 @@ static struct {
 
 /* The kernels that are loaded. */
 static struct {
-    const void *kernels[32];
+    const void *kernels[64];
     unsigned n_kernels;
     unsigned refuse_at; /* which of them, from 1; 0 for none */
 } loaded;
@@ -39,6 +39,7 @@ int sim_load(const void *kernel)
 {
     if (loaded.n_kernels + 1 == loaded.refuse_at)
         return 209;
+    assert_true(loaded.n_kernels < sizeof(loaded.kernels) / sizeof(*loaded.kernels));
     loaded.kernels[loaded.n_kernels++] = kernel;
     return 0;
 }
@@ -99,12 +100,16 @@ static void test_all_launches(void **state)
     uint64_t mark = 0;
     unsigned before = stream.n_launched;
 
-    for (unsigned i = 0; i < 2 * N_OPTIMIZERS; i++) {
-        struct device_update_list list = {
-            .ranges = &update, .chunks = &chunk, .scalars = &scalars, .n_chunks = 1, .optimizer = i / 2};
+    for (unsigned i = 0; i < 4 * N_OPTIMIZERS; i++) {
+        struct device_update_list list = {.ranges = &update,
+                                          .chunks = &chunk,
+                                          .scalars = &scalars,
+                                          .n_chunks = 1,
+                                          .optimizer = i / 4,
+                                          .moments = {.dtype = i / 2 % 2 ? DTYPE_BF16 : DTYPE_F32}};
 
         if (i % 2 == 1)
-            list.undo = (struct device_update_undo){.marks = &mark, .tag = 1 + i, .n_arrays = 3};
+            list.undo = (struct device_update_undo){.marks = &mark, .tag = 1 + i, .elem_bytes = 12};
         assert_int_equal(device_update(NULL, &list), 0);
     }
     assert_true(mark != 0); /* with undo slots no more is launched */
@@ -117,7 +122,7 @@ static void test_all_launches(void **state)
         assert_int_equal((i ? device_convert_to_f32 : device_convert_from_f32)(
                              NULL, &(struct device_convert_list){.ranges = &convert, .chunks = &chunk, .n_chunks = 1}),
                          0);
-    assert_int_equal(stream.n_launched, before + 2 * N_OPTIMIZERS + 2 + 2); /* sums are cleared first */
+    assert_int_equal(stream.n_launched, before + 4 * N_OPTIMIZERS + 2 + 2); /* sums are cleared first */
 }
 
 /* Empty lists are no launch; a list of ranges without elements still gives them results. */

@@ -253,26 +253,69 @@ static void test_options(void **state)
     layout_free(layout);
 }
 
-static uint64_t engine_undo_bytes(const struct layout *layout, bool offload)
+/* piece_bytes[DEVICE_N_PIECES]: what the engine has of each piece. */
+static void engine_bytes(const struct layout *layout, enum dtype moments, bool offload, uint64_t *piece_bytes)
 {
     const struct device_plan_options options = {.layout = layout,
                                                 .stage = 2,
                                                 .n_local = 4,
                                                 .optimizer = OPTIMIZER_ADAMW,
-                                                .moments = {.m = true, .v = true},
+                                                .moments = {.m = true, .v = true, .type = {.dtype = moments}},
                                                 .offload = offload};
-    uint64_t n_bytes = device_plan_bytes(&options);
+    uint64_t n_bytes = device_plan_bytes(&options), frozen[16];
     void *memory = test_calloc(1, n_bytes);
-    struct device_undo_places places;
+    struct device_places places[16];
     struct device_plan plan;
     char why[128];
 
     device_plan_write(&options, memory);
     assert_int_equal(device_plan_open(&plan, memory, n_bytes, why, sizeof(why)), 0);
-    places = device_undo_places(&plan);
-    assert_true(places.n_blocks == 0 || !offload);
+    assert_true(device_undo_places(&plan).n_blocks == 0 || !offload);
+    assert_true(plan.head->n_buckets <= 16 && plan.head->n_params <= 16);
+    device_plan_places(&plan, places, frozen, piece_bytes);
     test_free(memory);
-    return places.n_bytes;
+}
+
+static uint64_t engine_undo_bytes(const struct layout *layout, bool offload)
+{
+    uint64_t piece_bytes[DEVICE_N_PIECES];
+
+    engine_bytes(layout, DTYPE_F32, offload, piece_bytes);
+    return piece_bytes[DEVICE_UNDO];
+}
+
+/* 16 buckets, of which each rank owns 64 elements: in bf16, half of what arrays on GPUs are aligned to. */
+static struct layout *make_small_buckets(void)
+{
+    static const char *const names = "abcdefghijklmnop";
+    const uint64_t n_elems = 256;
+    struct layout_decl decls[16];
+
+    for (size_t i = 0; i < ARRAY_SIZE(decls); i++)
+        decls[i] = (struct layout_decl){.name = &names[i],
+                                        .name_len = 1,
+                                        .trainable = true,
+                                        .dtype = DTYPE_BF16,
+                                        .grad_dtype = DTYPE_BF16,
+                                        .n_dims = 1,
+                                        .shape = &n_elems};
+    return make(decls, ARRAY_SIZE(decls), 4, n_elems);
+}
+
+/* Moments in bf16 on GPUs: the engine's own figures. */
+static void test_bf16_on_devices(void **state)
+{
+    struct layout *layout = make_small_buckets();
+    struct plan_options options = {
+        .stage = 2, .n_moments = 2, .moments_dtype = DTYPE_BF16, .n_local_ranks = 2, .on_devices = true};
+    uint64_t piece_bytes[DEVICE_N_PIECES];
+    struct plan_bytes bytes;
+
+    assert_int_equal(layout->n_buckets, 16);
+    engine_bytes(layout, DTYPE_BF16, false, piece_bytes);
+    plan_bytes_by_class(layout, &options, &bytes);
+    assert_int_equal(bytes.state, pages(2 * piece_bytes[DEVICE_STATE]) + 2 * piece_bytes[DEVICE_UNDO]);
+    layout_free(layout);
 }
 
 /* On GPUs, and with the optimizer in host memory: what is counted where, and nothing is lost between. */
@@ -517,13 +560,21 @@ static void test_no_wrap(void **state)
 TEST_GROUP(plan)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table1),       cmocka_unit_test(test_formulas),
-        cmocka_unit_test(test_figure1),      cmocka_unit_test(test_stages),
-        cmocka_unit_test(test_frozen),       cmocka_unit_test(test_options),
-        cmocka_unit_test(test_nodes_add_up), cmocka_unit_test(test_ring),
-        cmocka_unit_test(test_small_ring),   cmocka_unit_test(test_devices),
-        cmocka_unit_test(test_device_pools), cmocka_unit_test(test_large_device_pool),
-        cmocka_unit_test(test_fixed),        cmocka_unit_test(test_no_wrap),
+        cmocka_unit_test(test_table1),
+        cmocka_unit_test(test_formulas),
+        cmocka_unit_test(test_figure1),
+        cmocka_unit_test(test_stages),
+        cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_nodes_add_up),
+        cmocka_unit_test(test_ring),
+        cmocka_unit_test(test_small_ring),
+        cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_bf16_on_devices),
+        cmocka_unit_test(test_device_pools),
+        cmocka_unit_test(test_large_device_pool),
+        cmocka_unit_test(test_fixed),
+        cmocka_unit_test(test_no_wrap),
     };
 
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);

@@ -267,6 +267,65 @@ static void test_slices(void **state)
     layout_free(layout);
 }
 
+/* The places of a plan in stage 2 with moments of this type; piece_bytes[DEVICE_N_PIECES]. */
+static struct device_places places_with(const struct layout *layout, struct moments_type type, uint64_t *piece_bytes)
+{
+    struct device_plan_options options = {.layout = layout, .stage = 2, .n_local = 3, .moments = {true, true, type}};
+    struct device_places places[8];
+    struct device_plan plan;
+    uint64_t frozen[3], *memory = calloc(1, device_plan_bytes(&options));
+
+    assert_non_null(memory);
+    device_plan_write(&options, memory);
+    assert_int_equal(device_plan_open(&plan, memory, device_plan_bytes(&options), why, sizeof(why)), 0);
+    assert_int_equal(device_plan_moments(&plan).dtype, type.dtype);
+    assert_int_equal(device_plan_moments(&plan).stochastic, type.stochastic);
+    assert_true(plan.head->n_buckets <= ARRAY_SIZE(places));
+    device_plan_places(&plan, places, frozen, piece_bytes);
+    free(memory);
+    return places[0];
+}
+
+/* Moments in bf16 take half of the state and of their undo slots; arrays begin at a multiple of DEVICE_ALIGN_BYTES. */
+static void test_moments(void **state)
+{
+    struct layout *layout = make_layout();
+    uint64_t fp32_bytes[DEVICE_N_PIECES], bf16_bytes[DEVICE_N_PIECES];
+    struct device_places fp32, bf16;
+
+    fp32 = places_with(layout, (struct moments_type){.dtype = DTYPE_F32}, fp32_bytes);
+    bf16 = places_with(layout, (struct moments_type){.dtype = DTYPE_BF16, .stochastic = true}, bf16_bytes);
+    assert_int_equal(fp32.exp_avg_sq - fp32.exp_avg, round_up(fp32.slice_elems * 4, DEVICE_ALIGN_BYTES));
+    assert_int_equal(bf16.exp_avg_sq - bf16.exp_avg, round_up(bf16.slice_elems * 2, DEVICE_ALIGN_BYTES));
+    assert_int_equal(bf16.exp_avg_sq % DEVICE_ALIGN_BYTES, 0);
+    assert_true(bf16_bytes[DEVICE_STATE] < fp32_bytes[DEVICE_STATE] / 2 + 16 * DEVICE_ALIGN_BYTES);
+    assert_int_equal(bf16_bytes[DEVICE_GRADIENT], fp32_bytes[DEVICE_GRADIENT]);
+    assert_true(bf16_bytes[DEVICE_UNDO] < fp32_bytes[DEVICE_UNDO]);
+    layout_free(layout);
+}
+
+/* Types that no kernel is for. */
+static void test_unsound_moments(void **state)
+{
+    static const struct {
+        uint32_t dtype, stochastic;
+    } unsound[] = {{DTYPE_F16, 0}, {N_DTYPES, 0}, {DTYPE_BF16, 2}, {DTYPE_F32, 1}};
+    struct layout *layout = make_layout();
+    struct device_plan_options options = {.layout = layout, .stage = 2, .n_local = 3, .moments = {true, true}};
+    struct device_plan_header *head = calloc(1, device_plan_bytes(&options));
+    struct device_plan plan;
+
+    assert_non_null(head);
+    device_plan_write(&options, head);
+    for (size_t i = 0; i < ARRAY_SIZE(unsound); i++) {
+        head->moments_dtype = unsound[i].dtype;
+        head->stochastic = unsound[i].stochastic;
+        assert_int_equal(device_plan_open(&plan, head, device_plan_bytes(&options), why, sizeof(why)), -EINVAL);
+    }
+    free(head);
+    layout_free(layout);
+}
+
 /* Whatever byte of a plan changes: it is refused, or what it says stays inside of its arrays. */
 static void break_plan(unsigned stage)
 {
@@ -282,7 +341,7 @@ static void break_plan(unsigned stage)
     device_plan_write(&options, memory);
     assert_int_equal(device_plan_open(&plan, memory, n_bytes, why, sizeof(why)), 0);
     assert_int_equal(device_plan_open(&plan, memory, n_bytes - 1, why, sizeof(why)), -EINVAL);
-    assert_string_equal(why, "the plan is not one: its header of version 4");
+    assert_string_equal(why, "the plan is not one: its header of version 5");
     for (uint64_t i = 0; i < n_bytes; i++) {
         memory[i] ^= 0x81;
         if (device_plan_open(&plan, memory, n_bytes, why, sizeof(why)) == 0)
@@ -307,7 +366,7 @@ TEST_GROUP(device_wire)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_commands), cmocka_unit_test(test_reports),      cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_largest),  cmocka_unit_test(test_broken_plans), cmocka_unit_test(test_largest_fetch),
-        cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_slices),   cmocka_unit_test(test_moments),      cmocka_unit_test(test_unsound_moments),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -245,6 +245,7 @@ void gpus_init(struct gpus *gpus, const struct gpus_options *wanted)
                                  .momentum = 0.9,
                                  .adam_w_mode = true};
     moments = optimizer_moments(options->optimizer, &gpus->hyper);
+    moments.type = options->moments;
     assert_true(gpus->world <= GPUS_MAX_WORLD && options->n_nodes <= GPUS_MAX_NODES);
     assert_int_equal(uv_loop_init(&gpus->loop), 0);
     assert_int_equal(uv_timer_init(&gpus->loop, &gpus->tick), 0);
@@ -798,7 +799,7 @@ static void check_chunk(struct gpus *gpus, uint32_t c)
     const struct device_plan *plan = &gpus->nodes[0].keep.plan;
     const struct device_places *places = &gpus->nodes[0].keep.places[param->bucket];
     uint64_t elem = param->offset_elems + chunk->start_elem, own = elem - places->slice_elems * chunk->rank;
-    size_t n_bytes = chunk->n_elems * sizeof(float);
+    size_t n_bytes = chunk->n_elems * sizeof(float), moment_bytes = dtype_size(gpus->options.moments.dtype);
     const uint8_t *state = gpus_mirror(gpus, chunk->rank, DEVICE_STATE);
     uint32_t kind;
     uint64_t at = device_master(plan, gpus->nodes[0].keep.places, param->bucket, chunk->rank, &kind);
@@ -806,11 +807,11 @@ static void check_chunk(struct gpus *gpus, uint32_t c)
     compare("master", chunk->rank, c, gpus_mirror(gpus, chunk->rank, kind) + at + own * sizeof(float),
             state_master(gpus->state, param->bucket, elem), n_bytes);
     if (places->exp_avg != DEVICE_NONE)
-        compare("exp_avg", chunk->rank, c, state + places->exp_avg + own * sizeof(float),
-                state_exp_avg(gpus->state, param->bucket, elem), n_bytes);
+        compare("exp_avg", chunk->rank, c, state + places->exp_avg + own * moment_bytes,
+                state_exp_avg(gpus->state, param->bucket, elem), chunk->n_elems * moment_bytes);
     if (places->exp_avg_sq != DEVICE_NONE)
-        compare("exp_avg_sq", chunk->rank, c, state + places->exp_avg_sq + own * sizeof(float),
-                state_exp_avg_sq(gpus->state, param->bucket, elem), n_bytes);
+        compare("exp_avg_sq", chunk->rank, c, state + places->exp_avg_sq + own * moment_bytes,
+                state_exp_avg_sq(gpus->state, param->bucket, elem), chunk->n_elems * moment_bytes);
 }
 
 /* A rank's slice of a frozen parameter in stage 3, in the mirror and in our state. Return: bytes. */
@@ -867,10 +868,10 @@ void gpus_check_pool(struct gpus *gpus, unsigned rank, uint32_t which)
     }
 }
 
-static void write_array(struct gpus *gpus, unsigned rank, uint64_t at, const float *from, uint64_t n_elems)
+static void write_array(struct gpus *gpus, unsigned rank, uint64_t at, const void *from, uint64_t n_bytes)
 {
-    if (at != DEVICE_NONE && n_elems > 0)
-        memcpy(gpus_mirror(gpus, rank, DEVICE_STATE) + at, from, n_elems * sizeof(float));
+    if (at != DEVICE_NONE && n_bytes > 0)
+        memcpy(gpus_mirror(gpus, rank, DEVICE_STATE) + at, from, n_bytes);
 }
 
 static void fill_weights(struct gpus *gpus, unsigned rank)
@@ -892,10 +893,12 @@ void gpus_fill_state(struct gpus *gpus)
         for (uint32_t b = 0; b < gpus->layout->n_buckets; b++) {
             const struct device_places *places = &gpus->nodes[0].keep.places[b];
             uint64_t elem = places->slice_elems * rank;
+            uint64_t moment_bytes = places->slice_elems * dtype_size(gpus->options.moments.dtype);
 
-            write_array(gpus, rank, places->master, state_master(gpus->state, b, elem), places->slice_elems);
-            write_array(gpus, rank, places->exp_avg, state_exp_avg(gpus->state, b, elem), places->slice_elems);
-            write_array(gpus, rank, places->exp_avg_sq, state_exp_avg_sq(gpus->state, b, elem), places->slice_elems);
+            write_array(gpus, rank, places->master, state_master(gpus->state, b, elem),
+                        places->slice_elems * sizeof(float));
+            write_array(gpus, rank, places->exp_avg, state_exp_avg(gpus->state, b, elem), moment_bytes);
+            write_array(gpus, rank, places->exp_avg_sq, state_exp_avg_sq(gpus->state, b, elem), moment_bytes);
         }
     }
 }

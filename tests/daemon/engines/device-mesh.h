@@ -59,7 +59,8 @@ struct gpus_options {
     bool adds_with_nccl;       /* deterministic: false */
     bool offload;              /* masters and moments are the test's affair */
     enum optimizer optimizer;
-    uint64_t bucket_elems; /* 0: 300 */
+    struct moments_type moments; /* nothing: fp32 */
+    uint64_t bucket_elems;       /* 0: 300 */
 };
 
 struct gpus {

@@ -217,6 +217,15 @@ static void test_bucket_sizes(void **state)
         check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .bucket_elems = sizes[i]});
 }
 
+/* Where an element lies in its parameter decides its bits when it is rounded at random. */
+static void test_moments(void **state)
+{
+    check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .moments = {.dtype = DTYPE_BF16}});
+    for (unsigned stage = 2; stage <= 3; stage++)
+        check_steps(&(struct gpus_options){
+            .n_nodes = 1, .n_local = 2, .stage = stage, .moments = {.dtype = DTYPE_BF16, .stochastic = true}});
+}
+
 static void test_optimizers(void **state)
 {
     for (enum optimizer optimizer = 0; optimizer < N_OPTIMIZERS; optimizer += tests_full() ? 1 : 2)
@@ -848,6 +857,7 @@ int main(void)
         cmocka_unit_test(test_nccl_adds),
         cmocka_unit_test(test_bucket_sizes),
         cmocka_unit_test(test_optimizers),
+        cmocka_unit_test(test_moments),
         cmocka_unit_test(test_findings),
         cmocka_unit_test(test_updated_again),
         cmocka_unit_test(test_marks_of_new_memory),

@@ -17,7 +17,7 @@ import pytest
 import gpu_kinds
 from conftest import wait_for
 from golden_bits import golden_run, make_case, read_results
-from kills import References, finish, judge, results, start, train
+from kills import STATES, References, finish, judge, results, start, train
 from node_faults import engines
 from nodes import Nodes
 from puppet import REFUSED, Puppet, all_do
@@ -81,13 +81,13 @@ def said(nodes, code):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("ranks, stage, offload", [((2, 1), 3, "cpu"), *full(
-    ((1, 1, 1), 2, "none"), ((1, 1), 1, "none"), ((2, 1), 2, "none"), ((1, 1), 3, "none"), ((1, 2), 3, "none"),
-    ((1, 1), 2, "cpu"), ((1, 2), 1, "cpu"))])
-def test_undisturbed(cluster, references, ranks, stage, offload):
+@pytest.mark.parametrize("ranks, stage, offload, state", [((2, 1), 3, "cpu", "fp32"), ((1, 1), 2, "none", "stochastic"), *full(
+    ((1, 1, 1), 2, "none", "fp32"), ((1, 1), 1, "none", "fp32"), ((2, 1), 2, "none", "fp32"), ((1, 1), 3, "none", "fp32"),
+    ((1, 2), 3, "none", "fp32"), ((1, 2), 3, "none", "bf16 moments"), ((1, 1), 2, "cpu", "fp32"), ((1, 2), 1, "cpu", "fp32"))])
+def test_undisturbed(cluster, references, ranks, stage, offload, state):
     """Write windows, norms and state that is read are in it."""
-    nodes = cluster(ranks, stage, offload)
-    judge(train(nodes, [[]] * sum(ranks), n_steps=SHORT), nodes, references.get(sum(ranks), n_steps=SHORT))
+    nodes = cluster(ranks, stage, offload, **STATES[state])
+    judge(train(nodes, [[]] * sum(ranks), n_steps=SHORT), nodes, references.get(sum(ranks), n_steps=SHORT, state=state))
     assert said(nodes, "E1502") == 0
 
 
