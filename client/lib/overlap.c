@@ -10,7 +10,15 @@
 #include "core/wire/wire-reply.h"
 #include "proto/published.h"
 
-enum { LOOKS = 1000 }; /* picked: some 10 us, in which a worker is through with the chunk that it is at */
+enum { LOOKS = 1000 }; /* picked: tens of microseconds, in which a worker is through with the chunk that it is at */
+
+/* Between two looks: leaves the core to its other thread, where there is such an instruction. */
+static void relax(void)
+{
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#endif
+}
 
 int overlap_settle(struct zerod *c)
 {
@@ -39,7 +47,7 @@ static int await_one(struct zerod *c, uint32_t param, int64_t until_ms)
     for (unsigned i = 0; i < LOOKS; i++) {
         if (is_there(c, param))
             return 1;
-        __builtin_ia32_pause();
+        relax();
     }
     for (unsigned i = 1; r == 0; i++) {
         if (is_there(c, param))

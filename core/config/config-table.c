@@ -202,7 +202,8 @@ static const struct config_key table[] = {
     INERT_ONLY("optimizer.params.bias_correction", "true", "The moments' bias is always corrected.",
                .only = ADAMW | ADAM),
     INERT("optimizer.params.torch_adam", "There is one implementation.", .only = ADAMW | ADAM),
-    INERT_ONLY("optimizer.params.fp32_optimizer_states", "true", "bf16.bf16_optimizer_states says what it is.", .only = ADAMW | ADAM),
+    INERT_ONLY("optimizer.params.fp32_optimizer_states", "true", "bf16.bf16_optimizer_states says what it is.",
+               .only = ADAMW | ADAM),
     REFUSED("optimizer.params.max_grad_norm", "Clipping is set for the whole job: gradient_clipping."),
 
     SECTION("scheduler",
@@ -265,11 +266,10 @@ static const struct config_key table[] = {
 
     SECTION("bf16", "What of the optimizer's state is bf16."),
     KEY("bf16.bf16_optimizer_states", BOOL, bf16.optimizer_states,
-        "Moments are bf16: 4 bytes less for each parameter, and a faster update.", DEEPSPEED,
-        .def = "false"),
+        "Moments are bf16: 4 bytes less for each parameter, and a faster update.", DEEPSPEED, .def = "false"),
     KEY("bf16.stochastic_rounding", BOOL, bf16.stochastic_rounding,
         "bf16 moments are rounded up or down at random, so that small changes are not lost; false: to the nearest.",
-        OWN, .def = "false"),
+        .def = "false"),
     INERT("bf16.enabled", "The type of each parameter comes from the trainers."),
     INERT_ONLY("bf16.bf16_master_weights_and_grads", "false", "Master weights and sums are always fp32."),
     INERT("bf16.immediate_grad_update", "Gradients are added as they come."),

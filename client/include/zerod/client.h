@@ -411,13 +411,14 @@ ZEROD_API int zerod_step(struct zerod *c, const struct zerod_step_args *args, st
 
 /*
  * Waits until these parameters have the weights of the last step. With ZEROD_OVERLAP_UPDATE zerod_step() returns while
- * the daemon still writes them, in the order of declaration; so a forward that calls this for each layer begins with
- * the first layer while the last one is updated. params NULL: for all. It costs nothing when they are there. Any other
- * call that talks to the daemon waits for all first, so gradients never meet an update: zerod_begin_backward() above
- * all. zerod_weight() is no such call. Where weights do not lie in host memory of one node, or are private, this waits
- * for all whatever it is asked. The order of a job's other ranks does not matter: it is no collective. If the daemon
- * ends before it is through with the step, the next one completes it, and the call waits for that. Return: as
- * zerod_step(): an error of the step that could be told only now is told here, or by the next call.
+ * the daemon still writes them, in about the order of declaration; so a forward that calls this for each layer begins
+ * with the first layer while the last one is updated. params NULL: for all. It costs nothing when they are there. Any
+ * other call that talks to the daemon waits for all first, so gradients never meet an update: zerod_begin_backward()
+ * above all. zerod_weight() is no such call. A caller that writes to published weights waits first, too. Where weights
+ * do not lie in host memory of one node, or are private, this waits for all whatever it is asked. The order of a job's
+ * other ranks does not matter: it is no collective. If the daemon ends before it is through with the step, the next one
+ * completes it, and the call waits for that. Return: as zerod_step(): an error of the step that could be told only now
+ * is told here, or by the next call.
  */
 ZEROD_API int zerod_wait(struct zerod *c, const unsigned *params, size_t n_params);
 

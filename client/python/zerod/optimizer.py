@@ -242,6 +242,9 @@ class Optimizer(torch.optim.Optimizer):
         """Leaves with detached weights. After a lost connection they are still mapped, but stage 3 cannot gather."""
         try:
             self._overlap.wait()
+        except (ConnectionLost, TimeoutError) as lost:
+            warnings.warn(f"some weights may lack the last step, which zerod had not written: {lost}", stacklevel=3)
+        try:
             for b in self._bound:
                 with self._client.gathered([b.index]) if self.sharding else contextlib.nullcontext():
                     self._place.detach(b)
@@ -364,7 +367,8 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """
         Waits until all ranks have asked for the step and it is committed. Then the weights are new, and `result` is
-        the step's StepResult. A closure is called first, with gradients enabled, and step() returns its value.
+        the step's StepResult. With overlap_update it waits until the step is decided, and each module for its weights
+        (zerod.wait()). A closure is called first, with gradients enabled, and step() returns its value.
 
         Raises the fault of an earlier backward, if it was not cleared; MissingGradient; NonFiniteGradient
         (on_nonfinite: error); StepArgumentsDiffer; StepAborted; ResumeIgnored.

@@ -776,6 +776,8 @@ static void test_what_is_shared(void **userdata)
                                          "\nzero_optimization.stage: 2\n",
                                          "\noptimizer.type: AdamW\n",
                                          "\nscheduler: null\n",
+                                         "\nbf16.bf16_optimizer_states: false\n",
+                                         "\nbf16.stochastic_rounding: false\n",
                                          "\ndiagnostics.stall_timeout: 10min\n"};
     _cleanup_free_ char *text = NULL;
 

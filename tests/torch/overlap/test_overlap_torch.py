@@ -5,10 +5,13 @@ no old weight, however late the last ones come.
 """
 
 import contextlib
+import copy
 import os
+import pickle
 import re
 import signal
 import time
+import warnings
 
 import pytest
 import torch
@@ -238,6 +241,42 @@ def test_daemon_does_not_go_on(zerod, start, number, kind, text):
     daemon.kill()
     assert [name for name, _ in said] == [kind] * 3
     assert all(re.search(text, words) for _, words in said), said
+
+
+def closes(pid):
+    _, opt, model = first_step()
+    os.kill(pid, signal.SIGKILL)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        opt.close()
+    with torch.no_grad():
+        model.embed.weight.fill_(1)  # ordinary memory of this process
+    return [str(w.message) for w in said], model.embed.weight.sum().item() == model.embed.weight.numel()
+
+
+def test_close_without_the_daemon(zerod, start):
+    """It dies inside the update for good: the weights come back as they are, and that is said."""
+    daemon = zerod({"world": {"size": 1}, "threads": 1}, env=STUCK)
+    said, is_ours = start(daemon, closes, pid=daemon.pid).result()
+    daemon.kill()
+    assert is_ours and any("some weights may lack the last step" in text for text in said), said
+
+
+def copies():
+    zerod, opt, model = first_step()
+    zerod.wait()
+    expected = model.embed.weight.detach().clone()
+    copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    opt.close()
+    for other in (copied, pickled):
+        other(torch.zeros(1, 1, dtype=torch.int64))
+        other.eval()(torch.zeros(1, 1, dtype=torch.int64))
+        assert torch.equal(other.embed.weight, expected) and other.state_dict()
+
+
+def test_copies(zerod, start):
+    """Of a model belong to no optimizer."""
+    start(zerod({"world": {"size": 1}}), copies).result()
 
 
 def interrupted():
