@@ -28,7 +28,8 @@ def say(text):
 
 
 def program(name):
-    places = {"zerod": "daemon", "zerodctl": "client/ctl", "zerodrun": "client/run", "zerod-exporter": "client/exporter"}
+    places = {"zerod": "daemon", "zerodctl": "client/ctl", "zerodrun": "client/run", "zerod-exporter": "client/exporter",
+              "zerod-example": "client/example"}
     return str(BUILD / places.get(name, "bench") / name)
 
 

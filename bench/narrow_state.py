@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import tempfile
 
-from harness import BUILD, Failure, ZerodJob, in_turn, median, program, row, say
+from harness import Failure, ZerodJob, in_turn, median, program, row, say
 
 FP32 = "fp32 moments"
 KINDS = {FP32: "", "bf16 moments": "bf16: {bf16_optimizer_states: true}\n",
@@ -54,7 +54,7 @@ def losses(extra, seed):
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
         (pathlib.Path(folder) / "zerod.yaml").write_text(config.replace("SOCKET", f"{folder}/s"))
-        trainer = [f"{BUILD}/client/example/zerod-example", "--steps", str(N_STEPS), "--seed", str(seed), "--beta2",
+        trainer = [program("zerod-example"), "--steps", str(N_STEPS), "--seed", str(seed), "--beta2",
                    str(BETAS[1]), "--report", str(report)]
         run = subprocess.run([program("zerodrun"), "-n", "1", "--zerod", program("zerod"), "--config",
                               f"{folder}/zerod.yaml", "--", *trainer], capture_output=True, text=True)

@@ -91,7 +91,7 @@ def test_killed_with_a_decided_step(build, tmp_path):
 def test_killed_while_a_window_goes_back(build, tmp_path):
     """To a GPU: an array whose copy is cut off may have any values then, also if the window does not change it."""
     plan = Plan(2, n_nodes=1, device="cuda")
-    plan.ranks, plan.victims, plan.engine_kills, plan.saves = (1,), [[]], [], False
+    plan.ranks, plan.victims, plan.engine_kills, plan.saves, plan.loads = (1,), [[]], [], False, False
     plan.config.pop("checkpoint", None)
     plan.env = {"ZEROD_SIM": "devices=16,delay-us=1000"}
     plan.optimizer = "AdamW"

@@ -20,6 +20,7 @@ def start(build, tmp_path):
         plan = Plan(1, 2, device="")
         plan.ranks, plan.victims, plan.accumulate, plan.moments = (1, 1), [[], []], False, "mv"
         plan.config, plan.env, plan.optimizer = {"gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}, {}, "AdamW"
+        plan.saves = plan.loads = False
         plan.lives = [[Life.at(point)] if point else [] for point in points]
         jobs.append(Job(build, tmp_path, plan))
         return jobs[-1]
