@@ -795,7 +795,11 @@ static void test_released_points(void **state)
 /* An order is not late while it waits for a trainer, and neither are those behind it. */
 static void test_late_trainer(void **state)
 {
+#ifdef __SANITIZE_THREAD__
+    enum { SHORT_MS = 500 };
+#else
     enum { SHORT_MS = 50 };
+#endif
     struct gpus gpus;
     struct gpus_node *node = &gpus.nodes[0];
     uint64_t first_tag, behind;
