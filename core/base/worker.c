@@ -77,15 +77,16 @@ static void pool_work(struct worker_pool *pool)
         if (pool->stop)
             break;
         work = pool_take(pool, &item);
-        pthread_mutex_unlock(&pool->lock);
         if (work != last)
             recorder_rest();
         last = work;
+        pthread_mutex_unlock(&pool->lock);
         work->run(work, item);
         pthread_mutex_lock(&pool->lock);
         pool->n_items_done++;
         finished = ++work->n_finished == work->n_items;
         if (finished) {
+            recorder_rest(); /* before anybody knows, because the next step may begin then */
             pool_finish(pool, work);
             pthread_mutex_unlock(&pool->lock);
             pool->notify(pool->userdata);

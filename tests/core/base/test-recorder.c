@@ -253,6 +253,42 @@ static void test_copied_while_it_is_written(void **state)
     recorder_stop();
 }
 
+static size_t n_when_told;
+
+/* On the worker that is done with the last item. */
+static void count_records(void *userdata)
+{
+    uint64_t oldest;
+
+    (void)userdata;
+    free(recorder_copy(0, &n_when_told, &oldest));
+}
+
+static void record_work(struct work *work, uint32_t item)
+{
+    (void)work;
+    recorder_work(RECORD_WORK_UPDATE, item, 0);
+}
+
+/* Nothing is open when a work is done: the loop may begin another step then, to which it would be counted. */
+static void test_work_that_is_done_is_recorded(void **state)
+{
+    enum { N_ITEMS = 5 };
+
+    struct work work = {.run = record_work, .done = note_done, .n_items = N_ITEMS};
+    struct worker_pool *pool;
+
+    (void)state;
+    assert_int_equal(recorder_start(N_WORKERS), 0);
+    assert_int_equal(worker_pool_new(&pool, N_WORKERS, count_records, NULL), 0);
+    recorder_set_step(0);
+    worker_post(pool, &work);
+    assert_int_equal(worker_pool_wait(pool), 1);
+    worker_pool_free(pool); /* notify() has returned */
+    assert_int_equal(n_when_told, N_ITEMS);
+    recorder_stop();
+}
+
 TEST_GROUP(recorder)
 {
     const struct CMUnitTest tests[] = {
@@ -263,6 +299,7 @@ TEST_GROUP(recorder)
         cmocka_unit_test(test_step_larger_than_the_ring),
         cmocka_unit_test(test_work),
         cmocka_unit_test(test_copied_while_it_is_written),
+        cmocka_unit_test(test_work_that_is_done_is_recorded),
     };
 
     return cmocka_run_group_tests_name("recorder", tests, NULL, NULL);
