@@ -264,6 +264,27 @@ static void check_checkpoint(const struct config_check *check)
         REFUSE(check, "checkpoint.dir", "checkpoint", "is missing; needed to save");
 }
 
+static void check_moments(const struct config_check *check)
+{
+    static const char states[] = "bf16.bf16_optimizer_states";
+    const struct config_optimizer *optimizer = &check->config->optimizer;
+    const struct config_bf16 *bf16 = &check->config->bf16;
+    bool has_beta2 = optimizer->type == OPTIMIZER_ADAMW || optimizer->type == OPTIMIZER_ADAM;
+    struct config_spot spot = spot_of(check, states);
+
+    if (!sound(check, states) || !sound(check, "bf16.stochastic_rounding"))
+        return;
+    if (bf16->stochastic_rounding && !bf16->optimizer_states)
+        REFUSE(check, "bf16.stochastic_rounding", states,
+               "there is nothing to round: needs bf16_optimizer_states: true");
+    /* numerics.md, section 5 */
+    if (bf16->optimizer_states && !bf16->stochastic_rounding && has_beta2 && optimizer->hyper.beta2 > 0.998)
+        config_problems_note(
+            check->problems, check->text, &spot, states,
+            "with the second of betas above 0.998, exp_avg_sq never becomes smaller when it is rounded to "
+            "the nearest; bf16: {stochastic_rounding: true} keeps small changes");
+}
+
 static void check_rest(const struct config_check *check)
 {
     const struct config *config = check->config;
@@ -274,10 +295,6 @@ static void check_rest(const struct config_check *check)
         REFUSE(check, "weights", "zero_optimization.stage",
                "private copies of the weights are for stages 1 and 2; stage 3 has no whole copy; allowed: "
                "shared");
-    if (sound(check, "bf16.stochastic_rounding") && sound(check, "bf16.bf16_optimizer_states") &&
-        config->bf16.stochastic_rounding && !config->bf16.optimizer_states)
-        REFUSE(check, "bf16.stochastic_rounding", "bf16.bf16_optimizer_states",
-               "there is nothing to round: needs bf16_optimizer_states: true");
     if (sound(check, "fp16.min_loss_scale") && sound(check, "fp16.initial_scale_power") &&
         sound(check, "fp16.loss_scale") && scale->static_scale == 0 &&
         scale->min_scale > ldexp(1.0, (int)scale->initial_power))
@@ -299,5 +316,6 @@ void config_check(const struct config_check *check)
     check_optimizer(check);
     check_scheduler(check);
     check_checkpoint(check);
+    check_moments(check);
     check_rest(check);
 }

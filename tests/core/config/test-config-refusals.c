@@ -360,6 +360,40 @@ static void test_too_many_nodes(void **state)
     }
 }
 
+/* A beta2 with which bf16 moments that are rounded to the nearest lose all small changes is named. */
+static void test_beta2_of_bf16_moments(void **state)
+{
+    static const struct {
+        const char *rest;
+        bool noted;
+    } cases[] = {
+        {"bf16: {bf16_optimizer_states: true}\n", true},
+        {"bf16: {bf16_optimizer_states: true, stochastic_rounding: true}\n", false},
+        {"bf16: {bf16_optimizer_states: true}\noptimizer: {type: AdamW, params: {betas: [0.9, 0.95]}}\n", false},
+        {"bf16: {bf16_optimizer_states: true}\noptimizer: {type: Lion, params: {betas: [0.9, 0.999]}}\n", false},
+        {"optimizer: {type: AdamW}\n", false},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct config_problems problems = CONFIG_PROBLEMS_NULL;
+        struct config *config;
+        char text[256];
+
+        snprintf(text, sizeof(text), MINIMAL "%s", cases[i].rest);
+        assert_int_equal(load(&config, text, &both_engines, &problems), 0);
+        assert_int_equal(problems.n_items, cases[i].noted);
+        if (cases[i].noted) {
+            assert_true(problems.items[0].note);
+            assert_string_equal(problems.items[0].key, "bf16.bf16_optimizer_states");
+            assert_string_equal(problems.items[0].text,
+                                "with the second of betas above 0.998, exp_avg_sq never becomes smaller when it is "
+                                "rounded to the nearest; bf16: {stochastic_rounding: true} keeps small changes");
+        }
+        config_problems_deinit(&problems);
+        config_free(config);
+    }
+}
+
 /* The data type between nodes is fp32 or bf16; a setting without effect is reported. */
 static void test_wire_between_nodes(void **state)
 {
@@ -552,6 +586,7 @@ TEST_GROUP(config_refusals)
         cmocka_unit_test(test_devices_of_several_nodes),
         cmocka_unit_test(test_device),
         cmocka_unit_test(test_too_many_nodes),
+        cmocka_unit_test(test_beta2_of_bf16_moments),
         cmocka_unit_test(test_wire_between_nodes),
         cmocka_unit_test(test_socket_length),
         cmocka_unit_test(test_all_problems_at_once),
