@@ -119,6 +119,15 @@ class Process:
         self.log.close()
 
 
+def stop_all(processes):
+    """Ends the input of all before it waits for any: ranks leave together."""
+    for process in processes:
+        if process.popen.poll() is None:
+            process.popen.stdin.close()
+    for process in processes:
+        process.stop()
+
+
 ADAMW = "optimizer: {type: AdamW, params: {lr: 1.0e-3}}\n"
 
 
@@ -219,11 +228,7 @@ class ZerodJob:
         return self.status()["pid"]
 
     def stop(self):
-        for rank in self.ranks:
-            if rank.popen.poll() is None:
-                rank.popen.stdin.close()  # all at once: leaving is no reason to wait for one another
-        for rank in self.ranks:
-            rank.stop()
+        stop_all(self.ranks)
         self.daemon.stop()
 
     def close(self):
@@ -281,11 +286,7 @@ class TorchJob:
         return {chain for chain, ms in first.items() if ms > 2 * fastest[self.chains[chain]["family"]]}
 
     def stop(self):
-        for rank in self.ranks:
-            if rank.popen.poll() is None:
-                rank.popen.stdin.close()
-        for rank in self.ranks:
-            rank.stop()
+        stop_all(self.ranks)
         shutil.rmtree(self.folder, ignore_errors=True)
         remove_deepspeed_segments(self.name())
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 
 from harness import (MI, ROOT, Daemon, Failure, Process, TorchJob, ZerodJob, in_turn, median, n_cores, program, row,
-                     say)
+                     say, stop_all)
 
 sys.path.append(str(ROOT / "tests" / "e2e"))
 from network import Network, why_no_network  # noqa: E402
@@ -51,11 +51,7 @@ class NodesJob(ZerodJob):
         return super().step()
 
     def stop(self):
-        for rank in self.ranks:
-            if rank.popen.poll() is None:
-                rank.popen.stdin.close()
-        for rank in self.ranks:
-            rank.stop()
+        stop_all(self.ranks)
         for daemon in self.daemons:
             daemon.stop()
 

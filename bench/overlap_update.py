@@ -5,7 +5,7 @@ import json
 import os
 import sys
 
-from harness import ROOT, Daemon, Failure, Process, available_bytes, in_turn, median, row, say
+from harness import ROOT, Daemon, Failure, Process, available_bytes, in_turn, median, row, say, stop_all
 from training import STEADY_HEAP, quartiles, rank_environment
 
 NEEDED_BYTES = 8 << 30
@@ -45,11 +45,7 @@ class Side:
                 "loss": rows[0]["loss"]}
 
     def stop(self):
-        for rank in self.ranks:
-            if rank.popen.poll() is None:
-                rank.popen.stdin.close()
-        for rank in self.ranks:
-            rank.stop()
+        stop_all(self.ranks)
         self.daemon.stop()
 
 
@@ -68,7 +64,7 @@ def measure(forward, world, n):
 
 
 def overlap_update(quick):
-    """a step with the update behind the next forward, beside one that waits for it: 64 Mi parameters in PyTorch"""
+    """A step with the update behind the next forward beside one that waits for it, 64 Mi parameters in PyTorch."""
     if available_bytes() < NEEDED_BYTES:
         raise Failure(f"needs {NEEDED_BYTES >> 30} GiB")
     if len(os.sched_getaffinity(0)) < 2:

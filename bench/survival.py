@@ -12,7 +12,8 @@ import tempfile
 import time
 
 import loss_curve
-from harness import (BUILD, MI, ROOT, Failure, Process, ZerodJob, available_bytes, in_turn, median, program, row, say)
+from harness import (BUILD, MI, ROOT, Failure, Process, ZerodJob, available_bytes, in_turn, median, program, row, say,
+                     stop_all)
 from nodes import NodesJob, make_key
 
 sys.path.append(str(ROOT / "tests" / "e2e"))
@@ -192,10 +193,7 @@ def resizes(quick):
         with contextlib.closing(ZerodJob(2, 2, elems, buffer_elems=elems // SHARE,
                                          optimizer=f"optimizer: {json.dumps(optimizer)}\n", kept=True)) as job:
             job.step()
-            for rank in job.ranks:
-                rank.popen.stdin.close()
-            for rank in job.ranks:
-                rank.stop()
+            stop_all(job.ranks)
             times, peak = [], peak_bytes(job.daemon_pid())
             for n_ranks in (3, 5, 2) * (2 if quick else 10):
                 began = time.monotonic()

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 
-from harness import ROOT, Daemon, Failure, Process, in_turn, median, row, say
+from harness import ROOT, Daemon, Failure, Process, in_turn, median, row, say, stop_all
 from training import rank_environment
 
 HOOK_US, SHARE, MANY_TIMES = 4.0, 0.005, 1.3  # allowed
@@ -45,11 +45,7 @@ class Side:
         return answer | {"both": answer["forward"] + answer["backward"]}
 
     def stop(self):
-        for rank in self.ranks:
-            if rank.popen.poll() is None:
-                rank.popen.stdin.close()
-        for rank in self.ranks:
-            rank.stop()
+        stop_all(self.ranks)
         if self.daemon:
             self.daemon.stop()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from growth import memfd_bytes
 from harness import (BUILD, MI, ROOT, Daemon, Failure, Process, available_bytes, deepspeed_environment,
-                     forget_broken_builds, in_turn, median, remove_deepspeed_segments, row, say)
+                     forget_broken_builds, in_turn, median, remove_deepspeed_segments, row, say, stop_all)
 
 WORLD, BATCH, LENGTH = 2, 1, 128
 NEEDED_BYTES = 17 << 30
@@ -108,11 +108,7 @@ class Training:
         return (sum(s["Pss"] - s["Pss_Shmem"] for s in sizes) + shared) / MI
 
     def stop(self):
-        for rank in self.ranks:
-            if rank.popen.poll() is None:
-                rank.popen.stdin.close()
-        for rank in self.ranks:
-            rank.stop()
+        stop_all(self.ranks)
         if self.daemon:
             self.daemon.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
