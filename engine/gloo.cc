@@ -344,7 +344,7 @@ class Mapping
     }
 
   private:
-    /* What fails here ends the process. */
+    /* Throws an exception that ends the process. */
     char *map(int fd, int protection) const
     {
         void *map = mmap(nullptr, n_bytes_, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);

@@ -109,7 +109,7 @@ ELEMENT_FN uint32_t rounding_mix(uint32_t x)
     return x ^ x >> 16;
 }
 
-/* What stochastic rounding depends on beside the element: the parameter's number in the layout, and t as below. */
+/* The key of rounding_draw(). param: its number in the layout. t: as below. */
 uint32_t update_rounding_key(uint32_t param, uint64_t t);
 
 /* s as in numerics.md section 3, t the parameter's step count after this step, from 1. */

@@ -17,7 +17,7 @@
 
 /* Part of what zerodctl reads: a kind keeps its number, and new ones come at the end. */
 enum record_kind {
-    /* What a rank does; `rank` is its number. */
+    /* Of one rank; `rank` is its number. */
     RECORD_FORWARD,  /* from the last answer to its next backward: loading data and the forward */
     RECORD_BACKWARD, /* until it says that the micro-batch has ended */
     RECORD_WAIT,     /* item: enum job_wait */

@@ -66,7 +66,7 @@ struct plan_options {
  *
  *   state      stages 1, 2: 4 O of the buckets with 16-bit weights, where fp32 weights are their own
  *              masters and lie under weights; stage 3: 4 O, and the bytes of each frozen
- *              parameter, which every node has whole, from a multiple of 64; n_moments x 4 O in any stage, or x 2 O
+ *              parameter, which every node has whole, from a multiple of 64; n_moments x 4 O in any stage; bf16: x 2 O
  *   gradient   fp32 accumulators of the owned partitions: 4 O
  *   ring       L x plan_ring_bytes()
  *   overflow   L x arena: a bound, of which only what is granted is ever held; none on GPUs

@@ -140,7 +140,7 @@ static int add_moments(const struct planning *w, uint32_t id)
     return r;
 }
 
-/* What of a parameter's state is fp32, whatever the moments are. */
+/* These two are fp32, also if the moments are bf16. */
 static int add_master_and_count(const struct planning *w, uint32_t id)
 {
     const struct layout_param *p = &w->layout->params[id];

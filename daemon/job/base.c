@@ -52,7 +52,7 @@ static void describe(const struct job *job, struct strbuf *out)
     describe_moments(out, config->bf16);
 }
 
-/* What the run has said of itself. An earlier version did not say how moments lie in memory: they were fp32. */
+/* Reads the run's description. One of an earlier version lacks the lines about moments, which were fp32. */
 static void read_description(const struct journal_record *record, struct strbuf *out)
 {
     strbuf_add(out, "%.*s", (int)record->n_bytes, (const char *)record->data);

@@ -55,7 +55,7 @@ template <typename elem> DEVICE_FN void *advance(void *array, uint64_t n_elems)
     return array ? static_cast<elem *>(array) + n_elems : NULL;
 }
 
-/* The same job, with pointers to the chunk's first element. The extent then begins at 0 and fits into 32 bits. */
+/* Moves the job's pointers to the chunk's first element, so that the extent begins at 0 and fits into 32 bits. */
 template <enum dtype moments> DEVICE_FN struct update_job job_from_chunk(struct update_job job)
 {
     const uint64_t begin = job.extent.begin;
@@ -142,7 +142,7 @@ DEVICE_FN void quad_narrow(void *w16, uint64_t i, const struct quad &p, uint32_t
     *reinterpret_cast<struct half_quad *>(static_cast<uint16_t *>(w16) + i) = four;
 }
 
-/* What a thread reads of four elements, and what it writes. Moments as they lie in memory, which is fewer registers. */
+/* Four elements in a thread's registers. Moments keep their type in memory, because bf16 takes fewer registers. */
 template <enum dtype moments> struct quads {
     struct quad p;
     typename moment<moments>::four m, v;

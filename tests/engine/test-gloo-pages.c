@@ -126,7 +126,7 @@ static void test_full(void **state)
     end(&f);
 }
 
-/* What the header fails of is told at once; what the bytes fail of, with the next call. */
+/* An error of the header is returned at once, an error of the bytes by the next call. */
 static void test_errors(void **state)
 {
     struct fixture f;

@@ -217,7 +217,7 @@ static void test_bucket_sizes(void **state)
         check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .bucket_elems = sizes[i]});
 }
 
-/* Where an element lies in its parameter decides its bits when it is rounded at random. */
+/* Stochastic rounding gives an element other bits at another place in its parameter. */
 static void test_moments(void **state)
 {
     check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .moments = {.dtype = DTYPE_BF16}});

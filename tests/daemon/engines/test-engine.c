@@ -98,7 +98,7 @@ static bool changes_arrive(bool lasting)
     return arrived;
 }
 
-/* What the daemon may write over when the order is done was copied; what lasts was not. */
+/* Bytes are changed after the order is done. They arrive changed only if the order said that they last. */
 static void test_lasting(void **state)
 {
     assert_false(changes_arrive(false));
