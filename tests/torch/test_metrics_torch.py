@@ -141,7 +141,8 @@ def test_a_daemon_that_does_not_answer(zerod, start, tmp_path):
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
     silent, took, answered = rank.result()
-    assert set(silent) == OWN and silent["step"] == 1 and 0.2 <= took < 2
+    # Limits count whole milliseconds of the clock, so a wait may end up to one before its time.
+    assert set(silent) == OWN and silent["step"] == 1 and 0.199 <= took < 2
     assert answered["step"] == 2 and "memory_bytes" in answered
 
 
