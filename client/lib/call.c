@@ -85,13 +85,14 @@ int64_t call_now_ms(void)
 }
 
 /*
- * How long one poll() may last. A signal that comes before poll(), or that another thread handles, does not end it, so
- * the caller is asked once a second as well.
+ * A signal that comes before poll(), or that another thread handles, does not end it, so the caller is asked once a
+ * second as well.
  */
+enum { ASK_EVERY_MS = 1000 };
+
+/* How long one poll() may last. */
 static int poll_ms(const struct call *call, int64_t left_ms)
 {
-    enum { ASK_EVERY_MS = 1000 };
-
     if (call->interrupted && (left_ms < 0 || left_ms > ASK_EVERY_MS))
         return ASK_EVERY_MS;
     return (int)MIN(left_ms, (int64_t)INT32_MAX);
@@ -150,20 +151,23 @@ int64_t call_deadline(const struct call *call)
     return call->timeout_ms > 0 ? call_now_ms() + call->timeout_ms : -1;
 }
 
-int call_watch(struct call *call, int64_t until_ms, unsigned i)
+int call_watch(struct call *call, int64_t until_ms, int64_t *ask_ms)
 {
-    enum { ASK_EACH = 8192 }; /* about once a second, as poll_ms() does */
     const struct timespec moment = {.tv_nsec = 100 * 1000};
     struct pollfd pollfd = {.fd = call->fd, .events = POLLIN};
     int r = ppoll(&pollfd, 1, &moment, NULL);
+    int64_t now_ms = call_now_ms();
+    bool asks = r < 0 || (*ask_ms != 0 && now_ms >= *ask_ms);
 
     if (r > 0)
         return 1;
     if (r < 0 && errno != EINTR)
         return call_fatal(call, -errno, "waiting for zerod: %s", strerror(errno));
-    if ((r < 0 || i % ASK_EACH == 0) && call->interrupted && call->interrupted(call->interrupted_arg) != 0)
+    if (asks && call->interrupted && call->interrupted(call->interrupted_arg) != 0)
         return call_fatal(call, -EINTR, "interrupted while waiting for weights of the last step");
-    return until_ms >= 0 && call_now_ms() >= until_ms ? timed_out(call) : 0;
+    if (asks || *ask_ms == 0)
+        *ask_ms = now_ms + ASK_EVERY_MS;
+    return until_ms >= 0 && now_ms >= until_ms ? timed_out(call) : 0;
 }
 
 /* ---- breaks -------------------------------------------------------------------------------------------- */

@@ -135,10 +135,11 @@ int call_settle(struct call *call, struct reply *reply);
 int64_t call_deadline(const struct call *call);
 
 /*
- * Sleeps for a tenth of a millisecond, as the i-th time in a row, from 1. Return: 0; 1, something can be received, or
- * the connection is broken; or fatal: interrupted, or until_ms has passed.
+ * Sleeps for a tenth of a millisecond. ask_ms: when the caller is asked next whether it was interrupted; the callee's,
+ * 0 before the first sleep. Return: 0; 1, something can be received, or the connection is broken; or fatal: interrupted,
+ * or until_ms has passed.
  */
-int call_watch(struct call *call, int64_t until_ms, unsigned i);
+int call_watch(struct call *call, int64_t until_ms, int64_t *ask_ms);
 
 /* Tells the daemon that this rank has seen the abort. Return: 0, CALL_ANEW or fatal. */
 int call_acknowledge_abort(struct call *call, uint32_t attempt);

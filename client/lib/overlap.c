@@ -42,6 +42,7 @@ static bool is_there(const struct zerod *c, uint32_t param)
 /* Return: 1 when it is there; 0 when something has come from the daemon; or fatal. */
 static int await_one(struct zerod *c, uint32_t param, int64_t until_ms)
 {
+    int64_t ask_ms = 0;
     int r = 0;
 
     for (unsigned i = 0; i < LOOKS; i++) {
@@ -49,10 +50,10 @@ static int await_one(struct zerod *c, uint32_t param, int64_t until_ms)
             return 1;
         relax();
     }
-    for (unsigned i = 1; r == 0; i++) {
+    while (r == 0) {
         if (is_there(c, param))
             return 1;
-        r = call_watch(&c->call, until_ms, i);
+        r = call_watch(&c->call, until_ms, &ask_ms);
     }
     return MIN(r, 0);
 }
