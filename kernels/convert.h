@@ -18,7 +18,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* n_elems of dtype to or from fp32; DTYPE_F32 copies. The areas do not overlap. */
+/* n_elems of dtype to or from fp32; DTYPE_F32 copies. The areas do not overlap. Of a grouped type: from a group's
+ * start. */
 void convert_to_f32(float *dst, const void *src, enum dtype dtype, size_t n_elems);
 void convert_from_f32(void *dst, const float *src, enum dtype dtype, size_t n_elems);
 

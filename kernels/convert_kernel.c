@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Conversion between fp32 and 16-bit types; compiled once per instruction set. */
+/* Conversion between fp32 and narrower types; compiled once per instruction set. */
 
+#include "kernels/group8_kernel.h"
 #include "kernels/isa.h"
 #include "kernels/narrow_kernel.h"
+
+static size_t in_group(size_t n_left)
+{
+    return n_left < GROUP8_ELEMS ? n_left : GROUP8_ELEMS;
+}
 
 void ISA_FN(convert_to_f32)(float *restrict dst, const void *restrict src, enum dtype dtype, size_t n_elems)
 {
@@ -16,6 +22,11 @@ void ISA_FN(convert_to_f32)(float *restrict dst, const void *restrict src, enum 
     case DTYPE_F16:
         for (size_t i = 0; i < n_elems; i++)
             dst[i] = f32_from_f16(half[i]);
+        break;
+    case DTYPE_SIGNED8:
+    case DTYPE_UNSIGNED8:
+        for (size_t i = 0; i < n_elems; i += GROUP8_ELEMS)
+            widen_group8(dst + i, (const struct group8 *)src + i / GROUP8_ELEMS, dtype, in_group(n_elems - i));
         break;
     default:
         if (n_elems > 0)
@@ -31,6 +42,11 @@ void ISA_FN(convert_from_f32)(void *restrict dst, const float *restrict src, enu
         break;
     case DTYPE_F16:
         narrow(dst, src, n_elems, DTYPE_F16);
+        break;
+    case DTYPE_SIGNED8:
+    case DTYPE_UNSIGNED8:
+        for (size_t i = 0; i < n_elems; i += GROUP8_ELEMS)
+            narrow_group8((struct group8 *)dst + i / GROUP8_ELEMS, src + i, dtype, NULL, 0, in_group(n_elems - i));
         break;
     default:
         if (n_elems > 0)

@@ -30,38 +30,39 @@ unsigned optimizer_n_moments(enum optimizer optimizer, const struct hyper *hyper
 }
 
 /* Puts back n elements of a moment from `done` on. */
-static void put_back_moment(const struct update_args *args, unsigned array, void *moment, size_t done, size_t n)
+static void put_back_moment(const struct update_args *args, unsigned array, void *moment, enum dtype dtype, size_t done,
+                            size_t n)
 {
     float widened[UNDO_GROUP_ELEMS];
-    uint16_t *elems = (uint16_t *)moment + done;
+    uint8_t *elems = (uint8_t *)moment + dtype_bytes(dtype, done);
 
-    if (args->moments.dtype == DTYPE_F32) {
-        undo_put_back(args->undo, array, (float *)moment + done, n);
+    if (dtype == DTYPE_F32) {
+        undo_put_back(args->undo, array, (float *)(void *)elems, n);
         return;
     }
-    convert_to_f32(widened, elems, DTYPE_BF16, n);
+    convert_to_f32(widened, elems, dtype, n);
     undo_put_back(args->undo, array, widened, n);
-    convert_from_f32(elems, widened, DTYPE_BF16, n);
+    convert_from_f32(elems, widened, dtype, n);
 }
 
 void update_put_back(struct update_args *args)
 {
     size_t done = undo_next_elem(args->undo) - args->undo_elem, n = args->n_elems - done;
-    size_t moments_done = done * dtype_size(args->moments.dtype);
+    enum dtype m_dtype = args->moments.dtype, v_dtype = moments_dtype_of_square(args->moments);
     uint16_t *w16 = args->w16;
 
     n = n < UNDO_GROUP_ELEMS ? n : UNDO_GROUP_ELEMS;
     undo_put_back(args->undo, 0, args->p + done, n);
     if (args->m)
-        put_back_moment(args, 1, args->m, done, n);
+        put_back_moment(args, 1, args->m, m_dtype, done, n);
     if (args->v)
-        put_back_moment(args, 2, args->v, done, n);
+        put_back_moment(args, 2, args->v, v_dtype, done, n);
     /* They are written by blocks, after their master weights. */
     for (size_t i = 0; w16 && i < done; i++)
         w16[i] = args->w16_dtype == DTYPE_BF16 ? bf16_from_f32(args->p[i]) : f16_from_f32(args->p[i]);
     args->p += done;
-    args->m = args->m ? (uint8_t *)args->m + moments_done : NULL;
-    args->v = args->v ? (uint8_t *)args->v + moments_done : NULL;
+    args->m = args->m ? (uint8_t *)args->m + dtype_bytes(m_dtype, done) : NULL;
+    args->v = args->v ? (uint8_t *)args->v + dtype_bytes(v_dtype, done) : NULL;
     args->acc += done;
     args->start_elem += done;
     args->w16 = w16 ? w16 + done : NULL;

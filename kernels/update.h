@@ -5,8 +5,8 @@
  * The optimizers (docs/numerics.md, section 4): one pass over a range of one parameter's partition unscales
  * and clips the summed gradient, updates master weight and moments in place and writes the 16-bit weight.
  *
- * Moments in bf16 are widened, updated in fp32, used for the weight as they are then, and rounded when they are stored:
- * to nearest even, or at random (section 5 there).
+ * Moments in bf16 or 8 bits are widened, updated in fp32, used for the weight as they are then, and rounded when they
+ * are stored: to nearest, or at random (sections 5 and 6 there).
  */
 
 #include "kernels/dtype.h"
@@ -65,9 +65,14 @@ struct update_scalars {
 
 /* How moments lie in memory. */
 struct moments_type {
-    enum dtype dtype; /* DTYPE_F32 or DTYPE_BF16 */
-    bool stochastic;  /* bf16: rounded at random */
+    enum dtype dtype; /* of exp_avg: DTYPE_F32, DTYPE_BF16 or DTYPE_SIGNED8; of exp_avg_sq: moments_dtype_of_square() */
+    bool stochastic;  /* rounded at random; not fp32, and always with 8 bits */
 };
+
+static inline enum dtype moments_dtype_of_square(struct moments_type type)
+{
+    return type.dtype == DTYPE_SIGNED8 ? DTYPE_UNSIGNED8 : type.dtype;
+}
 
 struct update_args {
     float *p;         /* master weights, read and written */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizers' loops over elements; compiled once per instruction set. */
 
+#include "kernels/group8_kernel.h"
 #include "kernels/isa.h"
 #include "kernels/narrow_kernel.h"
 #include "kernels/undo.h"
@@ -78,7 +79,7 @@ static always_inline void update_group(const struct update_args *args, const str
     undo_mark(args->undo, args->undo_elem + begin + n, false);
 }
 
-/* ---- bf16 moments ---------------------------------------------------------------------------------------- */
+/* ---- narrow moments -------------------------------------------------------------------------------------- */
 
 static always_inline void widen_bf16(float *restrict out, const uint16_t *restrict in, size_t n)
 {
@@ -112,6 +113,31 @@ static always_inline void draw(uint32_t *restrict out, uint32_t key, uint32_t fi
         out[i] = rounding_draw(key, first + (uint32_t)i);
 }
 
+static always_inline void *moment_at(void *moment, enum dtype dtype, size_t elem)
+{
+    return (uint8_t *)moment + dtype_bytes(dtype, elem);
+}
+
+static always_inline void load_moment(float *restrict out, const void *restrict in, enum dtype dtype, size_t n)
+{
+    if (dtype == DTYPE_BF16)
+        widen_bf16(out, in, n);
+    else
+        widen_group8(out, in, dtype, n);
+}
+
+/* draws: NULL: to nearest; else of each draw 16 bits from bit shift on. */
+static always_inline void store_moment(void *restrict out, const float *restrict in, enum dtype dtype,
+                                       const uint32_t *restrict draws, unsigned shift, size_t n)
+{
+    if (dtype == DTYPE_BF16 && draws)
+        narrow_moments_at_random(out, in, draws, shift, n);
+    else if (dtype == DTYPE_BF16)
+        narrow_moments(out, in, n);
+    else
+        narrow_group8(out, in, dtype, draws, shift, n);
+}
+
 /* A group whose moments are being updated: in fp32, before and after. */
 struct wide_group {
     float old_m[UNDO_GROUP_ELEMS], old_v[UNDO_GROUP_ELEMS];
@@ -119,32 +145,23 @@ struct wide_group {
 };
 
 /* One draw serves both moments of an element: exp_avg takes the lower half, exp_avg_sq the upper one. */
-static always_inline void store_moments(const struct update_args *args, const struct wide_group *group, uint32_t key,
-                                        struct arrays arrays, size_t begin, size_t n)
+static always_inline void store_moments(const struct update_args *args, enum dtype m_dtype, enum dtype v_dtype,
+                                        const struct wide_group *group, const uint32_t *draws, struct arrays arrays,
+                                        size_t begin, size_t n)
 {
-    uint16_t *m = arrays.m_write ? (uint16_t *)args->m + begin : NULL;
-    uint16_t *v = arrays.v ? (uint16_t *)args->v + begin : NULL;
-    uint32_t draws[UNDO_GROUP_ELEMS];
-
-    if (args->moments.stochastic) {
-        draw(draws, key, (uint32_t)(args->start_elem + begin), n);
-        if (arrays.m_write)
-            narrow_moments_at_random(m, group->m, draws, 0, n);
-        if (arrays.v)
-            narrow_moments_at_random(v, group->v, draws, 16, n);
-    } else {
-        if (arrays.m_write)
-            narrow_moments(m, group->m, n);
-        if (arrays.v)
-            narrow_moments(v, group->v, n);
-    }
+    if (arrays.m_write)
+        store_moment(moment_at(args->m, m_dtype, begin), group->m, m_dtype, draws, 0, n);
+    if (arrays.v)
+        store_moment(moment_at(args->v, v_dtype, begin), group->v, v_dtype, draws, 16, n);
 }
 
-/* As update_group(), with bf16 moments. A slot has them in fp32, which is exact, and where they are read. */
-static always_inline void update_group_bf16(const struct update_args *args, const struct update_scalars *k,
-                                            step_fn *step, struct arrays arrays, size_t begin, size_t n)
+/* As update_group(), with narrow moments. A slot has them in fp32, which is exact, and where they are read. */
+static always_inline void update_narrow(const struct update_args *args, const struct update_scalars *k, step_fn *step,
+                                        enum dtype m_dtype, enum dtype v_dtype, struct arrays arrays, size_t begin,
+                                        size_t n)
 {
     struct wide_group group;
+    uint32_t draws[UNDO_GROUP_ELEMS];
     float *old_m = args->undo ? args->undo->old[1] : group.old_m,
           *old_v = args->undo ? args->undo->old[2] : group.old_v;
     struct elems elems = {.p = args->p + begin, .m = group.m, .v = group.v, .old_m = old_m, .old_v = old_v};
@@ -152,17 +169,34 @@ static always_inline void update_group_bf16(const struct update_args *args, cons
     elems.old_p = elems.p;
     elems.acc = args->acc + begin;
     if (arrays.m_write)
-        widen_bf16(old_m, (const uint16_t *)args->m + begin, n);
+        load_moment(old_m, moment_at(args->m, m_dtype, begin), m_dtype, n);
     if (arrays.v)
-        widen_bf16(old_v, (const uint16_t *)args->v + begin, n);
+        load_moment(old_v, moment_at(args->v, v_dtype, begin), v_dtype, n);
     if (args->undo) {
         undo_save(args->undo, 0, elems.p, n);
         undo_mark(args->undo, args->undo_elem + begin, true);
     }
     update_elems(&elems, k, step, arrays, n);
-    store_moments(args, &group, k->rounding_key, arrays, begin, n);
+    if (args->moments.stochastic) {
+        draw(draws, k->rounding_key, (uint32_t)(args->start_elem + begin), n);
+        store_moments(args, m_dtype, v_dtype, &group, draws, arrays, begin, n);
+    } else {
+        store_moments(args, m_dtype, v_dtype, &group, NULL, arrays, begin, n);
+    }
     if (args->undo)
         undo_mark(args->undo, args->undo_elem + begin + n, false);
+}
+
+static always_inline void update_group_bf16(const struct update_args *args, const struct update_scalars *k,
+                                            step_fn *step, struct arrays arrays, size_t begin, size_t n)
+{
+    update_narrow(args, k, step, DTYPE_BF16, DTYPE_BF16, arrays, begin, n);
+}
+
+static always_inline void update_group8(const struct update_args *args, const struct update_scalars *k, step_fn *step,
+                                        struct arrays arrays, size_t begin, size_t n)
+{
+    update_narrow(args, k, step, DTYPE_SIGNED8, DTYPE_UNSIGNED8, arrays, begin, n);
 }
 
 /* ---- loops ----------------------------------------------------------------------------------------------- */
@@ -182,14 +216,19 @@ static always_inline void update_groups(const struct update_args *args, const st
 static always_inline void update_block(const struct update_args *args, const struct update_scalars *k, step_fn *step,
                                        struct arrays arrays, size_t begin, size_t end)
 {
-    struct elems elems = elems_at(args, arrays, begin);
+    bool has_moments = arrays.m_write || arrays.v;
+    struct elems elems;
 
-    if (args->moments.dtype == DTYPE_BF16 && (arrays.m_write || arrays.v))
+    if (args->moments.dtype == DTYPE_BF16 && has_moments) {
         update_groups(args, k, step, arrays, update_group_bf16, begin, end);
-    else if (args->undo)
+    } else if (args->moments.dtype == DTYPE_SIGNED8 && has_moments) {
+        update_groups(args, k, step, arrays, update_group8, begin, end);
+    } else if (args->undo) {
         update_groups(args, k, step, arrays, update_group, begin, end);
-    else
+    } else {
+        elems = elems_at(args, arrays, begin);
         update_elems(&elems, k, step, arrays, end - begin);
+    }
 }
 
 static always_inline void update_loop(const struct update_args *args, step_fn *step, struct arrays arrays,

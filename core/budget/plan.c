@@ -16,6 +16,7 @@ enum {
     RING_SPARE_PARCELS = 4,
     UNDO_LANES = 3,          /* DEVICE_LANES */
     ARRAY_ALIGN_BYTES = 256, /* DEVICE_ALIGN_BYTES */
+    CACHE_LINE_BYTES = 64,
     FROZEN_ALIGN_BYTES = 64,
     POOL_ALIGN_BYTES = 256, /* DEVICE_POOL_ALIGN */
     POOL_SPARE_BYTES = 16 << 20,
@@ -79,14 +80,24 @@ static uint64_t owned_elems(const struct layout *layout, const struct plan_optio
     return layout_room_elems(layout, bucket, options->n_local_ranks);
 }
 
-/* Of one moment. On GPUs each rank's array begins at a multiple of ARRAY_ALIGN_BYTES. */
+/* n_elems: whole groups. */
+static uint64_t moment_elems_bytes(const struct plan_options *options, uint64_t n_elems)
+{
+    enum dtype dtype = options->moments_dtype;
+
+    return dtype_is_grouped(dtype) ? mul(n_elems / GROUP8_ELEMS, GROUP8_BYTES) : mul(n_elems, dtype_size(dtype));
+}
+
+/* Of one moment. On GPUs each rank's array begins at a multiple of ARRAY_ALIGN_BYTES, else the node's on a cache line.
+ */
 static uint64_t moment_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
 {
-    size_t elem_bytes = dtype_size(options->moments_dtype);
-    uint64_t slice = mul(layout_partition_elems(layout, bucket), elem_bytes);
-    uint64_t gap = options->on_devices && !options->offloaded ? align(slice, ARRAY_ALIGN_BYTES) - slice : 0;
+    uint64_t slice = moment_elems_bytes(options, layout_partition_elems(layout, bucket));
+    uint64_t owned = moment_elems_bytes(options, owned_elems(layout, options, bucket));
 
-    return add(mul(owned_elems(layout, options, bucket), elem_bytes), mul(gap, options->n_local_ranks));
+    if (options->on_devices && !options->offloaded)
+        return add(owned, mul(align(slice, ARRAY_ALIGN_BYTES) - slice, options->n_local_ranks));
+    return align(owned, CACHE_LINE_BYTES);
 }
 
 static uint64_t state_bytes(const struct layout *layout, const struct plan_options *options)

@@ -57,6 +57,7 @@ static const struct config_choice collectives[] = {
     {"local", CONFIG_COLLECTIVE_LOCAL}, {"gloo", CONFIG_COLLECTIVE_GLOO}, {"nccl", CONFIG_COLLECTIVE_NCCL}, {}};
 static const struct config_choice stage3_on_one_node[] = {
     {"mapped", CONFIG_STAGE3_MAPPED}, {"gathered", CONFIG_STAGE3_GATHERED}, {}};
+static const struct config_choice optim_bits[] = {{"32", 32}, {"8", 8}, {}};
 static const struct config_choice offloads[] = {{"none", CONFIG_OFFLOAD_NONE}, {"cpu", CONFIG_OFFLOAD_CPU}, {}};
 static const struct config_choice optimizers[] = {{"AdamW", OPTIMIZER_ADAMW},     {"Adam", OPTIMIZER_ADAM},
                                                   {"SGD", OPTIMIZER_SGD},         {"Lion", OPTIMIZER_LION},
@@ -197,6 +198,9 @@ static const struct config_key table[] = {
         "Nesterov momentum; needs momentum, and dampening 0.", DEEPSPEED, .def = "false", .only = SGD),
     KEY("optimizer.params.lr_decay", REAL, optimizer.hyper.lr_decay, "The rate is lr / (1 + (step - 1) * lr_decay).",
         DEEPSPEED, .def = "0", RANGE(0, 1e6), .only = ADAGRAD),
+    KEY("optimizer.params.optim_bits", CHOICE, optimizer.optim_bits,
+        "Bits of each moment; 8: in groups of 64, rounded at random. Not for a state on GPUs.", .def = "32",
+        .choices = optim_bits),
     INERT_ONLY("optimizer.params.adam_w_mode", "true", "AdamW is always decoupled; type: Adam has the other mode.",
                .only = ADAMW),
     INERT_ONLY("optimizer.params.bias_correction", "true", "The moments' bias is always corrected.",

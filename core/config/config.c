@@ -107,7 +107,9 @@ struct optimizer_moments config_moments(const struct config *config)
 {
     struct optimizer_moments moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper);
 
-    if (config->bf16.optimizer_states)
+    if (config->optimizer.optim_bits == 8)
+        moments.type = (struct moments_type){.dtype = DTYPE_SIGNED8, .stochastic = true};
+    else if (config->bf16.optimizer_states)
         moments.type = (struct moments_type){.dtype = DTYPE_BF16, .stochastic = config->bf16.stochastic_rounding};
     return moments;
 }

@@ -124,6 +124,12 @@ static int add_state(const struct planning *w, const char *key, int dtype, struc
     return writes_common(w) ? add(file_of(w, TENSOR_OPTIMIZER, 0), name, dtype, NULL, NULL, 0, tensor) : 0;
 }
 
+/* The type of moments in a file. Those of 8 bits have few digits and fp32's exponents, so bf16 has them exactly. */
+static enum dtype moment_dtype(const struct state *state)
+{
+    return dtype_is_grouped(state->moments.dtype) ? DTYPE_BF16 : state->moments.dtype;
+}
+
 static int add_moments(const struct planning *w, uint32_t id)
 {
     const struct state *state = w->order->state;
@@ -132,15 +138,15 @@ static int add_moments(const struct planning *w, uint32_t id)
     int r = 0;
 
     if (bucket->exp_avg)
-        r = add_state(w, tensor_moment_key(optimizer, false), state->moments.dtype,
+        r = add_state(w, tensor_moment_key(optimizer, false), moment_dtype(state),
                       (struct contents_tensor){.source = FROM_STATE, .index = id, .array = SNAPSHOT_EXP_AVG});
     if (r == 0 && bucket->exp_avg_sq)
-        r = add_state(w, tensor_moment_key(optimizer, true), state->moments.dtype,
+        r = add_state(w, tensor_moment_key(optimizer, true), moment_dtype(state),
                       (struct contents_tensor){.source = FROM_STATE, .index = id, .array = SNAPSHOT_EXP_AVG_SQ});
     return r;
 }
 
-/* These two are fp32, also if the moments are bf16. */
+/* These two are fp32, whatever the moments are. */
 static int add_master_and_count(const struct planning *w, uint32_t id)
 {
     const struct layout_param *p = &w->layout->params[id];
@@ -163,7 +169,7 @@ static int add_optimizer(const struct planning *w, size_t elem_bytes)
     for (uint32_t i = 0; r == 0 && i < w->layout->n_params; i++) {
         if (!w->layout->params[i].trainable)
             continue;
-        if (dtype_size(w->order->state->moments.dtype) == elem_bytes)
+        if (dtype_size(moment_dtype(w->order->state)) == elem_bytes)
             r = add_moments(w, i);
         if (r == 0 && elem_bytes == sizeof(float))
             r = add_master_and_count(w, i);

@@ -20,6 +20,7 @@
 #include "core/checkpoint/tensors.h"
 #include "core/layout/layout.h"
 #include "daemon/checkpoint/disk.h"
+#include "daemon/checkpoint/groups.h"
 #include "daemon/checkpoint/targets.h"
 #include "daemon/memory/state.h"
 #include "kernels/convert.h"
@@ -31,7 +32,8 @@ enum {
 /* Where a tensor goes: bytes [from, to) of its file, if any are kept on this node. */
 struct place {
     bool known; /* the job has such a tensor */
-    uint8_t *at;
+    uint8_t *at;                  /* an array */
+    uint64_t n_elems, first_elem; /* of the array; with which byte `from` begins */
     uint64_t from, to;
     enum dtype file_dtype, dtype; /* of its elements; alike where zerod has no such type */
 };
@@ -54,6 +56,7 @@ struct loading {
     size_t n_sources;
     uint32_t n_pieces;
     struct targets targets;
+    struct groups groups;
     struct blob *blobs; /* per rank of this node */
     char note[LOADING_WHY_BYTES];
     unsigned n_ignored, n_lacking;
@@ -114,7 +117,9 @@ static struct place find_place(const struct safetensors_tensor *tensor, const st
     if (first >= end)
         return (struct place){.known = true};
     return (struct place){.known = true,
-                          .at = target->at + (first - target->first_elem) * dtype_size(dtype),
+                          .at = target->at,
+                          .n_elems = target->end_elem - target->first_elem,
+                          .first_elem = first - target->first_elem,
                           .from = tensor->offset_bytes + (first - box->first_elem) * file_elem_bytes,
                           .to = tensor->offset_bytes + (end - box->first_elem) * file_elem_bytes,
                           .file_dtype = file_dtype,
@@ -434,6 +439,7 @@ int loading_open(struct loading **out, const struct loading_options *options, ch
         return fail(why, -ENOMEM, "no memory");
     l->options = *options;
     pthread_mutex_init(&l->lock, NULL);
+    groups_init(&l->groups);
     snprintf(l->path, sizeof(l->path), "%s", options->path ? options->path : options->dir);
     r = options->dir ? open_newest(l, why) : open_checkpoint(l, AT_FDCWD, options->path, why);
     if (r != 0) {
@@ -457,6 +463,7 @@ void loading_free(struct loading *l)
     }
     free(l->sources);
     free(l->blobs);
+    groups_deinit(&l->groups);
     targets_deinit(&l->targets);
     description_deinit(&l->description);
     pthread_mutex_destroy(&l->lock);
@@ -480,30 +487,34 @@ static int read_past_cache(const struct source *source, uint64_t block, uint8_t 
     return folder_read(source->fd, buffer, n, at);
 }
 
-/* Bytes [from, to) of the file; bytes: the first of them. */
-static void put(const struct place *place, uint64_t from, uint64_t to, const uint8_t *bytes)
+/* Bytes [from, to) of the file; bytes: the first of them. Return: 0 or -ENOMEM. */
+static int put(struct loading *l, const struct place *place, uint64_t from, uint64_t to, const uint8_t *bytes)
 {
-    uint64_t first = (from - place->from) / dtype_size(place->file_dtype);
-    size_t n = (to - from) / dtype_size(place->file_dtype);
-    void *at = place->at + first * dtype_size(place->dtype);
+    size_t file_elem_bytes = dtype_size(place->file_dtype), n = (to - from) / file_elem_bytes;
+    uint64_t elem = place->first_elem + (from - place->from) / file_elem_bytes;
 
+    if (dtype_is_grouped(place->dtype))
+        return groups_put(&l->groups,
+                          &(struct groups_array){.at = place->at, .dtype = place->dtype, .n_elems = place->n_elems},
+                          elem, n, bytes, place->file_dtype);
     if (place->file_dtype == place->dtype)
-        memcpy(place->at + (from - place->from), bytes, to - from);
+        memcpy(place->at + place->first_elem * file_elem_bytes + (from - place->from), bytes, to - from);
     else if (place->dtype == DTYPE_F32)
-        convert_to_f32(at, bytes, place->file_dtype, n);
+        convert_to_f32((float *)(void *)place->at + elem, bytes, place->file_dtype, n);
     else
-        convert_from_f32(at, (const float *)(const void *)bytes, place->dtype, n);
+        convert_from_f32((uint16_t *)(void *)place->at + elem, (const float *)(const void *)bytes, place->dtype, n);
+    return 0;
 }
 
 /*
  * Bytes [at, at + n) of the file: each goes to the place of its tensor. bytes: they are right; NULL: none is copied.
- * Return: whether any of them has a place on this node.
+ * Return: 1: some of them have a place on this node; 0; or -ENOMEM.
  */
-static bool spread(const struct source *source, const uint8_t *bytes, uint64_t at, size_t n)
+static int spread(struct loading *l, const struct source *source, const uint8_t *bytes, uint64_t at, size_t n)
 {
     size_t first = safetensors_at(&source->header, at);
     uint64_t end = at + n;
-    bool any = false;
+    int r = 0;
 
     for (size_t i = first < source->header.n ? first : 0; i < source->header.n; i++) {
         const struct place *place = &source->places[i];
@@ -511,21 +522,24 @@ static bool spread(const struct source *source, const uint8_t *bytes, uint64_t a
 
         if (source->header.tensors[i].offset_bytes >= end)
             break;
-        if (from < to && bytes)
-            put(place, from, to, bytes + (from - at));
-        any |= from < to;
+        if (from >= to)
+            continue;
+        r = bytes ? put(l, place, from, to, bytes + (from - at)) : 0;
+        if (r < 0)
+            return r;
+        r = 1;
     }
-    return any;
+    return r;
 }
 
 /* A node that has all ranks reads everything, so that a wrong byte is noticed wherever it is. One of several nodes
  * leaves the rest to the others. */
-static bool is_read_here(const struct loading *l, const struct source *source, uint64_t block)
+static bool is_read_here(struct loading *l, const struct source *source, uint64_t block)
 {
     const struct state *state = l->options.state;
 
     return state->n_ranks == state->layout->world_size ||
-           spread(source, NULL, block * HASH_BLOCK_BYTES, block_bytes(source, block));
+           spread(l, source, NULL, block * HASH_BLOCK_BYTES, block_bytes(source, block)) > 0;
 }
 
 static int load_block(struct loading *l, const struct source *source, uint64_t block, uint8_t *buffer)
@@ -533,10 +547,8 @@ static int load_block(struct loading *l, const struct source *source, uint64_t b
     char why[LOADING_WHY_BYTES];
     int r = check_block(source, block, buffer, read_past_cache(source, block, buffer), why);
 
-    if (r == 0) {
-        (void)spread(source, buffer, block * HASH_BLOCK_BYTES, block_bytes(source, block));
-        return 0;
-    }
+    if (r == 0)
+        return MIN(spread(l, source, buffer, block * HASH_BLOCK_BYTES, block_bytes(source, block)), 0);
     pthread_mutex_lock(&l->lock);
     if (!*l->why)
         snprintf(l->why, sizeof(l->why), "%s", why);
@@ -559,7 +571,7 @@ static void clear_lacking(const struct loading *l)
         const struct target *target = &l->targets.list[i];
 
         if (target->n_found == 0 && target->first_elem < target->end_elem)
-            memset(target->at, 0, (target->end_elem - target->first_elem) * dtype_size(target->dtype));
+            memset(target->at, 0, dtype_bytes((enum dtype)target->dtype, target->end_elem - target->first_elem));
     }
 }
 

@@ -19,13 +19,13 @@ struct state;
 struct target {
     enum tensor_file kind; /* of the files that have it */
     char *name;            /* there; owned */
-    int dtype;
+    int dtype;             /* enum dtype, or SAFETENSORS_* */
     uint32_t n_dims;
     const uint64_t *shape; /* the layout's */
     uint64_t n_elems;
     bool may_lack;                 /* a job can begin without it: with zero */
-    bool is_moment;                /* in bf16 or fp32, whatever the file has */
-    uint8_t *at;                   /* where this node keeps first_elem */
+    bool is_moment;                /* of the state's type, whatever the file has */
+    uint8_t *at;                   /* where this node keeps first_elem, with which a group begins if dtype is grouped */
     uint64_t first_elem, end_elem; /* what this node keeps; nothing if they are equal */
     uint64_t n_found_elems;        /* the reader's: of the boxes that were found */
     size_t n_found;                /* and their number */

@@ -35,8 +35,9 @@ struct writing {
     struct contents contents;
     struct stream_buffers *buffers;
     const char *at; /* the file that is being written, for texts */
-    float values[CHUNK_ELEMS];
-    uint16_t rounded[CHUNK_ELEMS];
+    float values[CHUNK_ELEMS];     /* as they lie in memory */
+    float widened[CHUNK_ELEMS];    /* 8-bit moments */
+    uint16_t rounded[CHUNK_ELEMS]; /* as the file has them */
 };
 
 void checkpoint_order_deinit(struct checkpoint_order *order)
@@ -63,25 +64,40 @@ static void put(struct writing *w, struct stream *stream, const void *bytes, siz
     atomic_fetch_add_explicit(&w->order->n_bytes_done, n_bytes, memory_order_relaxed);
 }
 
+/* What the state has in one type and the file in another: 16-bit weights of stage 3, and 8-bit moments. */
+static void convert_chunk(struct writing *w, const struct contents_tensor *tensor, size_t n)
+{
+    const struct kernels *kernels = w->order->kernels;
+
+    if (tensor->source == FROM_ROUNDED_MASTER) {
+        kernels->convert_from_f32(w->rounded, w->values, w->layout->params[tensor->index].dtype, n);
+        return;
+    }
+    kernels->convert_to_f32(w->widened, w->values, state_dtype(w->order->state, (enum state_kind)tensor->array), n);
+    kernels->convert_from_f32(w->rounded, w->widened, DTYPE_BF16, n); /* exact: contents.c */
+}
+
 /*
- * Elements [first, end) of a chunk. Whole ones go from the state straight into the stream, unless they are rounded or
+ * Elements [first, end) of a chunk. Whole ones go from the state straight into the stream, unless they are converted or
  * the place there is in two pieces.
  */
 static void put_chunk(struct writing *w, struct stream *stream, const struct contents_tensor *tensor, uint32_t chunk,
                       size_t first, size_t end)
 {
-    const struct layout_param *p = &w->layout->params[tensor->index];
+    const struct state *state = w->order->state;
     size_t n = w->layout->chunks[chunk].n_elems;
-    bool rounded = tensor->source == FROM_ROUNDED_MASTER, whole = end - first == n;
-    size_t elem_bytes = rounded ? sizeof(uint16_t) : snapshot_elem_bytes(w->order->state, tensor->array);
+    bool grouped =
+        tensor->array != SNAPSHOT_WEIGHTS && dtype_is_grouped(state_dtype(state, (enum state_kind)tensor->array));
+    bool converted = tensor->source == FROM_ROUNDED_MASTER || grouped, whole = end - first == n;
+    size_t elem_bytes = converted ? sizeof(uint16_t) : snapshot_bytes(state, tensor->array, 1);
     size_t n_bytes = (end - first) * elem_bytes;
-    void *place = rounded || !whole ? NULL : stream_place(stream, n_bytes);
-    const uint8_t *values = rounded ? (const void *)w->rounded : (const void *)w->values;
+    void *place = converted || !whole ? NULL : stream_place(stream, n_bytes);
+    const uint8_t *values = converted ? (const void *)w->rounded : (const void *)w->values;
 
     snapshot_read(w->order->snapshot, chunk, tensor->array, place ? place : w->values,
                   !tensor->comes_again && end == n);
-    if (rounded)
-        w->order->kernels->convert_from_f32(w->rounded, w->values, p->dtype, n);
+    if (converted)
+        convert_chunk(w, tensor, n);
     if (place)
         stream_placed(stream, n_bytes);
     else

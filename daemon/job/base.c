@@ -23,10 +23,15 @@
 
 /* ---- configuration ------------------------------------------------------------------------------------- */
 
-static void describe_moments(struct strbuf *out, struct config_bf16 bf16)
+static void describe_bf16(struct strbuf *out, struct config_bf16 bf16)
 {
     strbuf_add(out, "bf16.bf16_optimizer_states %d\n", bf16.optimizer_states);
     strbuf_add(out, "bf16.stochastic_rounding %d\n", bf16.stochastic_rounding);
+}
+
+static void describe_optim_bits(struct strbuf *out, unsigned bits)
+{
+    strbuf_add(out, "optimizer.params.optim_bits %u\n", bits);
 }
 
 /* A line for each value: what it is called in the configuration, and the value. */
@@ -49,7 +54,8 @@ static void describe(const struct job *job, struct strbuf *out)
     strbuf_add(out, "gradient_allreduce_op %d\n", (int)config->gradient_allreduce_op);
     strbuf_add(out, "fp16.enabled %d\n", config->fp16.enabled);
     strbuf_add(out, "diagnostics.static_graph %d\n", config->diagnostics.static_graph);
-    describe_moments(out, config->bf16);
+    describe_bf16(out, config->bf16);
+    describe_optim_bits(out, config->optimizer.optim_bits);
 }
 
 /* Reads the run's description. One of an earlier version lacks the lines about moments, which were fp32. */
@@ -57,7 +63,9 @@ static void read_description(const struct journal_record *record, struct strbuf 
 {
     strbuf_add(out, "%.*s", (int)record->n_bytes, (const char *)record->data);
     if (out->data && !strstr(out->data, "\nbf16."))
-        describe_moments(out, (struct config_bf16){0});
+        describe_bf16(out, (struct config_bf16){0});
+    if (out->data && !strstr(out->data, "\noptimizer.params.optim_bits "))
+        describe_optim_bits(out, 32);
 }
 
 /* The first line of a that is not in the same place of b. Return: false, they are equal. */

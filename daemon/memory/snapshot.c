@@ -179,7 +179,7 @@ static size_t array_bytes(const struct snapshot *s, uint32_t id, enum snapshot_a
 {
     const struct layout_chunk *chunk = &s->state->layout->chunks[id];
 
-    return chunk->n_elems * snapshot_elem_bytes(s->state, array);
+    return snapshot_bytes(s->state, array, chunk->n_elems);
 }
 
 /* Return: whether it was as expected, and is held now. */

@@ -52,10 +52,11 @@ int snapshot_new(struct snapshot **out, const struct state *state, struct snapsh
 /* Nobody uses it any more. NULL is fine. */
 void snapshot_free(struct snapshot *snapshot);
 
-/* Of each element of an array. */
-static inline size_t snapshot_elem_bytes(const struct state *state, enum snapshot_array array)
+/* Of n_elems of an array, as they lie in memory. */
+static inline size_t snapshot_bytes(const struct state *state, enum snapshot_array array, size_t n_elems)
 {
-    return array == SNAPSHOT_WEIGHTS ? sizeof(uint16_t) : dtype_size(state_dtype(state, (enum state_kind)array));
+    return array == SNAPSHOT_WEIGHTS ? n_elems * sizeof(uint16_t)
+                                     : dtype_bytes(state_dtype(state, (enum state_kind)array), n_elems);
 }
 
 /* dst: the chunk's elements. last: it is not read again. */

@@ -14,16 +14,18 @@ struct placement {
     uint64_t acc;                         /* in the gradient segment */
 };
 
+enum { CACHE_LINE_BYTES = 64 };
+
 /* Arrays so large may lie 2^27 bytes apart, which costs dearly: see segment_map(). */
 #define LARGE_ARRAY_BYTES (UINT64_C(64) << 20)
 
 static uint64_t reserve_array(uint64_t *end, uint64_t n_elems, enum dtype dtype, bool wanted)
 {
-    uint64_t offset = *end, n_bytes = n_elems * dtype_size(dtype);
+    uint64_t offset = *end, n_bytes = round_up(dtype_bytes(dtype, n_elems), (uint64_t)CACHE_LINE_BYTES);
 
     if (!wanted)
         return UINT64_MAX;
-    *end += n_bytes; /* multiples of 64 elements keep every array on a cache line */
+    *end += n_bytes;
     if (n_bytes >= LARGE_ARRAY_BYTES)
         *end += 64 * 1024;
     return offset;
@@ -52,7 +54,8 @@ static void plan_places(struct state *state, const struct state_options *options
         places[b].master = reserve_array(state_bytes, n_elems, DTYPE_F32,
                                          options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);
         places[b].exp_avg = reserve_array(state_bytes, n_elems, options->moments.type.dtype, options->moments.m);
-        places[b].exp_avg_sq = reserve_array(state_bytes, n_elems, options->moments.type.dtype, options->moments.v);
+        places[b].exp_avg_sq =
+            reserve_array(state_bytes, n_elems, moments_dtype_of_square(options->moments.type), options->moments.v);
         places[b].acc = reserve_array(gradient_bytes, n_elems, DTYPE_F32, !options->no_gradient);
     }
     for (uint32_t p = 0; options->stage == 3 && p < layout->n_params; p++) {

@@ -49,7 +49,7 @@ struct state_progress {
 struct state_bucket {
     uint64_t owned_start, owned_elems; /* elements from the bucket's start */
     float *master;                     /* at owned_start */
-    void *exp_avg;                     /* at owned_start, of state.moments; NULL if the optimizer has none */
+    void *exp_avg;                     /* at owned_start, of state_dtype(); NULL if the optimizer has none */
     void *exp_avg_sq;
     float *acc; /* at owned_start; NULL: on GPUs */
 };
@@ -123,27 +123,26 @@ static inline float *state_master(const struct state *state, uint32_t bucket, ui
 /* The type of an array's elements in memory. */
 static inline enum dtype state_dtype(const struct state *state, enum state_kind kind)
 {
-    return kind == STATE_MASTER ? DTYPE_F32 : state->moments.dtype;
+    if (kind == STATE_MASTER)
+        return DTYPE_F32;
+    return kind == STATE_EXP_AVG ? state->moments.dtype : moments_dtype_of_square(state->moments);
 }
 
-static inline void *state_moment(const struct state *state, void *moment, uint64_t own_elem)
-{
-    return moment ? (uint8_t *)moment + own_elem * dtype_size(state->moments.dtype) : NULL;
-}
-
-/* Moments are of type state.moments. */
+/* Of state_dtype(). elem: of a grouped type, the first of a group: a parameter, a partition or a chunk begins there. */
 static inline void *state_exp_avg(const struct state *state, uint32_t bucket, uint64_t elem)
 {
     const struct state_bucket *b = &state->buckets[bucket];
+    size_t offset_bytes = dtype_bytes(state_dtype(state, STATE_EXP_AVG), elem - b->owned_start);
 
-    return state_moment(state, b->exp_avg, elem - b->owned_start);
+    return b->exp_avg ? (uint8_t *)b->exp_avg + offset_bytes : NULL;
 }
 
 static inline void *state_exp_avg_sq(const struct state *state, uint32_t bucket, uint64_t elem)
 {
     const struct state_bucket *b = &state->buckets[bucket];
+    size_t offset_bytes = dtype_bytes(state_dtype(state, STATE_EXP_AVG_SQ), elem - b->owned_start);
 
-    return state_moment(state, b->exp_avg_sq, elem - b->owned_start);
+    return b->exp_avg_sq ? (uint8_t *)b->exp_avg_sq + offset_bytes : NULL;
 }
 
 /* Elements of state_dtype(). NULL: the optimizer has no such moment. */

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from conftest import Build, Daemon, ROOT, wait_for
+from conftest import Build, Daemon, ROOT, merge, wait_for
 from keeper import KeptDaemon
 import kills
 from node_faults import engines
@@ -123,8 +123,8 @@ class Plan:
         self.device = rng.choice(DEVICES)
         self.engine_kills = [rng.uniform(0.3, 2) for _ in range(rng.choice((0, 0, 1, 3)))] if self.device else []
         self.device = self.device if device is None else device
-        self.state = rng.choice(("fp32", *kills.STATES))
-        self.config |= kills.STATES[self.state]
+        self.state = rng.choice(("fp32", *(s for s in kills.STATES if self.device != "cuda" or s not in kills.NOT_ON_GPUS)))
+        self.config = merge(self.config, kills.STATES[self.state])
         self.saves = rng.random() < 0.7
         if self.saves:
             self.save_meanwhile(rng)
@@ -269,8 +269,9 @@ def make_checkpoint(build, folder, plan):
     """That of an undisturbed run. Return: its path."""
     settings, moments = kills.OPTIMIZERS[plan.optimizer]
     folder.mkdir()
-    daemon = Daemon(build, folder, {"world": {"size": plan.world_size}, "gradient_clipping": 1.0, "optimizer": settings,
-                                    "checkpoint": {"dir": str(folder / "begun")}, **kills.STATES[plan.state]})
+    config = {"world": {"size": plan.world_size}, "gradient_clipping": 1.0, "optimizer": settings,
+              "checkpoint": {"dir": str(folder / "begun")}}
+    daemon = Daemon(build, folder, merge(config, kills.STATES[plan.state]))
     args = ["--moments", moments, *(["--accumulate"] if plan.accumulate else [])]
     ranks = kills.train(daemon, [[]] * plan.world_size, args, LOADED_STEP)
     assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from conftest import Build, Daemon, ROOT
+from conftest import Build, Daemon, ROOT, merge
 
 N_STEPS = 104
 WINDOW = 8
@@ -216,7 +216,9 @@ STATES = {
     "fp32": {},
     "bf16 moments": {"bf16": {"bf16_optimizer_states": True}},
     "stochastic": {"bf16": {"bf16_optimizer_states": True, "stochastic_rounding": True}},
+    "8 bits": {"optimizer": {"params": {"optim_bits": 8}}},
 }
+NOT_ON_GPUS = ("8 bits",)
 
 
 class References:
@@ -230,8 +232,8 @@ class References:
         if key not in self.known:
             folder = Path(tempfile.mkdtemp(prefix="reference-", dir=self.folder))
             settings, moments = OPTIMIZERS[optimizer]
-            daemon = Daemon(self.build, folder, {"world": {"size": world_size}, "gradient_clipping": 1.0,
-                                                 "optimizer": settings, **STATES[state]})
+            config = {"world": {"size": world_size}, "gradient_clipping": 1.0, "optimizer": settings}
+            daemon = Daemon(self.build, folder, merge(config, STATES[state]))
             args = ["--window", window, "--moments", moments, *(["--accumulate"] if accumulate else [])]
             ranks = train(daemon, [[]] * world_size, args, n_steps)
             found = results(ranks)

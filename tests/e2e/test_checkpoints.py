@@ -7,7 +7,7 @@ import time
 
 import kills
 import pytest
-from conftest import Daemon, wait_for
+from conftest import Daemon, merge, wait_for
 from keeper import KeptDaemon
 from puppet import steps, trainers
 from safetensors import deserialize
@@ -52,21 +52,21 @@ def train(daemon, world, n_steps, args=()):
 
 
 @pytest.mark.parametrize("stage, device, state", [
-    (1, "", "fp32"), (2, "", "fp32"), (3, "", "fp32"), (2, "cuda", "stochastic"),
+    (1, "", "fp32"), (2, "", "8 bits"), (3, "", "fp32"), (2, "cuda", "stochastic"),
     *full((1, "cuda", "bf16 moments"), (2, "cuda", "fp32"), (3, "cuda", "fp32"), (3, "cuda", "stochastic"),
-          (3, "cuda-offload", "fp32"))])
+          (3, "cuda-offload", "8 bits"))])
 def test_go_on_as_if_nothing_had_been(start, tmp_path, references, monkeypatch, stage, device, state):
     """A run that ended, another that begins with its last checkpoint: the bits of one that was never interrupted."""
     reference = references.get(2, False, N_STEPS, state=state)
     monkeypatch.setenv("ZEROD_DEVICE", device)
     folder = tmp_path / "checkpoints"
-    daemon = start(config(folder, stage=stage, save_steps=5) | kills.STATES[state])
+    daemon = start(merge(config(folder, stage=stage, save_steps=5), kills.STATES[state]))
     train(daemon, 2, 21)
     daemon.ctl("checkpoint", "save")
     daemon.stop()
     assert [name for name in saved(folder) if name.startswith(".")] == []
 
-    daemon = start(config(folder, stage=stage) | kills.STATES[state])
+    daemon = start(merge(config(folder, stage=stage), kills.STATES[state]))
     ranks = train(daemon, 2, N_STEPS)
     assert f"loaded {folder}/step-00000021" in daemon.log()
     found = kills.results(ranks)

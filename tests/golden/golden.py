@@ -13,7 +13,7 @@ SCALES = np.ldexp(F(1), -23 - np.arange(16)).astype(F)
 WORDS = set("""world_size seed steps optimizer type params groups micro_batches op max_norm loss_scale
     missing passes nonfinite lr betas eps weight_decay momentum dampening nesterov lr_decay adam_w_mode
     shape group grad_dtype weight_dtype trainable rank step micro param times AdamW Adam SGD Lion Adagrad
-    fp32 bf16 fp16 mean sum nan inf -inf wire nodes rounded_to moments bf16-stochastic""".split())
+    fp32 bf16 fp16 mean sum nan inf -inf wire nodes rounded_to moments bf16-stochastic 8bit""".split())
 
 # The generator: splitmix64 as a hash of the place where a gradient belongs; h is an int or a uint64 array.
 def mix(h):
@@ -147,7 +147,7 @@ def adagrad(p, m, v, g, t, o):
     return p - a * (g / (np.sqrt(v) + F(o["eps"]))), m, v
 UPDATES = {"AdamW": adam, "Adam": adam, "SGD": sgd, "Lion": lion, "Adagrad": adagrad}
 
-# Section 5: moments in bf16.
+# Sections 5 and 6: narrow moments.
 def mix32(x):
     x = ((x ^ x >> 16) * 0x85EBCA6B) & 0xFFFFFFFF
     x = ((x ^ x >> 13) * 0xC2B2AE35) & 0xFFFFFFFF
@@ -159,6 +159,15 @@ def draws(param, t, n):
     elems = (np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B9)) & np.uint64(0xFFFFFFFF)
     return mix32(elems ^ np.uint64(place))
 
+def in_groups(x, which, draw):
+    """What is left of a moment in 8 bits. draw: 16 bits for each element."""
+    bits = np.pad(x.view(np.uint32).astype(np.int64) & 0x7FFFFFFF, (0, -x.size % 64))
+    upper = np.minimum((bits + (np.pad(draw.astype(np.int64), (0, -x.size % 64)) << 4)) >> 20, 0x7F7).reshape(-1, 64)
+    less = 8 * np.maximum((upper.max(axis=1, keepdims=True) >> 3) - (15, 31)[which], 0)
+    codes = np.maximum(upper - less, (bits != 0).reshape(-1, 64) if which else 0)
+    values = np.where(codes > 0, (codes + less) << 20, 0).ravel()[:x.size].astype(np.uint32).view(F)
+    return values if which else np.copysign(values, x)
+
 def stored(case, moment, which, param, t):
     """A moment as it lies in memory, in fp32; which: 0, exp_avg; 1, exp_avg_sq."""
     kind = case.get("moments", "fp32")
@@ -166,8 +175,10 @@ def stored(case, moment, which, param, t):
         return moment
     if kind == "bf16":
         return from_bits(to_bits(moment, "bf16"), "bf16")
-    u = moment.view(np.uint32).astype(np.uint64)
-    u = u + ((draws(param, t, moment.size) >> np.uint64(16 * which)) & np.uint64(0xFFFF))
+    draw = (draws(param, t, moment.size) >> np.uint64(16 * which)) & np.uint64(0xFFFF)
+    if kind == "8bit":
+        return in_groups(moment, which, draw)
+    u = moment.view(np.uint32).astype(np.uint64) + draw
     return np.where(np.isnan(moment), moment, (u & np.uint64(0xFFFF0000)).astype(np.uint32).view(F))
 
 # A run of a case.

@@ -551,6 +551,23 @@ def test_stochastic_rounding():
     assert np.isnan(golden.stored(case, special, 0, 0, 1)[3])
 
 
+def test_moments_in_groups():
+    """A shared exponent for 64 elements; what is too small for it; and no bias."""
+    x = np.zeros(130, F)
+    x[:4], x[64], x[128:] = (1.0, -1.5, 2.0**-15 * 1.125, 2.0**-15), 3e-39, (np.inf, np.nan)
+    zeros = np.zeros(130, np.uint64)
+    m, v = golden.in_groups(x, 0, zeros), golden.in_groups(np.abs(x), 1, zeros)
+    assert m[:5].tolist() == [1.0, -1.5, 2.0**-15 * 1.125, 0, 0] and m[64] == F(2 * 2.0**-129)
+    assert v[:5].tolist() == [1.0, 1.5, 2.0**-15 * 1.125, 2.0**-15, 0]
+    assert (m[128:] == F(1.875 * 2.0**127)).all() and m[129] > 0
+    x[:64] = (2.0**40, *([2.0**-40] * 63))
+    assert golden.in_groups(x, 0, zeros)[1] == 0 and golden.in_groups(x, 1, zeros)[1] == F(2.0**9 * 1.125)
+    case, many = {"moments": "8bit"}, np.full(64 * 2000, 1 + 1 / 32, F)
+    for which, param in ((0, 0), (1, 5)):
+        got = golden.stored(case, many, which, param, 1)
+        assert set(np.unique(got).tolist()) == {1.0, 1.125} and (got > 1).mean() == pytest.approx(0.25, abs=0.01)
+
+
 def test_lion_goes_by_the_sign():
     o = {"lr": 0.25, "betas": [0.5, 0.5]}
     for g, want in ((3.0, 0.75), (-1e-30, 1.25), (0.0, 1.0), (-0.0, 1.0)):

@@ -39,6 +39,38 @@ static inline double widen_reference(uint16_t h, enum dtype dtype)
     return h & 0x8000 ? -magnitude : magnitude;
 }
 
+/*
+ * What 8 bits keep of an array, by docs/numerics.md, section 6. draws: 16 bits for each element; NULL: to nearest.
+ */
+static inline void in_groups_reference(float *values, size_t n, enum dtype dtype, const uint32_t *draws)
+{
+    const double most = ldexp(1.875, 127);
+
+    for (size_t at = 0; at < n; at += 64) {
+        size_t end = MIN(n, at + 64);
+        double rounded[64], largest = 0, least;
+        int field, exponent;
+
+        for (size_t i = at; i < end; i++) {
+            double x = fabs((double)values[i]), digits = x < 0x1p-126 ? 0x1p-129 : ldexp(1, ilogb(x) - 3);
+
+            rounded[i - at] = isfinite(x) ? digits * floor(x / digits + (draws ? draws[i] * 0x1p-16 : 0.5)) : most;
+            rounded[i - at] = MIN(rounded[i - at], most);
+            largest = MAX(largest, rounded[i - at]);
+        }
+        field = largest < 0x1p-126 ? 0 : ilogb(largest) + 127;
+        exponent = MAX(field - (dtype == DTYPE_SIGNED8 ? 15 : 31), 0);
+        least = exponent == 0 ? 0x1p-129 : ldexp(1.125, exponent - 127);
+        for (size_t i = at; i < end; i++) {
+            double kept = rounded[i - at] < least ? 0 : rounded[i - at];
+
+            if (dtype == DTYPE_UNSIGNED8 && values[i] != 0)
+                kept = MAX(kept, least);
+            values[i] = dtype == DTYPE_SIGNED8 ? copysignf((float)kept, values[i]) : (float)kept;
+        }
+    }
+}
+
 /* As position_sum.h says. */
 static inline struct position_sum position_reference(enum dtype dtype, const void *elems, size_t n_elems)
 {

@@ -4,6 +4,7 @@
 
 #include "kernels/convert.h"
 
+#include "kernels/group8.h"
 #include "kernels/kernels.h"
 #include "tests/group.h"
 #include "tests/kernels/kernels-reference.h"
@@ -129,12 +130,89 @@ static void test_narrow_random(void **state)
     }
 }
 
+/* ---- groups of 8 bits ------------------------------------------------------------------------------------ */
+
+/* A group with all codes that fit, one of which makes its exponent what it is. */
+static struct group8 group_of(enum dtype dtype, uint32_t exponent, unsigned first_code)
+{
+    struct group8 group = {.exponent = exponent};
+
+    for (unsigned i = 0; i < GROUP8_ELEMS; i++)
+        group.codes[i] = (uint8_t)(first_code + i);
+    group.codes[first_code % GROUP8_ELEMS] = dtype == DTYPE_SIGNED8 ? 0x78 : 0xf8;
+    return group;
+}
+
+static double value_of_code(uint8_t code, uint32_t exponent)
+{
+    unsigned bits = code + 8 * exponent;
+
+    return code == 0 ? 0 : bits < 8 ? bits * 0x1p-129 : ldexp(1 + bits % 8 / 8.0, (int)(bits / 8) - 127);
+}
+
+/* All codes are the numbers that they should be, and come back as they were, by every table. */
+static void test_groups_all(void **state)
+{
+    static const uint32_t exponents[] = {0, 1, 2, 100, 127, 223};
+    static const enum dtype types[] = {DTYPE_SIGNED8, DTYPE_UNSIGNED8};
+    const struct kernels *k;
+
+    for (unsigned i = 0; (k = kernels_nth(i)); i++) {
+        for (size_t e = 0; e < 2 * ARRAY_SIZE(exponents) * 4; e++) {
+            enum dtype dtype = types[e % 2];
+            struct group8 group = group_of(dtype, exponents[e / 2 % ARRAY_SIZE(exponents)],
+                                           (unsigned)(e / 2 / ARRAY_SIZE(exponents)) * GROUP8_ELEMS),
+                          back = {0};
+            float values[GROUP8_ELEMS];
+
+            k->convert_to_f32(values, &group, dtype, GROUP8_ELEMS);
+            for (unsigned j = 0; j < GROUP8_ELEMS; j++) {
+                uint8_t code = group.codes[j], magnitude = dtype == DTYPE_SIGNED8 ? code & 0x7f : code;
+
+                assert_true(fabs((double)values[j]) == value_of_code(magnitude, group.exponent));
+                assert_int_equal(signbit(values[j]) != 0, dtype == DTYPE_SIGNED8 && code & 0x80);
+            }
+            k->convert_from_f32(&back, values, dtype, GROUP8_ELEMS);
+            assert_memory_equal(&back, &group, sizeof(group));
+        }
+    }
+}
+
+/* Numbers of all sizes in one group, or of sizes that are near each other. */
+static void test_groups_random(void **state)
+{
+    static const enum dtype types[] = {DTYPE_SIGNED8, DTYPE_UNSIGNED8};
+    static float in[1 << 16], got[1 << 16];
+    static struct group8 groups[ARRAY_SIZE(in) / GROUP8_ELEMS];
+    const struct kernels *k;
+
+    for (unsigned i = 0; (k = kernels_nth(i)); i++) {
+        for (size_t s = 0; s < 4 * ARRAY_SIZE(sizes); s++) {
+            enum dtype dtype = types[s % 2];
+            size_t n = MIN(sizes[s / 4], ARRAY_SIZE(in));
+            uint64_t seed = s;
+
+            for (size_t j = 0; j < n; j++) {
+                uint32_t bits = (uint32_t)next(&seed);
+
+                in[j] = f32_from_bits(s % 4 < 2 ? bits : (bits & 0x87ffffff) | 0x38000000);
+                in[j] = bits % 16 == 0 ? 0 : in[j];
+            }
+            k->convert_from_f32(groups, in, dtype, n);
+            k->convert_to_f32(got, groups, dtype, n);
+            in_groups_reference(in, n, dtype, NULL);
+            for (size_t j = 0; j < n; j++)
+                if (f32_bits(in[j]) != f32_bits(got[j]))
+                    fail_msg("%s, %zu of %zu: %a instead of %a", k->isa, j, n, (double)got[j], (double)in[j]);
+        }
+    }
+}
+
 TEST_GROUP(convert)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_widen_all),
-        cmocka_unit_test(test_narrow_halfway),
-        cmocka_unit_test(test_narrow_random),
+        cmocka_unit_test(test_groups_all),     cmocka_unit_test(test_groups_random), cmocka_unit_test(test_widen_all),
+        cmocka_unit_test(test_narrow_halfway), cmocka_unit_test(test_narrow_random),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

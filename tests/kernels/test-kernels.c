@@ -6,6 +6,7 @@
  * throughout; where a NaN is expected, any NaN will do.
  */
 
+#include "kernels/group8.h"
 #include "kernels/kernels.h"
 
 #include "tests/group.h"
@@ -426,7 +427,7 @@ static void test_reduce_joins(void **state)
 
 /* ---- update -------------------------------------------------------------------------------------------- */
 
-/* A trajectory of one element array through some steps; 16-bit weights in w16, bf16 moments in m16 and v16. */
+/* A trajectory of one element array through some steps; 16-bit weights in w16, narrow moments in what follows. */
 struct trajectory {
     float p[1030];
     float m[1030];
@@ -434,9 +435,11 @@ struct trajectory {
     uint16_t w16[1030];
     uint16_t m16[1030];
     uint16_t v16[1030];
+    struct group8 m8[17], v8[17];
 };
 
-static const struct moments_type moments_types[] = {{DTYPE_F32}, {DTYPE_BF16}, {DTYPE_BF16, true}};
+static const struct moments_type moments_types[] = {
+    {DTYPE_F32}, {DTYPE_BF16}, {DTYPE_BF16, true}, {DTYPE_SIGNED8}, {DTYPE_SIGNED8, true}};
 
 struct optimizer_case {
     enum optimizer optimizer;
@@ -532,6 +535,18 @@ static void store_expected(float *moment, uint16_t *bits, bool stochastic, uint3
     convert_to_f32(moment, bits, DTYPE_BF16, 1);
 }
 
+/* Rounds a moment of the expected trajectory, compares what the kernel has stored with it, and makes both one. */
+static void expect_groups(const struct group8 *got, struct group8 *expected, float *moment, enum dtype dtype, size_t n,
+                          const uint32_t *draws)
+{
+    static float widened[1030];
+
+    in_groups_reference(moment, n, dtype, draws);
+    convert_to_f32(widened, got, dtype, n);
+    assert_same(widened, moment, n);
+    memcpy(expected, got, dtype_bytes(dtype, n)); /* what lies behind it must not have changed */
+}
+
 static void trajectory_init(struct trajectory *t, uint64_t *seed)
 {
     memset(t, 0, sizeof(*t));
@@ -549,7 +564,8 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
     static float acc[1030];
     const size_t at = 1;
     const uint64_t start_elem = UINT64_C(0xffffff00), param = 3; /* draws begin again after 2^32 elements */
-    bool narrow = type.dtype == DTYPE_BF16;
+    bool narrow = type.dtype == DTYPE_BF16, grouped = type.dtype == DTYPE_SIGNED8;
+    static uint32_t m_draws[1030], v_draws[1030];
 
     trajectory_init(&got, &seed);
     expected = got;
@@ -558,9 +574,11 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
         struct update_args args = {
             .p = got.p + at,
             .m = !moments.m ? NULL
+                 : grouped  ? (void *)got.m8
                  : narrow   ? (void *)(got.m16 + at)
                             : got.m + at,
             .v = !moments.v ? NULL
+                 : grouped  ? (void *)got.v8
                  : narrow   ? (void *)(got.v16 + at)
                             : got.v + at,
             .acc = acc + at,
@@ -582,6 +600,8 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
         for (size_t i = at; i < at + n; i++) {
             uint32_t draw = draw_of(param, t, start_elem + i - at);
 
+            m_draws[i] = draw & 0xffff;
+            v_draws[i] = draw >> 16;
             update_reference(c, s, t, acc[i], &expected.p[i], &expected.m[i], &expected.v[i]);
             if (narrow && moments.m)
                 store_expected(&expected.m[i], &expected.m16[i], type.stochastic, draw & 0xffff);
@@ -591,7 +611,13 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
                 convert_from_f32(&expected.w16[i], &expected.p[i], w16_dtype, 1);
         }
         assert_same(got.p, expected.p, ARRAY_SIZE(got.p));
-        if (narrow) { /* where they lie */
+        if (grouped) {
+            expect_groups(got.m8, expected.m8, expected.m + at, DTYPE_SIGNED8, moments.m ? n : 0,
+                          type.stochastic ? m_draws + at : NULL);
+            expect_groups(got.v8, expected.v8, expected.v + at, DTYPE_UNSIGNED8, moments.v ? n : 0,
+                          type.stochastic ? v_draws + at : NULL);
+        }
+        if (narrow || grouped) { /* where they lie */
             memcpy(got.m, expected.m, sizeof(got.m));
             memcpy(got.v, expected.v, sizeof(got.v));
         }

@@ -37,7 +37,7 @@ enum {
 /* The killed process leaves this memory behind. */
 struct memory {
     struct undo_slot slot;
-    float p[N_ELEMS], m[N_ELEMS], v[N_ELEMS], acc[N_ELEMS]; /* bf16 moments: the first half of m and v */
+    float p[N_ELEMS], m[N_ELEMS], v[N_ELEMS], acc[N_ELEMS]; /* narrow moments: the first part of m and v */
     uint16_t w16[N_ELEMS];
 };
 
@@ -214,19 +214,30 @@ static void test_update(void **state)
     print_message("%" PRIu64 " kills\n", job.n_steps);
 }
 
-/* What m and v hold, read as bf16, are numbers like any other. */
-static void test_update_of_bf16_moments(void **state)
+/* What m and v hold, read as bf16, are numbers like any other; groups have exponents that are sensible. */
+static void make_groups(void)
+{
+    struct memory before = *shared;
+
+    convert_from_f32(shared->m, before.m, DTYPE_SIGNED8, N_ELEMS);
+    convert_from_f32(shared->v, before.v, DTYPE_UNSIGNED8, N_ELEMS);
+}
+
+static void test_update_of_narrow_moments(void **state)
 {
     static const enum optimizer optimizers[] = {OPTIMIZER_ADAMW, OPTIMIZER_LION, OPTIMIZER_ADAGRAD};
+    static const struct moments_type types[] = {{DTYPE_BF16}, {DTYPE_BF16, true}, {DTYPE_SIGNED8, true}};
     struct job job = {.dtype = DTYPE_BF16};
 
     for (unsigned isa = 0; (job.kernels = kernels_nth(isa)); isa++) {
-        for (size_t i = 0; i < 2 * ARRAY_SIZE(optimizers); i++) {
-            job.optimizer = optimizers[i / 2];
+        for (size_t i = 0; i < ARRAY_SIZE(types) * ARRAY_SIZE(optimizers); i++) {
+            job.optimizer = optimizers[i / ARRAY_SIZE(types)];
             job.moments = optimizer_moments(job.optimizer, &plain);
-            job.moments.type = (struct moments_type){.dtype = DTYPE_BF16, .stochastic = i % 2};
+            job.moments.type = types[i % ARRAY_SIZE(types)];
             update_scalars_compute(job.optimizer, &plain, 0.5, 3, &job.scalars);
             job.scalars.rounding_key = update_rounding_key(1, 3);
+            if (job.moments.type.dtype == DTYPE_SIGNED8)
+                make_groups();
             kill_after_each_instruction(&job);
         }
     }
@@ -323,7 +334,7 @@ TEST_GROUP(undo)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_update),
-        cmocka_unit_test(test_update_of_bf16_moments),
+        cmocka_unit_test(test_update_of_narrow_moments),
         cmocka_unit_test(test_reduce),
         cmocka_unit_test(test_blocks),
     };

@@ -177,8 +177,8 @@ struct hyper golden_case_hyper(const struct golden_case *c, unsigned group, unsi
 
 struct optimizer_moments golden_case_moments(const struct golden_case *c)
 {
-    static const char *const names[] = {"fp32", "bf16", "bf16-stochastic"};
-    static const struct moments_type types[] = {{DTYPE_F32}, {DTYPE_BF16}, {DTYPE_BF16, true}};
+    static const char *const names[] = {"fp32", "bf16", "bf16-stochastic", "8bit"};
+    static const struct moments_type types[] = {{DTYPE_F32}, {DTYPE_BF16}, {DTYPE_BF16, true}, {DTYPE_SIGNED8, true}};
     int type = find_word(get_string(c->root, "moments", "fp32"), names, ARRAY_SIZE(names));
     struct hyper hyper = {.adam_w_mode = true};
     struct optimizer_moments moments;

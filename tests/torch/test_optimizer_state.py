@@ -10,7 +10,7 @@ import os
 
 import pytest
 import torch
-from conftest import free_ports
+from conftest import free_ports, merge
 from ranks import Crash
 from test_optimizer import ADAM, BARE, TOLERANCE, distance, make_groups, make_model, torch_optimizer
 from tiers import each_once, full
@@ -175,17 +175,18 @@ def interrupted(hypers, dtype):
 
 
 FP32, BF16 = {}, {"bf16": {"bf16_optimizer_states": True, "stochastic_rounding": True}}  # moments
+EIGHT = {"optimizer": {"params": {"optim_bits": 8}}}
 
 
 @pytest.mark.parametrize("name, dtype, moments", [
-    ("adamw", torch.bfloat16, FP32), ("adamw", torch.float32, BF16),
-    *full(("adamw", torch.float32, FP32), ("sgd", torch.float32, FP32), ("sgd", torch.bfloat16, BF16))])
+    ("adamw", torch.bfloat16, FP32), ("adamw", torch.float32, BF16), ("sgd", torch.float32, EIGHT),
+    *full(("adamw", torch.float32, FP32), ("adamw", torch.bfloat16, EIGHT), ("sgd", torch.float32, FP32), ("sgd", torch.bfloat16, BF16))])
 def test_fresh_daemon_goes_on_bit_for_bit(zerod, run, name, dtype, moments):
     """In another stage, too; 16-bit weights with the masters that they are the rounding of."""
     _, type_, params, hypers = KINDS[name]
-    data, wanted, state = run(zerod(config(type_, params, 1, **moments)), interrupted, hypers=hypers, dtype=dtype)[0]
+    data, wanted, state = run(zerod(merge(config(type_, params, 1), moments)), interrupted, hypers=hypers, dtype=dtype)[0]
     for stage in (2, 3):
-        daemon = zerod(config(type_, params, stage, **moments))
+        daemon = zerod(merge(config(type_, params, stage), moments))
         for ours, ours_state in run(daemon, goes_on, hypers=hypers, data=data, dtype=dtype):
             assert same(ours, wanted), f"stage {stage}"
             for i, entry in unpacked(state)["state"].items():

@@ -238,6 +238,8 @@ static void test_options(void **state)
     assert_int_equal(plan(layout, options).state, pages(4 * 5056 + 4 * (5056 + 2560)));
     options.moments_dtype = DTYPE_BF16;
     assert_int_equal(plan(layout, options).state, pages(4 * 5056 + 2 * (5056 + 2560)));
+    options.moments_dtype = DTYPE_SIGNED8; /* 68 bytes for 64; each bucket's on a cache line */
+    assert_int_equal(plan(layout, options).state, pages(4 * 5056 + 5376 + 2752));
     options.moments_dtype = DTYPE_F32;
 
     options.staging_bytes = 12345;

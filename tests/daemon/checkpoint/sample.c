@@ -157,21 +157,22 @@ static bool visit_owned(const struct sample *s, uint32_t id, enum state_kind kin
     uint64_t end = MIN(p->offset_elems + p->n_elems, bucket->owned_start + bucket->owned_elems);
     void *at = first < end ? state_values(s->state, kind, p->bucket, first) : NULL;
     enum dtype dtype = state_dtype(s->state, kind);
-    _cleanup_free_ uint8_t *expected = malloc((p->n_elems + 1) * sizeof(*values));
+    _cleanup_free_ uint8_t *expected = calloc(p->n_elems + GROUP8_ELEMS, sizeof(*values));
 
     if (!at)
         return true;
     kernels()->convert_from_f32(expected, values + (first - p->offset_elems), dtype, end - first);
-    return visit(at, expected, (end - first) * dtype_size(dtype), fill);
+    return visit(at, expected, dtype_bytes(dtype, end - first), fill);
 }
 
-static void narrow(float *values, uint64_t n)
+/* What 8 bits hold, bf16 does, too. */
+static void narrow(float *values, uint64_t n, enum state_kind kind)
 {
-    for (uint64_t i = 0; i < n; i++) {
-        uint16_t bits = bf16_from_f32(values[i]);
+    enum dtype dtype = kind == STATE_EXP_AVG ? DTYPE_SIGNED8 : DTYPE_UNSIGNED8;
+    _cleanup_free_ void *narrowed = malloc(dtype_bytes(dtype, n) + 1);
 
-        values[i] = f32_from_bf16(bits);
-    }
+    convert_from_f32(narrowed, values, dtype, n);
+    convert_to_f32(values, narrowed, dtype, n);
 }
 
 static bool visit_trainable(const struct sample *s, uint32_t id, uint64_t seed, bool fill)
@@ -185,7 +186,7 @@ static bool visit_trainable(const struct sample *s, uint32_t id, uint64_t seed, 
         for (uint64_t i = 0; i < p->n_elems; i++)
             values[i] = value_of(seed, id, kind, i, is_short && kind == STATE_MASTER);
         if (kind != STATE_MASTER && s->options.short_moments)
-            narrow(values, p->n_elems);
+            narrow(values, p->n_elems, (enum state_kind)kind);
         equal &= visit_owned(s, id, kind, values, fill);
     }
     if (is_short)

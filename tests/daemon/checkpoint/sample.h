@@ -36,7 +36,7 @@ struct sample_options {
     enum optimizer optimizer;
     bool no_momentum; /* of SGD */
     enum dtype moments;
-    bool short_moments; /* their values are bf16's, whatever they lie in */
+    bool short_moments; /* their values are those of 8 bits, whatever they lie in */
 };
 
 struct sample {

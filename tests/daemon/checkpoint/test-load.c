@@ -124,21 +124,21 @@ static void test_no_momentum(void **state)
 /* Moments are converted where the job's are of another type than the checkpoint's. */
 static void test_moments_types(void **state)
 {
-    static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16};
+    static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_SIGNED8};
     uint64_t step = 0;
 
     (void)state;
-    for (unsigned i = 0; i < 4; i++)
+    for (unsigned i = 0; i < ARRAY_SIZE(types) * ARRAY_SIZE(types); i++)
         for (unsigned stage = 1; stage <= 3; stage++) {
             struct sample_options from = {.world_size = 3,
                                           .stage = stage,
                                           .bucket_elems = 100000,
-                                          .moments = types[i / 2],
+                                          .moments = types[i / ARRAY_SIZE(types)],
                                           .short_moments = true};
             struct sample_options to = {.world_size = 2,
                                         .stage = 1 + stage % 3,
                                         .bucket_elems = 30000,
-                                        .moments = types[i % 2],
+                                        .moments = types[i % ARRAY_SIZE(types)],
                                         .short_moments = true};
 
             step++;
@@ -258,9 +258,10 @@ static void check_loads_split(const struct sample_options *job, const struct spl
 static const struct split splits[] = {{1, {1}}, {2, {1, 1}}, {2, {1, 3}}, {3, {2, 1, 2}}};
 static const uint64_t split_bucket_elems[] = {1000, 100000, 1 << 30};
 
-/* From every split to every split, and between jobs on one node and on several. */
+/* From every split to every split, and between jobs on one node and on several; also of 8-bit moments, or into them. */
 static void test_nodes(void **state)
 {
+    static const enum dtype types[] = {DTYPE_F32, DTYPE_SIGNED8, DTYPE_SIGNED8};
     uint64_t step = 0;
 
     (void)state;
@@ -268,7 +269,9 @@ static void test_nodes(void **state)
         for (size_t i = 0; i < ARRAY_SIZE(splits); i++) {
             struct sample_options from = {.world_size = count_ranks(&splits[i]),
                                           .stage = stage,
-                                          .bucket_elems = split_bucket_elems[(stage + i) % 3]};
+                                          .bucket_elems = split_bucket_elems[(stage + i) % 3],
+                                          .moments = types[stage % 3],
+                                          .short_moments = true};
 
             step++;
             if (i == 0)
@@ -279,7 +282,9 @@ static void test_nodes(void **state)
                 const struct split *other = &splits[(i + k) % ARRAY_SIZE(splits)];
                 struct sample_options to = {.world_size = count_ranks(other),
                                             .stage = 1 + (stage + k) % 3,
-                                            .bucket_elems = split_bucket_elems[(i + k) % 3]};
+                                            .bucket_elems = split_bucket_elems[(i + k) % 3],
+                                            .moments = types[(stage + k) % 3],
+                                            .short_moments = true};
 
                 check_loads_split(&to, other, step, step);
             }

@@ -337,6 +337,8 @@ static void test_budget_settings(void **state)
     assert_int_equal(options.moments_dtype, DTYPE_F32);
     assert_int_equal(options_of(MINIMAL "bf16: {bf16_optimizer_states: true}\n", layout, ranks).moments_dtype,
                      DTYPE_BF16);
+    assert_int_equal(options_of(MINIMAL "optimizer: {params: {optim_bits: 8}}\n", layout, ranks).moments_dtype,
+                     DTYPE_SIGNED8);
     assert_false(options.private_weights);
     assert_int_equal(options.first_local_rank, 1);
     assert_int_equal(options.n_local_ranks, 2);

@@ -75,7 +75,7 @@ static uint8_t *place_of(const struct state *state, uint32_t id, unsigned array,
     const struct layout_param *p = &state->layout->params[chunk->param];
     bool is_short = p->dtype != DTYPE_F32;
 
-    *n_bytes = chunk->n_elems * (array == SNAPSHOT_WEIGHTS ? 2 : dtype_size(state_dtype(state, array)));
+    *n_bytes = array == SNAPSHOT_WEIGHTS ? 2 * chunk->n_elems : dtype_bytes(state_dtype(state, array), chunk->n_elems);
     if (array == SNAPSHOT_WEIGHTS)
         return is_short && state->stage != 3 ? state_weights(state, chunk->param, chunk->start_elem) : NULL;
     return (uint8_t *)state_values(state, array, p->bucket, p->offset_elems + chunk->start_elem);
@@ -248,7 +248,7 @@ static void test_model(void **state)
 /* All is put aside before anything is read. */
 static void test_everything_aside(void **state)
 {
-    struct world *w = world_new(2, (struct optimizer_moments){true, true}, UINT64_C(1) << 30);
+    struct world *w = world_new(2, (struct optimizer_moments){true, true, {DTYPE_SIGNED8}}, UINT64_C(1) << 30);
     uint64_t n_bytes = 0;
 
     (void)state;

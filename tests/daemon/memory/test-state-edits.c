@@ -155,6 +155,22 @@ static void assert_copy(const struct state *state, struct copy *copy)
 
 /* ---- everything ---------------------------------------------------------------------------------------- */
 
+/* The first element of a group brings all of it, the others nothing. */
+static void expect_in_group(struct fixture *f, struct copy *copy, uint32_t param, enum state_kind kind, uint64_t i)
+{
+    const struct layout_param *p = &f->layout->params[param];
+    float values[GROUP8_ELEMS];
+    size_t n = MIN(shapes[param] - i, (uint64_t)GROUP8_ELEMS);
+    const uint8_t *at;
+
+    if (i % GROUP8_ELEMS != 0)
+        return;
+    for (size_t j = 0; j < n; j++)
+        values[j] = value_of(param, kind, i + j);
+    at = state_values(f->state, kind, p->bucket, p->offset_elems + i);
+    f->kernels->convert_from_f32(copy->state + (at - f->state->state.map), values, state_dtype(f->state, kind), n);
+}
+
 /* The state as it should be, by hand: element after element, with what a partition owner has. */
 static void expect_array(struct fixture *f, struct copy *copy, uint32_t param, enum state_kind kind)
 {
@@ -170,7 +186,9 @@ static void expect_array(struct fixture *f, struct copy *copy, uint32_t param, e
         if (kind == STATE_MASTER && f->state->stage != 3)
             f->kernels->convert_from_f32(copy->weights + p->weight_offset_bytes + i * dtype_size(p->dtype), &value,
                                          p->dtype, 1);
-        if (owned && at >= f->state->state.map && at < f->state->state.map + f->state->state.n_bytes)
+        if (owned && dtype_is_grouped(state_dtype(f->state, kind)))
+            expect_in_group(f, copy, param, kind, i);
+        else if (owned && at >= f->state->state.map && at < f->state->state.map + f->state->state.n_bytes)
             f->kernels->convert_from_f32(copy->state + (at - f->state->state.map), &value, state_dtype(f->state, kind),
                                          1);
     }
@@ -205,6 +223,8 @@ static void test_everything(void **state)
         all_of_it(&(struct owned){.stage = stage, .first = 1, .n = 1, .moments = {.m = true, .v = true}});
         all_of_it(&(struct owned){
             .stage = stage, .first = 1, .n = 1, .moments = {.m = true, .v = true, .type = {DTYPE_BF16}}});
+        all_of_it(&(struct owned){
+            .stage = stage, .first = 1, .n = 2, .moments = {.m = true, .v = true, .type = {DTYPE_SIGNED8}}});
         all_of_it(&(struct owned){.stage = stage, .first = 1, .n = 2, .moments = {.m = true, .v = true}});
     }
 }

@@ -143,7 +143,7 @@ static void check_buckets(const struct state *s, const struct state_options *o, 
         const struct state_bucket *bucket = &s->buckets[b];
         uint64_t slice = layout_partition_elems(layout, b), start = slice * o->first_rank;
         uint64_t owned_bytes = layout_room_elems(layout, b, o->n_ranks) * sizeof(float);
-        uint64_t moment_bytes = layout_room_elems(layout, b, o->n_ranks) * dtype_size(o->moments.type.dtype);
+        uint64_t moment_bytes = dtype_bytes(o->moments.type.dtype, layout_room_elems(layout, b, o->n_ranks));
 
         assert_int_equal(bucket->owned_start, start);
         assert_int_equal(bucket->owned_elems, slice * o->n_ranks);
@@ -201,18 +201,19 @@ static void check_places(const struct state_options *o)
 static void test_places(void **state)
 {
     static const unsigned owned[][2] = {{0, WORLD}, {0, 1}, {1, 2}, {3, 1}};
+    static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_SIGNED8};
     struct layout *layout = make_layout();
 
     (void)state;
     for (unsigned stage = 1; stage <= 3; stage++)
         for (size_t i = 0; i < ARRAY_SIZE(owned); i++)
-            for (unsigned moments = 0; moments < 8; moments++)
+            for (unsigned moments = 0; moments < 4 * ARRAY_SIZE(types); moments++)
                 check_places(&(struct state_options){
                     .layout = layout,
                     .stage = stage,
                     .first_rank = owned[i][0],
                     .n_ranks = owned[i][1],
-                    .moments = {.m = moments & 1, .v = moments & 2, .type = {moments & 4 ? DTYPE_BF16 : DTYPE_F32}}});
+                    .moments = {.m = moments & 1, .v = moments & 2, .type = {types[moments / 4]}}});
     layout_free(layout);
 }
 

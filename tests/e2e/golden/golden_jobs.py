@@ -13,7 +13,7 @@ import subprocess
 import numpy as np
 
 import gpu_kinds
-from conftest import DEFAULTS, wait_for
+from conftest import DEFAULTS, merge, wait_for
 from golden_bits import check_norms, differences, golden_run, list_isas, read_results, wanted_state
 
 TIMING = os.environ.get("ZEROD_TIMING", "0") == "1"
@@ -22,7 +22,8 @@ ONE_EACH, EVERYTHING = 1, 10**9
 BUCKETS = (ONE_EACH, 64, 500, EVERYTHING)
 ORDERS = ("forward", "reverse", "alternate", "random")
 MOMENTS = {"fp32": {}, "bf16": {"bf16": {"bf16_optimizer_states": True}},
-           "bf16-stochastic": {"bf16": {"bf16_optimizer_states": True, "stochastic_rounding": True}}}
+           "bf16-stochastic": {"bf16": {"bf16_optimizer_states": True, "stochastic_rounding": True}},
+           "8bit": {"optimizer": {"params": {"optim_bits": 8}}}}
 OFFLOADS = {"none": {}, "cpu": {"offload_optimizer": {"device": "cpu"}}}
 
 
@@ -76,15 +77,14 @@ def constants(settings):
 def make_config(case, stage, bucket_elems, zero=None, **config):
     """zero: more of zero_optimization."""
     params = dict.fromkeys(DEFAULTS["optimizer"]["params"]) | constants(case["optimizer"]["params"])
-    return {
+    return merge({
         "world": {"size": case["world_size"]},
         "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket_elems} | (zero or {}),
         "optimizer": {"type": case["optimizer"]["type"], "params": params},
         "gradient_clipping": constants({"max_norm": case.get("max_norm", 0)})["max_norm"],
         "gradient_allreduce_op": case.get("op", "mean"),
-        **MOMENTS[case.get("moments", "fp32")],
         **config,
-    }
+    }, MOMENTS[case.get("moments", "fp32")])
 
 
 class Job:

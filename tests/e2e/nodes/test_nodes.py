@@ -30,9 +30,9 @@ def test_bits(zerod, build, tmp_path, ranks, stage):
         check_rank(case, steps, read_results(tmp_path / f"rank{rank}"))
 
 
-@pytest.mark.parametrize("stage, ranks, moments", ((2, (2, 1), "bf16"), (3, (1, 1), "bf16-stochastic"), *full(
-    (1, (1, 2), "bf16-stochastic"), (3, (2, 2), "bf16"))))
-def test_bits_of_bf16_moments(zerod, build, tmp_path, stage, ranks, moments):
+@pytest.mark.parametrize("stage, ranks, moments", ((2, (2, 1), "8bit"), (3, (1, 1), "bf16-stochastic"), *full(
+    (1, (1, 2), "bf16-stochastic"), (2, (2, 1), "bf16"), (3, (2, 2), "8bit"))))
+def test_bits_of_narrow_moments(zerod, build, tmp_path, stage, ranks, moments):
     """Ranks read them from their owners, in fp32."""
     case = make_case(sum(ranks), "AdamW", moments=moments)
     run(zerod, build, tmp_path, ranks, case, stage=stage, bucket_elems=500)

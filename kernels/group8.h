@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Moments in 8 bits (docs/numerics.md, section 6): groups of 64 elements that share an exponent, as in the
+ * OCP's microscaling formats. An element is a small floating-point number relative to it:
+ *
+ *     DTYPE_SIGNED8    exp_avg      sign, 4 bits of exponent, 3 of mantissa
+ *     DTYPE_UNSIGNED8  exp_avg_sq         5 bits of exponent, 3 of mantissa
+ *
+ * A code is the upper bits of an fp32 number, less the exponent that is shared: both ways it is integer arithmetic, with
+ * the same bits everywhere. Widening is exact, and what was widened comes back as the same group.
+ *
+ * Groups are counted from the parameter's start, where each begins on a multiple of LAYOUT_ALIGN_ELEMS in its bucket, so
+ * no group lies in two partitions, and bits depend on no number of ranks, stage or bucket.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/convert.h"
+#include "kernels/dtype.h"
+#include "kernels/element.h"
+
+/* In memory: 68 bytes, on a multiple of 4. A group of zeros is all zeros. */
+struct group8 {
+    uint32_t exponent; /* of fp32, of the elements with code 1 to 7 */
+    uint8_t codes[GROUP8_ELEMS];
+};
+
+_Static_assert(sizeof(struct group8) == GROUP8_BYTES, "groups follow each other without a gap");
+
+enum {
+    GROUP8_SHIFT = 20,                       /* bits of an fp32 number that a code does not have */
+    GROUP8_HALF = 1 << (GROUP8_SHIFT - 1),   /* added before they are cut off, to round to nearest */
+    GROUP8_MANTISSA_BITS = 23 - GROUP8_SHIFT,
+    GROUP8_MOST = 0x7f7fffff >> GROUP8_SHIFT, /* no element becomes infinite */
+    GROUP8_SIGNED_EXPONENTS = 15,            /* beyond the shared one */
+    GROUP8_UNSIGNED_EXPONENTS = 31,
+};
+
+/* The upper bits of |x|, rounded. round: GROUP8_HALF, ties away from zero; at random: 0 to 2 x GROUP8_HALF - 1. */
+ELEMENT_FN uint16_t group8_upper(float x, uint32_t round)
+{
+    uint32_t upper = ((f32_bits(x) & 0x7fffffff) + round) >> GROUP8_SHIFT;
+
+    return (uint16_t)(upper > GROUP8_MOST ? GROUP8_MOST : upper);
+}
+
+/* The exponent that a group shares. largest: of its elements' upper bits. */
+ELEMENT_FN uint16_t group8_exponent(uint16_t largest, int n_exponents)
+{
+    int exponent = (largest >> GROUP8_MANTISSA_BITS) - n_exponents;
+
+    return (uint16_t)(exponent > 0 ? exponent : 0);
+}
+
+/* What is too small becomes 0. */
+ELEMENT_FN uint8_t group8_signed_code(uint16_t upper, uint16_t exponent, bool negative)
+{
+    int code = upper - (exponent << GROUP8_MANTISSA_BITS);
+
+    return (uint8_t)((code > 0 ? code : 0) | (int)negative << 7);
+}
+
+/* What is too small becomes the smallest number instead of 0, because updates divide by its root. */
+ELEMENT_FN uint8_t group8_unsigned_code(uint16_t upper, uint16_t exponent, bool is_zero)
+{
+    int code = upper - (exponent << GROUP8_MANTISSA_BITS), least = !is_zero;
+
+    return (uint8_t)(code > least ? code : least);
+}
+
+ELEMENT_FN float group8_signed_value(uint8_t code, uint32_t exponent)
+{
+    uint32_t magnitude = code & 0x7f, bits = (exponent << 23) + (magnitude << GROUP8_SHIFT);
+
+    return f32_from_bits((magnitude ? bits : 0) | (uint32_t)(code & 0x80) << 24);
+}
+
+ELEMENT_FN float group8_unsigned_value(uint8_t code, uint32_t exponent)
+{
+    uint32_t bits = (exponent << 23) + ((uint32_t)code << GROUP8_SHIFT);
+
+    return f32_from_bits(code ? bits : 0);
+}

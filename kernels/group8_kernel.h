@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* A group of group8.h to and from fp32: the loops of its element functions. */
+
+#include "kernels/group8.h"
+#include "kernels/isa.h"
+
+#ifdef __AVX2__
+#include "kernels/group8_avx2.h"
+#endif
+
+/* The first n elements of a group, at most all. */
+static always_inline void widen_group8(float *restrict out, const struct group8 *restrict in, enum dtype dtype,
+                                       size_t n)
+{
+    const uint32_t exponent = in->exponent;
+
+#ifdef __AVX2__
+    if (n == GROUP8_ELEMS) {
+        widen_group8_avx2(out, in, dtype);
+        return;
+    }
+#endif
+    if (dtype == DTYPE_SIGNED8) {
+        for (size_t i = 0; i < n; i++)
+            out[i] = group8_signed_value(in->codes[i], exponent);
+    } else {
+        for (size_t i = 0; i < n; i++)
+            out[i] = group8_unsigned_value(in->codes[i], exponent);
+    }
+}
+
+/* upper: of the n elements, as they are rounded. */
+static always_inline void store_group8(struct group8 *restrict out, const float *restrict in,
+                                       const uint16_t *restrict upper, enum dtype dtype, size_t n)
+{
+    uint16_t largest = 0, exponent;
+
+    for (size_t i = 0; i < n; i++)
+        largest = upper[i] > largest ? upper[i] : largest;
+    exponent = group8_exponent(largest, dtype == DTYPE_SIGNED8 ? GROUP8_SIGNED_EXPONENTS : GROUP8_UNSIGNED_EXPONENTS);
+    out->exponent = exponent;
+    if (dtype == DTYPE_SIGNED8) {
+        for (size_t i = 0; i < n; i++)
+            out->codes[i] = group8_signed_code(upper[i], exponent, f32_bits(in[i]) >> 31);
+    } else {
+        for (size_t i = 0; i < n; i++)
+            out->codes[i] = group8_unsigned_code(upper[i], exponent, in[i] == 0);
+    }
+}
+
+/*
+ * Stores the first n elements of a group; its other codes stay. draws: NULL: rounds to nearest; else at random, with 16
+ * bits of each draw from bit shift on.
+ */
+static always_inline void narrow_group8(struct group8 *restrict out, const float *restrict in, enum dtype dtype,
+                                        const uint32_t *restrict draws, unsigned shift, size_t n)
+{
+    uint16_t upper[GROUP8_ELEMS];
+
+#ifdef __AVX2__
+    if (n == GROUP8_ELEMS) {
+        narrow_group8_avx2(out, in, dtype, draws, shift);
+        return;
+    }
+#endif
+    for (size_t i = 0; i < n; i++)
+        upper[i] = group8_upper(in[i], draws ? (draws[i] >> shift & 0xffff) << (GROUP8_SHIFT - 16) : GROUP8_HALF);
+    store_group8(out, in, upper, dtype, n);
+}
