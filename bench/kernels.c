@@ -48,6 +48,7 @@ static const struct row rows[] = {
     {"adamw, fp32 and bf16 weights", "adam-shaped stream", 0.90, true, 0, DTYPE_BF16},
     {"adamw, bf16 moments", "stream of their bytes", 0.90, true, 0, DTYPE_F32, false, {DTYPE_BF16}},
     {"adamw, bf16 moments, stochastic", "stream of their bytes", 0.90, true, 0, DTYPE_F32, false, {DTYPE_BF16, true}},
+    {"adamw, 8-bit moments", "stream of their bytes", 0.90, true, 0, DTYPE_F32, false, {DTYPE_SIGNED8, true}},
     {"reduce, 2 ranks, fp32", "read-and-sum stream", 0.85, false, 2, DTYPE_F32},
     {"reduce, 4 ranks, fp32", "read-and-sum stream", 0.85, false, 4, DTYPE_F32},
     {"reduce, 2 ranks, bf16", "read-and-sum stream", 0.85, false, 2, DTYPE_BF16},
@@ -55,6 +56,7 @@ static const struct row rows[] = {
     {"undo: adamw, fp32", "the same without", 0.95, true, 0, DTYPE_F32, true},
     {"undo: adamw, fp32 and bf16 weights", "the same without", 0.95, true, 0, DTYPE_BF16, true},
     {"undo: adamw, bf16 moments", "the same without", 0.95, true, 0, DTYPE_F32, true, {DTYPE_BF16}},
+    {"undo: adamw, 8-bit moments", "the same without", 0.95, true, 0, DTYPE_F32, true, {DTYPE_SIGNED8, true}},
     {"undo: reduce, 2 ranks, fp32", "the same without", 0.95, false, 2, DTYPE_F32, true},
     {"undo: reduce, 2 ranks, bf16", "the same without", 0.95, false, 2, DTYPE_BF16, true},
 };
@@ -114,7 +116,7 @@ static void fill(void *out, enum dtype dtype, size_t n, uint32_t seed)
 
 static void *elem(void *array, enum dtype dtype, size_t at)
 {
-    return (char *)array + at * dtype_size(dtype);
+    return (char *)array + dtype_bytes(dtype, at);
 }
 
 static void range_fill(struct bench *bench, size_t at, size_t n)
@@ -133,12 +135,17 @@ static void range_update(struct bench *bench, struct undo_slot *slot, size_t at,
     const struct hyper hyper = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
     const struct row *row = bench->row;
     float *p = elem(bench->array[0], DTYPE_F32, at);
-    void *m = elem(bench->array[1], row->moments.dtype, at), *v = elem(bench->array[2], row->moments.dtype, at);
+    void *m = elem(bench->array[1], row->moments.dtype, at);
+    void *v = elem(bench->array[2], moments_dtype_of_square(row->moments), at);
     uint16_t *w16 = row->dtype == DTYPE_F32 ? NULL : elem(bench->array[3], row->dtype, at);
     struct update_scalars scalars;
 
     if (bench->task == TASK_PEER && !row->undo && row->moments.dtype == DTYPE_BF16) {
         bench->streams->adam_bf16((uint32_t *)p, m, v, (const uint32_t *)(bench->acc + at), n);
+        return;
+    }
+    if (bench->task == TASK_PEER && !row->undo && row->moments.dtype == DTYPE_SIGNED8) {
+        bench->streams->adam_8bit((uint32_t *)p, m, v, (const uint32_t *)(bench->acc + at), n);
         return;
     }
     if (bench->task == TASK_PEER && !row->undo) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bf16 moments and gradients gain, and what moments cost: steps beside those in fp32, and losses of trainings."""
+"""What narrow moments and gradients gain, and what moments cost: steps beside those in fp32, and losses of trainings."""
 
 import contextlib
 import json
@@ -8,11 +8,13 @@ import statistics
 import subprocess
 import tempfile
 
-from harness import Failure, ZerodJob, in_turn, median, program, row, say
+from harness import ADAMW, Failure, ZerodJob, in_turn, median, program, row, say
 
 FP32 = "fp32 moments"
-KINDS = {FP32: "", "bf16 moments": "bf16: {bf16_optimizer_states: true}\n",
-         "bf16 moments, stochastic": "bf16: {bf16_optimizer_states: true, stochastic_rounding: true}\n"}
+# Parameters of the optimizer, and more of the configuration.
+KINDS = {FP32: ("", ""), "bf16 moments": ("", "bf16: {bf16_optimizer_states: true}\n"),
+         "bf16 moments, stochastic": ("", "bf16: {bf16_optimizer_states: true, stochastic_rounding: true}\n"),
+         "8-bit moments": (", optim_bits: 8", "")}
 MODELS = {"fp32 model": "", "bf16 model": "--bf16"}
 GOAL = 1.2  # of a bf16 model
 
@@ -26,8 +28,9 @@ def steps(quick):
     rows, table = [], [["state of 64 Mi parameters, MiB", *KINDS]]
     for model, types in MODELS.items():
         with contextlib.ExitStack() as stack:
-            jobs = {kind: stack.enter_context(contextlib.closing(ZerodJob(2, extra=extra, types=types)))
-                    for kind, extra in KINDS.items()}
+            jobs = {kind: stack.enter_context(contextlib.closing(
+                ZerodJob(2, extra=extra, types=types, optimizer=ADAMW.replace("}}", params + "}}"))))
+                    for kind, (params, extra) in KINDS.items()}
             results = in_turn({kind: job.step for kind, job in jobs.items()}, 5 if quick else 15)
             states = [job.status()["memory"]["state"]["held_bytes"] for job in jobs.values()]
         table.append([model, *(f"{n_bytes / 2**20:.0f}" for n_bytes in states)])
@@ -47,10 +50,11 @@ def gradients(quick):
     return [row("narrow state: whole, fp32 model, bf16 gradients", narrow, wide, "fp32 gradients", "ms", None)]
 
 
-def losses(extra, seed):
+def losses(kind, seed):
     """Of each step of the example on one rank."""
+    params, extra = KINDS[kind]
     config = (f"job: curve\nlisten: {{socket: SOCKET}}\nworld: {{size: 1}}\ngradient_clipping: 1.0\n"
-              f"optimizer: {{type: AdamW, params: {{lr: 1.0e-3, betas: {list(BETAS)}}}}}\n{extra}")
+              f"optimizer: {{type: AdamW, params: {{lr: 1.0e-3, betas: {list(BETAS)}{params}}}}}\n{extra}")
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
         (pathlib.Path(folder) / "zerod.yaml").write_text(config.replace("SOCKET", f"{folder}/s"))
@@ -76,8 +80,8 @@ def draw(curves, path):
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 3.4), constrained_layout=True)
     means = {kind: smooth([statistics.fmean(at) for at in zip(*found)]) for kind, found in curves.items()}
-    for kind, style in zip(curves, ({"color": "0.7", "linewidth": 5}, {"linewidth": 1.5}, {"linewidth": 1.5})):
-        left.plot(means[kind], label=kind, **style)
+    for kind in curves:
+        left.plot(means[kind], label=kind, **({"color": "0.7", "linewidth": 5} if kind == FP32 else {"linewidth": 1.5}))
         if kind != FP32:
             right.plot([a - b for a, b in zip(means[kind], means[FP32])], label=kind, linewidth=1.5,
                        color=left.lines[-1].get_color())
@@ -94,7 +98,7 @@ def draw(curves, path):
 
 def trainings(quick):
     """Return: a table of the last losses, and the plot."""
-    curves = {kind: [losses(extra, seed) for seed in (SEEDS[:2] if quick else SEEDS)] for kind, extra in KINDS.items()}
+    curves = {kind: [losses(kind, seed) for seed in (SEEDS[:2] if quick else SEEDS)] for kind in KINDS}
     last = {kind: [statistics.fmean(found[-N_LAST:]) for found in seeds] for kind, seeds in curves.items()}
     table = [[f"loss of the last {N_LAST} of {N_STEPS} steps", *(f"seed {seed}" for seed in SEEDS[:len(last[FP32])]),
               "mean", "off fp32's, mean", "standard error of that"]]
@@ -107,8 +111,8 @@ def trainings(quick):
 
 
 def narrow_state(quick):
-    """Fewer bytes: steps with bf16 moments or gradients beside fp32 ones, and the losses of trainings."""
+    """Fewer bytes: steps with narrow moments or bf16 gradients beside fp32 ones, and the losses of trainings."""
     rows, memory = steps(quick)
     table, plot = trainings(quick)
     return rows + gradients(quick), {"memory of the state": memory, "losses": table,
-                  "plot": (plot, "bf16-moments-loss.png", "Losses with bf16 moments beside fp32 ones")}
+                  "plot": (plot, "narrow-moments-loss.png", "Losses with narrow moments beside fp32 ones")}

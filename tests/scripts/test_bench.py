@@ -35,7 +35,7 @@ def small(build, monkeypatch):
     monkeypatch.setattr(whole_step, "ELEMS", ELEMS)
 
 
-# ---- bf16 moments ----------------------------------------------------------------------------------------------------
+# ---- narrow moments --------------------------------------------------------------------------------------------------
 
 
 def test_narrow_state(small, monkeypatch):
@@ -43,13 +43,15 @@ def test_narrow_state(small, monkeypatch):
     monkeypatch.setattr(narrow_state, "N_STEPS", 6)
     monkeypatch.setattr(harness.ZerodJob.__init__, "__defaults__", (2, ELEMS, *harness.ZerodJob.__init__.__defaults__[2:]))
     rows, (head, *memory) = narrow_state.steps(quick=True)
-    assert [row["name"].split(": ")[1] for row in rows[::2]] == [
+    assert [row["name"].split(": ")[1] for row in rows[::3]] == [
         f"{part}, {model}, bf16 moments" for model in narrow_state.MODELS for part in ("whole", "after the last push")]
-    for model, wide, narrow, stochastic in memory:
-        assert int(narrow) == int(stochastic) and int(wide) - int(narrow) == pytest.approx(4 * ELEMS / 2**20, abs=2)
+    for model, *found in memory:
+        wide, narrow, stochastic, eight = map(int, found)
+        assert narrow == stochastic and wide - narrow == pytest.approx(4 * ELEMS / 2**20, abs=2)
+        assert wide - eight == pytest.approx((8 - 2 * 68 / 64) * ELEMS / 2**20, abs=2)
     assert [row["peer_name"] for row in narrow_state.gradients(quick=True)] == ["fp32 gradients"]
-    first = [narrow_state.losses(extra, seed=3) for extra in narrow_state.KINDS.values()]
-    assert len({tuple(losses[:2]) for losses in first}) == 1 and len({tuple(losses) for losses in first}) == 3
+    first = [narrow_state.losses(kind, seed=3) for kind in narrow_state.KINDS]
+    assert len({tuple(losses[:2]) for losses in first}) == 1 and len({tuple(losses) for losses in first}) == 4
 
 
 # ---- peers of a whole step ------------------------------------------------------------------------------------------
