@@ -154,11 +154,14 @@ int device_make(struct executor **out, const struct executor_ops *ops, const str
 {
     const struct config *config = options->config;
     struct device_executor *device = calloc(1, sizeof(*device));
+    struct optimizer_moments moments = config_moments(config);
     struct executor *executor;
     int r;
 
     if (!device)
         return -ENOMEM;
+    if (config_offloads(config))
+        moments.type = (struct moments_type){0}; /* the engine has none, and does not know all types */
     *out = executor = &device->base;
     device->landing = SEGMENT_NULL;
     executor_set_up(executor, ops, options);
@@ -175,7 +178,7 @@ int device_make(struct executor **out, const struct executor_ops *ops, const str
                      .first_local = executor->first_rank,
                      .n_local = executor->n_local,
                      .optimizer = config->optimizer.type,
-                     .moments = config_moments(config),
+                     .moments = moments,
                      .deterministic = config->deterministic,
                      .offload = config_offloads(config),
                      .ring_bytes = executor->ring_bytes,
