@@ -46,7 +46,7 @@ void ISA_FN(convert_from_f32)(void *restrict dst, const float *restrict src, enu
     case DTYPE_SIGNED8:
     case DTYPE_UNSIGNED8:
         for (size_t i = 0; i < n_elems; i += GROUP8_ELEMS)
-            narrow_group8((struct group8 *)dst + i / GROUP8_ELEMS, src + i, dtype, NULL, 0, in_group(n_elems - i));
+            narrow_group8((struct group8 *)dst + i / GROUP8_ELEMS, src + i, dtype, NULL, in_group(n_elems - i));
         break;
     default:
         if (n_elems > 0)

@@ -8,11 +8,11 @@
  *     DTYPE_SIGNED8    exp_avg      sign, 4 bits of exponent, 3 of mantissa
  *     DTYPE_UNSIGNED8  exp_avg_sq         5 bits of exponent, 3 of mantissa
  *
- * A code is the upper bits of an fp32 number, less the exponent that is shared: both ways it is integer arithmetic, with
- * the same bits everywhere. Widening is exact, and what was widened comes back as the same group.
+ * A code is the upper bits of an fp32 number, less the exponent that is shared: both ways it is integer arithmetic,
+ * with the same bits everywhere. Widening is exact, and what was widened comes back as the same group.
  *
- * Groups are counted from the parameter's start, where each begins on a multiple of LAYOUT_ALIGN_ELEMS in its bucket, so
- * no group lies in two partitions, and bits depend on no number of ranks, stage or bucket.
+ * Groups are counted from the parameter's start. Parameters and partitions begin at multiples of LAYOUT_ALIGN_ELEMS in
+ * their bucket, so no group lies in two partitions, and bits depend on no number of ranks, stage or bucket.
  */
 
 #include <stdbool.h>
@@ -32,15 +32,27 @@ struct group8 {
 _Static_assert(sizeof(struct group8) == GROUP8_BYTES, "groups follow each other without a gap");
 
 enum {
-    GROUP8_SHIFT = 20,                       /* bits of an fp32 number that a code does not have */
-    GROUP8_HALF = 1 << (GROUP8_SHIFT - 1),   /* added before they are cut off, to round to nearest */
+    GROUP8_SHIFT = 20,                     /* bits of an fp32 number that a code does not have */
+    GROUP8_HALF = 1 << (GROUP8_SHIFT - 1), /* added before they are cut off, to round to nearest */
     GROUP8_MANTISSA_BITS = 23 - GROUP8_SHIFT,
     GROUP8_MOST = 0x7f7fffff >> GROUP8_SHIFT, /* no element becomes infinite */
-    GROUP8_SIGNED_EXPONENTS = 15,            /* beyond the shared one */
+    GROUP8_DRAWS = GROUP8_ELEMS / 2,
+    GROUP8_SIGNED_EXPONENTS = 15, /* beyond the shared one */
     GROUP8_UNSIGNED_EXPONENTS = 31,
 };
 
-/* The upper bits of |x|, rounded. round: GROUP8_HALF, ties away from zero; at random: 0 to 2 x GROUP8_HALF - 1. */
+/*
+ * What is added to the i-th element of a group before bits are cut off, to round at random. draws: GROUP8_DRAWS; the
+ * second half of the group takes their complements. exp_avg takes the lower bits, exp_avg_sq the upper ones.
+ */
+ELEMENT_FN uint32_t group8_round(const uint32_t *draws, size_t i, enum dtype dtype)
+{
+    uint32_t draw = i < GROUP8_DRAWS ? draws[i] : ~draws[i - GROUP8_DRAWS];
+
+    return dtype == DTYPE_SIGNED8 ? draw & (2 * GROUP8_HALF - 1) : draw >> (32 - GROUP8_SHIFT);
+}
+
+/* The upper bits of |x|, rounded. round: GROUP8_HALF, ties away from zero; or group8_round(). */
 ELEMENT_FN uint16_t group8_upper(float x, uint32_t round)
 {
     uint32_t upper = ((f32_bits(x) & 0x7fffffff) + round) >> GROUP8_SHIFT;

@@ -51,57 +51,60 @@ static always_inline __m256i bits_of_8(const float *in)
     return _mm256_castps_si256(_mm256_loadu_ps(in));
 }
 
-/* What is added before bits are cut off. draws: NULL: to nearest. */
-static always_inline __m256i rounds_of_8(const uint32_t *draws, unsigned shift)
+/* As group8_round(), of eight elements from the i-th on. draws: NULL: to nearest. */
+static always_inline __m256i rounds_of_8(const uint32_t *draws, unsigned i, enum dtype dtype)
 {
     __m256i draw;
 
     if (!draws)
         return _mm256_set1_epi32(GROUP8_HALF);
-    draw = _mm256_loadu_si256((const __m256i *)(const void *)draws);
-    draw = shift == 0 ? _mm256_slli_epi32(draw, 16) : _mm256_and_si256(draw, _mm256_set1_epi32((int)0xffff0000));
-    return _mm256_srli_epi32(draw, 32 - GROUP8_SHIFT);
+    draw = _mm256_loadu_si256((const __m256i *)(const void *)(draws + i % GROUP8_DRAWS));
+    if (i >= GROUP8_DRAWS)
+        draw = _mm256_xor_si256(draw, _mm256_set1_epi32(-1));
+    return dtype == DTYPE_SIGNED8 ? _mm256_and_si256(draw, _mm256_set1_epi32(2 * GROUP8_HALF - 1))
+                                  : _mm256_srli_epi32(draw, 32 - GROUP8_SHIFT);
 }
 
-/* As group8_upper(), of eight elements. magnitude: their bits without signs. */
-static always_inline __m256i upper_of_8(__m256i magnitude, const uint32_t *draws, unsigned shift)
+/* As group8_upper(). magnitude: bits without signs. */
+static always_inline __m256i upper_of_8(__m256i magnitude, __m256i rounds)
 {
-    return _mm256_srli_epi32(_mm256_add_epi32(magnitude, rounds_of_8(draws, shift)), GROUP8_SHIFT);
+    return _mm256_srli_epi32(_mm256_add_epi32(magnitude, rounds), GROUP8_SHIFT);
 }
 
-/* The largest of 16-bit numbers below 2^15. */
-static always_inline uint16_t largest_of(__m256i numbers)
+/* As group8_exponent(), of the largest of 16 numbers; in the lowest of four. It stays in vectors, which is nearer. */
+static always_inline __m128i exponent_of(__m256i uppers, int n_exponents)
 {
-    __m128i both = _mm_max_epu16(_mm256_castsi256_si128(numbers), _mm256_extracti128_si256(numbers, 1));
+    __m128i both = _mm_max_epu16(_mm256_castsi256_si128(uppers), _mm256_extracti128_si256(uppers, 1));
     __m128i least = _mm_minpos_epu16(_mm_xor_si128(both, _mm_set1_epi16(-1)));
+    __m128i largest = _mm_andnot_si128(least, _mm_cvtsi32_si128(0xffff));
 
-    return (uint16_t)~_mm_extract_epi16(least, 0);
+    return _mm_subs_epu16(_mm_srli_epi16(largest, GROUP8_MANTISSA_BITS), _mm_set1_epi16((short)n_exponents));
 }
 
-/* draws: NULL: to nearest; else of each draw 16 bits from bit shift on. */
 static always_inline void narrow_group8_avx2(struct group8 *restrict out, const float *restrict in, enum dtype dtype,
-                                             const uint32_t *restrict draws, unsigned shift)
+                                             const uint32_t *restrict draws)
 {
     const __m256i no_sign = _mm256_set1_epi32(0x7fffffff), packed_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const int n_exponents = dtype == DTYPE_SIGNED8 ? GROUP8_SIGNED_EXPONENTS : GROUP8_UNSIGNED_EXPONENTS;
     __m256i uppers[GROUP8_WORD_VECTORS], marks[GROUP8_WORD_VECTORS], largest = _mm256_setzero_si256(), less;
+    __m128i exponent;
 
     for (unsigned i = 0; i < GROUP8_WORD_VECTORS; i++) {
         __m256i first = bits_of_8(in + 16 * i), second = bits_of_8(in + 16 * i + 8);
         __m256i first_magnitude = _mm256_and_si256(first, no_sign),
                 second_magnitude = _mm256_and_si256(second, no_sign);
 
-        uppers[i] = _mm256_packus_epi32(upper_of_8(first_magnitude, draws, shift),
-                                        upper_of_8(second_magnitude, draws ? draws + 8 : NULL, shift));
-        draws = draws ? draws + 16 : NULL;
+        uppers[i] = _mm256_packus_epi32(upper_of_8(first_magnitude, rounds_of_8(draws, 16 * i, dtype)),
+                                        upper_of_8(second_magnitude, rounds_of_8(draws, 16 * i + 8, dtype)));
         uppers[i] = _mm256_min_epu16(uppers[i], _mm256_set1_epi16(GROUP8_MOST));
         largest = _mm256_max_epu16(largest, uppers[i]);
         /* signed: negative where the element is; unsigned: 0 where it is */
         marks[i] = dtype == DTYPE_SIGNED8 ? _mm256_packs_epi32(first, second)
                                           : _mm256_packus_epi32(first_magnitude, second_magnitude);
     }
-    out->exponent = group8_exponent(largest_of(largest), n_exponents);
-    less = _mm256_set1_epi16((short)(out->exponent << GROUP8_MANTISSA_BITS));
+    exponent = exponent_of(largest, n_exponents);
+    out->exponent = (uint32_t)_mm_cvtsi128_si32(exponent);
+    less = _mm256_broadcastw_epi16(_mm_slli_epi16(exponent, GROUP8_MANTISSA_BITS));
     for (unsigned i = 0; i < GROUP8_WORD_VECTORS; i++) {
         uppers[i] = _mm256_subs_epu16(uppers[i], less);
         if (dtype != DTYPE_SIGNED8)

@@ -50,22 +50,19 @@ static always_inline void store_group8(struct group8 *restrict out, const float 
     }
 }
 
-/*
- * Stores the first n elements of a group; its other codes stay. draws: NULL: rounds to nearest; else at random, with 16
- * bits of each draw from bit shift on.
- */
+/* Stores the first n elements of a group; its other codes stay. draws: NULL: rounds to nearest; else at random. */
 static always_inline void narrow_group8(struct group8 *restrict out, const float *restrict in, enum dtype dtype,
-                                        const uint32_t *restrict draws, unsigned shift, size_t n)
+                                        const uint32_t *restrict draws, size_t n)
 {
     uint16_t upper[GROUP8_ELEMS];
 
 #ifdef __AVX2__
     if (n == GROUP8_ELEMS) {
-        narrow_group8_avx2(out, in, dtype, draws, shift);
+        narrow_group8_avx2(out, in, dtype, draws);
         return;
     }
 #endif
     for (size_t i = 0; i < n; i++)
-        upper[i] = group8_upper(in[i], draws ? (draws[i] >> shift & 0xffff) << (GROUP8_SHIFT - 16) : GROUP8_HALF);
+        upper[i] = group8_upper(in[i], draws ? group8_round(draws, i, dtype) : GROUP8_HALF);
     store_group8(out, in, upper, dtype, n);
 }

@@ -126,7 +126,7 @@ static always_inline void load_moment(float *restrict out, const void *restrict 
         widen_group8(out, in, dtype, n);
 }
 
-/* draws: NULL: to nearest; else of each draw 16 bits from bit shift on. */
+/* draws: NULL: to nearest; shift: bf16: from which bit on it takes 16 of each draw. */
 static always_inline void store_moment(void *restrict out, const float *restrict in, enum dtype dtype,
                                        const uint32_t *restrict draws, unsigned shift, size_t n)
 {
@@ -135,8 +135,10 @@ static always_inline void store_moment(void *restrict out, const float *restrict
     else if (dtype == DTYPE_BF16)
         narrow_moments(out, in, n);
     else
-        narrow_group8(out, in, dtype, draws, shift, n);
+        narrow_group8(out, in, dtype, draws, n);
 }
+
+_Static_assert((int)UNDO_GROUP_ELEMS == (int)GROUP8_ELEMS, "a slot has one group of 8 bits");
 
 /* A group whose moments are being updated: in fp32, before and after. */
 struct wide_group {
@@ -178,7 +180,7 @@ static always_inline void update_narrow(const struct update_args *args, const st
     }
     update_elems(&elems, k, step, arrays, n);
     if (args->moments.stochastic) {
-        draw(draws, k->rounding_key, (uint32_t)(args->start_elem + begin), n);
+        draw(draws, k->rounding_key, (uint32_t)(args->start_elem + begin), m_dtype == DTYPE_BF16 ? n : GROUP8_DRAWS);
         store_moments(args, m_dtype, v_dtype, &group, draws, arrays, begin, n);
     } else {
         store_moments(args, m_dtype, v_dtype, &group, NULL, arrays, begin, n);

@@ -135,9 +135,9 @@ int call_settle(struct call *call, struct reply *reply);
 int64_t call_deadline(const struct call *call);
 
 /*
- * Sleeps for a tenth of a millisecond. ask_ms: when the caller is asked next whether it was interrupted; the callee's,
- * 0 before the first sleep. Return: 0; 1, something can be received, or the connection is broken; or fatal: interrupted,
- * or until_ms has passed.
+ * Sleeps for a tenth of a millisecond. ask_ms: when the caller is asked next whether it was interrupted;
+ * call_watch() keeps it, and it is 0 before the first sleep. Return: 0; 1, something can be received, or the connection
+ * is broken; or fatal: interrupted, or until_ms has passed.
  */
 int call_watch(struct call *call, int64_t until_ms, int64_t *ask_ms);
 

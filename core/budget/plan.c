@@ -88,8 +88,7 @@ static uint64_t moment_elems_bytes(const struct plan_options *options, uint64_t 
     return dtype_is_grouped(dtype) ? mul(n_elems / GROUP8_ELEMS, GROUP8_BYTES) : mul(n_elems, dtype_size(dtype));
 }
 
-/* Of one moment. On GPUs each rank's array begins at a multiple of ARRAY_ALIGN_BYTES, else the node's on a cache line.
- */
+/* Of one moment. On GPUs each rank's array begins at a multiple of ARRAY_ALIGN_BYTES, else all on a cache line. */
 static uint64_t moment_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
 {
     uint64_t slice = moment_elems_bytes(options, layout_partition_elems(layout, bucket));
@@ -123,7 +122,7 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
 static uint64_t undo_bytes(const struct layout *layout, const struct plan_options *options)
 {
     uint64_t largest = 0, n_bytes, marks;
-    uint32_t n_blocks = 0, elem_bytes;
+    uint32_t n_blocks = 0;
 
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         uint64_t slice = layout_partition_elems(layout, b);
@@ -131,11 +130,13 @@ static uint64_t undo_bytes(const struct layout *layout, const struct plan_option
         largest = MAX(largest, slice);
         n_blocks = MAX(n_blocks, device_update_blocks(layout->buckets[b].n_chunks + slice / DEVICE_CHUNK_ELEMS));
     }
-    elem_bytes = device_undo_elem_bytes(options->n_moments, options->moments_dtype);
     n_bytes = mul(mul(largest, sizeof(float)), UNDO_LANES);
     marks = align((uint64_t)layout->n_buckets * n_blocks * sizeof(uint64_t), ARRAY_ALIGN_BYTES);
-    if (!options->offloaded)
+    if (!options->offloaded) {
+        uint32_t elem_bytes = device_undo_elem_bytes(options->n_moments, options->moments_dtype);
+
         n_bytes = add(n_bytes, add(marks, device_undo_bytes(n_blocks, elem_bytes)));
+    }
     return mul(n_bytes, options->n_local_ranks);
 }
 

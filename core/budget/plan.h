@@ -66,12 +66,16 @@ struct plan_options {
  *
  *   state      stages 1, 2: 4 O of the buckets with 16-bit weights, where fp32 weights are their own
  *              masters and lie under weights; stage 3: 4 O, and the bytes of each frozen
- *              parameter, which every node has whole, from a multiple of 64; n_moments x 4 O in any stage; bf16: x 2 O;
- * 8 bits: x 68/64 O gradient   fp32 accumulators of the owned partitions: 4 O ring       L x plan_ring_bytes() overflow
- * L x arena: a bound, of which only what is granted is ever held; none on GPUs staging    as given weights    stages 1,
- * 2: the weight segment, L + 1 times if private; stage 3: 0 pool       stage 3: L x stage3_max_live_elems x 4, at most
- * the range; else 0 fixed      the layout's own tables and names, what the options say per chunk, parameter, part,
- * parcel and local rank, L credit pages, fixed_bytes
+ *              parameter, which every node has whole, from a multiple of 64; in any stage n_moments x 4 O,
+ *              x 2 O if they are bf16, x 68/64 O, each on a cache line, if they have 8 bits
+ *   gradient   fp32 accumulators of the owned partitions: 4 O
+ *   ring       L x plan_ring_bytes()
+ *   overflow   L x arena: a bound, of which only what is granted is ever held; none on GPUs
+ *   staging    as given
+ *   weights    stages 1, 2: the weight segment, L + 1 times if private; stage 3: 0
+ *   pool       stage 3: L x stage3_max_live_elems x 4, at most the range; else 0
+ *   fixed      the layout's own tables and names, what the options say per chunk, parameter, part, parcel and local
+ *              rank, L credit pages, fixed_bytes
  *
  * On GPUs the pool has L x plan_device_pool_bytes(), and weights have a copy for each local rank. The state also has
  * what the engine keeps to undo orders: for each local rank three slices of the largest bucket in fp32, and the undo

@@ -287,9 +287,13 @@ static void check_moments(const struct config_check *check)
     bool has_beta2 = optimizer->type == OPTIMIZER_ADAMW || optimizer->type == OPTIMIZER_ADAM;
     struct config_spot spot = spot_of(check, states);
 
-    if (!sound(check, states) || !sound(check, "bf16.stochastic_rounding"))
+    if (!sound(check, states) || !sound(check, "bf16.stochastic_rounding") ||
+        !sound(check, "optimizer.params.optim_bits"))
         return;
-    if (bf16->stochastic_rounding && !bf16->optimizer_states)
+    if (bf16->stochastic_rounding && optimizer->optim_bits == 8)
+        REFUSE(check, "bf16.stochastic_rounding", "optimizer.params.optim_bits",
+               "moments of 8 bits are always rounded at random; leave it out");
+    else if (bf16->stochastic_rounding && !bf16->optimizer_states)
         REFUSE(check, "bf16.stochastic_rounding", states,
                "there is nothing to round: needs bf16_optimizer_states: true");
     /* numerics.md, section 5 */

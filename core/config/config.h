@@ -91,7 +91,7 @@ struct config_zero {
 struct config_optimizer {
     enum optimizer type; /* OPTIMIZER_ADAM: hyper.adam_w_mode says which Adam it is */
     struct hyper hyper;  /* fields that the type does not use stay 0 */
-    unsigned optim_bits; /* 8: of each moment; else 32, or as bf16 says */
+    unsigned optim_bits; /* of each moment: 8; or 32, which bf16 may make 16 */
 };
 
 struct config_bf16 {

@@ -548,7 +548,11 @@ static int load_block(struct loading *l, const struct source *source, uint64_t b
     int r = check_block(source, block, buffer, read_past_cache(source, block, buffer), why);
 
     if (r == 0)
-        return MIN(spread(l, source, buffer, block * HASH_BLOCK_BYTES, block_bytes(source, block)), 0);
+        r = spread(l, source, buffer, block * HASH_BLOCK_BYTES, block_bytes(source, block));
+    if (r >= 0)
+        return 0;
+    if (r == -ENOMEM)
+        snprintf(why, sizeof(why), "no memory");
     pthread_mutex_lock(&l->lock);
     if (!*l->why)
         snprintf(l->why, sizeof(l->why), "%s", why);

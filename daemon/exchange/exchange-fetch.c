@@ -4,8 +4,8 @@
  * Fetches what other nodes own: state that a rank reads, and in stage 3 weights that ranks gather. A node asks node 0
  * for a fetch, and node 0 announces all fetches to all nodes in one sequence. Then the owners send, each parameter
  * under a tag of its own. fp32 values are sent straight from the state. Weights of 16 bits are first rounded from the
- * masters into one of two slots, bf16 moments are widened there, and values on GPUs are first copied there. If ranks on
- * GPUs gather, their engines do all of this instead (exchange-device.c).
+ * masters into one of two slots, narrow moments are widened there, and values on GPUs are first copied there. If ranks
+ * on GPUs gather, their engines do all of this instead (exchange-device.c).
  *
  * State and weights do not change meanwhile, because a node that fetches has not asked for the step.
  */

@@ -51,7 +51,7 @@ enum exchange_segment {
     EXCHANGE_WEIGHTS,
     EXCHANGE_STATE,     /* masters and moments of the owned partitions */
     EXCHANGE_POOL,      /* stage 3 */
-    EXCHANGE_SERVING,   /* for other nodes: 16-bit weights rounded from masters, bf16 moments widened, values of GPUs */
+    EXCHANGE_SERVING,   /* for other nodes: 16-bit weights rounded from masters, moments widened, values of GPUs */
     EXCHANGE_READING,   /* state that a rank reads; or what was written in a window */
     EXCHANGE_SPREADING, /* stage 3: initial weights on their way to their owners; or a window */
     EXCHANGE_N_SEGMENTS,

@@ -16,6 +16,8 @@ struct placement {
 
 enum { CACHE_LINE_BYTES = 64 };
 
+_Static_assert((int)LAYOUT_ALIGN_ELEMS % (int)GROUP8_ELEMS == 0, "a group begins where a parameter or partition does");
+
 /* Arrays so large may lie 2^27 bytes apart, which costs dearly: see segment_map(). */
 #define LARGE_ARRAY_BYTES (UINT64_C(64) << 20)
 

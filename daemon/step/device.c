@@ -160,8 +160,8 @@ int device_make(struct executor **out, const struct executor_ops *ops, const str
 
     if (!device)
         return -ENOMEM;
-    if (config_offloads(config))
-        moments.type = (struct moments_type){0}; /* the engine has none, and does not know all types */
+    if (dtype_is_grouped(moments.type.dtype))
+        moments.type = (struct moments_type){0}; /* they are in host memory, and the engine does not know the type */
     *out = executor = &device->base;
     device->landing = SEGMENT_NULL;
     executor_set_up(executor, ops, options);

@@ -271,7 +271,9 @@ def test_store_differs(kept, change, why):
     ({"persist": "off"}, 'the configuration of this daemon says "persist: off", with which no state is kept'),
     ({"bf16": {"bf16_optimizer_states": True}}, 'the run has "bf16.bf16_optimizer_states 0", the configuration of this '
                                                 'daemon says "bf16.bf16_optimizer_states 1"'),
-], ids=["stage", "persist", "moments"])
+    ({"optimizer": {"params": {"optim_bits": 8}}}, 'the run has "optimizer.params.optim_bits 32", the configuration of this '
+                                                   'daemon says "optimizer.params.optim_bits 8"'),
+], ids=["stage", "persist", "bf16", "optim_bits"])
 def test_configuration_differs(kept, change, why):
     daemon, ranks = stop_midway(kept)
     good = daemon.config_path.read_text()

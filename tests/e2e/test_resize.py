@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import kills
-from conftest import Daemon, environment, free_ports, wait_for
+from conftest import Daemon, environment, free_ports, merge, wait_for
 from keeper import KeptDaemon
 from nodes import make_key
 from test_checkpoints import start  # noqa: F401
@@ -35,12 +35,13 @@ def finals(found):
     return {value for key, values in found.items() if key[0] == "final" for value in values}
 
 
-@pytest.mark.parametrize("stage, bucket, kept", [(1, 300, True), (2, 50000, False), (3, 300, True), (3, 1, False)])
-def test_nothing_changes(start, tmp_path, stage, bucket, kept):
+@pytest.mark.parametrize("stage, bucket, kept, state", [
+    (1, 300, True, "fp32"), (2, 50000, False, "8 bits"), (3, 300, True, "8 bits"), (3, 1, False, "fp32")])
+def test_nothing_changes(start, tmp_path, stage, bucket, kept, state):
     """2 -> 5 -> 64 -> 3 ranks: the same bits, and then the steps of a job that has loaded them from a checkpoint."""
     folder = tmp_path / "checkpoints"
     settings = config(2, stage, bucket, checkpoint={"dir": str(folder), "load": "never"})
-    daemon = start(settings, KeptDaemon if kept else Daemon)
+    daemon = start(merge(settings, kills.STATES[state]), KeptDaemon if kept else Daemon)
     before = finals(train(daemon, 2, N_STEPS))
     daemon.ctl("checkpoint", "save")
     n_before = 2
@@ -52,7 +53,8 @@ def test_nothing_changes(start, tmp_path, stage, bucket, kept):
     assert finals(train(daemon, 3, N_STEPS)) == before
     assert "what ranks had stored (loader position, random state) is left out: it was that of 2 ranks" in daemon.log()
 
-    other = start(config(3, stage, bucket, checkpoint={"dir": str(folder), "load": "latest"}))
+    settings = config(3, stage, bucket, checkpoint={"dir": str(folder), "load": "latest"})
+    other = start(merge(settings, kills.STATES[state]))
     expected = train(other, 3, N_STEPS + 6)
     found = train(daemon, 3, N_STEPS + 6)
     assert {key for key in expected if key[0] == "norm"} == {("norm", N_STEPS + i) for i in range(6)}

@@ -160,9 +160,9 @@ def draws(param, t, n):
     return mix32(elems ^ np.uint64(place))
 
 def in_groups(x, which, draw):
-    """What is left of a moment in 8 bits. draw: 16 bits for each element."""
+    """What is left of a moment in 8 bits. draw: 20 bits for each element."""
     bits = np.pad(x.view(np.uint32).astype(np.int64) & 0x7FFFFFFF, (0, -x.size % 64))
-    upper = np.minimum((bits + (np.pad(draw.astype(np.int64), (0, -x.size % 64)) << 4)) >> 20, 0x7F7).reshape(-1, 64)
+    upper = np.minimum((bits + np.pad(draw.astype(np.int64), (0, -x.size % 64))) >> 20, 0x7F7).reshape(-1, 64)
     less = 8 * np.maximum((upper.max(axis=1, keepdims=True) >> 3) - (15, 31)[which], 0)
     codes = np.maximum(upper - less, (bits != 0).reshape(-1, 64) if which else 0)
     values = np.where(codes > 0, (codes + less) << 20, 0).ravel()[:x.size].astype(np.uint32).view(F)
@@ -175,10 +175,11 @@ def stored(case, moment, which, param, t):
         return moment
     if kind == "bf16":
         return from_bits(to_bits(moment, "bf16"), "bf16")
-    draw = (draws(param, t, moment.size) >> np.uint64(16 * which)) & np.uint64(0xFFFF)
+    draw, late = draws(param, t, moment.size), np.arange(moment.size) % 64 >= 32
     if kind == "8bit":
-        return in_groups(moment, which, draw)
-    u = moment.view(np.uint32).astype(np.uint64) + draw
+        draw = draw[np.arange(moment.size) - 32 * late] ^ np.where(late, np.uint64(0xFFFFFFFF), np.uint64(0))
+        return in_groups(moment, which, (draw & np.uint64(0xFFFFF), draw >> np.uint64(12))[which])
+    u = moment.view(np.uint32).astype(np.uint64) + ((draw >> np.uint64(16 * which)) & np.uint64(0xFFFF))
     return np.where(np.isnan(moment), moment, (u & np.uint64(0xFFFF0000)).astype(np.uint32).view(F))
 
 # A run of a case.

@@ -40,7 +40,7 @@ static inline double widen_reference(uint16_t h, enum dtype dtype)
 }
 
 /*
- * What 8 bits keep of an array, by docs/numerics.md, section 6. draws: 16 bits for each element; NULL: to nearest.
+ * What 8 bits keep of an array, by docs/numerics.md, section 6. draws: 20 bits for each element; NULL: to nearest.
  */
 static inline void in_groups_reference(float *values, size_t n, enum dtype dtype, const uint32_t *draws)
 {
@@ -54,7 +54,7 @@ static inline void in_groups_reference(float *values, size_t n, enum dtype dtype
         for (size_t i = at; i < end; i++) {
             double x = fabs((double)values[i]), digits = x < 0x1p-126 ? 0x1p-129 : ldexp(1, ilogb(x) - 3);
 
-            rounded[i - at] = isfinite(x) ? digits * floor(x / digits + (draws ? draws[i] * 0x1p-16 : 0.5)) : most;
+            rounded[i - at] = isfinite(x) ? digits * floor(x / digits + (draws ? draws[i] * 0x1p-20 : 0.5)) : most;
             rounded[i - at] = MIN(rounded[i - at], most);
             largest = MAX(largest, rounded[i - at]);
         }

@@ -544,7 +544,9 @@ static void expect_groups(const struct group8 *got, struct group8 *expected, flo
     in_groups_reference(moment, n, dtype, draws);
     convert_to_f32(widened, got, dtype, n);
     assert_same(widened, moment, n);
-    memcpy(expected, got, dtype_bytes(dtype, n)); /* what lies behind it must not have changed */
+    memcpy(expected, got, n / 64 * sizeof(*got)); /* what lies behind it must not have changed */
+    if (n % 64 > 0)
+        memcpy(&expected[n / 64], &got[n / 64], offsetof(struct group8, codes) + n % 64);
 }
 
 static void trajectory_init(struct trajectory *t, uint64_t *seed)
@@ -600,8 +602,10 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
         for (size_t i = at; i < at + n; i++) {
             uint32_t draw = draw_of(param, t, start_elem + i - at);
 
-            m_draws[i] = draw & 0xffff;
-            v_draws[i] = draw >> 16;
+            uint32_t of_group = (i - at) % 64 < 32 ? draw : ~draw_of(param, t, start_elem + i - at - 32);
+
+            m_draws[i] = of_group & 0xfffff;
+            v_draws[i] = of_group >> 12;
             update_reference(c, s, t, acc[i], &expected.p[i], &expected.m[i], &expected.v[i]);
             if (narrow && moments.m)
                 store_expected(&expected.m[i], &expected.m16[i], type.stochastic, draw & 0xffff);

@@ -121,6 +121,8 @@ static void test_refusals(void **state)
         {"optimizer: {params: {optim_bits: 16}}\n", "3:34", "optimizer.params.optim_bits", "allowed: one of 32, 8"},
         {"bf16: {bf16_optimizer_states: true}\noptimizer: {params: {optim_bits: 8}}\n", "3:31",
          "bf16.bf16_optimizer_states", "moments are bf16 or of 8 bits, not both"},
+        {"bf16: {stochastic_rounding: true}\noptimizer: {params: {optim_bits: 8}}\n", "3:29",
+         "bf16.stochastic_rounding", "moments of 8 bits are always rounded at random; leave it out"},
         {"device: cuda\n", "3:9", "device", "cuda needs the engine zerod-engine-nccl, which this build does not have"},
         {"collective: gloo\n", "3:13", "collective",
          "gloo needs the engine zerod-engine-gloo, which this build does not have"},
