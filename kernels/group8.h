@@ -42,13 +42,13 @@ enum {
 };
 
 /*
- * What is added to the i-th element of a group before bits are cut off, to round at random. draws: GROUP8_DRAWS; the
- * second half of the group takes their complements. exp_avg takes the lower bits, exp_avg_sq the upper ones.
+ * What is added to the i-th element of a group before bits are cut off, to round at random. draw: of GROUP8_DRAWS, the
+ * (i % GROUP8_DRAWS)-th; the second half of the group takes their complements. exp_avg takes the lower bits, exp_avg_sq
+ * the upper ones.
  */
-ELEMENT_FN uint32_t group8_round(const uint32_t *draws, size_t i, enum dtype dtype)
+ELEMENT_FN uint32_t group8_round(uint32_t draw, size_t i, enum dtype dtype)
 {
-    uint32_t draw = i < GROUP8_DRAWS ? draws[i] : ~draws[i - GROUP8_DRAWS];
-
+    draw = i < GROUP8_DRAWS ? draw : ~draw;
     return dtype == DTYPE_SIGNED8 ? draw & (2 * GROUP8_HALF - 1) : draw >> (32 - GROUP8_SHIFT);
 }
 

@@ -55,6 +55,7 @@ static always_inline void narrow_group8(struct group8 *restrict out, const float
                                         const uint32_t *restrict draws, size_t n)
 {
     uint16_t upper[GROUP8_ELEMS];
+    uint32_t round[GROUP8_ELEMS];
 
 #ifdef __AVX2__
     if (n == GROUP8_ELEMS) {
@@ -62,7 +63,11 @@ static always_inline void narrow_group8(struct group8 *restrict out, const float
         return;
     }
 #endif
+    for (size_t i = 0; i < GROUP8_DRAWS; i++) {
+        round[i] = draws ? group8_round(draws[i], i, dtype) : GROUP8_HALF;
+        round[i + GROUP8_DRAWS] = draws ? group8_round(draws[i], i + GROUP8_DRAWS, dtype) : GROUP8_HALF;
+    }
     for (size_t i = 0; i < n; i++)
-        upper[i] = group8_upper(in[i], draws ? group8_round(draws, i, dtype) : GROUP8_HALF);
+        upper[i] = group8_upper(in[i], round[i]);
     store_group8(out, in, upper, dtype, n);
 }

@@ -91,100 +91,108 @@ static always_inline void widen_bf16(float *restrict out, const uint16_t *restri
  * Moments are rounded without a look for NaNs, which would cost a fifth of the update. One comes from a bf16 NaN, or
  * from infinity - infinity as the processor has it: there the rounding does not carry into the sign.
  */
-static always_inline void narrow_moments(uint16_t *restrict out, const float *restrict in, size_t n)
+static always_inline uint16_t narrow_moment(float x, bool stochastic, uint32_t draw)
 {
-    for (size_t i = 0; i < n; i++) {
-        uint32_t u = f32_bits(in[i]);
+    uint32_t u = f32_bits(x);
 
-        out[i] = (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+    return (uint16_t)((u + (stochastic ? draw & 0xffff : 0x7fff + (u >> 16 & 1))) >> 16);
+}
+
+/* For n elements of the range from `begin` on. In the loop of the elements they take more time than here. */
+static always_inline void draw(uint32_t *restrict out, const struct update_args *args, const struct update_scalars *k,
+                               size_t begin, size_t n)
+{
+    const uint32_t first = (uint32_t)(args->start_elem + begin);
+
+    for (size_t i = 0; i < n; i++)
+        out[i] = rounding_draw(k->rounding_key, first + (uint32_t)i);
+}
+
+/*
+ * As update_elems(). Both moments are narrowed in the loop of the elements, where that runs beside division and square
+ * root. One draw serves both of an element: exp_avg takes the lower half, exp_avg_sq the upper one.
+ */
+static always_inline void update_elems_bf16(const struct update_args *args, const struct elems *elems,
+                                            const struct update_scalars *k, step_fn *step, struct arrays arrays,
+                                            bool stochastic, size_t begin, size_t n)
+{
+    const float *acc = elems->acc, *old_m = elems->old_m, *old_v = elems->old_v;
+    uint16_t *m = arrays.m_write ? (uint16_t *)args->m + begin : NULL;
+    uint16_t *v = arrays.v ? (uint16_t *)args->v + begin : NULL;
+    uint32_t draws[UNDO_GROUP_ELEMS];
+    float *p = elems->p;
+
+    if (stochastic)
+        draw(draws, args, k, begin, n);
+    no_overlap for (size_t i = 0; i < n; i++)
+    {
+        struct element e = {.p = p[i], .m = arrays.m_read ? old_m[i] : 0, .v = arrays.v ? old_v[i] : 0};
+
+        e = step(e, acc[i], k);
+        p[i] = e.p;
+        if (arrays.m_write)
+            m[i] = narrow_moment(e.m, stochastic, stochastic ? draws[i] : 0);
+        if (arrays.v)
+            v[i] = narrow_moment(e.v, stochastic, stochastic ? draws[i] >> 16 : 0);
     }
-}
-
-static always_inline void narrow_moments_at_random(uint16_t *restrict out, const float *restrict in,
-                                                   const uint32_t *restrict draws, unsigned shift, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        out[i] = (uint16_t)((f32_bits(in[i]) + (draws[i] >> shift & 0xffff)) >> 16);
-}
-
-static always_inline void draw(uint32_t *restrict out, uint32_t key, uint32_t first, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        out[i] = rounding_draw(key, first + (uint32_t)i);
-}
-
-static always_inline void *moment_at(void *moment, enum dtype dtype, size_t elem)
-{
-    return (uint8_t *)moment + dtype_bytes(dtype, elem);
-}
-
-static always_inline void load_moment(float *restrict out, const void *restrict in, enum dtype dtype, size_t n)
-{
-    if (dtype == DTYPE_BF16)
-        widen_bf16(out, in, n);
-    else
-        widen_group8(out, in, dtype, n);
-}
-
-/* draws: NULL: to nearest; shift: bf16: from which bit on it takes 16 of each draw. */
-static always_inline void store_moment(void *restrict out, const float *restrict in, enum dtype dtype,
-                                       const uint32_t *restrict draws, unsigned shift, size_t n)
-{
-    if (dtype == DTYPE_BF16 && draws)
-        narrow_moments_at_random(out, in, draws, shift, n);
-    else if (dtype == DTYPE_BF16)
-        narrow_moments(out, in, n);
-    else
-        narrow_group8(out, in, dtype, draws, n);
 }
 
 _Static_assert((int)UNDO_GROUP_ELEMS == (int)GROUP8_ELEMS, "a slot has one group of 8 bits");
 
-/* A group whose moments are being updated: in fp32, before and after. */
-struct wide_group {
-    float old_m[UNDO_GROUP_ELEMS], old_v[UNDO_GROUP_ELEMS];
-    float m[UNDO_GROUP_ELEMS], v[UNDO_GROUP_ELEMS];
-};
-
-/* One draw serves both moments of an element: exp_avg takes the lower half, exp_avg_sq the upper one. */
-static always_inline void store_moments(const struct update_args *args, enum dtype m_dtype, enum dtype v_dtype,
-                                        const struct wide_group *group, const uint32_t *draws, struct arrays arrays,
-                                        size_t begin, size_t n)
+/* As update_elems(), of a group of 8-bit moments, which can be narrowed when all of it is there. */
+static always_inline void update_elems8(const struct update_args *args, const struct elems *elems,
+                                        const struct update_scalars *k, step_fn *step, struct arrays arrays,
+                                        bool stochastic, size_t begin, size_t n)
 {
+    float m[GROUP8_ELEMS], v[GROUP8_ELEMS];
+    uint32_t draws[GROUP8_DRAWS], *given = stochastic ? draws : NULL;
+    struct elems wide = *elems;
+
+    wide.m = m;
+    wide.v = v;
+    update_elems(&wide, k, step, arrays, n);
+    if (stochastic)
+        draw(draws, args, k, begin, GROUP8_DRAWS);
     if (arrays.m_write)
-        store_moment(moment_at(args->m, m_dtype, begin), group->m, m_dtype, draws, 0, n);
+        narrow_group8((struct group8 *)args->m + begin / GROUP8_ELEMS, m, DTYPE_SIGNED8, given, n);
     if (arrays.v)
-        store_moment(moment_at(args->v, v_dtype, begin), group->v, v_dtype, draws, 16, n);
+        narrow_group8((struct group8 *)args->v + begin / GROUP8_ELEMS, v, DTYPE_UNSIGNED8, given, n);
+}
+
+typedef void narrow_elems_fn(const struct update_args *args, const struct elems *elems, const struct update_scalars *k,
+                             step_fn *step, struct arrays arrays, bool stochastic, size_t begin, size_t n);
+
+static always_inline void load_moment(float *restrict out, const void *restrict moment, enum dtype dtype, size_t begin,
+                                      size_t n)
+{
+    if (dtype == DTYPE_BF16)
+        widen_bf16(out, (const uint16_t *)moment + begin, n);
+    else
+        widen_group8(out, (const struct group8 *)moment + begin / GROUP8_ELEMS, dtype, n);
 }
 
 /* As update_group(), with narrow moments. A slot has them in fp32, which is exact, and where they are read. */
 static always_inline void update_narrow(const struct update_args *args, const struct update_scalars *k, step_fn *step,
-                                        enum dtype m_dtype, enum dtype v_dtype, struct arrays arrays, size_t begin,
-                                        size_t n)
+                                        struct arrays arrays, struct moments_type type, narrow_elems_fn *update,
+                                        size_t begin, size_t n)
 {
-    struct wide_group group;
-    uint32_t draws[UNDO_GROUP_ELEMS];
-    float *old_m = args->undo ? args->undo->old[1] : group.old_m,
-          *old_v = args->undo ? args->undo->old[2] : group.old_v;
-    struct elems elems = {.p = args->p + begin, .m = group.m, .v = group.v, .old_m = old_m, .old_v = old_v};
+    float wide_m[UNDO_GROUP_ELEMS], wide_v[UNDO_GROUP_ELEMS];
+    float *old_m = args->undo ? args->undo->old[1] : wide_m, *old_v = args->undo ? args->undo->old[2] : wide_v;
+    struct elems elems = {.p = args->p + begin, .old_m = old_m, .old_v = old_v, .acc = args->acc + begin};
 
     elems.old_p = elems.p;
-    elems.acc = args->acc + begin;
     if (arrays.m_write)
-        load_moment(old_m, moment_at(args->m, m_dtype, begin), m_dtype, n);
+        load_moment(old_m, args->m, type.dtype, begin, n);
     if (arrays.v)
-        load_moment(old_v, moment_at(args->v, v_dtype, begin), v_dtype, n);
+        load_moment(old_v, args->v, moments_dtype_of_square(type), begin, n);
     if (args->undo) {
         undo_save(args->undo, 0, elems.p, n);
         undo_mark(args->undo, args->undo_elem + begin, true);
     }
-    update_elems(&elems, k, step, arrays, n);
-    if (args->moments.stochastic) {
-        draw(draws, k->rounding_key, (uint32_t)(args->start_elem + begin), m_dtype == DTYPE_BF16 ? n : GROUP8_DRAWS);
-        store_moments(args, m_dtype, v_dtype, &group, draws, arrays, begin, n);
-    } else {
-        store_moments(args, m_dtype, v_dtype, &group, NULL, arrays, begin, n);
-    }
+    if (args->moments.stochastic)
+        update(args, &elems, k, step, arrays, true, begin, n);
+    else
+        update(args, &elems, k, step, arrays, false, begin, n);
     if (args->undo)
         undo_mark(args->undo, args->undo_elem + begin + n, false);
 }
@@ -192,13 +200,13 @@ static always_inline void update_narrow(const struct update_args *args, const st
 static always_inline void update_group_bf16(const struct update_args *args, const struct update_scalars *k,
                                             step_fn *step, struct arrays arrays, size_t begin, size_t n)
 {
-    update_narrow(args, k, step, DTYPE_BF16, DTYPE_BF16, arrays, begin, n);
+    update_narrow(args, k, step, arrays, (struct moments_type){.dtype = DTYPE_BF16}, update_elems_bf16, begin, n);
 }
 
 static always_inline void update_group8(const struct update_args *args, const struct update_scalars *k, step_fn *step,
                                         struct arrays arrays, size_t begin, size_t n)
 {
-    update_narrow(args, k, step, DTYPE_SIGNED8, DTYPE_UNSIGNED8, arrays, begin, n);
+    update_narrow(args, k, step, arrays, (struct moments_type){.dtype = DTYPE_SIGNED8}, update_elems8, begin, n);
 }
 
 /* ---- loops ----------------------------------------------------------------------------------------------- */
