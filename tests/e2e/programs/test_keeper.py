@@ -209,6 +209,7 @@ def test_serve(start, config, path, number):
     run = start("--serve", "--config", config, "--zerod", ZEROD)
     assert run.said("serving on (.*) until", of=run.err) == str(path)
     pid = started(run)
+    wait_for("no daemon is ready", lambda: "ready: job" in run.err.read_text())
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + TIMEOUT
     while "; restart 1 of 3" not in run.err.read_text() or run.err.read_text().count("ready: job") < 2:

@@ -283,6 +283,8 @@ def interrupted():
     import signal as signals
     import threading
 
+    # Who starts the tests in the background of a shell hands down a SIGINT that is ignored.
+    signals.signal(signals.SIGINT, signals.default_int_handler)
     zerod, opt, model = first_step()
     threading.Timer(0.3, lambda: signals.raise_signal(signals.SIGINT)).start()
     began = time.monotonic()
