@@ -52,10 +52,10 @@ static inline void in_groups_reference(float *values, size_t n, enum dtype dtype
         int field, exponent;
 
         for (size_t i = at; i < end; i++) {
-            double x = fabs((double)values[i]), digits = x < 0x1p-126 ? 0x1p-129 : ldexp(1, ilogb(x) - 3);
+            double x = isfinite(values[i]) ? fabs((double)values[i]) : most;
+            double digits = x < 0x1p-126 ? 0x1p-129 : ldexp(1, ilogb(x) - 3);
 
-            rounded[i - at] = isfinite(x) ? digits * floor(x / digits + (draws ? draws[i] * 0x1p-20 : 0.5)) : most;
-            rounded[i - at] = MIN(rounded[i - at], most);
+            rounded[i - at] = MIN(digits * floor(x / digits + (draws ? draws[i] * 0x1p-20 : 0.5)), most);
             largest = MAX(largest, rounded[i - at]);
         }
         field = largest < 0x1p-126 ? 0 : ilogb(largest) + 127;
