@@ -529,7 +529,8 @@ bool mesh_advance(void *userdata)
 
     if (mesh_draw(mesh, 64) == 0)
         mesh->slow = (unsigned)mesh_draw(mesh, mesh->n_nodes + 1);
-    for (unsigned i = 0; i < 2 * n; i++) {
+    /* The slow one has its turn in the second round; the third is for what the second has made possible by settling. */
+    for (unsigned i = 0; i < 3 * n; i++) {
         unsigned k = (first + i) % n;
 
         if (i < n && k / ACTS == mesh->slow && k % ACTS >= ENGINE)
