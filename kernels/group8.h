@@ -42,8 +42,9 @@ enum {
 };
 
 /*
- * What is added to the i-th element of a group before bits are cut off, to round at random. draw: of GROUP8_DRAWS, the
- * (i % GROUP8_DRAWS)-th; the second half of the group takes their complements. exp_avg takes the lower bits, exp_avg_sq
+ * Rounding at random: a random number is added to an element's bits before the lower ones are cut off. Return: that
+ * number, for the i-th element of a group. draw: the group has GROUP8_DRAWS of them, and this is number i %
+ * GROUP8_DRAWS. The second half of the group takes the complements. exp_avg takes the lower bits of a draw, exp_avg_sq
  * the upper ones.
  */
 ELEMENT_FN uint32_t group8_round(uint32_t draw, size_t i, enum dtype dtype)
@@ -68,7 +69,7 @@ ELEMENT_FN uint16_t group8_exponent(uint16_t largest, int n_exponents)
     return (uint16_t)(exponent > 0 ? exponent : 0);
 }
 
-/* What is too small becomes 0. */
+/* An element that is too small for the group's exponent gets code 0, which is zero. */
 ELEMENT_FN uint8_t group8_signed_code(uint16_t upper, uint16_t exponent, bool negative)
 {
     int code = upper - (exponent << GROUP8_MANTISSA_BITS);
@@ -76,7 +77,10 @@ ELEMENT_FN uint8_t group8_signed_code(uint16_t upper, uint16_t exponent, bool ne
     return (uint8_t)((code > 0 ? code : 0) | (int)negative << 7);
 }
 
-/* What is too small becomes the smallest number instead of 0, because updates divide by its root. */
+/*
+ * An element that is too small for the group's exponent gets code 1, the smallest number. Only zero gets code 0,
+ * because updates divide by the element's root.
+ */
 ELEMENT_FN uint8_t group8_unsigned_code(uint16_t upper, uint16_t exponent, bool is_zero)
 {
     int code = upper - (exponent << GROUP8_MANTISSA_BITS), least = !is_zero;

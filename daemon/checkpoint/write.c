@@ -64,7 +64,7 @@ static void put(struct writing *w, struct stream *stream, const void *bytes, siz
     atomic_fetch_add_explicit(&w->order->n_bytes_done, n_bytes, memory_order_relaxed);
 }
 
-/* What the state has in one type and the file in another: 16-bit weights of stage 3, and 8-bit moments. */
+/* To the file's type: masters to 16-bit weights in stage 3, and 8-bit moments to bf16. */
 static void convert_chunk(struct writing *w, const struct contents_tensor *tensor, size_t n)
 {
     const struct kernels *kernels = w->order->kernels;

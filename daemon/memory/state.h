@@ -128,21 +128,24 @@ static inline enum dtype state_dtype(const struct state *state, enum state_kind 
     return kind == STATE_EXP_AVG ? state->moments.dtype : moments_dtype_of_square(state->moments);
 }
 
-/* Of state_dtype(). elem: of a grouped type, the first of a group: a parameter, a partition or a chunk begins there. */
+static inline void *state_moment(void *moment, enum dtype dtype, uint64_t own_elem)
+{
+    return moment ? (uint8_t *)moment + dtype_bytes(dtype, own_elem) : NULL;
+}
+
+/* Of state_dtype(). elem: in a grouped type a group must begin there, as at a parameter, a partition or a chunk. */
 static inline void *state_exp_avg(const struct state *state, uint32_t bucket, uint64_t elem)
 {
     const struct state_bucket *b = &state->buckets[bucket];
-    size_t offset_bytes = dtype_bytes(state_dtype(state, STATE_EXP_AVG), elem - b->owned_start);
 
-    return b->exp_avg ? (uint8_t *)b->exp_avg + offset_bytes : NULL;
+    return state_moment(b->exp_avg, state_dtype(state, STATE_EXP_AVG), elem - b->owned_start);
 }
 
 static inline void *state_exp_avg_sq(const struct state *state, uint32_t bucket, uint64_t elem)
 {
     const struct state_bucket *b = &state->buckets[bucket];
-    size_t offset_bytes = dtype_bytes(state_dtype(state, STATE_EXP_AVG_SQ), elem - b->owned_start);
 
-    return b->exp_avg_sq ? (uint8_t *)b->exp_avg_sq + offset_bytes : NULL;
+    return state_moment(b->exp_avg_sq, state_dtype(state, STATE_EXP_AVG_SQ), elem - b->owned_start);
 }
 
 /* Elements of state_dtype(). NULL: the optimizer has no such moment. */

@@ -39,9 +39,8 @@ static inline double widen_reference(uint16_t h, enum dtype dtype)
     return h & 0x8000 ? -magnitude : magnitude;
 }
 
-/*
- * What 8 bits keep of an array, by docs/numerics.md, section 6. draws: 20 bits for each element; NULL: to nearest.
- */
+/* Rounds an array to 8 bits and back, as docs/numerics.md, section 6, has it. draws: 20 bits for each element; NULL: to
+ * nearest. */
 static inline void in_groups_reference(float *values, size_t n, enum dtype dtype, const uint32_t *draws)
 {
     const double most = ldexp(1.875, 127);

@@ -214,13 +214,13 @@ static void test_update(void **state)
     print_message("%" PRIu64 " kills\n", job.n_steps);
 }
 
+/* Any bits are numbers in fp32 and bf16, but not any bits are a group: its exponent must be one. */
 static void make_groups(const struct memory *from)
 {
     convert_from_f32(shared->m, from->m, DTYPE_SIGNED8, N_ELEMS);
     convert_from_f32(shared->v, from->v, DTYPE_UNSIGNED8, N_ELEMS);
 }
 
-/* What m and v hold, read as bf16, are numbers like any other; groups have exponents, so they are made of them. */
 static void test_update_of_narrow_moments(void **state)
 {
     static const enum optimizer optimizers[] = {OPTIMIZER_ADAMW, OPTIMIZER_LION, OPTIMIZER_ADAGRAD};

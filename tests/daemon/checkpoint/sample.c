@@ -165,7 +165,7 @@ static bool visit_owned(const struct sample *s, uint32_t id, enum state_kind kin
     return visit(at, expected, dtype_bytes(dtype, end - first), fill);
 }
 
-/* What 8 bits hold, bf16 does, too. */
+/* Rounds to numbers that 8 bits can hold; bf16 can hold them, too. */
 static void narrow(float *values, uint64_t n, enum state_kind kind)
 {
     enum dtype dtype = kind == STATE_EXP_AVG ? DTYPE_SIGNED8 : DTYPE_UNSIGNED8;
