@@ -135,7 +135,7 @@ class Daemon:
     """zerod on a private socket. What is not said is as in the default configuration, but clipping is on."""
 
     def __init__(self, world, stage=2, extra="", zero="", cores=None, clipping=1.0, prefix=(), nodes="", optimizer="",
-                 kept=False):
+                 kept=False, env=None):
         self.folder = tempfile.mkdtemp(prefix="zerod-bench-")
         self.socket = f"{self.folder}/s"
         self.config = f"{self.folder}/zerod.yaml"
@@ -151,7 +151,7 @@ class Daemon:
             command = [*prefix, program("zerodrun"), "--serve", "--zerod", program("zerod"), "--daemon-restarts", "100",
                        "--config", self.config]
         self.popen = subprocess.Popen(command, stdout=self.log,
-                                      stderr=self.log,
+                                      stderr=self.log, env=env,
                                       preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None)
         until = time.monotonic() + 10
         while not os.path.exists(self.socket):

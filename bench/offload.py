@@ -10,9 +10,20 @@ from contextlib import ExitStack
 from gpu import SETUP, StandIns
 from harness import BUILD, ROOT, Daemon, Failure, Process, in_turn, median, row, say
 
-HOST, ON_GPU = "zerod, optimizer in host memory", "zerod, all on the GPU"
-TORCH, DEEPSPEED = "torch, fused AdamW on the GPU", "DeepSpeed, ZeRO-2, optimizer in host memory"
-GPU_JOB = "device: cuda\ncollective: nccl\n"
+TORCH, MASTERS = "torch, fused AdamW, all of it bf16", "torch, fused AdamW, fp32 masters and moments"
+ON_GPU, NARROW = "zerod, all on the GPU", "zerod, all on the GPU, moments in bf16"
+HOST, MIXED = "zerod, all in host memory", "zerod, gradients on the GPU, optimizer in host memory"
+DEEPSPEED = "DeepSpeed, ZeRO-2, optimizer in host memory"
+GPU_JOB = {"extra": "device: cuda\ncollective: nccl\n"}
+WAYS = {
+    TORCH: ("torch", None),
+    MASTERS: ("masters", None),
+    ON_GPU: ("zerod", GPU_JOB),
+    NARROW: ("zerod", {"extra": GPU_JOB["extra"] + "bf16: {bf16_optimizer_states: true}\n"}),
+    MIXED: ("zerod", GPU_JOB | {"zero": ", offload_optimizer: {device: cpu}"}),
+    HOST: ("zerod", {}),
+    DEEPSPEED: ("deepspeed", None),
+}
 # Of the model; 16 layers are 268 M parameters.
 WIDTH, LAYERS = 4096, 16
 LEAST_MS = 0.01  # a difference of two medians may be less than nothing
@@ -30,48 +41,70 @@ class Trainer(Process):
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         paths = [str(ROOT / "client/python"), *filter(None, [os.environ.get("PYTHONPATH")])]
         super().__init__([sys.executable, str(ROOT / "bench/offload_rank.py"), who, setup.device, str(width), str(n_layers)],
-                         env=os.environ | alone | {"PYTHONPATH": ":".join(paths), "ZEROD_LIBRARY": str(BUILD / "client/libzerod.so")} | environment)
-        self.n_params = int(self.receive(300))
+                         env=environment | alone | {"PYTHONPATH": ":".join(paths), "ZEROD_LIBRARY": str(BUILD / "client/libzerod.so")})
 
     def step(self):
         self.send()
         return json.loads(self.receive())["ms"]
 
 
-def start(setup, stack):
-    """name -> Trainer, each of which is stopped with the stack. What cannot run here is said."""
+def start(setup, ways, environment, stack):
+    """name -> Trainer, all at a time; each is stopped with the stack. What cannot run here is said."""
     found = {}
-    ways = {TORCH: ("torch", None), HOST: ("zerod", ""), ON_GPU: ("zerod", GPU_JOB), DEEPSPEED: ("deepspeed", None)}
-    for name, (who, job) in ways.items():
+    for name in ways:
+        who, job = WAYS[name]
+        more = {}
+        if job is not None:
+            daemon = Daemon(1, env=environment, **job)
+            stack.callback(daemon.stop)
+            more = {"ZEROD_SOCKET": daemon.socket}
+        found[name] = Trainer(who, setup, (environment or os.environ) | more)
+        stack.callback(found[name].stop)
+    for name in ways:
         try:
-            environment = {}
-            if job is not None:
-                if job and setup is StandIns:
-                    raise Failure("torch has no stand-in for a GPU here")
-                daemon = Daemon(1, extra=job)
-                stack.callback(daemon.stop)
-                environment = {"ZEROD_SOCKET": daemon.socket}
-            found[name] = Trainer(who, setup, environment)
-            stack.callback(found[name].stop)
-        except (Failure, OSError, ValueError) as error:
-            if name in (TORCH, HOST):
+            found[name].n_params = int(found[name].receive(300))
+        except (Failure, ValueError) as error:
+            if name != DEEPSPEED:
                 raise
             say(f"  no figures of {name}: {error}")
+            del found[name]
     return found
 
 
-def gpu_offload(quick, setup=SETUP):
-    """A training step of a bf16 model on one GPU: what the optimizer in host memory adds to torch's step on the GPU."""
+def measure(setup, ways, environment, n):
+    """Medians of the milliseconds of a step, by name; and how many parameters there are."""
     with ExitStack() as stack:
-        trainers = start(setup, stack)
-        ms = {name: median(values) for name, values in
-              in_turn({name: trainer.step for name, trainer in trainers.items()}, 3 if quick else 15).items()}
-        n_params = trainers[TORCH].n_params
-    rows = [row("gpu: a whole step, optimizer in host memory", ms[HOST], ms[TORCH], TORCH, "ms", None)]
-    if ON_GPU in ms:
-        rows.append(row("gpu: a whole step, all on the GPU", ms[ON_GPU], ms[TORCH], TORCH, "ms", 0.9))
+        trainers = start(setup, ways, environment, stack)
+        ms = in_turn({name: trainer.step for name, trainer in trainers.items()}, n)
+        return {name: median(values) for name, values in ms.items()}, trainers[TORCH].n_params
+
+
+def rows_of(ms, mode):
+    rows = [row(f"gpu: a whole step, all on the GPU{mode}", ms[ON_GPU], ms[MASTERS], MASTERS, "ms", 0.9),
+            row(f"gpu: a whole step, moments in bf16{mode}", ms[NARROW], ms[MASTERS], MASTERS, "ms", None)] if ON_GPU in ms else []
+    rows += [row(f"gpu: a whole step, {name.removeprefix('zerod, ')}{mode}", ms[name], ms[TORCH], TORCH, "ms", None)
+             for name in (MIXED, HOST) if name in ms]
     if DEEPSPEED in ms:
-        rows.append(row("gpu: what the optimizer in host memory adds to torch's step", max(ms[HOST] - ms[TORCH], LEAST_MS),
-                        ms[DEEPSPEED] - ms[TORCH], DEEPSPEED, "ms", 2.0))
-    table = [[name, f"{value:.1f}", f"{value - ms[TORCH]:.1f}"] for name, value in ms.items()]
+        fastest = min((name for name in (MIXED, HOST) if name in ms), key=ms.get)
+        rows.append(row("gpu: what the optimizer in host memory adds to torch's step", max(ms[fastest] - ms[TORCH], LEAST_MS),
+                        ms[DEEPSPEED] - ms[TORCH], DEEPSPEED, "ms", 2.0))  # fmt: skip
+    return rows
+
+
+def gpu_offload(quick, setup=SETUP):
+    """A training step of a bf16 model on one GPU, optimizer there or in host memory, beside torch's and DeepSpeed's."""
+    rows, table, n = [], [], 3 if quick else 15
+    for mode, environment_for in setup.modes():
+        # The stand-ins are none for torch's own calls of a GPU.
+        ways = [TORCH, MASTERS, HOST, DEEPSPEED] if setup is StandIns else list(WAYS) if not mode else [TORCH, MASTERS, ON_GPU, NARROW]
+        try:
+            with environment_for() as environment:
+                ms, n_params = measure(setup, ways, environment, n)
+        except Failure as error:
+            if not rows:
+                raise
+            say(f"  no figures{mode}: {error}")
+            continue
+        rows += rows_of(ms, mode)
+        table += [[name + mode, f"{value:.1f}", f"{value - ms[TORCH]:.1f}"] for name, value in ms.items()]
     return rows, {f"medians, {n_params / 1e6:.1f} M parameters": [["", "ms", "ms more than torch's"], *table]}

@@ -2,9 +2,10 @@
 """
 A training step on one GPU, with one of several optimizers: bf16 weights, gradients clipped to a norm of 1.
 
-    offload_rank.py torch|deepspeed|zerod DEVICE WIDTH LAYERS
+    offload_rank.py torch|masters|deepspeed|zerod DEVICE WIDTH LAYERS
 
-torch: fused AdamW on the GPU. deepspeed: ZeRO-2 with the optimizer in host memory. zerod: what the daemon's configuration
+torch: fused AdamW on the GPU, with moments in the weights' bf16. masters: the same with fp32 masters and moments, as zerod has
+them. deepspeed: ZeRO-2 with the optimizer in host memory. zerod: what the daemon's configuration
 says (ZEROD_SOCKET). Prints the number of parameters; then, for each line of standard input, makes a step on fresh data and
 prints its milliseconds, from the forward until the GPU has the new weights.
 """
@@ -29,6 +30,24 @@ class Torch:
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+class Masters:
+    def __init__(self, model, device):
+        self.weights = list(model.parameters())
+        self.masters = [weight.detach().float() for weight in self.weights]
+        for master in self.masters:
+            master.grad = torch.empty_like(master)
+        self.model, self.optimizer = model, torch.optim.AdamW(self.masters, fused=True, **ADAMW)
+
+    def step(self, loss):
+        loss.backward()
+        torch._foreach_copy_([master.grad for master in self.masters], [weight.grad for weight in self.weights])
+        nn.utils.clip_grad_norm_(self.masters, 1.0)
+        self.optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(self.weights, self.masters)
+        self.model.zero_grad()
 
 
 class Zerod:
@@ -62,9 +81,9 @@ def main():
     who, device, width, n_layers = sys.argv[1], torch.device(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     answers, sys.stdout = sys.stdout, sys.stderr  # DeepSpeed prints there
     torch.manual_seed(1)
-    layers = [layer for _ in range(n_layers) for layer in (nn.Linear(width, width, bias=False), nn.GELU())]
-    model = nn.Sequential(*layers).to(device, torch.bfloat16)
-    optimizer = {"torch": Torch, "deepspeed": DeepSpeed, "zerod": Zerod}[who](model, device)
+    layers = [layer for _ in range(n_layers) for layer in (nn.Linear(width, width, False, device, torch.bfloat16), nn.GELU())]
+    model = nn.Sequential(*layers)
+    optimizer = {"torch": Torch, "masters": Masters, "deepspeed": DeepSpeed, "zerod": Zerod}[who](model, device)
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     print(sum(p.numel() for p in model.parameters()), file=answers, flush=True)
     for _ in sys.stdin:

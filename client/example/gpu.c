@@ -118,7 +118,10 @@ int gpu_put(struct gpu *gpu, void *to, const void *from, size_t n_bytes)
 {
     int r = tell("cuStreamSynchronize", gpu->wait(gpu->stream));
 
-    return r == 0 ? tell("cuMemcpyHtoD", gpu->put((address)(uintptr_t)to, from, n_bytes)) : r;
+    if (r == 0)
+        r = tell("cuMemcpyHtoD", gpu->put((address)(uintptr_t)to, from, n_bytes));
+    /* From memory that is not registered it returns before the bytes are there, and our stream does not wait for that. */
+    return r == 0 ? tell("cuStreamSynchronize", gpu->wait(NULL)) : r;
 }
 
 int gpu_get(struct gpu *gpu, void *to, const void *from, size_t n_bytes)

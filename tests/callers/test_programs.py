@@ -21,6 +21,8 @@ WORLD = 2
 MEAN_LIMIT, STEP_LIMIT = 0.005, 0.02
 # Of an averaged weight, relative to the larger of itself and its parameter's root mean square.
 AVERAGE_LIMIT = 1e-4
+# Once in some hundred runs torch 2.13 ends like this on gloo, without zerod: its run is then made again.
+TORCH_ABORTS = "terminate called without an active exception"
 PROGRAMS = ["trainer", "sft", "sft peft", "dpo", "sentence", "accelerated", "lightning_module", "fabric_loop", "nanogpt", "cnn"]
 TIMM_PROGRAMS = ["timm_images", "timm_images layers"]
 
@@ -38,9 +40,12 @@ def launch(build, tmp_path):
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", WORLD]
         variables = {"PYTHONPATH": ROOT / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"), "HF_HUB_OFFLINE": 1,
                      "OMP_NUM_THREADS": 1, "PYTHONDONTWRITEBYTECODE": 1, "CALLERS_OUT": out, "PYTHONWARNINGS": "ignore"}
-        result = subprocess.run([str(word) for word in [*starts, Path(__file__).with_name(f"{name}.py"), *words]],
-                                env=environment(variables), text=True, timeout=600, stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+        command = [str(word) for word in [*starts, Path(__file__).with_name(f"{name}.py"), *words]]
+        for _ in range(1 if socket else 3):
+            result = subprocess.run(command, env=environment(variables), text=True, timeout=600, stdin=subprocess.DEVNULL,
+                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+            if TORCH_ABORTS not in result.stdout:
+                break
         assert result.returncode == 0, result.stdout[-8000:]
         return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
 

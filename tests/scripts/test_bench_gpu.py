@@ -77,7 +77,7 @@ def test_offload(setup, build, monkeypatch):
     rows, details = offload.gpu_offload(True, gpu.StandIns)
     [(title, (_, *table))] = details.items()
     assert [row["peer_name"] for row in rows] == [offload.TORCH] and rows[0]["goal"] is None
-    assert title == "medians, 0.0 M parameters" and [name for name, *_ in table] == [offload.TORCH, offload.HOST]
+    assert title == "medians, 0.0 M parameters" and [name for name, *_ in table] == [offload.TORCH, offload.MASTERS, offload.HOST]
     assert all(float(ms) > 0 for _, ms, _ in table) and float(table[0][2]) == 0
 
 

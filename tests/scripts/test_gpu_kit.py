@@ -122,6 +122,7 @@ def test_without_a_gpu(kit, tmp_path):
     assert {step["outcome"] for step in steps} == {"not run"}
     assert time.monotonic() - began < 20
     assert "\n0 passed, 0 failed, 2 not run; logs: " in kit("2").stdout
+    assert "\n0 passed, 0 failed, 2 not run; logs: " in kit("--step", "kills", "--step", "facts").stdout
 
 
 def test_stage_that_does_not_exist(kit):

@@ -327,25 +327,29 @@ static uint8_t *staging(void)
     return memory;
 }
 
-/* One piece by way of the staging memory; from or to is the host's. */
+/* One piece by way of the staging memory; from or to is the host's. Like CUDA it does not wait until the device has
+ * what came from the host: only streams that wait for the default stream find it there. */
 static int stage(uint8_t *to_host, CUdeviceptr device, const uint8_t *from_host, size_t n_bytes)
 {
     void *memory = (void *)(uintptr_t)device;
     CUstream stream = meant(NULL);
-    int r;
+    int r = cudaStreamSynchronize(stream); /* the staging memory may be in use */
 
-    if (from_host)
+    if (r != 0)
+        return r;
+    if (from_host) {
         memcpy(staging(), from_host, n_bytes);
-    r = from_host ? cudaMemcpyAsync(memory, staging(), n_bytes, cudaMemcpyHostToDevice, stream)
-                  : cudaMemcpyAsync(staging(), memory, n_bytes, cudaMemcpyDeviceToHost, stream);
+        return cudaMemcpyAsync(memory, staging(), n_bytes, cudaMemcpyHostToDevice, stream);
+    }
+    r = cudaMemcpyAsync(staging(), memory, n_bytes, cudaMemcpyDeviceToHost, stream);
     if (r == 0)
         r = cudaStreamSynchronize(stream);
-    if (r == 0 && to_host)
+    if (r == 0)
         memcpy(to_host, staging(), n_bytes);
     return r;
 }
 
-static CUresult copy_and_wait(uint8_t *to_host, CUdeviceptr device, const uint8_t *from_host, size_t n_bytes)
+static CUresult copy_staged(uint8_t *to_host, CUdeviceptr device, const uint8_t *from_host, size_t n_bytes)
 {
     int r = device_is_bound() ? 0 : (int)CUDA_ERROR_INVALID_CONTEXT;
 
@@ -360,10 +364,10 @@ static CUresult copy_and_wait(uint8_t *to_host, CUdeviceptr device, const uint8_
 
 CUresult cuMemcpyHtoD(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount)
 {
-    return copy_and_wait(NULL, dstDevice, srcHost, ByteCount);
+    return copy_staged(NULL, dstDevice, srcHost, ByteCount);
 }
 
 CUresult cuMemcpyDtoH(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount)
 {
-    return copy_and_wait(dstHost, srcDevice, NULL, ByteCount);
+    return copy_staged(dstHost, srcDevice, NULL, ByteCount);
 }
