@@ -82,6 +82,8 @@ def main():
     answers, sys.stdout = sys.stdout, sys.stderr  # DeepSpeed prints there
     torch.manual_seed(1)
     layers = [layer for _ in range(n_layers) for layer in (nn.Linear(width, width, False, device, torch.bfloat16), nn.GELU())]
+    for layer in layers[::2]:  # with torch's own weights gradients vanish, and their squares are subnormal
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     model = nn.Sequential(*layers)
     optimizer = {"torch": Torch, "masters": Masters, "deepspeed": DeepSpeed, "zerod": Zerod}[who](model, device)
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None

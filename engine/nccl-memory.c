@@ -424,13 +424,12 @@ void undo_keep(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, 
     words_write(engine, gpu);
 }
 
-struct device_update_undo undo_of_update(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t bucket,
-                                         uint64_t step)
+struct device_update_undo undo_of_update(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t step)
 {
     uint8_t *piece = gpu->pieces[DEVICE_UNDO].at;
 
     return (struct device_update_undo){
-        .marks = (uint64_t *)(void *)(piece + engine->undo.marks) + (size_t)bucket * engine->undo.n_blocks,
+        .marks = (uint64_t *)(void *)(piece + engine->undo.marks),
         .slots = piece + engine->undo.slots,
         .tag = step,
         .elem_bytes = engine->undo.elem_bytes,

@@ -83,7 +83,6 @@ static void take_update(struct nccl_engine *engine, struct nccl_order *order)
         engine_fail(engine, "an update of masters that are in host memory");
     if (order->command.update.step < 1 || order->command.update.step > DEVICE_UNDO_MAX_TAG)
         engine_fail(engine, "an update that makes step %" PRIu64, order->command.update.step);
-    check_buckets(engine, order->command.update.first_bucket, order->command.update.n_buckets);
 }
 
 static void take_gather(struct nccl_engine *engine, struct nccl_order *order)
@@ -111,25 +110,23 @@ static void take_copy(struct nccl_engine *engine, struct nccl_order *order)
 
 /* ---- update ---------------------------------------------------------------------------------------------- */
 
-/* The owned chunks of a bucket that take part, in an order that follows from the plan and the inputs: the same for an
- * order that is given again. */
-static void fill_update(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32_t bucket, struct nccl_lists *lists,
-                        struct device_update_list *list)
+/* What one launch updates. */
+struct update_maker {
+    struct device_update_range *ranges;
+    struct device_chunk *blocks;
+    struct device_update_list list;
+    uint32_t n_ranges;
+};
+
+/* The owned chunks of a bucket that take part. */
+static void add_bucket(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32_t bucket, struct update_maker *maker)
 {
     const struct device_plan *plan = &engine->plan;
     const struct layout_bucket *b = &plan->buckets[bucket];
     const struct device_places *places = &engine->places[bucket];
     /* Stage 3: weights are rounded when they are fetched. */
     enum dtype w16 = plan->head->stage == 3 ? DTYPE_F32 : b->dtype;
-    uint32_t n_blocks_each = device_chunks_count(CHUNK_ELEMS), n = 0;
-    struct device_update_range *ranges;
-    struct device_chunk *blocks;
-    void *ranges_there, *blocks_there;
 
-    ranges = lists_take(engine, lists, b->n_chunks * sizeof(*ranges), &ranges_there);
-    blocks = lists_take(engine, lists, (size_t)b->n_chunks * n_blocks_each * sizeof(*blocks), &blocks_there);
-    list->ranges = ranges_there;
-    list->chunks = blocks_there;
     for (uint32_t c = b->first_chunk; c < b->first_chunk + b->n_chunks; c++) {
         const struct layout_chunk *chunk = &plan->chunks[c];
         const struct device_plan_param *param = &plan->params[chunk->param];
@@ -138,7 +135,7 @@ static void fill_update(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32
 
         if (chunk->rank != gpu->rank || !engine->inputs.contributed[chunk->param])
             continue;
-        ranges[n] = (struct device_update_range){
+        maker->ranges[maker->n_ranges] = (struct device_update_range){
             .p = nccl_master(engine, gpu, bucket) + own,
             .m = nccl_moment(engine, gpu, places->exp_avg, own),
             .v = nccl_moment(engine, gpu, places->exp_avg_sq, own),
@@ -150,34 +147,36 @@ static void fill_update(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32
             .scalars = chunk->param,
             .w16_dtype = w16,
         };
-        list->n_chunks += device_chunks_fill(&blocks[list->n_chunks], n, chunk->n_elems);
-        n++;
+        maker->list.n_chunks +=
+            device_chunks_fill(&maker->blocks[maker->list.n_chunks], maker->n_ranges++, chunk->n_elems);
     }
 }
 
+/* All buckets in one launch: between launches the GPU runs out of blocks. The list follows from the plan and the
+ * inputs, so it is the same for an order that is given again. */
 static void update_gpu(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_order *order)
 {
-    const struct device_order_update *u = &order->command.update;
+    const struct device_plan_header *head = engine->plan.head;
     struct nccl_lists *lists = &gpu->lanes[order->lane].lists;
-    size_t n_bytes = engine->plan.head->n_params * sizeof(struct update_scalars);
-    struct device_update_list *updates = calloc(u->n_buckets, sizeof(*updates));
-    void *scalars;
+    size_t n_bytes = head->n_params * sizeof(struct update_scalars);
+    size_t n_blocks = (size_t)head->n_chunks * device_chunks_count(CHUNK_ELEMS);
+    void *ranges, *blocks, *scalars;
+    struct update_maker maker = {.n_ranges = 0};
 
-    if (!updates)
-        engine_fail(engine, "no memory");
     engine_use(engine, gpu);
     memcpy(lists_take(engine, lists, n_bytes, &scalars), engine->inputs.scalars, n_bytes);
-    for (uint32_t i = 0; i < u->n_buckets; i++) {
-        updates[i].scalars = scalars;
-        updates[i].optimizer = engine->plan.head->optimizer;
-        updates[i].moments = device_plan_moments(&engine->plan);
-        updates[i].undo = undo_of_update(engine, gpu, u->first_bucket + i, u->step);
-        fill_update(engine, gpu, u->first_bucket + i, lists, &updates[i]);
-    }
+    maker.ranges = lists_take(engine, lists, head->n_chunks * sizeof(*maker.ranges), &ranges);
+    maker.blocks = lists_take(engine, lists, n_blocks * sizeof(*maker.blocks), &blocks);
+    maker.list = (struct device_update_list){.ranges = ranges,
+                                             .chunks = blocks,
+                                             .scalars = scalars,
+                                             .optimizer = head->optimizer,
+                                             .moments = device_plan_moments(&engine->plan),
+                                             .undo = undo_of_update(engine, gpu, order->command.update.step)};
+    for (uint32_t bucket = 0; bucket < head->n_buckets; bucket++)
+        add_bucket(engine, gpu, bucket, &maker);
     lists_upload(engine, gpu, (unsigned)order->lane);
-    for (uint32_t i = 0; i < u->n_buckets; i++)
-        engine_launch(engine, gpu, device_update(gpu->main, &updates[i]), "device_update");
-    free(updates);
+    engine_launch(engine, gpu, device_update(gpu->main, &maker.list), "device_update");
 }
 
 static int update_issue(struct nccl_engine *engine, struct nccl_order *order)

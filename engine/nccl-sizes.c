@@ -54,8 +54,7 @@ static uint64_t size_update(const struct nccl_engine *engine)
     uint64_t per_chunk =
         sizeof(struct device_update_range) + device_chunks_count(CHUNK_ELEMS) * sizeof(struct device_chunk);
 
-    return head->n_chunks * per_chunk + head->n_params * sizeof(struct update_scalars) +
-           head->n_buckets * UINT64_C(4) * NCCL_LIST_ALIGN;
+    return head->n_chunks * per_chunk + head->n_params * sizeof(struct update_scalars) + UINT64_C(4) * NCCL_LIST_ALIGN;
 }
 
 uint64_t sizes_staged_bytes(const struct nccl_engine *engine, uint32_t param)

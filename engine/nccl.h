@@ -225,11 +225,10 @@ void undo_keep(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, 
 /* The order of this lane has ended, on all GPUs: there is nothing to put back. */
 void undo_forget(struct nccl_engine *engine, unsigned lane);
 /*
- * Where the update of a bucket keeps what it changes, whichever lane it has. An order that is given again has a tag of
+ * Where an update keeps what it changes, whichever lane it has. An order that is given again has a tag of
  * its own, and the tags of another daemon begin anew; the step that it makes stays the same, and no other has it.
  */
-struct device_update_undo undo_of_update(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t bucket,
-                                         uint64_t step);
+struct device_update_undo undo_of_update(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t step);
 
 /* nccl-collect.c */
 

@@ -121,21 +121,21 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
 /* Bytes that an engine keeps to undo orders, as device_undo_places() of core/wire has them. */
 static uint64_t undo_bytes(const struct layout *layout, const struct plan_options *options)
 {
-    uint64_t largest = 0, n_bytes, marks;
-    uint32_t n_blocks = 0;
+    uint64_t largest = 0, n_chunks = 0, n_bytes;
 
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         uint64_t slice = layout_partition_elems(layout, b);
 
         largest = MAX(largest, slice);
-        n_blocks = MAX(n_blocks, device_update_blocks(layout->buckets[b].n_chunks + slice / DEVICE_CHUNK_ELEMS));
+        n_chunks = add(n_chunks, layout->buckets[b].n_chunks + slice / DEVICE_CHUNK_ELEMS);
     }
     n_bytes = mul(mul(largest, sizeof(float)), UNDO_LANES);
-    marks = align((uint64_t)layout->n_buckets * n_blocks * sizeof(uint64_t), ARRAY_ALIGN_BYTES);
     if (!options->offloaded) {
+        uint32_t n_blocks = device_update_blocks(n_chunks);
         uint32_t elem_bytes = device_undo_elem_bytes(options->n_moments, options->moments_dtype);
 
-        n_bytes = add(n_bytes, add(marks, device_undo_bytes(n_blocks, elem_bytes)));
+        n_bytes = add(n_bytes, align(n_blocks * sizeof(uint64_t), ARRAY_ALIGN_BYTES));
+        n_bytes = add(n_bytes, device_undo_bytes(n_blocks, elem_bytes));
     }
     return mul(n_bytes, options->n_local_ranks);
 }

@@ -277,20 +277,19 @@ struct device_undo_places device_undo_places(const struct device_plan *plan)
     const struct device_plan_header *head = plan->head;
     unsigned n_moments = !!head->exp_avg + !!head->exp_avg_sq;
     struct device_undo_places places = {.elem_bytes = device_undo_elem_bytes(n_moments, head->moments_dtype)};
-    uint64_t largest = 0;
+    uint64_t largest = 0, n_chunks = 0;
 
     for (uint32_t b = 0; b < head->n_buckets; b++) {
         uint64_t slice = plan->buckets[b].n_elems / head->world_size;
-        uint32_t n_blocks = device_update_blocks(plan->buckets[b].n_chunks + slice / DEVICE_CHUNK_ELEMS);
 
         largest = MAX(largest, slice);
-        if (!head->offload)
-            places.n_blocks = MAX(places.n_blocks, n_blocks);
+        n_chunks += plan->buckets[b].n_chunks + slice / DEVICE_CHUNK_ELEMS;
     }
+    if (!head->offload)
+        places.n_blocks = device_update_blocks(n_chunks);
     places.lane_bytes = round_up(largest * sizeof(float), DEVICE_ALIGN_BYTES);
     places.n_bytes = DEVICE_LANES * places.lane_bytes;
-    places.marks = place_array(&places.n_bytes, (uint64_t)head->n_buckets * places.n_blocks * sizeof(uint64_t),
-                               DEVICE_ALIGN_BYTES);
+    places.marks = place_array(&places.n_bytes, places.n_blocks * sizeof(uint64_t), DEVICE_ALIGN_BYTES);
     places.slots =
         place_array(&places.n_bytes, device_undo_bytes(places.n_blocks, places.elem_bytes), DEVICE_ALIGN_BYTES);
     return places;

@@ -135,10 +135,10 @@ void device_plan_places(const struct device_plan *plan, struct device_places *pl
  * the marks and slots of an update where the last one had them. */
 struct device_undo_places {
     uint64_t lane_bytes; /* of each lane; a multiple of DEVICE_ALIGN_BYTES */
-    uint64_t marks;      /* uint64_t [n_buckets][n_blocks] */
+    uint64_t marks;      /* uint64_t [n_blocks] */
     uint64_t slots;      /* device_undo_bytes() */
     uint64_t n_bytes;    /* of the piece */
-    uint32_t n_blocks;   /* of any bucket's update, at most; 0 with offload */
+    uint32_t n_blocks;   /* of an update, at most; 0 with offload */
     uint32_t elem_bytes; /* of all arrays that an update changes, beside the weights */
 };
 

@@ -124,8 +124,6 @@ static const struct wire_rule update_rules[] = {
     U64(DeviceUpdate, device_order_update, tag, .max = DEVICE_MAX_TAG),
     U32(DeviceUpdate, device_order_update, timeout_ms),
     U64(DeviceUpdate, device_order_update, step, .min = 1),
-    U32(DeviceUpdate, device_order_update, first_bucket),
-    U32(DeviceUpdate, device_order_update, n_buckets, .min = 1),
 };
 
 static const struct wire_rule gather_rules[] = {

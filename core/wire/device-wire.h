@@ -103,7 +103,6 @@ struct device_order_update {
     uint64_t tag;
     uint32_t timeout_ms;
     uint64_t step;
-    uint32_t first_bucket, n_buckets;
 };
 
 struct device_order_gather {

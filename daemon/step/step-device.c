@@ -236,10 +236,10 @@ bool step_device_gathers(const struct step *step)
 /* Orders the update, then the gathering. The gathering needs no wait, because it takes effect after the update. */
 static void order_rest(struct step *step)
 {
-    uint32_t n = step->layout->n_buckets;
     const struct device_command update = {.type = DEVICE_COMMAND_UPDATE,
-                                          .update = {.step = step->state->progress.epoch + 1, .n_buckets = n}};
-    const struct device_command gather = {.type = DEVICE_COMMAND_GATHER, .gather = {.n_buckets = n}};
+                                          .update = {.step = step->state->progress.epoch + 1}};
+    const struct device_command gather = {.type = DEVICE_COMMAND_GATHER,
+                                          .gather = {.n_buckets = step->layout->n_buckets}};
     uint64_t n_bytes = step->layout->padded_elems * 3 * sizeof(float);
 
     for (; step->n_to_order > 0; step->n_to_order--) {

@@ -22,7 +22,7 @@
  * gradient that is NaN throughout must not make every element an atomic: threads count, the block adds up, one thread
  * adds to the result.
  *
- * No device was at hand. To be measured, beside a plain read of as many streams: the share of the memory's speed for
+ * Not measured yet, beside a plain read of as many streams: the share of the memory's speed for
  * 1, 2, 4 and 8 leaves of bf16 and fp32 (the squares cost two double operations and one conversion an element);
  * whether DEVICE_CHUNK_ELEMS and the launch bounds suit; the kernel of all other trees with 3 and 16 leaves.
  */

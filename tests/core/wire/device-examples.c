@@ -36,7 +36,7 @@ const struct device_command device_example_commands[N_DEVICE_COMMAND_TYPES] = {
                                           .n_slots = 2,
                                           .give_only = true,
                                           .op = UINT64_C(6) << 40}},
-    [DEVICE_COMMAND_UPDATE] = {.type = DEVICE_COMMAND_UPDATE, .update = {11, 30000, 77, 5, 6}},
+    [DEVICE_COMMAND_UPDATE] = {.type = DEVICE_COMMAND_UPDATE, .update = {11, 30000, 77}},
     [DEVICE_COMMAND_GATHER] = {.type = DEVICE_COMMAND_GATHER, .gather = {12, 30000, 13, 5, 6}},
     [DEVICE_COMMAND_COPY] = {.type = DEVICE_COMMAND_COPY, .copy = {13, 30000, moves, 2}},
     [DEVICE_COMMAND_FETCH] = {.type = DEVICE_COMMAND_FETCH, .fetch = {14, 30000, 15, 1023, fetched, 2}},

@@ -64,7 +64,6 @@ static void test_commands(void **state)
     assert_true(got.setup.results_bytes == UINT64_C(1) << 33 && got.setup.connect_timeout_ms == 15000);
     got = around(&device_example_commands[DEVICE_COMMAND_UPDATE]);
     assert_true(got.update.tag == 11 && got.update.timeout_ms == 30000 && got.update.step == 77);
-    assert_true(got.update.first_bucket == 5 && got.update.n_buckets == 6);
     got = around(&device_example_commands[DEVICE_COMMAND_REDUCE]);
     assert_true(got.reduce.n_slots == 2 && got.reduce.slots[0].point == UINT64_C(200) << 40);
     assert_true(got.reduce.slots[1].offset_bytes == UINT64_C(1) << 33 && got.reduce.give_only);
@@ -132,8 +131,11 @@ static void test_refusals(void **state)
     command.copy.n_moves = 0;
     refuse(&command, "DeviceCopy.moves: none, expected at least one");
     command = device_example_commands[DEVICE_COMMAND_UPDATE];
-    command.update.n_buckets = 0;
-    refuse(&command, "DeviceUpdate.n_buckets: 0, expected at least 1");
+    command.update.step = 0;
+    refuse(&command, "DeviceUpdate.step: 0, expected at least 1");
+    command = device_example_commands[DEVICE_COMMAND_GATHER];
+    command.gather.n_buckets = 0;
+    refuse(&command, "DeviceGather.n_buckets: 0, expected at least 1");
     command = device_example_commands[DEVICE_COMMAND_FETCH];
     command.fetch.n_params = 0;
     refuse(&command, "DeviceFetch.params: none, expected at least one");

@@ -537,11 +537,9 @@ uint64_t gpus_order_update(struct gpus *gpus, uint64_t again)
             gpus->nodes[n].done[tag] = 1;
         else
             (void)device_order(gpus->nodes[n].device,
-                               &(struct device_command){.type = DEVICE_COMMAND_UPDATE,
-                                                        .update = {.tag = tag,
-                                                                   .timeout_ms = gpus->timeout_ms,
-                                                                   .step = gpus->epoch + 1,
-                                                                   .n_buckets = gpus->layout->n_buckets}});
+                               &(struct device_command){
+                                   .type = DEVICE_COMMAND_UPDATE,
+                                   .update = {.tag = tag, .timeout_ms = gpus->timeout_ms, .step = gpus->epoch + 1}});
     return tag;
 }
 
