@@ -32,8 +32,8 @@
  *     group, buffers that overlap where they must not.
  * Where CUDA or NCCL itself returns an error, the stand-in returns the same error.
  *
- * cuMemcpyHtoD() returns before the device has the bytes, as it does with memory that is not registered: only streams that
- * wait for the default stream find them.
+ * cuMemcpyHtoD() returns before the device has the bytes, as it does with memory that is not registered: only streams
+ * that wait for the default stream find them.
  *
  * Device memory of the virtual memory kind is a memfd, so it crosses processes and outlives them, as its real twin
  * does. What a process that dies had put on streams is never done. There are no events between processes.
