@@ -21,7 +21,7 @@ WORLD = 2
 MEAN_LIMIT, STEP_LIMIT = 0.005, 0.02
 # Of an averaged weight, relative to the larger of itself and its parameter's root mean square.
 AVERAGE_LIMIT = 1e-4
-# Once in some hundred runs torch 2.13 ends like this on gloo, without zerod: its run is then made again.
+# torch 2.13 on gloo, without zerod, was once seen to end like this: then its run is made again.
 TORCH_ABORTS = "terminate called without an active exception"
 PROGRAMS = ["trainer", "sft", "sft peft", "dpo", "sentence", "accelerated", "lightning_module", "fabric_loop", "nanogpt", "cnn"]
 TIMM_PROGRAMS = ["timm_images", "timm_images layers"]

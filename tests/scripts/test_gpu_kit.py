@@ -130,6 +130,11 @@ def test_stage_that_does_not_exist(kit):
     assert result.returncode == 2 and "there is no stage 5, but 1, 2, 3, 4" in result.stderr
 
 
+def test_step_that_does_not_exist(kit):
+    result = kit("--step", "kill")
+    assert result.returncode == 1 and "gpu-run: there is no step kill, but engine, engine-failures, facts, " in result.stderr
+
+
 def test_outside_its_folder():
     result = subprocess.run([ROOT / "scripts/gpu-run"], capture_output=True, text=True)
     assert result.returncode == 2 and "gpu-run runs in the folder that scripts/gpu-pack makes" in result.stderr
