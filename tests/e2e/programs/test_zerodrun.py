@@ -210,8 +210,7 @@ draw("50%|## |")
 wait("print." + rank)
 print("step 1")
 wait("end." + rank)
-draw("100%|###|")
-sys.stderr.write("\\n")
+draw("100%|###|\\n")  # at once: a bar whose end comes later is none that is finished
 """
 
 
