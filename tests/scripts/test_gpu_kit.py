@@ -132,7 +132,13 @@ def test_stage_that_does_not_exist(kit):
 
 def test_step_that_does_not_exist(kit):
     result = kit("--step", "kill")
-    assert result.returncode == 1 and "gpu-run: there is no step kill, but engine, engine-failures, facts, " in result.stderr
+    assert result.returncode == 2 and "gpu-run: there is no step kill, but engine, engine-failures, facts, " in result.stderr
+
+
+def test_step_of_another_stage(kit):
+    """Nothing runs, and that is not passed."""
+    result = kit("2", "--step", "facts")
+    assert result.returncode == NOT_RUN and "\n0 passed, 0 failed, 0 not run; logs: " in result.stdout
 
 
 def test_outside_its_folder():
