@@ -333,7 +333,7 @@ static void adamw_imported(struct bench *bench)
     launch(device_update(bench->stream, &bench->update_imported), "device_update");
 }
 
-/* As the engine does it with a bucket. */
+/* As the engine updates. */
 static void adamw_undo(struct bench *bench)
 {
     struct device_update_list list = bench->update;

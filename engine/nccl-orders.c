@@ -110,7 +110,7 @@ static void take_copy(struct nccl_engine *engine, struct nccl_order *order)
 
 /* ---- update ---------------------------------------------------------------------------------------------- */
 
-/* What one launch updates. */
+/* The list of one launch, to which add_bucket() adds each bucket. ranges, blocks: in the host's memory. */
 struct update_maker {
     struct device_update_range *ranges;
     struct device_chunk *blocks;

@@ -271,8 +271,8 @@ static uint32_t count_launches(const struct gpus *gpus)
 }
 
 /*
- * A step of two micro-batches with an engine that dies in the midst of the update, when the kernel's
- * threads have had so many turns. Return: whether it has.
+ * A step of two micro-batches with an engine that dies in the midst of the update, when the kernel's threads have had
+ * so many turns. Return: whether it has.
  */
 static bool die_in_update(const struct gpus_options *options, uint64_t turns)
 {
@@ -281,6 +281,7 @@ static bool die_in_update(const struct gpus_options *options, uint64_t turns)
     char fault[128];
 
     gpus_init(&gpus, options);
+    assert_true(gpus.layout->n_buckets > 1);
     snprintf(fault, sizeof(fault), "sim_launch:die=%" PRIu64 "@%" PRIu32, turns, count_launches(&gpus) + 1);
     gpus.fault = fault;
     gpus_start(&gpus);
