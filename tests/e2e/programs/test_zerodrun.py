@@ -210,7 +210,7 @@ draw("50%|## |")
 wait("print." + rank)
 print("step 1")
 wait("end." + rank)
-draw("100%|###|\\n")  # at once: a bar whose end comes later is none that is finished
+draw("100%|###|\\nend\\n")  # the line below it tells at once that the bar is finished
 """
 
 
@@ -233,11 +233,12 @@ def test_bars_on_a_terminal(env, tmp_path):
     act("begin.0", "[1] 0%|   |", "[0] 0%|   |")
     act("half.1", "[1] 50%|## |", "[0] 0%|   |")
     act("print.1", "[1] step 1", "[1] 50%|## |", "[0] 0%|   |")
-    act("end.1", "[1] step 1", "[1] 100%|###|", "[0] 0%|   |")
-    act("half.0", "[1] step 1", "[1] 100%|###|", "[0] 50%|## |")
-    act("print.0", "[1] step 1", "[1] 100%|###|", "[0] step 1", "[0] 50%|## |")
+    finished = ["[1] step 1", "[1] 100%|###|", "[1] end"]
+    act("end.1", *finished, "[0] 0%|   |")
+    act("half.0", *finished, "[0] 50%|## |")
+    act("print.0", *finished, "[0] step 1", "[0] 50%|## |")
     (tmp_path / "end.0").touch()
-    assert terminal.end() == ["[1] step 1", "[1] 100%|###|", "[0] step 1", "[0] 100%|###|"]
+    assert terminal.end() == [*finished, "[0] step 1", "[0] 100%|###|", "[0] end"]
 
 
 NESTED = """
@@ -281,9 +282,9 @@ def test_bars_on_a_low_terminal(env, tmp_path):
     act("print.0", "[0] step 1", "[1] 0%|   |")
     (tmp_path / "half.1").touch()
     act("print.1", "[0] step 1", "[1] step 1", "[1] 50%|## |")
-    act("end.1", "[0] step 1", "[1] step 1", "[1] 100%|###|", "[0] 50%|## |")
+    act("end.1", "[0] step 1", "[1] step 1", "[1] 100%|###|", "[1] end", "[0] 50%|## |")
     (tmp_path / "end.0").touch()
-    assert terminal.end() == ["[0] step 1", "[1] step 1", "[1] 100%|###|", "[0] 100%|###|"]
+    assert terminal.end() == ["[0] step 1", "[1] step 1", "[1] 100%|###|", "[1] end", "[0] 100%|###|", "[0] end"]
 
 
 def test_bar_of_a_narrow_terminal(env):
