@@ -153,7 +153,7 @@ static void read_signals(struct top *top)
     }
 }
 
-/* A terminal that is gone has no keys, but is readable for ever. */
+/* A terminal that is gone has no keys, but is readable for ever. Its signal may come a little later. */
 static void read_keys(struct top *top)
 {
     struct pollfd pollfd = {.fd = STDIN_FILENO, .events = POLLIN};
@@ -162,7 +162,7 @@ static void read_keys(struct top *top)
     while ((key = getch()) != ERR)
         obey_key(top, key);
     if (poll(&pollfd, 1, 0) > 0 && (pollfd.revents & (POLLHUP | POLLERR)))
-        top->quits = true;
+        top->signal = SIGHUP;
 }
 
 /* A process that is stopped does not hear of a new size. */
