@@ -37,6 +37,9 @@
 extern "C" {
 #endif
 
+/* Those before Muon have kernels here. */
+#define DEVICE_N_OPTIMIZERS OPTIMIZER_MUON
+
 struct CUstream_st; /* what cudaStream_t and CUstream point to */
 
 enum {

@@ -31,6 +31,8 @@ void ISA_FN(update_adam)(const struct update_args *args);
 void ISA_FN(update_sgd)(const struct update_args *args);
 void ISA_FN(update_lion)(const struct update_args *args);
 void ISA_FN(update_adagrad)(const struct update_args *args);
+void ISA_FN(update_muon)(const struct update_args *args);
+void ISA_FN(muon_momentum)(const struct update_args *args);
 void ISA_FN(position_sum_update)(struct position_sum *sum, enum dtype dtype, const void *elems, size_t n_elems,
                                  size_t start_elem);
 void ISA_FN(convert_to_f32)(float *dst, const void *src, enum dtype dtype, size_t n_elems);

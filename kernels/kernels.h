@@ -25,6 +25,13 @@ struct kernels {
     /* Indexed by enum optimizer. One pass over a range of one parameter; see update.h. */
     void (*update[N_OPTIMIZERS])(const struct update_args *args);
 
+    /*
+     * The first of Muon's two passes, of which update[] is the second; between them a matrix is orthogonalised
+     * (muon.h). Here p and acc are the summed gradient, which is overwritten with what is to be orthogonalised; m is
+     * the momentum buffer. There, acc is the orthogonalised matrix, and m is NULL.
+     */
+    void (*muon_momentum)(const struct update_args *args);
+
     /* See position_sum.h: n_elems of dtype, start_elem (a multiple of 64) from the parameter's start. */
     void (*position_sum_update)(struct position_sum *sum, enum dtype dtype, const void *elems, size_t n_elems,
                                 size_t start_elem);

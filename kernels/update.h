@@ -24,7 +24,14 @@ enum optimizer {
     OPTIMIZER_SGD,
     OPTIMIZER_LION,
     OPTIMIZER_ADAGRAD,
+    OPTIMIZER_MUON, /* of matrices; a job that has it updates its other parameters with AdamW: optimizer_of_param() */
     N_OPTIMIZERS,
+};
+
+/* torch's adjust_lr_fn: what a matrix makes of the learning rate (muon.h). */
+enum muon_adjust_lr {
+    MUON_ORIGINAL,
+    MUON_MATCH_RMS_ADAMW,
 };
 
 /* A parameter group's settings, as the user gave them. What an optimizer does not name is not read. */
@@ -37,6 +44,9 @@ struct hyper {
     double momentum;
     double dampening;
     double lr_decay;
+    double ns_coefficients[3]; /* Muon's: of the matrix, of its third and of its fifth power */
+    uint32_t ns_steps;
+    enum muon_adjust_lr adjust_lr_fn;
     bool nesterov;
     bool adam_w_mode;
 };
@@ -56,6 +66,8 @@ struct update_scalars {
     float eps;
     float mu;
     float c;
+    float ns[3];
+    uint32_t ns_steps;
     bool l2;         /* Adam: weight decay goes through the gradient */
     bool momentum;   /* SGD: mu != 0 */
     bool first_step; /* SGD: t = 1, the momentum buffer takes the gradient as it is */
@@ -96,7 +108,16 @@ struct update_args {
  */
 void update_put_back(struct update_args *args);
 
-/* Which of the two moment arrays exist for an optimizer with these settings. */
+/* The optimizer of a parameter of a job. muon: of the layout's parameter. */
+static inline enum optimizer optimizer_of_param(enum optimizer of_job, bool muon)
+{
+    return of_job == OPTIMIZER_MUON && !muon ? OPTIMIZER_ADAMW : of_job;
+}
+
+/*
+ * Which of the two moment arrays exist for an optimizer with these settings. Of a job with Muon: for the parameters
+ * that it does not update; a matrix has no v.
+ */
 struct optimizer_moments {
     bool m;
     bool v;

@@ -112,6 +112,35 @@ ELEMENT_FN struct element lion(struct element e, float acc, const struct update_
     return e;
 }
 
+/* Muon's first pass. p: the summed gradient; it becomes the matrix that is orthogonalised. */
+ELEMENT_FN struct element muon_momentum(struct element e, float acc, const struct update_scalars *k)
+{
+    float g = e.p * k->s;
+
+    (void)acc;
+    e.m = e.m * k->mu + g * k->c;
+    e.p = e.m;
+    return e;
+}
+
+ELEMENT_FN struct element muon_nesterov(struct element e, float acc, const struct update_scalars *k)
+{
+    float g = e.p * k->s;
+
+    (void)acc;
+    e.m = e.m * k->mu + g * k->c;
+    e.p = g * k->c + e.m * k->mu;
+    return e;
+}
+
+/* Muon's second pass. acc: the orthogonalised matrix. */
+ELEMENT_FN struct element muon(struct element e, float acc, const struct update_scalars *k)
+{
+    e.p = e.p * k->decay;
+    e.p = e.p - k->a * acc;
+    return e;
+}
+
 ELEMENT_FN struct element adagrad(struct element e, float acc, const struct update_scalars *k)
 {
     float g = acc * k->s;

@@ -307,3 +307,18 @@ void ISA_FN(update_adagrad)(const struct update_args *args)
 {
     update(args, adagrad, (struct arrays){.v = true});
 }
+
+void ISA_FN(update_muon)(const struct update_args *args)
+{
+    update(args, muon, (struct arrays){0});
+}
+
+void ISA_FN(muon_momentum)(const struct update_args *args)
+{
+    const struct arrays arrays = {.m_read = true, .m_write = true};
+
+    if (args->k->nesterov)
+        update_loop(args, muon_nesterov, arrays, DTYPE_F32);
+    else
+        update_loop(args, muon_momentum, arrays, DTYPE_F32);
+}

@@ -13,7 +13,7 @@ ZEROD_PACKAGES=(gcc g++ libc6-dev meson ninja-build pkg-config libuv1-dev libpro
     libfyaml-dev libsodium-dev libcmocka-dev libsystemd-dev libxxhash-dev libjson-c-dev libmicrohttpd-dev libgloo-dev
     libncurses-dev python3)
 # To test; beyond those.
-ZEROD_TEST_PACKAGES=(python3-venv strace tmux)
+ZEROD_TEST_PACKAGES=(python3-venv strace tmux libopenblas0-pthread)
 # Those whose completion is tested; bash is there.
 ZEROD_SHELL_PACKAGES=(fish zsh)
 ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml prometheus-client==0.26.0)

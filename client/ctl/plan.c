@@ -15,19 +15,28 @@
 #include "core/base/base.h"
 #include "core/base/json.h"
 #include "core/budget/budget.h"
+#include "core/budget/muon-cost.h"
 #include "core/budget/plan.h"
 #include "core/config/config.h"
 #include "core/layout/layout.h"
-#include "kernels/update.h"
+#include "kernels/muon.h"
 #include "proto/credit.h"
 
 #define MAX_PARAMS 1e15 /* picked: a thousand times the paper's largest */
 
 enum {
-    MAX_CHUNKS = 1 << 19, /* of the layouts that are made for planning; picked: they take half a second */
+    MAX_KINDS = 64,         /* of matrices; picked */
+    MAX_MATRICES = 1 << 16, /* picked */
+    MAX_CHUNKS = 1 << 19,   /* of the layouts that are made for planning; picked: they take half a second */
 };
 
 static const char *const dtype_words[N_DTYPES] = {"fp32", "bf16", "fp16"};
+
+/* Matrices of one shape. */
+struct plan_matrices {
+    uint64_t shape[2];
+    uint64_t n;
+};
 
 struct plan_request {
     const char *config_path;
@@ -36,6 +45,9 @@ struct plan_request {
     unsigned stage;   /* 0: as configured */
     enum dtype dtype, grad_dtype;
     bool has_grad_dtype;
+    struct plan_matrices matrices[MAX_KINDS]; /* those of Muon */
+    size_t n_kinds;
+    uint64_t n_matrices, matrix_elems; /* in all */
 };
 
 struct plan {
@@ -45,6 +57,9 @@ struct plan {
     uint64_t bucket_elems;
     uint64_t n_buckets;
     struct plan_bytes bytes;
+    struct muon_cost muon;
+    double flops_per_second; /* of a thread; 0: not known */
+    char why[256];           /* then */
 };
 
 /* ---- arguments ----------------------------------------------------------------------------------------- */
@@ -97,6 +112,34 @@ static int parse_dtype(const char *name, const char *text, enum dtype *dtype)
     return -EX_USAGE;
 }
 
+/* "768x2304x12,768x768": rows, columns, and how many, which may be left out. */
+static int parse_matrices(const char *text, struct plan_request *request)
+{
+    for (const char *at = text; *at;) {
+        struct plan_matrices kind = {.n = 1};
+        int n = 0, end = 0;
+
+        if (sscanf(at, "%10" SCNu64 "x%10" SCNu64 "%n", &kind.shape[0], &kind.shape[1], &n) == 2 && at[n] == 'x')
+            n = sscanf(at + n, "x%10" SCNu64 "%n", &kind.n, &end) == 1 ? n + end : 0;
+        if (n == 0 || (at[n] != '\0' && (at[n] != ',' || at[n + 1] == '\0')) || kind.shape[0] < 1 ||
+            kind.shape[1] < 1 || MAX(kind.shape[0], kind.shape[1]) > MUON_MAX_SIDE || kind.n < 1 ||
+            kind.n > MAX_MATRICES - request->n_matrices || request->n_kinds == MAX_KINDS ||
+            kind.shape[0] * kind.shape[1] > (uint64_t)MAX_PARAMS / kind.n) {
+            fprintf(
+                stderr,
+                "zerodctl: plan --matrices: '%s' is not a list such as 768x2304x12,768x768 (rows x columns, and how "
+                "many of them; at most %d shapes and %d matrices)\n",
+                text, MAX_KINDS, MAX_MATRICES);
+            return -EX_USAGE;
+        }
+        request->matrices[request->n_kinds++] = kind;
+        request->n_matrices += kind.n;
+        request->matrix_elems += kind.n * kind.shape[0] * kind.shape[1];
+        at += n + (at[n] == ',');
+    }
+    return 0;
+}
+
 static int parse_option(struct plan_request *request, int option)
 {
     switch (option) {
@@ -114,6 +157,8 @@ static int parse_option(struct plan_request *request, int option)
     case 'g':
         request->has_grad_dtype = true;
         return parse_dtype("--grad-dtype", optarg, &request->grad_dtype);
+    case 'm':
+        return parse_matrices(optarg, request);
     default:
         return -EX_USAGE;
     }
@@ -122,10 +167,15 @@ static int parse_option(struct plan_request *request, int option)
 static int parse(struct plan_request *request, int argc, char **argv, bool *json)
 {
     static const struct option options[] = {
-        {"config", required_argument, NULL, 'c'}, {"params", required_argument, NULL, 'p'},
-        {"ranks", required_argument, NULL, 'r'},  {"stage", required_argument, NULL, 's'},
-        {"dtype", required_argument, NULL, 'd'},  {"grad-dtype", required_argument, NULL, 'g'},
-        {"json", no_argument, NULL, 'j'},         {},
+        {"config", required_argument, NULL, 'c'},
+        {"params", required_argument, NULL, 'p'},
+        {"ranks", required_argument, NULL, 'r'},
+        {"stage", required_argument, NULL, 's'},
+        {"dtype", required_argument, NULL, 'd'},
+        {"grad-dtype", required_argument, NULL, 'g'},
+        {"json", no_argument, NULL, 'j'},
+        {"matrices", required_argument, NULL, 'm'},
+        {},
     };
     int option, r;
 
@@ -144,6 +194,11 @@ static int parse(struct plan_request *request, int argc, char **argv, bool *json
         request->grad_dtype = request->dtype;
     if (optind < argc || request->n_params == 0 || (!request->config_path && request->n_ranks == 0)) {
         fputs("zerodctl: plan needs --params N, and --ranks N or --config FILE\n", stderr);
+        return -EX_USAGE;
+    }
+    if (request->matrix_elems > request->n_params) {
+        fprintf(stderr, "zerodctl: plan: --matrices have %" PRIu64 " elements, more than the %" PRIu64 " of --params\n",
+                request->matrix_elems, request->n_params);
         return -EX_USAGE;
     }
     return 0;
@@ -184,13 +239,30 @@ static int load_config(const struct plan_request *request, struct config **confi
     return r == 0 ? 0 : r < 0 ? -EX_OSERR : -EX_CONFIG;
 }
 
+/* Elements that are no matrix of Muon's. */
+static uint64_t other_elems(const struct plan *plan)
+{
+    return plan->request.n_params - plan->request.matrix_elems;
+}
+
+static void declare_matrices(const struct plan_request *request, struct layout_decl *decls)
+{
+    for (size_t kind = 0; kind < request->n_kinds; kind++)
+        for (uint64_t i = 0; i < request->matrices[kind].n; i++, decls++) {
+            decls->muon = true;
+            decls->n_dims = 2;
+            decls->shape = request->matrices[kind].shape;
+        }
+}
+
 /*
- * The manifest that is planned with: full buckets of one parameter each, and one for the rest. A real one of
- * many small parameters comes near to it.
+ * The manifest that is planned with: matrices as given, full buckets of one parameter each, and one for the rest. A
+ * real one of many small parameters comes near to it.
  */
 static int make_layout(const struct plan *plan, uint64_t n_full, struct layout **layout)
 {
-    uint64_t rest_elems = plan->request.n_params % plan->bucket_elems, n = n_full + (rest_elems > 0), i;
+    uint64_t rest_elems = other_elems(plan) % plan->bucket_elems, n_matrices = plan->request.n_matrices;
+    uint64_t n = n_matrices + n_full + (rest_elems > 0), i;
     _cleanup_free_ struct layout_decl *decls = calloc(n, sizeof(*decls));
     _cleanup_free_ char(*names)[24] = calloc(n, sizeof(*names));
     uint32_t bad;
@@ -206,13 +278,14 @@ static int make_layout(const struct plan *plan, uint64_t n_full, struct layout *
             .grad_dtype = plan->request.grad_dtype,
             .trainable = true,
             .n_dims = 1,
-            .shape = i < n_full ? &plan->bucket_elems : &rest_elems,
+            .shape = i < n_matrices + n_full ? &plan->bucket_elems : &rest_elems,
         };
     }
+    declare_matrices(&plan->request, decls);
     return layout_new(layout, decls, n, plan->request.n_ranks, plan->bucket_elems, &bad) == 0 ? 0 : -EX_OSERR;
 }
 
-static int plan_layout(const struct plan *plan, uint64_t n_full, struct plan_bytes *bytes)
+static int plan_layout(const struct plan *plan, uint64_t n_full, struct plan_bytes *bytes, struct muon_cost *muon)
 {
     struct layout *layout = NULL;
     struct plan_options options;
@@ -227,6 +300,7 @@ static int plan_layout(const struct plan *plan, uint64_t n_full, struct plan_byt
     options.stage = plan->n_local_ranks < plan->request.n_ranks ? plan->request.stage
                                                                 : config_stage_of(plan->config, plan->request.stage);
     plan_bytes_by_class(layout, &options, bytes);
+    muon_cost_count(layout, plan->config->optimizer.hyper.ns_steps, muon);
     layout_free(layout);
     return 0;
 }
@@ -262,11 +336,11 @@ static int plan_sum(struct plan *plan, uint64_t n_full)
     uint64_t max_pool = plan->config->zero.stage3_max_live_parameters * sizeof(float) * plan->n_local_ranks;
     uint64_t on_device = 0;
     struct plan_bytes a;
-    int r = plan_layout(plan, MIN(n_full, n_b), &plan->bytes);
+    int r = plan_layout(plan, MIN(n_full, n_b), &plan->bytes, &plan->muon);
 
     if (r < 0 || n_full <= n_b)
         return r;
-    r = plan_layout(plan, n_a, &a);
+    r = plan_layout(plan, n_a, &a, &plan->muon);
     if (r < 0)
         return r;
     plan->bytes.needed = plan->bytes.total = 0;
@@ -303,13 +377,46 @@ static int plan_compute(struct plan *plan)
     }
     plan->bucket_elems = config->zero.reduce_bucket_size;
     plan->n_buckets = div_round_up(request->n_params, plan->bucket_elems);
-    r = plan_sum(plan, request->n_params / plan->bucket_elems);
+    r = plan_sum(plan, other_elems(plan) / plan->bucket_elems);
     if (r < 0)
         fprintf(stderr, "zerodctl: plan: out of memory\n");
     return r;
 }
 
+static int check_optimizer(const struct plan *plan)
+{
+    if (plan->request.n_matrices == 0 || plan->config->optimizer.type == OPTIMIZER_MUON)
+        return 0;
+    fprintf(stderr, "zerodctl: plan --matrices is for optimizer: {type: Muon} in the file of --config\n");
+    return -EX_USAGE;
+}
+
+static void measure_muon(struct plan *plan)
+{
+    const struct gemm *gemm;
+
+    gemm_one_thread();
+    if (gemm_load(&gemm, plan->why, sizeof(plan->why)) == 0)
+        plan->flops_per_second = muon_cost_measure(gemm);
+}
+
 /* ---- the answer ---------------------------------------------------------------------------------------- */
+
+static struct json_object *muon_object(struct json *j, const struct plan *plan)
+{
+    unsigned n_threads = config_n_threads(plan->config);
+    struct json_object *o = json_new_object(j);
+
+    json_put_u64(j, o, "n_matrices", plan->muon.n_matrices);
+    json_put_u64(j, o, "n_elems", plan->muon.n_elems);
+    json_put_double(j, o, "flop", plan->muon.flops);
+    json_put_u64(j, o, "threads", n_threads);
+    if (plan->flops_per_second > 0) {
+        json_put_double(j, o, "flops_per_second", plan->flops_per_second);
+        json_put_double(j, o, "seconds", muon_cost_seconds(&plan->muon, plan->flops_per_second, n_threads));
+    }
+    return o;
+}
 
 static int print_json(struct plan *plan)
 {
@@ -339,6 +446,8 @@ static int print_json(struct plan *plan)
     json_put_u64(&j, o, "needed_bytes", plan->bytes.needed);
     json_put_u64(&j, o, "total_bytes", plan->bytes.total);
     json_put_u64(&j, o, "device_bytes", plan->bytes.device);
+    if (request->n_matrices > 0)
+        json_put(&j, o, "muon", muon_object(&j, plan));
     text = json_text(&j, o);
     if (!text)
         return -EX_OSERR;
@@ -374,6 +483,20 @@ static void print_text(struct plan *plan)
                "GPUs", plan->bytes.device, print_bytes(text, plan->bytes.device));
 }
 
+static void print_muon(const struct plan *plan)
+{
+    unsigned n_threads = config_n_threads(plan->config);
+
+    printf("\nmuon: %.4g Gflop for each step, for %" PRIu64 " matrices of %.4g million elements\n",
+           plan->muon.flops / 1e9, plan->muon.n_matrices, (double)plan->muon.n_elems / 1e6);
+    if (plan->flops_per_second > 0)
+        printf("about %.2g s on %u threads of %.3g Gflop/s each, as just measured on this machine\n",
+               muon_cost_seconds(&plan->muon, plan->flops_per_second, n_threads), n_threads,
+               plan->flops_per_second / 1e9);
+    else
+        printf("how long that takes is not known: %s\n", plan->why);
+}
+
 int plan_command(int argc, char **argv, bool json)
 {
     struct plan plan = {};
@@ -386,12 +509,17 @@ int plan_command(int argc, char **argv, bool json)
     if (r < 0)
         return r;
     plan.config = config;
-    r = plan_compute(&plan);
+    r = check_optimizer(&plan);
+    if (r == 0)
+        r = plan_compute(&plan);
+    if (r == 0 && plan.request.n_matrices > 0)
+        measure_muon(&plan);
+    if (r == 0 && json)
+        r = print_json(&plan);
+    else if (r == 0)
+        print_text(&plan);
+    if (r == 0 && !json && plan.request.n_matrices > 0)
+        print_muon(&plan);
     config_free(config);
-    if (r < 0)
-        return r;
-    if (json)
-        return print_json(&plan);
-    print_text(&plan);
-    return 0;
+    return r;
 }

@@ -30,6 +30,7 @@ static int declare_one(struct zerod *c, const struct zerod_param *param, size_t 
         .grad_dtype = (enum dtype)param->grad_dtype,
         .group = param->group,
         .trainable = param->trainable,
+        .muon = param->muon,
         .n_dims = param->ndim,
         .shape = param->shape,
     };
@@ -42,6 +43,10 @@ static int declare_one(struct zerod *c, const struct zerod_param *param, size_t 
         param->grad_dtype > ZEROD_F16 || param->group >= WIRE_MAX_GROUPS)
         return call_fail(&c->call, -EINVAL, "parameter %zu (%.*s): dimensions, dtype or group out of range", index,
                          (int)MIN(decl.name_len, (size_t)80), param->name);
+    if (param->muon &&
+        !(param->trainable && param->ndim == 2 && param->shape[0] <= INT32_MAX && param->shape[1] <= INT32_MAX))
+        return call_fail(&c->call, -EINVAL, "parameter %zu (%.*s): Muon is for trainable parameters of two dimensions",
+                         index, (int)MIN(decl.name_len, (size_t)80), param->name);
     inits = realloc(c->inits, (c->manifest.n + 1) * sizeof(*inits));
     if (!inits)
         return call_fail(&c->call, -ENOMEM, "out of memory");

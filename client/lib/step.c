@@ -24,8 +24,9 @@ void step_forget(struct zerod *c, const struct wire_position *position)
 
 static struct wire_hyper wire_hyper(const struct zerod_hyper *h)
 {
-    return (struct wire_hyper){h->lr,       h->beta1,     h->beta2,    h->eps,     h->weight_decay,
-                               h->momentum, h->dampening, h->lr_decay, h->nesterov};
+    return (struct wire_hyper){h->lr,        h->beta1,          h->beta2,    h->eps,  h->weight_decay, h->momentum,
+                               h->dampening, h->lr_decay,       h->nesterov, h->ns_a, h->ns_b,         h->ns_c,
+                               h->ns_steps,  h->match_rms_adamw};
 }
 
 static int check_hypers(struct zerod *c, const struct zerod_step_args *args)

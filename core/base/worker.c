@@ -20,6 +20,7 @@ struct worker_pool {
     struct work *head, **tail;      /* posted, with items left to start */
     struct work *done, **done_tail; /* finished, to be reaped */
     uint64_t n_items_done;
+    _Atomic(uint64_t) n_raised; /* by items under way */
     unsigned n_under_way; /* posted and not yet in the done list */
     bool stop;
     bool bad_float_env;
@@ -233,13 +234,18 @@ unsigned worker_pool_n_threads(const struct worker_pool *pool)
     return pool->n_threads;
 }
 
+_Atomic(uint64_t) *worker_progress(struct worker_pool *pool)
+{
+    return &pool->n_raised;
+}
+
 bool worker_pool_progress(struct worker_pool *pool, uint64_t *n_items_done)
 {
     bool busy;
 
     pthread_mutex_lock(&pool->lock);
     busy = pool->n_under_way > 0;
-    *n_items_done = pool->n_items_done;
+    *n_items_done = pool->n_items_done + atomic_load_explicit(&pool->n_raised, memory_order_relaxed);
     pthread_mutex_unlock(&pool->lock);
     return busy;
 }

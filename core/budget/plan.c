@@ -107,7 +107,7 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
         bool master = options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32;
 
         sum = add(sum, mul(owned_elems(layout, options, b), master ? sizeof(float) : 0));
-        sum = add(sum, mul(moment_bytes(layout, options, b), options->n_moments));
+        sum = add(sum, mul(moment_bytes(layout, options, b), options->n_moments - layout->buckets[b].muon));
     }
     for (uint32_t p = 0; options->stage == 3 && p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];

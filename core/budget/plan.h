@@ -38,7 +38,8 @@ double plan_model_states(double n_params, unsigned ranks, unsigned stage);
 struct plan_options {
     unsigned stage;       /* 1, 2, 3 */
     enum dtype moments_dtype;
-    unsigned n_moments;   /* arrays of the optimizer beside the master: AdamW 2, plain SGD 0 */
+    /* Arrays of the optimizer beside the master: AdamW 2, plain SGD 0; a matrix of Muon's one less. */
+    unsigned n_moments;
     bool private_weights; /* weights: private, one copy for each local rank beside the node's */
     bool overlap_comm;
     bool on_devices;           /* device: cuda: state, gradient, ring and weights are on the node's GPUs */

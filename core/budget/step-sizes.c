@@ -7,6 +7,7 @@
 #include "core/base/base.h"
 #include "core/config/config.h"
 #include "kernels/exact.h"
+#include "kernels/muon.h"
 #include "kernels/position_sum.h"
 #include "kernels/reduce.h"
 #include "kernels/update.h"
@@ -49,6 +50,33 @@ uint64_t step_fixed_bytes(const struct layout *layout, unsigned n_local)
 
     return layout->n_chunks * per_chunk + layout->n_params * per_param + layout->n_parts * per_part +
            layout->n_parcels * per_parcel;
+}
+
+uint64_t step_muon_scratch_elems(const struct layout *layout)
+{
+    uint64_t largest = 0;
+
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+
+        if (param->muon && param->n_elems > 0)
+            largest = MAX(largest, muon_scratch_elems((struct muon_shape){param->shape[0], param->shape[1]}));
+    }
+    return largest;
+}
+
+unsigned step_muon_callers(const struct layout *layout, unsigned n_threads)
+{
+    unsigned n = 0;
+
+    for (uint32_t p = 0; p < layout->n_params && n < MIN(n_threads, (unsigned)GEMM_MAX_CALLERS); p++)
+        n += layout->params[p].muon && layout->params[p].n_elems > 0;
+    return n;
+}
+
+uint64_t step_muon_bytes(const struct layout *layout, unsigned n_threads)
+{
+    return step_muon_callers(layout, n_threads) * (step_muon_scratch_elems(layout) * sizeof(float) + GEMM_THREAD_BYTES);
 }
 
 uint64_t offload_slot_elems(const struct layout *layout)

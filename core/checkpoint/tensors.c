@@ -35,7 +35,7 @@ const char *tensor_moment_key(enum optimizer optimizer, bool second)
     static const char *const keys[N_OPTIMIZERS][2] = {
         [OPTIMIZER_ADAMW] = {"exp_avg", "exp_avg_sq"}, [OPTIMIZER_ADAM] = {"exp_avg", "exp_avg_sq"},
         [OPTIMIZER_SGD] = {"momentum_buffer", NULL},   [OPTIMIZER_LION] = {"exp_avg", NULL},
-        [OPTIMIZER_ADAGRAD] = {NULL, "sum"},
+        [OPTIMIZER_ADAGRAD] = {NULL, "sum"},           [OPTIMIZER_MUON] = {"momentum_buffer", NULL},
     };
 
     return keys[optimizer][second];

@@ -230,6 +230,19 @@ static void check_optimizer(const struct config_check *check)
         REFUSE(check, "optimizer.params.nesterov", "optimizer.params.dampening", "needs dampening 0");
 }
 
+/* Muon needs matrices whole, in this process's memory. */
+static void check_muon(const struct config_check *check)
+{
+    const struct config *config = check->config;
+
+    if (config->optimizer.type != OPTIMIZER_MUON || !sound(check, "optimizer.type"))
+        return;
+    if (sound(check, "device") && config->device != CONFIG_DEVICE_CPU)
+        REFUSE(check, "optimizer.type", "device", "Muon is for a state and gradients in host memory: device: cpu");
+    if (sound(check, "world.nodes") && config->world.nodes.n_items > 1)
+        REFUSE(check, "optimizer.type", "world.nodes", "Muon is for one node, which has all matrices whole");
+}
+
 static void check_scheduler(const struct config_check *check)
 {
     static const char min_lr[] = "scheduler.params.warmup_min_lr", max_lr[] = "scheduler.params.warmup_max_lr";
@@ -284,7 +297,8 @@ static void check_moments(const struct config_check *check)
     static const char states[] = "bf16.bf16_optimizer_states";
     const struct config_optimizer *optimizer = &check->config->optimizer;
     const struct config_bf16 *bf16 = &check->config->bf16;
-    bool has_beta2 = optimizer->type == OPTIMIZER_ADAMW || optimizer->type == OPTIMIZER_ADAM;
+    bool has_beta2 =
+        optimizer->type == OPTIMIZER_ADAMW || optimizer->type == OPTIMIZER_ADAM || optimizer->type == OPTIMIZER_MUON;
     struct config_spot spot = spot_of(check, states);
 
     if (!sound(check, states) || !sound(check, "bf16.stochastic_rounding") ||
@@ -333,6 +347,7 @@ void config_check(const struct config_check *check)
     check_device(check);
     check_world(check);
     check_optimizer(check);
+    check_muon(check);
     check_scheduler(check);
     check_checkpoint(check);
     check_optim_bits(check);

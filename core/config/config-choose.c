@@ -35,18 +35,22 @@ unsigned config_configured(const struct config *config)
         "optimizer.params.dampening",
         "optimizer.params.nesterov",
         "optimizer.params.lr_decay",
+        NULL, /* CONFIG_GIVES_SCHEDULER */
+        "optimizer.params.ns_coefficients",
+        "optimizer.params.ns_steps",
+        "optimizer.params.adjust_lr_fn",
     };
     unsigned bits = 0;
 
     for (size_t i = 0; i < ARRAY_SIZE(paths); i++)
-        bits |= (unsigned)config_gives(config, paths[i]) << i;
+        bits |= (unsigned)(paths[i] && config_gives(config, paths[i])) << i;
     return bits | (gives_schedule(config) ? CONFIG_GIVES_SCHEDULER : 0);
 }
 
 /* A configuration that has no more than this optimizer: its defaults are the table's. NULL: there is no such one. */
 static struct config *config_of(const char *name, double momentum)
 {
-    static const char *const known[] = {"AdamW", "Adam", "SGD", "Lion", "Adagrad"};
+    static const char *const known[] = {"AdamW", "Adam", "SGD", "Lion", "Adagrad", "Muon"};
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     struct config *config = NULL;
     char text[256], params[64] = "";
@@ -74,7 +78,8 @@ bool config_choose_optimizer(struct config *config, const char *name, double mom
 {
     _cleanup_(config_freep) struct config *wanted = NULL;
 
-    if (!name || !*name || config_gives(config, "optimizer"))
+    if (!name || !*name || config_gives(config, "optimizer") ||
+        (strcmp(name, "Muon") == 0 && !config_has_whole_matrices(config)))
         return false;
     wanted = config_of(name, momentum);
     if (wanted)

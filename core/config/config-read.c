@@ -286,7 +286,9 @@ static void read_list(struct reader *reader, const struct pair *pair)
         refuse_value(reader, pair, pair->value, "is not a list");
     else if (pair->key->type == CONFIG_PAIR && n_items != 2)
         refuse_value(reader, pair, pair->value, "has not two items");
-    else if (pair->key->type == CONFIG_PAIR)
+    else if (pair->key->type == CONFIG_TRIPLE && n_items != 3)
+        refuse_value(reader, pair, pair->value, "has not three items");
+    else if (pair->key->type == CONFIG_PAIR || pair->key->type == CONFIG_TRIPLE)
         read_items(reader, pair, CONFIG_REAL, sizeof(double), (char *)pair->base + pair->key->offset);
     else if ((size_t)n_items > pair->key->max_items)
         refuse_value(reader, pair, pair->value, "has too many items");
@@ -356,6 +358,7 @@ static void read_value(struct reader *reader, const struct pair *pair)
     case CONFIG_PATTERNS:
     case CONFIG_NUMBERS:
     case CONFIG_PAIR:
+    case CONFIG_TRIPLE:
     case CONFIG_NODES:
         if (is_plain_yaml(reader, pair->value, key->path))
             read_list(reader, pair);
@@ -598,15 +601,18 @@ static void read_default(struct reader *reader, size_t i)
 {
     const struct config_key *key = &reader->keys[i];
     struct config_key item = *key;
-    double *pair = (void *)((char *)reader->config + key->offset);
-    struct schedule_numbers *numbers = (void *)pair;
+    double *reals = (void *)((char *)reader->config + key->offset);
+    struct schedule_numbers *numbers = (void *)reals;
     struct config_value value = {.text = key->def};
     void *base = reader->config;
     const char *why = NULL;
     int r;
 
-    if (key->type == CONFIG_PAIR) {
-        r = sscanf(key->def, "[%lf, %lf]", &pair[0], &pair[1]) == 2 ? 0 : CONFIG_VALUE_E_BAD;
+    if (key->type == CONFIG_PAIR || key->type == CONFIG_TRIPLE) {
+        int n_reals = key->type == CONFIG_PAIR ? 2 : 3;
+
+        r = sscanf(key->def, n_reals == 2 ? "[%lf, %lf]" : "[%lf, %lf, %lf]", &reals[0], &reals[1], &reals[2]);
+        r = r == n_reals ? 0 : CONFIG_VALUE_E_BAD;
         assert(r == 0);
         return;
     }

@@ -17,6 +17,7 @@
 #define SGD CONFIG_ONLY_OPTIMIZER(OPTIMIZER_SGD)
 #define LION CONFIG_ONLY_OPTIMIZER(OPTIMIZER_LION)
 #define ADAGRAD CONFIG_ONLY_OPTIMIZER(OPTIMIZER_ADAGRAD)
+#define MUON CONFIG_ONLY_OPTIMIZER(OPTIMIZER_MUON)
 #define WARMUP CONFIG_ONLY_SCHEDULE(SCHEDULE_WARMUP)
 #define DECAY CONFIG_ONLY_SCHEDULE(SCHEDULE_WARMUP_DECAY)
 #define COSINE CONFIG_ONLY_SCHEDULE(SCHEDULE_WARMUP_COSINE)
@@ -59,9 +60,15 @@ static const struct config_choice stage3_on_one_node[] = {
     {"mapped", CONFIG_STAGE3_MAPPED}, {"gathered", CONFIG_STAGE3_GATHERED}, {}};
 static const struct config_choice optim_bits[] = {{"32", 32}, {"8", 8}, {}};
 static const struct config_choice offloads[] = {{"none", CONFIG_OFFLOAD_NONE}, {"cpu", CONFIG_OFFLOAD_CPU}, {}};
-static const struct config_choice optimizers[] = {{"AdamW", OPTIMIZER_ADAMW},     {"Adam", OPTIMIZER_ADAM},
-                                                  {"SGD", OPTIMIZER_SGD},         {"Lion", OPTIMIZER_LION},
-                                                  {"Adagrad", OPTIMIZER_ADAGRAD}, {}};
+static const struct config_choice optimizers[] = {{"AdamW", OPTIMIZER_ADAMW},
+                                                  {"Adam", OPTIMIZER_ADAM},
+                                                  {"SGD", OPTIMIZER_SGD},
+                                                  {"Lion", OPTIMIZER_LION},
+                                                  {"Adagrad", OPTIMIZER_ADAGRAD},
+                                                  {"Muon", OPTIMIZER_MUON},
+                                                  {}};
+static const struct config_choice adjust_lr_fns[] = {
+    {"original", MUON_ORIGINAL}, {"match_rms_adamw", MUON_MATCH_RMS_ADAMW}, {}};
 static const struct config_choice schedulers[] = {{"WarmupLR", SCHEDULE_WARMUP},
                                                   {"WarmupDecayLR", SCHEDULE_WARMUP_DECAY},
                                                   {"WarmupCosineLR", SCHEDULE_WARMUP_COSINE},
@@ -162,26 +169,32 @@ static const struct config_key table[] = {
 
     SECTION("optimizer", "The optimizer and the settings of groups that declare none."),
     KEY("optimizer.type", CHOICE, optimizer.type,
-        "The optimizer. Adam means decoupled weight decay, as AdamW, unless adam_w_mode is false.", .def = "AdamW",
-        .choices = optimizers),
+        "The optimizer. Adam means decoupled weight decay, as AdamW, unless adam_w_mode is false. Muon updates the "
+        "matrices that the program gives it, and AdamW the rest.",
+        .def = "AdamW", .choices = optimizers),
     SECTION("optimizer.params", "Depends on optimizer.type; what the type does not take is refused."),
     KEY("optimizer.params.lr", REAL, optimizer.hyper.lr, "Learning rate.", DEEPSPEED, .def = "0.001", RANGE(0, 1e6),
-        .only = ADAMW | ADAM | SGD),
+        .only = ADAMW | ADAM | SGD | MUON),
     KEY("optimizer.params.lr", REAL, optimizer.hyper.lr, "Learning rate.", DEEPSPEED, .def = "0.0001", RANGE(0, 1e6),
         .only = LION),
     KEY("optimizer.params.lr", REAL, optimizer.hyper.lr, "Learning rate.", DEEPSPEED, .def = "0.01", RANGE(0, 1e6),
         .only = ADAGRAD),
     KEY("optimizer.params.betas", PAIR, optimizer.hyper.beta1, "Decay of the first and second moment, per step.",
-        .flags = CONFIG_DEEPSPEED | CONFIG_BELOW_MAX, .def = "[0.9, 0.999]", RANGE(0, 1), .only = ADAMW | ADAM),
+        .flags = CONFIG_DEEPSPEED | CONFIG_BELOW_MAX, .def = "[0.9, 0.999]", RANGE(0, 1), .only = ADAMW | ADAM | MUON),
     KEY("optimizer.params.betas", PAIR, optimizer.hyper.beta1,
         "Weight of the momentum in the update, and its decay per step.", .flags = CONFIG_DEEPSPEED | CONFIG_BELOW_MAX,
         .def = "[0.9, 0.99]", RANGE(0, 1), .only = LION),
     KEY("optimizer.params.eps", REAL, optimizer.hyper.eps, "Added to the denominator.", DEEPSPEED, .def = "1.0e-8",
         RANGE(MIN_EPS, 1), .only = ADAMW | ADAM),
+    KEY("optimizer.params.eps", REAL, optimizer.hyper.eps,
+        "Added to AdamW's denominator; the least norm by which a matrix is divided.", DEEPSPEED, .def = "1.0e-8",
+        RANGE(MIN_EPS, 1), .only = MUON),
     KEY("optimizer.params.eps", REAL, optimizer.hyper.eps, "Added to the denominator.", DEEPSPEED, .def = "1.0e-10",
         RANGE(MIN_EPS, 1), .only = ADAGRAD),
     KEY("optimizer.params.weight_decay", REAL, optimizer.hyper.weight_decay, "Weight decay, decoupled.", DEEPSPEED,
         .def = "0.01", RANGE(0, 1e3), .only = ADAMW),
+    KEY("optimizer.params.weight_decay", REAL, optimizer.hyper.weight_decay, "Weight decay, decoupled.", DEEPSPEED,
+        .def = "0.1", RANGE(0, 1e3), .only = MUON),
     KEY("optimizer.params.weight_decay", REAL, optimizer.hyper.weight_decay,
         "Weight decay: decoupled for Lion and for Adam with adam_w_mode, else added to the gradient.", DEEPSPEED,
         .def = "0", RANGE(0, 1e3), .only = ADAM | SGD | LION | ADAGRAD),
@@ -191,11 +204,26 @@ static const struct config_key table[] = {
         .def = "true", .only = ADAM),
     KEY("optimizer.params.momentum", REAL, optimizer.hyper.momentum, "Momentum; 0 keeps no momentum buffer.",
         .flags = CONFIG_DEEPSPEED | CONFIG_BELOW_MAX, .def = "0", RANGE(0, 1), .only = SGD),
+    KEY("optimizer.params.momentum", REAL, optimizer.hyper.momentum, "Decay of the momentum buffer, per step.",
+        .flags = CONFIG_DEEPSPEED | CONFIG_BELOW_MAX, .def = "0.95", RANGE(0, 1), .only = MUON),
     KEY("optimizer.params.dampening", REAL, optimizer.hyper.dampening,
         "How much of the gradient is kept out of the momentum buffer.", DEEPSPEED, .def = "0", RANGE(0, 1),
         .only = SGD),
     KEY("optimizer.params.nesterov", BOOL, optimizer.hyper.nesterov,
         "Nesterov momentum; needs momentum, and dampening 0.", DEEPSPEED, .def = "false", .only = SGD),
+    KEY("optimizer.params.nesterov", BOOL, optimizer.hyper.nesterov,
+        "Nesterov momentum: what is orthogonalised has the gradient once more.", DEEPSPEED, .def = "true",
+        .only = MUON),
+    KEY("optimizer.params.ns_steps", WHOLE, optimizer.hyper.ns_steps,
+        "Newton-Schulz iterations with which a matrix is orthogonalised.", DEEPSPEED, .def = "5", RANGE(1, 99),
+        .only = MUON),
+    KEY("optimizer.params.ns_coefficients", TRIPLE, optimizer.hyper.ns_coefficients,
+        "What an iteration takes of the matrix, of its third and of its fifth power.", DEEPSPEED,
+        .def = "[3.4445, -4.775, 2.0315]", RANGE(-1e3, 1e3), .only = MUON),
+    KEY("optimizer.params.adjust_lr_fn", CHOICE, optimizer.hyper.adjust_lr_fn,
+        "Factor of the learning rate of a matrix of A rows and B columns. original: sqrt(max(1, A / B)); "
+        "match_rms_adamw: 0.2 * sqrt(max(A, B)), for a rate that was tuned for AdamW.",
+        DEEPSPEED, .def = "original", .choices = adjust_lr_fns, .only = MUON),
     KEY("optimizer.params.lr_decay", REAL, optimizer.hyper.lr_decay, "The rate is lr / (1 + (step - 1) * lr_decay).",
         DEEPSPEED, .def = "0", RANGE(0, 1e6), .only = ADAGRAD),
     KEY("optimizer.params.optim_bits", CHOICE, optimizer.optim_bits,

@@ -40,6 +40,7 @@ enum config_type {
     CONFIG_PATTERNS, /* likewise, of patterns */
     CONFIG_NUMBERS,  /* struct schedule_numbers */
     CONFIG_PAIR,     /* two doubles */
+    CONFIG_TRIPLE,   /* three doubles */
     CONFIG_NODES,    /* struct config_nodes, items are rows under "path[]" */
 };
 

@@ -527,6 +527,11 @@ static void print_pair(FILE *file, const struct config_key *key, const void *bas
     write_reals(file, constant_field(key, base), 2);
 }
 
+static void print_triple(FILE *file, const struct config_key *key, const void *base)
+{
+    write_reals(file, constant_field(key, base), 3);
+}
+
 /* ---- the values that are allowed ----------------------------------------------------------------------- */
 
 static void allow_range(FILE *file, const struct config_key *key)
@@ -611,6 +616,12 @@ static void allow_pair(FILE *file, const struct config_key *key)
     allow_range(file, key);
 }
 
+static void allow_triple(FILE *file, const struct config_key *key)
+{
+    fputs("a list of three numbers ", file);
+    allow_range(file, key);
+}
+
 static void allow_nodes(FILE *file, const struct config_key *key)
 {
     fprintf(file, "a list of at most %zu nodes, each {address, ranks}", key->max_items);
@@ -687,6 +698,7 @@ static const struct config_value_type {
     [CONFIG_PATTERNS] = {NULL, NULL, print_names, NULL, allow_patterns, names_deinit},
     [CONFIG_NUMBERS] = {NULL, NULL, print_numbers, NULL, allow_numbers, numbers_deinit},
     [CONFIG_PAIR] = {NULL, NULL, print_pair, NULL, allow_pair, NULL},
+    [CONFIG_TRIPLE] = {NULL, NULL, print_triple, NULL, allow_triple, NULL},
     [CONFIG_NODES] = {NULL, NULL, print_nodes, NULL, allow_nodes, nodes_deinit},
 };
 

@@ -103,6 +103,18 @@ bool config_partitions_all(const struct config *config)
     return config->device == CONFIG_DEVICE_CUDA && config_stage(config) == 3 && !config_offloads(config);
 }
 
+unsigned config_n_threads(const struct config *config)
+{
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+
+    return config->threads ? config->threads : (unsigned)MAX(n, 1L);
+}
+
+bool config_has_whole_matrices(const struct config *config)
+{
+    return config->device == CONFIG_DEVICE_CPU && config->world.nodes.n_items <= 1;
+}
+
 struct optimizer_moments config_moments(const struct config *config)
 {
     struct optimizer_moments moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper);
@@ -133,7 +145,7 @@ const char *config_optimizer_name(const struct config_optimizer *optimizer)
 {
     static const char *const names[N_OPTIMIZERS] = {
         [OPTIMIZER_ADAMW] = "AdamW", [OPTIMIZER_ADAM] = "Adam",       [OPTIMIZER_SGD] = "SGD",
-        [OPTIMIZER_LION] = "Lion",   [OPTIMIZER_ADAGRAD] = "Adagrad",
+        [OPTIMIZER_LION] = "Lion",   [OPTIMIZER_ADAGRAD] = "Adagrad", [OPTIMIZER_MUON] = "Muon",
     };
 
     return names[optimizer->type == OPTIMIZER_ADAM && optimizer->hyper.adam_w_mode ? OPTIMIZER_ADAMW : optimizer->type];

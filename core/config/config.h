@@ -149,6 +149,9 @@ enum config_configured {
     CONFIG_GIVES_NESTEROV = 1 << 7,
     CONFIG_GIVES_LR_DECAY = 1 << 8,
     CONFIG_GIVES_SCHEDULER = 1 << 9, /* a number of the schedule, not only its type */
+    CONFIG_GIVES_NS_COEFFICIENTS = 1 << 10,
+    CONFIG_GIVES_NS_STEPS = 1 << 11,
+    CONFIG_GIVES_ADJUST_LR_FN = 1 << 12,
 };
 
 /* Where a value came from. */
@@ -232,6 +235,10 @@ bool config_partitions_all(const struct config *config);
  */
 unsigned config_stage(const struct config *config);
 unsigned config_stage_of(const struct config *config, unsigned stage);
+/* How many workers a daemon on this machine has. */
+unsigned config_n_threads(const struct config *config);
+/* Does this process hold all of the state in host memory? Then Muon has its matrices whole. */
+bool config_has_whole_matrices(const struct config *config);
 /* The moments that the optimizer has, and how they lie in memory. */
 struct optimizer_moments config_moments(const struct config *config);
 /* Does a job look for a checkpoint to begin with? */

@@ -24,7 +24,7 @@ enum {
      */
     MAX_CHUNKS = 1 << 26,
     MAX_GROUPS = 1 << 16,
-    N_KEYS = N_DTYPES * N_DTYPES, /* per group: kinds of bucket */
+    N_KEYS = 2 * N_DTYPES * N_DTYPES, /* per group: kinds of bucket */
 };
 
 /* Working memory of layout_new(). */
@@ -110,6 +110,7 @@ static int copy_param(struct builder *builder, uint32_t id)
     param->grad_dtype = decl->grad_dtype;
     param->group = decl->group;
     param->trainable = decl->trainable;
+    param->muon = decl->muon;
     param->bucket = LAYOUT_NO_BUCKET;
 
     layout->n_groups = MAX(layout->n_groups, decl->group + 1);
@@ -175,7 +176,9 @@ static int copy_params(struct builder *builder, uint32_t n_params)
 
 static uint32_t *open_bucket(const struct builder *builder, const struct layout_param *param)
 {
-    return &builder->open[param->group * N_KEYS + param->grad_dtype * N_DTYPES + param->dtype];
+    unsigned key = (param->muon * (unsigned)N_DTYPES + param->grad_dtype) * N_DTYPES + param->dtype;
+
+    return &builder->open[param->group * N_KEYS + key];
 }
 
 /* While buckets are filled their n_elems is where the last parameter ends. */
@@ -199,6 +202,7 @@ static void place_param(struct builder *builder, uint32_t id)
             .group = param->group,
             .grad_dtype = param->grad_dtype,
             .dtype = param->dtype,
+            .muon = param->muon,
         };
     }
 
@@ -522,6 +526,7 @@ int layout_for_ranks(struct layout **out, const struct layout *layout, unsigned 
                                         .grad_dtype = param->grad_dtype,
                                         .group = param->group,
                                         .trainable = param->trainable,
+                                        .muon = param->muon,
                                         .n_dims = param->n_dims,
                                         .shape = param->shape};
     }

@@ -5,7 +5,7 @@
  * The layout: parameters to buckets to partitions, and from there to bytes.
  * Pure; computed once when the job is formed, equal on every node, constant afterwards.
  *
- * Bucket: trainable parameters of one (group, gradient dtype, weight dtype), in
+ * Bucket: trainable parameters of one (group, gradient dtype, weight dtype), which Muon updates or not, in
  * reverse declaration order, at most bucket_elems elements; a larger parameter
  * is its own bucket. Buckets are numbered in the order in which that walk opens them.
  * Each parameter starts at a multiple of 64 elements of its bucket; a bucket's
@@ -51,6 +51,7 @@ struct layout_param {
     enum dtype grad_dtype;
     uint32_t group;
     bool trainable;
+    bool muon; /* a matrix that Muon updates */
     uint32_t n_dims;
     uint64_t shape[LAYOUT_MAX_DIMS];
     /* Computed. */
@@ -69,7 +70,7 @@ struct layout_bucket {
     uint32_t group;
     enum dtype grad_dtype;
     enum dtype dtype;
-    uint32_t zero;       /* instead of padding: see device-plan.c */
+    uint32_t muon;       /* 1: Muon updates its parameters; so wide that no padding follows: see device-plan.c */
     uint64_t n_elems;    /* padded */
     uint64_t room_elems; /* n_elems, or those of LAYOUT_ROOM_RANKS ranks */
     uint64_t used_elems; /* sum of its parameters' n_elems */
@@ -127,6 +128,7 @@ struct layout_decl {
     enum dtype dtype, grad_dtype;
     uint32_t group;
     bool trainable;
+    bool muon; /* trainable, two dimensions */
     uint32_t n_dims;
     const uint64_t *shape;
 };

@@ -95,7 +95,7 @@ uint64_t manifest_digest(const struct manifest *manifest)
         at = put_u64(at, decl->dtype);
         at = put_u64(at, decl->grad_dtype);
         at = put_u64(at, decl->group);
-        at = put_u64(at, decl->trainable);
+        at = put_u64(at, decl->trainable + 2 * decl->muon); /* so earlier digests stay as they are */
         at = put_u64(at, decl->n_dims);
         for (uint32_t i = 0; i < decl->n_dims; i++)
             at = put_u64(at, decl->shape[i]);
@@ -109,7 +109,7 @@ bool manifest_entry_equal(const struct layout_decl *a, const struct layout_decl 
 {
     return a->name_len == b->name_len && (a->name_len == 0 || memcmp(a->name, b->name, a->name_len) == 0) &&
            a->dtype == b->dtype && a->grad_dtype == b->grad_dtype && a->group == b->group &&
-           a->trainable == b->trainable && a->n_dims == b->n_dims &&
+           a->trainable == b->trainable && a->muon == b->muon && a->n_dims == b->n_dims &&
            (a->n_dims == 0 || memcmp(a->shape, b->shape, a->n_dims * sizeof(*a->shape)) == 0);
 }
 
@@ -156,8 +156,9 @@ void manifest_print_entry(char *dst, size_t size, const struct layout_decl *decl
     append(form, sizeof(form), &n, " [");
     for (uint32_t i = 0; i < decl->n_dims && i < LAYOUT_MAX_DIMS; i++)
         append(form, sizeof(form), &n, "%s%" PRIu64, i ? ", " : "", decl->shape[i]);
-    append(form, sizeof(form), &n, "] %s, gradient %s, group %" PRIu32 ", %s", dtype_print(decl->dtype),
-           dtype_print(decl->grad_dtype), decl->group, decl->trainable ? "trainable" : "frozen");
+    append(form, sizeof(form), &n, "] %s, gradient %s, group %" PRIu32 ", %s%s", dtype_print(decl->dtype),
+           dtype_print(decl->grad_dtype), decl->group, decl->trainable ? "trainable" : "frozen",
+           decl->muon ? ", by Muon" : "");
     if (size == 0)
         return;
     dst[0] = '\0';

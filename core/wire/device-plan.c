@@ -124,7 +124,7 @@ static bool head_is_sound(const struct device_plan_header *head, uint64_t n_byte
            head->world_size >= 1 && head->world_size <= DEVICE_MAX_WORLD && head->n_local >= 1 &&
            head->n_local <= DEVICE_MAX_LOCAL && head->first_local < head->world_size &&
            head->n_local <= head->world_size - head->first_local && head->stage >= 1 && head->stage <= 3 &&
-           head->optimizer < N_OPTIMIZERS && moments_are_sound(head) &&
+           head->optimizer < (uint32_t)DEVICE_N_OPTIMIZERS && moments_are_sound(head) &&
            head->mask_words == div_round_up(head->world_size, 64) && head->weight_bytes <= DEVICE_MAX_BYTES &&
            head->ring_bytes <= DEVICE_MAX_BYTES && head->pool_bytes <= DEVICE_MAX_BYTES &&
            array_fits(head, head->params_at, head->n_params, sizeof(struct device_plan_param)) &&

@@ -11,7 +11,9 @@
 
 #include "core/base/base.h"
 
-enum { ADAM = 1, ADAMW = 2, SGD = 4, LION = 8, ADAGRAD = 16, ALL = 31 };
+enum { ADAM = 1, ADAMW = 2, SGD = 4, LION = 8, ADAGRAD = 16, MUON = 32, ALL = 63 };
+
+enum { MAX_NS_STEPS = 99 }; /* as in torch.optim.Muon */
 
 enum range { FROM_0, FROM_0_BELOW_1, ABOVE_0, ANY };
 
@@ -29,18 +31,21 @@ static const struct {
     unsigned only;
 } rules[] = {
     {"lr", offsetof(struct wire_hyper, lr), FROM_0, ALL},
-    {"beta1", offsetof(struct wire_hyper, beta1), FROM_0_BELOW_1, ADAM | ADAMW | LION},
-    {"beta2", offsetof(struct wire_hyper, beta2), FROM_0_BELOW_1, ADAM | ADAMW | LION},
-    {"eps", offsetof(struct wire_hyper, eps), ABOVE_0, ADAM | ADAMW | ADAGRAD},
+    {"beta1", offsetof(struct wire_hyper, beta1), FROM_0_BELOW_1, ADAM | ADAMW | LION | MUON},
+    {"beta2", offsetof(struct wire_hyper, beta2), FROM_0_BELOW_1, ADAM | ADAMW | LION | MUON},
+    {"eps", offsetof(struct wire_hyper, eps), ABOVE_0, ADAM | ADAMW | ADAGRAD | MUON},
     {"weight_decay", offsetof(struct wire_hyper, weight_decay), FROM_0, ALL},
-    {"momentum", offsetof(struct wire_hyper, momentum), FROM_0_BELOW_1, SGD},
+    {"momentum", offsetof(struct wire_hyper, momentum), FROM_0_BELOW_1, SGD | MUON},
     {"dampening", offsetof(struct wire_hyper, dampening), ANY, SGD},
     {"lr_decay", offsetof(struct wire_hyper, lr_decay), FROM_0, ADAGRAD},
+    {"ns_coefficients[0]", offsetof(struct wire_hyper, ns_a), ANY, MUON},
+    {"ns_coefficients[1]", offsetof(struct wire_hyper, ns_b), ANY, MUON},
+    {"ns_coefficients[2]", offsetof(struct wire_hyper, ns_c), ANY, MUON},
 };
 
 static unsigned kind_of(const char *optimizer)
 {
-    static const char *const names[] = {"Adam", "AdamW", "SGD", "Lion", "Adagrad"};
+    static const char *const names[] = {"Adam", "AdamW", "SGD", "Lion", "Adagrad", "Muon"};
 
     for (size_t i = 0; i < ARRAY_SIZE(names); i++)
         if (strcmp(optimizer, names[i]) == 0)
@@ -76,6 +81,10 @@ bool hyper_is_wrong(const char *optimizer, const struct wire_hyper *hyper, struc
         if (!(rules[i].only & kind) || is_in(rules[i].range, value))
             continue;
         *problem = (struct hyper_problem){rules[i].name, value, expectations[rules[i].range]};
+        return true;
+    }
+    if (kind == MUON && (hyper->ns_steps < 1 || hyper->ns_steps > MAX_NS_STEPS)) {
+        *problem = (struct hyper_problem){"ns_steps", hyper->ns_steps, "a whole number from 1 to 99"};
         return true;
     }
     if (kind != SGD || !hyper->nesterov || (hyper->momentum > 0 && hyper->dampening == 0))

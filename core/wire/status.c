@@ -261,6 +261,8 @@ static struct json_object *group_object(struct json *j, const struct hyper *grou
     json_put_double(j, o, "dampening", group->dampening);
     json_put_double(j, o, "lr_decay", group->lr_decay);
     json_put_bool(j, o, "nesterov", group->nesterov);
+    json_put_u64(j, o, "ns_steps", group->ns_steps);
+    json_put_string(j, o, "adjust_lr_fn", group->adjust_lr_fn == MUON_MATCH_RMS_ADAMW ? "match_rms_adamw" : "original");
     return o;
 }
 

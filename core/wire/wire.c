@@ -110,6 +110,11 @@ static const struct wire_rule hyper_rules[] = {
     DOUBLE(GroupHyper, wire_hyper, dampening, .flags = WIRE_FINITE),
     DOUBLE(GroupHyper, wire_hyper, lr_decay, .flags = WIRE_FINITE),
     BOOL(GroupHyper, wire_hyper, nesterov),
+    DOUBLE(GroupHyper, wire_hyper, ns_a, .flags = WIRE_FINITE),
+    DOUBLE(GroupHyper, wire_hyper, ns_b, .flags = WIRE_FINITE),
+    DOUBLE(GroupHyper, wire_hyper, ns_c, .flags = WIRE_FINITE),
+    U32(GroupHyper, wire_hyper, ns_steps),
+    BOOL(GroupHyper, wire_hyper, match_rms_adamw),
 };
 const struct wire_table wire_hyper_table = WIRE_TABLE(group_hyper, wire_hyper, hyper_rules);
 
@@ -151,6 +156,7 @@ static const struct wire_rule param_rules[] = {
     U64S(Param, layout_decl, shape, n_dims, .max_count = LAYOUT_MAX_DIMS),
     U32(Param, layout_decl, group, .max = WIRE_MAX_GROUPS - 1),
     BOOL(Param, layout_decl, trainable),
+    BOOL(Param, layout_decl, muon),
 };
 
 static bool param_check(const void *ours, struct wire_problem *problem)
@@ -162,6 +168,12 @@ static bool param_check(const void *ours, struct wire_problem *problem)
     for (uint32_t i = 0; i < param->n_dims; i++) {
         empty = empty || param->shape[i] == 0;
         overflow = overflow || __builtin_mul_overflow(n_elems, param->shape[i], &n_elems);
+    }
+    if (param->muon &&
+        !(param->trainable && param->n_dims == 2 && param->shape[0] <= INT32_MAX && param->shape[1] <= INT32_MAX)) {
+        wire_problem_set(problem, "muon: true, expected false; it is for trainable parameters of two dimensions, each "
+                                  "below 2^31");
+        return false;
     }
     if (empty || (!overflow && n_elems < ELEMS_LIMIT))
         return true;

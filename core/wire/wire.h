@@ -147,6 +147,9 @@ struct wire_hyper {
     double dampening;
     double lr_decay;
     bool nesterov;
+    double ns_a, ns_b, ns_c;
+    uint32_t ns_steps;
+    bool match_rms_adamw;
 };
 
 /* Most bytes that one parameter adds to a Declare: to cut a manifest into parts that fit into a packet. */

@@ -134,7 +134,7 @@ static int add_moments(const struct planning *w, uint32_t id)
 {
     const struct state *state = w->order->state;
     const struct state_bucket *bucket = &state->buckets[w->layout->params[id].bucket];
-    const enum optimizer optimizer = w->order->optimizer;
+    const enum optimizer optimizer = optimizer_of_param(w->order->optimizer, w->layout->params[id].muon);
     int r = 0;
 
     if (bucket->exp_avg)

@@ -87,6 +87,7 @@ static int add_param(struct targets *targets, const struct state *state, enum op
     const struct layout_param *p = &state->layout->params[id];
     int r = add_weights(targets, state, id);
 
+    optimizer = optimizer_of_param(optimizer, p->muon);
     if (r < 0 || !p->trainable)
         return r;
     if (state->buckets[p->bucket].exp_avg)

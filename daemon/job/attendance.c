@@ -35,6 +35,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/state.h"
 #include "daemon/step/executor.h"
+#include "kernels/gemm.h"
 
 static bool everybody_left(const struct job *job)
 {
@@ -196,9 +197,18 @@ void attendance_choose(struct job *job, const char *optimizer, double momentum)
 /* If the configuration names no optimizer, the first rank chooses it, and the others get that choice. */
 static void choose_optimizer(struct job *job, const struct request_hello *hello)
 {
+    const char *optimizer = hello->optimizer;
+    const struct gemm *gemm;
+    char why[256];
+
     if (job->layout || !job->coordinator->alone || job_anybody_is_here(job))
         return;
-    attendance_choose(job, hello->optimizer, hello->momentum);
+    if (optimizer && strcmp(optimizer, "Muon") == 0 && !config_gives(job->run.configured, "optimizer") &&
+        config_has_whole_matrices(job->run.configured) && gemm_load(&gemm, why, sizeof(why)) < 0) {
+        log_line(LOG_WARNING, "%s", why);
+        optimizer = NULL;
+    }
+    attendance_choose(job, optimizer, hello->momentum);
 }
 
 enum config_on_duplicate attendance_policy(const struct job *job, enum wire_on_duplicate wanted)

@@ -40,7 +40,8 @@ static void describe(const struct job *job, struct strbuf *out)
     const struct config *config = job->config;
 
     strbuf_add(out, "optimizer.type %s\n", config_optimizer_name(&config->optimizer));
-    strbuf_add(out, "optimizer.params.momentum %a\n", config->optimizer.hyper.momentum);
+    strbuf_add(out, "optimizer.params.momentum %a\n",
+               config->optimizer.type == OPTIMIZER_SGD ? config->optimizer.hyper.momentum : 0);
     strbuf_add(out, "world.nodes %zu\n", MAX(job->config->world.nodes.n_items, (size_t)1));
     if (!job->coordinator->alone) { /* else the number of ranks may change (resize.h), and the head says it */
         strbuf_add(out, "world.size %u\n", job->world.size);

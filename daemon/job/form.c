@@ -79,6 +79,26 @@ static bool is_held(struct job *job, struct job_rank *rank)
     return true;
 }
 
+/* Return: whether the rank was refused, because a parameter is for Muon and the job has another optimizer. */
+static bool refuse_muon(struct job *job, struct job_rank *rank, const struct evidence_at *at)
+{
+    const struct config_optimizer *optimizer = &job->config->optimizer;
+    char name[128], what[256];
+
+    for (uint32_t p = 0; optimizer->type != OPTIMIZER_MUON && p < rank->manifest.n; p++) {
+        const struct layout_decl *decl = &rank->manifest.decls[p];
+
+        if (!decl->muon)
+            continue;
+        layout_print_name(name, sizeof(name), decl->name, decl->name_len);
+        snprintf(what, sizeof(what), "%s was declared for Muon, and the optimizer of this job is %s", name,
+                 config_optimizer_name(optimizer));
+        job_fault(job, rank, cause_declare(at, what, "optimizer: {type: Muon} in the daemon's configuration"));
+        return true;
+    }
+    return false;
+}
+
 void job_form(struct job *job, struct job_rank *rank, const struct request_form *request)
 {
     struct evidence_at at = job_at_forming(rank);
@@ -96,7 +116,7 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
         job_fault(job, rank,
                   cause_declare(&at, "no parameter was declared",
                                 "zerod_clear_fault, zerod_declare, and then zerod_form again"));
-    } else if (job->layout && manifest_digest(&rank->manifest) != job->run.digest) {
+    } else if (!refuse_muon(job, rank, &at) && job->layout && manifest_digest(&rank->manifest) != job->run.digest) {
         job_fault(job, rank,
                   cause_declare(&at, "the manifest is not the one that this run was formed with",
                                 "start the same model, or end the run: zerodctl drop"));
@@ -454,12 +474,15 @@ static void reserve_again_done(struct work *work)
     if (job->forming.reserve_result == 0)
         executor_go_on(job->executor);
     else
-        log_error("there is not enough memory for what travels between nodes and to GPUs: free memory on this machine, "
-                  "and restart zerod; what it keeps stays kept");
+        log_error("there is not enough memory for what is not kept: what travels between nodes and to GPUs, and what "
+                  "Muon computes with; free memory on this machine, and restart zerod: what it keeps stays kept");
     job_todo(job);
 }
 
-/* Memory for what travels between nodes and to GPUs is not kept. Its pages come while this daemon serves already. */
+/*
+ * Memory for what travels between nodes and to GPUs, and for what Muon computes with, is not kept. Its pages come while
+ * this daemon serves already.
+ */
 static void reserve_again(struct job *job)
 {
     uint32_t n = 1 + coordinator_n_reserve_pieces(job->coordinator);

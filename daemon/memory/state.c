@@ -52,12 +52,13 @@ static void plan_places(struct state *state, const struct state_options *options
     *state_bytes = *gradient_bytes = 0;
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         uint64_t n_elems = layout_room_elems(layout, b, options->n_ranks);
+        bool has_v = options->moments.v && !layout->buckets[b].muon;
 
         places[b].master = reserve_array(state_bytes, n_elems, DTYPE_F32,
                                          options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);
         places[b].exp_avg = reserve_array(state_bytes, n_elems, options->moments.type.dtype, options->moments.m);
         places[b].exp_avg_sq =
-            reserve_array(state_bytes, n_elems, moments_dtype_of_square(options->moments.type), options->moments.v);
+            reserve_array(state_bytes, n_elems, moments_dtype_of_square(options->moments.type), has_v);
         places[b].acc = reserve_array(gradient_bytes, n_elems, DTYPE_F32, !options->no_gradient);
     }
     for (uint32_t p = 0; options->stage == 3 && p < layout->n_params; p++) {

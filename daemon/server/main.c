@@ -18,6 +18,7 @@
 #include "daemon/server/companion.h"
 #include "daemon/server/server.h"
 #include "daemon/server/service.h"
+#include "kernels/gemm.h"
 
 static const char usage[] =
     "usage: zerod --config FILE [--socket PATH] [--ranks N] [--no-successors] [--trace-dir DIR]\n"
@@ -257,13 +258,20 @@ static int serve(const struct config *config)
     return EX_OK;
 }
 
-static void say_checked(const char *path)
+/* Return: EX_OK, or EX_CONFIG after a sentence. */
+static int say_checked(const struct config *config, const char *path)
 {
-    char huge_pages[256];
+    char huge_pages[256], why[256];
+    const struct gemm *gemm;
 
+    if (config->optimizer.type == OPTIMIZER_MUON && gemm_load(&gemm, why, sizeof(why)) < 0) {
+        fprintf(stderr, "zerod: %s\n", why);
+        return EX_CONFIG;
+    }
     huge_pages_describe(NULL, huge_pages, sizeof(huge_pages));
     printf("%s: ok (users, groups and the socket's folder are looked at when the daemon starts)\n%s\n", path,
            huge_pages);
+    return EX_OK;
 }
 
 int main(int argc, char **argv)
@@ -274,6 +282,7 @@ int main(int argc, char **argv)
 
     if (options.exit_now >= 0)
         return options.exit_now;
+    gemm_one_thread();
     r = options.check || options.print ? EX_OK : take_descriptors();
     if (r == EX_OK)
         r = load_config(&config, &options);
@@ -289,7 +298,7 @@ int main(int argc, char **argv)
     if (r == EX_OK && options.print)
         r = config_print(stdout, config) < 0 ? EX_IOERR : EX_OK;
     else if (r == EX_OK && options.check)
-        say_checked(options.config);
+        r = say_checked(config, options.config);
     else if (r == EX_OK)
         r = serve(config);
     config_free(config);

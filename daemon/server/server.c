@@ -41,6 +41,7 @@
 #include "daemon/server/service.h"
 #include "daemon/server/session.h"
 #include "daemon/server/trace.h"
+#include "kernels/gemm.h"
 
 enum {
     TICK_MS = 50,         /* how late a time-out may be noticed */
@@ -469,13 +470,6 @@ static void on_sighup(uv_signal_t *handle, int number)
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
-static unsigned n_threads(const struct config *config)
-{
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-
-    return config->threads ? config->threads : (unsigned)MAX(n, 1L);
-}
-
 static int start_handles(struct server *server)
 {
     int r;
@@ -538,15 +532,20 @@ static int start_server(struct server *server, char *why, size_t why_size)
                                             .failed = question_failed,
                                             .after = reap_sessions,
                                             .userdata = server};
+    const struct gemm *gemm;
     int r;
 
     r = kernels_select(&server->kernels, NULL, why, why_size);
     if (r < 0)
         return r;
-    r = recorder_start(n_threads(server->config));
+    if (server->config->optimizer.type == OPTIMIZER_MUON)
+        r = gemm_load(&gemm, why, why_size);
     if (r < 0)
         return r;
-    r = worker_pool_new(&server->pool, n_threads(server->config), notify_loop, server);
+    r = recorder_start(config_n_threads(server->config));
+    if (r < 0)
+        return r;
+    r = worker_pool_new(&server->pool, config_n_threads(server->config), notify_loop, server);
     if (r < 0) {
         snprintf(why, why_size,
                  r == -ENOTSUP ? "the floating point environment flushes subnormals: a library built "

@@ -20,6 +20,7 @@
 #include "daemon/step/executor-ops.h"
 #include "daemon/step/gather-host.h"
 #include "daemon/step/published.h"
+#include "daemon/step/step-muon.h"
 #include "daemon/step/step.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
@@ -103,6 +104,14 @@ static int repartition(struct executor *executor, const struct layout *layout, u
     if (executor->gathers)
         host_pool_bound(pool_of(executor), gather_bytes);
     return 0;
+}
+
+/* On a worker. A daemon that takes the job over does not say again what its predecessor has said. */
+static int reserve(const struct executor *executor)
+{
+    if (executor->step->muon && !state_was_found(executor->state))
+        step_muon_announce(executor->step, executor->options.config);
+    return step_muon_reserve(executor->step);
 }
 
 static void do_nothing(struct executor *executor)
@@ -365,6 +374,7 @@ static void let_go(struct executor *executor)
 
 static const struct executor_ops host_ops = {
     .start = start,
+    .reserve = reserve,
     .repartition = repartition,
     .cancel = do_nothing,
     .stop = do_nothing,
@@ -407,7 +417,8 @@ int executor_host_new(struct executor **out, const struct executor_options *opti
     executor->holds_state = true;
     executor->publishes = !executor->several_nodes && !executor->gathers;
     set_ring_bytes(executor);
-    r = executor_make_step(executor, &(struct state_options){.alone = !executor->several_nodes}, NULL);
+    r = executor_make_step(executor, &(struct state_options){.alone = !executor->several_nodes},
+                           options->config->optimizer.type == OPTIMIZER_MUON ? &step_muon_ops : NULL);
     if (r == 0 && executor->gathers)
         r = host_pool_new(&host->pool, executor);
     if (r == 0 && executor->gathers)

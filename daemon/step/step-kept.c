@@ -89,9 +89,9 @@ static void store(_Atomic(uint64_t) *word, uint64_t value)
     undo_order();
 }
 
-static bool is_done(const struct step *step, uint64_t op, uint32_t chunk)
+bool step_is_done(const struct step *step, uint64_t op, uint32_t chunk)
 {
-    return atomic_load_explicit(&step->stamps[chunk], memory_order_relaxed) == op;
+    return step->slots && op > 0 && atomic_load_explicit(&step->stamps[chunk], memory_order_relaxed) == op;
 }
 
 bool step_begin_chunk(struct step *step, uint64_t op, uint32_t chunk, struct step_slot **slot)
@@ -99,7 +99,7 @@ bool step_begin_chunk(struct step *step, uint64_t op, uint32_t chunk, struct ste
     *slot = NULL;
     if (!step->slots || op == 0)
         return true;
-    if (is_done(step, op, chunk))
+    if (step_is_done(step, op, chunk))
         return false;
     *slot = &step->slots[worker_number() - 1];
     store(&(*slot)->op, 0);
@@ -124,7 +124,7 @@ bool step_find_torn(const struct step *step, uint64_t op, unsigned *i, struct st
     for (; step->slots && op > 0 && *i < CONFIG_MAX_THREADS; (*i)++) {
         *slot = &step->slots[*i];
         *chunk = (*slot)->chunk;
-        if (atomic_load_explicit(&(*slot)->op, memory_order_relaxed) != op || is_done(step, op, *chunk))
+        if (atomic_load_explicit(&(*slot)->op, memory_order_relaxed) != op || step_is_done(step, op, *chunk))
             continue;
         (*i)++;
         return true;
@@ -184,7 +184,7 @@ void step_reduce_in_slot(const struct step *step, struct step_slot *slot, const 
     measure(step, args, result);
 }
 
-void step_update_in_slot(const struct step *step, struct step_slot *slot, const struct update_args *args)
+void step_update_in_slot(struct step_slot *slot, step_kernel *kernel, const struct update_args *args)
 {
     struct update_args rest = *args;
 
@@ -192,7 +192,7 @@ void step_update_in_slot(const struct step *step, struct step_slot *slot, const 
     rest.undo_elem = 0;
     update_put_back(&rest);
     if (rest.n_elems > 0)
-        step->kernels->update[step->optimizer](&rest);
+        kernel(&rest);
 }
 
 /* ---- what was found ------------------------------------------------------------------------------------ */
@@ -218,7 +218,7 @@ void step_found(struct step *step, uint64_t n_ops, unsigned squares_copy, double
         step->finding = step->findings->copies[current].finding;
 }
 
-void step_go_on_from(struct step *step, const struct step *before)
+void step_go_on_from(struct step *step, struct step *before)
 {
     size_t n_bytes = step->layout->n_params * sizeof(*step->squares);
 
@@ -226,4 +226,6 @@ void step_go_on_from(struct step *step, const struct step *before)
     memcpy(step->squares, before->squares, n_bytes);
     memcpy(step->measured, before->measured, n_bytes);
     step_found(step, before->n_ops, before->squares_copy, before->norm_scale);
+    if (step->ops->go_on_from)
+        step->ops->go_on_from(step, before);
 }

@@ -26,6 +26,9 @@
 /* Makes the memory, or finds it. Return: 0 or -errno. */
 int step_keep(struct step *step);
 
+/* Has the operation done the chunk? Only where something is kept. */
+bool step_is_done(const struct step *step, uint64_t op, uint32_t chunk);
+
 /* Return: false, the chunk is done. *slot: of this worker; NULL: nothing is kept. */
 bool step_begin_chunk(struct step *step, uint64_t op, uint32_t chunk, struct step_slot **slot);
 void step_end_chunk(struct step *step, uint64_t op, uint32_t chunk, struct step_slot *slot);
@@ -36,7 +39,8 @@ bool step_find_torn(const struct step *step, uint64_t op, unsigned *i, struct st
 /* The kernel on the rest of the chunk. The results are those of the whole chunk. */
 void step_reduce_in_slot(const struct step *step, struct step_slot *slot, const struct reduce_args *args,
                          struct reduce_result *result);
-void step_update_in_slot(const struct step *step, struct step_slot *slot, const struct update_args *args);
+typedef void step_kernel(const struct update_args *args);
+void step_update_in_slot(struct step_slot *slot, step_kernel *kernel, const struct update_args *args);
 
 /* step->finding has changed. */
 void step_keep_found(struct step *step);

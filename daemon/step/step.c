@@ -16,6 +16,7 @@
 #include "daemon/memory/snapshot.h"
 #include "daemon/step/published.h"
 #include "daemon/step/step-kept.h"
+#include "kernels/muon.h"
 
 _Static_assert((int)STEP_MAX_RANKS == (int)CONFIG_MAX_LOCAL_RANKS, "what config admits, a mask must hold");
 _Static_assert(sizeof(struct reduction) == STEP_REDUCTION_BYTES, "as step_fixed_bytes() counts it");
@@ -101,6 +102,8 @@ static int make_parts(struct step *step, const struct step_options *options)
         r = make_staging(step);
     if (r == 0 && !is_alone(step))
         r = make_reductions(step, &step->combinations);
+    if (r == 0 && step->ops->make)
+        r = step->ops->make(step);
     return r;
 }
 
@@ -143,6 +146,8 @@ void step_free(struct step *step)
 {
     if (!step)
         return;
+    if (step->ops->unmake)
+        step->ops->unmake(step);
     free_reductions(step, step->reductions);
     free_reductions(step, step->combinations);
     free(step->begun);
@@ -410,12 +415,12 @@ static void reduce_chunk(struct reduction *reduction, uint32_t chunk_id, struct 
 {
     const struct step *step = reduction->step;
     const struct layout_chunk *chunk = &step->layout->chunks[chunk_id];
-    const struct layout_param *param = &step->layout->params[chunk->param];
-    float *acc = state_acc(step->state, param->bucket, param->offset_elems + chunk->start_elem);
 
     reduce_into(reduction, chunk, chunk_id, 0, reduction->n_sources,
-                &(struct target){
-                    .elems = acc, .first = !step->begun[chunk->part], .past_caches = step->past_caches, .slot = slot});
+                &(struct target){.elems = step_acc_here(step, chunk_id),
+                                 .first = !step->begun[chunk->part],
+                                 .past_caches = step->past_caches,
+                                 .slot = slot});
 }
 
 static void reduce_item(struct reduction *reduction, uint32_t chunk_id)
@@ -620,15 +625,14 @@ double step_param_norm(const struct step *step, const struct exact_sum *squares)
 
 /* ---- update -------------------------------------------------------------------------------------------- */
 
-static void update_chunk(const struct step *step, uint32_t id, const float *acc, struct step_slot *slot)
+struct update_args step_update_args(const struct step *step, uint32_t id, const float *acc)
 {
     const struct layout_chunk *chunk = &step->layout->chunks[id];
     const struct layout_param *param = &step->layout->params[chunk->param];
     uint64_t elem = param->offset_elems + chunk->start_elem;
     bool publish = step->state->stage != 3 && param->dtype != DTYPE_F32;
-    struct update_args args;
 
-    args = (struct update_args){
+    return (struct update_args){
         .p = state_master(step->state, param->bucket, elem),
         .m = state_exp_avg(step->state, param->bucket, elem),
         .v = state_exp_avg_sq(step->state, param->bucket, elem),
@@ -640,10 +644,17 @@ static void update_chunk(const struct step *step, uint32_t id, const float *acc,
         .start_elem = chunk->start_elem,
         .k = &step->scalars[chunk->param],
     };
+}
+
+static void update_chunk(const struct step *step, uint32_t id, const float *acc, struct step_slot *slot)
+{
+    step_kernel *kernel = step->kernels->update[step_optimizer(step, step->layout->chunks[id].param)];
+    struct update_args args = step_update_args(step, id, acc);
+
     if (slot)
-        step_update_in_slot(step, slot, &args);
+        step_update_in_slot(slot, kernel, &args);
     else
-        step->kernels->update[step->optimizer](&args);
+        kernel(&args);
 }
 
 void step_update_chunk(struct step *step, uint32_t id, const float *acc)
@@ -662,6 +673,12 @@ void step_update_chunk(struct step *step, uint32_t id, const float *acc)
     step_end_chunk(step, step->update_op, id, slot);
 }
 
+void step_finish_chunk(struct step *step, uint32_t id, const float *acc, struct step_slot *slot)
+{
+    update_chunk(step, id, acc, slot);
+    step_end_chunk(step, step->update_op, id, slot);
+}
+
 void step_finish_torn_update(struct step *step, uint32_t first, uint32_t end, step_acc acc, const void *userdata)
 {
     struct step_slot *slot;
@@ -670,25 +687,28 @@ void step_finish_torn_update(struct step *step, uint32_t first, uint32_t end, st
     for (unsigned i = 0; step_find_torn(step, step->update_op, &i, &slot, &chunk);) {
         if (chunk < first || chunk >= end)
             continue;
-        update_chunk(step, chunk, acc(userdata, chunk), slot);
-        step_end_chunk(step, step->update_op, chunk, slot);
+        step_finish_chunk(step, chunk, acc(userdata, chunk), slot);
     }
 }
 
-static const float *acc_of(const void *userdata, uint32_t id)
+float *step_acc_here(const struct step *step, uint32_t id)
 {
-    const struct step *step = userdata;
     const struct layout_chunk *chunk = &step->layout->chunks[id];
     const struct layout_param *param = &step->layout->params[chunk->param];
 
     return state_acc(step->state, param->bucket, param->offset_elems + chunk->start_elem);
 }
 
+static const float *acc_of(const void *userdata, uint32_t id)
+{
+    return step_acc_here(userdata, id);
+}
+
 static void update_run(struct work *work, uint32_t item)
 {
     struct step *step = container_of(work, struct step, update_work);
 
-    step_update_chunk(step, item, acc_of(step, item));
+    step_update_chunk(step, item, step_acc_here(step, item));
 }
 
 static void update_and_publish_run(struct work *work, uint32_t item)
@@ -696,7 +716,7 @@ static void update_and_publish_run(struct work *work, uint32_t item)
     struct step *step = container_of(work, struct step, update_work);
     uint32_t chunk = published_chunk(step->published, item);
 
-    step_update_chunk(step, chunk, acc_of(step, chunk));
+    step_update_chunk(step, chunk, step_acc_here(step, chunk));
     published_add(step->published, chunk);
 }
 
@@ -717,12 +737,19 @@ static void update_here(struct step *step)
     worker_post(step->pool, &step->update_work);
 }
 
-static void reduce_here(struct reduction *reduction)
+void step_reduce_here(struct reduction *reduction)
 {
     worker_post(reduction->step->pool, &reduction->work);
 }
 
-static const struct step_ops here = {.reduce = reduce_here, .update = update_here};
+static const struct step_ops here = {.reduce = step_reduce_here, .update = update_here};
+
+static float matrix_lr(const struct layout_param *param, const struct hyper *hyper)
+{
+    struct muon_shape shape = {.rows = param->shape[0], .cols = param->shape[1]};
+
+    return (float)(hyper->lr * muon_lr_factor(shape, hyper->adjust_lr_fn));
+}
 
 void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata, int result),
                  void *userdata)
@@ -731,20 +758,25 @@ void step_update(struct step *step, const struct step_update *update, void (*don
     const struct update_scalars *last = NULL;
     uint64_t last_count = 0;
     uint32_t last_group = 0;
+    bool last_muon = false;
 
     for (uint32_t p = 0; p < step->layout->n_params; p++) {
         uint32_t group = step->layout->params[p].group;
+        bool muon = step->layout->params[p].muon;
 
         if (!step->contributed[p])
             continue;
         /* pow() is what costs here; neighbours nearly always share group and count. */
-        if (last && last_group == group && last_count == progress->counts[p])
+        if (last && last_group == group && last_count == progress->counts[p] && last_muon == muon)
             step->scalars[p] = *last;
         else
-            update_scalars_compute(step->optimizer, &update->groups[group], update->s, progress->counts[p] + 1,
+            update_scalars_compute(step_optimizer(step, p), &update->groups[group], update->s, progress->counts[p] + 1,
                                    &step->scalars[p]);
         step->scalars[p].rounding_key = update_rounding_key(p, progress->counts[p] + 1);
+        if (muon)
+            step->scalars[p].a = matrix_lr(&step->layout->params[p], &update->groups[group]);
         last = &step->scalars[p];
+        last_muon = muon;
         last_group = group;
         last_count = progress->counts[p];
     }

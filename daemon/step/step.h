@@ -45,6 +45,7 @@ enum {
 };
 
 struct devices;
+struct muon;
 struct offload;
 struct published;
 struct ring;
@@ -100,6 +101,10 @@ struct step_ops {
     /* scalars and contributed are set. update_done() follows, when weights are written, or with -ECANCELED. */
     void (*update)(struct step *step);
     bool elsewhere; /* slots and accumulators are not here: nothing is staged, and no slot is sent */
+    /* What the step needs for it, made and freed with the step; NULL: nothing. Return: 0 or -errno. */
+    int (*make)(struct step *step);
+    void (*unmake)(struct step *step);
+    void (*go_on_from)(struct step *step, struct step *before); /* part of step_go_on_from(); NULL: nothing */
 };
 
 struct step {
@@ -113,6 +118,7 @@ struct step {
     struct devices *devices;         /* step-device.c's */
     unsigned n_updating, n_to_order; /* step-device.c's: orders of the update that are not done, not given yet */
     struct offload *offload;         /* step-offload.c's; not owned */
+    struct muon *muon;               /* step-muon.c's */
     struct published *published;     /* owned; NULL: weights are there when the whole step is */
 
     struct reduction *reductions;   /* per parcel */
@@ -237,7 +243,7 @@ double step_param_norm(const struct step *step, const struct exact_sum *squares)
 void step_found(struct step *step, uint64_t n_ops, unsigned squares_copy, double norm_scale);
 
 /* Takes over the operations and squares of a step that was made for another number of ranks. */
-void step_go_on_from(struct step *step, const struct step *before);
+void step_go_on_from(struct step *step, struct step *before);
 
 struct step_update {
     const struct hyper *groups; /* per group */
@@ -251,12 +257,26 @@ struct step_update {
 void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata, int result),
                  void *userdata);
 
+/* For ops: sums the slots on workers. */
+void step_reduce_here(struct reduction *reduction);
 /* For ops: a reduction has ended. Each of its findings was kept before. */
 void step_reduced(struct reduction *reduction);
 void step_keep_finding(struct step *step, const struct step_finding *finding);
 
-/* For step-offload.c: updates one chunk from its accumulator. On a worker. */
+/* The data of a chunk, for the kernel that updates it. acc: its accumulator. */
+struct update_args step_update_args(const struct step *step, uint32_t chunk, const float *acc);
+/* Where the accumulator of a chunk lies in the memory of this process. */
+float *step_acc_here(const struct step *step, uint32_t chunk);
+/* The optimizer of a parameter. */
+static inline enum optimizer step_optimizer(const struct step *step, uint32_t param)
+{
+    return optimizer_of_param(step->optimizer, step->layout->params[param].muon);
+}
+
+/* For step-offload.c and step-muon.c: updates one chunk from its accumulator. On a worker. */
 void step_update_chunk(struct step *step, uint32_t chunk, const float *acc);
+/* Finishes the chunk that the slot of an earlier daemon's worker has. */
+void step_finish_chunk(struct step *step, uint32_t chunk, const float *acc, struct step_slot *slot);
 /*
  * Finishes the chunks of [first, end) that an earlier daemon was updating when it was killed. Call it before any other
  * chunk of the range is updated. acc(): where the accumulator of a chunk lies.

@@ -549,7 +549,7 @@ typedef void update_kernel_fn(struct device_update_list list);
     }
 
 /* In the order of enum optimizer and enum dtype. */
-static update_kernel_fn *const update_kernels[N_OPTIMIZERS][2][2] = {
+static update_kernel_fn *const update_kernels[DEVICE_N_OPTIMIZERS][2][2] = {
     KERNELS_OF(OPTIMIZER_ADAMW), KERNELS_OF(OPTIMIZER_ADAM),    KERNELS_OF(OPTIMIZER_SGD),
     KERNELS_OF(OPTIMIZER_LION),  KERNELS_OF(OPTIMIZER_ADAGRAD),
 };
@@ -566,7 +566,7 @@ int load_update(void)
 {
     int r = 0;
 
-    for (unsigned i = 0; r == 0 && i < N_OPTIMIZERS * 4; i++)
+    for (unsigned i = 0; r == 0 && i < DEVICE_N_OPTIMIZERS * 4; i++)
         r = load_kernel(update_kernels[i / 4][i / 2 % 2][i % 2]);
     return r;
 }

@@ -49,6 +49,8 @@ POINTS_OF_NODES = {"verdict": (PER_STEP, False), "combined": (PER_BATCH * N_PARC
 # While checkpoints are written.
 POINTS_OF_SAVES = {"aside": 60, "save": 3, "disk.make_folder": 3, "disk.create": 6, "disk.write": 12,
                    "disk.truncate": 6, "disk.sync": 9, "disk.rename": 3, "disk.remove_folder": 2}
+# While Muon updates matrices.
+POINTS_OF_MUON = {"orthogonalize": PER_STEP * 4, "update": PER_STEP * 2 * N_CHUNKS}
 # While a checkpoint is loaded: the one that undisturbed runs have left at this step.
 POINTS_OF_LOADS = {"load": 3, "forming": 2, "flip": 1}
 LOADED_STEP = 9
@@ -106,15 +108,14 @@ TORN = r"E1302 step aborted.*or as much of that as the GPU had written when it d
 class Plan:
     """Configuration, environment, arguments of the trainers, and lives of each node's daemon."""
 
-    def __init__(self, seed, n_nodes=None, device=None):
+    def __init__(self, seed, n_nodes=None, device=None, optimizer=None):
         rng = random.Random(seed)
         self.seed, self.n_nodes = seed, n_nodes or rng.choice((1, 1, 1, 2, 3))
         self.ranks = rng.choice(TOPOLOGIES[self.n_nodes])
         self.accumulate = rng.random() < 0.25
         self.config, self.env = kills.options(rng, rng.choice(("mid-push", "pushed", "update", "gather")))
         self.config["limits"] = {"reattach_timeout": "20s"}
-        self.optimizer = rng.choice(("AdamW", *kills.OPTIMIZERS))
-        self.config["optimizer"], self.moments = kills.OPTIMIZERS[self.optimizer]
+        self.optimizer = optimizer or rng.choice(("AdamW", *kills.OPTIMIZERS))
         self.lives = [self.draw_lives(rng, n) for n in self.ranks]
         self.victims = [[] for _ in range(self.world_size)]
         if rng.random() < 0.2:  # a trainer dies, too
@@ -123,6 +124,9 @@ class Plan:
         self.device = rng.choice(DEVICES)
         self.engine_kills = [rng.uniform(0.3, 2) for _ in range(rng.choice((0, 0, 1, 3)))] if self.device else []
         self.device = self.device if device is None else device
+        if self.optimizer == "Muon" and (self.device or self.n_nodes > 1):
+            self.optimizer = "AdamW"
+        self.config["optimizer"], self.moments = kills.OPTIMIZERS[self.optimizer]
         self.state = rng.choice(("fp32", *(s for s in kills.STATES if self.device != "cuda" or s not in kills.NOT_ON_GPUS)))
         self.config = merge(self.config, kills.STATES[self.state])
         self.saves = rng.random() < 0.7
@@ -131,6 +135,8 @@ class Plan:
         self.loads = rng.random() < 0.2
         if self.loads:
             self.load_first(rng)
+        if self.optimizer == "Muon":
+            self.end_some_lives(rng, POINTS_OF_MUON)
         self.overlap = rng.random() < 0.5  # forwards begin while the update still writes weights
 
     def load_first(self, rng):
@@ -145,10 +151,13 @@ class Plan:
         """Checkpoints are written all the time, and some lives end within that."""
         self.config["checkpoint"] = {"save_steps": rng.choice((1, 2, 5)), "save_total_limit": rng.choice((0, 1, 3)),
                                      "memory": rng.choice((1, 200_000, "auto"))}
+        self.end_some_lives(rng, POINTS_OF_SAVES)
+
+    def end_some_lives(self, rng, points):
         for life in itertools.chain(*self.lives):
             if rng.random() < 0.3:
-                name = rng.choice(sorted(POINTS_OF_SAVES))
-                life.point, life.seconds = f"{name}:kill@{rng.randint(1, POINTS_OF_SAVES[name])}", None
+                name = rng.choice(sorted(points))
+                life.point, life.seconds = f"{name}:kill@{rng.randint(1, points[name])}", None
 
     def draw_lives(self, rng, n_ranks):
         n = rng.choice((1, 2, 3, 5, 8)) if self.n_nodes == 1 else rng.choice((0, 1, 1, 2, 4))
@@ -323,16 +332,16 @@ def saves_not(daemon):
 class Runner:
     """Runs by their seeds, one after the other. Of a campaign's process."""
 
-    def __init__(self, folder, n_nodes=None, device=None):
+    def __init__(self, folder, n_nodes=None, device=None, optimizer=None):
         self.build = Build(os.environ.get("ZEROD_BUILD", ROOT / "build"))
-        self.folder, self.n_nodes, self.device = folder, n_nodes, device
+        self.folder, self.n_nodes, self.device, self.optimizer = folder, n_nodes, device, optimizer
         self.references = kills.References(self.build, Path(tempfile.mkdtemp(dir=folder)))
 
     def run(self, seed):
         """Return: how often daemons were killed, and what failed or None."""
         where = self.folder / str(seed)
         where.mkdir()
-        plan = Plan(seed, self.n_nodes, self.device)
+        plan = Plan(seed, self.n_nodes, self.device, self.optimizer)
         try:
             n_killed = one_run(self.build, self.references, where, plan)
         except Exception as error:  # not the campaign's end, but a failed run
@@ -371,14 +380,14 @@ def run_in_turn(seeds, n_jobs, *args):
             processes.shutdown(cancel_futures=True)
 
 
-def campaign(n_kills, seed0, max_failures=3, say=print, n_nodes=None, device=None, n_jobs=1):
+def campaign(n_kills, seed0, max_failures=3, say=print, n_nodes=None, device=None, optimizer=None, n_jobs=1):
     """
-    Runs until the daemons were killed so often. n_nodes, device: of all runs, random unless given. Return: how many
-    runs failed.
+    Runs until the daemons were killed so often. n_nodes, device, optimizer: of all runs, random unless given. Return: how
+    many runs failed.
     """
     folder = Path(tempfile.mkdtemp(prefix="zerod-daemon-kills-"))
     began, n_killed, n_runs, n_failed = time.monotonic(), 0, 0, 0
-    for n, failure in run_in_turn(itertools.count(seed0), n_jobs, folder, n_nodes, device):
+    for n, failure in run_in_turn(itertools.count(seed0), n_jobs, folder, n_nodes, device, optimizer):
         n_killed, n_runs = n_killed + n, n_runs + 1
         if failure:
             n_failed += 1
@@ -401,8 +410,9 @@ if __name__ == "__main__":
     parser.add_argument("--nodes", type=int, choices=TOPOLOGIES, help="all runs on so many nodes; random unless given")
     parser.add_argument("--device", choices=("", "cuda", "cuda-offload"),
                         help="all runs in host memory (empty) or on stand-ins for GPUs; random unless given")
+    parser.add_argument("--optimizer", choices=kills.OPTIMIZERS, help="of all runs; random unless given")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time (one for each processor)")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(10**9)
     sys.exit(1 if campaign(arguments.kills, seed, n_nodes=arguments.nodes, device=arguments.device,
-                           n_jobs=arguments.jobs) else 0)
+                           optimizer=arguments.optimizer, n_jobs=arguments.jobs) else 0)

@@ -208,6 +208,7 @@ OPTIMIZERS = {
     "SGD without momentum": ({"type": "SGD", "params": {"momentum": 0, "betas": None}}, "none"),
     "Lion": ({"type": "Lion"}, "m"),
     "Adagrad": ({"type": "Adagrad", "params": {"betas": None}}, "v"),
+    "Muon": ({"type": "Muon", "params": {"lr": 0.02}}, "muon"),
 }
 
 

@@ -456,6 +456,7 @@ static const struct optimizer_case cases[] = {
     {OPTIMIZER_SGD, {.lr = 0.1, .momentum = 0.9, .nesterov = true}},
     {OPTIMIZER_LION, {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1}},
     {OPTIMIZER_ADAGRAD, {.lr = 0.01, .lr_decay = 0.1, .eps = 1e-10, .weight_decay = 0.02}},
+    {OPTIMIZER_MUON, {.lr = 0.02, .momentum = 0.95, .weight_decay = 0.1}}, /* the second pass */
 };
 
 /* Section 4, one element. */
@@ -466,7 +467,7 @@ static void update_reference(const struct optimizer_case *c, double s, uint64_t 
     float g = mul(acc, (float)s), lr = (float)h->lr, eps = (float)h->eps, denominator, u;
     double bc1 = 1 - pow(h->beta1, (double)t), bc2 = 1 - pow(h->beta2, (double)t);
     bool decoupled = c->optimizer == OPTIMIZER_ADAMW || c->optimizer == OPTIMIZER_LION ||
-                     (c->optimizer == OPTIMIZER_ADAM && h->adam_w_mode);
+                     c->optimizer == OPTIMIZER_MUON || (c->optimizer == OPTIMIZER_ADAM && h->adam_w_mode);
 
     if (decoupled)
         *p = mul(*p, (float)(1 - h->lr * h->weight_decay));
@@ -480,6 +481,9 @@ static void update_reference(const struct optimizer_case *c, double s, uint64_t 
             g = h->nesterov ? add(g, mul(*m, (float)h->momentum)) : *m;
         }
         *p = sub(*p, mul(lr, g));
+        break;
+    case OPTIMIZER_MUON:
+        *p = sub(*p, mul(lr, acc));
         break;
     case OPTIMIZER_LION:
         u = add(mul(*m, (float)h->beta1), mul(g, (float)(1 - h->beta1)));
@@ -556,12 +560,18 @@ static void trajectory_init(struct trajectory *t, uint64_t *seed)
         t->p[i] = value_of(i % 16 ? VALUES_USUAL : VALUES_SUBNORMAL, next(seed));
 }
 
+/* Those that the kernel changes. */
+static struct optimizer_moments moments_of(const struct optimizer_case *c)
+{
+    return c->optimizer == OPTIMIZER_MUON ? (struct optimizer_moments){0} : optimizer_moments(c->optimizer, &c->hyper);
+}
+
 /* Steps both ways, at an offset so that no array is aligned to more than 4 bytes. */
 static void check_update(const struct kernels *k, const struct optimizer_case *c, size_t n, enum dtype w16_dtype,
                          struct moments_type type, uint64_t seed)
 {
     static struct trajectory got, expected;
-    struct optimizer_moments moments = optimizer_moments(c->optimizer, &c->hyper);
+    struct optimizer_moments moments = moments_of(c);
     struct update_scalars scalars;
     static float acc[1030];
     const size_t at = 1;
@@ -598,6 +608,8 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
             acc[i] = fabsf(acc[i]) > 1e15f ? 1e15f : acc[i]; /* its square stays finite */
         update_scalars_compute(c->optimizer, &c->hyper, s, t, &scalars);
         scalars.rounding_key = update_rounding_key(param, t);
+        if (c->optimizer == OPTIMIZER_MUON)
+            scalars.a = (float)c->hyper.lr;
         k->update[c->optimizer](&args);
         for (size_t i = at; i < at + n; i++) {
             uint32_t draw = draw_of(param, t, start_elem + i - at);
@@ -646,7 +658,7 @@ static void test_update(void **state)
 
 static void test_update_moments(void **state)
 {
-    const unsigned expected[] = {2, 2, 2, 2, 0, 1, 1, 1, 1};
+    const unsigned expected[] = {2, 2, 2, 2, 0, 1, 1, 1, 1, 2};
 
     for (size_t c = 0; c < ARRAY_SIZE(cases); c++)
         assert_int_equal(optimizer_n_moments(cases[c].optimizer, &cases[c].hyper), expected[c]);

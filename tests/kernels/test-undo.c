@@ -49,6 +49,7 @@ struct job {
     struct optimizer_moments moments;
     enum dtype dtype; /* of the weights, or of the leaves */
     unsigned n_leaves; /* 0: an update */
+    bool first_pass;   /* of Muon's two */
     const void *leaves[MAX_LEAVES];
     struct reduce_join joins[MAX_LEAVES];
     uint64_t n_steps; /* instructions after which it was killed, of all jobs */
@@ -74,9 +75,14 @@ static void run_job(const struct job *job, struct memory *on, bool with_slot, bo
                                    .undo = with_slot ? &on->slot : NULL,
                                    .undo_elem = FIRST};
 
+        if (job->first_pass)
+            args.acc = args.p;
         if (is_found)
             update_put_back(&args);
-        job->kernels->update[job->optimizer](&args);
+        if (job->first_pass)
+            job->kernels->muon_momentum(&args);
+        else
+            job->kernels->update[job->optimizer](&args);
     } else {
         const void *leaves[MAX_LEAVES];
         struct reduce_args args = {.dtype = job->dtype,
@@ -330,12 +336,41 @@ static void test_blocks(void **state)
     }
 }
 
+/* Both passes, of which the first one changes what it reads. */
+static void test_muon(void **state)
+{
+    static const struct moments_type types[] = {{DTYPE_F32}, {DTYPE_BF16}, {DTYPE_BF16, true}, {DTYPE_SIGNED8, true}};
+    const struct memory numbers = *shared;
+    struct job job = {.optimizer = OPTIMIZER_MUON};
+
+    for (unsigned isa = 0; (job.kernels = kernels_nth(isa)); isa++) {
+        for (size_t i = 0; i < 2 * ARRAY_SIZE(types); i++) {
+            const struct hyper *hyper = i % 2 ? &nesterov : &momentum;
+
+            job.first_pass = true;
+            job.dtype = DTYPE_F32;
+            job.moments = (struct optimizer_moments){.m = true, .type = types[i / 2]};
+            update_scalars_compute(OPTIMIZER_MUON, hyper, 0.5, 3, &job.scalars);
+            job.scalars.rounding_key = update_rounding_key(1, 3);
+            if (job.moments.type.dtype == DTYPE_SIGNED8)
+                make_groups(&numbers);
+            kill_after_each_instruction(&job);
+            *shared = numbers;
+        }
+        job.first_pass = false;
+        job.moments = (struct optimizer_moments){0};
+        job.scalars.a = 0.02f;
+        for (job.dtype = 0; job.dtype < N_DTYPES; job.dtype++)
+            kill_after_each_instruction(&job);
+    }
+    print_message("%" PRIu64 " kills\n", job.n_steps);
+}
+
 TEST_GROUP(undo)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_update),
-        cmocka_unit_test(test_update_of_narrow_moments),
-        cmocka_unit_test(test_reduce),
+        cmocka_unit_test(test_update), cmocka_unit_test(test_update_of_narrow_moments),
+        cmocka_unit_test(test_muon),   cmocka_unit_test(test_reduce),
         cmocka_unit_test(test_blocks),
     };
 

@@ -86,7 +86,7 @@ static int read_param(struct golden_param *param, struct json_object *object, un
 
 static int read_case(struct golden_case *c)
 {
-    static const char *const optimizers[N_OPTIMIZERS] = {"AdamW", "Adam", "SGD", "Lion", "Adagrad"};
+    static const char *const optimizers[N_OPTIMIZERS] = {"AdamW", "Adam", "SGD", "Lion", "Adagrad", "Muon"};
     struct json_object *params = get(c->root, "params"), *groups = get(c->root, "groups");
     int optimizer = find_word(get_string(get(c->root, "optimizer"), "type", NULL), optimizers, N_OPTIMIZERS);
 

@@ -95,7 +95,8 @@ struct trainer {
     unsigned n_micro;
     bool accumulate;
     bool any_blob;       /* it trains no step, and so needs no blob */
-    const char *moments; /* that the optimizer has: exp_avg "m", exp_avg_sq "v" */
+    /* That the optimizer has: exp_avg "m", exp_avg_sq "v"; "muon": matrices the first, others both. */
+    const char *moments;
     struct action actions[MAX_ACTIONS];
     size_t n_actions;
 
@@ -196,6 +197,12 @@ static unsigned n_passes(const struct trainer *t, uint64_t step, unsigned param)
     return t->accumulate && (step + param) % 4 == 0 ? 1 + (unsigned)(step + param) / 4 % MAX_PASSES : 1;
 }
 
+/* Does Muon update the parameter? */
+static bool is_muons(const struct trainer *t, unsigned param)
+{
+    return strcmp(t->moments, "muon") == 0 && model[param].ndim == 2 && !model[param].frozen;
+}
+
 /* ---- attaching ----------------------------------------------------------------------------------------- */
 
 static int declare(struct trainer *t)
@@ -215,6 +222,7 @@ static int declare(struct trainer *t)
                                .shape = model[i].shape,
                                .group = model[i].group,
                                .trainable = !model[i].frozen,
+                               .muon = is_muons(t, i),
                                .init = t->options.rank == 0 ? init[i] : NULL,
                            },
                            weight_bytes(i));
@@ -571,7 +579,7 @@ static int hash_state(struct trainer *t, enum zerod_state which, uint64_t *h)
     for (unsigned i = 0; i < N_PARAMS; i++) {
         int r;
 
-        if (model[i].frozen && which != ZEROD_MASTER)
+        if ((model[i].frozen && which != ZEROD_MASTER) || (is_muons(t, i) && which == ZEROD_EXP_AVG_SQ))
             continue;
         memset(t->values, 0, sizeof(t->values));
         r = zerod_read_state(t->client, i, which, t->values);
@@ -589,7 +597,7 @@ static int finish(struct trainer *t)
 
     if (r == 0 && strchr(t->moments, 'm'))
         r = hash_state(t, ZEROD_EXP_AVG, &exp_avg);
-    if (r == 0 && strchr(t->moments, 'v'))
+    if (r == 0 && (strchr(t->moments, 'v') || strcmp(t->moments, "muon") == 0))
         r = hash_state(t, ZEROD_EXP_AVG_SQ, &exp_avg_sq);
     if (r == 0)
         r = hash_weights(t, &weights);
@@ -677,7 +685,7 @@ int main(int argc, char **argv)
     if (parse(&t, argc, argv) < 0) {
         fprintf(stderr,
                 "usage: kill-trainer [--steps N] [--micro N] [--seed N] [--window N] [--accumulate] [--any-blob]\n"
-                "                    [--overlap] [--timeout MS] [--moments m|v|mv|none] [--at "
+                "                    [--overlap] [--timeout MS] [--moments m|v|mv|none|muon] [--at "
                 "STEP.MICRO.(N|end|step|window):ACTION[=N]]...\n");
         return EX_USAGE;
     }

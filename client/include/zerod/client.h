@@ -135,6 +135,9 @@ enum zerod_configured {
     ZEROD_CONFIGURED_NESTEROV = 1 << 7,
     ZEROD_CONFIGURED_LR_DECAY = 1 << 8,
     ZEROD_CONFIGURED_SCHEDULER = 1 << 9, /* a number of its schedule */
+    ZEROD_CONFIGURED_NS_COEFFICIENTS = 1 << 10,
+    ZEROD_CONFIGURED_NS_STEPS = 1 << 11,
+    ZEROD_CONFIGURED_ADJUST_LR_FN = 1 << 12,
 };
 
 /* A parameter. Equal on all ranks but for init. */
@@ -147,6 +150,7 @@ struct zerod_param {
     const uint64_t *shape;
     unsigned group;   /* index of its parameter group */
     bool trainable;   /* false: frozen, published but never updated */
+    bool muon;        /* of a job whose optimizer is "Muon": that updates it, and not AdamW; two dimensions */
     const void *init; /* initial weights in dtype; rank 0's count, and only for a new run; NULL: zeros.
                          Must stay valid until zerod_form() returns. Of a job on GPUs in device memory, written on the
                          stream of zerod_set_stream() */
@@ -194,6 +198,9 @@ enum zerod_push_flags {
 struct zerod_hyper {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening, lr_decay;
     bool nesterov;
+    double ns_a, ns_b, ns_c; /* Muon's ns_coefficients */
+    unsigned ns_steps;
+    bool match_rms_adamw; /* Muon's adjust_lr_fn; false: original */
 };
 
 /* The daemon's configuration. Strings live until zerod_close(). */
@@ -203,7 +210,7 @@ struct zerod_job {
     bool private_weights;
     enum zerod_on_duplicate on_duplicate; /* in force for this handle; never ZEROD_ON_DUPLICATE_DEFAULT */
     const char *run_id;                   /* "": none was named yet */
-    const char *optimizer;                /* "AdamW" (Adam with adam_w_mode, too), "Adam", "SGD", "Lion", "Adagrad" */
+    const char *optimizer;    /* "AdamW" (Adam with adam_w_mode, too), "Adam", "SGD", "Lion", "Adagrad", "Muon" */
     struct zerod_hyper hyper; /* of every group, unless zerod_step_args has others; fields the optimizer lacks are 0 */
     bool has_scheduler;       /* it starts from hyper.lr; zerod_step_result has the lr that was used */
     double max_norm;          /* gradient_clipping; 0: off */
@@ -258,7 +265,8 @@ struct zerod_step_result {
 
 /*
  * Moments: Adam and AdamW have both; Lion, and SGD with a momentum above 0, have ZEROD_EXP_AVG; Adagrad has
- * ZEROD_EXP_AVG_SQ, its sum; SGD without momentum has none. zerod_job() says which optimizer it is.
+ * ZEROD_EXP_AVG_SQ, its sum; SGD without momentum has none. With Muon, a parameter that it updates has ZEROD_EXP_AVG,
+ * and the others have both. zerod_job() says which optimizer it is.
  */
 enum zerod_state {
     ZEROD_MASTER = 0,

@@ -39,7 +39,7 @@ MASTER, EXP_AVG, EXP_AVG_SQ, GRAD_NORM, STEP_COUNT = range(5)
 
 # Bits of Job.configured, by torch's names; 1 is the optimizer itself.
 CONFIGURED = {"lr": 2, "betas": 4, "eps": 8, "weight_decay": 16, "momentum": 32, "dampening": 64, "nesterov": 128,
-              "lr_decay": 256}  # fmt: skip
+              "lr_decay": 256, "ns_coefficients": 1024, "ns_steps": 2048, "adjust_lr_fn": 4096}  # fmt: skip
 CONFIGURED_SCHEDULER = 512
 
 OVERLAP_UPDATE = 2  # of Options.flags
@@ -58,7 +58,7 @@ class Options(ctypes.Structure):
 class Param(ctypes.Structure):
     _fields_ = [
         ("name", c_char_p), ("name_len", c_size_t), ("dtype", c_int), ("grad_dtype", c_int), ("ndim", c_uint),
-        ("shape", POINTER(c_uint64)), ("group", c_uint), ("trainable", c_bool), ("init", c_void_p),
+        ("shape", POINTER(c_uint64)), ("group", c_uint), ("trainable", c_bool), ("muon", c_bool), ("init", c_void_p),
     ]  # fmt: skip
 
 
@@ -82,7 +82,10 @@ class Hyper(ctypes.Structure):
     _fields_ = [
         (name, c_double)
         for name in ("lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening", "lr_decay")
-    ] + [("nesterov", c_bool)]
+    ] + [
+        ("nesterov", c_bool), ("ns_a", c_double), ("ns_b", c_double), ("ns_c", c_double), ("ns_steps", c_uint),
+        ("match_rms_adamw", c_bool),
+    ]  # fmt: skip
 
 
 class StepArgs(ctypes.Structure):

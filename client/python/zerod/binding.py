@@ -38,12 +38,13 @@ class Bound:
     """One declared parameter. strides are None for a contiguous one."""
 
     __slots__ = (
-        "address", "grad_dtype", "group", "index", "left_out", "n_bytes", "n_grad_bytes", "name", "order", "param", "shape",
-        "strides", "trainable",
+        "address", "grad_dtype", "group", "index", "left_out", "muon", "n_bytes", "n_grad_bytes", "name", "order", "param",
+        "shape", "strides", "trainable",
     )  # fmt: skip
 
     def __init__(self, index: int, name: str, param: nn.Parameter, group: int, trainable: bool) -> None:
         self.index, self.name, self.param, self.group, self.trainable = index, name, param, group, trainable
+        self.muon = False  # see muon.py
         self.left_out = param.requires_grad and not trainable  # of all groups
         self.shape = tuple(param.shape)
         self.n_bytes = param.numel() * param.element_size()
@@ -225,7 +226,7 @@ def declarations(
         result.append(
             Declaration(
                 b.name, _lib.DTYPES[str(b.param.dtype)], b.declared_shape(), b.group, b.trainable, init,
-                _lib.DTYPES[str(b.grad_dtype)] if b.trainable else None,
+                _lib.DTYPES[str(b.grad_dtype)] if b.trainable else None, b.muon,
             )  # fmt: skip
         )
     if buffers.numel():

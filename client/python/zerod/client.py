@@ -58,6 +58,7 @@ class Declaration(NamedTuple):
     trainable: bool
     init: int
     grad_dtype: int | None = None
+    muon: bool = False
 
 
 def _text(value: bytes | None) -> str:
@@ -263,7 +264,7 @@ class Client:
         for p, d, name, shape in zip(array, declarations, names, shapes, strict=True):
             p.name, p.name_len, p.dtype, p.grad_dtype = name, len(name), d.dtype, d.dtype if d.grad_dtype is None else d.grad_dtype
             p.ndim, p.shape = len(d.shape), ctypes.cast(shape, ctypes.POINTER(c_uint64))
-            p.group, p.trainable, p.init = d.group, d.trainable, d.init or None
+            p.group, p.trainable, p.muon, p.init = d.group, d.trainable, d.muon, d.init or None
         self.check(lib.declare(self._handle, array, len(declarations)))
         return self.check(lib.form(self._handle)) == _lib.RESUMED
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from . import _lib, binding, patches, placement, reads, settings, sites, state
+from . import _lib, binding, muon, patches, placement, reads, settings, sites, state
 from .buffersync import BufferSync
 from .client import Client, Position, StepResult
 from .errors import ConnectionLost, GradientFault
@@ -38,7 +38,11 @@ HYPERS = {
     "SGD": ("lr", "momentum", "dampening", "nesterov", "weight_decay"),
     "Lion": ("lr", "betas", "weight_decay"),
     "Adagrad": ("lr", "lr_decay", "eps", "weight_decay"),
+    "Muon": (
+        "lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "ns_coefficients", "ns_steps", "adjust_lr_fn",
+    ),  # fmt: skip
 }
+SIGNED = ("dampening", "ns_coefficients")  # they may be below 0
 FLT_MAX = torch.finfo(torch.float32).max
 
 
@@ -59,21 +63,41 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
+def _check_muon(index: int, group: dict[str, Any]) -> None:
+    """The settings that only Muon has."""
+    if group["adjust_lr_fn"] not in settings.ADJUST_LR_FNS:
+        raise ValueError(
+            f"adjust_lr_fn of parameter group {index} is {group['adjust_lr_fn']!r}; expected None or one of "
+            + ", ".join(filter(None, settings.ADJUST_LR_FNS))
+        )
+    ns = group["ns_coefficients"]
+    if not isinstance(ns, tuple | list) or len(ns) != 3:
+        raise ValueError(f"ns_coefficients of parameter group {index} are {ns!r}; expected 3 numbers")
+    if group["ns_steps"] not in range(1, 100):
+        raise ValueError(
+            f"ns_steps of parameter group {index} is {group['ns_steps']!r}; expected a whole number from 1 to 99"
+        )
+
+
 def _check_hypers(names: tuple[str, ...], index: int, group: dict[str, Any]) -> None:
     """The ranges of torch.optim's constructors; betas and momentum end below 1, as in the daemon's configuration."""
+    if "adjust_lr_fn" in names:
+        _check_muon(index, group)
     for name in names:
-        values = group[name] if name == "betas" else (group[name],)
+        if name == "adjust_lr_fn":
+            continue
+        values = group[name] if name in settings.TUPLES else (group[name],)
         below_1 = name in ("betas", "momentum")
         for value in values:
             number = _number(name, value)
-            low = name != "dampening" and number < 0 or name == "eps" and number == 0
+            low = name not in SIGNED and number < 0 or name == "eps" and number == 0
             if low or not abs(number) <= FLT_MAX or below_1 and number >= 1:
                 raise ValueError(
                     f"{name} of parameter group {index} is {group[name]!r}; expected a finite number "
-                    + {"eps": "above 0", "dampening": "that fp32 can hold"}.get(name, "of at least 0")
+                    + ("above 0" if name == "eps" else "that fp32 can hold" if name in SIGNED else "of at least 0")
                     + (" and below 1" if below_1 else "")
                 )
-    if "nesterov" in names and group["nesterov"] and not (group["momentum"] > 0 and group["dampening"] == 0):
+    if "dampening" in names and group["nesterov"] and not (group["momentum"] > 0 and group["dampening"] == 0):
         raise ValueError(f"nesterov of parameter group {index} needs a momentum above 0 and a dampening of 0")
 
 
@@ -94,8 +118,8 @@ class Optimizer(torch.optim.Optimizer):
     overlap_update  step() returns when the step is decided, and the weights are written while the next forward runs,
                   which waits for each module's own; see zerod.wait() for what reads weights otherwise
     timeout       seconds to wait for an answer before TimeoutError; default: no limit but the daemon's stall_timeout
-    type          "AdamW", "Adam", "SGD", "Lion" or "Adagrad": if the daemon's configuration names no optimizer, the
-                  daemon uses this one; another type than the configured one is refused; default: the daemon's
+    type          "AdamW", "Adam", "SGD", "Lion", "Adagrad" or "Muon": if the daemon's configuration names no
+                  optimizer, the daemon uses this one; another type than the configured one is refused; default: the daemon's
     hypers        lr, betas, eps, ... of the daemon's optimizer; default: as the daemon is configured. The daemon's
                   scheduler sets them as long as none is given here or changed in param_groups
 
@@ -164,8 +188,8 @@ class Optimizer(torch.optim.Optimizer):
         unknown = [name for name in hypers if name not in names]
         if unknown:
             raise TypeError(f"{unknown[0]}: the daemon's {self.optimizer_type} has {', '.join(names)}")
-        configured = {n: (hyper.beta1, hyper.beta2) if n == "betas" else getattr(hyper, n) for n in names}
-        super().__init__(groups, configured | hypers)
+        configured = {n: settings.value_of(hyper, n) for n in names}
+        super().__init__(groups, configured | hypers | ({"use_muon": None} if self.optimizer_type == "Muon" else {}))
         state.check_groups(self, self.param_groups)
         for i, group in enumerate(self.param_groups):
             _check_hypers(names, i, group)
@@ -192,6 +216,8 @@ class Optimizer(torch.optim.Optimizer):
     def _form(self) -> None:
         client = self._client
         self._bound = binding.bind(self.model, self.param_groups)
+        if self.optimizer_type == "Muon":
+            muon.choose(self.model, self.param_groups, self._bound)
         self._place = place = placement.place(client, self._bound)
         buffers = binding.pack_buffers(self.model)
         with place.context():
@@ -259,7 +285,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def optimizer_type(self) -> str:
-        """The daemon's optimizer: "AdamW", "Adam", "SGD", "Lion" or "Adagrad"."""
+        """The daemon's optimizer: "AdamW", "Adam", "SGD", "Lion", "Adagrad" or "Muon"."""
         return self._client.job.optimizer.decode()
 
     @property
@@ -423,18 +449,17 @@ class Optimizer(torch.optim.Optimizer):
             torch.autograd.backward(params, grads)
 
     def _hyper_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        names = HYPERS[self.optimizer_type]
-        return tuple(
-            tuple(_number(n, beta) for beta in group[n]) if n == "betas" else _number(n, group[n]) for n in names
-        )
+        def plain(name: str, value: Any) -> Any:
+            if name in settings.TUPLES:
+                return tuple(_number(name, item) for item in value)
+            return value or "original" if name == "adjust_lr_fn" else _number(name, value)
+
+        return tuple(plain(name, group[name]) for name in HYPERS[self.optimizer_type])
 
     def _hyper_struct(self, values: tuple[Any, ...]) -> _lib.Hyper:
         hyper = _lib.Hyper()
         for name, value in zip(HYPERS[self.optimizer_type], values, strict=True):
-            if name == "betas":
-                hyper.beta1, hyper.beta2 = value
-            else:
-                setattr(hyper, name, value)
+            settings.set_value(hyper, name, value)
         return hyper
 
     def _step_args(self) -> _lib.StepArgs:

@@ -9,6 +9,28 @@ from typing import Any
 from . import _lib
 
 
+ADJUST_LR_FNS = (None, "original", "match_rms_adamw")
+TUPLES = {"betas": ("beta1", "beta2"), "ns_coefficients": ("ns_a", "ns_b", "ns_c")}  # their fields of _lib.Hyper
+
+
+def value_of(hyper: _lib.Hyper, name: str) -> Any:
+    """A hyperparameter under torch's name."""
+    if name in TUPLES:
+        return tuple(getattr(hyper, field) for field in TUPLES[name])
+    return ADJUST_LR_FNS[1 + hyper.match_rms_adamw] if name == "adjust_lr_fn" else getattr(hyper, name)
+
+
+def set_value(hyper: _lib.Hyper, name: str, value: Any) -> None:
+    """value: numbers; of adjust_lr_fn one of ADJUST_LR_FNS."""
+    if name in TUPLES:
+        for field, item in zip(TUPLES[name], value, strict=True):
+            setattr(hyper, field, item)
+    elif name == "adjust_lr_fn":
+        hyper.match_rms_adamw = value == "match_rms_adamw"
+    else:
+        setattr(hyper, name, int(value) if name == "ns_steps" else value)
+
+
 def given(groups: list[Any], hypers: dict[str, Any]) -> dict[str, list[Any]]:
     """The values that the program gives for each hyperparameter, to all groups or to one."""
     values: dict[str, list[Any]] = {name: [value] for name, value in hypers.items()}
@@ -35,13 +57,13 @@ def check_type(wanted: str | None, known: Iterable[str]) -> None:
     raise ValueError(
         f"type is {wanted!r}, and the daemon's optimizer is {names[0]}: optimizer: {{type: {wanted}}} in its "
         f"configuration, or type={names[0]!r} here"
+        + ("; Muon needs one node, device: cpu and OpenBLAS (Debian: libopenblas0-pthread)" if wanted == "Muon" else "")
     )
 
 
 def differences(job: _lib.Job, values: dict[str, list[Any]]) -> list[str]:
     """A line that says where the program overrules the daemon's configuration; or none."""
-    betas = job.hyper.beta1, job.hyper.beta2
-    configured = {name: betas if name == "betas" else getattr(job.hyper, name, None) for name in values}
+    configured = {name: value_of(job.hyper, name) for name in values if name in _lib.CONFIGURED}
     other = [
         f"{name} {'/'.join(map(str, dict.fromkeys(map(_plain, mine))))} and not {_plain(configured[name])}"
         for name, mine in values.items()
@@ -56,4 +78,6 @@ def _plain(value: Any) -> Any:
     """The form for comparing and printing: a tensor, a list and a number of another kind may have equal values."""
     if isinstance(value, tuple | list):
         return "(" + ", ".join(str(_plain(v)) for v in value) + ")"
+    if value is None or isinstance(value, str):
+        return value or "original"
     return f"{float(value):g}"

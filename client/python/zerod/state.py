@@ -31,18 +31,19 @@ MOMENTS = {
     "Lion": {"exp_avg": _lib.EXP_AVG},
     "SGD": {"momentum_buffer": _lib.EXP_AVG},
     "Adagrad": {"sum": _lib.EXP_AVG_SQ},
+    "Muon": {"momentum_buffer": _lib.EXP_AVG},
 }
 
 
-def _moments(opt: OpenOptimizer) -> dict[str, int]:
+def _moments(opt: OpenOptimizer, b: Bound) -> dict[str, int]:
     if opt.optimizer_type == "SGD" and not opt._client.job.hyper.momentum:
         return {}
-    return MOMENTS[opt.optimizer_type]
+    return MOMENTS["AdamW" if opt.optimizer_type == "Muon" and not b.muon else opt.optimizer_type]
 
 
 def _kinds(opt: OpenOptimizer, b: Bound) -> dict[str, int]:
     """The names of a parameter's state entries, except its step."""
-    return _moments(opt) | ({"master": _lib.MASTER} if b.param.dtype != torch.float32 else {})
+    return _moments(opt, b) | ({"master": _lib.MASTER} if b.param.dtype != torch.float32 else {})
 
 
 def _steps(opt: OpenOptimizer, b: Bound) -> float:
@@ -252,7 +253,7 @@ def _entries(opt: OpenOptimizer, state_dict: dict[str, Any]) -> list[tuple[Bound
 
 
 def _check_entry(opt: OpenOptimizer, b: Bound, entry: dict[str, Any]) -> None:
-    wanted = set(_moments(opt))
+    wanted = set(_moments(opt, b))
     there = {name for name, value in entry.items() if value is not None} - {"step", "master"}
     # SGD's buffer is there from its first step on; torch's SGD does not count steps.
     if there - wanted or (there != wanted and float(entry.get("step", 0)) > 0 and opt.optimizer_type != "SGD"):
@@ -271,12 +272,15 @@ def check_groups(opt: OpenOptimizer, groups: list[dict[str, Any]]) -> None:
     for name in ("amsgrad", "maximize"):
         if any(group.get(name) for group in groups):
             raise ValueError(f"{name}=True is not a thing of the daemon's {opt.optimizer_type}")
+    if opt.optimizer_type != "Muon" and any(group.get("use_muon") for group in groups):
+        raise ValueError(f"use_muon=True is for Muon, and the daemon's optimizer is {opt.optimizer_type}")
 
 
 def _load_groups(opt: OpenOptimizer, groups: list[dict[str, Any]]) -> None:
     """Changes groups in place, so that schedulers and other holders of a group see the change."""
     for group, saved in zip(opt.param_groups, groups, strict=True):
-        group.update({k: v for k, v in saved.items() if k != "params"})
+        # Which parameters Muon updates was decided when the job was formed.
+        group.update({k: v for k, v in saved.items() if k not in ("params", "use_muon")})
 
 
 def _write_tensor(opt: OpenOptimizer, b: Bound, which: int, value: torch.Tensor) -> None:
@@ -292,7 +296,7 @@ def _is_rounded(opt: OpenOptimizer, b: Bound, master: torch.Tensor) -> bool:
 
 
 def _write(opt: OpenOptimizer, b: Bound, entry: dict[str, Any]) -> None:
-    moments = {which: entry.get(name) for name, which in _moments(opt).items()}
+    moments = {which: entry.get(name) for name, which in _moments(opt, b).items()}
     steps = float(entry.get("step", 1 if any(v is not None for v in moments.values()) else 0))
     master = entry.get("master")
 

@@ -232,7 +232,7 @@ static const char *check_read(const struct job *job, const struct request_read_s
     if (!p->trainable)
         return "ReadState.kind: a frozen parameter has no optimizer state";
     if (has_array(request->kind) && p->n_elems > 0 && !array_of(job, p->bucket, p->offset_elems, request->kind))
-        return "ReadState.kind: this optimizer has no such moment";
+        return "ReadState.kind: this optimizer has no such moment of this parameter";
     return NULL;
 }
 

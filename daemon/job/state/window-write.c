@@ -53,8 +53,10 @@ static const char *check_write(const struct job *job, const struct request_write
     }
     if (request->kind != WIRE_STATE_STEP_COUNT && p->n_elems > 0 &&
         !state_values(job->state, (enum state_kind)request->kind, p->bucket, p->offset_elems)) {
-        snprintf(what, size, "WriteState.kind: %s, which the optimizer of this daemon (optimizer.type) does not keep",
-                 names[request->kind]);
+        snprintf(
+            what, size,
+            "WriteState.kind: %s, which the optimizer of this daemon (optimizer.type) does not keep for this parameter",
+            names[request->kind]);
         return what;
     }
     return NULL;

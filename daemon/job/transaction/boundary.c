@@ -299,14 +299,31 @@ struct hyper job_plain_hyper(const struct config *config, const struct wire_hype
         .dampening = h->dampening,
         .lr_decay = h->lr_decay,
         .nesterov = h->nesterov,
+        .ns_coefficients = {h->ns_a, h->ns_b, h->ns_c},
+        .ns_steps = h->ns_steps,
+        .adjust_lr_fn = h->match_rms_adamw ? MUON_MATCH_RMS_ADAMW : MUON_ORIGINAL,
         .adam_w_mode = config->optimizer.hyper.adam_w_mode,
     };
 }
 
 struct wire_hyper job_wire_hyper(const struct hyper *h)
 {
-    return (struct wire_hyper){h->lr,       h->beta1,     h->beta2,    h->eps,     h->weight_decay,
-                               h->momentum, h->dampening, h->lr_decay, h->nesterov};
+    return (struct wire_hyper){
+        .lr = h->lr,
+        .beta1 = h->beta1,
+        .beta2 = h->beta2,
+        .eps = h->eps,
+        .weight_decay = h->weight_decay,
+        .momentum = h->momentum,
+        .dampening = h->dampening,
+        .lr_decay = h->lr_decay,
+        .nesterov = h->nesterov,
+        .ns_a = h->ns_coefficients[0],
+        .ns_b = h->ns_coefficients[1],
+        .ns_c = h->ns_coefficients[2],
+        .ns_steps = h->ns_steps,
+        .match_rms_adamw = h->adjust_lr_fn == MUON_MATCH_RMS_ADAMW,
+    };
 }
 
 void job_describe_args(const struct job *job, const struct step_args *args, struct request_step *request,
@@ -342,31 +359,34 @@ void job_keep_args(const struct job *job, struct step_args *args, const struct r
 static bool hypers_differ(const struct hyper *a, const struct hyper *b, struct evidence_args *evidence,
                           const char **name)
 {
-    static const struct {
+    const struct {
         const char *name;
-        size_t offset;
+        double a, b;
     } fields[] = {
-        {"lr", offsetof(struct hyper, lr)},
-        {"beta1", offsetof(struct hyper, beta1)},
-        {"beta2", offsetof(struct hyper, beta2)},
-        {"eps", offsetof(struct hyper, eps)},
-        {"weight_decay", offsetof(struct hyper, weight_decay)},
-        {"momentum", offsetof(struct hyper, momentum)},
-        {"dampening", offsetof(struct hyper, dampening)},
-        {"lr_decay", offsetof(struct hyper, lr_decay)},
+        {"lr", a->lr, b->lr},
+        {"beta1", a->beta1, b->beta1},
+        {"beta2", a->beta2, b->beta2},
+        {"eps", a->eps, b->eps},
+        {"weight_decay", a->weight_decay, b->weight_decay},
+        {"momentum", a->momentum, b->momentum},
+        {"dampening", a->dampening, b->dampening},
+        {"lr_decay", a->lr_decay, b->lr_decay},
+        {"nesterov", a->nesterov, b->nesterov},
+        {"ns_coefficients[0]", a->ns_coefficients[0], b->ns_coefficients[0]},
+        {"ns_coefficients[1]", a->ns_coefficients[1], b->ns_coefficients[1]},
+        {"ns_coefficients[2]", a->ns_coefficients[2], b->ns_coefficients[2]},
+        {"ns_steps", a->ns_steps, b->ns_steps},
+        {"adjust_lr_fn: match_rms_adamw", a->adjust_lr_fn, b->adjust_lr_fn},
     };
 
     for (size_t i = 0; i < ARRAY_SIZE(fields); i++) {
-        evidence->value = *(const double *)((const char *)a + fields[i].offset);
-        evidence->other_value = *(const double *)((const char *)b + fields[i].offset);
+        evidence->value = fields[i].a;
+        evidence->other_value = fields[i].b;
         *name = fields[i].name;
-        if (evidence->value != evidence->other_value)
+        if (fields[i].a != fields[i].b)
             return true;
     }
-    evidence->value = a->nesterov;
-    evidence->other_value = b->nesterov;
-    *name = "nesterov";
-    return a->nesterov != b->nesterov;
+    return false;
 }
 
 /* Looks for a difference between two ranks' arguments. What one gives and the other leaves as configured may be equal.

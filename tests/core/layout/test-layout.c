@@ -126,6 +126,7 @@ static void check_bucket(const struct layout *layout, uint32_t b)
         assert_int_equal(param->group, bucket->group);
         assert_int_equal(param->dtype, bucket->dtype);
         assert_int_equal(param->grad_dtype, bucket->grad_dtype);
+        assert_int_equal(param->muon, bucket->muon);
         assert_true(id < previous); /* reverse declaration order */
         assert_int_equal(param->offset_elems % 64, 0);
         assert_int_equal(param->offset_elems, round_up(end, 64)); /* no larger gap than alignment needs */
@@ -149,7 +150,8 @@ static void check_full(const struct layout *layout, uint32_t b)
     for (uint32_t i = 0; i < b; i++) {
         const struct layout_bucket *other = &layout->buckets[i];
 
-        if (other->group == bucket->group && other->dtype == bucket->dtype && other->grad_dtype == bucket->grad_dtype)
+        if (other->group == bucket->group && other->dtype == bucket->dtype && other->grad_dtype == bucket->grad_dtype &&
+            other->muon == bucket->muon)
             before = other;
     }
     if (!before)
@@ -371,6 +373,7 @@ static void test_random(void **state)
                 .grad_dtype = (enum dtype)draw(&seed, n_kinds),
                 .group = (uint32_t)draw(&seed, n_kinds),
                 .trainable = draw(&seed, 5) > 0,
+                .muon = draw(&seed, n_kinds) == 1,
                 .n_dims = 1,
                 .shape = &shapes[i],
             };

@@ -120,7 +120,7 @@ static void test_full_by_count(void **state)
 static void test_every_field_counts(void **state)
 {
     static const uint64_t other_shape[] = {32, 64};
-    struct layout_decl variants[8];
+    struct layout_decl variants[9];
 
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(variants); i++)
@@ -132,6 +132,7 @@ static void test_every_field_counts(void **state)
     variants[5].trainable = false;
     variants[6].n_dims = 1;
     variants[7].shape = other_shape;
+    variants[8].muon = true;
     for (size_t i = 0; i < ARRAY_SIZE(variants); i++) {
         for (size_t k = 0; k < ARRAY_SIZE(variants); k++) {
             struct manifest a = {0}, b = {0};
@@ -193,6 +194,10 @@ static void test_print(void **state)
     (void)state;
     manifest_print_entry(text, sizeof(text), &decl);
     assert_string_equal(text, "layers.0.w [64, 32] bf16, gradient fp32, group 0, trainable");
+    decl.muon = true;
+    manifest_print_entry(text, sizeof(text), &decl);
+    assert_string_equal(text, "layers.0.w [64, 32] bf16, gradient fp32, group 0, trainable, by Muon");
+    decl.muon = false;
     decl.n_dims = 0;
     decl.trainable = false;
     decl.group = 7;

@@ -4,9 +4,17 @@
 static const uint64_t tags[] = {7, UINT64_MAX}, masks[] = {1, 0, UINT64_C(1) << 63}, parcels[] = {0, 1}, params[] = {0};
 static const uint8_t value[] = {0, 1, 0xff}, any[] = {0xff, 0x01}, all[] = {0x0f, 0x00};
 static const uint8_t sum[192] = {[8] = 0x20, [64] = 1}; /* a struct exact_sum */
-static const struct wire_hyper groups[] = {
-    {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.01},
-    {.lr = 0.2, .momentum = 0.9, .dampening = 0.5, .lr_decay = 0.25, .nesterov = true}};
+static const struct wire_hyper groups[] = {{.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.01},
+                                           {.lr = 0.2,
+                                            .momentum = 0.9,
+                                            .dampening = 0.5,
+                                            .lr_decay = 0.25,
+                                            .nesterov = true,
+                                            .ns_a = 3.5,
+                                            .ns_b = -4.5,
+                                            .ns_c = 2,
+                                            .ns_steps = 5,
+                                            .match_rms_adamw = true}};
 #define FINDING                                                                                                        \
     {                                                                                                                  \
         .found = true, .overflowed = true, .micro_batch = 3, .param = 4, .rank = 2, .elem = 5, .value = 1e300,         \

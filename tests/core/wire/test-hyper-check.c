@@ -15,11 +15,11 @@
 #include "tests/group.h"
 
 static const struct wire_hyper usual = {
-    .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .momentum = 0.9};
+    .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .momentum = 0.9, .ns_steps = 5};
 
 static void test_usual(void **state)
 {
-    static const char *const names[] = {"Adam", "AdamW", "SGD", "Lion", "Adagrad"};
+    static const char *const names[] = {"Adam", "AdamW", "SGD", "Lion", "Adagrad", "Muon"};
     struct hyper_problem problem;
 
     (void)state;
@@ -48,6 +48,9 @@ static void test_wrong(void **state)
         {"SGD", "momentum", offsetof(struct wire_hyper, momentum), -1},
         {"SGD", "dampening", offsetof(struct wire_hyper, dampening), NAN},
         {"Adagrad", "lr_decay", offsetof(struct wire_hyper, lr_decay), -1e-9},
+        {"Muon", "momentum", offsetof(struct wire_hyper, momentum), 1},
+        {"Muon", "beta2", offsetof(struct wire_hyper, beta2), 1},
+        {"Muon", "ns_coefficients[1]", offsetof(struct wire_hyper, ns_b), 1e300},
     };
 
     (void)state;
@@ -92,13 +95,27 @@ static void test_nesterov(void **state)
     assert_string_equal(problem.name, "nesterov");
 }
 
+static void test_ns_steps(void **state)
+{
+    struct wire_hyper hyper = usual;
+    struct hyper_problem problem;
+
+    (void)state;
+    hyper.ns_steps = 0;
+    assert_false(hyper_is_wrong("SGD", &hyper, &problem));
+    assert_true(hyper_is_wrong("Muon", &hyper, &problem));
+    assert_string_equal(problem.name, "ns_steps");
+    hyper.ns_steps = 99;
+    assert_false(hyper_is_wrong("Muon", &hyper, &problem));
+    hyper.ns_steps = 100;
+    assert_true(hyper_is_wrong("Muon", &hyper, &problem));
+}
+
 TEST_GROUP(hyper_check)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_usual),
-        cmocka_unit_test(test_wrong),
-        cmocka_unit_test(test_not_read),
-        cmocka_unit_test(test_nesterov),
+        cmocka_unit_test(test_usual),    cmocka_unit_test(test_wrong),    cmocka_unit_test(test_not_read),
+        cmocka_unit_test(test_nesterov), cmocka_unit_test(test_ns_steps),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

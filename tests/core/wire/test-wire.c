@@ -131,6 +131,8 @@ static void assert_hypers_equal(const struct wire_hyper *a, const struct wire_hy
         assert_true(g->lr == h->lr && g->beta1 == h->beta1 && g->beta2 == h->beta2 && g->eps == h->eps);
         assert_true(g->weight_decay == h->weight_decay && g->momentum == h->momentum);
         assert_true(g->dampening == h->dampening && g->lr_decay == h->lr_decay && g->nesterov == h->nesterov);
+        assert_true(g->ns_a == h->ns_a && g->ns_b == h->ns_b && g->ns_c == h->ns_c);
+        assert_true(g->ns_steps == h->ns_steps && g->match_rms_adamw == h->match_rms_adamw);
     }
 }
 
@@ -534,14 +536,19 @@ static void test_limits_of_hello(void **state)
         struct layout_decl decls[2] = {example_requests[REQUEST_DECLARE].declare.params[1],                            \
                                        example_requests[REQUEST_DECLARE].declare.params[0]};                           \
         struct layout_decl *p = &decls[1];                                                                             \
+        p->muon = false;                                                                                               \
         struct request q = {.type = REQUEST_DECLARE, .declare = {.params = decls, .n_params = 2}};                     \
         change;                                                                                                        \
         check_request(&q, expected);                                                                                   \
     } while (0)
 
+#define NO_MUON                                                                                                        \
+    "Declare.params[1].muon: true, expected false; it is for trainable parameters of two dimensions, each below 2^31"
+
 static void test_limits_of_params(void **state)
 {
     static const uint64_t huge[] = {UINT64_C(1) << 31, UINT64_C(1) << 31, 0};
+    static const uint64_t wide[] = {1, UINT64_C(1) << 31};
     static const uint64_t wraps[] = {UINT64_MAX, UINT64_MAX};
     static const uint64_t wraps_early[] = {UINT64_C(1) << 63, 2, 5};
     static const uint64_t most[] = {(UINT64_C(1) << 62) - 1};
@@ -561,6 +568,10 @@ static void test_limits_of_params(void **state)
     PARAM_CASE((p->shape = most, p->n_dims = 1), NULL);
     PARAM_CASE((p->shape = huge, p->n_dims = 3), NULL); /* times 0 */
     PARAM_CASE(p->n_dims = 0, NULL);
+    PARAM_CASE(p->muon = true, NULL);
+    PARAM_CASE((p->muon = true, p->n_dims = 1), NO_MUON);
+    PARAM_CASE((p->muon = true, p->trainable = false), NO_MUON);
+    PARAM_CASE((p->muon = true, p->shape = wide), NO_MUON);
     PARAM_CASE(p->group = 1024, "Declare.params[1].group: 1024, expected 0 to 1023");
 }
 

@@ -43,7 +43,7 @@ static const struct sample_param all_kinds[] = {
     {"(wide)", DTYPE_F32, false, 1, {2}},
 };
 
-static const char *const optimizer_names[N_OPTIMIZERS] = {"AdamW", "Adam", "SGD", "Lion", "Adagrad"};
+static const char *const optimizer_names[N_OPTIMIZERS] = {"AdamW", "Adam", "SGD", "Lion", "Adagrad", "Muon"};
 
 static const struct kernels *kernels(void)
 {
@@ -76,6 +76,7 @@ struct sample *sample_new(const struct sample_options *options)
                                         .dtype = p->dtype,
                                         .grad_dtype = p->dtype,
                                         .trainable = !p->frozen,
+                                        .muon = options->optimizer == OPTIMIZER_MUON && !p->frozen && p->n_dims == 2,
                                         .n_dims = p->n_dims,
                                         .shape = p->shape};
     }

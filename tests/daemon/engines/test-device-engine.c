@@ -228,7 +228,7 @@ static void test_moments(void **state)
 
 static void test_optimizers(void **state)
 {
-    for (enum optimizer optimizer = 0; optimizer < N_OPTIMIZERS; optimizer += tests_full() ? 1 : 2)
+    for (enum optimizer optimizer = 0; optimizer < DEVICE_N_OPTIMIZERS; optimizer += tests_full() ? 1 : 2)
         check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .optimizer = optimizer});
 }
 
@@ -603,7 +603,7 @@ static void test_offload(void **state)
     check_offload((struct gpus_options){.n_nodes = 1, .n_local = 3, .stage = 1});
     check_offload((struct gpus_options){.n_nodes = 2, .n_local = 2});
     check_offload((struct gpus_options){.n_nodes = 1, .n_local = MIN(2, machine_n_gpus()), .stage = 3}); /* of one node */
-    for (enum optimizer optimizer = 0; optimizer < N_OPTIMIZERS; optimizer++)
+    for (enum optimizer optimizer = 0; optimizer < DEVICE_N_OPTIMIZERS; optimizer++)
         check_offload((struct gpus_options){.n_nodes = 1, .n_local = 2, .optimizer = optimizer});
 }
 

@@ -314,7 +314,7 @@ static void die_in_updates(const struct gpus_options *options)
 
 static void test_killed_in_updates(void **state)
 {
-    for (enum optimizer optimizer = 0; optimizer < N_OPTIMIZERS; optimizer += tests_full() ? 1 : 3)
+    for (enum optimizer optimizer = 0; optimizer < DEVICE_N_OPTIMIZERS; optimizer += tests_full() ? 1 : 3)
         die_in_updates(&(struct gpus_options){.n_nodes = 1, .n_local = 1, .optimizer = optimizer});
     die_in_updates(&(struct gpus_options){.n_nodes = 1, .n_local = 1, .stage = 3});
     die_in_updates(

@@ -648,6 +648,28 @@ def test_plan_for_people():
         assert re.search(rf"^  {word} +{n_bytes} ", result.stdout, re.M)
 
 
+def test_plan_of_muon(tmp_path):
+    """Matrices have no exp_avg_sq; the seconds are those of this machine, and of the longest matrix at least."""
+    file, args = tmp_path / "job.yaml", ("--params", "100k", "--matrices", "64x512x2,512x64")
+    file.write_text("listen: {socket: /run/p.sock}\nworld: {size: 2}\nthreads: 8\noptimizer: {type: Muon}\n")
+    value, muon = plan("--config", file, "--params", "100k"), plan("--config", file, *args)
+    assert value["bytes_by_class"]["state"] - muon["bytes_by_class"]["state"] == pytest.approx(3 * 4 * 32768, abs=16384)
+    scratch = 3 * (4 * (2 * 32768 + 2 * 4096) + (32 << 20))
+    assert muon["bytes_by_class"]["fixed"] - value["bytes_by_class"]["fixed"] == pytest.approx(scratch, rel=0.01)
+    found = muon["muon"]
+    assert (found["n_matrices"], found["n_elems"], found["threads"]) == (3, 3 * 32768, 8) and "muon" not in value
+    assert found["flop"] == 3 * 5 * (3 * 64 * 64 * 512 + 64**3)
+    assert found["seconds"] == pytest.approx(found["flop"] / 3 / found["flops_per_second"])
+    shown = zerodctl("plan", "--config", file, *args).stdout
+    assert re.search(r"muon: [\d.]+ Gflop for each step, for 3 matrices of 0.0983 million elements\nabout [\d.e-]+ s on 8 "
+                     r"threads of [\d.]+ Gflop/s each, as just measured", shown)
+    for wrong, text in (["--params", "1k"], "more than the 1000 of --params"), (["--matrices", "8x"], "'8x' is not a list"):
+        result = zerodctl("plan", "--config", file, *args, *wrong)
+        assert result.returncode == os.EX_USAGE and text in result.stderr
+    result = zerodctl("plan", "--ranks", 2, *args)
+    assert result.returncode == os.EX_USAGE and "is for optimizer: {type: Muon}" in result.stderr
+
+
 @pytest.mark.parametrize("text, params", [("7B", 7 * 10**9), ("1.1b", 1_100_000_000), ("350M", 350_000_000), ("8k", 8000)])
 def test_plan_for_the_names_of_models(text, params):
     assert plan("--params", text, "--ranks", 8, "--stage", 2) == plan("--params", params, "--ranks", 8, "--stage", 2)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def _hypers(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
     """All hyperparameters of torch's optimizer. Unset ones have torch's defaults, because the daemon's may differ."""
     names = HYPERS.get(kind.__name__)
-    if names is None or not kind.__module__.startswith("torch.optim"):
+    if names is None or kind.__name__ == "Muon" or not kind.__module__.startswith("torch.optim"):
         raise ValueError(
             f"these TrainingArguments ask for {kind.__module__}.{kind.__name__}: zerod has torch's AdamW, SGD and "
             'Adagrad for a Trainer (optim="adamw_torch", "sgd" or "adagrad")'

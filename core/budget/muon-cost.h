@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* The time that Muon's products take: counted from a layout, and from a measurement on this machine. */
+
+#include <stdint.h>
+
+struct gemm;
+struct layout;
+
+struct muon_cost {
+    uint64_t n_matrices, n_elems;
+    double flops;         /* of one step, all matrices */
+    double largest_flops; /* of the matrix that takes longest */
+};
+
+void muon_cost_count(const struct layout *layout, unsigned ns_steps, struct muon_cost *out);
+
+/* Floating-point operations for each second of one thread, measured now: some tens of milliseconds. 0: no memory. */
+double muon_cost_measure(const struct gemm *gemm);
+
+/* Seconds of one step on so many threads. One thread does all of a matrix. */
+double muon_cost_seconds(const struct muon_cost *cost, double flops_per_second, unsigned n_threads);

@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Muon's update: matrices as a whole, and between them the chunks of other parameters. */
+
+#include "daemon/step/step-muon.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "core/base/log.h"
+#include "core/base/recorder.h"
+#include "core/budget/muon-cost.h"
+#include "core/budget/step-sizes.h"
+#include "core/config/config.h"
+#include "daemon/memory/snapshot.h"
+#include "daemon/step/published.h"
+#include "daemon/step/step-kept.h"
+#include "daemon/step/step.h"
+#include "kernels/muon.h"
+
+struct muon {
+    struct step *step;
+    const struct gemm *gemm;
+    struct segment scratch;
+    uint64_t scratch_elems; /* of each matrix under way */
+    pthread_mutex_t lock;
+    pthread_cond_t returned; /* some scratch memory */
+    unsigned unused[GEMM_MAX_CALLERS], n_unused;
+    uint64_t momentum_op; /* the number of the first pass; step->update_op is that of the second */
+    uint32_t *items;      /* chunks; the first one of a matrix stands for all of it */
+    uint32_t n_items;
+    struct work torn_work;
+};
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+/* In the order in which weights are published, where that counts. */
+static void list_items(const struct step *step)
+{
+    const struct layout *layout = step->layout;
+    struct muon *muon = step->muon;
+
+    for (uint32_t i = 0; i < layout->n_chunks; i++) {
+        uint32_t id = step->published ? published_chunk(step->published, i) : i;
+        const struct layout_param *param = &layout->params[layout->chunks[id].param];
+
+        if (!param->muon || id == param->first_chunk)
+            muon->items[muon->n_items++] = id;
+    }
+}
+
+static void unmake(struct step *step)
+{
+    if (!step->muon)
+        return;
+    segment_deinit(&step->muon->scratch);
+    pthread_mutex_destroy(&step->muon->lock);
+    pthread_cond_destroy(&step->muon->returned);
+    free(step->muon->items);
+    free(step->muon);
+}
+
+static int make(struct step *step)
+{
+    struct muon *muon = calloc(1, sizeof(*muon));
+    char err[256];
+    int r;
+
+    if (!muon)
+        return -ENOMEM;
+    step->muon = muon;
+    muon->step = step;
+    muon->scratch = SEGMENT_NULL;
+    pthread_mutex_init(&muon->lock, NULL);
+    pthread_cond_init(&muon->returned, NULL);
+    muon->items = calloc(step->layout->n_chunks + 1, sizeof(*muon->items));
+    if (!muon->items)
+        return -ENOMEM;
+    r = gemm_load(&muon->gemm, err, sizeof(err));
+    if (r < 0) {
+        log_error("%s", err);
+        return r;
+    }
+    list_items(step);
+    muon->scratch_elems = step_muon_scratch_elems(step->layout);
+    for (unsigned i = 0; i < step_muon_callers(step->layout, worker_pool_n_threads(step->pool)); i++)
+        muon->unused[muon->n_unused++] = i;
+    return segment_init(&muon->scratch, "muon", muon->n_unused * muon->scratch_elems * sizeof(float));
+}
+
+void step_muon_announce(const struct step *step, const struct config *config)
+{
+    unsigned n_threads = worker_pool_n_threads(step->pool);
+    struct muon_cost cost;
+    double speed;
+
+    muon_cost_count(step->layout, config->optimizer.hyper.ns_steps, &cost);
+    speed = cost.n_matrices > 0 ? muon_cost_measure(step->muon->gemm) : 0;
+    if (speed > 0)
+        log_notice("Muon: %.4g Gflop for each step, for %" PRIu64
+                   " matrices of %.4g million elements; about %.2g s on %u "
+                   "threads of %.3g Gflop/s each, as just measured",
+                   cost.flops / 1e9, cost.n_matrices, (double)cost.n_elems / 1e6,
+                   muon_cost_seconds(&cost, speed, n_threads), n_threads, speed / 1e9);
+    else if (cost.n_matrices == 0)
+        log_notice("Muon: no parameter is a matrix for it, so AdamW updates all of them");
+}
+
+/* The new step of another number of ranks takes over the pages. The matrices are the same, and so are the workers. */
+static void go_on_from(struct step *step, struct step *before)
+{
+    struct segment none = step->muon->scratch;
+
+    step->muon->scratch = before->muon->scratch;
+    before->muon->scratch = none;
+}
+
+int step_muon_reserve(const struct step *step)
+{
+    return step->muon ? segment_reserve(&step->muon->scratch, 0, step->muon->scratch.n_bytes) : 0;
+}
+
+/* ---- passes over chunks -------------------------------------------------------------------------------- */
+
+static void add_momentum(const struct step *step, uint32_t id, struct step_slot *slot)
+{
+    struct update_args args = step_update_args(step, id, NULL);
+
+    args.p = step_acc_here(step, id);
+    args.acc = args.p;
+    args.v = args.w16 = NULL;
+    args.w16_dtype = DTYPE_F32;
+    if (slot)
+        step_update_in_slot(slot, step->kernels->muon_momentum, &args);
+    else
+        step->kernels->muon_momentum(&args);
+}
+
+/* matrix: orthogonalised, of the chunk's parameter. */
+static void change_weights(const struct step *step, uint32_t id, const float *matrix, struct step_slot *slot)
+{
+    struct update_args args = step_update_args(step, id, matrix + step->layout->chunks[id].start_elem);
+
+    args.m = args.v = NULL;
+    if (slot)
+        step_update_in_slot(slot, step->kernels->update[OPTIMIZER_MUON], &args);
+    else
+        step->kernels->update[OPTIMIZER_MUON](&args);
+}
+
+/* ---- orthogonalising --------------------------------------------------------------------------------- */
+
+/* On a worker, which waits while others have all of it. Return: which of the scratch memory. */
+static unsigned take_scratch(struct muon *muon)
+{
+    unsigned which;
+
+    pthread_mutex_lock(&muon->lock);
+    while (muon->n_unused == 0)
+        pthread_cond_wait(&muon->returned, &muon->lock);
+    which = muon->unused[--muon->n_unused];
+    pthread_mutex_unlock(&muon->lock);
+    return which;
+}
+
+static void return_scratch(struct muon *muon, unsigned which)
+{
+    pthread_mutex_lock(&muon->lock);
+    muon->unused[muon->n_unused++] = which;
+    pthread_cond_signal(&muon->returned);
+    pthread_mutex_unlock(&muon->lock);
+}
+
+/* Return: the result, in that scratch memory. */
+static const float *orthogonalize(const struct step *step, uint32_t param, unsigned which)
+{
+    const struct layout_param *p = &step->layout->params[param];
+    const struct muon *muon = step->muon;
+
+    (void)failpoint("orthogonalize");
+    return muon_orthogonalize(muon->gemm, (struct muon_shape){.rows = p->shape[0], .cols = p->shape[1]},
+                              step_acc_here(step, p->first_chunk), &step->scalars[param],
+                              (float *)(void *)muon->scratch.map + which * muon->scratch_elems,
+                              worker_progress(step->pool));
+}
+
+/* ---- a matrix ------------------------------------------------------------------------------------------ */
+
+/* The first pass. */
+static void add_momenta(struct step *step, const struct layout_param *p)
+{
+    struct step_slot *slot;
+
+    for (uint32_t id = p->first_chunk; id < p->first_chunk + p->n_chunks; id++) {
+        (void)failpoint("update");
+        if (step_is_done(step, step->update_op, id) || !step_begin_chunk(step, step->muon->momentum_op, id, &slot))
+            continue;
+        if (step->state->snapshot)
+            snapshot_put_aside(step->state->snapshot, id);
+        add_momentum(step, id, slot);
+        step_end_chunk(step, step->muon->momentum_op, id, slot);
+    }
+}
+
+/*
+ * The second pass. Chunks that an earlier daemon has done stay as they are; where it has done the first pass, this one
+ * is the first to put values aside.
+ */
+static void change_matrix(struct step *step, const struct layout_param *p, const float *matrix)
+{
+    struct step_slot *slot;
+
+    for (uint32_t id = p->first_chunk; id < p->first_chunk + p->n_chunks; id++) {
+        (void)failpoint("update");
+        if (!step_begin_chunk(step, step->update_op, id, &slot))
+            continue;
+        if (step->state->snapshot)
+            snapshot_put_aside(step->state->snapshot, id);
+        change_weights(step, id, matrix, slot);
+        step_end_chunk(step, step->update_op, id, slot);
+    }
+}
+
+static bool is_done(const struct step *step, const struct layout_param *p)
+{
+    for (uint32_t id = p->first_chunk; id < p->first_chunk + p->n_chunks; id++)
+        if (!step_is_done(step, step->update_op, id))
+            return false;
+    return true;
+}
+
+static void update_matrix(struct step *step, uint32_t param)
+{
+    const struct layout_param *p = &step->layout->params[param];
+    unsigned scratch;
+
+    if (is_done(step, p))
+        return;
+    add_momenta(step, p);
+    scratch = take_scratch(step->muon);
+    change_matrix(step, p, orthogonalize(step, param, scratch));
+    return_scratch(step->muon, scratch);
+}
+
+/* ---- the update ---------------------------------------------------------------------------------------- */
+
+static void publish(struct step *step, uint32_t first, uint32_t n)
+{
+    for (uint32_t id = first; step->published && id < first + n; id++)
+        published_add(step->published, id);
+}
+
+static void update_run(struct work *work, uint32_t item)
+{
+    struct step *step = container_of(work, struct step, update_work);
+    uint32_t id = step->muon->items[item], param = step->layout->chunks[id].param;
+
+    if (!step->layout->params[param].muon) {
+        step_update_chunk(step, id, step_acc_here(step, id));
+        publish(step, id, 1);
+        return;
+    }
+    recorder_work(RECORD_WORK_UPDATE, step->layout->parts[step->layout->chunks[id].part].parcel, 0);
+    if (step->contributed[param])
+        update_matrix(step, param);
+    publish(step, id, step->layout->params[param].n_chunks);
+}
+
+static void post_items(struct step *step)
+{
+    if (step->published)
+        published_begin(step->published, step->state->progress.epoch + 1);
+    step->update_work.run = update_run;
+    step->update_work.n_items = step->muon->n_items;
+    worker_post(step->pool, &step->update_work);
+}
+
+/* ---- after a kill -------------------------------------------------------------------------------------- */
+
+/* Finishes the chunk whose masters a worker was changing. Its matrix is orthogonalised once more. */
+static void torn_run(struct work *work, uint32_t item)
+{
+    struct step *step = container_of(work, struct muon, torn_work)->step;
+    struct step_slot *slot;
+    unsigned i = item, scratch;
+    uint32_t id, param;
+
+    if (!step_find_torn(step, step->update_op, &i, &slot, &id) || i != item + 1)
+        return;
+    param = step->layout->chunks[id].param;
+    if (!step->layout->params[param].muon) {
+        step_finish_chunk(step, id, step_acc_here(step, id), slot);
+        return;
+    }
+    scratch = take_scratch(step->muon);
+    change_weights(step, id, orthogonalize(step, param, scratch), slot);
+    return_scratch(step->muon, scratch);
+    step_end_chunk(step, step->update_op, id, slot);
+}
+
+static void torn_done(struct work *work)
+{
+    post_items(container_of(work, struct muon, torn_work)->step);
+}
+
+static void finish_torn_momentum(struct step *step)
+{
+    struct step_slot *slot;
+    uint32_t id;
+
+    for (unsigned i = 0; step_find_torn(step, step->muon->momentum_op, &i, &slot, &id);) {
+        add_momentum(step, id, slot);
+        step_end_chunk(step, step->muon->momentum_op, id, slot);
+    }
+}
+
+static void update(struct step *step)
+{
+    struct muon *muon = step->muon;
+    struct step_slot *slot;
+    unsigned i = 0;
+    uint32_t id;
+
+    muon->momentum_op = step->update_op;
+    step->update_op = ++step->n_ops;
+    finish_torn_momentum(step);
+    if (!step_find_torn(step, step->update_op, &i, &slot, &id)) {
+        post_items(step);
+        return;
+    }
+    muon->torn_work = (struct work){.run = torn_run, .done = torn_done, .n_items = CONFIG_MAX_THREADS};
+    worker_post(step->pool, &muon->torn_work);
+}
+
+const struct step_ops step_muon_ops = {
+    .reduce = step_reduce_here, .update = update, .make = make, .unmake = unmake, .go_on_from = go_on_from};

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The update of a job with Muon, in the memory of this process. The layout says which parameters are matrices that Muon
+ * updates. One worker does all of a matrix:
+ *
+ *     for each chunk    the momentum buffer takes the gradient; the accumulator becomes what is to be orthogonalised
+ *     the matrix        is orthogonalised, from the accumulators into scratch memory
+ *     for each chunk    masters and weights change by the result
+ *
+ * The other parameters are updated chunk by chunk with AdamW.
+ *
+ * A kill costs nothing (step-kept.h): the two passes over chunks are operations of their own, each chunk done once. The
+ * scratch memory is lost, but the accumulators that it was computed from are kept, and give the same bits again.
+ */
+
+struct config;
+struct step;
+struct step_ops;
+
+extern const struct step_ops step_muon_ops;
+
+/* Logs how long matrices will take in each step. */
+void step_muon_announce(const struct step *step, const struct config *config);
+
+/* Reserves the pages of the scratch memory, if the step has any. Any thread, once. Return: 0 or -errno. */
+int step_muon_reserve(const struct step *step);

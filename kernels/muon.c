@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Newton-Schulz iterations on one matrix, by one thread. */
+
+#include "kernels/muon.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+enum { ALIGN_ELEMS = 16 }; /* 64 bytes */
+
+static uint64_t shorter(struct muon_shape shape)
+{
+    return shape.rows < shape.cols ? shape.rows : shape.cols;
+}
+
+static uint64_t align(uint64_t n_elems)
+{
+    return (n_elems + ALIGN_ELEMS - 1) / ALIGN_ELEMS * ALIGN_ELEMS;
+}
+
+uint64_t muon_scratch_elems(struct muon_shape shape)
+{
+    uint64_t side = shorter(shape);
+
+    return 2 * (align(shape.rows * shape.cols) + align(side * side));
+}
+
+/* In each iteration two products of a matrix with its transpose, of which half is computed, and one whole product. */
+double muon_flops(struct muon_shape shape, unsigned ns_steps)
+{
+    double side = (double)shorter(shape), other = (double)shape.rows * (double)shape.cols / side;
+
+    return ns_steps * (side * side * other + side * side * side + 2 * side * side * other);
+}
+
+double muon_lr_factor(struct muon_shape shape, enum muon_adjust_lr how)
+{
+    double rows = (double)shape.rows, cols = (double)shape.cols;
+
+    return how == MUON_MATCH_RMS_ADAMW ? 0.2 * sqrt(fmax(rows, cols)) : sqrt(fmax(1, rows / cols));
+}
+
+/* Frobenius norm. Sums of every eighth square, so that additions need not wait for one another. */
+static double norm(const float *elems, uint64_t n)
+{
+    enum { LANES = 8 };
+
+    double sums[LANES] = {0}, sum = 0;
+
+    for (uint64_t i = 0; i < n; i++)
+        sums[i % LANES] += (double)elems[i] * (double)elems[i];
+    for (unsigned i = 0; i < LANES; i++)
+        sum += sums[i];
+    return sqrt(sum);
+}
+
+/* Copies what lies above the diagonal to below it, by blocks that stay in the nearest cache. */
+static void mirror(float *square, uint64_t side)
+{
+    enum { BLOCK = 64 };
+
+    for (uint64_t top = 0; top < side; top += BLOCK)
+        for (uint64_t left = 0; left <= top; left += BLOCK)
+            for (uint64_t row = top; row < side && row < top + BLOCK; row++)
+                for (uint64_t col = left; col < row && col < left + BLOCK; col++)
+                    square[row * side + col] = square[col * side + row];
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------- */
+
+/* What all products of a matrix need. */
+struct products {
+    const struct gemm *gemm;
+    int rows, cols, side; /* side: the shorter one */
+    _Atomic(uint64_t) *n_done;
+};
+
+static void end_product(const struct products *p)
+{
+    if (p->n_done)
+        atomic_fetch_add_explicit(p->n_done, 1, memory_order_relaxed);
+}
+
+/* How many of n slices, each of so many operations, one product takes. It depends on shapes alone, as the bits do. */
+static int panel_of(int n, double slice_flops)
+{
+    enum { LEAST = 256 }; /* below that products become slow */
+
+    double most = fmax(MUON_PRODUCT_FLOPS / slice_flops, LEAST);
+
+    return most < n ? (int)most : n;
+}
+
+/* square = alpha a a' + beta square, its upper triangle, or alpha a' a with trans. a: side x n, or n x side. */
+static void multiply_by_transpose(const struct products *p, bool trans, int n, float alpha, const float *a, int lda,
+                                  float beta, float *square)
+{
+    const int panel = panel_of(n, (double)p->side * p->side);
+
+    for (int at = 0, taken; at < n; at += taken) {
+        taken = n - at < panel ? n - at : panel;
+        p->gemm->ssyrk(GEMM_ROW_MAJOR, GEMM_UPPER, trans ? GEMM_TRANS : GEMM_NO_TRANS, p->side, taken, alpha,
+                       trans ? a + (size_t)at * (size_t)lda : a + at, lda, at == 0 ? beta : 1, square, p->side);
+        end_product(p);
+    }
+}
+
+/* next = polynomial x, or x polynomial, where x has more rows than columns. */
+static void apply(const struct products *p, const float *polynomial, const float *x, float *next)
+{
+    const bool is_wide = p->rows <= p->cols;
+    const int n = is_wide ? p->cols : p->rows, panel = panel_of(n, 2.0 * p->side * p->side);
+
+    for (int at = 0, taken; at < n; at += taken) {
+        const size_t first = is_wide ? (size_t)at : (size_t)at * (size_t)p->cols;
+
+        taken = n - at < panel ? n - at : panel;
+        if (is_wide)
+            p->gemm->sgemm(GEMM_ROW_MAJOR, GEMM_NO_TRANS, GEMM_NO_TRANS, p->rows, taken, p->side, 1, polynomial,
+                           p->side, x + first, p->cols, 0, next + first, p->cols);
+        else
+            p->gemm->sgemm(GEMM_ROW_MAJOR, GEMM_NO_TRANS, GEMM_NO_TRANS, taken, p->side, p->side, 1, x + first, p->cols,
+                           polynomial, p->side, 0, next + first, p->cols);
+        end_product(p);
+    }
+}
+
+/* polynomial = a I + b gram + c gram^2, all of it; gram: symmetric, its upper triangle; gets the lower one. */
+static void make_polynomial(const struct products *p, float *polynomial, float *gram, const float *ns)
+{
+    const uint64_t n = (uint64_t)p->side;
+
+    mirror(gram, n);
+    for (uint64_t i = 0; i < n * n; i++)
+        polynomial[i] = gram[i];
+    multiply_by_transpose(p, false, p->side, ns[2], gram, p->side, ns[1], polynomial);
+    for (uint64_t i = 0; i < n; i++)
+        polynomial[i * n + i] += ns[0];
+    mirror(polynomial, n);
+}
+
+const float *muon_orthogonalize(const struct gemm *gemm, struct muon_shape shape, const float *matrix,
+                                const struct update_scalars *k, float *scratch, _Atomic(uint64_t) *n_products)
+{
+    const struct products p = {gemm, (int)shape.rows, (int)shape.cols, (int)shorter(shape), n_products};
+    const uint64_t n = shape.rows * shape.cols, n_square = shorter(shape) * shorter(shape);
+    float *x = scratch, *next = x + align(n), *gram = next + align(n), *polynomial = gram + align(n_square), *last;
+    const float divisor = (float)fmax(norm(matrix, n), k->eps);
+
+    for (uint64_t i = 0; i < n; i++)
+        x[i] = matrix[i] / divisor;
+    for (unsigned i = 0; i < k->ns_steps; i++) {
+        if (p.rows <= p.cols)
+            multiply_by_transpose(&p, false, p.cols, 1, x, p.cols, 0, gram);
+        else
+            multiply_by_transpose(&p, true, p.rows, 1, x, p.cols, 0, gram);
+        make_polynomial(&p, polynomial, gram, k->ns);
+        apply(&p, polynomial, x, next);
+        last = x;
+        x = next;
+        next = last;
+    }
+    return x;
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Muon's orthogonalisation (docs/numerics.md, section 7): a few Newton-Schulz iterations bring all singular values of a
+ * matrix near 1. Matrices are fp32, row after row. K. Jordan et al., "Muon: An optimizer for hidden layers in neural
+ * networks" (2024); settings and defaults are those of torch.optim.Muon.
+ */
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/gemm.h"
+#include "kernels/update.h"
+
+struct muon_shape {
+    uint64_t rows, cols; /* each at least 1 and at most MUON_MAX_SIDE */
+};
+
+#define MUON_MAX_SIDE INT32_MAX /* BLAS counts in int */
+#define MUON_PRODUCT_FLOPS 2e10 /* a second, or a few; picked */
+
+/* Elements of the scratch memory that a matrix needs: two of its size, and two squares of its shorter side. */
+uint64_t muon_scratch_elems(struct muon_shape shape);
+
+/* Floating-point operations of the products of one matrix in one step. */
+double muon_flops(struct muon_shape shape, unsigned ns_steps);
+
+/* The factor of the learning rate. */
+double muon_lr_factor(struct muon_shape shape, enum muon_adjust_lr how);
+
+/*
+ * Orthogonalises a matrix. k: ns_steps, ns, eps. scratch: muon_scratch_elems(), aligned for the CPU's vectors.
+ * n_products grows with each product, of which none takes more than MUON_PRODUCT_FLOPS or so, for who watches; or NULL.
+ * Return: the result, rows x cols, in the scratch memory.
+ */
+const float *muon_orthogonalize(const struct gemm *gemm, struct muon_shape shape, const float *matrix,
+                                const struct update_scalars *k, float *scratch, _Atomic(uint64_t) *n_products);
