@@ -28,6 +28,7 @@ def find_benchmarks(on_gpu):
         import checkpoints
         import growth
         import latency
+        import muon
         import narrow_state
         import nodes
         import overlap_update
@@ -39,7 +40,7 @@ def find_benchmarks(on_gpu):
         import training
         import whole_step
 
-        found = [speed.kernels, whole_step.step, narrow_state.narrow_state, traffic.traffic, speed.overlap, speed.update, speed.recorder,
+        found = [speed.kernels, whole_step.step, narrow_state.narrow_state, muon.muon, traffic.traffic, speed.overlap, speed.update, speed.recorder,
                  latency.push, questions.questions, growth.memory, growth.scaling, nodes.nodes, survival.survival,
                  checkpoints.checkpoints, training.torch, torch_hook.torch_hook,
                  overlap_update.overlap_update]
