@@ -73,21 +73,21 @@ static void mirror(float *square, uint64_t side)
 struct products {
     const struct gemm *gemm;
     int rows, cols, side; /* side: the shorter one */
-    _Atomic(uint64_t) *n_done;
+    const struct muon_parts *parts;
 };
 
-static void end_product(const struct products *p)
+static void end_part(const struct products *p)
 {
-    if (p->n_done)
-        atomic_fetch_add_explicit(p->n_done, 1, memory_order_relaxed);
+    if (p->parts)
+        atomic_fetch_add_explicit(p->parts->n_ended, 1, memory_order_relaxed);
 }
 
-/* How many of n slices, each of so many operations, one product takes. It depends on shapes alone, as the bits do. */
-static int panel_of(int n, double slice_flops)
+/* How many of n slices, each of so many operations, a part takes. */
+static int part_of(const struct products *p, int n, double slice_flops)
 {
     enum { LEAST = 256 }; /* below that products become slow */
 
-    double most = fmax(MUON_PRODUCT_FLOPS / slice_flops, LEAST);
+    double most = p->parts ? fmax(p->parts->most / slice_flops, LEAST) : n;
 
     return most < n ? (int)most : n;
 }
@@ -96,13 +96,13 @@ static int panel_of(int n, double slice_flops)
 static void multiply_by_transpose(const struct products *p, bool trans, int n, float alpha, const float *a, int lda,
                                   float beta, float *square)
 {
-    const int panel = panel_of(n, (double)p->side * p->side);
+    const int part = part_of(p, n, (double)p->side * p->side);
 
     for (int at = 0, taken; at < n; at += taken) {
-        taken = n - at < panel ? n - at : panel;
+        taken = n - at < part ? n - at : part;
         p->gemm->ssyrk(GEMM_ROW_MAJOR, GEMM_UPPER, trans ? GEMM_TRANS : GEMM_NO_TRANS, p->side, taken, alpha,
                        trans ? a + (size_t)at * (size_t)lda : a + at, lda, at == 0 ? beta : 1, square, p->side);
-        end_product(p);
+        end_part(p);
     }
 }
 
@@ -110,19 +110,19 @@ static void multiply_by_transpose(const struct products *p, bool trans, int n, f
 static void apply(const struct products *p, const float *polynomial, const float *x, float *next)
 {
     const bool is_wide = p->rows <= p->cols;
-    const int n = is_wide ? p->cols : p->rows, panel = panel_of(n, 2.0 * p->side * p->side);
+    const int n = is_wide ? p->cols : p->rows, part = part_of(p, n, 2.0 * p->side * p->side);
 
     for (int at = 0, taken; at < n; at += taken) {
         const size_t first = is_wide ? (size_t)at : (size_t)at * (size_t)p->cols;
 
-        taken = n - at < panel ? n - at : panel;
+        taken = n - at < part ? n - at : part;
         if (is_wide)
             p->gemm->sgemm(GEMM_ROW_MAJOR, GEMM_NO_TRANS, GEMM_NO_TRANS, p->rows, taken, p->side, 1, polynomial,
                            p->side, x + first, p->cols, 0, next + first, p->cols);
         else
             p->gemm->sgemm(GEMM_ROW_MAJOR, GEMM_NO_TRANS, GEMM_NO_TRANS, taken, p->side, p->side, 1, x + first, p->cols,
                            polynomial, p->side, 0, next + first, p->cols);
-        end_product(p);
+        end_part(p);
     }
 }
 
@@ -141,9 +141,9 @@ static void make_polynomial(const struct products *p, float *polynomial, float *
 }
 
 const float *muon_orthogonalize(const struct gemm *gemm, struct muon_shape shape, const float *matrix,
-                                const struct update_scalars *k, float *scratch, _Atomic(uint64_t) *n_products)
+                                const struct update_scalars *k, float *scratch, const struct muon_parts *parts)
 {
-    const struct products p = {gemm, (int)shape.rows, (int)shape.cols, (int)shorter(shape), n_products};
+    const struct products p = {gemm, (int)shape.rows, (int)shape.cols, (int)shorter(shape), parts};
     const uint64_t n = shape.rows * shape.cols, n_square = shorter(shape) * shorter(shape);
     float *x = scratch, *next = x + align(n), *gram = next + align(n), *polynomial = gram + align(n_square), *last;
     const float divisor = (float)fmax(norm(matrix, n), k->eps);

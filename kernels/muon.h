@@ -19,7 +19,14 @@ struct muon_shape {
 };
 
 #define MUON_MAX_SIDE INT32_MAX /* BLAS counts in int */
-#define MUON_PRODUCT_FLOPS 2e10 /* a second, or a few; picked */
+
+/*
+ * For a watchdog: long products are made in parts. The parts decide the bits, and follow from the shape and `most` alone.
+ */
+struct muon_parts {
+    double most;                /* operations of a part, or so */
+    _Atomic(uint64_t) *n_ended; /* grows with each part */
+};
 
 /* Elements of the scratch memory that a matrix needs: two of its size, and two squares of its shorter side. */
 uint64_t muon_scratch_elems(struct muon_shape shape);
@@ -31,9 +38,9 @@ double muon_flops(struct muon_shape shape, unsigned ns_steps);
 double muon_lr_factor(struct muon_shape shape, enum muon_adjust_lr how);
 
 /*
- * Orthogonalises a matrix. k: ns_steps, ns, eps. scratch: muon_scratch_elems(), aligned for the CPU's vectors.
- * n_products grows with each product, of which none takes more than MUON_PRODUCT_FLOPS or so, for who watches; or NULL.
+ * Orthogonalises a matrix. k: ns_steps, ns, eps. scratch: muon_scratch_elems(), aligned for the CPU's vectors. parts:
+ * NULL: products are whole.
  * Return: the result, rows x cols, in the scratch memory.
  */
 const float *muon_orthogonalize(const struct gemm *gemm, struct muon_shape shape, const float *matrix,
-                                const struct update_scalars *k, float *scratch, _Atomic(uint64_t) *n_products);
+                                const struct update_scalars *k, float *scratch, const struct muon_parts *parts);

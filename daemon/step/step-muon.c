@@ -20,6 +20,8 @@
 #include "daemon/step/step.h"
 #include "kernels/muon.h"
 
+#define PART_FLOPS 2e10 /* some seconds at most; picked */
+
 struct muon {
     struct step *step;
     const struct gemm *gemm;
@@ -177,13 +179,13 @@ static void return_scratch(struct muon *muon, unsigned which)
 static const float *orthogonalize(const struct step *step, uint32_t param, unsigned which)
 {
     const struct layout_param *p = &step->layout->params[param];
+    const struct muon_parts parts = {.most = PART_FLOPS, .n_ended = worker_progress(step->pool)};
     const struct muon *muon = step->muon;
 
     (void)failpoint("orthogonalize");
     return muon_orthogonalize(muon->gemm, (struct muon_shape){.rows = p->shape[0], .cols = p->shape[1]},
                               step_acc_here(step, p->first_chunk), &step->scalars[param],
-                              (float *)(void *)muon->scratch.map + which * muon->scratch_elems,
-                              worker_progress(step->pool));
+                              (float *)(void *)muon->scratch.map + which * muon->scratch_elems, &parts);
 }
 
 /* ---- a matrix ------------------------------------------------------------------------------------------ */

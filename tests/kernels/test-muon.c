@@ -137,7 +137,9 @@ static void check_shape(const struct gemm *gemm, size_t rows, size_t cols, float
     float *matrix = calloc(n, sizeof(float)), *copy = calloc(n, sizeof(float));
     float *scratch = aligned_alloc(64, (n_scratch + GUARD) * sizeof(float));
     struct update_scalars scalars;
-    _Atomic(uint64_t) n_products = 0;
+    _Atomic(uint64_t) n_ended = 0;
+    const struct muon_parts parts = {.most = 1, .n_ended = &n_ended};
+    const uint64_t n_long = div_round_up(MAX(rows, cols), 256), n_short = div_round_up(MIN(rows, cols), 256);
     const float *got, *again;
     uint64_t seed = rows * 1000 + cols;
     double *expected;
@@ -150,8 +152,8 @@ static void check_shape(const struct gemm *gemm, size_t rows, size_t cols, float
     memset(scratch, 0x7f, (n_scratch + GUARD) * sizeof(float));
     expected = expected_of(matrix, rows, cols, hyper);
 
-    got = muon_orthogonalize(gemm, shape, matrix, &scalars, scratch, &n_products);
-    assert_int_equal(n_products, 3 * hyper->ns_steps);
+    got = muon_orthogonalize(gemm, shape, matrix, &scalars, scratch, &parts);
+    assert_int_equal(n_ended, hyper->ns_steps * (2 * n_long + n_short)); /* as many slices as a part has at least */
     assert_in_range(got - scratch, 0, (ptrdiff_t)(n_scratch - n));
     for (size_t i = 0; i < n; i++)
         assert_true(fabs((double)got[i] - expected[i]) < 2e-4);
@@ -162,7 +164,7 @@ static void check_shape(const struct gemm *gemm, size_t rows, size_t cols, float
     /* The same bits again, whatever the scratch memory holds. */
     memcpy(copy, got, n * sizeof(float));
     memset(scratch, 0xff, n_scratch * sizeof(float));
-    again = muon_orthogonalize(gemm, shape, matrix, &scalars, scratch, &n_products);
+    again = muon_orthogonalize(gemm, shape, matrix, &scalars, scratch, &parts);
     assert_memory_equal(again, copy, n * sizeof(float));
     free(matrix);
     free(copy);
@@ -184,8 +186,8 @@ static const struct gemm *load(void)
 
 static void test_orthogonalize(void **state)
 {
-    static const size_t sides[][2] = {{1, 1},   {1, 7},   {7, 1},    {2, 3},    {16, 16},  {17, 33},
-                                      {33, 17}, {64, 65}, {130, 63}, {63, 130}, {100, 100}};
+    static const size_t sides[][2] = {{1, 1},   {1, 7},    {7, 1},    {2, 3},     {16, 16},  {17, 33},  {33, 17},
+                                      {64, 65}, {130, 63}, {63, 130}, {100, 100}, {40, 600}, {600, 40}, {300, 300}};
     const struct gemm *gemm = load();
     struct hyper hyper = usual;
 
