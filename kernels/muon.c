@@ -127,35 +127,35 @@ static void apply(const struct products *p, const float *polynomial, const float
 }
 
 /* polynomial = a I + b gram + c gram^2, all of it; gram: symmetric, its upper triangle; gets the lower one. */
-static void make_polynomial(const struct products *p, float *polynomial, float *gram, const float *ns)
+static void make_polynomial(const struct products *p, float *polynomial, float *gram, const double *ns)
 {
     const uint64_t n = (uint64_t)p->side;
 
     mirror(gram, n);
     for (uint64_t i = 0; i < n * n; i++)
         polynomial[i] = gram[i];
-    multiply_by_transpose(p, false, p->side, ns[2], gram, p->side, ns[1], polynomial);
+    multiply_by_transpose(p, false, p->side, (float)ns[2], gram, p->side, (float)ns[1], polynomial);
     for (uint64_t i = 0; i < n; i++)
-        polynomial[i * n + i] += ns[0];
+        polynomial[i * n + i] += (float)ns[0];
     mirror(polynomial, n);
 }
 
 const float *muon_orthogonalize(const struct gemm *gemm, struct muon_shape shape, const float *matrix,
-                                const struct update_scalars *k, float *scratch, const struct muon_parts *parts)
+                                const struct hyper *hyper, float *scratch, const struct muon_parts *parts)
 {
     const struct products p = {gemm, (int)shape.rows, (int)shape.cols, (int)shorter(shape), parts};
     const uint64_t n = shape.rows * shape.cols, n_square = shorter(shape) * shorter(shape);
     float *x = scratch, *next = x + align(n), *gram = next + align(n), *polynomial = gram + align(n_square), *last;
-    const float divisor = (float)fmax(norm(matrix, n), k->eps);
+    const float divisor = (float)fmax(norm(matrix, n), hyper->eps);
 
     for (uint64_t i = 0; i < n; i++)
         x[i] = matrix[i] / divisor;
-    for (unsigned i = 0; i < k->ns_steps; i++) {
+    for (unsigned i = 0; i < hyper->ns_steps; i++) {
         if (p.rows <= p.cols)
             multiply_by_transpose(&p, false, p.cols, 1, x, p.cols, 0, gram);
         else
             multiply_by_transpose(&p, true, p.rows, 1, x, p.cols, 0, gram);
-        make_polynomial(&p, polynomial, gram, k->ns);
+        make_polynomial(&p, polynomial, gram, hyper->ns_coefficients);
         apply(&p, polynomial, x, next);
         last = x;
         x = next;

@@ -38,9 +38,8 @@ double muon_flops(struct muon_shape shape, unsigned ns_steps);
 double muon_lr_factor(struct muon_shape shape, enum muon_adjust_lr how);
 
 /*
- * Orthogonalises a matrix. k: ns_steps, ns, eps. scratch: muon_scratch_elems(), aligned for the CPU's vectors. parts:
- * NULL: products are whole.
- * Return: the result, rows x cols, in the scratch memory.
+ * Orthogonalises a matrix. hyper: ns_steps, ns_coefficients, eps. scratch: muon_scratch_elems(), aligned for the CPU's
+ * vectors. parts: NULL: products are whole. Return: the result, rows x cols, in the scratch memory.
  */
 const float *muon_orthogonalize(const struct gemm *gemm, struct muon_shape shape, const float *matrix,
-                                const struct update_scalars *k, float *scratch, const struct muon_parts *parts);
+                                const struct hyper *hyper, float *scratch, const struct muon_parts *parts);

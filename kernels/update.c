@@ -96,8 +96,6 @@ void update_scalars_compute(enum optimizer optimizer, const struct hyper *hyper,
         .momentum = hyper->momentum != 0,
         .first_step = t == 1,
         .nesterov = hyper->nesterov,
-        .ns = {(float)hyper->ns_coefficients[0], (float)hyper->ns_coefficients[1], (float)hyper->ns_coefficients[2]},
-        .ns_steps = hyper->ns_steps,
     };
     if (optimizer == OPTIMIZER_ADAMW || optimizer == OPTIMIZER_ADAM) {
         out->a = (float)(hyper->lr / (1 - pow(hyper->beta1, steps)));

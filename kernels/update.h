@@ -66,8 +66,6 @@ struct update_scalars {
     float eps;
     float mu;
     float c;
-    float ns[3];
-    uint32_t ns_steps;
     bool l2;         /* Adam: weight decay goes through the gradient */
     bool momentum;   /* SGD: mu != 0 */
     bool first_step; /* SGD: t = 1, the momentum buffer takes the gradient as it is */

@@ -40,7 +40,7 @@ static double now(void)
 double muon_cost_measure(const struct gemm *gemm)
 {
     const struct muon_shape shape = {MEASURED_SIDE, MEASURED_SIDE};
-    const struct update_scalars k = {.ns = {1.5f, -0.5f, 0}, .ns_steps = 2, .eps = 1e-8f};
+    const struct hyper hyper = {.ns_coefficients = {1.5, -0.5, 0}, .ns_steps = 2, .eps = 1e-8};
     _cleanup_free_ float *matrix = calloc(shape.rows * shape.cols, sizeof(float));
     _cleanup_free_ float *scratch = aligned_alloc(64, muon_scratch_elems(shape) * sizeof(float));
     double began = 0;
@@ -51,9 +51,9 @@ double muon_cost_measure(const struct gemm *gemm)
         matrix[i] = (float)((uint32_t)i * 2654435761u >> 16) - 32768;
     for (unsigned i = 0; i < 2; i++) { /* the first time its pages and the library's come */
         began = now();
-        (void)muon_orthogonalize(gemm, shape, matrix, &k, scratch, NULL);
+        (void)muon_orthogonalize(gemm, shape, matrix, &hyper, scratch, NULL);
     }
-    return muon_flops(shape, k.ns_steps) / MAX(now() - began, 1e-9);
+    return muon_flops(shape, hyper.ns_steps) / MAX(now() - began, 1e-9);
 }
 
 double muon_cost_seconds(const struct muon_cost *cost, double flops_per_second, unsigned n_threads)

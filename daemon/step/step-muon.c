@@ -184,7 +184,7 @@ static const float *orthogonalize(const struct step *step, uint32_t param, unsig
 
     (void)failpoint("orthogonalize");
     return muon_orthogonalize(muon->gemm, (struct muon_shape){.rows = p->shape[0], .cols = p->shape[1]},
-                              step_acc_here(step, p->first_chunk), &step->scalars[param],
+                              step_acc_here(step, p->first_chunk), &step->groups[p->group],
                               (float *)(void *)muon->scratch.map + which * muon->scratch_elems, &parts);
 }
 

@@ -780,6 +780,7 @@ void step_update(struct step *step, const struct step_update *update, void (*don
         last_group = group;
         last_count = progress->counts[p];
     }
+    step->groups = update->groups;
     step->update_op = ++step->n_ops;
     step->update_done = done;
     step->update_userdata = userdata;

@@ -148,6 +148,7 @@ struct step {
     uint64_t n_ops;     /* operations so far: sums of parcels, and updates */
     uint64_t opened_op; /* those up to this one belong to earlier steps */
     uint64_t update_op; /* as reduction.op */
+    const struct hyper *groups; /* of the update under way; the caller's */
     struct work update_work;
     void (*update_done)(void *userdata, int result);
     void *update_userdata;
@@ -246,7 +247,7 @@ void step_found(struct step *step, uint64_t n_ops, unsigned squares_copy, double
 void step_go_on_from(struct step *step, struct step *before);
 
 struct step_update {
-    const struct hyper *groups; /* per group */
+    const struct hyper *groups; /* per group; they stay until done() */
     double s;                   /* numerics.md section 3 */
 };
 

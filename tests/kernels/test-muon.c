@@ -136,7 +136,6 @@ static void check_shape(const struct gemm *gemm, size_t rows, size_t cols, float
     const size_t n = rows * cols, n_scratch = muon_scratch_elems(shape);
     float *matrix = calloc(n, sizeof(float)), *copy = calloc(n, sizeof(float));
     float *scratch = aligned_alloc(64, (n_scratch + GUARD) * sizeof(float));
-    struct update_scalars scalars;
     _Atomic(uint64_t) n_ended = 0;
     const struct muon_parts parts = {.most = 1, .n_ended = &n_ended};
     const uint64_t n_long = div_round_up(MAX(rows, cols), 256), n_short = div_round_up(MIN(rows, cols), 256);
@@ -145,14 +144,13 @@ static void check_shape(const struct gemm *gemm, size_t rows, size_t cols, float
     double *expected;
 
     assert_int_equal(n_scratch % 16, 0);
-    update_scalars_compute(OPTIMIZER_MUON, hyper, 1, 3, &scalars);
     for (size_t i = 0; i < n; i++)
         matrix[i] = random_value(&seed) * scale;
     memcpy(copy, matrix, n * sizeof(float));
     memset(scratch, 0x7f, (n_scratch + GUARD) * sizeof(float));
     expected = expected_of(matrix, rows, cols, hyper);
 
-    got = muon_orthogonalize(gemm, shape, matrix, &scalars, scratch, &parts);
+    got = muon_orthogonalize(gemm, shape, matrix, hyper, scratch, &parts);
     assert_int_equal(n_ended, hyper->ns_steps * (2 * n_long + n_short)); /* as many slices as a part has at least */
     assert_in_range(got - scratch, 0, (ptrdiff_t)(n_scratch - n));
     for (size_t i = 0; i < n; i++)
@@ -164,7 +162,7 @@ static void check_shape(const struct gemm *gemm, size_t rows, size_t cols, float
     /* The same bits again, whatever the scratch memory holds. */
     memcpy(copy, got, n * sizeof(float));
     memset(scratch, 0xff, n_scratch * sizeof(float));
-    again = muon_orthogonalize(gemm, shape, matrix, &scalars, scratch, &parts);
+    again = muon_orthogonalize(gemm, shape, matrix, hyper, scratch, &parts);
     assert_memory_equal(again, copy, n * sizeof(float));
     free(matrix);
     free(copy);
