@@ -13,7 +13,7 @@
 
 enum { FOR_POSIX_THREADS = 1 }; /* of what openblas_get_parallel() returns; 0: without threads, 2: for OpenMP */
 
-/* Of the build for POSIX threads: where it is the usual one, and where it has a name of its own. */
+/* The build for POSIX threads has the first name in Debian, and the second one where another build has the first. */
 static const char *const names[] = {"libopenblas.so.0", "libopenblasp.so.0"};
 
 void gemm_one_thread(void)

@@ -26,7 +26,7 @@ uint64_t muon_scratch_elems(struct muon_shape shape)
     return 2 * (align(shape.rows * shape.cols) + align(side * side));
 }
 
-/* In each iteration two products of a matrix with its transpose, of which half is computed, and one whole product. */
+/* An iteration has two products of a matrix with its transpose, of which half is computed, and one whole product. */
 double muon_flops(struct muon_shape shape, unsigned ns_steps)
 {
     double side = (double)shorter(shape), other = (double)shape.rows * (double)shape.cols / side;
@@ -41,7 +41,7 @@ double muon_lr_factor(struct muon_shape shape, enum muon_adjust_lr how)
     return how == MUON_MATCH_RMS_ADAMW ? 0.2 * sqrt(fmax(rows, cols)) : sqrt(fmax(1, rows / cols));
 }
 
-/* Frobenius norm. Sums of every eighth square, so that additions need not wait for one another. */
+/* Frobenius norm, from eight sums of every eighth square, so that an addition need not wait for the one before it. */
 static double norm(const float *elems, uint64_t n)
 {
     enum { LANES = 8 };
@@ -69,7 +69,7 @@ static void mirror(float *square, uint64_t side)
 
 /* ---- products ---------------------------------------------------------------------------------------------- */
 
-/* What all products of a matrix need. */
+/* The arguments that all products of one matrix share. */
 struct products {
     const struct gemm *gemm;
     int rows, cols, side; /* side: the shorter one */
@@ -82,17 +82,17 @@ static void end_part(const struct products *p)
         atomic_fetch_add_explicit(p->parts->n_ended, 1, memory_order_relaxed);
 }
 
-/* How many of n slices, each of so many operations, a part takes. */
+/* A product consists of n slices of so many operations each. Return: how many slices a part of the product takes. */
 static int part_of(const struct products *p, int n, double slice_flops)
 {
-    enum { LEAST = 256 }; /* below that products become slow */
+    enum { LEAST = 256 }; /* products of fewer slices are slow; picked */
 
     double most = p->parts ? fmax(p->parts->most / slice_flops, LEAST) : n;
 
     return most < n ? (int)most : n;
 }
 
-/* square = alpha a a' + beta square, its upper triangle, or alpha a' a with trans. a: side x n, or n x side. */
+/* The upper triangle of square = alpha a a' + beta square, a: side x n; with trans of alpha a' a, a: n x side. */
 static void multiply_by_transpose(const struct products *p, bool trans, int n, float alpha, const float *a, int lda,
                                   float beta, float *square)
 {
@@ -126,7 +126,8 @@ static void apply(const struct products *p, const float *polynomial, const float
     }
 }
 
-/* polynomial = a I + b gram + c gram^2, all of it; gram: symmetric, its upper triangle; gets the lower one. */
+/* polynomial = a I + b gram + c gram^2. gram is symmetric; its upper triangle is given, and the lower one is filled in.
+ */
 static void make_polynomial(const struct products *p, float *polynomial, float *gram, const double *ns)
 {
     const uint64_t n = (uint64_t)p->side;

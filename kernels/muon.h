@@ -21,10 +21,11 @@ struct muon_shape {
 #define MUON_MAX_SIDE INT32_MAX /* BLAS counts in int */
 
 /*
- * For a watchdog: long products are made in parts. The parts decide the bits, and follow from the shape and `most` alone.
+ * Long products are made in parts, so that a watchdog sees progress. The shape and `most` decide the parts, and the
+ * parts decide the bits.
  */
 struct muon_parts {
-    double most;                /* operations of a part, or so */
+    double most;                /* operations of a part, about */
     _Atomic(uint64_t) *n_ended; /* grows with each part */
 };
 
@@ -38,8 +39,8 @@ double muon_flops(struct muon_shape shape, unsigned ns_steps);
 double muon_lr_factor(struct muon_shape shape, enum muon_adjust_lr how);
 
 /*
- * Orthogonalises a matrix. hyper: ns_steps, ns_coefficients, eps. scratch: muon_scratch_elems(), aligned for the CPU's
- * vectors. parts: NULL: products are whole. Return: the result, rows x cols, in the scratch memory.
+ * Orthogonalises a matrix. hyper: ns_steps, ns_coefficients and eps are read. scratch: muon_scratch_elems() elements,
+ * at a multiple of 64 bytes. parts: NULL: products are whole. Return: the result, rows x cols, in the scratch memory.
  */
 const float *muon_orthogonalize(const struct gemm *gemm, struct muon_shape shape, const float *matrix,
                                 const struct hyper *hyper, float *scratch, const struct muon_parts *parts);

@@ -24,11 +24,11 @@ enum optimizer {
     OPTIMIZER_SGD,
     OPTIMIZER_LION,
     OPTIMIZER_ADAGRAD,
-    OPTIMIZER_MUON, /* of matrices; a job that has it updates its other parameters with AdamW: optimizer_of_param() */
+    OPTIMIZER_MUON, /* for matrices; in such a job AdamW updates the other parameters: optimizer_of_param() */
     N_OPTIMIZERS,
 };
 
-/* torch's adjust_lr_fn: what a matrix makes of the learning rate (muon.h). */
+/* torch's adjust_lr_fn: which factor of the learning rate a matrix has (muon_lr_factor()). */
 enum muon_adjust_lr {
     MUON_ORIGINAL,
     MUON_MATCH_RMS_ADAMW,
@@ -106,7 +106,7 @@ struct update_args {
  */
 void update_put_back(struct update_args *args);
 
-/* The optimizer of a parameter of a job. muon: of the layout's parameter. */
+/* Return: the optimizer of a parameter. muon: as the layout's parameter has it. */
 static inline enum optimizer optimizer_of_param(enum optimizer of_job, bool muon)
 {
     return of_job == OPTIMIZER_MUON && !muon ? OPTIMIZER_ADAMW : of_job;

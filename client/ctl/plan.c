@@ -59,7 +59,7 @@ struct plan {
     struct plan_bytes bytes;
     struct muon_cost muon;
     double flops_per_second; /* of a thread; 0: not known */
-    char why[256];           /* then */
+    char why[256];           /* why it is not known */
 };
 
 /* ---- arguments ----------------------------------------------------------------------------------------- */
@@ -239,7 +239,7 @@ static int load_config(const struct plan_request *request, struct config **confi
     return r == 0 ? 0 : r < 0 ? -EX_OSERR : -EX_CONFIG;
 }
 
-/* Elements that are no matrix of Muon's. */
+/* Elements of the parameters that Muon does not update. */
 static uint64_t other_elems(const struct plan *plan)
 {
     return plan->request.n_params - plan->request.matrix_elems;
@@ -455,6 +455,20 @@ static int print_json(struct plan *plan)
     return 0;
 }
 
+static void print_muon(const struct plan *plan)
+{
+    unsigned n_threads = config_n_threads(plan->config);
+
+    printf("\nmuon: %.4g Gflop for each step, for %" PRIu64 " matrices of %.4g million elements\n",
+           plan->muon.flops / 1e9, plan->muon.n_matrices, (double)plan->muon.n_elems / 1e6);
+    if (plan->flops_per_second > 0)
+        printf("about %.2g s on %u threads of %.3g Gflop/s each, as just measured on this machine\n",
+               muon_cost_seconds(&plan->muon, plan->flops_per_second, n_threads), n_threads,
+               plan->flops_per_second / 1e9);
+    else
+        printf("how long that takes is not known: %s\n", plan->why);
+}
+
 static void print_text(struct plan *plan)
 {
     static const char *const what[] = {"nothing partitioned", "optimizer state", "and gradients", "and weights"};
@@ -481,20 +495,8 @@ static void print_text(struct plan *plan)
     if (plan->bytes.device > 0)
         printf("  %-10s %16" PRIu64 "   %s, of all GPUs of the node together; the sums above are of host memory\n",
                "GPUs", plan->bytes.device, print_bytes(text, plan->bytes.device));
-}
-
-static void print_muon(const struct plan *plan)
-{
-    unsigned n_threads = config_n_threads(plan->config);
-
-    printf("\nmuon: %.4g Gflop for each step, for %" PRIu64 " matrices of %.4g million elements\n",
-           plan->muon.flops / 1e9, plan->muon.n_matrices, (double)plan->muon.n_elems / 1e6);
-    if (plan->flops_per_second > 0)
-        printf("about %.2g s on %u threads of %.3g Gflop/s each, as just measured on this machine\n",
-               muon_cost_seconds(&plan->muon, plan->flops_per_second, n_threads), n_threads,
-               plan->flops_per_second / 1e9);
-    else
-        printf("how long that takes is not known: %s\n", plan->why);
+    if (request->n_matrices > 0)
+        print_muon(plan);
 }
 
 int plan_command(int argc, char **argv, bool json)
@@ -518,8 +520,6 @@ int plan_command(int argc, char **argv, bool json)
         r = print_json(&plan);
     else if (r == 0)
         print_text(&plan);
-    if (r == 0 && !json && plan.request.n_matrices > 0)
-        print_muon(&plan);
     config_free(config);
     return r;
 }

@@ -43,8 +43,7 @@ static int declare_one(struct zerod *c, const struct zerod_param *param, size_t 
         param->grad_dtype > ZEROD_F16 || param->group >= WIRE_MAX_GROUPS)
         return call_fail(&c->call, -EINVAL, "parameter %zu (%.*s): dimensions, dtype or group out of range", index,
                          (int)MIN(decl.name_len, (size_t)80), param->name);
-    if (param->muon &&
-        !(param->trainable && param->ndim == 2 && param->shape[0] <= INT32_MAX && param->shape[1] <= INT32_MAX))
+    if (decl.muon && !layout_is_for_muon(&decl))
         return call_fail(&c->call, -EINVAL, "parameter %zu (%.*s): Muon is for trainable parameters of two dimensions",
                          index, (int)MIN(decl.name_len, (size_t)80), param->name);
     inits = realloc(c->inits, (c->manifest.n + 1) * sizeof(*inits));

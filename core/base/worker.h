@@ -49,13 +49,13 @@ unsigned worker_pool_wait(struct worker_pool *pool);
 /* Return: the number of the worker that calls it, from 1; 0 on other threads. */
 unsigned worker_number(void);
 
-/* To be raised by long items when they get on. */
+/* A number that long items raise while they run. */
 _Atomic(uint64_t) *worker_progress(struct worker_pool *pool);
 
 unsigned worker_pool_n_threads(const struct worker_pool *pool);
 
 /*
- * Return: whether works are under way; *n_items_done grows with each item that ends, and with worker_progress() of a
- * pool. For a watchdog.
+ * For a watchdog. Return: whether works are under way. *n_items_done grows with each item that ends, and with the
+ * number at worker_progress().
  */
 bool worker_pool_progress(struct worker_pool *pool, uint64_t *n_items_done);

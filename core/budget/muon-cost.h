@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The time that Muon's products take: counted from a layout, and from a measurement on this machine. */
+/* How long Muon's products take: operations are counted, and the speed of this machine is measured. */
 
 #include <stdint.h>
 
@@ -16,7 +16,7 @@ struct muon_cost {
 
 void muon_cost_count(const struct layout *layout, unsigned ns_steps, struct muon_cost *out);
 
-/* Floating-point operations for each second of one thread, measured now: some tens of milliseconds. 0: no memory. */
+/* Measures for some tens of milliseconds. Return: floating-point operations in a second by one thread; 0: no memory. */
 double muon_cost_measure(const struct gemm *gemm);
 
 /* Seconds of one step on so many threads. One thread does all of a matrix. */

@@ -36,11 +36,11 @@ uint64_t step_staging_bytes(const struct layout *layout, unsigned n_local, unsig
 /* The tables of a step, for the class "fixed". */
 uint64_t step_fixed_bytes(const struct layout *layout, unsigned n_local);
 
-/* Muon: fp32 elements of scratch memory for a matrix, whole cache lines; 0: no parameter is a matrix for it. */
+/* Muon: fp32 elements of the scratch memory of one matrix. 0: no parameter is a matrix for Muon. */
 uint64_t step_muon_scratch_elems(const struct layout *layout);
 /* How many matrices are under way at a time, at most GEMM_MAX_CALLERS. */
 unsigned step_muon_callers(const struct layout *layout, unsigned n_threads);
-/* The scratch memory of all of them, and what the library of matrix products holds for each. */
+/* Bytes of the scratch memories of these matrices, and of OpenBLAS's buffers. */
 uint64_t step_muon_bytes(const struct layout *layout, unsigned n_threads);
 
 /* Offloaded state: elements of each of the OFFLOAD_SLOTS slots through which accumulators come, and all slots. */

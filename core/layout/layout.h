@@ -70,7 +70,7 @@ struct layout_bucket {
     uint32_t group;
     enum dtype grad_dtype;
     enum dtype dtype;
-    uint32_t muon;       /* 1: Muon updates its parameters; so wide that no padding follows: see device-plan.c */
+    uint32_t muon;       /* 1: Muon updates its parameters. 32 bits, so that there is no padding: see device-plan.c */
     uint64_t n_elems;    /* padded */
     uint64_t room_elems; /* n_elems, or those of LAYOUT_ROOM_RANKS ranks */
     uint64_t used_elems; /* sum of its parameters' n_elems */
@@ -132,6 +132,12 @@ struct layout_decl {
     uint32_t n_dims;
     const uint64_t *shape;
 };
+
+/* Return: whether Muon can update it: a trainable matrix, whose sides BLAS can count in int. */
+static inline bool layout_is_for_muon(const struct layout_decl *decl)
+{
+    return decl->trainable && decl->n_dims == 2 && decl->shape[0] <= INT32_MAX && decl->shape[1] <= INT32_MAX;
+}
 
 enum {
     LAYOUT_E_EMPTY = 1,      /* no parameter at all */

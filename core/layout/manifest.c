@@ -95,7 +95,7 @@ uint64_t manifest_digest(const struct manifest *manifest)
         at = put_u64(at, decl->dtype);
         at = put_u64(at, decl->grad_dtype);
         at = put_u64(at, decl->group);
-        at = put_u64(at, decl->trainable + 2 * decl->muon); /* so earlier digests stay as they are */
+        at = put_u64(at, decl->trainable + 2 * decl->muon); /* without Muon the digest is that of earlier versions */
         at = put_u64(at, decl->n_dims);
         for (uint32_t i = 0; i < decl->n_dims; i++)
             at = put_u64(at, decl->shape[i]);

@@ -169,8 +169,7 @@ static bool param_check(const void *ours, struct wire_problem *problem)
         empty = empty || param->shape[i] == 0;
         overflow = overflow || __builtin_mul_overflow(n_elems, param->shape[i], &n_elems);
     }
-    if (param->muon &&
-        !(param->trainable && param->n_dims == 2 && param->shape[0] <= INT32_MAX && param->shape[1] <= INT32_MAX)) {
+    if (param->muon && !layout_is_for_muon(param)) {
         wire_problem_set(problem, "muon: true, expected false; it is for trainable parameters of two dimensions, each "
                                   "below 2^31");
         return false;

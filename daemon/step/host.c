@@ -106,7 +106,7 @@ static int repartition(struct executor *executor, const struct layout *layout, u
     return 0;
 }
 
-/* On a worker. A daemon that takes the job over does not say again what its predecessor has said. */
+/* On a worker. A daemon that takes over a job does not announce the time of a step again. */
 static int reserve(const struct executor *executor)
 {
     if (executor->step->muon && !state_was_found(executor->state))

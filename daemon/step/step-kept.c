@@ -188,6 +188,10 @@ void step_update_in_slot(struct step_slot *slot, step_kernel *kernel, const stru
 {
     struct update_args rest = *args;
 
+    if (!slot) {
+        kernel(args);
+        return;
+    }
     rest.undo = &slot->undo;
     rest.undo_elem = 0;
     update_put_back(&rest);

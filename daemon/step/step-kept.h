@@ -26,7 +26,7 @@
 /* Makes the memory, or finds it. Return: 0 or -errno. */
 int step_keep(struct step *step);
 
-/* Has the operation done the chunk? Only where something is kept. */
+/* Return: whether the operation has done the chunk; always false in a job that keeps nothing. */
 bool step_is_done(const struct step *step, uint64_t op, uint32_t chunk);
 
 /* Return: false, the chunk is done. *slot: of this worker; NULL: nothing is kept. */
@@ -40,6 +40,7 @@ bool step_find_torn(const struct step *step, uint64_t op, unsigned *i, struct st
 void step_reduce_in_slot(const struct step *step, struct step_slot *slot, const struct reduce_args *args,
                          struct reduce_result *result);
 typedef void step_kernel(const struct update_args *args);
+/* slot: NULL: the kernel on all of the chunk. */
 void step_update_in_slot(struct step_slot *slot, step_kernel *kernel, const struct update_args *args);
 
 /* step->finding has changed. */

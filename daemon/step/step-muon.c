@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Muon's update: matrices as a whole, and between them the chunks of other parameters. */
+/* Muon's update (step-muon.h): a work item is a matrix, or a chunk of another parameter. */
 
 #include "daemon/step/step-muon.h"
 
@@ -26,10 +26,10 @@ struct muon {
     struct step *step;
     const struct gemm *gemm;
     struct segment scratch;
-    uint64_t scratch_elems; /* of each matrix under way */
+    uint64_t scratch_elems; /* of one scratch memory: each matrix under way has one */
     pthread_mutex_t lock;
-    pthread_cond_t returned; /* some scratch memory */
-    unsigned unused[GEMM_MAX_CALLERS], n_unused;
+    pthread_cond_t returned;                     /* signalled when scratch memory is returned */
+    unsigned unused[GEMM_MAX_CALLERS], n_unused; /* numbers of scratch memories */
     uint64_t momentum_op; /* the number of the first pass; step->update_op is that of the second */
     uint32_t *items;      /* chunks; the first one of a matrix stands for all of it */
     uint32_t n_items;
@@ -38,7 +38,7 @@ struct muon {
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
-/* In the order in which weights are published, where that counts. */
+/* If weights are published, items have the order in which they are. */
 static void list_items(const struct step *step)
 {
     const struct layout *layout = step->layout;
@@ -101,9 +101,8 @@ void step_muon_announce(const struct step *step, const struct config *config)
     muon_cost_count(step->layout, config->optimizer.hyper.ns_steps, &cost);
     speed = cost.n_matrices > 0 ? muon_cost_measure(step->muon->gemm) : 0;
     if (speed > 0)
-        log_notice("Muon: %.4g Gflop for each step, for %" PRIu64
-                   " matrices of %.4g million elements; about %.2g s on %u "
-                   "threads of %.3g Gflop/s each, as just measured",
+        log_notice("Muon: %.4g Gflop for each step, for %" PRIu64 " matrices of %.4g million elements; about %.2g s "
+                   "on %u threads of %.3g Gflop/s each, as just measured",
                    cost.flops / 1e9, cost.n_matrices, (double)cost.n_elems / 1e6,
                    muon_cost_seconds(&cost, speed, n_threads), n_threads, speed / 1e9);
     else if (cost.n_matrices == 0)
@@ -134,27 +133,21 @@ static void add_momentum(const struct step *step, uint32_t id, struct step_slot 
     args.acc = args.p;
     args.v = args.w16 = NULL;
     args.w16_dtype = DTYPE_F32;
-    if (slot)
-        step_update_in_slot(slot, step->kernels->muon_momentum, &args);
-    else
-        step->kernels->muon_momentum(&args);
+    step_update_in_slot(slot, step->kernels->muon_momentum, &args);
 }
 
-/* matrix: orthogonalised, of the chunk's parameter. */
+/* matrix: the orthogonalised matrix of the chunk's parameter. */
 static void change_weights(const struct step *step, uint32_t id, const float *matrix, struct step_slot *slot)
 {
     struct update_args args = step_update_args(step, id, matrix + step->layout->chunks[id].start_elem);
 
     args.m = args.v = NULL;
-    if (slot)
-        step_update_in_slot(slot, step->kernels->update[OPTIMIZER_MUON], &args);
-    else
-        step->kernels->update[OPTIMIZER_MUON](&args);
+    step_update_in_slot(slot, step->kernels->update[OPTIMIZER_MUON], &args);
 }
 
 /* ---- orthogonalising --------------------------------------------------------------------------------- */
 
-/* On a worker, which waits while others have all of it. Return: which of the scratch memory. */
+/* On a worker. Waits while other workers have all scratch memories. Return: the number of one. */
 static unsigned take_scratch(struct muon *muon)
 {
     unsigned which;
@@ -175,8 +168,8 @@ static void return_scratch(struct muon *muon, unsigned which)
     pthread_mutex_unlock(&muon->lock);
 }
 
-/* Return: the result, in that scratch memory. */
-static const float *orthogonalize(const struct step *step, uint32_t param, unsigned which)
+/* scratch: the number of a scratch memory. Return: the result, which lies there. */
+static const float *orthogonalize(const struct step *step, uint32_t param, unsigned scratch)
 {
     const struct layout_param *p = &step->layout->params[param];
     const struct muon_parts parts = {.most = PART_FLOPS, .n_ended = worker_progress(step->pool)};
@@ -185,7 +178,7 @@ static const float *orthogonalize(const struct step *step, uint32_t param, unsig
     (void)failpoint("orthogonalize");
     return muon_orthogonalize(muon->gemm, (struct muon_shape){.rows = p->shape[0], .cols = p->shape[1]},
                               step_acc_here(step, p->first_chunk), &step->groups[p->group],
-                              (float *)(void *)muon->scratch.map + which * muon->scratch_elems, &parts);
+                              (float *)(void *)muon->scratch.map + scratch * muon->scratch_elems, &parts);
 }
 
 /* ---- a matrix ------------------------------------------------------------------------------------------ */
@@ -207,8 +200,8 @@ static void add_momenta(struct step *step, const struct layout_param *p)
 }
 
 /*
- * The second pass. Chunks that an earlier daemon has done stay as they are; where it has done the first pass, this one
- * is the first to put values aside.
+ * The second pass. Chunks that an earlier daemon has done stay as they are. If it has done the first pass of a chunk,
+ * this daemon has not put the chunk's values aside yet.
  */
 static void change_matrix(struct step *step, const struct layout_param *p, const float *matrix)
 {

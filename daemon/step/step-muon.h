@@ -11,8 +11,9 @@
  *
  * The other parameters are updated chunk by chunk with AdamW.
  *
- * A kill costs nothing (step-kept.h): the two passes over chunks are operations of their own, each chunk done once. The
- * scratch memory is lost, but the accumulators that it was computed from are kept, and give the same bits again.
+ * A killed daemon loses no step (step-kept.h): each of the two passes is an operation of its own, which does each chunk
+ * once. The scratch memory is lost. The next daemon computes it again from the accumulators, which are kept, with the
+ * same bits.
  */
 
 struct config;

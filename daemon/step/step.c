@@ -651,10 +651,7 @@ static void update_chunk(const struct step *step, uint32_t id, const float *acc,
     step_kernel *kernel = step->kernels->update[step_optimizer(step, step->layout->chunks[id].param)];
     struct update_args args = step_update_args(step, id, acc);
 
-    if (slot)
-        step_update_in_slot(slot, kernel, &args);
-    else
-        kernel(&args);
+    step_update_in_slot(slot, kernel, &args);
 }
 
 void step_update_chunk(struct step *step, uint32_t id, const float *acc)

@@ -101,10 +101,14 @@ struct step_ops {
     /* scalars and contributed are set. update_done() follows, when weights are written, or with -ECANCELED. */
     void (*update)(struct step *step);
     bool elsewhere; /* slots and accumulators are not here: nothing is staged, and no slot is sent */
-    /* What the step needs for it, made and freed with the step; NULL: nothing. Return: 0 or -errno. */
+    /*
+     * These verbs may need memory of their own, which step_new() makes and step_free() frees. NULL: they need none.
+     * Return: 0 or -errno.
+     */
     int (*make)(struct step *step);
     void (*unmake)(struct step *step);
-    void (*go_on_from)(struct step *step, struct step *before); /* part of step_go_on_from(); NULL: nothing */
+    /* Takes that memory over from a step of another number of ranks. NULL: there is none. */
+    void (*go_on_from)(struct step *step, struct step *before);
 };
 
 struct step {
@@ -118,7 +122,7 @@ struct step {
     struct devices *devices;         /* step-device.c's */
     unsigned n_updating, n_to_order; /* step-device.c's: orders of the update that are not done, not given yet */
     struct offload *offload;         /* step-offload.c's; not owned */
-    struct muon *muon;               /* step-muon.c's */
+    struct muon *muon;               /* step-muon.c's; NULL: the optimizer is another one */
     struct published *published;     /* owned; NULL: weights are there when the whole step is */
 
     struct reduction *reductions;   /* per parcel */
@@ -148,7 +152,7 @@ struct step {
     uint64_t n_ops;     /* operations so far: sums of parcels, and updates */
     uint64_t opened_op; /* those up to this one belong to earlier steps */
     uint64_t update_op; /* as reduction.op */
-    const struct hyper *groups; /* of the update under way; the caller's */
+    const struct hyper *groups; /* of the update under way; not owned */
     struct work update_work;
     void (*update_done)(void *userdata, int result);
     void *update_userdata;
@@ -264,7 +268,7 @@ void step_reduce_here(struct reduction *reduction);
 void step_reduced(struct reduction *reduction);
 void step_keep_finding(struct step *step, const struct step_finding *finding);
 
-/* The data of a chunk, for the kernel that updates it. acc: its accumulator. */
+/* What the kernel that updates a chunk gets. acc: the chunk's accumulator. */
 struct update_args step_update_args(const struct step *step, uint32_t chunk, const float *acc);
 /* Where the accumulator of a chunk lies in the memory of this process. */
 float *step_acc_here(const struct step *step, uint32_t chunk);
@@ -276,7 +280,7 @@ static inline enum optimizer step_optimizer(const struct step *step, uint32_t pa
 
 /* For step-offload.c and step-muon.c: updates one chunk from its accumulator. On a worker. */
 void step_update_chunk(struct step *step, uint32_t chunk, const float *acc);
-/* Finishes the chunk that the slot of an earlier daemon's worker has. */
+/* Finishes the chunk at which a worker of an earlier daemon was killed. slot: that worker's. */
 void step_finish_chunk(struct step *step, uint32_t chunk, const float *acc, struct step_slot *slot);
 /*
  * Finishes the chunks of [first, end) that an earlier daemon was updating when it was killed. Call it before any other

@@ -560,7 +560,7 @@ static void trajectory_init(struct trajectory *t, uint64_t *seed)
         t->p[i] = value_of(i % 16 ? VALUES_USUAL : VALUES_SUBNORMAL, next(seed));
 }
 
-/* Those that the kernel changes. */
+/* Return: the moments that the kernel changes. */
 static struct optimizer_moments moments_of(const struct optimizer_case *c)
 {
     return c->optimizer == OPTIMIZER_MUON ? (struct optimizer_moments){0} : optimizer_moments(c->optimizer, &c->hyper);

@@ -151,7 +151,8 @@ static void check_shape(const struct gemm *gemm, size_t rows, size_t cols, float
     expected = expected_of(matrix, rows, cols, hyper);
 
     got = muon_orthogonalize(gemm, shape, matrix, hyper, scratch, &parts);
-    assert_int_equal(n_ended, hyper->ns_steps * (2 * n_long + n_short)); /* as many slices as a part has at least */
+    assert_int_equal(n_ended,
+                     hyper->ns_steps * (2 * n_long + n_short)); /* with `most` so small a part has 256 slices */
     assert_in_range(got - scratch, 0, (ptrdiff_t)(n_scratch - n));
     for (size_t i = 0; i < n; i++)
         assert_true(fabs((double)got[i] - expected[i]) < 2e-4);
@@ -159,7 +160,7 @@ static void check_shape(const struct gemm *gemm, size_t rows, size_t cols, float
     for (size_t i = n_scratch * sizeof(float); i < (n_scratch + GUARD) * sizeof(float); i++)
         assert_int_equal(((uint8_t *)scratch)[i], 0x7f);
 
-    /* The same bits again, whatever the scratch memory holds. */
+    /* A second call gives the same bits. What the scratch memory held before makes no difference. */
     memcpy(copy, got, n * sizeof(float));
     memset(scratch, 0xff, n_scratch * sizeof(float));
     again = muon_orthogonalize(gemm, shape, matrix, hyper, scratch, &parts);
@@ -191,7 +192,7 @@ static void test_orthogonalize(void **state)
 
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(sides); i++) {
-        for (unsigned scale = 0; scale < 3; scale++) /* the last one is far below eps, and stays so */
+        for (unsigned scale = 0; scale < 3; scale++) /* the norm of the last one is below eps */
             check_shape(gemm, sides[i][0], sides[i][1], (float[]){1, 1e-6f, 1e-20f}[scale], &usual);
         check_shape(gemm, sides[i][0], sides[i][1], 0, &usual);
     }
@@ -200,7 +201,7 @@ static void test_orthogonalize(void **state)
     hyper.ns_coefficients[1] = -0.5;
     hyper.ns_coefficients[2] = 0;
     check_shape(gemm, 20, 30, 1, &hyper);
-    hyper.ns_steps = 30; /* these coefficients converge: the product with the transpose is the identity */
+    hyper.ns_steps = 30; /* these coefficients converge, so many steps stay exact */
     check_shape(gemm, 5, 30, 1, &hyper);
 }
 

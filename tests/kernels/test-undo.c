@@ -336,7 +336,7 @@ static void test_blocks(void **state)
     }
 }
 
-/* Both passes, of which the first one changes what it reads. */
+/* Muon's two passes. The first one overwrites the gradients that it reads. */
 static void test_muon(void **state)
 {
     static const struct moments_type types[] = {{DTYPE_F32}, {DTYPE_BF16}, {DTYPE_BF16, true}, {DTYPE_SIGNED8, true}};

@@ -150,7 +150,7 @@ struct zerod_param {
     const uint64_t *shape;
     unsigned group;   /* index of its parameter group */
     bool trainable;   /* false: frozen, published but never updated */
-    bool muon;        /* of a job whose optimizer is "Muon": that updates it, and not AdamW; two dimensions */
+    bool muon;        /* Muon updates it, else AdamW; for two dimensions, in a job whose optimizer is "Muon" */
     const void *init; /* initial weights in dtype; rank 0's count, and only for a new run; NULL: zeros.
                          Must stay valid until zerod_form() returns. Of a job on GPUs in device memory, written on the
                          stream of zerod_set_stream() */

@@ -121,7 +121,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", ["usual", "as AdamW", *full("plain", "other iterations")])
 def test_equals_torch(zerod, start, name):
-    """Weights, and how far apart they are on the way that they have gone."""
+    """The weights, relative to themselves and to how far they have moved."""
     for in_fp32, bound, way in ((True, TOLERANCE, 1e-4), (False, 1, 0.05)):
         found = start(zerod(config(ranks=1)), beside_torch, settings=CASES[name], in_fp32=in_fp32).result()
         assert all(a < bound and b < way for a, b in found.values()), (in_fp32, found)
@@ -159,7 +159,7 @@ def unpacked(data):
 
 
 def assert_same(a, b):
-    """Two results of run_steps()."""
+    """a, b: results of run_steps()."""
     assert all(torch.equal(a[0][name], b[0][name]) for name in a[0])
     a, b = unpacked(a[1])["optimizer"]["state"], unpacked(b[1])["optimizer"]["state"]
     assert all(torch.equal(torch.as_tensor(a[i][k]), torch.as_tensor(b[i][k])) for i in a for k in a[i])
@@ -178,7 +178,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("kind, other", each_once(range(len(KINDS)), range(len(OTHERS))))
 def test_same_bits(zerod, run, kind, other):
-    """Whatever the stage, the ranks, the buckets and the threads are; all ranks push the same gradients."""
+    """Stages, ranks, buckets and threads make no difference where all ranks push the same gradients."""
     name, changes = KINDS[kind]
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
     how = {"steps": range(N_STEPS), "dtype": dtype, "clip": kind % 2 == 0}
@@ -188,7 +188,7 @@ def test_same_bits(zerod, run, kind, other):
 
 
 def test_state_goes_on(zerod, run):
-    """state_dict() into another job, and a checkpoint of the daemon into one of other ranks: as if nothing had been."""
+    """A run that continues in another job from state_dict() has the bits of one that was never interrupted."""
     (whole,) = run(zerod(config(ranks=1)), run_steps, steps=range(N_STEPS))
     (half,) = run(zerod(config(ranks=1)), run_steps, steps=range(N_STEPS // 2))
     for got in run(zerod(config(stage=3)), run_steps, steps=range(N_STEPS // 2, N_STEPS), load=half[1]):
@@ -278,7 +278,7 @@ def attach(**more):
 
 
 def test_without_openblas(zerod, start, build, tmp_path):
-    """It is needed by jobs with Muon alone. Another library of its name stands for none."""
+    """Only jobs with Muon need it. Here another library has its name."""
     shutil.copy(build.path("client/libzerod.so"), tmp_path / "libopenblas.so.0")
     file, env = tmp_path / "muon.yaml", {"LD_LIBRARY_PATH": str(tmp_path)}
     file.write_text(f"listen: {{socket: {tmp_path}/s}}\nworld: {{size: 1}}\noptimizer: {{type: Muon}}\n")
