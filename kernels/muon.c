@@ -126,8 +126,7 @@ static void apply(const struct products *p, const float *polynomial, const float
     }
 }
 
-/* polynomial = a I + b gram + c gram^2. gram is symmetric; its upper triangle is given, and the lower one is filled in.
- */
+/* polynomial = a I + b gram + c gram^2. gram: symmetric; its upper triangle is given, the lower one is filled in. */
 static void make_polynomial(const struct products *p, float *polynomial, float *gram, const double *ns)
 {
     const uint64_t n = (uint64_t)p->side;

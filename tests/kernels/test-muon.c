@@ -151,8 +151,8 @@ static void check_shape(const struct gemm *gemm, size_t rows, size_t cols, float
     expected = expected_of(matrix, rows, cols, hyper);
 
     got = muon_orthogonalize(gemm, shape, matrix, hyper, scratch, &parts);
-    assert_int_equal(n_ended,
-                     hyper->ns_steps * (2 * n_long + n_short)); /* with `most` so small a part has 256 slices */
+    /* `most` is so small that each part has 256 slices. */
+    assert_int_equal(n_ended, hyper->ns_steps * (2 * n_long + n_short));
     assert_in_range(got - scratch, 0, (ptrdiff_t)(n_scratch - n));
     for (size_t i = 0; i < n; i++)
         assert_true(fabs((double)got[i] - expected[i]) < 2e-4);
