@@ -300,7 +300,7 @@ static int plan_layout(const struct plan *plan, uint64_t n_full, struct plan_byt
     options.stage = plan->n_local_ranks < plan->request.n_ranks ? plan->request.stage
                                                                 : config_stage_of(plan->config, plan->request.stage);
     plan_bytes_by_class(layout, &options, bytes);
-    muon_cost_count(layout, plan->config->optimizer.hyper.ns_steps, muon);
+    muon_cost_count(layout, plan->first_local_rank, plan->n_local_ranks, plan->config->optimizer.hyper.ns_steps, muon);
     layout_free(layout);
     return 0;
 }

@@ -42,9 +42,9 @@ unsigned exchange_plan_n_sources(const struct config *config)
 uint64_t exchange_plan_owned(const struct layout *layout, struct span span, uint32_t bucket, uint64_t from,
                              uint64_t n_elems, uint64_t *start)
 {
-    uint64_t slice = layout_partition_elems(layout, bucket);
-    uint64_t first = MAX(slice * span.first, from);
-    uint64_t end = MIN(slice * (span.first + span.n), from + n_elems);
+    uint64_t owned, n_owned = layout_owned_elems(layout, bucket, span.first, span.n, &owned);
+    uint64_t first = MAX(owned, from);
+    uint64_t end = MIN(owned + n_owned, from + n_elems);
 
     *start = first;
     return end > first ? end - first : 0;
@@ -82,11 +82,12 @@ uint64_t exchange_plan_incoming_bytes(const struct config *config, const struct 
  */
 static uint64_t initial_bytes(const struct config *config, const struct layout *layout)
 {
-    uint64_t n_bytes = round_up(layout->weight_bytes, page_size());
+    uint64_t n_bytes = round_up(layout->weight_bytes, page_size()), start;
 
     for (uint32_t b = 0; b < layout->n_buckets; b++)
         if (layout->buckets[b].dtype != DTYPE_F32 || config_stage(config) == 3)
-            n_bytes += layout_partition_elems(layout, b) * config_local_ranks(config) * sizeof(float);
+            n_bytes += layout_owned_elems(layout, b, config_first_rank(config), config_local_ranks(config), &start) *
+                       sizeof(float);
     return n_bytes;
 }
 

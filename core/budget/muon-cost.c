@@ -12,14 +12,15 @@
 
 enum { MEASURED_SIDE = 512 }; /* 1024 is faster by 3 % [2026-11-27, AMD EPYC] */
 
-void muon_cost_count(const struct layout *layout, unsigned ns_steps, struct muon_cost *out)
+void muon_cost_count(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned ns_steps,
+                     struct muon_cost *out)
 {
     *out = (struct muon_cost){0};
     for (uint32_t p = 0; p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];
         double flops;
 
-        if (!param->muon || param->n_elems == 0)
+        if (!layout_owns_matrix(layout, p, first_rank, n_ranks))
             continue;
         flops = muon_flops((struct muon_shape){param->shape[0], param->shape[1]}, ns_steps);
         out->n_matrices++;

@@ -14,7 +14,9 @@ struct muon_cost {
     double largest_flops; /* of the matrix that takes longest */
 };
 
-void muon_cost_count(const struct layout *layout, unsigned ns_steps, struct muon_cost *out);
+/* Counts the matrices that these ranks own. */
+void muon_cost_count(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned ns_steps,
+                     struct muon_cost *out);
 
 /* Measures for some tens of milliseconds. Return: floating-point operations in a second by one thread; 0: no memory. */
 double muon_cost_measure(const struct gemm *gemm);

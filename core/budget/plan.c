@@ -77,7 +77,7 @@ static uint64_t pages(uint64_t n_bytes)
 
 static uint64_t owned_elems(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
 {
-    return layout_room_elems(layout, bucket, options->n_local_ranks);
+    return layout_room_elems(layout, bucket, options->first_local_rank, options->n_local_ranks);
 }
 
 /* n_elems: whole groups. */
@@ -91,12 +91,13 @@ static uint64_t moment_elems_bytes(const struct plan_options *options, uint64_t 
 /* Of one moment. On GPUs each rank's array begins at a multiple of ARRAY_ALIGN_BYTES, else all on a cache line. */
 static uint64_t moment_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
 {
-    uint64_t slice = moment_elems_bytes(options, layout_partition_elems(layout, bucket));
     uint64_t owned = moment_elems_bytes(options, owned_elems(layout, options, bucket));
+    uint64_t slice;
 
-    if (options->on_devices && !options->offloaded)
-        return add(owned, mul(align(slice, ARRAY_ALIGN_BYTES) - slice, options->n_local_ranks));
-    return align(owned, CACHE_LINE_BYTES);
+    if (!options->on_devices || options->offloaded)
+        return align(owned, CACHE_LINE_BYTES);
+    slice = moment_elems_bytes(options, layout_partition_elems(layout, bucket));
+    return add(owned, mul(align(slice, ARRAY_ALIGN_BYTES) - slice, options->n_local_ranks));
 }
 
 static uint64_t state_bytes(const struct layout *layout, const struct plan_options *options)
@@ -107,7 +108,7 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
         bool master = options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32;
 
         sum = add(sum, mul(owned_elems(layout, options, b), master ? sizeof(float) : 0));
-        sum = add(sum, mul(moment_bytes(layout, options, b), options->n_moments - layout->buckets[b].muon));
+        sum = add(sum, mul(moment_bytes(layout, options, b), options->n_moments - layout_is_muon(layout, b)));
     }
     for (uint32_t p = 0; options->stage == 3 && p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];

@@ -52,31 +52,33 @@ uint64_t step_fixed_bytes(const struct layout *layout, unsigned n_local)
            layout->n_parcels * per_parcel;
 }
 
-uint64_t step_muon_scratch_elems(const struct layout *layout)
+uint64_t step_muon_scratch_elems(const struct layout *layout, unsigned first_rank, unsigned n_ranks)
 {
     uint64_t largest = 0;
 
     for (uint32_t p = 0; p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];
 
-        if (param->muon && param->n_elems > 0)
+        if (layout_owns_matrix(layout, p, first_rank, n_ranks))
             largest = MAX(largest, muon_scratch_elems((struct muon_shape){param->shape[0], param->shape[1]}));
     }
     return largest;
 }
 
-unsigned step_muon_callers(const struct layout *layout, unsigned n_threads)
+unsigned step_muon_callers(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned n_threads)
 {
     unsigned n = 0;
 
     for (uint32_t p = 0; p < layout->n_params && n < MIN(n_threads, (unsigned)GEMM_MAX_CALLERS); p++)
-        n += layout->params[p].muon && layout->params[p].n_elems > 0;
+        n += layout_owns_matrix(layout, p, first_rank, n_ranks);
     return n;
 }
 
-uint64_t step_muon_bytes(const struct layout *layout, unsigned n_threads)
+uint64_t step_muon_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned n_threads)
 {
-    return step_muon_callers(layout, n_threads) * (step_muon_scratch_elems(layout) * sizeof(float) + GEMM_THREAD_BYTES);
+    uint64_t scratch_bytes = step_muon_scratch_elems(layout, first_rank, n_ranks) * sizeof(float);
+
+    return step_muon_callers(layout, first_rank, n_ranks, n_threads) * (scratch_bytes + GEMM_THREAD_BYTES);
 }
 
 uint64_t offload_slot_elems(const struct layout *layout)

@@ -36,12 +36,12 @@ uint64_t step_staging_bytes(const struct layout *layout, unsigned n_local, unsig
 /* The tables of a step, for the class "fixed". */
 uint64_t step_fixed_bytes(const struct layout *layout, unsigned n_local);
 
-/* Muon: fp32 elements of the scratch memory of one matrix. 0: no parameter is a matrix for Muon. */
-uint64_t step_muon_scratch_elems(const struct layout *layout);
+/* Muon, of the matrices that these ranks own: fp32 elements of the scratch memory of one matrix. 0: there are none. */
+uint64_t step_muon_scratch_elems(const struct layout *layout, unsigned first_rank, unsigned n_ranks);
 /* How many matrices are under way at a time, at most GEMM_MAX_CALLERS. */
-unsigned step_muon_callers(const struct layout *layout, unsigned n_threads);
+unsigned step_muon_callers(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned n_threads);
 /* Bytes of the scratch memories of these matrices, and of OpenBLAS's buffers. */
-uint64_t step_muon_bytes(const struct layout *layout, unsigned n_threads);
+uint64_t step_muon_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned n_threads);
 
 /* Offloaded state: elements of each of the OFFLOAD_SLOTS slots through which accumulators come, and all slots. */
 uint64_t offload_slot_elems(const struct layout *layout);

@@ -230,7 +230,6 @@ static void check_optimizer(const struct config_check *check)
         REFUSE(check, "optimizer.params.nesterov", "optimizer.params.dampening", "needs dampening 0");
 }
 
-/* Muon needs matrices whole, in this process's memory. */
 static void check_muon(const struct config_check *check)
 {
     const struct config *config = check->config;
@@ -239,8 +238,6 @@ static void check_muon(const struct config_check *check)
         return;
     if (sound(check, "device") && config->device != CONFIG_DEVICE_CPU)
         REFUSE(check, "optimizer.type", "device", "Muon is for a state and gradients in host memory: device: cpu");
-    if (sound(check, "world.nodes") && config->world.nodes.n_items > 1)
-        REFUSE(check, "optimizer.type", "world.nodes", "Muon is for one node, which has all matrices whole");
 }
 
 static void check_scheduler(const struct config_check *check)

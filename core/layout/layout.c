@@ -202,7 +202,7 @@ static void place_param(struct builder *builder, uint32_t id)
             .group = param->group,
             .grad_dtype = param->grad_dtype,
             .dtype = param->dtype,
-            .muon = param->muon,
+            .owner = param->muon ? 0 : LAYOUT_NO_OWNER, /* find_owners() */
         };
     }
 
@@ -241,6 +241,64 @@ static void close_buckets(struct layout *layout)
     }
 }
 
+static uint32_t reverse_bits(uint32_t x, unsigned n_bits)
+{
+    uint32_t reversed = 0;
+
+    for (unsigned i = 0; i < n_bits; i++)
+        reversed |= (x >> i & 1) << (n_bits - 1 - i);
+    return reversed;
+}
+
+/* Of several, the first in the order 0, 4, 2, 6, 1 and so on: neighbours are ranks of one node. */
+static uint32_t find_least(const double *operations, unsigned n_ranks)
+{
+    unsigned n_bits = 0;
+    uint32_t least = 0;
+
+    while (1u << n_bits < n_ranks)
+        n_bits++;
+    for (uint32_t i = 0; i < 1u << n_bits; i++) {
+        uint32_t rank = reverse_bits(i, n_bits);
+
+        if (rank < n_ranks && operations[rank] < operations[least])
+            least = rank;
+    }
+    return least;
+}
+
+/* Muon's operations are proportional to a matrix's elements and its shorter side (muon_flops()). */
+static double count_operations(const struct layout *layout, const struct layout_bucket *bucket)
+{
+    double n = 0;
+
+    for (uint32_t i = 0; i < bucket->n_params; i++) {
+        const struct layout_param *param = &layout->params[layout->bucket_params[bucket->first_param + i]];
+
+        n += (double)param->n_elems * (double)MIN(param->shape[0], param->shape[1]);
+    }
+    return n;
+}
+
+static int find_owners(struct layout *layout)
+{
+    _cleanup_free_ double *operations = NULL; /* of each rank */
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++) {
+        struct layout_bucket *bucket = &layout->buckets[b];
+
+        if (!layout_is_muon(layout, b))
+            continue;
+        if (!operations)
+            operations = calloc(layout->world_size, sizeof(*operations));
+        if (!operations)
+            return -ENOMEM;
+        bucket->owner = find_least(operations, layout->world_size);
+        operations[bucket->owner] += count_operations(layout, bucket);
+    }
+    return 0;
+}
+
 static int make_buckets(struct builder *builder)
 {
     struct layout *layout = builder->layout;
@@ -264,7 +322,7 @@ static int make_buckets(struct builder *builder)
         return -ENOMEM;
     layout->buckets = shrunk;
     close_buckets(layout);
-    return 0;
+    return find_owners(layout);
 }
 
 /* ---- bytes of the weight segment and the range --------------------------------------------------------- */
@@ -309,13 +367,13 @@ static void place_range(struct layout *layout)
 static struct layout_chunk cut_chunk(const struct layout *layout, uint32_t id, uint64_t start_elem)
 {
     const struct layout_param *param = &layout->params[id];
-    uint64_t partition_elems = layout_partition_elems(layout, param->bucket);
-    uint64_t rank = (param->offset_elems + start_elem) / partition_elems;
-    uint64_t end = MIN(param->n_elems, (rank + 1) * partition_elems - param->offset_elems);
+    uint64_t end;
+    uint32_t rank = layout_owner(layout, param->bucket, param->offset_elems + start_elem, &end);
 
+    end = MIN(param->n_elems, end - param->offset_elems);
     return (struct layout_chunk){
         .param = id,
-        .rank = (uint32_t)rank,
+        .rank = rank,
         .start_elem = start_elem,
         .n_elems = (uint32_t)MIN(end - start_elem, (uint64_t)CHUNK_ELEMS),
     };

@@ -11,7 +11,9 @@
  * Each parameter starts at a multiple of 64 elements of its bucket; a bucket's
  * length is a multiple of 64 x world size, its tail is padding. Memory for a whole bucket has room for the padding of
  * any world size up to LAYOUT_ROOM_RANKS, so that the world size of a job on one node can change without a copy.
- * Partition (b, r): elements [r, r+1) x length / world size of bucket b.
+ * Partition (b, r): elements [r, r+1) x length / world size of bucket b. Muon needs whole matrices, so one rank, the
+ * bucket's owner, has all of a bucket that Muon updates, and the other ranks have empty partitions of it. Each such
+ * bucket goes to a rank that has fewest operations of Muon so far.
  *
  * Chunk: the unit of work: a piece of one parameter inside one partition, at most
  * CHUNK_ELEMS elements, starting at a multiple of 64 elements from the parameter's start.
@@ -29,6 +31,7 @@
  *  - range, stage 3: every parameter in declaration order, each from a multiple of the page size.
  */
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -41,6 +44,7 @@ enum {
     LAYOUT_MAX_DIMS = 16,
     LAYOUT_ROOM_RANKS = 64,
     LAYOUT_NO_BUCKET = UINT32_MAX,
+    LAYOUT_NO_OWNER = UINT32_MAX,
 };
 
 struct layout_param {
@@ -70,7 +74,7 @@ struct layout_bucket {
     uint32_t group;
     enum dtype grad_dtype;
     enum dtype dtype;
-    uint32_t muon;       /* 1: Muon updates its parameters. 32 bits, so that there is no padding: see device-plan.c */
+    uint32_t owner;      /* the rank that has all of it, because Muon updates it; LAYOUT_NO_OWNER: each has a part */
     uint64_t n_elems;    /* padded */
     uint64_t room_elems; /* n_elems, or those of LAYOUT_ROOM_RANKS ranks */
     uint64_t used_elems; /* sum of its parameters' n_elems */
@@ -156,17 +160,59 @@ void layout_free(struct layout *layout);
 /* The layout of the same parameters for another number of ranks. Return: 0, -ENOMEM or LAYOUT_E_TOO_LARGE. */
 int layout_for_ranks(struct layout **out, const struct layout *layout, unsigned world_size);
 
-/* Elements of partition (bucket, any rank). */
+static inline bool layout_is_muon(const struct layout *layout, uint32_t bucket)
+{
+    return layout->buckets[bucket].owner != LAYOUT_NO_OWNER;
+}
+
+/* Elements of each rank's partition of a bucket that has no owner. */
 static inline uint64_t layout_partition_elems(const struct layout *layout, uint32_t bucket)
 {
+    assert(!layout_is_muon(layout, bucket));
     return layout->buckets[bucket].n_elems / layout->world_size;
 }
 
-/* Elements for which a node with the partitions of n_ranks ranks has memory. */
-static inline uint64_t layout_room_elems(const struct layout *layout, uint32_t bucket, unsigned n_ranks)
+/* The partitions of n_ranks ranks are elements [*start, *start + n) of the bucket; of none *start is 0. Return: n. */
+static inline uint64_t layout_owned_elems(const struct layout *layout, uint32_t bucket, unsigned first_rank,
+                                          unsigned n_ranks, uint64_t *start)
 {
+    const struct layout_bucket *b = &layout->buckets[bucket];
+
+    *start = 0;
+    if (layout_is_muon(layout, bucket))
+        return b->owner - first_rank < n_ranks ? b->n_elems : 0;
+    *start = layout_partition_elems(layout, bucket) * first_rank;
+    return layout_partition_elems(layout, bucket) * n_ranks;
+}
+
+/* Do these ranks own the parameter as a matrix that Muon updates? */
+static inline bool layout_owns_matrix(const struct layout *layout, uint32_t param, unsigned first_rank,
+                                      unsigned n_ranks)
+{
+    const struct layout_param *p = &layout->params[param];
+
+    return p->muon && p->n_elems > 0 && layout->buckets[p->bucket].owner - first_rank < n_ranks;
+}
+
+/* Return: the rank that owns an element of the bucket. *end: where, in the bucket, that rank's partition ends. */
+static inline uint32_t layout_owner(const struct layout *layout, uint32_t bucket, uint64_t elem, uint64_t *end)
+{
+    const struct layout_bucket *b = &layout->buckets[bucket];
+    bool muon = layout_is_muon(layout, bucket);
+    uint64_t n_elems = muon ? b->n_elems : layout_partition_elems(layout, bucket);
+
+    *end = (elem / n_elems + 1) * n_elems;
+    return muon ? b->owner : (uint32_t)(elem / n_elems);
+}
+
+/* Elements for which a node with the partitions of n_ranks ranks has memory. */
+static inline uint64_t layout_room_elems(const struct layout *layout, uint32_t bucket, unsigned first_rank,
+                                         unsigned n_ranks)
+{
+    uint64_t start;
+
     return n_ranks == layout->world_size ? layout->buckets[bucket].room_elems
-                                         : layout_partition_elems(layout, bucket) * n_ranks;
+                                         : layout_owned_elems(layout, bucket, first_rank, n_ranks, &start);
 }
 
 /*

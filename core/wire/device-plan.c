@@ -143,7 +143,8 @@ static bool bucket_is_sound(const struct device_plan *plan, const struct layout_
 {
     const struct device_plan_header *head = plan->head;
 
-    return bucket->dtype < N_DTYPES && bucket->grad_dtype < N_DTYPES && bucket->n_elems <= DEVICE_MAX_BYTES / 8 &&
+    return bucket->owner == LAYOUT_NO_OWNER && bucket->dtype < N_DTYPES && bucket->grad_dtype < N_DTYPES &&
+           bucket->n_elems <= DEVICE_MAX_BYTES / 8 &&
            bucket->n_elems % ((uint64_t)LAYOUT_ALIGN_ELEMS * head->world_size) == 0 &&
            is_within(bucket->weight_offset_bytes, bucket->n_elems * dtype_size(bucket->dtype), head->weight_bytes) &&
            is_within(bucket->first_parcel, bucket->n_parcels, head->n_parcels) &&

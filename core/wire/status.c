@@ -689,15 +689,10 @@ char *ranks_json(const struct status_rank *ranks, size_t n, uint64_t now_ns)
 static struct json_object *owners_array(struct json *j, const struct layout *layout, const struct layout_param *param)
 {
     struct json_object *array = json_new_array(j);
-    uint64_t partition_elems, first, last;
+    uint64_t at = param->offset_elems;
 
-    if (param->bucket == LAYOUT_NO_BUCKET || param->n_elems == 0)
-        return array;
-    partition_elems = layout_partition_elems(layout, param->bucket);
-    first = param->offset_elems / partition_elems;
-    last = (param->offset_elems + param->n_elems - 1) / partition_elems;
-    for (; first <= last; first++)
-        json_push_u64(j, array, first);
+    while (param->trainable && at < param->offset_elems + param->n_elems)
+        json_push_u64(j, array, layout_owner(layout, param->bucket, at, &at));
     return array;
 }
 

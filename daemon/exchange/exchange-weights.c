@@ -21,11 +21,12 @@ static struct engine_move bucket_weights(const struct exchange *exchange, enum e
                                          unsigned node)
 {
     const struct layout_bucket *bucket = &exchange->job->layout->buckets[b];
-    uint64_t slice_bytes = layout_partition_elems(exchange->job->layout, b) * dtype_size(bucket->dtype);
+    const struct span *span = &exchange->spans[node];
+    uint64_t start, n_elems = layout_owned_elems(exchange->job->layout, b, span->first, span->n, &start);
+    size_t size = dtype_size(bucket->dtype);
 
-    return (struct engine_move){.segment = segment,
-                                .offset_bytes = bucket->weight_offset_bytes + slice_bytes * exchange->spans[node].first,
-                                .n_bytes = slice_bytes * exchange->spans[node].n};
+    return (struct engine_move){
+        .segment = segment, .offset_bytes = bucket->weight_offset_bytes + start * size, .n_bytes = n_elems * size};
 }
 
 /* Adds the move from node 0 to a node that lacks the data: on node 0 the sending, on that node the receiving. */

@@ -36,10 +36,10 @@ static uint64_t reserve_array(uint64_t *end, uint64_t n_elems, enum dtype dtype,
 static void find_owned(struct state *state)
 {
     for (uint32_t b = 0; b < state->layout->n_buckets; b++) {
-        uint64_t slice = layout_partition_elems(state->layout, b);
+        struct state_bucket *bucket = &state->buckets[b];
 
-        state->buckets[b].owned_start = slice * state->first_rank;
-        state->buckets[b].owned_elems = slice * state->n_ranks;
+        bucket->owned_elems =
+            layout_owned_elems(state->layout, b, state->first_rank, state->n_ranks, &bucket->owned_start);
     }
 }
 
@@ -51,8 +51,8 @@ static void plan_places(struct state *state, const struct state_options *options
 
     *state_bytes = *gradient_bytes = 0;
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
-        uint64_t n_elems = layout_room_elems(layout, b, options->n_ranks);
-        bool has_v = options->moments.v && !layout->buckets[b].muon;
+        uint64_t n_elems = layout_room_elems(layout, b, options->first_rank, options->n_ranks);
+        bool has_v = options->moments.v && !layout_is_muon(layout, b);
 
         places[b].master = reserve_array(state_bytes, n_elems, DTYPE_F32,
                                          options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);

@@ -38,7 +38,7 @@ struct muon {
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
-/* If weights are published, items have the order in which they are. */
+/* The matrices of other nodes are not items. If weights are published, items have the order in which they are. */
 static void list_items(const struct step *step)
 {
     const struct layout *layout = step->layout;
@@ -48,7 +48,7 @@ static void list_items(const struct step *step)
         uint32_t id = step->published ? published_chunk(step->published, i) : i;
         const struct layout_param *param = &layout->params[layout->chunks[id].param];
 
-        if (!param->muon || id == param->first_chunk)
+        if (!param->muon || (id == param->first_chunk && state_owns(step->state, layout->chunks[id].rank)))
             muon->items[muon->n_items++] = id;
     }
 }
@@ -67,6 +67,7 @@ static void unmake(struct step *step)
 static int make(struct step *step)
 {
     struct muon *muon = calloc(1, sizeof(*muon));
+    unsigned n_callers;
     char err[256];
     int r;
 
@@ -86,9 +87,12 @@ static int make(struct step *step)
         return r;
     }
     list_items(step);
-    muon->scratch_elems = step_muon_scratch_elems(step->layout);
-    for (unsigned i = 0; i < step_muon_callers(step->layout, worker_pool_n_threads(step->pool)); i++)
-        muon->unused[muon->n_unused++] = i;
+    muon->scratch_elems = step_muon_scratch_elems(step->layout, step->first_local, step->n_local);
+    n_callers = step_muon_callers(step->layout, step->first_local, step->n_local, worker_pool_n_threads(step->pool));
+    while (muon->n_unused < n_callers) {
+        muon->unused[muon->n_unused] = muon->n_unused;
+        muon->n_unused++;
+    }
     return segment_init(&muon->scratch, "muon", muon->n_unused * muon->scratch_elems * sizeof(float));
 }
 
@@ -98,7 +102,7 @@ void step_muon_announce(const struct step *step, const struct config *config)
     struct muon_cost cost;
     double speed;
 
-    muon_cost_count(step->layout, config->optimizer.hyper.ns_steps, &cost);
+    muon_cost_count(step->layout, step->first_local, step->n_local, config->optimizer.hyper.ns_steps, &cost);
     speed = cost.n_matrices > 0 ? muon_cost_measure(step->muon->gemm) : 0;
     if (speed > 0)
         log_notice("Muon: %.4g Gflop for each step, for %" PRIu64 " matrices of %.4g million elements; about %.2g s "
@@ -106,7 +110,9 @@ void step_muon_announce(const struct step *step, const struct config *config)
                    cost.flops / 1e9, cost.n_matrices, (double)cost.n_elems / 1e6,
                    muon_cost_seconds(&cost, speed, n_threads), n_threads, speed / 1e9);
     else if (cost.n_matrices == 0)
-        log_notice("Muon: no parameter is a matrix for it, so AdamW updates all of them");
+        log_notice("Muon: %s", step->n_local < step->layout->world_size
+                                   ? "this node owns none of the matrices"
+                                   : "no parameter is a matrix for it, so AdamW updates all of them");
 }
 
 /* The new step of another number of ranks takes over the pages. The matrices are the same, and so are the workers. */

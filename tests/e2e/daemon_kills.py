@@ -124,7 +124,7 @@ class Plan:
         self.device = rng.choice(DEVICES)
         self.engine_kills = [rng.uniform(0.3, 2) for _ in range(rng.choice((0, 0, 1, 3)))] if self.device else []
         self.device = self.device if device is None else device
-        if self.optimizer == "Muon" and (self.device or self.n_nodes > 1):
+        if self.optimizer == "Muon" and self.device:
             self.optimizer = "AdamW"
         self.config["optimizer"], self.moments = kills.OPTIMIZERS[self.optimizer]
         self.state = rng.choice(("fp32", *(s for s in kills.STATES if self.device != "cuda" or s not in kills.NOT_ON_GPUS)))

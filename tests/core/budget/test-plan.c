@@ -188,6 +188,34 @@ static void test_stages(void **state)
     layout_free(layout);
 }
 
+/* Muon's bucket, m of 20,000 elements in bf16, is on the node of rank 0 as a whole, without exp_avg_sq. */
+static void test_muon(void **state)
+{
+    const uint64_t shape[] = {100, 200};
+    const struct layout_decl decls[] = {
+        DECL("a", 10000, .trainable = true),
+        {.name = "m",
+         .name_len = 1,
+         .dtype = DTYPE_BF16,
+         .grad_dtype = DTYPE_F32,
+         .trainable = true,
+         .muon = true,
+         .n_dims = 2,
+         .shape = shape},
+    };
+    struct layout *layout = make(decls, 2, 4, 1024);
+
+    for (unsigned node = 0; node < 2; node++) {
+        struct plan_options options = {.stage = 2, .n_moments = 2, .first_local_rank = 2 * node, .n_local_ranks = 2};
+        struct plan_bytes bytes = plan(layout, options);
+        uint64_t owned = node == 0 ? 20224 : 0;
+
+        assert_int_equal(bytes.state, pages(2 * 4 * 5120 + 2 * 4 * owned));
+        assert_int_equal(bytes.gradient, pages(4 * (5120 + owned)));
+    }
+    layout_free(layout);
+}
+
 /* 64 frozen parameters alone, so that a byte too much in each is a page. */
 static void check_frozen(uint64_t n_elems, unsigned world_size, unsigned n_local, uint64_t expected_each)
 {
@@ -566,6 +594,7 @@ TEST_GROUP(plan)
         cmocka_unit_test(test_formulas),
         cmocka_unit_test(test_figure1),
         cmocka_unit_test(test_stages),
+        cmocka_unit_test(test_muon),
         cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_options),
         cmocka_unit_test(test_nodes_add_up),

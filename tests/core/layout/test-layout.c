@@ -91,19 +91,42 @@ static void check_chunks(const struct layout *layout, uint32_t id)
 
     for (uint32_t c = param->first_chunk; c < param->first_chunk + param->n_chunks; c++) {
         const struct layout_chunk *chunk = &layout->chunks[c];
-        uint64_t slice = bucket->n_elems / layout->world_size;
-        uint64_t start = param->offset_elems + chunk->start_elem;
+        uint64_t start = param->offset_elems + chunk->start_elem, owned, end;
 
         assert_int_equal(chunk->param, id);
         assert_int_equal(chunk->start_elem, at);
         assert_int_equal(chunk->start_elem % 64, 0);
         assert_in_range(chunk->n_elems, 1, CHUNK_ELEMS);
         assert_true(chunk->rank < layout->world_size);
-        assert_true(start >= chunk->rank * slice);
-        assert_true(start + chunk->n_elems <= (chunk->rank + 1) * slice);
+        end = layout_owned_elems(layout, param->bucket, chunk->rank, 1, &owned) + owned;
+        assert_true(start >= owned);
+        assert_true(start + chunk->n_elems <= end);
         at += chunk->n_elems;
     }
     assert_int_equal(at, param->n_elems);
+}
+
+/* The partitions follow one another, and are all of the bucket; equal ones, or one and empty ones. */
+static void check_partitions(const struct layout *layout, uint32_t b)
+{
+    const struct layout_bucket *bucket = &layout->buckets[b];
+    uint64_t at = 0, start, end;
+
+    for (uint32_t rank = 0; rank < layout->world_size; rank++) {
+        uint64_t n = layout_owned_elems(layout, b, rank, 1, &start);
+
+        assert_int_equal(n, !layout_is_muon(layout, b) ? bucket->n_elems / layout->world_size
+                            : rank == bucket->owner    ? bucket->n_elems
+                                                       : 0);
+        assert_int_equal(start, n > 0 ? at : 0);
+        for (uint64_t elem = at; elem < at + n; elem += MAX(n / 3, UINT64_C(1))) {
+            assert_int_equal(layout_owner(layout, b, elem, &end), rank);
+            assert_int_equal(end, at + n);
+        }
+        at += n;
+        assert_int_equal(layout_owned_elems(layout, b, 0, rank + 1, &start), at);
+    }
+    assert_int_equal(at, bucket->n_elems);
 }
 
 static void check_bucket(const struct layout *layout, uint32_t b)
@@ -113,7 +136,7 @@ static void check_bucket(const struct layout *layout, uint32_t b)
     uint32_t previous = UINT32_MAX, n_chunks = 0;
 
     assert_int_equal(bucket->n_elems % (UINT64_C(64) * layout->world_size), 0);
-    assert_int_equal(layout_partition_elems(layout, b) * layout->world_size, bucket->n_elems);
+    check_partitions(layout, b);
     assert_true(bucket->n_params > 0);
 
     for (uint32_t k = 0; k < bucket->n_params; k++) {
@@ -126,7 +149,7 @@ static void check_bucket(const struct layout *layout, uint32_t b)
         assert_int_equal(param->group, bucket->group);
         assert_int_equal(param->dtype, bucket->dtype);
         assert_int_equal(param->grad_dtype, bucket->grad_dtype);
-        assert_int_equal(param->muon, bucket->muon);
+        assert_int_equal(param->muon, layout_is_muon(layout, b));
         assert_true(id < previous); /* reverse declaration order */
         assert_int_equal(param->offset_elems % 64, 0);
         assert_int_equal(param->offset_elems, round_up(end, 64)); /* no larger gap than alignment needs */
@@ -151,7 +174,7 @@ static void check_full(const struct layout *layout, uint32_t b)
         const struct layout_bucket *other = &layout->buckets[i];
 
         if (other->group == bucket->group && other->dtype == bucket->dtype && other->grad_dtype == bucket->grad_dtype &&
-            other->muon == bucket->muon)
+            layout_is_muon(layout, i) == layout_is_muon(layout, b))
             before = other;
     }
     if (!before)
@@ -338,7 +361,7 @@ static void check_other_ranks(const struct layout *layout, unsigned n_ranks)
     assert_int_equal(other->range_bytes, layout->range_bytes);
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         assert_int_equal(other->buckets[b].weight_offset_bytes, layout->buckets[b].weight_offset_bytes);
-        assert_int_equal(layout_room_elems(other, b, n_ranks), layout_room_elems(layout, b, layout->world_size));
+        assert_int_equal(layout_room_elems(other, b, 0, n_ranks), layout_room_elems(layout, b, 0, layout->world_size));
     }
     for (uint32_t p = 0; p < layout->n_params; p++) {
         const struct layout_param *a = &layout->params[p], *b = &other->params[p];
@@ -357,7 +380,7 @@ static void test_random(void **state)
 
     for (int round = 0; round < 2000; round++) {
         struct layout_decl decls[MAX_RANDOM_PARAMS] = {};
-        uint64_t shapes[MAX_RANDOM_PARAMS];
+        uint64_t shapes[MAX_RANDOM_PARAMS][2];
         char names[MAX_RANDOM_PARAMS][16];
         uint32_t n = 1 + (uint32_t)draw(&seed, MAX_RANDOM_PARAMS);
         unsigned n_kinds = 1 + (unsigned)draw(&seed, 3);
@@ -365,7 +388,8 @@ static void test_random(void **state)
 
         for (uint32_t i = 0; i < n; i++) {
             snprintf(names[i], sizeof(names[i]), "p%u", i);
-            shapes[i] = draw_size(&seed);
+            shapes[i][0] = draw_size(&seed);
+            shapes[i][1] = 1;
             decls[i] = (struct layout_decl){
                 .name = names[i],
                 .name_len = strlen(names[i]),
@@ -374,8 +398,8 @@ static void test_random(void **state)
                 .group = (uint32_t)draw(&seed, n_kinds),
                 .trainable = draw(&seed, 5) > 0,
                 .muon = draw(&seed, n_kinds) == 1,
-                .n_dims = 1,
-                .shape = &shapes[i],
+                .n_dims = 2,
+                .shape = shapes[i],
             };
         }
         layout = make(decls, n, 1 + (unsigned)draw(&seed, 9), 1 + draw_size(&seed) * (1 + draw(&seed, 4)));
@@ -469,6 +493,32 @@ static void test_chunk_size(void **state)
     check_chunk(layout, 2, (struct layout_chunk){.start_elem = 65536, .n_elems = 65536});
     check_chunk(layout, 3, (struct layout_chunk){.start_elem = 131072, .n_elems = 65536});
     check_chunk(layout, 4, (struct layout_chunk){.start_elem = 196608, .n_elems = 3392});
+    check_layout(layout);
+    layout_free(layout);
+}
+
+/* Muon's buckets, of a matrix each, go whole to ranks 0, 2, 1, 3 in turn. Rank 0, with the large one, gets no more. */
+static void test_owners(void **state)
+{
+    static const uint32_t owners[] = {0, 2, 1, LAYOUT_NO_OWNER, 3, 2, 1, 3};
+    static const uint64_t small[] = {10, 20}, large[] = {40, 20};
+    const char *names = "hgfedcba";
+    struct layout_decl decls[8];
+    struct layout *layout;
+
+    for (uint32_t b = 0; b < 8; b++) /* buckets are numbered from the last parameter on */
+        decls[7 - b] = (struct layout_decl){
+            .name = names + b,
+            .name_len = 1,
+            .trainable = true,
+            .muon = owners[b] != LAYOUT_NO_OWNER,
+            .n_dims = 2,
+            .shape = b == 0 ? large : small,
+        };
+    layout = make(decls, 8, 4, 200);
+    assert_int_equal(layout->n_buckets, 8);
+    for (uint32_t b = 0; b < 8; b++)
+        assert_int_equal(layout->buckets[b].owner, owners[b]);
     check_layout(layout);
     layout_free(layout);
 }
@@ -797,6 +847,7 @@ TEST_GROUP(layout)
         cmocka_unit_test(test_straddle),
         cmocka_unit_test(test_chunk_size),
         cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_owners),
         cmocka_unit_test(test_bucket_limit),
         cmocka_unit_test(test_tiny),
         cmocka_unit_test(test_random),

@@ -56,10 +56,10 @@ static int teardown(void **state)
     return count_fds() == n_open ? 0 : -1;
 }
 
-/* Trainable and frozen ones of each dtype; the fourth has no elements. */
-static struct layout *make_layout(void)
+/* Trainable and frozen ones of each dtype; the fourth has no elements. muon: Muon updates those of 16 bits. */
+static struct layout *make_layout(bool muon)
 {
-    static const uint64_t shapes[N_PARAMS] = {1000, 300, 777, 0, 100, 33};
+    static const uint64_t shapes[N_PARAMS][2] = {{1000, 1}, {300, 1}, {777, 1}, {0, 1}, {100, 1}, {33, 1}};
     static const enum dtype dtypes[N_PARAMS] = {DTYPE_BF16, DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_F16, DTYPE_F32};
     struct layout_decl decls[N_PARAMS];
     struct layout *layout = NULL;
@@ -68,8 +68,13 @@ static struct layout *make_layout(void)
 
     for (unsigned p = 0; p < N_PARAMS; p++) {
         snprintf(names[p], sizeof(names[p]), "p%u", p);
-        decls[p] = (struct layout_decl){
-            .name = names[p], .name_len = 2, .dtype = dtypes[p], .trainable = p < 4, .n_dims = 1, .shape = &shapes[p]};
+        decls[p] = (struct layout_decl){.name = names[p],
+                                        .name_len = 2,
+                                        .dtype = dtypes[p],
+                                        .trainable = p < 4,
+                                        .muon = muon && p < 4 && dtypes[p] != DTYPE_F32,
+                                        .n_dims = 2,
+                                        .shape = shapes[p]};
     }
     assert_int_equal(layout_new(&layout, decls, N_PARAMS, WORLD, BUCKET_ELEMS, &bad), 0);
     assert_true(layout->n_buckets >= 3);
@@ -141,12 +146,13 @@ static void check_buckets(const struct state *s, const struct state_options *o, 
 
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         const struct state_bucket *bucket = &s->buckets[b];
-        uint64_t slice = layout_partition_elems(layout, b), start = slice * o->first_rank;
-        uint64_t owned_bytes = layout_room_elems(layout, b, o->n_ranks) * sizeof(float);
-        uint64_t moment_bytes = dtype_bytes(o->moments.type.dtype, layout_room_elems(layout, b, o->n_ranks));
+        uint64_t start, n_elems = layout_owned_elems(layout, b, o->first_rank, o->n_ranks, &start);
+        uint64_t room_elems = layout_room_elems(layout, b, o->first_rank, o->n_ranks);
+        uint64_t owned_bytes = room_elems * sizeof(float);
+        uint64_t moment_bytes = dtype_bytes(o->moments.type.dtype, room_elems);
 
         assert_int_equal(bucket->owned_start, start);
-        assert_int_equal(bucket->owned_elems, slice * o->n_ranks);
+        assert_int_equal(bucket->owned_elems, n_elems);
         if (o->stage != 3 && layout->buckets[b].dtype == DTYPE_F32)
             assert_ptr_equal(state_master(s, b, start), /* fp32 weights are their own masters */
                              s->weights.map + layout->buckets[b].weight_offset_bytes + start * sizeof(float));
@@ -156,7 +162,7 @@ static void check_buckets(const struct state *s, const struct state_options *o, 
             add(e, &s->state, state_exp_avg(s, b, start), moment_bytes);
         else
             assert_null(state_exp_avg(s, b, start));
-        if (o->moments.v)
+        if (o->moments.v && !layout_is_muon(layout, b))
             add(e, &s->state, state_exp_avg_sq(s, b, start), moment_bytes);
         else
             assert_null(state_exp_avg_sq(s, b, start));
@@ -202,25 +208,26 @@ static void test_places(void **state)
 {
     static const unsigned owned[][2] = {{0, WORLD}, {0, 1}, {1, 2}, {3, 1}};
     static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_SIGNED8};
-    struct layout *layout = make_layout();
+    struct layout *const layouts[] = {make_layout(false), make_layout(true)};
 
     (void)state;
     for (unsigned stage = 1; stage <= 3; stage++)
-        for (size_t i = 0; i < ARRAY_SIZE(owned); i++)
+        for (size_t i = 0; i < 2 * ARRAY_SIZE(owned); i++)
             for (unsigned moments = 0; moments < 4 * ARRAY_SIZE(types); moments++)
                 check_places(&(struct state_options){
-                    .layout = layout,
+                    .layout = layouts[i / ARRAY_SIZE(owned)],
                     .stage = stage,
-                    .first_rank = owned[i][0],
-                    .n_ranks = owned[i][1],
+                    .first_rank = owned[i % ARRAY_SIZE(owned)][0],
+                    .n_ranks = owned[i % ARRAY_SIZE(owned)][1],
                     .moments = {.m = moments & 1, .v = moments & 2, .type = {types[moments / 4]}}});
-    layout_free(layout);
+    layout_free(layouts[0]);
+    layout_free(layouts[1]);
 }
 
 /* Another number of ranks owns the same elements in the same places. */
 static void test_repartition(void **state)
 {
-    struct layout *layout = make_layout();
+    struct layout *layout = make_layout(true);
 
     (void)state;
     for (unsigned stage = 1; stage <= 3; stage++)
@@ -260,7 +267,7 @@ static void test_repartition(void **state)
 static void test_names(void **state)
 {
     static const char *const names[] = {"state", "gradient", "weights", "counts"};
-    struct layout *layout = make_layout();
+    struct layout *layout = make_layout(false);
     struct state *s = make(&(struct state_options){.layout = layout, .stage = 2, .n_ranks = WORLD});
     const struct segment *segments[] = {&s->state, &s->gradient, &s->weights, &s->counts};
 
@@ -319,7 +326,7 @@ static void test_large_arrays_are_skewed(void **state)
 
 static void test_new_fails(void **state)
 {
-    struct layout *layout = make_layout();
+    struct layout *layout = make_layout(false);
     struct state *s = NULL;
     struct rlimit before, few;
     int first = dup(0), r;
@@ -346,7 +353,7 @@ static void test_new_fails(void **state)
 /* There are two copies in one segment; a process that has the descriptor can read both. */
 static void test_counts(void **state)
 {
-    struct layout *layout = make_layout();
+    struct layout *layout = make_layout(false);
     struct state *s = make(&(struct state_options){.layout = layout, .stage = 1, .n_ranks = WORLD});
     const uint64_t *seen;
     uint64_t *other;
@@ -399,7 +406,7 @@ static void test_counts_of_many(void **state)
 /* Bytes that a process wrote stay after it has ended, however it ended. */
 static void test_outlives_a_process(void **state)
 {
-    struct layout *layout = make_layout();
+    struct layout *layout = make_layout(false);
     struct state *s =
         make(&(struct state_options){.layout = layout, .stage = 2, .n_ranks = WORLD, .moments = {true, true}});
     int status;
@@ -456,7 +463,7 @@ static uint64_t size_bytes(const struct state *s)
 
 static void test_reserve(void **state)
 {
-    struct layout *layout = make_layout();
+    struct layout *layout = make_layout(false);
 
     (void)state;
     for (unsigned stage = 1; stage <= 3; stage++) {
@@ -494,7 +501,7 @@ static void test_reserve_pieces(void **state)
 
 static void test_reserve_fails(void **state)
 {
-    struct layout *layout = make_layout();
+    struct layout *layout = make_layout(false);
     struct state *s = make(&(struct state_options){.layout = layout, .stage = 2, .n_ranks = WORLD});
 
     (void)state;

@@ -663,6 +663,12 @@ def test_plan_of_muon(tmp_path):
     shown = zerodctl("plan", "--config", file, *args).stdout
     assert re.search(r"muon: [\d.]+ Gflop for each step, for 3 matrices of 0.0983 million elements\nabout [\d.e-]+ s on 8 "
                      r"threads of [\d.]+ Gflop/s each, as just measured", shown)
+    for node, n_matrices in enumerate((2, 1)):  # of three buckets
+        file.write_text(f"listen: {{socket: /run/p.sock}}\noptimizer: {{type: Muon}}\n"
+                        "collective: gloo\nzero_optimization: {reduce_bucket_size: 32768}\n"
+                        f"world: {{size: 2, node: {node}, key_file: /k, nodes: [{{address: 'a:1', ranks: 1}}, "
+                        "{address: 'b:1', ranks: 1}]}\n")
+        assert plan("--config", file, *args)["muon"]["n_matrices"] == n_matrices
     for wrong, text in (["--params", "1k"], "more than the 1000 of --params"), (["--matrices", "8x"], "'8x' is not a list"):
         result = zerodctl("plan", "--config", file, *args, *wrong)
         assert result.returncode == os.EX_USAGE and text in result.stderr

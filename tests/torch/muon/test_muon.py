@@ -168,38 +168,51 @@ def assert_same(a, b):
 
 KINDS = [("fp32", {}), ("bf16", {}), ("bf16", {"bf16": {"enabled": True, "bf16_optimizer_states": True}}),
          ("fp32", {"optimizer": {"params": {"optim_bits": 8}}})]
-OTHERS = [
-    {"zero_optimization": {"stage": 1}, "world": {"size": 2}, "threads": 1},
-    {"zero_optimization": {"stage": 2, "reduce_bucket_size": 500}, "world": {"size": 4}, "threads": 3},
-    {"zero_optimization": {"stage": 3}, "world": {"size": 2}},
-    {"zero_optimization": {"stage": 3, "stage3_on_one_node": "gathered"}, "world": {"size": 4}, "weights": "shared"},
+OTHERS = [  # number of nodes, and configuration
+    (1, {"zero_optimization": {"stage": 1}, "world": {"size": 2}, "threads": 1}),
+    (1, {"zero_optimization": {"stage": 2, "reduce_bucket_size": 500}, "world": {"size": 4}, "threads": 3}),
+    (1, {"zero_optimization": {"stage": 3}, "world": {"size": 2}}),
+    (1, {"zero_optimization": {"stage": 3, "stage3_on_one_node": "gathered"}, "world": {"size": 4}, "weights": "shared"}),
+    (2, {"zero_optimization": {"stage": 1, "reduce_bucket_size": 5000}, "world": {"size": 4}}),
+    (2, {"zero_optimization": {"stage": 2}, "world": {"size": 2}}),  # one bucket: a node owns no matrix
+    (3, {"zero_optimization": {"stage": 2, "reduce_bucket_size": 500}, "world": {"size": 4}}),
+    (3, {"zero_optimization": {"stage": 3, "reduce_bucket_size": 5000}, "world": {"size": 4}, "threads": 3}),
 ]
 
 
 @pytest.mark.parametrize("kind, other", each_once(range(len(KINDS)), range(len(OTHERS))))
-def test_same_bits(zerod, run, kind, other):
-    """Stages, ranks, buckets and threads make no difference where all ranks push the same gradients."""
+def test_same_bits(zerod, run, monkeypatch, kind, other):
+    """Stages, ranks, nodes, buckets and threads make no difference where all ranks push the same gradients."""
     name, changes = KINDS[kind]
+    n_nodes, more = OTHERS[other]
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
     how = {"steps": range(N_STEPS), "dtype": dtype, "clip": kind % 2 == 0}
     (expected,) = run(zerod(config(ranks=1, **changes)), run_steps, **how)
-    for got in run(zerod(merge(config(**changes), OTHERS[other])), run_steps, **how):
+    if n_nodes > 1:
+        monkeypatch.setenv("ZEROD_NODES", str(n_nodes))
+    for got in run(zerod(merge(config(**changes), more)), run_steps, **how):
         assert_same(got, expected)
 
 
-def test_state_goes_on(zerod, run):
+@pytest.mark.parametrize("n_nodes", [1, 2])
+def test_state_goes_on(zerod, run, monkeypatch, n_nodes):
     """A run that continues in another job from state_dict() has the bits of one that was never interrupted."""
     (whole,) = run(zerod(config(ranks=1)), run_steps, steps=range(N_STEPS))
     (half,) = run(zerod(config(ranks=1)), run_steps, steps=range(N_STEPS // 2))
+    monkeypatch.setenv("ZEROD_NODES", str(n_nodes))
     for got in run(zerod(config(stage=3)), run_steps, steps=range(N_STEPS // 2, N_STEPS), load=half[1]):
         assert_same(got, whole)
 
 
-def test_checkpoint_into_other_ranks(zerod, run, tmp_path):
+@pytest.mark.parametrize("before, after", [(1, 1), (3, 2)])
+def test_checkpoint_into_other_ranks(zerod, run, tmp_path, monkeypatch, before, after):
+    """before, after: numbers of nodes."""
     (whole,) = run(zerod(config(ranks=1)), run_steps, steps=range(N_STEPS))
-    daemon = zerod(config(ranks=2, checkpoint={"dir": str(tmp_path), "save_steps": N_STEPS // 2}))
+    monkeypatch.setenv("ZEROD_NODES", str(before))
+    daemon = zerod(config(ranks=3, checkpoint={"dir": str(tmp_path), "save_steps": N_STEPS // 2}))
     run(daemon, run_steps, steps=range(N_STEPS // 2))
     daemon.stop()
+    monkeypatch.setenv("ZEROD_NODES", str(after))
     loads = {"dir": str(tmp_path), "load": "latest"}
     for got in run(zerod(config(stage=1, ranks=4, checkpoint=loads)), run_steps, steps=range(N_STEPS // 2, N_STEPS)):
         assert_same(got, whole)
