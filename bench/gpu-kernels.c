@@ -263,12 +263,12 @@ static void make_reduce(struct bench *bench, const struct range *ranges)
 
 static void make_undo(struct bench *bench)
 {
-    uint32_t n_blocks = device_update_blocks(bench->n_chunks), elem_bytes = device_undo_elem_bytes(2, DTYPE_F32);
+    uint32_t n_blocks = device_update_blocks(bench->n_chunks), slot_bytes = device_undo_slot_bytes(2, DTYPE_F32);
     size_t n_bytes = n_blocks * sizeof(uint64_t);
 
     bench->undo = (struct device_update_undo){.marks = gpu_alloc(n_bytes),
-                                              .slots = gpu_alloc(device_undo_bytes(n_blocks, elem_bytes)),
-                                              .elem_bytes = elem_bytes};
+                                              .slots = gpu_alloc(device_undo_bytes(n_blocks, slot_bytes)),
+                                              .slot_bytes = slot_bytes};
     gpu_check(cudaMemsetAsync(bench->undo.marks, 0, n_bytes, bench->stream), "cudaMemsetAsync");
 }
 

@@ -22,7 +22,7 @@ enum {
     N_BEGUN = 4, /* updates, before the process is killed */
     N_ARRAYS = 3,
     ELEM_BYTES = 16, /* p, m, v, acc */
-    UNDO_ELEM_BYTES = N_ARRAYS * sizeof(float),
+    UNDO_SLOT_BYTES = N_ARRAYS * sizeof(float) * DEVICE_UNDO_GROUP_ELEMS,
 };
 
 /* An update. Its arrays and marks lie in memory that the killed process does not take with it. */
@@ -49,7 +49,7 @@ static size_t piece_bytes(const struct gpu_options *options)
 {
     uint32_t n_blocks = blocks_of(options);
 
-    return gpu_round(elems_of(options) * ELEM_BYTES + device_undo_bytes(n_blocks, UNDO_ELEM_BYTES) +
+    return gpu_round(elems_of(options) * ELEM_BYTES + device_undo_bytes(n_blocks, UNDO_SLOT_BYTES) +
                      n_blocks * sizeof(uint64_t));
 }
 
@@ -84,7 +84,7 @@ static struct updates make_updates(const struct gpu_options *options, uint8_t *a
     struct update_scalars scalars;
 
     all.n_chunks = device_chunks_count(all.n_elems);
-    all.marks = (uint64_t *)(void *)((uint8_t *)slots + device_undo_bytes(all.n_blocks, UNDO_ELEM_BYTES));
+    all.marks = (uint64_t *)(void *)((uint8_t *)slots + device_undo_bytes(all.n_blocks, UNDO_SLOT_BYTES));
     chunks = calloc(all.n_chunks, sizeof(*chunks));
     if (!chunks)
         gpu_fail("no memory");
@@ -96,7 +96,7 @@ static struct updates make_updates(const struct gpu_options *options, uint8_t *a
         .scalars = gpu_upload(&scalars, sizeof(scalars), stream),
         .n_chunks = all.n_chunks,
         .optimizer = OPTIMIZER_ADAMW,
-        .undo = {.marks = all.marks, .slots = slots, .tag = 1, .elem_bytes = UNDO_ELEM_BYTES}};
+        .undo = {.marks = all.marks, .slots = slots, .tag = 1, .slot_bytes = UNDO_SLOT_BYTES}};
     if (begins) {
         _cleanup_free_ float *p = make_values(all.n_elems, 1), *gradient = make_values(all.n_elems, 2);
         float *p_there = gpu_upload(p, all.n_elems * sizeof(*p), stream);

@@ -432,7 +432,7 @@ struct device_update_undo undo_of_update(const struct nccl_engine *engine, const
         .marks = (uint64_t *)(void *)(piece + engine->undo.marks),
         .slots = piece + engine->undo.slots,
         .tag = step,
-        .elem_bytes = engine->undo.elem_bytes,
+        .slot_bytes = engine->undo.slot_bytes,
     };
 }
 

@@ -285,13 +285,13 @@ static inline float *nccl_master(const struct nccl_engine *engine, const struct 
     return (float *)(gpu->pieces[kind].at + offset);
 }
 
-/* An element of a moment, from the start of the rank's slice; NULL: the optimizer has none. offset: of the slice. */
+/* A moment at a chunk's start; NULL: the optimizer has none. offset: of the rank's slice. own_elem: from there. */
 static inline void *nccl_moment(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t offset,
                                 uint64_t own_elem)
 {
-    size_t elem_bytes = dtype_size(engine->plan.head->moments_dtype);
+    uint64_t before = dtype_bytes(engine->plan.head->moments_dtype, own_elem);
 
-    return offset == DEVICE_NONE ? NULL : gpu->pieces[DEVICE_STATE].at + offset + own_elem * elem_bytes;
+    return offset == DEVICE_NONE ? NULL : gpu->pieces[DEVICE_STATE].at + offset + before;
 }
 
 /* The rank's slice of its own copy of the weights. */

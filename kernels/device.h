@@ -189,7 +189,7 @@ struct device_update_undo {
     uint64_t *marks;   /* device_update_blocks(), zeroed once; NULL: nothing is saved */
     void *slots;       /* device_undo_bytes() */
     uint64_t tag;      /* 1 to DEVICE_UNDO_MAX_TAG: of this list, and of no other that has these marks */
-    uint32_t elem_bytes; /* device_undo_elem_bytes() */
+    uint32_t slot_bytes; /* device_undo_slot_bytes() */
     uint32_t reserved;   /* 0 */
 };
 
@@ -211,16 +211,18 @@ static inline uint32_t device_update_blocks(uint64_t n_chunks)
     return (uint32_t)(n_chunks < most ? n_chunks : most);
 }
 
-/* Bytes that a slot has for each element: its p, and those of m and v that there are, as they lie in memory. */
-static inline uint32_t device_undo_elem_bytes(unsigned n_moments, enum dtype moments)
+/* A slot has a group's p, and those of m and v that there are, as they lie in memory. */
+static inline uint32_t device_undo_slot_bytes(unsigned n_moments, enum dtype moments)
 {
-    return (uint32_t)(sizeof(float) + n_moments * dtype_size(moments));
+    const size_t n_elems = DEVICE_UNDO_GROUP_ELEMS;
+
+    return (uint32_t)(dtype_bytes(DTYPE_F32, n_elems) + n_moments * dtype_bytes(moments, n_elems));
 }
 
 /* Two slots for each block. */
-static inline uint64_t device_undo_bytes(uint32_t n_blocks, uint32_t elem_bytes)
+static inline uint64_t device_undo_bytes(uint32_t n_blocks, uint32_t slot_bytes)
 {
-    return UINT64_C(2) * n_blocks * elem_bytes * DEVICE_UNDO_GROUP_ELEMS;
+    return UINT64_C(2) * n_blocks * slot_bytes;
 }
 
 /* update_args. Ranges of a list may not overlap. */

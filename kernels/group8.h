@@ -15,6 +15,7 @@
  * their bucket, so no group lies in two partitions, and bits depend on no number of ranks, stage or bucket.
  */
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -29,7 +30,7 @@ struct group8 {
     uint8_t codes[GROUP8_ELEMS];
 };
 
-_Static_assert(sizeof(struct group8) == GROUP8_BYTES, "groups follow each other without a gap");
+static_assert(sizeof(struct group8) == GROUP8_BYTES, "groups follow each other without a gap");
 
 enum {
     GROUP8_SHIFT = 20,                     /* bits of an fp32 number that a code does not have */
@@ -58,7 +59,7 @@ ELEMENT_FN uint16_t group8_upper(float x, uint32_t round)
 {
     uint32_t upper = ((f32_bits(x) & 0x7fffffff) + round) >> GROUP8_SHIFT;
 
-    return (uint16_t)(upper > GROUP8_MOST ? GROUP8_MOST : upper);
+    return (uint16_t)(upper > GROUP8_MOST ? (uint32_t)GROUP8_MOST : upper);
 }
 
 /* The exponent that a group shares. largest: of its elements' upper bits. */

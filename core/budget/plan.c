@@ -133,10 +133,10 @@ static uint64_t undo_bytes(const struct layout *layout, const struct plan_option
     n_bytes = mul(mul(largest, sizeof(float)), UNDO_LANES);
     if (!options->offloaded) {
         uint32_t n_blocks = device_update_blocks(n_chunks);
-        uint32_t elem_bytes = device_undo_elem_bytes(options->n_moments, options->moments_dtype);
+        uint32_t slot_bytes = device_undo_slot_bytes(options->n_moments, options->moments_dtype);
 
         n_bytes = add(n_bytes, align(n_blocks * sizeof(uint64_t), ARRAY_ALIGN_BYTES));
-        n_bytes = add(n_bytes, device_undo_bytes(n_blocks, elem_bytes));
+        n_bytes = add(n_bytes, device_undo_bytes(n_blocks, slot_bytes));
     }
     return mul(n_bytes, options->n_local_ranks);
 }

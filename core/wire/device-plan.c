@@ -114,8 +114,16 @@ static bool array_fits(const struct device_plan_header *head, uint64_t at, uint6
 
 static bool moments_are_sound(const struct device_plan_header *head)
 {
-    return head->moments_dtype == DTYPE_BF16 ? head->stochastic <= 1
-                                             : head->moments_dtype == DTYPE_F32 && head->stochastic == 0;
+    switch (head->moments_dtype) {
+    case DTYPE_F32:
+        return head->stochastic == 0;
+    case DTYPE_BF16:
+        return head->stochastic <= 1;
+    case DTYPE_SIGNED8:
+        return head->stochastic == 1;
+    default:
+        return false;
+    }
 }
 
 static bool head_is_sound(const struct device_plan_header *head, uint64_t n_bytes)
@@ -270,14 +278,14 @@ int device_plan_open(struct device_plan *out, const void *memory, uint64_t n_byt
 
 static uint64_t take_array(uint64_t *end, uint64_t n_elems, enum dtype dtype, bool wanted)
 {
-    return wanted ? place_array(end, n_elems * dtype_size(dtype), DEVICE_ALIGN_BYTES) : DEVICE_NONE;
+    return wanted ? place_array(end, dtype_bytes(dtype, n_elems), DEVICE_ALIGN_BYTES) : DEVICE_NONE;
 }
 
 struct device_undo_places device_undo_places(const struct device_plan *plan)
 {
     const struct device_plan_header *head = plan->head;
     unsigned n_moments = !!head->exp_avg + !!head->exp_avg_sq;
-    struct device_undo_places places = {.elem_bytes = device_undo_elem_bytes(n_moments, head->moments_dtype)};
+    struct device_undo_places places = {.slot_bytes = device_undo_slot_bytes(n_moments, head->moments_dtype)};
     uint64_t largest = 0, n_chunks = 0;
 
     for (uint32_t b = 0; b < head->n_buckets; b++) {
@@ -292,7 +300,7 @@ struct device_undo_places device_undo_places(const struct device_plan *plan)
     places.n_bytes = DEVICE_LANES * places.lane_bytes;
     places.marks = place_array(&places.n_bytes, places.n_blocks * sizeof(uint64_t), DEVICE_ALIGN_BYTES);
     places.slots =
-        place_array(&places.n_bytes, device_undo_bytes(places.n_blocks, places.elem_bytes), DEVICE_ALIGN_BYTES);
+        place_array(&places.n_bytes, device_undo_bytes(places.n_blocks, places.slot_bytes), DEVICE_ALIGN_BYTES);
     return places;
 }
 

@@ -11,7 +11,7 @@
  * Pieces of device memory, of each local rank (bytes from the piece's start; a *slice* is the rank's partition of a
  * bucket; all arrays begin at multiples of 256 bytes):
  *   state      for each bucket: slice of masters (not where weights are fp32 and there is a weights piece), of exp_avg
- *              and of exp_avg_sq as the optimizer has them, masters in fp32, moments in fp32 or bf16; stage 3: behind
+ *              and of exp_avg_sq as the optimizer has them, masters in fp32, moments in their type; stage 3: behind
  *              them, for each frozen parameter, a slice of it in its own type. Nothing where the state is in host
  *              memory (offload)
  *   gradient   for each bucket: slice of accumulators, fp32
@@ -68,8 +68,8 @@ struct device_plan_header {
     uint32_t world_size, first_local, n_local;
     uint32_t stage;
     uint32_t optimizer;
-    uint32_t moments_dtype;      /* DTYPE_F32 or DTYPE_BF16 */
-    uint32_t stochastic;         /* 1: moments in bf16 are rounded at random */
+    uint32_t moments_dtype;      /* as moments_type has it, of exp_avg */
+    uint32_t stochastic;         /* 1: moments are rounded at random */
     uint8_t exp_avg, exp_avg_sq; /* which moments there are */
     uint8_t deterministic;
     uint8_t offload;
@@ -139,7 +139,7 @@ struct device_undo_places {
     uint64_t slots;      /* device_undo_bytes() */
     uint64_t n_bytes;    /* of the piece */
     uint32_t n_blocks;   /* of an update, at most; 0 with offload */
-    uint32_t elem_bytes; /* of all arrays that an update changes, beside the weights */
+    uint32_t slot_bytes; /* device_undo_slot_bytes() */
 };
 
 struct device_undo_places device_undo_places(const struct device_plan *plan);

@@ -53,6 +53,20 @@ static __device__ __forceinline__ void wait_for_block(void)
     __syncthreads();
 }
 
+/* A phase that no warp waits for but its own. */
+class warp_phase
+{
+    bool begun = false;
+
+  public:
+    __device__ __forceinline__ bool next()
+    {
+        if (begun)
+            __syncwarp();
+        return begun = !begun;
+    }
+};
+
 template <typename T> class per_thread
 {
     T one;
@@ -61,6 +75,28 @@ template <typename T> class per_thread
     __device__ __forceinline__ T &mine()
     {
         return one;
+    }
+};
+
+/* A number of each thread. largest(): of the sixteen neighbours'; all of them call it, in a later phase. */
+class sixteen_threads
+{
+    uint32_t one;
+
+  public:
+    __device__ __forceinline__ void set(uint16_t x)
+    {
+        one = x;
+    }
+
+    __device__ __forceinline__ uint16_t largest() const
+    {
+        uint32_t largest = one;
+
+#pragma unroll
+        for (unsigned distance = 8; distance > 0; distance /= 2)
+            largest = max(largest, __shfl_xor_sync(~0u, largest, distance));
+        return static_cast<uint16_t>(largest);
     }
 };
 

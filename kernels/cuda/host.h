@@ -61,6 +61,8 @@ class phase
     }
 };
 
+typedef class phase warp_phase;
+
 /* Here the code between phases runs once for the whole block, so there is nothing to wait for. */
 static inline void wait_for_block(void)
 {
@@ -74,6 +76,27 @@ template <typename T> class per_thread
     T &mine()
     {
         return all[threadIdx.x];
+    }
+};
+
+class sixteen_threads
+{
+    uint16_t all[BLOCK_THREADS];
+
+  public:
+    void set(uint16_t x)
+    {
+        all[threadIdx.x] = x;
+    }
+
+    uint16_t largest() const
+    {
+        const uint16_t *of = all + threadIdx.x / 16 * 16;
+        uint16_t largest = 0;
+
+        for (unsigned i = 0; i < 16; i++)
+            largest = of[i] > largest ? of[i] : largest;
+        return largest;
     }
 };
 

@@ -3,7 +3,7 @@
 /*
  * The optimizers, the twin of update_kernel.c: the same functions of one element (update_element.h), four elements a
  * thread. AdamW reads 16 bytes an element and writes 12, or 14 with a 16-bit weight, and computes next to nothing. With
- * moments in bf16 it reads 12 and writes 8 or 10.
+ * moments in bf16 it reads 12 and writes 8 or 10, with those of 8 bits 10.1 and 6.1 or 8.1.
  *
  * On an H200 AdamW reaches 0.92 of the speed of a copy of the same bytes, and with undo slots 0.59: 268 M elements take
  * 2.98 ms, without fences 2.41, without saving 2.40, with neither 1.95. Tried, and not worth their code: one
@@ -12,6 +12,7 @@
  */
 
 #include "kernels/cuda/block.h"
+#include "kernels/cuda/quad8.h"
 #include "kernels/update_element.h"
 
 /* Which moments an optimizer reads and writes. */
@@ -20,17 +21,25 @@ enum {
     V = 2,
 };
 
-/* How a moment lies in memory: of one element, and of a thread's four. */
+/* How a moment lies in memory: of one element (or group, of IN_ELEM elements), and of a thread's four. */
 template <enum dtype dtype> struct moment;
 
 template <> struct moment<DTYPE_F32> {
     typedef float elem;
     typedef struct quad four;
+    enum { IN_ELEM = 1 };
 };
 
 template <> struct moment<DTYPE_BF16> {
     typedef uint16_t elem;
     typedef struct half_quad four;
+    enum { IN_ELEM = 1 };
+};
+
+template <> struct moment<DTYPE_SIGNED8> {
+    typedef struct group8 elem;
+    typedef struct quad8 four;
+    enum { IN_ELEM = GROUP8_ELEMS };
 };
 
 /* The flags are first because nvcc 13.0 spills registers of undo_kernel<adam> with other places of the scalars. */
@@ -60,11 +69,12 @@ template <typename elem> DEVICE_FN void *advance(void *array, uint64_t n_elems)
 /* Moves the job's pointers to the chunk's first element, so that the extent begins at 0 and fits into 32 bits. */
 template <enum dtype moments> DEVICE_FN struct update_job job_from_chunk(struct update_job job)
 {
+    typedef typename moment<moments>::elem elem;
     const uint64_t begin = job.extent.begin;
 
     job.range.p += begin;
-    job.range.m = advance<typename moment<moments>::elem>(job.range.m, begin);
-    job.range.v = advance<typename moment<moments>::elem>(job.range.v, begin);
+    job.range.m = advance<elem>(job.range.m, begin / moment<moments>::IN_ELEM);
+    job.range.v = advance<elem>(job.range.v, begin / moment<moments>::IN_ELEM);
     job.range.acc += begin;
     job.range.w16 = advance<uint16_t>(job.range.w16, begin);
     job.range.start_elem += begin;
@@ -255,7 +265,7 @@ static_assert(DEVICE_UNDO_MAX_TAG >> (64 - DEVICE_UNDO_TAG_SHIFT) == 0, "a tag f
 
 DEVICE_FN struct undo undo_open(const struct device_update_undo &list)
 {
-    const uint32_t slot_words = list.elem_bytes * (DEVICE_UNDO_GROUP_ELEMS / 4);
+    const uint32_t slot_words = list.slot_bytes / 4;
     uint64_t *at = in_global(list.marks) + blockIdx.x;
     const uint64_t mark = *static_cast<const volatile uint64_t *>(at);
     const bool is_ours = mark >> DEVICE_UNDO_TAG_SHIFT == list.tag;
@@ -281,13 +291,16 @@ DEVICE_FN void undo_mark(const struct undo &undo, uint32_t group)
     }
 }
 
+DEVICE_FN float *undo_slot(const struct undo &undo, uint32_t group)
+{
+    return undo.slots + (undo.at + group) % 2 * undo.slot_words;
+}
+
 /* Where the thread's four elements of an array lie in a group's slot. before: what one element takes of the arrays that
  * lie before this one; bytes. */
 template <typename elem> DEVICE_FN elem *undo_at(const struct undo &undo, uint32_t group, uint32_t before)
 {
-    float *slot = undo.slots + (undo.at + group) % 2 * undo.slot_words;
-
-    return reinterpret_cast<elem *>(slot + before * (DEVICE_UNDO_GROUP_ELEMS / 4)) + 4 * threadIdx.x;
+    return reinterpret_cast<elem *>(undo_slot(undo, group) + before * (DEVICE_UNDO_GROUP_ELEMS / 4)) + 4 * threadIdx.x;
 }
 
 /* The thread's places in a group's slot: first p, then the moments that there are, as they lie in memory. */
@@ -308,6 +321,11 @@ DEVICE_FN struct undo_places<moments> undo_places_of(const struct undo &undo, ui
 DEVICE_FN uint32_t elems_of(const struct update_job &job)
 {
     return static_cast<uint32_t>(job.extent.end);
+}
+
+DEVICE_FN uint32_t groups_of(const struct update_job &job)
+{
+    return (elems_of(job) + DEVICE_UNDO_GROUP_ELEMS - 1) / DEVICE_UNDO_GROUP_ELEMS;
 }
 
 /* The first of the thread's four elements of a group. */
@@ -431,6 +449,229 @@ DEVICE_FN void update_groups(const struct update_job &shared, const struct undo 
     }
 }
 
+/* ---- moments in 8 bits --------------------------------------------------------------------------------- */
+
+/* How many of the four elements from i there are. */
+DEVICE_FN uint32_t quad_elems(const struct update_job &job, uint32_t i)
+{
+    const uint32_t end = elems_of(job);
+
+    return i + 4 <= end ? 4 : i < end ? end - i : 0;
+}
+
+/* The first n of four; the others are 0. is_quad: all are there, and aligned. */
+DEVICE_FN struct quad quad_load_some(const float *at, uint32_t n, bool is_quad)
+{
+    struct quad quad = {};
+
+    if (is_quad)
+        return quad_load_once(at);
+#pragma unroll
+    for (unsigned k = 0; k < 4; k++) {
+        if (k < n)
+            quad.x[k] = at[k];
+    }
+    return quad;
+}
+
+/* p and the 16-bit weights. i: the first of the four. */
+DEVICE_FN void quad_store_weights(const struct update_job &job, uint32_t i, const struct quad &p)
+{
+    const struct device_update_range &range = job.range;
+    const uint32_t n = quad_elems(job, i);
+
+    if (group_is_quad(job, i)) {
+        quad_store_once(range.p + i, p);
+        if (range.w16_dtype != DTYPE_F32)
+            quad_narrow(range.w16, i, p, range.w16_dtype);
+        return;
+    }
+#pragma unroll
+    for (unsigned k = 0; k < 4; k++) {
+        if (k < n)
+            range.p[i + k] = p.x[k];
+        if (k < n && range.w16_dtype != DTYPE_F32)
+            static_cast<uint16_t *>(range.w16)[i + k] = narrow(p.x[k], range.w16_dtype);
+    }
+}
+
+template <unsigned arrays>
+DEVICE_FN struct quads<DTYPE_SIGNED8> group8_load(const struct update_job &job, uint32_t group)
+{
+    const struct device_update_range &range = job.range;
+    const uint32_t i = group_begin(group), n = quad_elems(job, i);
+    const bool is_quad = group_is_quad(job, i);
+    const struct quad8 none = {};
+
+    return {quad_load_some(range.p + i, n, is_quad), arrays & M && n > 0 ? quad8_load(range.m, i) : none,
+            arrays & V && n > 0 ? quad8_load(range.v, i) : none, quad_load_some(range.acc + i, n, is_quad)};
+}
+
+/* The moments of four elements. */
+struct rounded_moments {
+    struct rounded8 m, v;
+};
+
+/* A step of four elements from i on. An element has the draw of the same place in the first half of its group. */
+template <step_fn *step>
+DEVICE_FN struct rounded_moments group8_step(const struct update_job &job, uint32_t i, struct quads<DTYPE_SIGNED8> *q)
+{
+    const uint64_t first = job.range.start_elem + i / GROUP8_ELEMS * GROUP8_ELEMS + i % GROUP8_DRAWS;
+    struct rounded_moments out;
+
+#pragma unroll
+    for (unsigned k = 0; k < 4; k++) {
+        const uint32_t draw = rounding_draw(job.k.rounding_key, static_cast<uint32_t>(first + k));
+        const struct element e = step(
+            {q->p.x[k], quad8_value<DTYPE_SIGNED8>(q->m, k), quad8_value<DTYPE_UNSIGNED8>(q->v, k)}, q->acc.x[k], &job.k);
+
+        q->p.x[k] = e.p;
+        round8<DTYPE_SIGNED8>(&out.m, k, e.m, draw, i);
+        round8<DTYPE_UNSIGNED8>(&out.v, k, e.v, draw, i);
+    }
+    return out;
+}
+
+template <enum dtype dtype>
+DEVICE_FN void group8_store(void *moment, uint32_t i, uint32_t n, const struct rounded8 &four, uint16_t largest)
+{
+    const struct quad8 none = {};
+
+    if (n > 0)
+        quad8_store(moment, i, encode8<dtype>(four, largest, n < 4 ? quad8_load(moment, i) : none, n));
+}
+
+/* update_groups8() saves nothing. */
+struct without_slots {
+    DEVICE_MEMBER uint32_t begin() const
+    {
+        return 0;
+    }
+
+    template <unsigned arrays> DEVICE_MEMBER void put_back(const struct update_job &) const
+    {
+    }
+
+    template <unsigned arrays> DEVICE_MEMBER void save(uint32_t, const struct quads<DTYPE_SIGNED8> &) const
+    {
+    }
+
+    DEVICE_MEMBER void mark(uint32_t) const
+    {
+    }
+
+    DEVICE_MEMBER void end() const
+    {
+    }
+};
+
+/* It saves as update_groups() does. A slot has p, then the moments that there are, as they lie in memory. */
+struct with_slots {
+    const struct undo &undo;
+
+    DEVICE_MEMBER uint32_t begin() const
+    {
+        return undo.first > undo.at ? undo.first - undo.at : 0;
+    }
+
+    template <unsigned arrays> DEVICE_MEMBER struct group8 *moments_of(float *slot, unsigned moment) const
+    {
+        const bool second = moment == V && arrays & M;
+
+        return reinterpret_cast<struct group8 *>(slot + DEVICE_UNDO_GROUP_ELEMS) +
+               second * (DEVICE_UNDO_GROUP_ELEMS / GROUP8_ELEMS);
+    }
+
+    template <unsigned arrays> DEVICE_MEMBER void put_back(const struct update_job &shared) const
+    {
+        float *const slot = undo_slot(undo, begin());
+
+        if (!undo.goes_on || undo.at + begin() != undo.first)
+            return;
+        for (phase threads; threads.next();) {
+            const struct update_job job = job_in_global(shared);
+            const uint32_t i = group_begin(begin()), at = 4 * threadIdx.x;
+
+            undo_copy<float>(job.range.p + i, slot + at, i, elems_of(job));
+            if (arrays & M && i < elems_of(job))
+                quad8_store(job.range.m, i, quad8_load(moments_of<arrays>(slot, M), at));
+            if (arrays & V && i < elems_of(job))
+                quad8_store(job.range.v, i, quad8_load(moments_of<arrays>(slot, V), at));
+        }
+    }
+
+    template <unsigned arrays>
+    DEVICE_MEMBER void save(uint32_t group, const struct quads<DTYPE_SIGNED8> &old) const
+    {
+        float *const slot = undo_slot(undo, group);
+        const uint32_t at = 4 * threadIdx.x;
+
+        *reinterpret_cast<struct quad *>(slot + at) = old.p;
+        if (arrays & M)
+            quad8_store(moments_of<arrays>(slot, M), at, old.m);
+        if (arrays & V)
+            quad8_store(moments_of<arrays>(slot, V), at, old.v);
+    }
+
+    DEVICE_MEMBER void mark(uint32_t group) const
+    {
+        wait_for_block();
+        undo_mark(undo, undo.at + group);
+    }
+
+    /* All threads are through with the job and its arrays. */
+    DEVICE_MEMBER void end() const
+    {
+        wait_for_block();
+    }
+};
+
+/*
+ * As update_groups(), with a phase more: a moment is stored when its group's exponent is known. Warps wait for each other
+ * only at marks. shared: as job_from_chunk() makes it.
+ */
+template <step_fn *step, unsigned arrays, typename saving>
+DEVICE_FN void update_groups8(const struct update_job &shared, const saving &how, uint32_t n_groups)
+{
+    per_thread<struct quads<DTYPE_SIGNED8>> now, next;
+    per_thread<struct rounded_moments> rounded;
+    sixteen_threads m, v;
+    const uint32_t begin = how.begin();
+
+    how.template put_back<arrays>(shared);
+    for (warp_phase threads; threads.next();)
+        next.mine() = group8_load<arrays>(job_in_global(shared), begin);
+#pragma unroll 1
+    for (uint32_t group = begin; group < n_groups; group++) {
+        for (warp_phase threads; threads.next();) {
+            now.mine() = next.mine();
+            how.template save<arrays>(group, now.mine());
+            if (group + 1 < n_groups)
+                next.mine() = group8_load<arrays>(job_in_global(shared), group + 1);
+        }
+        how.mark(group);
+        for (warp_phase threads; threads.next();) {
+            const struct update_job job = job_in_global(shared);
+            const uint32_t i = group_begin(group), n = quad_elems(job, i);
+
+            rounded.mine() = group8_step<step>(job, i, &now.mine());
+            quad_store_weights(job, i, now.mine().p);
+            m.set(largest8(rounded.mine().m, n));
+            v.set(largest8(rounded.mine().v, n));
+        }
+        for (warp_phase threads; threads.next();) {
+            const struct update_job job = job_in_global(shared);
+            const uint32_t i = group_begin(group), n = quad_elems(job, i);
+
+            if (arrays & M)
+                group8_store<DTYPE_SIGNED8>(job.range.m, i, n, rounded.mine().m, m.largest());
+            if (arrays & V)
+                group8_store<DTYPE_UNSIGNED8>(job.range.v, i, n, rounded.mine().v, v.largest());
+        }
+    }
+    how.end();
+}
+
 /* ---- the optimizers ------------------------------------------------------------------------------------ */
 
 /* Where scalars choose between functions, they do so element by element: one loop for each takes more registers. */
@@ -481,12 +722,29 @@ template <enum dtype moments> struct update_with_undo {
     }
 };
 
+template <> struct update_plainly<DTYPE_SIGNED8> {
+    template <step_fn *step, unsigned arrays> DEVICE_MEMBER void run(const struct update_job &job) const
+    {
+        update_groups8<step, arrays>(job, without_slots(), groups_of(job));
+    }
+};
+
+template <> struct update_with_undo<DTYPE_SIGNED8> {
+    const struct undo &undo;
+    uint32_t n_groups;
+
+    template <step_fn *step, unsigned arrays> DEVICE_MEMBER void run(const struct update_job &job) const
+    {
+        update_groups8<step, arrays>(job, with_slots{undo}, n_groups);
+    }
+};
+
 /* ---- the kernels --------------------------------------------------------------------------------------- */
 
 /* Arrays that an optimizer does not have are NULL, which is aligned. */
 template <enum dtype moments> DEVICE_FN bool has_quads(const struct device_update_range &range)
 {
-    const size_t moment_bytes = sizeof(typename moment<moments>::four);
+    const size_t moment_bytes = alignof(typename moment<moments>::four);
 
     return is_aligned(range.p, UNIT_BYTES) && is_aligned(range.m, moment_bytes) && is_aligned(range.v, moment_bytes) &&
            is_aligned(range.acc, UNIT_BYTES) && is_aligned(range.w16, UNIT_BYTES / 2);
@@ -512,6 +770,19 @@ static __global__ void __launch_bounds__(BLOCK_THREADS) update_kernel(struct dev
     update_by<optimizer>(update_job_of<moments>(list, blockIdx.x), update_plainly<moments>());
 }
 
+/* With moments in 8 bits. The job lies in shared memory, as that of undo_kernel. */
+template <enum optimizer optimizer>
+static __global__ void __launch_bounds__(BLOCK_THREADS, 7) update8_kernel(struct device_update_list list)
+{
+    __shared__ struct update_job job;
+
+    for (phase threads; threads.next();) {
+        if (threadIdx.x == 0)
+            job = job_from_chunk<DTYPE_SIGNED8>(update_job_of<DTYPE_SIGNED8>(list, blockIdx.x));
+    }
+    update_by<optimizer>(job, update_plainly<DTYPE_SIGNED8>());
+}
+
 /*
  * Blocks are few, and each has several chunks: its slots stay in the L2 while it works. Slots for each chunk would be
  * written to memory once, which is 1.5 bytes more for each element of AdamW.
@@ -528,7 +799,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 6) undo_kernel(struct de
             if (threadIdx.x == 0)
                 job = job_from_chunk<moments>(update_job_of<moments>(list, i));
         }
-        const uint32_t n_groups = (elems_of(job) + DEVICE_UNDO_GROUP_ELEMS - 1) / DEVICE_UNDO_GROUP_ELEMS;
+        const uint32_t n_groups = groups_of(job);
 
         if (undo.first < undo.at + n_groups)
             update_by<optimizer>(job, update_with_undo<moments>{undo, n_groups});
@@ -541,24 +812,26 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 6) undo_kernel(struct de
 
 typedef void update_kernel_fn(struct device_update_list list);
 
-/* Of one optimizer: without undo slots, and with them; moments in fp32, and in bf16. */
+/* Of one optimizer: without undo slots, and with them; moments in fp32, in bf16 and in 8 bits. */
 #define KERNELS_OF(optimizer)                                                                                          \
     {                                                                                                                  \
         {update_kernel<optimizer, DTYPE_F32>, undo_kernel<optimizer, DTYPE_F32>},                                      \
             {update_kernel<optimizer, DTYPE_BF16>, undo_kernel<optimizer, DTYPE_BF16>},                                \
+            {update8_kernel<optimizer>, undo_kernel<optimizer, DTYPE_SIGNED8>},                                        \
     }
 
 /* In the order of enum optimizer and enum dtype. */
-static update_kernel_fn *const update_kernels[DEVICE_N_OPTIMIZERS][2][2] = {
+static update_kernel_fn *const update_kernels[DEVICE_N_OPTIMIZERS][3][2] = {
     KERNELS_OF(OPTIMIZER_ADAMW), KERNELS_OF(OPTIMIZER_ADAM),    KERNELS_OF(OPTIMIZER_SGD),
     KERNELS_OF(OPTIMIZER_LION),  KERNELS_OF(OPTIMIZER_ADAGRAD),
 };
 
 int device_update(struct CUstream_st *stream, const struct device_update_list *list)
 {
+    const unsigned moments = dtype_is_grouped(list->moments.dtype) ? 2 : list->moments.dtype;
     const bool undo = list->undo.marks != NULL;
 
-    return device_launch(stream, update_kernels[list->optimizer][list->moments.dtype][undo],
+    return device_launch(stream, update_kernels[list->optimizer][moments][undo],
                          undo ? device_update_blocks(list->n_chunks) : list->n_chunks, *list);
 }
 
@@ -566,7 +839,7 @@ int load_update(void)
 {
     int r = 0;
 
-    for (unsigned i = 0; r == 0 && i < DEVICE_N_OPTIMIZERS * 4; i++)
-        r = load_kernel(update_kernels[i / 4][i / 2 % 2][i % 2]);
+    for (unsigned i = 0; r == 0 && i < DEVICE_N_OPTIMIZERS * 6; i++)
+        r = load_kernel(update_kernels[i / 6][i / 2 % 3][i % 2]);
     return r;
 }

@@ -16,6 +16,7 @@ from device_code import ELF, E_FLAGS, codes
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "adagrad")  # in the order of enum optimizer
 DTYPES = ("f32", "bf16", "f16")  # in the order of enum dtype
+MOMENTS = {0: "f32", 1: "bf16", 16: "8 bits"}  # of enum dtype
 THREADS = 128  # BLOCK_THREADS of kernels/cuda/block.h
 
 # Most registers, bytes of stack and of shared memory, on every generation. A compiler of another version may need a few
@@ -37,7 +38,13 @@ BOUNDS = {
     "update_kernel<sgd, bf16>": (40, 0, 0),
     "update_kernel<lion, bf16>": (40, 0, 0),
     "update_kernel<adagrad, bf16>": (40, 0, 0),
-    # A job of 152 bytes lies in shared memory. Six blocks, because a group is read ahead.
+    # A job of 152 bytes lies in shared memory. Seven blocks, because a group is read ahead.
+    "update8_kernel<adamw>": (72, 0, 152),
+    "update8_kernel<adam>": (72, 0, 152),
+    "update8_kernel<sgd>": (64, 0, 152),
+    "update8_kernel<lion>": (56, 0, 152),
+    "update8_kernel<adagrad>": (64, 0, 152),
+    # Six blocks: two of its groups are under way.
     "undo_kernel<adamw, f32>": (80, 0, 152),
     "undo_kernel<adam, f32>": (80, 0, 152),
     "undo_kernel<sgd, f32>": (80, 0, 152),
@@ -48,6 +55,11 @@ BOUNDS = {
     "undo_kernel<sgd, bf16>": (80, 0, 152),
     "undo_kernel<lion, bf16>": (72, 0, 152),
     "undo_kernel<adagrad, bf16>": (72, 0, 152),
+    "undo_kernel<adamw, 8 bits>": (80, 0, 152),
+    "undo_kernel<adam, 8 bits>": (80, 0, 152),
+    "undo_kernel<sgd, 8 bits>": (80, 0, 152),
+    "undo_kernel<lion, 8 bits>": (72, 0, 152),
+    "undo_kernel<adagrad, 8 bits>": (80, 0, 152),
     # The waiting sums of any tree: DEVICE_TREE_DEPTH times 16 bytes of a rank's elements, as fp32.
     "reduce_kernel<f32, 0>": (128, 256, 10832),
     "reduce_kernel<bf16, 0>": (128, 512, 10832),
@@ -80,9 +92,10 @@ REGISTERS, FRAME = 0x2F, 0x11
 def plain_name(symbol):
     name = re.match(r"_Z(\d+)", symbol)
     at = name.end() + int(name[1])
-    update = re.match(r"IL9optimizer(\d)EL5dtype(\d)EE", symbol[at:])
+    update = re.match(r"IL9optimizer(\d)E(?:L5dtype(\d+)E)?E", symbol[at:])
     if update:
-        return symbol[name.end():at] + f"<{OPTIMIZERS[int(update[1])]}, {DTYPES[int(update[2])]}>"
+        moments = f", {MOMENTS[int(update[2])]}" if update[2] else ""
+        return symbol[name.end():at] + f"<{OPTIMIZERS[int(update[1])]}{moments}>"
     of = re.match(r"IL5dtype(\d)ELj(\d+)EE", symbol[at:])
     return symbol[name.end():at] + (f"<{DTYPES[int(of[1])]}, {of[2]}>" if of else "")
 

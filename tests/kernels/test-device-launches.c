@@ -91,6 +91,7 @@ static void test_load(void **state)
 /* Every launch finds its kernel loaded: sim_check_loaded() */
 static void test_all_launches(void **state)
 {
+    static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_SIGNED8};
     struct device_update_range update = {0};
     struct update_scalars scalars = {0};
     struct device_position_range position = {0};
@@ -100,16 +101,16 @@ static void test_all_launches(void **state)
     uint64_t mark = 0;
     unsigned before = stream.n_launched;
 
-    for (unsigned i = 0; i < 4 * DEVICE_N_OPTIMIZERS; i++) {
+    for (unsigned i = 0; i < 6 * DEVICE_N_OPTIMIZERS; i++) {
         struct device_update_list list = {.ranges = &update,
                                           .chunks = &chunk,
                                           .scalars = &scalars,
                                           .n_chunks = 1,
-                                          .optimizer = i / 4,
-                                          .moments = {.dtype = i / 2 % 2 ? DTYPE_BF16 : DTYPE_F32}};
+                                          .optimizer = i / 6,
+                                          .moments = {.dtype = types[i / 2 % 3]}};
 
         if (i % 2 == 1)
-            list.undo = (struct device_update_undo){.marks = &mark, .tag = 1 + i, .elem_bytes = 12};
+            list.undo = (struct device_update_undo){.marks = &mark, .tag = 1 + i, .slot_bytes = 6144};
         assert_int_equal(device_update(NULL, &list), 0);
     }
     assert_true(mark != 0); /* with undo slots no more is launched */
@@ -122,7 +123,7 @@ static void test_all_launches(void **state)
         assert_int_equal((i ? device_convert_to_f32 : device_convert_from_f32)(
                              NULL, &(struct device_convert_list){.ranges = &convert, .chunks = &chunk, .n_chunks = 1}),
                          0);
-    assert_int_equal(stream.n_launched, before + 4 * DEVICE_N_OPTIMIZERS + 2 + 2); /* sums are cleared first */
+    assert_int_equal(stream.n_launched, before + 6 * DEVICE_N_OPTIMIZERS + 2 + 2); /* sums are cleared first */
 }
 
 /* Empty lists are no launch; a list of ranges without elements still gives them results. */

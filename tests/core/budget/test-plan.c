@@ -286,12 +286,13 @@ static void test_options(void **state)
 /* piece_bytes[DEVICE_N_PIECES]: what the engine has of each piece. */
 static void engine_bytes(const struct layout *layout, enum dtype moments, bool offload, uint64_t *piece_bytes)
 {
-    const struct device_plan_options options = {.layout = layout,
-                                                .stage = 2,
-                                                .n_local = 4,
-                                                .optimizer = OPTIMIZER_ADAMW,
-                                                .moments = {.m = true, .v = true, .type = {.dtype = moments}},
-                                                .offload = offload};
+    const struct device_plan_options options = {
+        .layout = layout,
+        .stage = 2,
+        .n_local = 4,
+        .optimizer = OPTIMIZER_ADAMW,
+        .moments = {.m = true, .v = true, .type = {moments, moments == DTYPE_SIGNED8}},
+        .offload = offload};
     uint64_t n_bytes = device_plan_bytes(&options), frozen[16];
     void *memory = test_calloc(1, n_bytes);
     struct device_places places[16];
@@ -314,7 +315,7 @@ static uint64_t engine_undo_bytes(const struct layout *layout, bool offload)
     return piece_bytes[DEVICE_UNDO];
 }
 
-/* 16 buckets, of which each rank owns 64 elements: in bf16, half of what arrays on GPUs are aligned to. */
+/* 16 buckets, of which each rank owns 64 elements, so that narrow moments end before the next array may begin. */
 static struct layout *make_small_buckets(void)
 {
     static const char *const names = "abcdefghijklmnop";
@@ -332,19 +333,22 @@ static struct layout *make_small_buckets(void)
     return make(decls, ARRAY_SIZE(decls), 4, n_elems);
 }
 
-/* Moments in bf16 on GPUs: the engine's own figures. */
-static void test_bf16_on_devices(void **state)
+/* Narrow moments on GPUs: the engine's own figures. */
+static void test_narrow_on_devices(void **state)
 {
+    static const enum dtype types[] = {DTYPE_BF16, DTYPE_SIGNED8};
     struct layout *layout = make_small_buckets();
-    struct plan_options options = {
-        .stage = 2, .n_moments = 2, .moments_dtype = DTYPE_BF16, .n_local_ranks = 2, .on_devices = true};
+    struct plan_options options = {.stage = 2, .n_moments = 2, .n_local_ranks = 2, .on_devices = true};
     uint64_t piece_bytes[DEVICE_N_PIECES];
     struct plan_bytes bytes;
 
     assert_int_equal(layout->n_buckets, 16);
-    engine_bytes(layout, DTYPE_BF16, false, piece_bytes);
-    plan_bytes_by_class(layout, &options, &bytes);
-    assert_int_equal(bytes.state, pages(2 * piece_bytes[DEVICE_STATE]) + 2 * piece_bytes[DEVICE_UNDO]);
+    for (size_t i = 0; i < ARRAY_SIZE(types); i++) {
+        options.moments_dtype = types[i];
+        engine_bytes(layout, types[i], false, piece_bytes);
+        plan_bytes_by_class(layout, &options, &bytes);
+        assert_int_equal(bytes.state, pages(2 * piece_bytes[DEVICE_STATE]) + 2 * piece_bytes[DEVICE_UNDO]);
+    }
     layout_free(layout);
 }
 
@@ -601,7 +605,7 @@ TEST_GROUP(plan)
         cmocka_unit_test(test_ring),
         cmocka_unit_test(test_small_ring),
         cmocka_unit_test(test_devices),
-        cmocka_unit_test(test_bf16_on_devices),
+        cmocka_unit_test(test_narrow_on_devices),
         cmocka_unit_test(test_device_pools),
         cmocka_unit_test(test_large_device_pool),
         cmocka_unit_test(test_fixed),

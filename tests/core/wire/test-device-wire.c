@@ -288,21 +288,25 @@ static struct device_places places_with(const struct layout *layout, struct mome
     return places[0];
 }
 
-/* Moments in bf16 take half of the state and of their undo slots; arrays begin at a multiple of DEVICE_ALIGN_BYTES. */
+/* Narrow moments take less of the state and of their undo slots; arrays begin at a multiple of DEVICE_ALIGN_BYTES. */
 static void test_moments(void **state)
 {
     struct layout *layout = make_layout();
-    uint64_t fp32_bytes[DEVICE_N_PIECES], bf16_bytes[DEVICE_N_PIECES];
-    struct device_places fp32, bf16;
+    uint64_t fp32_bytes[DEVICE_N_PIECES], bf16_bytes[DEVICE_N_PIECES], eight_bytes[DEVICE_N_PIECES];
+    struct device_places fp32, bf16, eight;
 
     fp32 = places_with(layout, (struct moments_type){.dtype = DTYPE_F32}, fp32_bytes);
     bf16 = places_with(layout, (struct moments_type){.dtype = DTYPE_BF16, .stochastic = true}, bf16_bytes);
+    eight = places_with(layout, (struct moments_type){.dtype = DTYPE_SIGNED8, .stochastic = true}, eight_bytes);
     assert_int_equal(fp32.exp_avg_sq - fp32.exp_avg, round_up(fp32.slice_elems * 4, DEVICE_ALIGN_BYTES));
     assert_int_equal(bf16.exp_avg_sq - bf16.exp_avg, round_up(bf16.slice_elems * 2, DEVICE_ALIGN_BYTES));
+    assert_int_equal(eight.exp_avg_sq - eight.exp_avg, round_up(eight.slice_elems / 64 * 68, DEVICE_ALIGN_BYTES));
     assert_int_equal(bf16.exp_avg_sq % DEVICE_ALIGN_BYTES, 0);
     assert_true(bf16_bytes[DEVICE_STATE] < fp32_bytes[DEVICE_STATE] / 2 + 16 * DEVICE_ALIGN_BYTES);
     assert_int_equal(bf16_bytes[DEVICE_GRADIENT], fp32_bytes[DEVICE_GRADIENT]);
     assert_true(bf16_bytes[DEVICE_UNDO] < fp32_bytes[DEVICE_UNDO]);
+    assert_true(eight_bytes[DEVICE_STATE] < bf16_bytes[DEVICE_STATE]);
+    assert_true(eight_bytes[DEVICE_UNDO] < bf16_bytes[DEVICE_UNDO]);
     layout_free(layout);
 }
 
@@ -311,7 +315,8 @@ static void test_unsound_moments(void **state)
 {
     static const struct {
         uint32_t dtype, stochastic;
-    } unsound[] = {{DTYPE_F16, 0}, {N_DTYPES, 0}, {DTYPE_BF16, 2}, {DTYPE_F32, 1}};
+    } unsound[] = {{DTYPE_F16, 0}, {N_DTYPES, 0},      {DTYPE_BF16, 2},
+                   {DTYPE_F32, 1}, {DTYPE_SIGNED8, 0}, {DTYPE_UNSIGNED8, 1}};
     struct layout *layout = make_layout();
     struct device_plan_options options = {.layout = layout, .stage = 2, .n_local = 3, .moments = {true, true}};
     struct device_plan_header *head = calloc(1, device_plan_bytes(&options));

@@ -797,19 +797,20 @@ static void check_chunk(struct gpus *gpus, uint32_t c)
     const struct device_plan *plan = &gpus->nodes[0].keep.plan;
     const struct device_places *places = &gpus->nodes[0].keep.places[param->bucket];
     uint64_t elem = param->offset_elems + chunk->start_elem, own = elem - places->slice_elems * chunk->rank;
-    size_t n_bytes = chunk->n_elems * sizeof(float), moment_bytes = dtype_size(gpus->options.moments.dtype);
+    uint64_t moment_at = dtype_bytes(gpus->options.moments.dtype, own);
+    size_t moment_bytes = dtype_bytes(gpus->options.moments.dtype, chunk->n_elems);
     const uint8_t *state = gpus_mirror(gpus, chunk->rank, DEVICE_STATE);
     uint32_t kind;
     uint64_t at = device_master(plan, gpus->nodes[0].keep.places, param->bucket, chunk->rank, &kind);
 
     compare("master", chunk->rank, c, gpus_mirror(gpus, chunk->rank, kind) + at + own * sizeof(float),
-            state_master(gpus->state, param->bucket, elem), n_bytes);
+            state_master(gpus->state, param->bucket, elem), chunk->n_elems * sizeof(float));
     if (places->exp_avg != DEVICE_NONE)
-        compare("exp_avg", chunk->rank, c, state + places->exp_avg + own * moment_bytes,
-                state_exp_avg(gpus->state, param->bucket, elem), chunk->n_elems * moment_bytes);
+        compare("exp_avg", chunk->rank, c, state + places->exp_avg + moment_at,
+                state_exp_avg(gpus->state, param->bucket, elem), moment_bytes);
     if (places->exp_avg_sq != DEVICE_NONE)
-        compare("exp_avg_sq", chunk->rank, c, state + places->exp_avg_sq + own * moment_bytes,
-                state_exp_avg_sq(gpus->state, param->bucket, elem), chunk->n_elems * moment_bytes);
+        compare("exp_avg_sq", chunk->rank, c, state + places->exp_avg_sq + moment_at,
+                state_exp_avg_sq(gpus->state, param->bucket, elem), moment_bytes);
 }
 
 /* A rank's slice of a frozen parameter in stage 3, in the mirror and in our state. Return: bytes. */
@@ -891,7 +892,7 @@ void gpus_fill_state(struct gpus *gpus)
         for (uint32_t b = 0; b < gpus->layout->n_buckets; b++) {
             const struct device_places *places = &gpus->nodes[0].keep.places[b];
             uint64_t elem = places->slice_elems * rank;
-            uint64_t moment_bytes = places->slice_elems * dtype_size(gpus->options.moments.dtype);
+            uint64_t moment_bytes = dtype_bytes(gpus->options.moments.dtype, places->slice_elems);
 
             write_array(gpus, rank, places->master, state_master(gpus->state, b, elem),
                         places->slice_elems * sizeof(float));

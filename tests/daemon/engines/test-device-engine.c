@@ -224,6 +224,9 @@ static void test_moments(void **state)
     for (unsigned stage = 2; stage <= 3; stage++)
         check_steps(&(struct gpus_options){
             .n_nodes = 1, .n_local = 2, .stage = stage, .moments = {.dtype = DTYPE_BF16, .stochastic = true}});
+    for (unsigned stage = 2; stage <= 3; stage++)
+        check_steps(&(struct gpus_options){
+            .n_nodes = 1, .n_local = 2, .stage = stage, .moments = {.dtype = DTYPE_SIGNED8, .stochastic = true}});
 }
 
 static void test_optimizers(void **state)

@@ -319,6 +319,8 @@ static void test_killed_in_updates(void **state)
     die_in_updates(&(struct gpus_options){.n_nodes = 1, .n_local = 1, .stage = 3});
     die_in_updates(
         &(struct gpus_options){.n_nodes = 1, .n_local = 1, .moments = {.dtype = DTYPE_BF16, .stochastic = true}});
+    die_in_updates(
+        &(struct gpus_options){.n_nodes = 1, .n_local = 1, .moments = {.dtype = DTYPE_SIGNED8, .stochastic = true}});
 }
 
 static void test_killed_at_groups(void **state)
@@ -473,7 +475,7 @@ static void test_what_does_not_fit(void **state)
         "nvidia-smi -c DEFAULT, or start MPS");
     check_words("compute-mode=3,mps=1,sim_load:error=cudaErrorMemoryAllocation", &patient,
                 "GPU 0: device_load_kernels: out of memory (cudaErrorMemoryAllocation)");
-    check_words("sim_load:error=cudaErrorNoKernelImageForDevice@45", &patient,
+    check_words("sim_load:error=cudaErrorNoKernelImageForDevice@55", &patient,
                 "GPU 1 has compute capability 9.0, and zerod was built for 8.x, 9.x and later: leave it out "
                 "(CUDA_VISIBLE_DEVICES), or build zerod with a CUDA that knows it");
     check_words("cuMemCreate:error=CUDA_ERROR_OUT_OF_MEMORY@2", &patient,
