@@ -277,16 +277,10 @@ static void check_checkpoint(const struct config_check *check)
 static void check_optim_bits(const struct config_check *check)
 {
     static const char bits[] = "optimizer.params.optim_bits";
-    const struct config *config = check->config;
 
-    if (!sound(check, bits) || config->optimizer.optim_bits != 8)
-        return;
-    if (sound(check, "bf16.bf16_optimizer_states") && config->bf16.optimizer_states)
+    if (sound(check, bits) && check->config->optimizer.optim_bits == 8 && sound(check, "bf16.bf16_optimizer_states") &&
+        check->config->bf16.optimizer_states)
         REFUSE(check, "bf16.bf16_optimizer_states", bits, "moments are bf16 or of 8 bits, not both");
-    if (sound(check, "device") && config->device == CONFIG_DEVICE_CUDA && !config_offloads(config))
-        REFUSE(check, bits, "device",
-               "moments on GPUs are fp32 or bf16; those of 8 bits are for device: cpu, or for "
-               "zero_optimization.offload_optimizer: {device: cpu}");
 }
 
 static void check_moments(const struct config_check *check)

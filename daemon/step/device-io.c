@@ -74,12 +74,12 @@ static bool find_slice(const struct executor *executor, uint32_t bucket, enum st
 }
 
 /* Adds moves for a range of a parameter's values, one per owner's slice. host: where the first value lies, of
- * state_dtype(). */
+ * state_dtype(). In a grouped type the range must begin where a group does, and end there or with the parameter. */
 static void add_values(const struct executor *executor, struct moves *moves, bool write, uint32_t param,
                        enum state_kind kind, uint64_t start, uint64_t n, void *host)
 {
     const struct layout_param *p = &layout_of(executor)->params[param];
-    size_t elem_bytes = dtype_size(state_dtype(executor->state, kind));
+    enum dtype dtype = state_dtype(executor->state, kind);
     uint64_t slice = layout_partition_elems(layout_of(executor), p->bucket);
     uint64_t begin = p->offset_elems + start;
 
@@ -89,9 +89,9 @@ static void add_values(const struct executor *executor, struct moves *moves, boo
 
         if (from >= to || !find_slice(executor, p->bucket, kind, rank, &move))
             continue;
-        move.offset_bytes += (from - slice * rank) * elem_bytes;
-        move.host = (uint8_t *)host + (from - begin) * elem_bytes;
-        move.n_bytes = (to - from) * elem_bytes;
+        move.offset_bytes += dtype_bytes(dtype, from - slice * rank);
+        move.host = (uint8_t *)host + dtype_bytes(dtype, from - begin);
+        move.n_bytes = dtype_bytes(dtype, to - from);
         moves_add(moves, &move);
     }
 }
@@ -157,7 +157,7 @@ static void add_bucket(const struct executor *executor, struct moves *moves, boo
                        enum state_kind kind)
 {
     uint64_t slice = layout_partition_elems(layout_of(executor), bucket);
-    uint64_t n_bytes = slice * dtype_size(state_dtype(executor->state, kind));
+    uint64_t n_bytes = dtype_bytes(state_dtype(executor->state, kind), slice);
 
     if (kind == STATE_MASTER && layout_of(executor)->buckets[bucket].dtype == DTYPE_F32 && !executor->gathers)
         return;
@@ -542,7 +542,7 @@ int device_read(struct executor *executor, uint32_t param, enum state_kind kind,
         io->n_elems = device_find_owned(executor, param, &start);
     io->dst = dst + start;
     io->dtype = dtype;
-    make_bytes(io, io->n_elems * dtype_size(dtype));
+    make_bytes(io, dtype_bytes(dtype, io->n_elems));
     if (p->trainable)
         add_values(executor, &io->moves, false, param, kind, start, io->n_elems, io->bytes);
     else if (executor->gathers)

@@ -154,14 +154,11 @@ int device_make(struct executor **out, const struct executor_ops *ops, const str
 {
     const struct config *config = options->config;
     struct device_executor *device = calloc(1, sizeof(*device));
-    struct optimizer_moments moments = config_moments(config);
     struct executor *executor;
     int r;
 
     if (!device)
         return -ENOMEM;
-    if (dtype_is_grouped(moments.type.dtype))
-        moments.type = (struct moments_type){0}; /* they are in host memory, and the engine does not know the type */
     *out = executor = &device->base;
     device->landing = SEGMENT_NULL;
     executor_set_up(executor, ops, options);
@@ -178,7 +175,7 @@ int device_make(struct executor **out, const struct executor_ops *ops, const str
                      .first_local = executor->first_rank,
                      .n_local = executor->n_local,
                      .optimizer = config->optimizer.type,
-                     .moments = moments,
+                     .moments = config_moments(config),
                      .deterministic = config->deterministic,
                      .offload = config_offloads(config),
                      .ring_bytes = executor->ring_bytes,

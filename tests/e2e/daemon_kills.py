@@ -127,7 +127,7 @@ class Plan:
         if self.optimizer == "Muon" and self.device:
             self.optimizer = "AdamW"
         self.config["optimizer"], self.moments = kills.OPTIMIZERS[self.optimizer]
-        self.state = rng.choice(("fp32", *(s for s in kills.STATES if self.device != "cuda" or s not in kills.NOT_ON_GPUS)))
+        self.state = rng.choice(("fp32", *kills.STATES))
         self.config = merge(self.config, kills.STATES[self.state])
         self.saves = rng.random() < 0.7
         if self.saves:

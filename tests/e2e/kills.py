@@ -219,7 +219,6 @@ STATES = {
     "stochastic": {"bf16": {"bf16_optimizer_states": True, "stochastic_rounding": True}},
     "8 bits": {"optimizer": {"params": {"optim_bits": 8}}},
 }
-NOT_ON_GPUS = ("8 bits",)
 
 
 class References:

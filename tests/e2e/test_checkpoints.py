@@ -52,7 +52,7 @@ def train(daemon, world, n_steps, args=()):
 
 
 @pytest.mark.parametrize("stage, device, state", [
-    (1, "", "fp32"), (2, "", "8 bits"), (3, "", "fp32"), (2, "cuda", "stochastic"),
+    (1, "", "fp32"), (2, "", "8 bits"), (3, "", "fp32"), (2, "cuda", "stochastic"), (3, "cuda", "8 bits"),
     *full((1, "cuda", "bf16 moments"), (2, "cuda", "fp32"), (3, "cuda", "fp32"), (3, "cuda", "stochastic"),
           (3, "cuda-offload", "8 bits"))])
 def test_go_on_as_if_nothing_had_been(start, tmp_path, references, monkeypatch, stage, device, state):

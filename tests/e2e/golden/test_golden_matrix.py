@@ -52,7 +52,6 @@ def device_config(place):
                          list(rows()))
 def test_bits(place, optimizer, where, stage, world, bucket_elems, threads, order, in_place, isa, weights, moments):
     world = min(world, MOST_GPUS) if where.startswith("gpus") else world
-    moments = "bf16" if (where, moments) == ("gpus", "8bit") else moments  # there are none on GPUs
     case, runner = make_case(world, optimizer, moments=moments), place(where)
     if where == "core":
         rng, isas = random.Random(isa), runner.isas
