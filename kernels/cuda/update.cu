@@ -522,8 +522,8 @@ DEVICE_FN struct rounded_moments group8_step(const struct update_job &job, uint3
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {
         const uint32_t draw = rounding_draw(job.k.rounding_key, static_cast<uint32_t>(first + k));
-        const struct element e = step(
-            {q->p.x[k], quad8_value<DTYPE_SIGNED8>(q->m, k), quad8_value<DTYPE_UNSIGNED8>(q->v, k)}, q->acc.x[k], &job.k);
+        const float m = quad8_value<DTYPE_SIGNED8>(q->m, k), v = quad8_value<DTYPE_UNSIGNED8>(q->v, k);
+        const struct element e = step({q->p.x[k], m, v}, q->acc.x[k], &job.k);
 
         q->p.x[k] = e.p;
         round8<DTYPE_SIGNED8>(&out.m, k, e.m, draw, i);
@@ -627,8 +627,8 @@ struct with_slots {
 };
 
 /*
- * As update_groups(), with a phase more: a moment is stored when its group's exponent is known. Warps wait for each other
- * only at marks. shared: as job_from_chunk() makes it.
+ * As update_groups(), with a phase more: a moment is stored when its group's exponent is known. Warps wait for each
+ * other only at marks. shared: as job_from_chunk() makes it.
  */
 template <step_fn *step, unsigned arrays, typename saving>
 DEVICE_FN void update_groups8(const struct update_job &shared, const saving &how, uint32_t n_groups)
