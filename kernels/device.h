@@ -250,6 +250,24 @@ struct device_update_list {
 
 int device_update(struct CUstream_st *stream, const struct device_update_list *list);
 
+/* ---- Muon: how muon_orthogonalize() of muon.h begins, on the device ---------------------------------------- */
+
+enum {
+    DEVICE_NORM_SUMS = 1024, /* blocks of a launch, at most; picked, not measured */
+};
+
+/* x = matrix / max(Frobenius norm, eps). The arrays do not overlap. */
+struct device_normalize {
+    float *x;
+    const float *matrix;
+    double *sums; /* DEVICE_NORM_SUMS, in device memory; they are written before they are read */
+    uint64_t n_elems;
+    double eps;
+};
+
+/* Two launches. The bits depend neither on the device nor on the addresses. */
+int device_normalize(struct CUstream_st *stream, const struct device_normalize *list);
+
 /* ---- conversion: convert.h on the device ----------------------------------------------------------------- */
 
 struct device_convert_range {

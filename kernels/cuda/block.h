@@ -288,6 +288,7 @@ static int load_kernels(void (*kernel)(list_type list), more_types... more)
 /* Those of one file each; device_load_kernels() calls them all. */
 int load_clear(void);
 int load_convert(void);
+int load_muon(void);
 int load_reduce(void);
 int load_update(void);
 int load_words(void);

@@ -6,7 +6,7 @@
 
 int device_load_kernels(void)
 {
-    int (*const files[])(void) = {load_clear, load_convert, load_reduce, load_update, load_words};
+    int (*const files[])(void) = {load_clear, load_convert, load_muon, load_reduce, load_update, load_words};
     int r = 0;
 
     for (unsigned i = 0; i < sizeof(files) / sizeof(files[0]) && r == 0; i++)

@@ -27,6 +27,8 @@ BOUNDS = {
     "to_f32_kernel": (40, 0, 0),
     "from_f32_kernel": (40, 0, 0),
     "position_kernel": (48, 0, 4096),
+    "norm_kernel": (40, 0, 1024),
+    "normalize_kernel": (48, 0, 1024),
     "update_kernel<adamw, f32>": (64, 0, 0),
     "update_kernel<adam, f32>": (64, 0, 0),
     "update_kernel<sgd, f32>": (48, 0, 0),

@@ -1140,6 +1140,98 @@ static void test_convert(void **state)
     }
 }
 
+/* ---- Muon: the division by the norm ------------------------------------------------------------------------ */
+
+static void normalize(struct array *x, const struct array *matrix, double eps, bool backwards)
+{
+    struct array sums = array_new(DEVICE_NORM_SUMS * sizeof(double), 0, true);
+    const struct device_normalize list = {.x = (float *)(void *)x->data,
+                                          .matrix = (const float *)(const void *)matrix->data,
+                                          .sums = (double *)(void *)sums.data,
+                                          .n_elems = matrix->n_bytes / sizeof(float),
+                                          .eps = eps};
+
+    device_order(backwards);
+    assert_int_equal(device_normalize(NULL, &list), 0);
+    assert_int_equal(device_finish(), 0);
+    device_order(false);
+    assert_guarded(&sums);
+    array_free(&sums);
+}
+
+/* Sums of whole numbers have the same bits in any order. */
+static void fill_matrix(struct array *matrix, bool whole_numbers, float scale, uint64_t *seed)
+{
+    float *elems = (float *)(void *)matrix->data;
+
+    for (size_t i = 0; i < matrix->n_bytes / sizeof(float); i++)
+        elems[i] = scale * (whole_numbers ? (float)((int)(next(seed) % 64) - 32) : value_of(VALUES_USUAL, next(seed)));
+}
+
+static void expect_normalized(struct array *x, const struct array *matrix, double eps)
+{
+    const float *elems = (const float *)(const void *)matrix->data;
+    float *quotients = (float *)(void *)x->data;
+    double sum = 0;
+
+    for (size_t i = 0; i < matrix->n_bytes / sizeof(float); i++)
+        sum += (double)elems[i] * (double)elems[i];
+    for (size_t i = 0; i < matrix->n_bytes / sizeof(float); i++)
+        quotients[i] = elems[i] / (float)fmax(sqrt(sum), eps);
+}
+
+static void assert_near(const struct array *array, const struct array *expected)
+{
+    const float *a = (const float *)(const void *)array->data, *b = (const float *)(const void *)expected->data;
+
+    for (size_t i = 0; i < array->n_bytes / sizeof(float); i++)
+        assert_true(fabsf(a[i] - b[i]) <= 2e-7f * fabsf(b[i]));
+}
+
+static void check_normalize(size_t n_elems, bool whole_numbers, float scale, double eps, uint64_t *seed)
+{
+    static const size_t shifts[][2] = {{0, 0}, {4, 0}, {0, 8}, {12, 12}};
+    struct array matrix = array_new(n_elems * sizeof(float), 0, false), x = array_new(matrix.n_bytes, 0, true);
+    struct array expected = array_copy(&x);
+
+    fill_matrix(&matrix, whole_numbers, scale, seed);
+    expect_normalized(&expected, &matrix, eps);
+    normalize(&x, &matrix, eps, false);
+    if (whole_numbers)
+        assert_same_bytes(&x, &expected);
+    else
+        assert_near(&x, &expected);
+    /* The bits depend neither on the order of blocks nor on the addresses. */
+    for (size_t i = 0; i < 2 * ARRAY_SIZE(shifts); i++) {
+        struct array from = array_new(matrix.n_bytes, shifts[i / 2][0], false);
+        struct array to = array_new(matrix.n_bytes, shifts[i / 2][1], true);
+
+        memcpy(from.data, matrix.data, matrix.n_bytes);
+        normalize(&to, &from, eps, i % 2);
+        assert_same_bytes(&to, &x);
+        array_free(&from);
+        array_free(&to);
+    }
+    array_free(&matrix);
+    array_free(&x);
+    array_free(&expected);
+}
+
+static void test_normalize(void **state)
+{
+    static const size_t numbers[] = {1, 3, 4, 7, 511, 513, 2047, 2048, 2049, 40001};
+    uint64_t seed = 1;
+
+    for (size_t i = 0; i < ARRAY_SIZE(numbers); i++) {
+        check_normalize(numbers[i], true, 1, 1e-8, &seed);
+        check_normalize(numbers[i], false, 1, 1e-8, &seed);
+        check_normalize(numbers[i], true, 0x1p-60f, 1e-8, &seed); /* the norm is below eps */
+        check_normalize(numbers[i], true, 0, 1e-8, &seed);
+    }
+    /* More tiles of 2048 than DEVICE_NORM_SUMS. */
+    check_normalize(2048 * DEVICE_NORM_SUMS + 2050, true, 1, 1e-8, &seed);
+}
+
 static void test_load(void **state)
 {
     assert_int_equal(device_load_kernels(), 0);
@@ -1153,7 +1245,7 @@ int main(void)
         cmocka_unit_test(test_update),         cmocka_unit_test(test_convert),
         cmocka_unit_test(test_load),           cmocka_unit_test(test_update_with_slots),
         cmocka_unit_test(test_killed_updates), cmocka_unit_test(test_killed_updates_of_many_chunks),
-        cmocka_unit_test(test_updates_again),
+        cmocka_unit_test(test_updates_again),  cmocka_unit_test(test_normalize),
     };
 
     if (!device_open())

@@ -98,6 +98,8 @@ static void test_all_launches(void **state)
     struct device_convert_range convert = {0};
     struct device_chunk chunk = {0, 0};
     struct position_sum sum;
+    float matrix = 3, x = 0;
+    double norm_sum;
     uint64_t mark = 0;
     unsigned before = stream.n_launched;
 
@@ -124,6 +126,11 @@ static void test_all_launches(void **state)
                              NULL, &(struct device_convert_list){.ranges = &convert, .chunks = &chunk, .n_chunks = 1}),
                          0);
     assert_int_equal(stream.n_launched, before + 6 * DEVICE_N_OPTIMIZERS + 2 + 2); /* sums are cleared first */
+    assert_int_equal(
+        device_normalize(NULL, &(struct device_normalize){.x = &x, .matrix = &matrix, .sums = &norm_sum, .n_elems = 1}),
+        0);
+    assert_true(x == 1);
+    assert_int_equal(stream.n_launched, before + 6 * DEVICE_N_OPTIMIZERS + 2 + 2 + 2);
 }
 
 /* Empty lists are no launch; a list of ranges without elements still gives them results. */
@@ -148,6 +155,7 @@ static void test_empty(void **state)
         assert_int_equal(device_update(NULL, &(struct device_update_list){.optimizer = i}), 0);
     assert_int_equal(device_convert_to_f32(NULL, &(struct device_convert_list){0}), 0);
     assert_int_equal(device_convert_from_f32(NULL, &(struct device_convert_list){0}), 0);
+    assert_int_equal(device_normalize(NULL, &(struct device_normalize){0}), 0);
     assert_int_equal(stream.n_launched, before);
 
     memset(&squares, 0xee, sizeof(squares));
