@@ -164,6 +164,8 @@ static void set_up(struct nccl_engine *engine, const struct device_setup *setup)
         engine_fail(engine, "inputs of %" PRIu64 " bytes or results of %" PRIu64 " are too small for the plan",
                     setup->inputs_bytes, setup->results_bytes);
     open_gpus(engine);
+    if (engine->plan.head->optimizer == OPTIMIZER_MUON)
+        muon_prepare(engine);
     inputs = memory_map(engine, fds[1], setup->inputs_bytes);
     results = memory_map(engine, fds[2], setup->results_bytes);
     device_inputs_open(&engine->plan, inputs, &engine->inputs);

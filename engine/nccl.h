@@ -22,6 +22,7 @@
  *   nccl-engine.c    reports, errors, streams
  *   nccl-sizes.c     what a lane needs at most
  *   nccl-memory.c    pieces, lanes, undo
+ *   nccl-muon.c      matrices of Muon; orthogonalize.c and cublas.c stand below it and know no engine
  *   nccl-collect.c   communicators
  *   nccl-fetch.c     fetches of parameters (stage 3)
  *   nccl-reduce.c    reductions
@@ -42,6 +43,7 @@
 #include "core/wire/frame.h"
 #include "core/wire/progress.h"
 #include "core/wire/wire-arena.h"
+#include "engine/orthogonalize.h"
 #include "kernels/device.h"
 
 /* A piece of device memory, mapped on its GPU. */
@@ -87,6 +89,7 @@ struct nccl_gpu {
     cudaStream_t main, comm;
     cudaEvent_t main_event, comm_event;
     ncclComm_t communicator;
+    struct orthogonalizer orthogonalizer; /* of the main stream; only for Muon */
     bool has_memory;
     uint8_t *marks;            /* of engine->results, as the device knows it; never read here */
     struct device_words words; /* which words_write() will put on the main stream */
@@ -229,6 +232,23 @@ void undo_forget(struct nccl_engine *engine, unsigned lane);
  * its own, and the tags of another daemon begin anew; the step that it makes stays the same, and no other has it.
  */
 struct device_update_undo undo_of_update(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t step);
+
+/* nccl-muon.c */
+
+/* Loads cuBLAS and opens it on all GPUs. Part of the setup, because the driver may wait until a GPU is idle. */
+void muon_prepare(struct nccl_engine *engine);
+/*
+ * Makes cuBLAS load its code for a shape, with a matrix of zeroes on the main stream. Part of the setup, too. scratch:
+ * as for muon_orthogonalize_on().
+ */
+void muon_warm(struct nccl_engine *engine, struct nccl_gpu *gpu, struct muon_shape shape, float *scratch);
+/*
+ * Puts the orthogonalisation of a matrix on the main stream. The GPU is in use (engine_use()). hyper: ns_steps,
+ * ns_coefficients and eps are read. scratch: muon_scratch_elems(shape) elements at a multiple of 64 bytes; nothing else
+ * may use them until the stream has passed. Return: where the result will be, in the scratch memory.
+ */
+const float *muon_orthogonalize_on(struct nccl_engine *engine, struct nccl_gpu *gpu, struct muon_shape shape,
+                                   const float *matrix, const struct hyper *hyper, float *scratch);
 
 /* nccl-collect.c */
 

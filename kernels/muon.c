@@ -26,6 +26,14 @@ uint64_t muon_scratch_elems(struct muon_shape shape)
     return 2 * (align(shape.rows * shape.cols) + align(side * side));
 }
 
+struct muon_scratch muon_divide_scratch(struct muon_shape shape, float *scratch)
+{
+    const uint64_t n = align(shape.rows * shape.cols), n_square = align(shorter(shape) * shorter(shape));
+    float *gram = scratch + 2 * n;
+
+    return (struct muon_scratch){.x = scratch, .next = scratch + n, .gram = gram, .polynomial = gram + n_square};
+}
+
 /* An iteration has two products of a matrix with its transpose, of which half is computed, and one whole product. */
 double muon_flops(struct muon_shape shape, unsigned ns_steps)
 {
@@ -144,19 +152,20 @@ const float *muon_orthogonalize(const struct gemm *gemm, struct muon_shape shape
                                 const struct hyper *hyper, float *scratch, const struct muon_parts *parts)
 {
     const struct products p = {gemm, (int)shape.rows, (int)shape.cols, (int)shorter(shape), parts};
-    const uint64_t n = shape.rows * shape.cols, n_square = shorter(shape) * shorter(shape);
-    float *x = scratch, *next = x + align(n), *gram = next + align(n), *polynomial = gram + align(n_square), *last;
+    const struct muon_scratch s = muon_divide_scratch(shape, scratch);
+    const uint64_t n = shape.rows * shape.cols;
+    float *x = s.x, *next = s.next, *last;
     const float divisor = (float)fmax(norm(matrix, n), hyper->eps);
 
     for (uint64_t i = 0; i < n; i++)
         x[i] = matrix[i] / divisor;
     for (unsigned i = 0; i < hyper->ns_steps; i++) {
         if (p.rows <= p.cols)
-            multiply_by_transpose(&p, false, p.cols, 1, x, p.cols, 0, gram);
+            multiply_by_transpose(&p, false, p.cols, 1, x, p.cols, 0, s.gram);
         else
-            multiply_by_transpose(&p, true, p.rows, 1, x, p.cols, 0, gram);
-        make_polynomial(&p, polynomial, gram, hyper->ns_coefficients);
-        apply(&p, polynomial, x, next);
+            multiply_by_transpose(&p, true, p.rows, 1, x, p.cols, 0, s.gram);
+        make_polynomial(&p, s.polynomial, s.gram, hyper->ns_coefficients);
+        apply(&p, s.polynomial, x, next);
         last = x;
         x = next;
         next = last;

@@ -32,6 +32,14 @@ struct muon_parts {
 /* Elements of the scratch memory that a matrix needs: two of its size, and two squares of its shorter side. */
 uint64_t muon_scratch_elems(struct muon_shape shape);
 
+/* The parts of a scratch memory, each at a multiple of 64 bytes. */
+struct muon_scratch {
+    float *x, *next;          /* of the matrix's size */
+    float *gram, *polynomial; /* squares */
+};
+
+struct muon_scratch muon_divide_scratch(struct muon_shape shape, float *scratch);
+
 /* Floating-point operations of the products of one matrix in one step. */
 double muon_flops(struct muon_shape shape, unsigned ns_steps);
 

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* cuBLAS, loaded at run time. */
+
+#include "engine/cublas.h"
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The functions are the same in both. A driver may know the CUDA of this build and no later one. */
+static const char *const names[] = {CUDART_VERSION < 13000 ? "libcublas.so.12" : "libcublas.so.13",
+                                    CUDART_VERSION < 13000 ? "libcublas.so.13" : "libcublas.so.12"};
+
+/* Return: whether the library has it. address: of a pointer to a function. */
+static bool find(void *library, const char *name, void *address)
+{
+    void *symbol = dlsym(library, name);
+
+    memcpy(address, &symbol, sizeof(symbol));
+    return symbol != NULL;
+}
+
+static bool find_all(void *library, struct cublas *cublas)
+{
+    return find(library, "cublasCreate_v2", &cublas->create) && find(library, "cublasDestroy_v2", &cublas->destroy) &&
+           find(library, "cublasGetVersion_v2", &cublas->get_version) &&
+           find(library, "cublasSetStream_v2", &cublas->set_stream) &&
+           find(library, "cublasSetWorkspace_v2", &cublas->set_workspace) &&
+           find(library, "cublasSetMathMode", &cublas->set_math_mode) &&
+           find(library, "cublasSetAtomicsMode", &cublas->set_atomics_mode) &&
+           find(library, "cublasSgemm_v2", &cublas->sgemm) &&
+           find(library, "cublasGetStatusString", &cublas->get_status_string);
+}
+
+int cublas_load(const struct cublas **out, char *err, size_t err_size)
+{
+    static struct cublas loaded;
+    struct cublas cublas;
+    void *library;
+
+    *out = &loaded;
+    for (size_t i = 0; !loaded.create && i < sizeof(names) / sizeof(names[0]); i++) {
+        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        if (library && find_all(library, &cublas)) {
+            loaded = cublas;
+            break;
+        }
+        if (i == 0)
+            snprintf(err, err_size, "Muon on GPUs needs cuBLAS (libcublas.so.13 or .12; PyPI: nvidia-cublas): %s%s",
+                     library ? names[i] : dlerror(), library ? " is another library" : "");
+        if (library)
+            dlclose(library);
+    }
+    return loaded.create ? 0 : -ENOENT;
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * muon_orthogonalize() of kernels/muon.h on a GPU. It is put on one stream, and the caller does not wait for it. But
+ * cuBLAS loads the code of a product when it is first called for, and the driver may then wait until the device is
+ * idle. orthogonalizer_warm() makes cuBLAS load the code of a shape early.
+ *
+ * The functions are for a thread whose current device is the stream's. An error leaves a sentence in err.
+ */
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/cublas.h"
+#include "kernels/device.h"
+#include "kernels/muon.h"
+
+/* Of one stream. Its memory is freed with the process. */
+struct orthogonalizer {
+    const struct cublas *cublas;
+    struct cublasContext *handle;
+    cudaStream_t stream;
+    void *workspace; /* cuBLAS's */
+    double *sums;    /* of device_normalize() */
+};
+
+/* Device memory that orthogonalizer_open() allocates. cuBLAS itself allocates more. */
+#define ORTHOGONALIZER_BYTES (CUBLAS_WORKSPACE_BYTES + DEVICE_NORM_SUMS * sizeof(double))
+
+/* Makes the handle and its memory, for which the driver may wait until the device is idle. */
+bool orthogonalizer_open(struct orthogonalizer *o, const struct cublas *cublas, cudaStream_t stream, char *err,
+                         size_t err_size);
+
+/* Orthogonalises a matrix of zeroes, in one iteration. scratch: as for orthogonalize(). */
+bool orthogonalizer_warm(const struct orthogonalizer *o, struct muon_shape shape, float *scratch, char *err,
+                         size_t err_size);
+
+/*
+ * Orthogonalises a matrix, which lies row after row in device memory. hyper: ns_steps, ns_coefficients and eps are
+ * read. scratch: muon_scratch_elems() elements of device memory, at a multiple of 64 bytes.
+ * Return: the result, rows x cols, in the scratch memory; NULL: error.
+ */
+const float *orthogonalize(const struct orthogonalizer *o, struct muon_shape shape, const float *matrix,
+                           const struct hyper *hyper, float *scratch, char *err, size_t err_size);
