@@ -16,7 +16,9 @@ static _Thread_local cudaError_t last_error;
 
 /* ---- names ---------------------------------------------------------------------------------------------- */
 
-enum { FAMILY_RUNTIME, FAMILY_DRIVER, FAMILY_NCCL };
+enum { FAMILY_RUNTIME, FAMILY_DRIVER, FAMILY_NCCL, FAMILY_CUBLAS };
+
+enum { CUBLAS_EXECUTION_FAILED = 13 };
 
 struct name {
     const char *name;
@@ -92,6 +94,16 @@ static const struct name nccl_errors[] = {
     {"ncclInProgress", ncclInProgress, "NCCL operation in progress"},
 };
 
+static const struct name cublas_errors[] = {
+    {"CUBLAS_STATUS_NOT_INITIALIZED", 1, "the library was not initialized"},
+    {"CUBLAS_STATUS_ALLOC_FAILED", 3, "the resource allocation failed"},
+    {"CUBLAS_STATUS_INVALID_VALUE", 7, "an unsupported value or parameter was passed to the function"},
+    {"CUBLAS_STATUS_ARCH_MISMATCH", 8, "the function requires an architectural feature absent from the device"},
+    {"CUBLAS_STATUS_EXECUTION_FAILED", CUBLAS_EXECUTION_FAILED, "the function failed to launch on the GPU"},
+    {"CUBLAS_STATUS_INTERNAL_ERROR", 14, "an internal operation failed"},
+    {"CUBLAS_STATUS_NOT_SUPPORTED", 15, "the requested functionality is not supported"},
+};
+
 /* The entries in which a fault can be ordered. starts: the call starts an operation that ends later. */
 static const struct entry {
     const char *name;
@@ -160,6 +172,14 @@ static const struct entry {
     {"ncclAllGather", FAMILY_NCCL, true},
     {"ncclSend", FAMILY_NCCL, true},
     {"ncclRecv", FAMILY_NCCL, true},
+    {"cublasCreate_v2", FAMILY_CUBLAS, false},
+    {"cublasDestroy_v2", FAMILY_CUBLAS, false},
+    {"cublasGetVersion_v2", FAMILY_CUBLAS, false},
+    {"cublasSetStream_v2", FAMILY_CUBLAS, false},
+    {"cublasSetWorkspace_v2", FAMILY_CUBLAS, false},
+    {"cublasSetMathMode", FAMILY_CUBLAS, false},
+    {"cublasSetAtomicsMode", FAMILY_CUBLAS, false},
+    {"cublasSgemm_v2", FAMILY_CUBLAS, true},
 };
 
 static uint64_t n_calls[ARRAY_SIZE(entries)];
@@ -223,6 +243,13 @@ const char *ncclGetErrorString(ncclResult_t result)
     return name ? name->text : "unknown result code";
 }
 
+const char *sim_cublas_text(int status)
+{
+    const struct name *name = find_value(cublas_errors, ARRAY_SIZE(cublas_errors), status);
+
+    return name ? name->text : status == 0 ? "success" : "unknown status";
+}
+
 /* ---- the end -------------------------------------------------------------------------------------------- */
 
 _Noreturn void sim_die(const char *entry, const char *format, ...)
@@ -254,10 +281,12 @@ static bool parse_error(const struct entry *entry, bool async, const char *name,
 {
     const struct name *found = NULL;
 
-    if (entry->family == FAMILY_RUNTIME)
+    if (entry->family == FAMILY_RUNTIME || (entry->family == FAMILY_CUBLAS && async))
         found = find_name(runtime_errors, ARRAY_SIZE(runtime_errors), name);
     else if (entry->family == FAMILY_DRIVER)
         found = find_name(driver_errors, ARRAY_SIZE(driver_errors), name);
+    else if (entry->family == FAMILY_CUBLAS)
+        found = find_name(cublas_errors, ARRAY_SIZE(cublas_errors), name);
     else
         found = find_name(nccl_errors, ARRAY_SIZE(nccl_errors), name);
     if (!found || found->value == 0 || (async && !entry->starts))
@@ -465,6 +494,8 @@ int sim_enter(const char *entry, struct injected *injected)
         return what.error;
     if (sim.sticky == cudaSuccess)
         return 0;
+    if (entries[index].family == FAMILY_CUBLAS)
+        return CUBLAS_EXECUTION_FAILED;
     return entries[index].family == FAMILY_NCCL ? (int)ncclUnhandledCudaError : (int)sim.sticky;
 }
 
@@ -486,6 +517,12 @@ ncclResult_t sim_leave_nccl(ncclResult_t result)
 {
     pthread_mutex_unlock(&sim.lock);
     return result;
+}
+
+int sim_leave_cublas(int status)
+{
+    pthread_mutex_unlock(&sim.lock);
+    return status;
 }
 
 cudaError_t cudaPeekAtLastError(void)

@@ -54,7 +54,8 @@ void device_wake(int device)
 
 static void op_free(struct op *op)
 {
-    span_drop(&op->read);
+    for (unsigned i = 0; i < OP_MAX_READS; i++)
+        span_drop(&op->reads[i]);
     if (op->free_args)
         op->free_args(op->args);
     free(op);
@@ -80,7 +81,7 @@ static void start(struct device *device, struct op *op, int64_t now)
     op->started = true;
     op->end_ns = now + op->injected.delay_ns + (timed ? device_delay_ns(device) : 0);
     pthread_mutex_unlock(&sim.lock);
-    spans_start(op->entry, &op->read, 1, &op->write, 1);
+    spans_start(op->entry, op->reads, OP_MAX_READS, &op->write, 1);
     pthread_mutex_lock(&sim.lock);
 }
 
@@ -95,9 +96,9 @@ static void record(struct event_page *page, uint64_t number)
 static void finish(struct op *op)
 {
     pthread_mutex_unlock(&sim.lock);
-    spans_check(op->entry, &op->read, 1, &op->write, 1);
+    spans_check(op->entry, op->reads, OP_MAX_READS, &op->write, 1);
     if (op->kind == OP_COPY && op->write.n_bytes > 0)
-        memcpy(op->write.at, op->read.data, op->write.n_bytes);
+        memcpy(op->write.at, op->reads[0].data, op->write.n_bytes);
     else if (op->kind == OP_SET && op->write.n_bytes > 0)
         memset(op->write.at, op->value, op->write.n_bytes);
     else if (op->kind == OP_KERNEL) {
@@ -242,13 +243,20 @@ void device_check_idle(const char *entry)
                     sim_streams.streams[i]->head->entry);
 }
 
+static bool op_uses(const struct op *op, const void *at, size_t n_bytes)
+{
+    for (unsigned i = 0; i < OP_MAX_READS; i++)
+        if (memory_overlap(at, n_bytes, op->reads[i].at, op->reads[i].n_bytes))
+            return true;
+    return memory_overlap(at, n_bytes, op->write.at, op->write.n_bytes) ||
+           memory_overlap(at, n_bytes, op->at, op->kind == OP_VALUE ? sizeof(*op->at) : 0);
+}
+
 void device_check_unused(const char *entry, const void *at, size_t n_bytes)
 {
     for (size_t i = 0; i < sim_streams.n; i++)
         for (const struct op *op = sim_streams.streams[i]->head; op; op = op->next)
-            if (memory_overlap(at, n_bytes, op->read.at, op->read.n_bytes) ||
-                memory_overlap(at, n_bytes, op->write.at, op->write.n_bytes) ||
-                memory_overlap(at, n_bytes, op->at, op->kind == OP_VALUE ? sizeof(*op->at) : 0))
+            if (op_uses(op, at, n_bytes))
                 sim_die(entry, "%s on a stream still uses this memory", op->entry);
     launches_check_unused(entry, at, n_bytes);
 }

@@ -7,7 +7,8 @@
  *
  * Order of files, each using the ones before it: control (environment, wrong uses, errors), memory (regions and their
  * devices), device (threads and operations), stream (streams, events, copies, launches), driver (the driver's names for
- * these, contexts), wire (a communicator's connections), comm (its life), launch (groups and their operations).
+ * these, contexts), wire (a communicator's connections), comm (its life), launch (groups and their operations). cublas
+ * is a library of its own, and finds what it uses of the program by cublas.list.
  *
  * The lock is held while a function of this file is called, unless it says otherwise. A device's thread releases it
  * only to access memory of the program and to run kernels. Handles are never freed, so that a use after their end is
@@ -33,6 +34,7 @@ enum {
     SIM_MAX_DEVICES = 16,
     SIM_MAX_KERNELS = 64,
     SIM_MAX_INJECTIONS = 32,
+    OP_MAX_READS = 3,
     SIM_NS_PER_US = 1000,
     SIM_NS_PER_MS = 1000000
 };
@@ -95,6 +97,9 @@ int sim_enter_anyway(const char *entry);
 cudaError_t sim_leave(cudaError_t error); /* keeps it as the thread's last */
 CUresult sim_leave_driver(CUresult error);
 ncclResult_t sim_leave_nccl(ncclResult_t result);
+int sim_leave_cublas(int status);
+
+const char *sim_cublas_text(int status); /* any time, no lock */
 
 const char *sim_error_name(int error, bool nccl);
 
@@ -156,7 +161,7 @@ struct op {
     struct injected injected;
     bool started;
     int64_t end_ns;
-    struct span read, write;
+    struct span reads[OP_MAX_READS], write;
     int value; /* OP_SET */
     void (*run)(void *args);
     void (*free_args)(void *args);

@@ -44,6 +44,14 @@
  * one of this process aborts, no rank is told, as over peer-to-peer memory. ncclSend() ends when the other side has
  * received.
  *
+ * cuBLAS is a shared library, libcublas.so.13 (cublas.c), because the engine opens it at run time. Its products are
+ * operations of their own kind: their memory is known, as a copy's is, and their sums are in double. Also wrong uses:
+ *   - a product without a stream, without a workspace of at least 16 KiB, or in another math mode than
+ *     CUBLAS_PEDANTIC_MATH; cublasSetStream() takes the workspace away, as cuBLAS does;
+ *   - a handle after its end, or with a stream or a current device that is not of its device;
+ *   - a leading dimension that is too small, a result that overlaps an operand, host memory;
+ *   - never-blocks: cublasCreate() and cublasDestroy() while work is on any stream.
+ *
  * The environment, read at the first call:
  *
  *     ZEROD_SIM=item[,item...]
@@ -64,10 +72,11 @@
  *     never-blocks    wrong uses are also: waiting for a stream or event, and, while work is on any stream, to
  * allocate, free, map, unmap or register memory, for which CUDA may wait until the device is idle
  *
- *     ENTRY:error=NAME[@n]   the call returns it: cudaErrorX, CUDA_ERROR_X, or ncclX
- *     ENTRY:async=NAME[@n]   of cudaMemcpyAsync, cudaMemsetAsync, sim_launch: the operation fails when it runs, and the
- *                            error sticks to the process, as after a kernel's wild pointer; of the collectives,
- *                            ncclSend, ncclRecv and ncclCommInitRankConfig: the communicator's asynchronous error
+ *     ENTRY:error=NAME[@n]   the call returns it: cudaErrorX, CUDA_ERROR_X, ncclX, or CUBLAS_STATUS_X
+ *     ENTRY:async=NAME[@n]   of cudaMemcpyAsync, cudaMemsetAsync, sim_launch, and of cublasSgemm_v2 with a cudaErrorX:
+ *                            the operation fails when it runs, and the error sticks to the process, as after a kernel's
+ *                            wild pointer; of the collectives, ncclSend, ncclRecv and ncclCommInitRankConfig: the
+ *                            communicator's asynchronous error
  *     ENTRY:hang[@n]         the operation that the call starts never ends; if it starts none, the call never returns
  *     ENTRY:delay=MS[@n]     the operation, or the call if it starts none, takes so much longer
  *     ENTRY:kill[@n]         SIGKILL at the call
@@ -85,6 +94,7 @@
  *   - MPS and EXCLUSIVE_PROCESS are answers and no behaviour. Neither users nor namespaces keep processes apart: what
  *     processes share are descriptors, which only a socket hands over.
  *   - Registered memory has the host's address on devices, as with CUDA where all devices can use that.
+ *   - cuBLAS may wait for the device when it loads the code of a product; no call of the stand-in's does.
  *   - Set-up calls take no longer beside a busy device; never-blocks says instead that they must not come there.
  *
  * Any thread. After fork() a child of a process that has used the stand-ins gets cudaErrorInitializationError.

@@ -265,7 +265,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count, enum cudaM
     if (memory_overlap(dst, count, src, count))
         sim_die(entry, "source and destination overlap");
     op = op_new(entry, OP_COPY, &injected);
-    op->read = (struct span){.at = (uint8_t *)(uintptr_t)src, .n_bytes = count};
+    op->reads[0] = (struct span){.at = (uint8_t *)(uintptr_t)src, .n_bytes = count};
     op->write = (struct span){.at = dst, .n_bytes = count};
     stream_push(stream, op);
     return sim_leave(cudaSuccess);
