@@ -128,3 +128,15 @@ void engine_join_all(struct nccl_engine *engine, bool comm_later)
         engine_join(engine, &engine->gpus[i], comm_later);
     }
 }
+
+int engine_poll(struct nccl_engine *engine)
+{
+    for (unsigned i = 0; i < engine->n_gpus; i++) {
+        cudaError_t r = cudaEventQuery(engine->gpus[i].main_event);
+
+        if (r == cudaErrorNotReady)
+            return NCCL_AGAIN;
+        engine_check_cuda(engine, &engine->gpus[i], r, "cudaEventQuery");
+    }
+    return 0;
+}

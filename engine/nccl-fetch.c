@@ -101,9 +101,9 @@ static bool find_slice(const struct fetch *fetch, const struct nccl_gpu *gpu, si
     };
     if (slice->is_master)
         slice->from = (const uint8_t *)(nccl_master(engine, gpu, param->bucket) + param->offset_elems + begin -
-                                        engine->places[param->bucket].slice_elems * gpu->rank);
+                                        gpu->places.buckets[param->bucket].start_elem);
     else /* which begins where the rank's slice does */
-        slice->from = gpu->pieces[DEVICE_STATE].at + engine->frozen[fetched->param];
+        slice->from = gpu->pieces[DEVICE_STATE].at + gpu->places.frozen[fetched->param];
     return true;
 }
 

@@ -118,7 +118,7 @@ void memory_share(struct nccl_engine *engine, const struct device_share *share, 
 
 /* ---- lanes ----------------------------------------------------------------------------------------------- */
 
-static uint8_t *make_scratch(struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t n_bytes)
+uint8_t *memory_scratch(struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t n_bytes)
 {
     void *at = NULL;
 
@@ -131,11 +131,11 @@ static void make_lane(struct nccl_engine *engine, struct nccl_gpu *gpu, struct n
     const struct nccl_sizes *sizes = &engine->sizes;
 
     lane->lists = (struct nccl_lists){.host = make_pinned(engine, sizes->lists),
-                                      .device = make_scratch(engine, gpu, sizes->lists),
+                                      .device = memory_scratch(engine, gpu, sizes->lists),
                                       .n_bytes = sizes->lists};
     lane->results_host = make_pinned(engine, sizes->results);
-    lane->results = make_scratch(engine, gpu, sizes->results);
-    lane->staging = make_scratch(engine, gpu, sizes->staging);
+    lane->results = memory_scratch(engine, gpu, sizes->results);
+    lane->staging = memory_scratch(engine, gpu, sizes->staging);
     lane->notes = calloc(sizes->n_notes + 1, sizeof(*lane->notes));
     lane->leaf_ranks = calloc(sizes->n_leaves + 1, sizeof(*lane->leaf_ranks));
     if (!lane->notes || !lane->leaf_ranks)
@@ -160,11 +160,9 @@ void memory_prepare(struct nccl_engine *engine)
     uint64_t marks_at, n_bytes = device_results_bytes(&engine->plan, &marks_at);
 
     find_driver(engine);
-    engine->places = calloc(engine->plan.head->n_buckets + 1, sizeof(*engine->places));
-    engine->frozen = calloc(engine->plan.head->n_params + 1, sizeof(*engine->frozen));
-    if (!engine->places || !engine->frozen)
-        engine_fail(engine, "no memory");
-    device_plan_places(&engine->plan, engine->places, engine->frozen, engine->piece_bytes);
+    for (unsigned i = 0; i < engine->n_gpus; i++)
+        if (device_rank_places_init(&engine->gpus[i].places, &engine->plan, i) < 0)
+            engine_fail(engine, "no memory");
     engine->undo = device_undo_places(&engine->plan);
     pin(engine, engine->results.marks, n_bytes - marks_at);
     sizes_find(engine);
@@ -294,9 +292,9 @@ static int take_piece(struct nccl_engine *engine, struct nccl_gpu *gpu, const st
     uint32_t users = find_users(engine, gpu, asked->kind);
     int new_fd = -1;
 
-    if (asked->n_bytes < engine->piece_bytes[asked->kind])
+    if (asked->n_bytes < gpu->places.piece_bytes[asked->kind])
         engine_fail(engine, "piece %" PRIu32 " of local rank %d has %" PRIu64 " bytes, and needs %" PRIu64, asked->kind,
-                    gpu->device, asked->n_bytes, engine->piece_bytes[asked->kind]);
+                    gpu->device, asked->n_bytes, gpu->places.piece_bytes[asked->kind]);
     piece->n_bytes = round_to_granularity(engine, gpu, asked->n_bytes);
     if (asked->has_fd)
         check_driver(engine, gpu,
@@ -424,12 +422,13 @@ void undo_keep(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, 
     words_write(engine, gpu);
 }
 
-struct device_update_undo undo_of_update(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t step)
+struct device_update_undo undo_of_update(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t step,
+                                         uint32_t marks)
 {
     uint8_t *piece = gpu->pieces[DEVICE_UNDO].at;
 
     return (struct device_update_undo){
-        .marks = (uint64_t *)(void *)(piece + engine->undo.marks),
+        .marks = (uint64_t *)(void *)(piece + engine->undo.marks) + (size_t)marks * engine->undo.n_blocks,
         .slots = piece + engine->undo.slots,
         .tag = step,
         .slot_bytes = engine->undo.slot_bytes,
@@ -453,7 +452,7 @@ static void restore_reduction(struct nccl_engine *engine, struct nccl_gpu *gpu, 
     if (reduce_is_done(engine, parcel, mark->op))
         return;
     device_parcel_slice(&engine->plan, parcel, gpu->rank, &begin, &end);
-    copy(engine, gpu, nccl_acc(engine, gpu, engine->plan.parcels[parcel].bucket, begin), undo_place(engine, gpu, lane),
+    copy(engine, gpu, nccl_acc(gpu, engine->plan.parcels[parcel].bucket, begin), undo_place(engine, gpu, lane),
          (end - begin) * sizeof(float), cudaMemcpyDeviceToDevice);
 }
 
@@ -516,13 +515,8 @@ static void restore_all(struct nccl_engine *engine)
 
 int memory_poll_restore(struct nccl_engine *engine)
 {
-    for (unsigned i = 0; i < engine->n_gpus; i++) {
-        cudaError_t r = cudaEventQuery(engine->gpus[i].main_event);
-
-        if (r == cudaErrorNotReady)
-            return NCCL_AGAIN;
-        engine_check_cuda(engine, &engine->gpus[i], r, "cudaEventQuery");
-    }
+    if (engine_poll(engine) != 0)
+        return NCCL_AGAIN;
     for (unsigned i = 0; i < engine->n_gpus * DEVICE_LANES; i++)
         engine->results.marks[i].copied = 0;
     for (unsigned i = 0; i < engine->n_gpus; i++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The queue of orders issues one order at a time; update, gather and copy are carried out here. */
+/* The queue of orders issues one order at a time; gather and copy are carried out here. */
 
 #include "engine/nccl.h"
 
@@ -108,85 +108,12 @@ static void take_copy(struct nccl_engine *engine, struct nccl_order *order)
     copy->moves = order->array = copy_array(engine, copy->moves, copy->n_moves, sizeof(struct device_move));
 }
 
-/* ---- update ---------------------------------------------------------------------------------------------- */
-
-/* The list of one launch, to which add_bucket() adds each bucket. ranges, blocks: in the host's memory. */
-struct update_maker {
-    struct device_update_range *ranges;
-    struct device_chunk *blocks;
-    struct device_update_list list;
-    uint32_t n_ranges;
-};
-
-/* The owned chunks of a bucket that take part. */
-static void add_bucket(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32_t bucket, struct update_maker *maker)
-{
-    const struct device_plan *plan = &engine->plan;
-    const struct layout_bucket *b = &plan->buckets[bucket];
-    const struct device_places *places = &engine->places[bucket];
-    /* Stage 3: weights are rounded when they are fetched. */
-    enum dtype w16 = plan->head->stage == 3 ? DTYPE_F32 : b->dtype;
-
-    for (uint32_t c = b->first_chunk; c < b->first_chunk + b->n_chunks; c++) {
-        const struct layout_chunk *chunk = &plan->chunks[c];
-        const struct device_plan_param *param = &plan->params[chunk->param];
-        uint64_t elem = param->offset_elems + chunk->start_elem;
-        uint64_t own = elem - places->slice_elems * gpu->rank; /* from the slice's start */
-
-        if (chunk->rank != gpu->rank || !engine->inputs.contributed[chunk->param])
-            continue;
-        maker->ranges[maker->n_ranges] = (struct device_update_range){
-            .p = nccl_master(engine, gpu, bucket) + own,
-            .m = nccl_moment(engine, gpu, places->exp_avg, own),
-            .v = nccl_moment(engine, gpu, places->exp_avg_sq, own),
-            .acc = nccl_acc(engine, gpu, bucket, elem),
-            .w16 = w16 == DTYPE_F32 ? NULL
-                                    : gpu->pieces[DEVICE_WEIGHTS].at + b->weight_offset_bytes + elem * dtype_size(w16),
-            .n_elems = chunk->n_elems,
-            .start_elem = chunk->start_elem,
-            .scalars = chunk->param,
-            .w16_dtype = w16,
-        };
-        maker->list.n_chunks +=
-            device_chunks_fill(&maker->blocks[maker->list.n_chunks], maker->n_ranges++, chunk->n_elems);
-    }
-}
-
-/* All buckets in one launch: between launches the GPU runs out of blocks. The list follows from the plan and the
- * inputs, so it is the same for an order that is given again. */
-static void update_gpu(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_order *order)
-{
-    const struct device_plan_header *head = engine->plan.head;
-    struct nccl_lists *lists = &gpu->lanes[order->lane].lists;
-    size_t n_bytes = head->n_params * sizeof(struct update_scalars);
-    size_t n_blocks = (size_t)head->n_chunks * device_chunks_count(CHUNK_ELEMS);
-    void *ranges, *blocks, *scalars;
-    struct update_maker maker = {.n_ranges = 0};
-
-    engine_use(engine, gpu);
-    memcpy(lists_take(engine, lists, n_bytes, &scalars), engine->inputs.scalars, n_bytes);
-    maker.ranges = lists_take(engine, lists, head->n_chunks * sizeof(*maker.ranges), &ranges);
-    maker.blocks = lists_take(engine, lists, n_blocks * sizeof(*maker.blocks), &blocks);
-    maker.list = (struct device_update_list){.ranges = ranges,
-                                             .chunks = blocks,
-                                             .scalars = scalars,
-                                             .optimizer = head->optimizer,
-                                             .moments = device_plan_moments(&engine->plan),
-                                             .undo = undo_of_update(engine, gpu, order->command.update.step)};
-    for (uint32_t bucket = 0; bucket < head->n_buckets; bucket++)
-        add_bucket(engine, gpu, bucket, &maker);
-    lists_upload(engine, gpu, (unsigned)order->lane);
-    engine_launch(engine, gpu, device_update(gpu->main, &maker.list), "device_update");
-}
-
-static int update_issue(struct nccl_engine *engine, struct nccl_order *order)
-{
-    for (unsigned i = 0; i < engine->n_gpus; i++)
-        update_gpu(engine, &engine->gpus[i], order);
-    return 0;
-}
-
 /* ---- gather ---------------------------------------------------------------------------------------------- */
+
+static bool is_owned(const struct nccl_engine *engine, uint32_t bucket)
+{
+    return engine->plan.buckets[bucket].owner != LAYOUT_NO_OWNER;
+}
 
 /*
  * The rank's own slice lies in the midst of what NCCL writes. It has no reason to touch it but with the same bytes;
@@ -222,7 +149,7 @@ static void gather_bucket(struct nccl_engine *engine, struct nccl_order *order, 
 
         engine_use(engine, gpu);
         engine_check_nccl(engine,
-                          ncclAllGather(slice, slice - gpu->rank * n_bytes, engine->places[bucket].slice_elems,
+                          ncclAllGather(slice, slice - gpu->rank * n_bytes, gpu->places.buckets[bucket].slice_elems,
                                         collect_dtype(b->dtype), gpu->communicator, gpu->comm),
                           "ncclAllGather");
         order->n_sent += n_bytes * (engine->plan.head->world_size - 1);
@@ -231,9 +158,49 @@ static void gather_bucket(struct nccl_engine *engine, struct nccl_order *order, 
     engine_check_nccl(engine, ncclGroupEnd(), "ncclGroupEnd");
 }
 
+/* What a GPU sends and receives of a bucket that one rank owns. */
+static void exchange_owned(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_order *order,
+                           const struct layout_bucket *b)
+{
+    uint8_t *whole = gpu->pieces[DEVICE_WEIGHTS].at + b->weight_offset_bytes;
+    uint64_t n_bytes = b->n_elems * dtype_size(b->dtype);
+
+    if (gpu->rank != b->owner) {
+        engine_check_nccl(
+            engine, ncclRecv(whole, b->n_elems, collect_dtype(b->dtype), (int)b->owner, gpu->communicator, gpu->comm),
+            "ncclRecv");
+        order->n_received += n_bytes;
+        return;
+    }
+    for (unsigned rank = 0; rank < engine->plan.head->world_size; rank++) {
+        if (rank == b->owner)
+            continue;
+        engine_check_nccl(engine,
+                          ncclSend(whole, b->n_elems, collect_dtype(b->dtype), (int)rank, gpu->communicator, gpu->comm),
+                          "ncclSend");
+        order->n_sent += n_bytes;
+    }
+}
+
+/* All buckets that have an owner in one group: all owners send at the same time, and they send what nobody writes. */
+static void gather_owned(struct nccl_engine *engine, struct nccl_order *order)
+{
+    const struct device_order_gather *g = &order->command.gather;
+
+    engine_check_nccl(engine, ncclGroupStart(), "ncclGroupStart");
+    for (unsigned i = 0; i < engine->n_gpus; i++) {
+        engine_use(engine, &engine->gpus[i]);
+        for (uint32_t bucket = g->first_bucket; bucket < g->first_bucket + g->n_buckets; bucket++)
+            if (is_owned(engine, bucket))
+                exchange_owned(engine, &engine->gpus[i], order, &engine->plan.buckets[bucket]);
+    }
+    engine_check_nccl(engine, ncclGroupEnd(), "ncclGroupEnd");
+}
+
 static int gather_issue(struct nccl_engine *engine, struct nccl_order *order)
 {
     const struct device_order_gather *g = &order->command.gather;
+    uint32_t end = g->first_bucket + g->n_buckets;
 
     if (!engine->groups)
         return 0;
@@ -244,13 +211,16 @@ static int gather_issue(struct nccl_engine *engine, struct nccl_order *order)
         order->step = 1;
     }
     while (collect_poll(engine) == 0) {
-        if (order->bucket - g->first_bucket == g->n_buckets) {
+        uint32_t bucket = order->bucket++;
+
+        if (bucket > end) {
             engine_join_all(engine, false);
             return 0;
         }
-        if (engine->places[order->bucket].slice_elems > 0)
-            gather_bucket(engine, order, order->bucket);
-        order->bucket++;
+        if (bucket == end)
+            gather_owned(engine, order);
+        else if (!is_owned(engine, bucket) && engine->plan.buckets[bucket].n_elems > 0)
+            gather_bucket(engine, order, bucket);
     }
     return NCCL_AGAIN;
 }

@@ -257,7 +257,7 @@ static bool list_owned(const struct reduction *reduction, struct nccl_gpu *gpu, 
         for (unsigned i = 0; i < leaves.n; i++)
             maker->leaf_ranks[maker->list.n_leaves + i] = (uint16_t)leaves.ranks[i];
         maker_add(maker, c, chunk,
-                  (struct device_reduce_range){.out = nccl_acc(reduction->engine, gpu, parcel->bucket, elem),
+                  (struct device_reduce_range){.out = nccl_acc(gpu, parcel->bucket, elem),
                                                .n_leaves = (uint16_t)leaves.n,
                                                .dtype = reduction->exchanges ? reduction->dtype : DTYPE_F32,
                                                .first = first},
@@ -289,7 +289,7 @@ static void reduce_owned(const struct reduction *reduction, struct nccl_gpu *gpu
     lists_upload(engine, gpu, lane);
     if (adds) {
         device_parcel_slice(&engine->plan, reduction->parcel_id, gpu->rank, &begin, &end);
-        undo_keep(engine, gpu, lane, &mark, nccl_acc(engine, gpu, reduction->parcel->bucket, begin),
+        undo_keep(engine, gpu, lane, &mark, nccl_acc(gpu, reduction->parcel->bucket, begin),
                   (end - begin) * sizeof(float));
     }
     launch(reduction, gpu, &maker);
@@ -417,7 +417,7 @@ static void exchange_slices(const struct reduction *reduction, struct nccl_gpu *
 static void scatter(const struct reduction *reduction, struct nccl_gpu *gpu)
 {
     struct nccl_engine *engine = reduction->engine;
-    uint64_t slice = engine->places[reduction->parcel->bucket].slice_elems;
+    uint64_t slice = gpu->places.buckets[reduction->parcel->bucket].slice_elems;
 
     engine_check_nccl(engine,
                       ncclReduceScatter(gpu->lanes[reduction->order->lane].staging,

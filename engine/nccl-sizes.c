@@ -54,16 +54,25 @@ static uint64_t size_update(const struct nccl_engine *engine)
     uint64_t per_chunk =
         sizeof(struct device_update_range) + device_chunks_count(CHUNK_ELEMS) * sizeof(struct device_chunk);
 
-    return head->n_chunks * per_chunk + head->n_params * sizeof(struct update_scalars) + UINT64_C(4) * NCCL_LIST_ALIGN;
+    uint64_t n_chunks = head->n_chunks, n_arrays = 4;
+
+    /* Of Muon's matrices: the momentum's list, and one for each matrix. */
+    if (head->n_matrices > 0) {
+        n_chunks *= 3;
+        n_arrays += 2 * (1 + (uint64_t)head->n_matrices);
+    }
+    return n_chunks * per_chunk + head->n_params * sizeof(struct update_scalars) + n_arrays * NCCL_LIST_ALIGN;
 }
 
 uint64_t sizes_staged_bytes(const struct nccl_engine *engine, uint32_t param)
 {
     const struct device_plan_param *p = &engine->plan.params[param];
+    uint64_t slice;
 
     if (p->bucket == LAYOUT_NO_BUCKET || p->dtype == DTYPE_F32)
         return 0;
-    return round_up(MIN(p->n_elems, engine->places[p->bucket].slice_elems) * dtype_size(p->dtype), DEVICE_ALIGN_BYTES);
+    slice = layout_bucket_partition(&engine->plan.buckets[p->bucket], engine->plan.head->world_size);
+    return round_up(MIN(p->n_elems, slice) * dtype_size(p->dtype), DEVICE_ALIGN_BYTES);
 }
 
 static void size_fetch(const struct nccl_engine *engine, struct nccl_sizes *sizes)

@@ -171,6 +171,7 @@ static void set_up(struct nccl_engine *engine, const struct device_setup *setup)
     device_inputs_open(&engine->plan, inputs, &engine->inputs);
     device_results_open(&engine->plan, results, &engine->results);
     memory_prepare(engine);
+    update_prepare(engine);
     engine->phase = NCCL_AWAITS_MEMORY;
 }
 
@@ -245,7 +246,13 @@ static bool make_progress(struct nccl_engine *engine)
     case NCCL_AWAITS_MEMORY:
         return false;
     case NCCL_RESTORES:
-        if (memory_poll_restore(engine) == 0)
+        if (memory_poll_restore(engine) == 0) {
+            update_warm(engine);
+            engine->phase = NCCL_WARMS;
+        }
+        break;
+    case NCCL_WARMS:
+        if (engine_poll(engine) == 0)
             collect_begin(engine);
         break;
     case NCCL_AWAITS_ID:

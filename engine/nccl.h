@@ -26,7 +26,8 @@
  *   nccl-collect.c   communicators
  *   nccl-fetch.c     fetches of parameters (stage 3)
  *   nccl-reduce.c    reductions
- *   nccl-orders.c    the queue and the table of orders; update, gather, copy
+ *   nccl-update.c    updates
+ *   nccl-orders.c    the queue and the table of orders; gather, copy
  *   nccl.c           loop, socket, setup
  */
 
@@ -94,6 +95,8 @@ struct nccl_gpu {
     uint8_t *marks;            /* of engine->results, as the device knows it; never read here */
     struct device_words words; /* which words_write() will put on the main stream */
     uint32_t pool_writers; /* bits of the local GPUs that may write into its pool */
+    struct device_rank_places places;
+    float *scratch; /* Muon's; NULL: its rank owns no matrix */
     struct nccl_piece pieces[DEVICE_N_PIECES];
     struct nccl_lane lanes[DEVICE_LANES];
     const struct progress_page *progress; /* how far the trainer's work on this GPU has come */
@@ -125,6 +128,7 @@ enum nccl_phase {
     NCCL_AWAITS_SETUP,
     NCCL_AWAITS_MEMORY,
     NCCL_RESTORES,
+    NCCL_WARMS,
     NCCL_AWAITS_ID,
     NCCL_CONNECTS,
     NCCL_IS_READY,
@@ -142,9 +146,6 @@ struct nccl_engine {
     struct device_plan plan;
     struct device_inputs inputs;
     struct device_results results;
-    struct device_places *places;
-    uint64_t *frozen;
-    uint64_t piece_bytes[DEVICE_N_PIECES];
     struct device_undo_places undo;
     struct nccl_sizes sizes;
     struct nccl_gpu *gpus;
@@ -187,6 +188,8 @@ void engine_use(struct nccl_engine *engine, const struct nccl_gpu *gpu);
 uint64_t engine_now_ns(void);
 /* Fails unless the launch of a kernel returned cudaSuccess. */
 void engine_launch(struct nccl_engine *engine, const struct nccl_gpu *gpu, int r, const char *what);
+/* Return: 0, all GPUs have come to their main_event; NCCL_AGAIN. */
+int engine_poll(struct nccl_engine *engine);
 /* Checks and counts the number of a collective, when it is issued. */
 void engine_count_collective(struct nccl_engine *engine, uint64_t collective);
 /* Orders the comm stream behind the main stream, or main behind comm. */
@@ -212,6 +215,9 @@ void memory_release(struct nccl_engine *engine, const struct device_release *rel
 /* Maps host memory that a device reads and writes. Fails the engine. */
 uint8_t *memory_map(struct nccl_engine *engine, int fd, uint64_t n_bytes);
 
+/* Memory of a GPU that no other engine gets. Fails the engine. */
+uint8_t *memory_scratch(struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t n_bytes);
+
 /* n_bytes of a lane's lists, aligned to 16: the host's place, and the device's in *device. */
 void *lists_take(struct nccl_engine *engine, struct nccl_lists *lists, size_t n_bytes, void **device);
 void lists_upload(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane);
@@ -228,10 +234,29 @@ void undo_keep(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, 
 /* The order of this lane has ended, on all GPUs: there is nothing to put back. */
 void undo_forget(struct nccl_engine *engine, unsigned lane);
 /*
- * Where an update keeps what it changes, whichever lane it has. An order that is given again has a tag of
+ * Where a launch of an update keeps what it changes, whichever lane it has. An order that is given again has a tag of
  * its own, and the tags of another daemon begin anew; the step that it makes stays the same, and no other has it.
+ * marks: DEVICE_MARKS_UPDATE and so on.
  */
-struct device_update_undo undo_of_update(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t step);
+struct device_update_undo undo_of_update(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t step,
+                                         uint32_t marks);
+
+/* nccl-muon.c */
+
+/* Loads cuBLAS and opens it on all GPUs. May wait until they are idle, so it belongs to the setup. */
+void muon_prepare(struct nccl_engine *engine);
+/*
+ * Makes cuBLAS load its code for a shape, with products of zeroes on the main stream. May wait likewise. scratch: as
+ * below.
+ */
+void muon_warm(struct nccl_engine *engine, struct nccl_gpu *gpu, struct muon_shape shape, float *scratch);
+/*
+ * Puts the orthogonalisation of a matrix on the main stream. The GPU is in use (engine_use()). hyper: ns_steps,
+ * ns_coefficients and eps are read. scratch: muon_scratch_elems(shape) elements at a multiple of 64 bytes; nothing else
+ * may use them until the stream has passed. Return: where the result will be, in the scratch memory.
+ */
+const float *muon_orthogonalize_on(struct nccl_engine *engine, struct nccl_gpu *gpu, struct muon_shape shape,
+                                   const float *matrix, const struct hyper *hyper, float *scratch);
 
 /* nccl-muon.c */
 
@@ -280,27 +305,35 @@ bool reduce_is_done(const struct nccl_engine *engine, uint32_t parcel, uint64_t 
 int reduce_issue(struct nccl_engine *engine, struct nccl_order *order);
 void reduce_finish(struct nccl_engine *engine, struct nccl_order *order);
 
-/* Slices of a parcel travel as they are, and the owner adds them; else NCCL does, which wants whole buckets. */
+/* nccl-update.c */
+
+/* Allocates Muon's scratch memory. */
+void update_prepare(struct nccl_engine *engine);
+/* Puts a product of each matrix on the streams, and records the GPUs' main_event: engine_poll(). */
+void update_warm(struct nccl_engine *engine);
+int update_issue(struct nccl_engine *engine, struct nccl_order *order);
+
+/* Slices of a parcel travel as they are, and the owner adds them. Else NCCL does, which wants whole buckets, cut evenly. */
 static inline bool nccl_exchanges(const struct device_plan *plan, uint32_t parcel)
 {
     const struct layout_parcel *p = &plan->parcels[parcel];
 
-    return plan->head->deterministic || plan->head->world_size == 1 || p->n_elems != plan->buckets[p->bucket].n_elems;
+    return plan->head->deterministic || plan->head->world_size == 1 || p->n_elems != plan->buckets[p->bucket].n_elems ||
+           plan->buckets[p->bucket].owner != LAYOUT_NO_OWNER;
 }
 
-static inline float *nccl_acc(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t bucket,
-                              uint64_t elem)
+static inline float *nccl_acc(const struct nccl_gpu *gpu, uint32_t bucket, uint64_t elem)
 {
-    const struct device_places *places = &engine->places[bucket];
+    const struct device_places *places = &gpu->places.buckets[bucket];
 
-    return (float *)(gpu->pieces[DEVICE_GRADIENT].at + places->acc) + (elem - places->slice_elems * gpu->rank);
+    return (float *)(gpu->pieces[DEVICE_GRADIENT].at + places->acc) + (elem - places->start_elem);
 }
 
 /* Start of the rank's slice. */
 static inline float *nccl_master(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t bucket)
 {
     uint32_t kind;
-    uint64_t offset = device_master(&engine->plan, engine->places, bucket, gpu->rank, &kind);
+    uint64_t offset = device_master(&engine->plan, &gpu->places.buckets[bucket], bucket, &kind);
 
     return (float *)(gpu->pieces[kind].at + offset);
 }
@@ -319,7 +352,8 @@ static inline uint8_t *nccl_weights(const struct nccl_engine *engine, const stru
                                     uint64_t *n_bytes)
 {
     const struct layout_bucket *b = &engine->plan.buckets[bucket];
+    const struct device_places *places = &gpu->places.buckets[bucket];
 
-    *n_bytes = engine->places[bucket].slice_elems * dtype_size(b->dtype);
-    return gpu->pieces[DEVICE_WEIGHTS].at + b->weight_offset_bytes + gpu->rank * *n_bytes;
+    *n_bytes = places->slice_elems * dtype_size(b->dtype);
+    return gpu->pieces[DEVICE_WEIGHTS].at + b->weight_offset_bytes + places->start_elem * dtype_size(b->dtype);
 }

@@ -37,9 +37,6 @@
 extern "C" {
 #endif
 
-/* Those before Muon have kernels here. */
-#define DEVICE_N_OPTIMIZERS OPTIMIZER_MUON
-
 struct CUstream_st; /* what cudaStream_t and CUstream point to */
 
 enum {
@@ -175,6 +172,9 @@ enum {
      * elements. */
     DEVICE_UNDO_TAG_SHIFT = 24,
     DEVICE_UNDO_DONE = (1 << DEVICE_UNDO_TAG_SHIFT) - 1,
+    /* Muon's first pass has the number of an optimizer. Its p and acc are the summed gradient (kernels.h). */
+    DEVICE_MUON_MOMENTUM = N_OPTIMIZERS,
+    DEVICE_N_UPDATES,
 };
 
 #define DEVICE_UNDO_MAX_TAG ((UINT64_C(1) << 40) - 1)
@@ -244,7 +244,7 @@ struct device_update_list {
     const struct update_scalars *scalars; /* of update_scalars_compute() */
     struct device_update_undo undo;
     uint32_t n_chunks;
-    enum optimizer optimizer;
+    enum optimizer optimizer; /* or DEVICE_MUON_MOMENTUM */
     struct moments_type moments;
 };
 

@@ -395,6 +395,10 @@ static void measure_muon(struct plan *plan)
 {
     const struct gemm *gemm;
 
+    if (!config_needs_openblas(plan->config, OPTIMIZER_MUON)) {
+        snprintf(plan->why, sizeof(plan->why), "GPUs compute it, and were not measured");
+        return;
+    }
     gemm_one_thread();
     if (gemm_load(&gemm, plan->why, sizeof(plan->why)) == 0)
         plan->flops_per_second = muon_cost_measure(gemm);

@@ -49,8 +49,9 @@ struct plan_options budget_options(const struct config *config, const struct lay
         .parcel_bytes = sizeof(uint32_t) * ranks.n_local,
         .rank_bytes = n_tickets * (RING_SLOT_BYTES + RING_EXTENT_BYTES),
         .credit_bytes = credit_page_bytes(n_tickets),
-        .fixed_bytes = step_fixed_bytes(layout, ranks.n_local) +
-                       step_muon_bytes(layout, ranks.first_local, ranks.n_local, config_n_threads(config)) +
-                       (on_devices ? devices_table_bytes(&device) : 0),
+        .fixed_bytes =
+            step_fixed_bytes(layout, ranks.n_local) +
+            (on_devices ? devices_table_bytes(&device)
+                        : step_muon_bytes(layout, ranks.first_local, ranks.n_local, config_n_threads(config))),
     };
 }

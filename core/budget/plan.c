@@ -7,7 +7,9 @@
 #include <assert.h>
 
 #include "core/base/base.h"
+#include "core/budget/step-sizes.h"
 #include "core/layout/layout.h"
+#include "core/wire/device-plan.h"
 #include "kernels/device.h"
 
 enum {
@@ -91,13 +93,13 @@ static uint64_t moment_elems_bytes(const struct plan_options *options, uint64_t 
 /* Of one moment. On GPUs each rank's array begins at a multiple of ARRAY_ALIGN_BYTES, else all on a cache line. */
 static uint64_t moment_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
 {
+    uint64_t slice = moment_elems_bytes(options, layout_partition_elems(layout, bucket));
     uint64_t owned = moment_elems_bytes(options, owned_elems(layout, options, bucket));
-    uint64_t slice;
+    uint64_t n_owners = layout_is_muon(layout, bucket) ? owned > 0 : options->n_local_ranks;
 
-    if (!options->on_devices || options->offloaded)
-        return align(owned, CACHE_LINE_BYTES);
-    slice = moment_elems_bytes(options, layout_partition_elems(layout, bucket));
-    return add(owned, mul(align(slice, ARRAY_ALIGN_BYTES) - slice, options->n_local_ranks));
+    if (options->on_devices && !options->offloaded)
+        return add(owned, mul(align(slice, ARRAY_ALIGN_BYTES) - slice, n_owners));
+    return align(owned, CACHE_LINE_BYTES);
 }
 
 static uint64_t state_bytes(const struct layout *layout, const struct plan_options *options)
@@ -133,12 +135,23 @@ static uint64_t undo_bytes(const struct layout *layout, const struct plan_option
     n_bytes = mul(mul(largest, sizeof(float)), UNDO_LANES);
     if (!options->offloaded) {
         uint32_t n_blocks = device_update_blocks(n_chunks);
+        uint64_t n_sets = device_mark_sets(layout_count_matrices(layout, 0, layout->world_size));
         uint32_t slot_bytes = device_undo_slot_bytes(options->n_moments, options->moments_dtype);
 
-        n_bytes = add(n_bytes, align(n_blocks * sizeof(uint64_t), ARRAY_ALIGN_BYTES));
+        n_bytes = add(n_bytes, align(n_sets * n_blocks * sizeof(uint64_t), ARRAY_ALIGN_BYTES));
         n_bytes = add(n_bytes, device_undo_bytes(n_blocks, slot_bytes));
     }
     return mul(n_bytes, options->n_local_ranks);
+}
+
+/* Muon's scratch memory on the GPUs of ranks that own matrices. */
+static uint64_t scratch_bytes(const struct layout *layout, const struct plan_options *options)
+{
+    uint64_t sum = 0;
+
+    for (unsigned i = 0; i < options->n_local_ranks; i++)
+        sum = add(sum, mul(step_muon_scratch_elems(layout, options->first_local_rank + i, 1), sizeof(float)));
+    return sum;
 }
 
 static uint64_t gradient_bytes(const struct layout *layout, const struct plan_options *options)
@@ -255,7 +268,7 @@ void plan_bytes_by_class(const struct layout *layout, const struct plan_options 
         out->gradient = add(out->gradient, undo_bytes(layout, options));
         out->needed = add(out->needed, out->state);
     } else if (options->on_devices) {
-        out->state = add(out->state, undo_bytes(layout, options));
+        out->state = add(out->state, add(undo_bytes(layout, options), scratch_bytes(layout, options)));
         out->device = out->state;
     }
     if (options->on_devices)

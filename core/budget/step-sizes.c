@@ -67,11 +67,9 @@ uint64_t step_muon_scratch_elems(const struct layout *layout, unsigned first_ran
 
 unsigned step_muon_callers(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned n_threads)
 {
-    unsigned n = 0;
+    unsigned most = MIN(n_threads, (unsigned)GEMM_MAX_CALLERS);
 
-    for (uint32_t p = 0; p < layout->n_params && n < MIN(n_threads, (unsigned)GEMM_MAX_CALLERS); p++)
-        n += layout_owns_matrix(layout, p, first_rank, n_ranks);
-    return n;
+    return MIN(layout_count_matrices(layout, first_rank, n_ranks), most);
 }
 
 uint64_t step_muon_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned n_threads)
@@ -103,6 +101,7 @@ uint64_t devices_table_bytes(const struct device_plan_options *plan)
     uint64_t per_param = 1 + sizeof(struct update_scalars);
 
     return device_plan_bytes(plan) + layout->n_chunks * per_chunk + layout->n_parts * per_part +
-           layout->n_params * per_param + layout->n_parcels * sizeof(struct device_result_finding) +
+           layout->n_params * per_param + layout->n_groups * sizeof(struct hyper) +
+           layout->n_parcels * sizeof(struct device_result_finding) +
            plan->n_local * (DEVICE_LANES * sizeof(struct device_mark) + layout->n_buckets * sizeof(uint64_t));
 }

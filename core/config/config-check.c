@@ -232,12 +232,14 @@ static void check_optimizer(const struct config_check *check)
 
 static void check_muon(const struct config_check *check)
 {
+    static const char offload[] = "zero_optimization.offload_optimizer.device";
     const struct config *config = check->config;
 
     if (config->optimizer.type != OPTIMIZER_MUON || !sound(check, "optimizer.type"))
         return;
-    if (sound(check, "device") && config->device != CONFIG_DEVICE_CPU)
-        REFUSE(check, "optimizer.type", "device", "Muon is for a state and gradients in host memory: device: cpu");
+    if (sound(check, "device") && sound(check, offload) && !config_can_use_muon(config))
+        REFUSE(check, "optimizer.type", offload,
+               "Muon needs gradients and state in one memory: without it, or with device: cpu");
 }
 
 static void check_scheduler(const struct config_check *check)

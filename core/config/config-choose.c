@@ -79,7 +79,7 @@ bool config_choose_optimizer(struct config *config, const char *name, double mom
     _cleanup_(config_freep) struct config *wanted = NULL;
 
     if (!name || !*name || config_gives(config, "optimizer") ||
-        (strcmp(name, "Muon") == 0 && !config_has_whole_matrices(config)))
+        (strcmp(name, "Muon") == 0 && !config_can_use_muon(config)))
         return false;
     wanted = config_of(name, momentum);
     if (wanted)

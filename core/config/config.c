@@ -67,12 +67,12 @@ bool config_file_has(const struct config *config, const char *path)
 /*
  * On one node a bucket of 2 MB stays in the cache from a trainer's copy to the reduction. Between nodes a bucket is
  * also what travels at a time, and costs a millisecond beside its bytes. docs/benchmarks.md has the measurements. On
- * GPUs each bucket costs launches; that figure is picked.
+ * GPUs each bucket costs launches; with Muon a GPU receives whole buckets from all others. Those two are picked.
  */
 uint64_t config_usual_bucket_elems(const struct config *config)
 {
     if (config->device == CONFIG_DEVICE_CUDA)
-        return 50000000;
+        return config->optimizer.type == OPTIMIZER_MUON ? 8000000 : 50000000;
     return config->world.nodes.n_items > 1 ? 8000000 : 500000;
 }
 
@@ -110,9 +110,14 @@ unsigned config_n_threads(const struct config *config)
     return config->threads ? config->threads : (unsigned)MAX(n, 1L);
 }
 
-bool config_has_whole_matrices(const struct config *config)
+bool config_can_use_muon(const struct config *config)
 {
-    return config->device == CONFIG_DEVICE_CPU && config->world.nodes.n_items <= 1;
+    return config->device == CONFIG_DEVICE_CPU || !config_offloads(config);
+}
+
+bool config_needs_openblas(const struct config *config, enum optimizer optimizer)
+{
+    return optimizer == OPTIMIZER_MUON && config->device == CONFIG_DEVICE_CPU;
 }
 
 struct optimizer_moments config_moments(const struct config *config)

@@ -237,8 +237,10 @@ unsigned config_stage(const struct config *config);
 unsigned config_stage_of(const struct config *config, unsigned stage);
 /* How many workers a daemon on this machine has. */
 unsigned config_n_threads(const struct config *config);
-/* Does this process hold all of the state in host memory? Then Muon has its matrices whole. */
-bool config_has_whole_matrices(const struct config *config);
+/* Are gradients and state in one memory, as Muon needs them? */
+bool config_can_use_muon(const struct config *config);
+/* Does the daemon need OpenBLAS for this optimizer? On GPUs the engine needs cuBLAS. */
+bool config_needs_openblas(const struct config *config, enum optimizer optimizer);
 /* The moments that the optimizer has, and how they lie in memory. */
 struct optimizer_moments config_moments(const struct config *config);
 /* Does a job look for a checkpoint to begin with? */

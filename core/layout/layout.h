@@ -31,7 +31,6 @@
  *  - range, stage 3: every parameter in declaration order, each from a multiple of the page size.
  */
 
-#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -165,24 +164,35 @@ static inline bool layout_is_muon(const struct layout *layout, uint32_t bucket)
     return layout->buckets[bucket].owner != LAYOUT_NO_OWNER;
 }
 
-/* Elements of each rank's partition of a bucket that has no owner. */
-static inline uint64_t layout_partition_elems(const struct layout *layout, uint32_t bucket)
+/* Elements of the bucket's largest partition: of each rank's, or of the owner's. */
+static inline uint64_t layout_bucket_partition(const struct layout_bucket *bucket, unsigned world_size)
 {
-    assert(!layout_is_muon(layout, bucket));
-    return layout->buckets[bucket].n_elems / layout->world_size;
+    return bucket->owner == LAYOUT_NO_OWNER ? bucket->n_elems / world_size : bucket->n_elems;
 }
 
-/* The partitions of n_ranks ranks are elements [*start, *start + n) of the bucket; of none *start is 0. Return: n. */
+/*
+ * The partitions of n_ranks ranks of world_size are elements [*start, *start + n) of the bucket; of none *start is 0.
+ * Return: n.
+ */
+static inline uint64_t layout_bucket_owned(const struct layout_bucket *bucket, unsigned world_size, unsigned first_rank,
+                                           unsigned n_ranks, uint64_t *start)
+{
+    uint64_t n_elems = layout_bucket_partition(bucket, world_size);
+    bool owns = bucket->owner - first_rank < n_ranks;
+
+    *start = bucket->owner == LAYOUT_NO_OWNER ? n_elems * first_rank : 0;
+    return n_elems * (bucket->owner == LAYOUT_NO_OWNER ? n_ranks : owns);
+}
+
+static inline uint64_t layout_partition_elems(const struct layout *layout, uint32_t bucket)
+{
+    return layout_bucket_partition(&layout->buckets[bucket], layout->world_size);
+}
+
 static inline uint64_t layout_owned_elems(const struct layout *layout, uint32_t bucket, unsigned first_rank,
                                           unsigned n_ranks, uint64_t *start)
 {
-    const struct layout_bucket *b = &layout->buckets[bucket];
-
-    *start = 0;
-    if (layout_is_muon(layout, bucket))
-        return b->owner - first_rank < n_ranks ? b->n_elems : 0;
-    *start = layout_partition_elems(layout, bucket) * first_rank;
-    return layout_partition_elems(layout, bucket) * n_ranks;
+    return layout_bucket_owned(&layout->buckets[bucket], layout->world_size, first_rank, n_ranks, start);
 }
 
 /* Do these ranks own the parameter as a matrix that Muon updates? */
@@ -194,15 +204,22 @@ static inline bool layout_owns_matrix(const struct layout *layout, uint32_t para
     return p->muon && p->n_elems > 0 && layout->buckets[p->bucket].owner - first_rank < n_ranks;
 }
 
+static inline uint32_t layout_count_matrices(const struct layout *layout, unsigned first_rank, unsigned n_ranks)
+{
+    uint32_t n = 0;
+
+    for (uint32_t p = 0; p < layout->n_params; p++)
+        n += layout_owns_matrix(layout, p, first_rank, n_ranks);
+    return n;
+}
+
 /* Return: the rank that owns an element of the bucket. *end: where, in the bucket, that rank's partition ends. */
 static inline uint32_t layout_owner(const struct layout *layout, uint32_t bucket, uint64_t elem, uint64_t *end)
 {
-    const struct layout_bucket *b = &layout->buckets[bucket];
-    bool muon = layout_is_muon(layout, bucket);
-    uint64_t n_elems = muon ? b->n_elems : layout_partition_elems(layout, bucket);
+    uint64_t n_elems = layout_partition_elems(layout, bucket);
 
     *end = (elem / n_elems + 1) * n_elems;
-    return muon ? b->owner : (uint32_t)(elem / n_elems);
+    return layout_is_muon(layout, bucket) ? layout->buckets[bucket].owner : (uint32_t)(elem / n_elems);
 }
 
 /* Elements for which a node with the partitions of n_ranks ranks has memory. */

@@ -14,8 +14,8 @@
 enum { MAGIC = 0x64657670, PAGE_BYTES = 4096 };
 
 /* The next daemon compares a plan byte by byte with its own, so that none of its structures may have padding. */
-static_assert(sizeof(struct device_plan_header) == 15 * 4 + 4 * 1 + 9 * 8, "no padding");
-static_assert(sizeof(struct device_plan_param) == 6 * 4 + 3 * 8, "no padding");
+static_assert(sizeof(struct device_plan_header) == 17 * 4 + 4 * 1 + 9 * 8, "no padding");
+static_assert(sizeof(struct device_plan_param) == 10 * 4 + 3 * 8, "no padding");
 static_assert(sizeof(struct layout_bucket) == 10 * 4 + 5 * 8, "no padding");
 static_assert(sizeof(struct layout_chunk) == 4 * 4 + 1 * 8, "no padding");
 static_assert(sizeof(struct layout_part) == 4 * 4 + 2 * 8, "no padding");
@@ -53,6 +53,8 @@ static struct device_plan_header make_header(const struct device_plan_options *o
         .n_chunks = layout->n_chunks,
         .n_parts = layout->n_parts,
         .n_parcels = layout->n_parcels,
+        .n_groups = layout->n_groups,
+        .n_matrices = layout_count_matrices(layout, 0, layout->world_size),
         .mask_words = div_round_up(layout->world_size, 64),
         .weight_bytes = layout->weight_bytes,
         .ring_bytes = options->ring_bytes,
@@ -79,10 +81,11 @@ void device_plan_write(const struct device_plan_options *options, void *memory)
     const struct layout *layout = options->layout;
     struct device_plan_header head = make_header(options);
     struct device_plan_param *params = (void *)((uint8_t *)memory + head.params_at);
+    uint32_t n_matrices = 0;
 
     assert(options->stage >= 1 && options->stage <= 3 && (options->stage == 3 || options->pool_bytes == 0));
     memcpy(memory, &head, sizeof(head));
-    for (uint32_t i = 0; i < layout->n_params; i++)
+    for (uint32_t i = 0; i < layout->n_params; i++) {
         params[i] = (struct device_plan_param){
             .n_elems = layout->params[i].n_elems,
             .offset_elems = layout->params[i].offset_elems,
@@ -93,7 +96,14 @@ void device_plan_write(const struct device_plan_options *options, void *memory)
             .first_chunk = layout->params[i].first_chunk,
             .n_chunks = layout->params[i].n_chunks,
             .dtype = layout->params[i].dtype,
+            .group = layout->params[i].group,
         };
+        if (!layout_owns_matrix(layout, i, 0, layout->world_size))
+            continue;
+        params[i].rows = (uint32_t)layout->params[i].shape[0];
+        params[i].cols = (uint32_t)layout->params[i].shape[1];
+        params[i].matrix = n_matrices++;
+    }
     /* Arrays without elements have no address to copy from. */
     if (head.n_buckets > 0)
         memcpy((uint8_t *)memory + head.buckets_at, layout->buckets, head.n_buckets * sizeof(*layout->buckets));
@@ -132,7 +142,8 @@ static bool head_is_sound(const struct device_plan_header *head, uint64_t n_byte
            head->world_size >= 1 && head->world_size <= DEVICE_MAX_WORLD && head->n_local >= 1 &&
            head->n_local <= DEVICE_MAX_LOCAL && head->first_local < head->world_size &&
            head->n_local <= head->world_size - head->first_local && head->stage >= 1 && head->stage <= 3 &&
-           head->optimizer < (uint32_t)DEVICE_N_OPTIMIZERS && moments_are_sound(head) &&
+           head->optimizer < (uint32_t)N_OPTIMIZERS && moments_are_sound(head) &&
+           head->n_matrices <= (head->optimizer == OPTIMIZER_MUON ? head->n_params : 0) &&
            head->mask_words == div_round_up(head->world_size, 64) && head->weight_bytes <= DEVICE_MAX_BYTES &&
            head->ring_bytes <= DEVICE_MAX_BYTES && head->pool_bytes <= DEVICE_MAX_BYTES &&
            array_fits(head, head->params_at, head->n_params, sizeof(struct device_plan_param)) &&
@@ -151,8 +162,8 @@ static bool bucket_is_sound(const struct device_plan *plan, const struct layout_
 {
     const struct device_plan_header *head = plan->head;
 
-    return bucket->owner == LAYOUT_NO_OWNER && bucket->dtype < N_DTYPES && bucket->grad_dtype < N_DTYPES &&
-           bucket->n_elems <= DEVICE_MAX_BYTES / 8 &&
+    return (bucket->owner == LAYOUT_NO_OWNER || bucket->owner < head->world_size) && bucket->dtype < N_DTYPES &&
+           bucket->grad_dtype < N_DTYPES && bucket->n_elems <= DEVICE_MAX_BYTES / 8 &&
            bucket->n_elems % ((uint64_t)LAYOUT_ALIGN_ELEMS * head->world_size) == 0 &&
            is_within(bucket->weight_offset_bytes, bucket->n_elems * dtype_size(bucket->dtype), head->weight_bytes) &&
            is_within(bucket->first_parcel, bucket->n_parcels, head->n_parcels) &&
@@ -168,9 +179,17 @@ static bool parcel_is_sound(const struct device_plan *plan, const struct layout_
            is_within(parcel->first_chunk, parcel->n_chunks, plan->head->n_chunks);
 }
 
+/* Its owner has all of it, as chunk_is_sound() sees. */
+static bool matrix_is_sound(const struct device_plan *plan, const struct device_plan_param *param)
+{
+    return param->matrix < plan->head->n_matrices && param->n_elems == (uint64_t)param->rows * param->cols &&
+           param->bucket < plan->head->n_buckets && plan->buckets[param->bucket].owner != LAYOUT_NO_OWNER;
+}
+
 static bool param_is_sound(const struct device_plan *plan, const struct device_plan_param *param)
 {
-    if (param->dtype >= N_DTYPES || param->n_elems > DEVICE_MAX_BYTES / 8)
+    if (param->dtype >= N_DTYPES || param->n_elems > DEVICE_MAX_BYTES / 8 || param->group >= plan->head->n_groups ||
+        (param->rows > 0 && !matrix_is_sound(plan, param)))
         return false;
     if (param->bucket == LAYOUT_NO_BUCKET)
         return true;
@@ -197,11 +216,17 @@ static bool part_is_sound(const struct device_plan *plan, const struct layout_pa
            is_within(part->first_chunk, part->n_chunks, plan->head->n_chunks);
 }
 
+/* The rank's partition of a bucket: [*start, *start + n). Return: n. */
+static uint64_t find_slice(const struct device_plan *plan, uint32_t bucket, unsigned rank, uint64_t *start)
+{
+    return layout_bucket_owned(&plan->buckets[bucket], plan->head->world_size, rank, 1, start);
+}
+
 /* Is the chunk inside its part and inside its owner's partition? Then its reads and writes stay in slots and slices. */
 static bool chunk_is_sound(const struct device_plan *plan, const struct layout_chunk *chunk)
 {
     const struct layout_part *part;
-    uint64_t slice, begin;
+    uint64_t slice, start, begin;
 
     if (chunk->part >= plan->head->n_parts || chunk->rank >= plan->head->world_size || chunk->n_elems > CHUNK_ELEMS ||
         chunk->start_elem % LAYOUT_ALIGN_ELEMS != 0)
@@ -210,9 +235,9 @@ static bool chunk_is_sound(const struct device_plan *plan, const struct layout_c
     if (chunk->param != part->param || chunk->start_elem < part->start_elem ||
         !is_within(chunk->start_elem - part->start_elem, chunk->n_elems, part->n_elems))
         return false;
-    slice = plan->buckets[plan->params[chunk->param].bucket].n_elems / plan->head->world_size;
+    slice = find_slice(plan, plan->params[chunk->param].bucket, chunk->rank, &start);
     begin = plan->params[chunk->param].offset_elems + chunk->start_elem;
-    return begin >= slice * chunk->rank && is_within(begin - slice * chunk->rank, chunk->n_elems, slice);
+    return begin >= start && is_within(begin - start, chunk->n_elems, slice);
 }
 
 /* Do the chunks and parts that a parcel or bucket lists belong to it? Orders find them through it. */
@@ -289,7 +314,7 @@ struct device_undo_places device_undo_places(const struct device_plan *plan)
     uint64_t largest = 0, n_chunks = 0;
 
     for (uint32_t b = 0; b < head->n_buckets; b++) {
-        uint64_t slice = plan->buckets[b].n_elems / head->world_size;
+        uint64_t slice = layout_bucket_partition(&plan->buckets[b], head->world_size);
 
         largest = MAX(largest, slice);
         n_chunks += plan->buckets[b].n_chunks + slice / DEVICE_CHUNK_ELEMS;
@@ -298,26 +323,30 @@ struct device_undo_places device_undo_places(const struct device_plan *plan)
         places.n_blocks = device_update_blocks(n_chunks);
     places.lane_bytes = round_up(largest * sizeof(float), DEVICE_ALIGN_BYTES);
     places.n_bytes = DEVICE_LANES * places.lane_bytes;
-    places.marks = place_array(&places.n_bytes, places.n_blocks * sizeof(uint64_t), DEVICE_ALIGN_BYTES);
+    places.marks = place_array(&places.n_bytes, device_mark_sets(head->n_matrices) * places.n_blocks * sizeof(uint64_t),
+                               DEVICE_ALIGN_BYTES);
     places.slots =
         place_array(&places.n_bytes, device_undo_bytes(places.n_blocks, places.slot_bytes), DEVICE_ALIGN_BYTES);
     return places;
 }
 
-static void place_buckets(const struct device_plan *plan, struct device_places *places, uint64_t *piece_bytes)
+static void place_buckets(const struct device_plan *plan, unsigned rank, struct device_places *places,
+                          uint64_t *piece_bytes)
 {
     enum dtype moments = plan->head->moments_dtype;
     bool has_state = !plan->head->offload;
 
     for (uint32_t b = 0; b < plan->head->n_buckets; b++) {
-        uint64_t slice = plan->buckets[b].n_elems / plan->head->world_size;
+        uint64_t start, slice = find_slice(plan, b, rank, &start);
         bool own_master = plan->head->stage == 3 || plan->buckets[b].dtype != DTYPE_F32;
 
         places[b] = (struct device_places){
+            .start_elem = start,
             .slice_elems = slice,
             .master = take_array(&piece_bytes[DEVICE_STATE], slice, DTYPE_F32, has_state && own_master),
             .exp_avg = take_array(&piece_bytes[DEVICE_STATE], slice, moments, has_state && plan->head->exp_avg),
-            .exp_avg_sq = take_array(&piece_bytes[DEVICE_STATE], slice, moments, has_state && plan->head->exp_avg_sq),
+            .exp_avg_sq = take_array(&piece_bytes[DEVICE_STATE], slice, moments,
+                                     has_state && plan->head->exp_avg_sq && plan->buckets[b].owner == LAYOUT_NO_OWNER),
             .acc = take_array(&piece_bytes[DEVICE_GRADIENT], slice, DTYPE_F32, true),
         };
     }
@@ -342,12 +371,20 @@ static void place_frozen(const struct device_plan *plan, uint64_t *frozen, uint6
     }
 }
 
-void device_plan_places(const struct device_plan *plan, struct device_places *places, uint64_t *frozen,
-                        uint64_t *piece_bytes)
+int device_rank_places_init(struct device_rank_places *places, const struct device_plan *plan, unsigned local_rank)
 {
-    memset(piece_bytes, 0, DEVICE_N_PIECES * sizeof(*piece_bytes));
-    place_buckets(plan, places, piece_bytes);
-    place_frozen(plan, frozen, piece_bytes);
+    uint64_t *piece_bytes = places->piece_bytes;
+
+    *places = (struct device_rank_places){
+        .buckets = calloc(plan->head->n_buckets + 1, sizeof(*places->buckets)),
+        .frozen = calloc(plan->head->n_params + 1, sizeof(*places->frozen)),
+    };
+    if (!places->buckets || !places->frozen) {
+        device_rank_places_deinit(places);
+        return -ENOMEM;
+    }
+    place_buckets(plan, plan->head->first_local + local_rank, places->buckets, piece_bytes);
+    place_frozen(plan, places->frozen, piece_bytes);
     piece_bytes[DEVICE_WEIGHTS] = plan->head->stage == 3 ? 0 : plan->head->weight_bytes;
     piece_bytes[DEVICE_RING] = plan->head->ring_bytes;
     piece_bytes[DEVICE_UNDO] = device_undo_places(plan).n_bytes;
@@ -355,55 +392,64 @@ void device_plan_places(const struct device_plan *plan, struct device_places *pl
     /* A piece without anything in it would be an exception everywhere. */
     for (unsigned i = 0; i < DEVICE_N_PIECES; i++)
         piece_bytes[i] = MAX(piece_bytes[i], (uint64_t)DEVICE_ALIGN_BYTES);
+    return 0;
+}
+
+void device_rank_places_deinit(struct device_rank_places *places)
+{
+    free(steal_ptr(places->buckets));
+    free(steal_ptr(places->frozen));
 }
 
 uint64_t device_master(const struct device_plan *plan, const struct device_places *places, uint32_t bucket,
-                       unsigned rank, uint32_t *kind)
+                       uint32_t *kind)
 {
     assert(!plan->head->offload);
-    *kind = places[bucket].master == DEVICE_NONE ? DEVICE_WEIGHTS : DEVICE_STATE;
+    *kind = places->master == DEVICE_NONE ? DEVICE_WEIGHTS : DEVICE_STATE;
     if (*kind == DEVICE_STATE)
-        return places[bucket].master;
-    return plan->buckets[bucket].weight_offset_bytes + places[bucket].slice_elems * rank * sizeof(float);
+        return places->master;
+    return plan->buckets[bucket].weight_offset_bytes + places->start_elem * sizeof(float);
 }
 
 void device_parcel_slice(const struct device_plan *plan, uint32_t parcel, unsigned rank, uint64_t *begin, uint64_t *end)
 {
     const struct layout_parcel *p = &plan->parcels[parcel];
-    uint64_t slice = plan->buckets[p->bucket].n_elems / plan->head->world_size;
+    uint64_t start, slice = find_slice(plan, p->bucket, rank, &start);
 
-    *begin = MAX(slice * rank, p->offset_elems);
-    *end = MAX(*begin, MIN(slice * (rank + 1), p->offset_elems + p->n_elems));
-}
-
-/* A frozen parameter is partitioned by itself, any other with its bucket. */
-static uint64_t partition_elems(const struct device_plan *plan, uint32_t param, uint64_t *offset)
-{
-    const struct device_plan_param *p = &plan->params[param];
-    bool is_frozen = p->bucket == LAYOUT_NO_BUCKET;
-
-    *offset = is_frozen ? 0 : p->offset_elems;
-    return is_frozen ? frozen_slice_elems(plan, param) : plan->buckets[p->bucket].n_elems / plan->head->world_size;
+    *begin = MAX(start, p->offset_elems);
+    *end = MAX(*begin, MIN(start + slice, p->offset_elems + p->n_elems));
 }
 
 void device_param_owners(const struct device_plan *plan, uint32_t param, unsigned *first, unsigned *end)
 {
-    uint64_t offset, slice = partition_elems(plan, param, &offset), n_elems = plan->params[param].n_elems;
+    const struct device_plan_param *p = &plan->params[param];
+    const struct layout_bucket *bucket = p->bucket == LAYOUT_NO_BUCKET ? NULL : &plan->buckets[p->bucket];
+    uint64_t offset = bucket ? p->offset_elems : 0, slice = frozen_slice_elems(plan, param);
 
     *first = *end = 0;
-    if (n_elems == 0)
+    if (p->n_elems == 0)
         return;
+    if (bucket)
+        slice = layout_bucket_partition(bucket, plan->head->world_size);
     *first = (unsigned)(offset / slice);
-    *end = (unsigned)((offset + n_elems - 1) / slice) + 1;
+    *end = (unsigned)((offset + p->n_elems - 1) / slice) + 1;
+    if (bucket && bucket->owner != LAYOUT_NO_OWNER) {
+        *first = bucket->owner;
+        *end = bucket->owner + 1;
+    }
 }
 
+/* A frozen parameter is partitioned by itself, any other with its bucket. */
 void device_param_slice(const struct device_plan *plan, uint32_t param, unsigned rank, uint64_t *begin, uint64_t *end)
 {
     const struct device_plan_param *p = &plan->params[param];
-    uint64_t offset, slice = partition_elems(plan, param, &offset);
+    bool is_frozen = p->bucket == LAYOUT_NO_BUCKET;
+    uint64_t offset = is_frozen ? 0 : p->offset_elems, slice = frozen_slice_elems(plan, param), start = slice * rank;
 
-    *begin = MAX(slice * rank, offset);
-    *end = MAX(*begin, MIN(slice * (rank + 1), offset + p->n_elems));
+    if (!is_frozen)
+        slice = find_slice(plan, p->bucket, rank, &start);
+    *begin = MAX(start, offset);
+    *end = MAX(*begin, MIN(start + slice, offset + p->n_elems));
     *begin = MIN(*begin - offset, p->n_elems);
     *end = MIN(*end - offset, p->n_elems);
 }
@@ -411,7 +457,7 @@ void device_param_slice(const struct device_plan *plan, uint32_t param, unsigned
 /* ---- inputs and results ---------------------------------------------------------------------------------- */
 
 struct inputs_at {
-    uint64_t masks, scalars, begun, contributed, end;
+    uint64_t masks, scalars, begun, contributed, groups, end;
 };
 
 static struct inputs_at place_inputs(const struct device_plan *plan)
@@ -423,6 +469,7 @@ static struct inputs_at place_inputs(const struct device_plan *plan)
     at.scalars = place_array(&at.end, (uint64_t)head->n_params * sizeof(struct update_scalars), 8);
     at.begun = place_array(&at.end, head->n_parts, 8);
     at.contributed = place_array(&at.end, head->n_params, 8);
+    at.groups = place_array(&at.end, (uint64_t)head->n_groups * sizeof(struct hyper), 8);
     return at;
 }
 
@@ -441,6 +488,7 @@ void device_inputs_open(const struct device_plan *plan, void *map, struct device
         .scalars = (void *)(base + at.scalars),
         .begun = base + at.begun,
         .contributed = base + at.contributed,
+        .groups = (void *)(base + at.groups),
     };
 }
 

@@ -18,15 +18,15 @@
  *   weights    stages 1 and 2: as the layout's weight segment
  *   ring       slots, placed by the daemon
  *   undo       for each lane: a slice of accumulators, or of weights; then, unless the state is in host memory, what
- *              updates leave half done: for each bucket the marks of its blocks, and slots of these blocks, which
- *              all buckets share (kernels/device.h)
+ *              updates leave half done: for each launch the marks of its blocks, and slots of these blocks, which
+ *              all launches share (kernels/device.h)
  *   pool       stage 3: whole parameters, placed by the daemon, each from a multiple of DEVICE_POOL_ALIGN
  *
  * A *lane* is what one order needs while it is under way; so many orders are at most under way on the devices.
  *
  * Inputs: for each part of the layout a mask of the world's ranks that have pushed it, device_plan.mask_words words,
  * rank r being bit r % 64 of word r / 64; for each part whether its accumulator holds something of this step; for each
- * parameter whether it has contributed to the step, and its scalars.
+ * parameter whether it has contributed to the step, and its scalars; for each parameter group its settings.
  *
  * Results: for each chunk the exact squares of its accumulator; for each chunk and local rank the position sum of what
  * that rank pushed; for each parcel the first value that was not finite, and the number of the last reduction that is
@@ -45,14 +45,14 @@
 #include "kernels/update.h"
 
 enum {
-    DEVICE_PLAN_VERSION = 5,
+    DEVICE_PLAN_VERSION = 6,
     DEVICE_LANES = 3,         /* picked: one that communicates, one that computes, one that is being reported */
     DEVICE_ALIGN_BYTES = 256, /* of arrays: whole lines and more of any GPU */
 };
 
 #define DEVICE_NONE UINT64_MAX /* an array that is not there */
 
-/* A parameter as the engine needs it: layout_param without name and shape. */
+/* A parameter as the engine needs it: layout_param without name and shape, but for matrices that Muon updates. */
 struct device_plan_param {
     uint64_t n_elems;
     uint64_t offset_elems; /* from the bucket's start */
@@ -61,6 +61,9 @@ struct device_plan_param {
     uint32_t first_part, n_parts;
     uint32_t first_chunk, n_chunks;
     uint32_t dtype; /* of the weights */
+    uint32_t group;
+    uint32_t rows, cols; /* 0: Muon does not update it */
+    uint32_t matrix;     /* its number among those that Muon updates */
 };
 
 struct device_plan_header {
@@ -73,7 +76,8 @@ struct device_plan_header {
     uint8_t exp_avg, exp_avg_sq; /* which moments there are */
     uint8_t deterministic;
     uint8_t offload;
-    uint32_t n_params, n_buckets, n_chunks, n_parts, n_parcels;
+    uint32_t n_params, n_buckets, n_chunks, n_parts, n_parcels, n_groups;
+    uint32_t n_matrices; /* that Muon updates */
     uint32_t mask_words;
     uint64_t weight_bytes, ring_bytes, pool_bytes;
     uint64_t params_at, buckets_at, chunks_at, parts_at, parcels_at; /* bytes from the header */
@@ -116,26 +120,31 @@ static inline struct moments_type device_plan_moments(const struct device_plan *
 
 /* ---- device memory --------------------------------------------------------------------------------------- */
 
-/* Where arrays of one bucket lie in the pieces of any local rank; bytes, or DEVICE_NONE. */
+/* Where arrays of one bucket lie in the pieces of a local rank; bytes, or DEVICE_NONE. */
 struct device_places {
+    uint64_t start_elem; /* of the rank's slice, from the bucket's start */
     uint64_t slice_elems;
     uint64_t master; /* in state; DEVICE_NONE: in weights, see device_master(), or in host memory */
     uint64_t exp_avg, exp_avg_sq;
     uint64_t acc; /* in gradient */
 };
 
-/*
- * For all buckets: places[n_buckets]. frozen[n_params]: where a frozen parameter's slice lies in state, stage 3; else
- * DEVICE_NONE. piece_bytes[DEVICE_N_PIECES]: what each piece must have.
- */
-void device_plan_places(const struct device_plan *plan, struct device_places *places, uint64_t *frozen,
-                        uint64_t *piece_bytes);
+/* Where everything lies in the pieces of a local rank. */
+struct device_rank_places {
+    struct device_places *buckets;         /* owned */
+    uint64_t *frozen;                      /* owned; frozen parameters' slices in state, stage 3; else DEVICE_NONE */
+    uint64_t piece_bytes[DEVICE_N_PIECES]; /* what each piece must have */
+};
+
+/* Return: 0 or -ENOMEM. */
+int device_rank_places_init(struct device_rank_places *places, const struct device_plan *plan, unsigned local_rank);
+void device_rank_places_deinit(struct device_rank_places *places);
 
 /* Places in the undo piece; bytes from its start. Those of updates follow from the plan alone: the next engine finds
  * the marks and slots of an update where the last one had them. */
 struct device_undo_places {
     uint64_t lane_bytes; /* of each lane; a multiple of DEVICE_ALIGN_BYTES */
-    uint64_t marks;      /* uint64_t [n_blocks] */
+    uint64_t marks;      /* uint64_t [device_mark_sets()] [n_blocks] */
     uint64_t slots;      /* device_undo_bytes() */
     uint64_t n_bytes;    /* of the piece */
     uint32_t n_blocks;   /* of an update, at most; 0 with offload */
@@ -144,9 +153,21 @@ struct device_undo_places {
 
 struct device_undo_places device_undo_places(const struct device_plan *plan);
 
-/* Where the master of a rank's slice lies: *kind is the piece. Not with offload. */
+/* The launches of an update, each with marks of its own: AdamW's, that of Muon's momentum, and one for each matrix. */
+enum {
+    DEVICE_MARKS_UPDATE = 0,
+    DEVICE_MARKS_MOMENTUM,
+    DEVICE_MARKS_MATRIX, /* of the first matrix */
+};
+
+static inline uint32_t device_mark_sets(uint32_t n_matrices)
+{
+    return n_matrices > 0 ? DEVICE_MARKS_MATRIX + n_matrices : 1;
+}
+
+/* Where the master of a rank's slice lies: *kind is the piece. places: the bucket's. Not with offload. */
 uint64_t device_master(const struct device_plan *plan, const struct device_places *places, uint32_t bucket,
-                       unsigned rank, uint32_t *kind);
+                       uint32_t *kind);
 
 /* Elements of a parcel that a rank owns, from the bucket's start; *end == *begin: none. */
 void device_parcel_slice(const struct device_plan *plan, uint32_t parcel, unsigned rank, uint64_t *begin,
@@ -166,6 +187,7 @@ struct device_inputs {
     struct update_scalars *scalars; /* per parameter */
     uint8_t *begun;                 /* per part */
     uint8_t *contributed;           /* per parameter */
+    struct hyper *groups;           /* per parameter group; Muon's settings alone are read */
 };
 
 uint64_t device_inputs_bytes(const struct device_plan *plan);

@@ -78,7 +78,7 @@ static int find_pieces(struct device_keep *keep)
             keep->fds[i][kind] = segment_find(name);
             if (keep->fds[i][kind] < 0)
                 return -ENODATA;
-            if (keep->facts->n_bytes[i][kind] < keep->piece_bytes[kind])
+            if (keep->facts->n_bytes[i][kind] < keep->places[i].piece_bytes[kind])
                 return -EBADFD;
         }
     return 0;
@@ -118,11 +118,10 @@ static int init(struct device_keep *keep, const struct device_plan_options *opti
     if (r < 0)
         return r;
     keep->facts = (struct device_facts *)(void *)keep->facts_segment.map;
-    keep->places = calloc(options->layout->n_buckets + 1, sizeof(*keep->places));
-    keep->frozen = calloc(options->layout->n_params + 1, sizeof(*keep->frozen));
-    if (!keep->places || !keep->frozen)
-        return -ENOMEM;
-    device_plan_places(&keep->plan, keep->places, keep->frozen, keep->piece_bytes);
+    for (unsigned i = 0; r == 0 && i < keep->plan.head->n_local; i++)
+        r = device_rank_places_init(&keep->places[i], &keep->plan, i);
+    if (r < 0)
+        return r;
     device_inputs_open(&keep->plan, keep->inputs_segment.map, &keep->inputs);
     device_results_open(&keep->plan, keep->results_segment.map, &keep->results);
     return device_keep_was_found(keep) ? find_pieces(keep) : 0;
@@ -189,6 +188,6 @@ void device_keep_deinit(struct device_keep *keep)
     segment_deinit(&keep->facts_segment);
     for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++)
         segment_deinit(&keep->progress_segments[i]);
-    free(keep->places);
-    free(keep->frozen);
+    for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++)
+        device_rank_places_deinit(&keep->places[i]);
 }

@@ -36,9 +36,7 @@ struct device_keep {
     struct device_inputs inputs;
     struct device_results results;
     struct device_facts *facts;
-    struct device_places *places;
-    uint64_t *frozen;                           /* as device_plan_places() has it */
-    uint64_t piece_bytes[DEVICE_N_PIECES];      /* the size that is needed */
+    struct device_rank_places places[DEVICE_MAX_LOCAL];
     int fds[DEVICE_MAX_LOCAL][DEVICE_N_PIECES]; /* -1: not allocated yet */
     bool in_use;                                /* by an engine that has not ended */
 };

@@ -84,7 +84,7 @@ static void serve_memory(struct device *device, const struct device_memory *memo
         int r;
 
         if (!piece->has_fd || keep->fds[memory->local_rank][piece->kind] >= 0 ||
-            piece->n_bytes < keep->piece_bytes[piece->kind]) {
+            piece->n_bytes < keep->places[memory->local_rank].piece_bytes[piece->kind]) {
             child_fail(device->child, NULL, "has reported a piece of memory that it was not asked for");
             return;
         }
@@ -284,7 +284,7 @@ static int submit_memory(struct device *device, unsigned local_rank)
 
         pieces[kind] = (struct device_piece){
             .kind = kind,
-            .n_bytes = has_fd ? keep->facts->n_bytes[local_rank][kind] : keep->piece_bytes[kind],
+            .n_bytes = has_fd ? keep->facts->n_bytes[local_rank][kind] : keep->places[local_rank].piece_bytes[kind],
             .has_fd = has_fd,
         };
         if (has_fd)

@@ -204,7 +204,7 @@ static void choose_optimizer(struct job *job, const struct request_hello *hello)
     if (job->layout || !job->coordinator->alone || job_anybody_is_here(job))
         return;
     if (optimizer && strcmp(optimizer, "Muon") == 0 && !config_gives(job->run.configured, "optimizer") &&
-        config_has_whole_matrices(job->run.configured) && gemm_load(&gemm, why, sizeof(why)) < 0) {
+        config_needs_openblas(job->run.configured, OPTIMIZER_MUON) && gemm_load(&gemm, why, sizeof(why)) < 0) {
         log_line(LOG_WARNING, "%s", why);
         optimizer = NULL;
     }

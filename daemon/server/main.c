@@ -264,7 +264,7 @@ static int say_checked(const struct config *config, const char *path)
     char huge_pages[256], why[256];
     const struct gemm *gemm;
 
-    if (config->optimizer.type == OPTIMIZER_MUON && gemm_load(&gemm, why, sizeof(why)) < 0) {
+    if (config_needs_openblas(config, config->optimizer.type) && gemm_load(&gemm, why, sizeof(why)) < 0) {
         fprintf(stderr, "zerod: %s\n", why);
         return EX_CONFIG;
     }

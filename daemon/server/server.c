@@ -538,7 +538,7 @@ static int start_server(struct server *server, char *why, size_t why_size)
     r = kernels_select(&server->kernels, NULL, why, why_size);
     if (r < 0)
         return r;
-    if (server->config->optimizer.type == OPTIMIZER_MUON)
+    if (config_needs_openblas(server->config, server->config->optimizer.type))
         r = gemm_load(&gemm, why, why_size);
     if (r < 0)
         return r;

@@ -61,12 +61,12 @@ static bool find_slice(const struct executor *executor, uint32_t bucket, enum st
                        struct devices_move *move)
 {
     const struct device_keep *keep = devices_keep(executor->devices);
-    const struct device_places *places = &keep->places[bucket];
+    const struct device_places *places = &keep->places[rank - executor->first_rank].buckets[bucket];
     uint32_t piece = DEVICE_STATE;
 
     move->local_rank = rank - executor->first_rank;
     if (kind == STATE_MASTER)
-        move->offset_bytes = device_master(&keep->plan, keep->places, bucket, rank, &piece);
+        move->offset_bytes = device_master(&keep->plan, places, bucket, &piece);
     else
         move->offset_bytes = kind == STATE_EXP_AVG ? places->exp_avg : places->exp_avg_sq;
     move->kind = piece;
@@ -80,16 +80,16 @@ static void add_values(const struct executor *executor, struct moves *moves, boo
 {
     const struct layout_param *p = &layout_of(executor)->params[param];
     enum dtype dtype = state_dtype(executor->state, kind);
-    uint64_t slice = layout_partition_elems(layout_of(executor), p->bucket);
     uint64_t begin = p->offset_elems + start;
 
     for (unsigned rank = executor->first_rank; rank < end_of(executor); rank++) {
-        uint64_t from = MAX(begin, slice * rank), to = MIN(begin + n, slice * (rank + 1));
+        uint64_t own, slice = layout_owned_elems(layout_of(executor), p->bucket, rank, 1, &own);
+        uint64_t from = MAX(begin, own), to = MIN(begin + n, own + slice);
         struct devices_move move = {.write = write};
 
         if (from >= to || !find_slice(executor, p->bucket, kind, rank, &move))
             continue;
-        move.offset_bytes += dtype_bytes(dtype, from - slice * rank);
+        move.offset_bytes += dtype_bytes(dtype, from - own);
         move.host = (uint8_t *)host + dtype_bytes(dtype, from - begin);
         move.n_bytes = dtype_bytes(dtype, to - from);
         moves_add(moves, &move);
@@ -116,17 +116,17 @@ static void add_frozen(const struct executor *executor, struct moves *moves, boo
     const struct device_keep *keep = devices_keep(executor->devices);
     size_t elem_bytes = dtype_size(layout_of(executor)->params[param].dtype);
 
-    for (unsigned rank = executor->first_rank; rank < end_of(executor); rank++) {
-        uint64_t begin, end, from, to;
+    for (unsigned local = 0; local < executor->n_local; local++) {
+        uint64_t at = keep->places[local].frozen[param], begin, end, from, to;
 
-        device_param_slice(&keep->plan, param, rank, &begin, &end);
+        device_param_slice(&keep->plan, param, executor->first_rank + local, &begin, &end);
         from = MAX(begin, start);
         to = MIN(end, start + n);
         if (from < to)
             moves_add(moves, &(struct devices_move){.write = write,
-                                                    .local_rank = rank - executor->first_rank,
+                                                    .local_rank = local,
                                                     .kind = DEVICE_STATE,
-                                                    .offset_bytes = keep->frozen[param] + (from - begin) * elem_bytes,
+                                                    .offset_bytes = at + (from - begin) * elem_bytes,
                                                     .host = host + (from - start) * elem_bytes,
                                                     .n_bytes = (to - from) * elem_bytes});
     }
@@ -144,29 +144,33 @@ static void add_all_frozen(const struct executor *executor, struct moves *moves,
 uint64_t device_find_owned(const struct executor *executor, uint32_t param, uint64_t *start)
 {
     const struct device_plan *plan = &devices_keep(executor->devices)->plan;
-    uint64_t begin, end, unused;
+    uint64_t begin, end, n_elems = 0;
 
-    device_param_slice(plan, param, executor->first_rank, &begin, &unused);
-    device_param_slice(plan, param, end_of(executor) - 1, &unused, &end);
-    *start = begin;
-    return end - begin;
+    *start = 0;
+    for (unsigned rank = executor->first_rank; rank < end_of(executor); rank++) {
+        device_param_slice(plan, param, rank, &begin, &end);
+        if (begin < end && n_elems == 0)
+            *start = begin;
+        n_elems += end - begin;
+    }
+    return n_elems;
 }
 
 /* Adds moves for one array of a bucket: a moment, or the masters unless they are the weights. */
 static void add_bucket(const struct executor *executor, struct moves *moves, bool write, uint32_t bucket,
                        enum state_kind kind)
 {
-    uint64_t slice = layout_partition_elems(layout_of(executor), bucket);
-    uint64_t n_bytes = dtype_bytes(state_dtype(executor->state, kind), slice);
+    enum dtype dtype = state_dtype(executor->state, kind);
 
     if (kind == STATE_MASTER && layout_of(executor)->buckets[bucket].dtype == DTYPE_F32 && !executor->gathers)
         return;
     for (unsigned rank = executor->first_rank; rank < end_of(executor); rank++) {
-        struct devices_move move = {.write = write, .n_bytes = n_bytes};
+        uint64_t own, slice = layout_owned_elems(layout_of(executor), bucket, rank, 1, &own);
+        struct devices_move move = {.write = write, .n_bytes = dtype_bytes(dtype, slice)};
 
-        if (!find_slice(executor, bucket, kind, rank, &move))
+        if (slice == 0 || !find_slice(executor, bucket, kind, rank, &move))
             continue;
-        move.host = state_values(executor->state, kind, bucket, slice * rank);
+        move.host = state_values(executor->state, kind, bucket, own);
         moves_add(moves, &move);
     }
 }
@@ -427,11 +431,10 @@ int device_reserve_copy(const struct executor *executor)
     int r = segment_reserve(&state->weights, 0, state->weights.n_bytes);
 
     for (uint32_t b = 0; r == 0 && b < layout_of(executor)->n_buckets; b++) {
-        uint64_t slice = layout_partition_elems(layout_of(executor), b);
+        const struct state_bucket *bucket = &state->buckets[b];
 
-        if ((layout_of(executor)->buckets[b].dtype != DTYPE_F32 || executor->gathers) && slice > 0)
-            r = reserve_range(&state->state, state_master(state, b, slice * executor->first_rank),
-                              slice * executor->n_local * sizeof(float));
+        if ((layout_of(executor)->buckets[b].dtype != DTYPE_F32 || executor->gathers) && bucket->owned_elems > 0)
+            r = reserve_range(&state->state, bucket->master, bucket->owned_elems * sizeof(float));
     }
     return r;
 }

@@ -100,9 +100,11 @@ static int clear(struct executor *executor)
 
     for (unsigned local = 0; local < executor->n_local; local++)
         for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
-            if (keep->piece_bytes[kinds[i]] > 0)
-                moves[n++] = (struct devices_move){
-                    .write = true, .local_rank = local, .kind = kinds[i], .n_bytes = keep->piece_bytes[kinds[i]]};
+            if (keep->places[local].piece_bytes[kinds[i]] > 0)
+                moves[n++] = (struct devices_move){.write = true,
+                                                   .local_rank = local,
+                                                   .kind = kinds[i],
+                                                   .n_bytes = keep->places[local].piece_bytes[kinds[i]]};
     return devices_copy(executor->devices, moves, n, is_cleared, executor);
 }
 

@@ -13,6 +13,7 @@
 #include "daemon/engines/devices.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/step.h"
+#include "kernels/muon.h"
 
 /* ---- reduce ---------------------------------------------------------------------------------------------- */
 
@@ -233,6 +234,21 @@ bool step_device_gathers(const struct step *step)
     return step->layout->world_size > 1 && step->n_local == step->layout->world_size && step->state->stage != 3;
 }
 
+/* Muon's products count as bytes where an order's time is limited: a GPU makes 10,000 operations while it reads one. */
+static uint64_t matrix_bytes(const struct step *step)
+{
+    double flops = 0;
+
+    for (uint32_t p = 0; p < step->layout->n_params; p++) {
+        const struct layout_param *param = &step->layout->params[p];
+
+        if (layout_owns_matrix(step->layout, p, step->first_local, step->n_local))
+            flops += muon_flops((struct muon_shape){.rows = param->shape[0], .cols = param->shape[1]},
+                                step->groups[param->group].ns_steps);
+    }
+    return (uint64_t)(flops / 1e4);
+}
+
 /* Orders the update, then the gathering. The gathering needs no wait, because it takes effect after the update. */
 static void order_rest(struct step *step)
 {
@@ -240,7 +256,7 @@ static void order_rest(struct step *step)
                                           .update = {.step = step->state->progress.epoch + 1}};
     const struct device_command gather = {.type = DEVICE_COMMAND_GATHER,
                                           .gather = {.n_buckets = step->layout->n_buckets}};
-    uint64_t n_bytes = step->layout->padded_elems * 3 * sizeof(float);
+    uint64_t n_bytes = step->layout->padded_elems * 3 * sizeof(float) + matrix_bytes(step);
 
     for (; step->n_to_order > 0; step->n_to_order--) {
         bool first = !step_device_gathers(step) || step->n_to_order == 2;
@@ -266,6 +282,7 @@ static void update(struct step *step)
     (void)failpoint("update");
     memcpy(keep->inputs.contributed, step->contributed, step->layout->n_params);
     memcpy(keep->inputs.scalars, step->scalars, step->layout->n_params * sizeof(*step->scalars));
+    memcpy(keep->inputs.groups, step->groups, step->layout->n_groups * sizeof(*step->groups));
     step->n_updating = step->n_to_order = step_device_gathers(step) ? 2 : 1;
     order_rest(step);
 }

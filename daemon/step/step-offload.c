@@ -144,8 +144,8 @@ static struct device_move make_move(const struct offload *offload, uint32_t i, u
     const struct layout_parcel *p = &step->layout->parcels[parcel];
     const struct layout_bucket *bucket = &step->layout->buckets[p->bucket];
     unsigned rank = step->first_local + local;
-    uint64_t begin, end, acc = keep->places[p->bucket].acc,
-                         elem_bytes = write ? dtype_size(bucket->dtype) : sizeof(float);
+    const struct device_places *places = &keep->places[local].buckets[p->bucket];
+    uint64_t begin, end, elem_bytes = write ? dtype_size(bucket->dtype) : sizeof(float);
     struct device_move move = {.write = write, .local_rank = local};
 
     device_parcel_slice(&keep->plan, parcel, rank, &begin, &end);
@@ -157,7 +157,7 @@ static struct device_move make_move(const struct offload *offload, uint32_t i, u
     } else {
         move.kind = DEVICE_GRADIENT;
         move.segment = DEVICES_STAGING;
-        move.offset_bytes = acc + (begin - layout_partition_elems(step->layout, p->bucket) * rank) * elem_bytes;
+        move.offset_bytes = places->acc + (begin - places->start_elem) * elem_bytes;
         move.segment_offset_bytes = (staging_at(offload, i, parcel) + begin - p->offset_elems) * elem_bytes;
     }
     return move;

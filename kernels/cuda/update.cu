@@ -688,6 +688,13 @@ DEVICE_FN struct element sgd_any_momentum(struct element e, float acc, const str
     return k->nesterov ? sgd_nesterov(e, acc, k) : sgd_momentum(e, acc, k);
 }
 
+DEVICE_FN struct element muon_any_momentum(struct element e, float acc, const struct update_scalars *k)
+{
+    return k->nesterov ? muon_nesterov(e, acc, k) : muon_momentum(e, acc, k);
+}
+
+constexpr enum optimizer MUON_MOMENTUM = static_cast<enum optimizer>(DEVICE_MUON_MOMENTUM);
+
 /* way: update_plainly or update_with_undo. */
 template <enum optimizer optimizer, typename way> DEVICE_FN void update_by(const struct update_job &job, const way &how)
 {
@@ -699,6 +706,10 @@ template <enum optimizer optimizer, typename way> DEVICE_FN void update_by(const
         how.template run<lion, M>(job);
     else if constexpr (optimizer == OPTIMIZER_ADAGRAD)
         how.template run<adagrad, V>(job);
+    else if constexpr (optimizer == OPTIMIZER_MUON)
+        how.template run<muon, 0>(job);
+    else if constexpr (optimizer == MUON_MOMENTUM)
+        how.template run<muon_any_momentum, M>(job);
     else if (job.k.momentum)
         how.template run<sgd_any_momentum, M>(job);
     else
@@ -821,9 +832,9 @@ typedef void update_kernel_fn(struct device_update_list list);
     }
 
 /* In the order of enum optimizer and enum dtype. */
-static update_kernel_fn *const update_kernels[DEVICE_N_OPTIMIZERS][3][2] = {
-    KERNELS_OF(OPTIMIZER_ADAMW), KERNELS_OF(OPTIMIZER_ADAM),    KERNELS_OF(OPTIMIZER_SGD),
-    KERNELS_OF(OPTIMIZER_LION),  KERNELS_OF(OPTIMIZER_ADAGRAD),
+static update_kernel_fn *const update_kernels[DEVICE_N_UPDATES][3][2] = {
+    KERNELS_OF(OPTIMIZER_ADAMW), KERNELS_OF(OPTIMIZER_ADAM),    KERNELS_OF(OPTIMIZER_SGD),  KERNELS_OF(OPTIMIZER_LION),
+    KERNELS_OF(OPTIMIZER_ADAGRAD), KERNELS_OF(OPTIMIZER_MUON), KERNELS_OF(MUON_MOMENTUM),
 };
 
 int device_update(struct CUstream_st *stream, const struct device_update_list *list)
@@ -839,7 +850,7 @@ int load_update(void)
 {
     int r = 0;
 
-    for (unsigned i = 0; r == 0 && i < DEVICE_N_OPTIMIZERS * 6; i++)
+    for (unsigned i = 0; r == 0 && i < DEVICE_N_UPDATES * 6; i++)
         r = load_kernel(update_kernels[i / 6][i / 2 % 3][i % 2]);
     return r;
 }

@@ -228,7 +228,7 @@ class References:
         self.build, self.folder, self.known = build, Path(folder), {}
 
     def get(self, world_size, accumulate=False, n_steps=N_STEPS, window=WINDOW, optimizer="AdamW", state="fp32"):
-        key = (world_size, accumulate, n_steps, window, optimizer, state)
+        key = (world_size, accumulate, n_steps, window, optimizer, state, os.environ.get("ZEROD_DEVICE"))
         if key not in self.known:
             folder = Path(tempfile.mkdtemp(prefix="reference-", dir=self.folder))
             settings, moments = OPTIMIZERS[optimizer]

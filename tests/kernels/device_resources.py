@@ -14,7 +14,7 @@ from pathlib import Path
 
 from device_code import ELF, E_FLAGS, codes
 
-OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "adagrad")  # in the order of enum optimizer
+OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "adagrad", "muon", "momentum")  # of enum optimizer, and Muon's first pass
 DTYPES = ("f32", "bf16", "f16")  # in the order of enum dtype
 MOMENTS = {0: "f32", 1: "bf16", 16: "8 bits"}  # of enum dtype
 THREADS = 128  # BLOCK_THREADS of kernels/cuda/block.h

@@ -551,6 +551,8 @@ static void test_positions(void **state)
 
 /* ---- update -------------------------------------------------------------------------------------------- */
 
+#define MUON_MOMENTUM ((enum optimizer)DEVICE_MUON_MOMENTUM)
+
 static const struct {
     enum optimizer optimizer;
     struct hyper hyper;
@@ -563,7 +565,37 @@ static const struct {
     {OPTIMIZER_SGD, {.lr = 0.1, .momentum = 0.9, .nesterov = true}},
     {OPTIMIZER_LION, {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1}},
     {OPTIMIZER_ADAGRAD, {.lr = 0.01, .lr_decay = 0.1, .eps = 1e-10, .weight_decay = 0.02}},
+    {OPTIMIZER_MUON, {.lr = 0.02, .momentum = 0.95, .weight_decay = 0.1}},
+    {MUON_MOMENTUM, {.lr = 0.02, .momentum = 0.95}},
+    {MUON_MOMENTUM, {.lr = 0.02, .momentum = 0.95, .nesterov = true}},
 };
+
+/* The moments that a launch has. */
+static struct optimizer_moments moments_in(enum optimizer optimizer, const struct hyper *hyper)
+{
+    if (optimizer == OPTIMIZER_MUON || optimizer == MUON_MOMENTUM)
+        return (struct optimizer_moments){.m = optimizer == MUON_MOMENTUM};
+    return optimizer_moments(optimizer, hyper);
+}
+
+static void compute_scalars(enum optimizer optimizer, const struct hyper *hyper, double s, uint64_t t, uint32_t param,
+                            struct update_scalars *out)
+{
+    update_scalars_compute(optimizer == MUON_MOMENTUM ? OPTIMIZER_MUON : optimizer, hyper, s, t, out);
+    out->rounding_key = update_rounding_key(param, t);
+    if (optimizer == OPTIMIZER_MUON)
+        out->a = (float)hyper->lr;
+}
+
+static void update_here(const struct kernels *kernels, enum optimizer optimizer, struct update_args *args)
+{
+    if (optimizer == MUON_MOMENTUM) {
+        args->acc = args->p;
+        kernels->muon_momentum(args);
+    } else {
+        kernels->update[optimizer](args);
+    }
+}
 
 enum {
     N_UPDATES = 20,
@@ -649,7 +681,7 @@ static void *slots_new(uint32_t n_blocks, uint32_t slot_bytes)
 static void updates_init(struct updates *all, uint64_t c, uint64_t *seed)
 {
     enum optimizer optimizer = cases[c % N_CASES].optimizer;
-    struct optimizer_moments moments = optimizer_moments(optimizer, &cases[c % N_CASES].hyper);
+    struct optimizer_moments moments = moments_in(optimizer, &cases[c % N_CASES].hyper);
 
     all->list = (struct device_update_list){.ranges = all->ranges,
                                             .chunks = all->chunks,
@@ -657,7 +689,7 @@ static void updates_init(struct updates *all, uint64_t c, uint64_t *seed)
                                             .optimizer = optimizer,
                                             .moments = moments_of(c)};
     for (uint32_t i = 0; i < N_UPDATES; i++) {
-        enum dtype w16_dtype = (enum dtype)(next(seed) % N_DTYPES);
+        enum dtype w16_dtype = optimizer == MUON_MOMENTUM ? DTYPE_F32 : (enum dtype)(next(seed) % N_DTYPES);
         size_t n_elems = a_length(seed);
         struct updated *got = &all->got[i];
 
@@ -668,7 +700,7 @@ static void updates_init(struct updates *all, uint64_t c, uint64_t *seed)
             .p = (float *)(void *)got->p.data,
             .m = moments.m ? got->m.data : NULL,
             .v = moments.v ? got->v.data : NULL,
-            .acc = (const float *)(const void *)all->acc[i].data,
+            .acc = (const float *)(const void *)(optimizer == MUON_MOMENTUM ? got->p : all->acc[i]).data,
             .w16 = w16_dtype == DTYPE_F32 ? NULL : got->w16.data,
             .n_elems = n_elems,
             .start_elem = a_start(seed),
@@ -696,7 +728,7 @@ static void check_updated(const struct updates *all, uint32_t i)
         .k = &all->scalars[range->scalars],
     };
 
-    kernels_nth(i % 2 && kernels_nth(1) ? 1 : 0)->update[all->list.optimizer](&args);
+    update_here(kernels_nth(i % 2 && kernels_nth(1) ? 1 : 0), all->list.optimizer, &args);
     assert_same_bytes(&got->p, &expected->p);
     assert_same_bytes(&got->m, &expected->m);
     assert_same_bytes(&got->v, &expected->v);
@@ -705,7 +737,8 @@ static void check_updated(const struct updates *all, uint32_t i)
 
 static void updates_keep(struct updates *all, const struct hyper *hyper)
 {
-    const unsigned n_moments = optimizer_n_moments(all->list.optimizer, hyper);
+    const struct optimizer_moments moments = moments_in(all->list.optimizer, hyper);
+    const unsigned n_moments = (unsigned)moments.m + moments.v;
     const uint32_t slot_bytes = device_undo_slot_bytes(n_moments, all->list.moments.dtype);
     const uint32_t n_blocks = device_update_blocks(all->list.n_chunks);
 
@@ -726,9 +759,8 @@ static void check_updates_that(bool keeps, uint64_t seed)
     for (uint64_t step = 0; step < 3; step++) {
         all->list.undo.tag = step + 1;
         for (uint32_t i = 0; i < N_UPDATES; i++) {
-            update_scalars_compute(cases[c].optimizer, &cases[c].hyper, step == 1 ? 1 / 3.0 : 0.125, 1 + (step + i) % 4,
-                                   &all->scalars[i]);
-            all->scalars[i].rounding_key = update_rounding_key(i, 1 + (step + i) % 4);
+            compute_scalars(cases[c].optimizer, &cases[c].hyper, step == 1 ? 1 / 3.0 : 0.125, 1 + (step + i) % 4, i,
+                            &all->scalars[i]);
             /* wild ones' squares overflow: a moment is infinite then, and stays so */
             fill(&all->acc[i], DTYPE_F32, (enum values)(next(&seed) % VALUES_NONFINITE), &seed);
         }
@@ -854,7 +886,7 @@ static void torn_expect(const struct torn *torn, uint32_t i)
         .k = &torn->scalars[range->scalars],
     };
 
-    kernels_nth(0)->update[torn->list.optimizer](&args);
+    update_here(kernels_nth(0), torn->list.optimizer, &args);
 }
 
 /* Every third range is not aligned. */
@@ -862,7 +894,7 @@ static struct torn torn_new(size_t c, uint32_t n_ranges)
 {
     const enum optimizer optimizer = cases[c % N_CASES].optimizer;
     struct hyper hyper = cases[c % N_CASES].hyper;
-    struct optimizer_moments moments = optimizer_moments(optimizer, &hyper);
+    struct optimizer_moments moments = moments_in(optimizer, &hyper);
     struct torn torn = {.n_bytes = (size_t)n_ranges * TORN_STRIDE * sizeof(float)};
     const uint32_t slot_bytes = device_undo_slot_bytes((unsigned)moments.m + moments.v, moments_of(c).dtype);
     uint64_t seed = c;
@@ -880,18 +912,17 @@ static struct torn torn_new(size_t c, uint32_t n_ranges)
     /* A first step, a later one, and that without momentum. */
     for (unsigned i = 0; i < N_TORN_SCALARS; i++) {
         hyper.momentum = i < 2 ? hyper.momentum : 0;
-        update_scalars_compute(optimizer, &hyper, 0.125, 1 + (i > 0), &torn.scalars[i]);
-        torn.scalars[i].rounding_key = update_rounding_key(i, 1 + (i > 0));
+        compute_scalars(optimizer, &hyper, 0.125, 1 + (i > 0), i, &torn.scalars[i]);
     }
     for (uint32_t i = 0; i < n_ranges; i++) {
         size_t at = (size_t)i * TORN_STRIDE + (i % 3 == 2);
-        enum dtype w16_dtype = (enum dtype)(i % N_DTYPES);
+        enum dtype w16_dtype = optimizer == MUON_MOMENTUM ? DTYPE_F32 : (enum dtype)(i % N_DTYPES);
 
         torn.ranges[i] = (struct device_update_range){
             .p = (float *)(void *)torn.arrays[0] + at,
             .m = moments.m ? torn_elem(&torn, torn.arrays, 1, at) : NULL,
             .v = moments.v ? torn_elem(&torn, torn.arrays, 2, at) : NULL,
-            .acc = torn.acc + at,
+            .acc = optimizer == MUON_MOMENTUM ? (float *)(void *)torn.arrays[0] + at : torn.acc + at,
             .w16 = w16_dtype == DTYPE_F32 ? NULL : torn_elem(&torn, torn.arrays, 3, at),
             .n_elems = torn_sizes[i % ARRAY_SIZE(torn_sizes)],
             .start_elem = at / 64 * 64,
@@ -1031,7 +1062,8 @@ static void torn_check_slots(const struct torn *torn)
         const uint8_t *slot = (const uint8_t *)torn->list.undo.slots + i * of_block;
 
         assert_memory_equal(slot, &torn->before[0][at], sizeof(float));
-        if (torn->list.optimizer != OPTIMIZER_SGD || torn->scalars[torn->ranges[i].scalars].momentum)
+        if (torn->list.optimizer != OPTIMIZER_MUON &&
+            (torn->list.optimizer != OPTIMIZER_SGD || torn->scalars[torn->ranges[i].scalars].momentum))
             assert_memory_equal(slot + moment_at, torn_elem(torn, torn->before, moment, at),
                                 torn->list.moments.dtype == DTYPE_BF16 ? 2 : 4);
     }

@@ -103,7 +103,7 @@ static void test_all_launches(void **state)
     uint64_t mark = 0;
     unsigned before = stream.n_launched;
 
-    for (unsigned i = 0; i < 6 * DEVICE_N_OPTIMIZERS; i++) {
+    for (unsigned i = 0; i < 6 * DEVICE_N_UPDATES; i++) {
         struct device_update_list list = {.ranges = &update,
                                           .chunks = &chunk,
                                           .scalars = &scalars,
@@ -125,12 +125,12 @@ static void test_all_launches(void **state)
         assert_int_equal((i ? device_convert_to_f32 : device_convert_from_f32)(
                              NULL, &(struct device_convert_list){.ranges = &convert, .chunks = &chunk, .n_chunks = 1}),
                          0);
-    assert_int_equal(stream.n_launched, before + 6 * DEVICE_N_OPTIMIZERS + 2 + 2); /* sums are cleared first */
+    assert_int_equal(stream.n_launched, before + 6 * DEVICE_N_UPDATES + 2 + 2); /* sums are cleared first */
     assert_int_equal(
         device_normalize(NULL, &(struct device_normalize){.x = &x, .matrix = &matrix, .sums = &norm_sum, .n_elems = 1}),
         0);
     assert_true(x == 1);
-    assert_int_equal(stream.n_launched, before + 6 * DEVICE_N_OPTIMIZERS + 2 + 2 + 2);
+    assert_int_equal(stream.n_launched, before + 6 * DEVICE_N_UPDATES + 2 + 2 + 2);
 }
 
 /* Empty lists are no launch; a list of ranges without elements still gives them results. */
@@ -151,7 +151,7 @@ static void test_empty(void **state)
 
     assert_int_equal(device_reduce(NULL, &(struct device_reduce_list){0}), 0);
     assert_int_equal(device_position_sums(NULL, &(struct device_position_list){0}), 0);
-    for (enum optimizer i = 0; i < DEVICE_N_OPTIMIZERS; i++)
+    for (unsigned i = 0; i < DEVICE_N_UPDATES; i++)
         assert_int_equal(device_update(NULL, &(struct device_update_list){.optimizer = i}), 0);
     assert_int_equal(device_convert_to_f32(NULL, &(struct device_convert_list){0}), 0);
     assert_int_equal(device_convert_from_f32(NULL, &(struct device_convert_list){0}), 0);

@@ -32,7 +32,7 @@
 
 enum {
     SIM_MAX_DEVICES = 16,
-    SIM_MAX_KERNELS = 64,
+    SIM_MAX_KERNELS = 128,
     SIM_MAX_INJECTIONS = 32,
     OP_MAX_READS = 3,
     SIM_NS_PER_US = 1000,

@@ -208,12 +208,11 @@ static struct layout *make_layout(void)
 /* Computes places, slices and owners from an accepted plan: all of them are in range. */
 static void use_plan(const struct device_plan *plan)
 {
-    uint64_t begin, end, piece_bytes[DEVICE_N_PIECES];
-    struct device_places *places = calloc(plan->head->n_buckets + 1, sizeof(*places));
-    uint64_t *frozen = calloc(plan->head->n_params + 1, sizeof(*frozen));
+    struct device_rank_places places;
+    uint64_t begin, end;
 
-    assert_true(places && frozen);
-    device_plan_places(plan, places, frozen, piece_bytes);
+    assert_int_equal(device_rank_places_init(&places, plan, 0), 0);
+    device_rank_places_deinit(&places);
     for (uint32_t k = 0; k < plan->head->n_parcels; k++)
         device_parcel_slice(plan, k, plan->head->first_local, &begin, &end);
     for (uint32_t p = 0; p < plan->head->n_params; p++) {
@@ -224,8 +223,6 @@ static void use_plan(const struct device_plan *plan)
         device_param_slice(plan, p, plan->head->first_local, &begin, &end);
         assert_true(begin <= end && end <= plan->params[p].n_elems);
     }
-    free(places);
-    free(frozen);
 }
 
 /* Each element of a parameter has one owner, and frozen slices lie behind each other in the state. */
@@ -235,16 +232,16 @@ static void test_slices(void **state)
     struct device_plan_options options = {
         .layout = layout, .stage = 3, .n_local = 3, .moments = {true, true}, .pool_bytes = 1 << 20};
     struct device_plan plan;
-    struct device_places places[8];
-    uint64_t frozen[3], piece_bytes[DEVICE_N_PIECES], state_bytes, *memory;
+    struct device_rank_places places;
+    uint64_t state_bytes, *memory;
 
     memory = calloc(1, device_plan_bytes(&options));
     assert_non_null(memory);
     device_plan_write(&options, memory);
     assert_int_equal(device_plan_open(&plan, memory, device_plan_bytes(&options), why, sizeof(why)), 0);
-    assert_true(plan.head->n_buckets <= ARRAY_SIZE(places));
-    device_plan_places(&plan, places, frozen, piece_bytes);
-    assert_true(piece_bytes[DEVICE_POOL] == 1 << 20 && piece_bytes[DEVICE_WEIGHTS] == DEVICE_ALIGN_BYTES);
+    assert_int_equal(device_rank_places_init(&places, &plan, 0), 0);
+    assert_true(places.piece_bytes[DEVICE_POOL] == 1 << 20);
+    assert_true(places.piece_bytes[DEVICE_WEIGHTS] == DEVICE_ALIGN_BYTES);
     for (uint32_t p = 0; p < 3; p++) {
         uint64_t next = 0;
         unsigned first, last;
@@ -262,9 +259,10 @@ static void test_slices(void **state)
         assert_int_equal(next, plan.params[p].n_elems);
     }
     /* 1,000 elements over three ranks: 384 of fp32 at the most, the last array of the state. */
-    assert_true(frozen[0] == DEVICE_NONE && frozen[1] == DEVICE_NONE);
-    state_bytes = piece_bytes[DEVICE_STATE];
-    assert_int_equal(frozen[2] + 384 * sizeof(float), state_bytes);
+    assert_true(places.frozen[0] == DEVICE_NONE && places.frozen[1] == DEVICE_NONE);
+    state_bytes = places.piece_bytes[DEVICE_STATE];
+    assert_int_equal(places.frozen[2] + 384 * sizeof(float), state_bytes);
+    device_rank_places_deinit(&places);
     free(memory);
     layout_free(layout);
 }
@@ -273,19 +271,22 @@ static void test_slices(void **state)
 static struct device_places places_with(const struct layout *layout, struct moments_type type, uint64_t *piece_bytes)
 {
     struct device_plan_options options = {.layout = layout, .stage = 2, .n_local = 3, .moments = {true, true, type}};
-    struct device_places places[8];
+    struct device_rank_places places;
+    struct device_places first;
     struct device_plan plan;
-    uint64_t frozen[3], *memory = calloc(1, device_plan_bytes(&options));
+    uint64_t *memory = calloc(1, device_plan_bytes(&options));
 
     assert_non_null(memory);
     device_plan_write(&options, memory);
     assert_int_equal(device_plan_open(&plan, memory, device_plan_bytes(&options), why, sizeof(why)), 0);
     assert_int_equal(device_plan_moments(&plan).dtype, type.dtype);
     assert_int_equal(device_plan_moments(&plan).stochastic, type.stochastic);
-    assert_true(plan.head->n_buckets <= ARRAY_SIZE(places));
-    device_plan_places(&plan, places, frozen, piece_bytes);
+    assert_int_equal(device_rank_places_init(&places, &plan, 0), 0);
+    first = places.buckets[0];
+    memcpy(piece_bytes, places.piece_bytes, sizeof(places.piece_bytes));
+    device_rank_places_deinit(&places);
     free(memory);
-    return places[0];
+    return first;
 }
 
 /* Narrow moments take less of the state and of their undo slots; arrays begin at a multiple of DEVICE_ALIGN_BYTES. */
@@ -348,7 +349,7 @@ static void break_plan(unsigned stage)
     device_plan_write(&options, memory);
     assert_int_equal(device_plan_open(&plan, memory, n_bytes, why, sizeof(why)), 0);
     assert_int_equal(device_plan_open(&plan, memory, n_bytes - 1, why, sizeof(why)), -EINVAL);
-    assert_string_equal(why, "the plan is not one: its header of version 5");
+    assert_string_equal(why, "the plan is not one: its header of version 6");
     for (uint64_t i = 0; i < n_bytes; i++) {
         memory[i] ^= 0x81;
         if (device_plan_open(&plan, memory, n_bytes, why, sizeof(why)) == 0)

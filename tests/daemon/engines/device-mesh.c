@@ -192,7 +192,7 @@ static void make_node(struct gpus *gpus, unsigned n, struct optimizer_moments mo
     for (unsigned i = 0; i < gpus->options.n_local; i++)
         for (unsigned kind = 0; kind < DEVICE_N_PIECES; kind++) {
             node->mirror_at[i][kind] = end;
-            end += node->keep.piece_bytes[kind];
+            end += node->keep.places[i].piece_bytes[kind];
         }
     assert_int_equal(segment_init(&node->host, "test", end), 0);
 }
@@ -446,7 +446,7 @@ static void give_copy(struct gpus *gpus, struct gpus_node *node, bool write, uin
                                                                      .local_rank = i,
                                                                      .kind = kind,
                                                                      .segment_offset_bytes = node->mirror_at[i][kind],
-                                                                     .n_bytes = node->keep.piece_bytes[kind]};
+                                                                     .n_bytes = node->keep.places[i].piece_bytes[kind]};
     (void)device_order(node->device, &command);
 }
 
@@ -774,18 +774,23 @@ void gpus_check_squares(struct gpus *gpus)
     }
 }
 
+static const struct device_rank_places *places_of(const struct gpus *gpus, unsigned rank)
+{
+    return &gpus->nodes[rank / gpus->options.n_local].keep.places[rank % gpus->options.n_local];
+}
+
 void gpus_check_gradients(struct gpus *gpus)
 {
     gpus_copy(gpus, false, 1u << DEVICE_GRADIENT);
     for (uint32_t c = 0; c < gpus->layout->n_chunks; c++) {
         const struct layout_chunk *chunk = &gpus->layout->chunks[c];
         const struct layout_param *param = &gpus->layout->params[chunk->param];
-        const struct device_places *places = &gpus->nodes[0].keep.places[param->bucket];
+        const struct device_places *places = &places_of(gpus, chunk->rank)->buckets[param->bucket];
         uint64_t elem = param->offset_elems + chunk->start_elem;
         const float *acc = (const float *)(gpus_mirror(gpus, chunk->rank, DEVICE_GRADIENT) + places->acc);
 
         if (gpus->step->begun[chunk->part])
-            compare("gradient", chunk->rank, c, acc + (elem - places->slice_elems * chunk->rank),
+            compare("gradient", chunk->rank, c, acc + (elem - places->start_elem),
                     state_acc(gpus->state, param->bucket, elem), chunk->n_elems * sizeof(float));
     }
 }
@@ -795,13 +800,13 @@ static void check_chunk(struct gpus *gpus, uint32_t c)
     const struct layout_chunk *chunk = &gpus->layout->chunks[c];
     const struct layout_param *param = &gpus->layout->params[chunk->param];
     const struct device_plan *plan = &gpus->nodes[0].keep.plan;
-    const struct device_places *places = &gpus->nodes[0].keep.places[param->bucket];
-    uint64_t elem = param->offset_elems + chunk->start_elem, own = elem - places->slice_elems * chunk->rank;
+    const struct device_places *places = &places_of(gpus, chunk->rank)->buckets[param->bucket];
+    uint64_t elem = param->offset_elems + chunk->start_elem, own = elem - places->start_elem;
     uint64_t moment_at = dtype_bytes(gpus->options.moments.dtype, own);
     size_t moment_bytes = dtype_bytes(gpus->options.moments.dtype, chunk->n_elems);
     const uint8_t *state = gpus_mirror(gpus, chunk->rank, DEVICE_STATE);
     uint32_t kind;
-    uint64_t at = device_master(plan, gpus->nodes[0].keep.places, param->bucket, chunk->rank, &kind);
+    uint64_t at = device_master(plan, places, param->bucket, &kind);
 
     compare("master", chunk->rank, c, gpus_mirror(gpus, chunk->rank, kind) + at + own * sizeof(float),
             state_master(gpus->state, param->bucket, elem), chunk->n_elems * sizeof(float));
@@ -821,7 +826,7 @@ static size_t find_frozen(const struct gpus *gpus, unsigned rank, uint32_t param
     uint64_t begin, end;
 
     device_param_slice(&keep->plan, param, rank, &begin, &end);
-    *mirror = gpus_mirror(gpus, rank, DEVICE_STATE) + keep->frozen[param];
+    *mirror = gpus_mirror(gpus, rank, DEVICE_STATE) + places_of(gpus, rank)->frozen[param];
     *ours = state_frozen(gpus->state, param) + begin * elem_bytes;
     return (end - begin) * elem_bytes;
 }
@@ -890,8 +895,8 @@ void gpus_fill_state(struct gpus *gpus)
     for (unsigned rank = 0; rank < gpus->world; rank++) {
         fill_weights(gpus, rank);
         for (uint32_t b = 0; b < gpus->layout->n_buckets; b++) {
-            const struct device_places *places = &gpus->nodes[0].keep.places[b];
-            uint64_t elem = places->slice_elems * rank;
+            const struct device_places *places = &places_of(gpus, rank)->buckets[b];
+            uint64_t elem = places->start_elem;
             uint64_t moment_bytes = dtype_bytes(gpus->options.moments.dtype, places->slice_elems);
 
             write_array(gpus, rank, places->master, state_master(gpus->state, b, elem),

@@ -231,7 +231,7 @@ static void test_moments(void **state)
 
 static void test_optimizers(void **state)
 {
-    for (enum optimizer optimizer = 0; optimizer < DEVICE_N_OPTIMIZERS; optimizer += tests_full() ? 1 : 2)
+    for (enum optimizer optimizer = 0; optimizer < OPTIMIZER_MUON; optimizer += tests_full() ? 1 : 2)
         check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .optimizer = optimizer});
 }
 
@@ -355,7 +355,7 @@ static void copy_pool(struct gpus *gpus, unsigned source, unsigned mirror, unsig
         moves[i] = (struct device_move){.local_rank = source,
                                         .kind = DEVICE_POOL,
                                         .segment_offset_bytes = node->mirror_at[mirror][DEVICE_POOL],
-                                        .n_bytes = node->keep.piece_bytes[DEVICE_POOL]};
+                                        .n_bytes = node->keep.places[source].piece_bytes[DEVICE_POOL]};
     assert_int_equal(device_order(node->device, &command), 0);
 }
 
@@ -444,8 +444,8 @@ static void copy_slices(struct gpus *gpus, unsigned n, const struct host *host, 
     for (uint32_t b = 0; b < gpus->layout->n_buckets; b++)
         for (unsigned i = 0; i < gpus->options.n_local; i++) {
             const struct layout_bucket *bucket = &gpus->layout->buckets[b];
-            const struct device_places *places = &node->keep.places[b];
-            uint64_t elem = places->slice_elems * (n * gpus->options.n_local + i);
+            const struct device_places *places = &node->keep.places[i].buckets[b];
+            uint64_t elem = places->start_elem;
             uint64_t at = bucket->weight_offset_bytes + elem * dtype_size(bucket->dtype);
             uint64_t n_bytes = places->slice_elems * (weights ? dtype_size(bucket->dtype) : sizeof(float));
 
@@ -584,7 +584,7 @@ static void check_offload(struct gpus_options options)
 
     options.offload = true;
     gpus_init(&gpus, &options);
-    assert_int_equal(gpus.nodes[0].keep.piece_bytes[DEVICE_STATE], DEVICE_ALIGN_BYTES);
+    assert_int_equal(gpus.nodes[0].keep.places[0].piece_bytes[DEVICE_STATE], DEVICE_ALIGN_BYTES);
     gpus_start(&gpus);
     gpus_wait_ready(&gpus);
     for (unsigned n = 0; n < gpus.options.n_nodes; n++)
@@ -606,7 +606,7 @@ static void test_offload(void **state)
     check_offload((struct gpus_options){.n_nodes = 1, .n_local = 3, .stage = 1});
     check_offload((struct gpus_options){.n_nodes = 2, .n_local = 2});
     check_offload((struct gpus_options){.n_nodes = 1, .n_local = MIN(2, machine_n_gpus()), .stage = 3}); /* of one node */
-    for (enum optimizer optimizer = 0; optimizer < DEVICE_N_OPTIMIZERS; optimizer++)
+    for (enum optimizer optimizer = 0; optimizer < OPTIMIZER_MUON; optimizer++)
         check_offload((struct gpus_options){.n_nodes = 1, .n_local = 2, .optimizer = optimizer});
 }
 

@@ -314,7 +314,7 @@ static void die_in_updates(const struct gpus_options *options)
 
 static void test_killed_in_updates(void **state)
 {
-    for (enum optimizer optimizer = 0; optimizer < DEVICE_N_OPTIMIZERS; optimizer += tests_full() ? 1 : 3)
+    for (enum optimizer optimizer = 0; optimizer < OPTIMIZER_MUON; optimizer += tests_full() ? 1 : 3)
         die_in_updates(&(struct gpus_options){.n_nodes = 1, .n_local = 1, .optimizer = optimizer});
     die_in_updates(&(struct gpus_options){.n_nodes = 1, .n_local = 1, .stage = 3});
     die_in_updates(
@@ -475,7 +475,7 @@ static void test_what_does_not_fit(void **state)
         "nvidia-smi -c DEFAULT, or start MPS");
     check_words("compute-mode=3,mps=1,sim_load:error=cudaErrorMemoryAllocation", &patient,
                 "GPU 0: device_load_kernels: out of memory (cudaErrorMemoryAllocation)");
-    check_words("sim_load:error=cudaErrorNoKernelImageForDevice@55", &patient,
+    check_words("sim_load:error=cudaErrorNoKernelImageForDevice@90", &patient,
                 "GPU 1 has compute capability 9.0, and zerod was built for 8.x, 9.x and later: leave it out "
                 "(CUDA_VISIBLE_DEVICES), or build zerod with a CUDA that knows it");
     check_words("cuMemCreate:error=CUDA_ERROR_OUT_OF_MEMORY@2", &patient,

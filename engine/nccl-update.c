@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Updates. One launch is for all parameters but the matrices that Muon updates: between launches a GPU runs out of
+ * blocks. Muon's launches follow:
+ *
+ *     for all matrices   the momentum takes the gradient, and the accumulator becomes what is to be orthogonalised
+ *     for each matrix    it is orthogonalised from there into scratch memory, and the weights change by the result
+ *
+ * An order may be given again after a kill. Its launches are then the same ones, because they follow from the plan and
+ * the inputs, and each goes on where its marks say.
+ */
+
+#include "engine/nccl.h"
+
+#include <string.h>
+
+#include "core/base/base.h"
+
+/* The list of one launch. ranges, blocks: in the host's memory. */
+struct update_maker {
+    struct device_update_range *ranges;
+    struct device_chunk *blocks;
+    struct device_update_list list;
+    uint32_t n_ranges;
+};
+
+static bool is_matrix(const struct nccl_engine *engine, uint32_t param)
+{
+    return engine->plan.params[param].rows > 0;
+}
+
+/* Is the chunk owned, and in the step? */
+static bool takes_part(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t chunk)
+{
+    const struct layout_chunk *c = &engine->plan.chunks[chunk];
+
+    return c->rank == gpu->rank && engine->inputs.contributed[c->param];
+}
+
+/* A list of at most n_chunks chunks. */
+static struct update_maker maker_new(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
+                                     uint32_t n_chunks, void *scalars, uint32_t marks)
+{
+    struct nccl_lists *lists = &gpu->lanes[order->lane].lists;
+    size_t n_blocks = (size_t)n_chunks * device_chunks_count(CHUNK_ELEMS);
+    void *ranges, *blocks;
+    struct update_maker maker = {.n_ranges = 0};
+
+    maker.ranges = lists_take(engine, lists, n_chunks * sizeof(*maker.ranges), &ranges);
+    maker.blocks = lists_take(engine, lists, n_blocks * sizeof(*maker.blocks), &blocks);
+    maker.list = (struct device_update_list){.ranges = ranges,
+                                             .chunks = blocks,
+                                             .scalars = scalars,
+                                             .optimizer = engine->plan.head->optimizer,
+                                             .moments = device_plan_moments(&engine->plan),
+                                             .undo = undo_of_update(engine, gpu, order->command.update.step, marks)};
+    return maker;
+}
+
+static void maker_add(struct update_maker *maker, const struct device_update_range *range)
+{
+    maker->ranges[maker->n_ranges] = *range;
+    maker->list.n_chunks +=
+        device_chunks_fill(&maker->blocks[maker->list.n_chunks], maker->n_ranges++, (uint64_t)range->n_elems);
+}
+
+/* All arrays of an owned chunk. */
+static struct device_update_range range_of(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32_t chunk)
+{
+    const struct device_plan *plan = &engine->plan;
+    const struct layout_chunk *c = &plan->chunks[chunk];
+    const struct device_plan_param *param = &plan->params[c->param];
+    const struct layout_bucket *b = &plan->buckets[param->bucket];
+    const struct device_places *places = &gpu->places.buckets[param->bucket];
+    uint64_t elem = param->offset_elems + c->start_elem, own = elem - places->start_elem;
+    /* Stage 3: weights are rounded when they are fetched. */
+    enum dtype w16 = plan->head->stage == 3 ? DTYPE_F32 : b->dtype;
+
+    return (struct device_update_range){
+        .p = nccl_master(engine, gpu, param->bucket) + own,
+        .m = nccl_moment(engine, gpu, places->exp_avg, own),
+        .v = nccl_moment(engine, gpu, places->exp_avg_sq, own),
+        .acc = nccl_acc(gpu, param->bucket, elem),
+        .w16 =
+            w16 == DTYPE_F32 ? NULL : gpu->pieces[DEVICE_WEIGHTS].at + b->weight_offset_bytes + elem * dtype_size(w16),
+        .n_elems = c->n_elems,
+        .start_elem = c->start_elem,
+        .scalars = c->param,
+        .w16_dtype = w16,
+    };
+}
+
+/* ---- AdamW and its like ---------------------------------------------------------------------------------- */
+
+static void update_others(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
+                          void *scalars)
+{
+    uint32_t n_chunks = engine->plan.head->n_chunks;
+    struct update_maker maker = maker_new(engine, gpu, order, n_chunks, scalars, DEVICE_MARKS_UPDATE);
+
+    maker.list.optimizer = optimizer_of_param(engine->plan.head->optimizer, false);
+    for (uint32_t c = 0; c < n_chunks; c++) {
+        struct device_update_range range;
+
+        if (!takes_part(engine, gpu, c) || is_matrix(engine, engine->plan.chunks[c].param))
+            continue;
+        range = range_of(engine, gpu, c);
+        maker_add(&maker, &range);
+    }
+    lists_upload(engine, gpu, (unsigned)order->lane);
+    engine_launch(engine, gpu, device_update(gpu->main, &maker.list), "device_update");
+}
+
+/* ---- Muon ------------------------------------------------------------------------------------------------ */
+
+static void add_momentum(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
+                         void *scalars)
+{
+    uint32_t n_chunks = engine->plan.head->n_chunks;
+    struct update_maker maker = maker_new(engine, gpu, order, n_chunks, scalars, DEVICE_MARKS_MOMENTUM);
+
+    maker.list.optimizer = (enum optimizer)DEVICE_MUON_MOMENTUM;
+    for (uint32_t c = 0; c < n_chunks; c++) {
+        struct device_update_range range;
+
+        if (!takes_part(engine, gpu, c) || !is_matrix(engine, engine->plan.chunks[c].param))
+            continue;
+        range = range_of(engine, gpu, c);
+        range.p = (float *)(uintptr_t)range.acc;
+        range.v = range.w16 = NULL;
+        range.w16_dtype = DTYPE_F32;
+        maker_add(&maker, &range);
+    }
+    lists_upload(engine, gpu, (unsigned)order->lane);
+    engine_launch(engine, gpu, device_update(gpu->main, &maker.list), "device_update");
+}
+
+static struct muon_shape shape_of(const struct device_plan_param *param)
+{
+    return (struct muon_shape){.rows = param->rows, .cols = param->cols};
+}
+
+static bool owns_matrix(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t param)
+{
+    return is_matrix(engine, param) && engine->plan.buckets[engine->plan.params[param].bucket].owner == gpu->rank;
+}
+
+static bool is_first_of_shape(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t param)
+{
+    const struct device_plan_param *params = engine->plan.params;
+
+    for (uint32_t i = 0; i < param; i++)
+        if (owns_matrix(engine, gpu, i) && params[i].rows == params[param].rows && params[i].cols == params[param].cols)
+            return false;
+    return true;
+}
+
+static void update_matrix(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
+                          uint32_t param, void *scalars)
+{
+    const struct device_plan_param *p = &engine->plan.params[param];
+    struct update_maker maker = maker_new(engine, gpu, order, p->n_chunks, scalars, DEVICE_MARKS_MATRIX + p->matrix);
+    const float *matrix = muon_orthogonalize_on(engine, gpu, shape_of(p), nccl_acc(gpu, p->bucket, p->offset_elems),
+                                                &engine->inputs.groups[p->group], gpu->scratch);
+
+    for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {
+        struct device_update_range range = range_of(engine, gpu, c);
+
+        range.m = range.v = NULL;
+        range.acc = matrix + range.start_elem;
+        maker_add(&maker, &range);
+    }
+    lists_upload(engine, gpu, (unsigned)order->lane);
+    engine_launch(engine, gpu, device_update(gpu->main, &maker.list), "device_update");
+}
+
+static void update_matrices(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
+                            void *scalars)
+{
+    add_momentum(engine, gpu, order, scalars);
+    for (uint32_t param = 0; param < engine->plan.head->n_params; param++)
+        if (owns_matrix(engine, gpu, param) && engine->inputs.contributed[param])
+            update_matrix(engine, gpu, order, param, scalars);
+}
+
+static void make_scratch(struct nccl_engine *engine, struct nccl_gpu *gpu)
+{
+    const struct device_plan *plan = &engine->plan;
+    uint64_t n_elems = 0;
+
+    for (uint32_t i = 0; i < plan->head->n_params; i++)
+        if (owns_matrix(engine, gpu, i))
+            n_elems = MAX(n_elems, muon_scratch_elems(shape_of(&plan->params[i])));
+    engine_use(engine, gpu);
+    if (n_elems > 0)
+        gpu->scratch = (float *)(void *)memory_scratch(engine, gpu, n_elems * sizeof(float));
+}
+
+/* The products of each shape are made once, for which a GPU loads code. */
+static void warm(struct nccl_engine *engine, struct nccl_gpu *gpu)
+{
+    const struct device_plan *plan = &engine->plan;
+
+    engine_use(engine, gpu);
+    for (uint32_t i = 0; i < plan->head->n_params; i++)
+        if (owns_matrix(engine, gpu, i) && is_first_of_shape(engine, gpu, i))
+            muon_warm(engine, gpu, shape_of(&plan->params[i]), gpu->scratch);
+    engine_check_cuda(engine, gpu, cudaEventRecord(gpu->main_event, gpu->main), "cudaEventRecord");
+}
+
+void update_prepare(struct nccl_engine *engine)
+{
+    for (unsigned i = 0; i < engine->n_gpus; i++)
+        make_scratch(engine, &engine->gpus[i]);
+}
+
+void update_warm(struct nccl_engine *engine)
+{
+    for (unsigned i = 0; i < engine->n_gpus; i++)
+        warm(engine, &engine->gpus[i]);
+}
+
+/* ---- the order ------------------------------------------------------------------------------------------- */
+
+int update_issue(struct nccl_engine *engine, struct nccl_order *order)
+{
+    size_t n_bytes = engine->plan.head->n_params * sizeof(struct update_scalars);
+
+    for (unsigned i = 0; i < engine->n_gpus; i++) {
+        struct nccl_gpu *gpu = &engine->gpus[i];
+        void *scalars;
+
+        engine_use(engine, gpu);
+        memcpy(lists_take(engine, &gpu->lanes[order->lane].lists, n_bytes, &scalars), engine->inputs.scalars, n_bytes);
+        update_others(engine, gpu, order, scalars);
+        if (engine->plan.head->n_matrices > 0)
+            update_matrices(engine, gpu, order, scalars);
+    }
+    return 0;
+}
