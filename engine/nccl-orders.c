@@ -112,7 +112,7 @@ static void take_copy(struct nccl_engine *engine, struct nccl_order *order)
 
 static bool is_owned(const struct nccl_engine *engine, uint32_t bucket)
 {
-    return engine->plan.buckets[bucket].owner != LAYOUT_NO_OWNER;
+    return engine->plan.buckets[bucket].owner != LAYOUT_NO_OWNER && engine->plan.buckets[bucket].n_elems > 0;
 }
 
 /*

@@ -7,8 +7,8 @@
  * Deterministic: each rank sends each owner its slice as it is, in the gradient's type, and the owner adds the slices
  * in the order of docs/numerics.md, its own straight from the slot. Else NCCL adds: each rank writes its slot as fp32
  * into staging, and ncclReduceScatter, whose order is its own, gives each owner the sum of its slice. That wants slices
- * of one size, so a parcel that is not a whole bucket travels in the first way, whatever is configured, if the world is
- * not too large for it.
+ * of one size, so a parcel that is not a whole bucket, or whose bucket has an owner, travels in the first way, whatever
+ * is configured, if the world is not too large for it.
  *
  * The position sums are those of this node's ranks. Where all ranks are on this node the owners take them in passing;
  * else a slot's other slices are added up elsewhere, and each rank reads its own slot for it once more.

@@ -157,14 +157,14 @@ static void set_up(struct nccl_engine *engine, const struct device_setup *setup)
         if (nccl_exchanges(&engine->plan, i) && engine->plan.head->world_size > REDUCE_MAX_LEAVES)
             engine_fail(engine,
                         "sums in the order of the ranks (deterministic: true, or a parameter larger than a "
-                        "bucket) are over %d ranks at most, and there are %" PRIu32,
+                        "bucket, or Muon) are over %d ranks at most, and there are %" PRIu32,
                         REDUCE_MAX_LEAVES, engine->plan.head->world_size);
     if (device_inputs_bytes(&engine->plan) > setup->inputs_bytes ||
         device_results_bytes(&engine->plan, NULL) > setup->results_bytes)
         engine_fail(engine, "inputs of %" PRIu64 " bytes or results of %" PRIu64 " are too small for the plan",
                     setup->inputs_bytes, setup->results_bytes);
     open_gpus(engine);
-    if (engine->plan.head->optimizer == OPTIMIZER_MUON)
+    if (engine->plan.head->n_matrices > 0)
         muon_prepare(engine);
     inputs = memory_map(engine, fds[1], setup->inputs_bytes);
     results = memory_map(engine, fds[2], setup->results_bytes);
@@ -279,6 +279,7 @@ static void check_deadlines(struct nccl_engine *engine)
         engine_fail(engine, "not connected to all nodes within %" PRIu32 " ms: %s", engine->setup.connect_timeout_ms,
                     engine->phase == NCCL_AWAITS_ID  ? "nothing has been heard of the engine of node 0"
                     : engine->phase == NCCL_CONNECTS ? "not all have come"
+                    : engine->phase == NCCL_WARMS    ? "cuBLAS has not loaded its code"
                                                      : "the memory is not there yet");
 }
 

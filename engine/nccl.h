@@ -243,23 +243,6 @@ struct device_update_undo undo_of_update(const struct nccl_engine *engine, const
 
 /* nccl-muon.c */
 
-/* Loads cuBLAS and opens it on all GPUs. May wait until they are idle, so it belongs to the setup. */
-void muon_prepare(struct nccl_engine *engine);
-/*
- * Makes cuBLAS load its code for a shape, with products of zeroes on the main stream. May wait likewise. scratch: as
- * below.
- */
-void muon_warm(struct nccl_engine *engine, struct nccl_gpu *gpu, struct muon_shape shape, float *scratch);
-/*
- * Puts the orthogonalisation of a matrix on the main stream. The GPU is in use (engine_use()). hyper: ns_steps,
- * ns_coefficients and eps are read. scratch: muon_scratch_elems(shape) elements at a multiple of 64 bytes; nothing else
- * may use them until the stream has passed. Return: where the result will be, in the scratch memory.
- */
-const float *muon_orthogonalize_on(struct nccl_engine *engine, struct nccl_gpu *gpu, struct muon_shape shape,
-                                   const float *matrix, const struct hyper *hyper, float *scratch);
-
-/* nccl-muon.c */
-
 /* Loads cuBLAS and opens it on all GPUs. Part of the setup, because the driver may wait until a GPU is idle. */
 void muon_prepare(struct nccl_engine *engine);
 /*

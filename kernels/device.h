@@ -187,7 +187,7 @@ enum {
  */
 struct device_update_undo {
     uint64_t *marks;   /* device_update_blocks(), zeroed once; NULL: nothing is saved */
-    void *slots;       /* device_undo_bytes() */
+    void *slots;       /* device_undo_bytes(); also of other lists that end before this one begins */
     uint64_t tag;      /* 1 to DEVICE_UNDO_MAX_TAG: of this list, and of no other that has these marks */
     uint32_t slot_bytes; /* device_undo_slot_bytes() */
     uint32_t reserved;   /* 0 */

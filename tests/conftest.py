@@ -358,8 +358,6 @@ def start_job(start, folder, config=None, env=None):
     """
     whole = merge(DEFAULTS, config or {})
     n_nodes, world = int(os.environ.get("ZEROD_NODES", "1")), whole["world"]
-    if whole.get("optimizer", {}).get("type") == "Muon":
-        n_nodes = 1  # it needs all of each matrix
     if whole.get("device") == "cuda" or is_placed_on_gpus(whole):
         n_nodes = max(n_nodes, gpu_kinds.n_nodes(world["size"]))
     if n_nodes == 1 or world["size"] < n_nodes or "nodes" in world:

@@ -118,6 +118,9 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
         if (!param->trainable)
             sum = add(sum, align(param->n_elems * dtype_size(param->dtype), FROZEN_ALIGN_BYTES));
     }
+    /* A node that owns no matrix has a page: see daemon/memory/state.c. */
+    if (layout->n_buckets > 0 && options->n_moments > 0)
+        sum = MAX(sum, (uint64_t)CACHE_LINE_BYTES);
     return pages(sum);
 }
 
@@ -129,7 +132,7 @@ static uint64_t undo_bytes(const struct layout *layout, const struct plan_option
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         uint64_t slice = layout_partition_elems(layout, b);
 
-        largest = MAX(largest, slice);
+        largest = MAX(largest, layout_undo_elems(layout->buckets + b, layout->parcels, layout->world_size));
         n_chunks = add(n_chunks, layout->buckets[b].n_chunks + slice / DEVICE_CHUNK_ELEMS);
     }
     n_bytes = mul(mul(largest, sizeof(float)), UNDO_LANES);

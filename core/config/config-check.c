@@ -239,7 +239,7 @@ static void check_muon(const struct config_check *check)
         return;
     if (sound(check, "device") && sound(check, offload) && !config_can_use_muon(config))
         REFUSE(check, "optimizer.type", offload,
-               "Muon needs gradients and state in one memory: without it, or with device: cpu");
+               "Muon needs gradients and state in one memory: leave offload_optimizer out, or set device: cpu");
 }
 
 static void check_scheduler(const struct config_check *check)

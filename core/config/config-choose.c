@@ -84,5 +84,7 @@ bool config_choose_optimizer(struct config *config, const char *name, double mom
     wanted = config_of(name, momentum);
     if (wanted)
         config->optimizer = wanted->optimizer;
+    if (wanted && config_chooses_bucket(config))
+        config->zero.reduce_bucket_size = config_usual_bucket_elems(config);
     return wanted != NULL;
 }

@@ -140,8 +140,8 @@ static const struct config_key table[] = {
     KEY("zero_optimization.stage", WHOLE, zero.stage,
         "What is partitioned: 1 optimizer state, 2 gradients too, 3 weights too.", DEEPSPEED, .def = "2", RANGE(1, 3)),
     KEY("zero_optimization.reduce_bucket_size", WHOLE, zero.reduce_bucket_size,
-        "Largest bucket; a larger parameter is its own bucket, pushed in parts of this size. auto: 500000; with "
-        "several nodes, or Muon on GPUs, 8000000; else on GPUs 50000000.",
+        "Largest bucket; a larger parameter is its own bucket, pushed in parts of this size. auto: 500000, with "
+        "several nodes 8000000; on GPUs 50000000, with Muon 8000000.",
         .flags = CONFIG_DEEPSPEED | CONFIG_AUTO, .unit = "elements", .def = "auto", RANGE(1, MAX_ELEMS)),
     KEY("zero_optimization.overlap_comm", BOOL, zero.overlap_comm,
         "Room for several buckets in the ring, so that reductions hide behind the backward; false: for two, less "

@@ -184,6 +184,22 @@ static inline uint64_t layout_bucket_owned(const struct layout_bucket *bucket, u
     return n_elems * (bucket->owner == LAYOUT_NO_OWNER ? n_ranks : owns);
 }
 
+/*
+ * The most elements of the bucket of which an engine on GPUs keeps a copy at a time: those of a partition; of a bucket
+ * with an owner those of a parcel. parcels: of the layout.
+ */
+static inline uint64_t layout_undo_elems(const struct layout_bucket *bucket, const struct layout_parcel *parcels,
+                                         unsigned world_size)
+{
+    uint64_t most = 0;
+
+    if (bucket->owner == LAYOUT_NO_OWNER)
+        return layout_bucket_partition(bucket, world_size);
+    for (uint32_t i = bucket->first_parcel; i < bucket->first_parcel + bucket->n_parcels; i++)
+        most = parcels[i].n_elems > most ? parcels[i].n_elems : most;
+    return most;
+}
+
 static inline uint64_t layout_partition_elems(const struct layout *layout, uint32_t bucket)
 {
     return layout_bucket_partition(&layout->buckets[bucket], layout->world_size);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "kernels/muon.h"
 
 enum { MAGIC = 0x64657670, PAGE_BYTES = 4096 };
 
@@ -179,17 +180,17 @@ static bool parcel_is_sound(const struct device_plan *plan, const struct layout_
            is_within(parcel->first_chunk, parcel->n_chunks, plan->head->n_chunks);
 }
 
-/* Its owner has all of it, as chunk_is_sound() sees. */
 static bool matrix_is_sound(const struct device_plan *plan, const struct device_plan_param *param)
 {
-    return param->matrix < plan->head->n_matrices && param->n_elems == (uint64_t)param->rows * param->cols &&
+    return param->matrix < plan->head->n_matrices && param->rows >= 1 && param->rows <= MUON_MAX_SIDE &&
+           param->cols >= 1 && param->cols <= MUON_MAX_SIDE && param->n_elems == (uint64_t)param->rows * param->cols &&
            param->bucket < plan->head->n_buckets && plan->buckets[param->bucket].owner != LAYOUT_NO_OWNER;
 }
 
 static bool param_is_sound(const struct device_plan *plan, const struct device_plan_param *param)
 {
     if (param->dtype >= N_DTYPES || param->n_elems > DEVICE_MAX_BYTES / 8 || param->group >= plan->head->n_groups ||
-        (param->rows > 0 && !matrix_is_sound(plan, param)))
+        (param->rows + (uint64_t)param->cols > 0 && !matrix_is_sound(plan, param)))
         return false;
     if (param->bucket == LAYOUT_NO_BUCKET)
         return true;
@@ -240,7 +241,19 @@ static bool chunk_is_sound(const struct device_plan *plan, const struct layout_c
     return begin >= start && is_within(begin - start, chunk->n_elems, slice);
 }
 
-/* Do the chunks and parts that a parcel or bucket lists belong to it? Orders find them through it. */
+/* Those of a matrix lie in its owner's partition, as chunk_is_sound() sees. */
+static bool chunks_are_its_own(const struct device_plan *plan, uint32_t param)
+{
+    const struct device_plan_param *p = &plan->params[param];
+    bool is_in_owned = p->bucket != LAYOUT_NO_BUCKET && plan->buckets[p->bucket].owner != LAYOUT_NO_OWNER;
+
+    for (uint32_t c = p->first_chunk; p->bucket != LAYOUT_NO_BUCKET && c < p->first_chunk + p->n_chunks; c++)
+        if (plan->chunks[c].param != param || (is_in_owned && p->rows == 0))
+            return false;
+    return true;
+}
+
+/* Do the chunks and parts that a parcel, bucket or parameter lists belong to it? Orders find them through it. */
 static bool ownership_is_sound(const struct device_plan *plan)
 {
     for (uint32_t i = 0; i < plan->head->n_parcels; i++) {
@@ -260,6 +273,9 @@ static bool ownership_is_sound(const struct device_plan *plan)
             if (plan->params[plan->chunks[c].param].bucket != i)
                 return false;
     }
+    for (uint32_t i = 0; i < plan->head->n_params; i++)
+        if (!chunks_are_its_own(plan, i))
+            return false;
     return true;
 }
 
@@ -316,15 +332,16 @@ struct device_undo_places device_undo_places(const struct device_plan *plan)
     for (uint32_t b = 0; b < head->n_buckets; b++) {
         uint64_t slice = layout_bucket_partition(&plan->buckets[b], head->world_size);
 
-        largest = MAX(largest, slice);
+        largest = MAX(largest, layout_undo_elems(&plan->buckets[b], plan->parcels, head->world_size));
         n_chunks += plan->buckets[b].n_chunks + slice / DEVICE_CHUNK_ELEMS;
     }
     if (!head->offload)
         places.n_blocks = device_update_blocks(n_chunks);
     places.lane_bytes = round_up(largest * sizeof(float), DEVICE_ALIGN_BYTES);
     places.n_bytes = DEVICE_LANES * places.lane_bytes;
-    places.marks = place_array(&places.n_bytes, device_mark_sets(head->n_matrices) * places.n_blocks * sizeof(uint64_t),
-                               DEVICE_ALIGN_BYTES);
+    places.marks =
+        place_array(&places.n_bytes, (uint64_t)device_mark_sets(head->n_matrices) * places.n_blocks * sizeof(uint64_t),
+                    DEVICE_ALIGN_BYTES);
     places.slots =
         place_array(&places.n_bytes, device_undo_bytes(places.n_blocks, places.slot_bytes), DEVICE_ALIGN_BYTES);
     return places;

@@ -69,6 +69,9 @@ static void plan_places(struct state *state, const struct state_options *options
         state->frozen_offset_bytes[p] = *state_bytes;
         *state_bytes += round_up(param->n_elems * dtype_size(param->dtype), 64);
     }
+    /* A segment of no bytes has no addresses, and moments of no elements, as of a node without matrices, have one. */
+    if (layout->n_buckets > 0 && options->moments.m + options->moments.v > 0)
+        *state_bytes = MAX(*state_bytes, (uint64_t)CACHE_LINE_BYTES);
 }
 
 static void *at(const struct segment *segment, uint64_t offset)

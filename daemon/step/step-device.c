@@ -234,7 +234,8 @@ bool step_device_gathers(const struct step *step)
     return step->layout->world_size > 1 && step->n_local == step->layout->world_size && step->state->stage != 3;
 }
 
-/* Muon's products count as bytes where an order's time is limited: a GPU makes 10,000 operations while it reads one. */
+/* Muon's products count as bytes where an order's time is limited: with 10,000 operations for each, a GPU that makes
+ * 100 Gflop/s is still at work. */
 static uint64_t matrix_bytes(const struct step *step)
 {
     double flops = 0;

@@ -110,7 +110,7 @@ void step_muon_announce(const struct step *step, const struct config *config)
                    cost.flops / 1e9, cost.n_matrices, (double)cost.n_elems / 1e6,
                    muon_cost_seconds(&cost, speed, n_threads), n_threads, speed / 1e9);
     else if (cost.n_matrices == 0)
-        log_notice("Muon: %s", step->n_local < step->layout->world_size
+        log_notice("Muon: %s", layout_count_matrices(step->layout, 0, step->layout->world_size) > 0
                                    ? "this node owns none of the matrices"
                                    : "no parameter is a matrix for it, so AdamW updates all of them");
 }

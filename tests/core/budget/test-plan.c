@@ -10,6 +10,7 @@
 
 #include "core/base/base.h"
 #include "core/budget/plan.h"
+#include "core/budget/step-sizes.h"
 #include "core/layout/layout.h"
 #include "core/wire/device-plan.h"
 #include "tests/group.h"
@@ -188,8 +189,8 @@ static void test_stages(void **state)
     layout_free(layout);
 }
 
-/* Muon's bucket, m of 20,000 elements in bf16, is on the node of rank 0 as a whole, without exp_avg_sq. */
-static void test_muon(void **state)
+/* a, and m of 20,000 elements in bf16, which Muon updates. */
+static struct layout *make_with_matrix(void)
 {
     const uint64_t shape[] = {100, 200};
     const struct layout_decl decls[] = {
@@ -203,7 +204,14 @@ static void test_muon(void **state)
          .n_dims = 2,
          .shape = shape},
     };
-    struct layout *layout = make(decls, 2, 4, 1024);
+
+    return make(decls, 2, 4, 1024);
+}
+
+/* Muon's bucket is on the node of rank 0 as a whole, without exp_avg_sq. */
+static void test_muon(void **state)
+{
+    struct layout *layout = make_with_matrix();
 
     for (unsigned node = 0; node < 2; node++) {
         struct plan_options options = {.stage = 2, .n_moments = 2, .first_local_rank = 2 * node, .n_local_ranks = 2};
@@ -350,6 +358,39 @@ static void test_narrow_on_devices(void **state)
         plan_bytes_by_class(layout, &options, &bytes);
         assert_int_equal(bytes.state, pages(2 * piece_bytes[DEVICE_STATE]) + 2 * piece_bytes[DEVICE_UNDO]);
     }
+    layout_free(layout);
+}
+
+/* Muon on GPUs: the engine's own figures, of two ranks of which one owns the matrix, and the scratch memory of that. */
+static void test_muon_on_devices(void **state)
+{
+    struct layout *layout = make_with_matrix();
+    const struct device_plan_options options = {.layout = layout,
+                                                .stage = 2,
+                                                .n_local = 2,
+                                                .optimizer = OPTIMIZER_MUON,
+                                                .moments = {.m = true, .v = true}};
+    const struct plan_options asked = {.stage = 2, .n_moments = 2, .n_local_ranks = 2, .on_devices = true};
+    uint64_t n_bytes = device_plan_bytes(&options), in_state = 0, undo = 0;
+    void *memory = test_calloc(1, n_bytes);
+    struct device_rank_places places;
+    struct device_plan plan;
+    struct plan_bytes bytes;
+    char why[128];
+
+    device_plan_write(&options, memory);
+    assert_int_equal(device_plan_open(&plan, memory, n_bytes, why, sizeof(why)), 0);
+    assert_int_equal(plan.head->n_matrices, 1);
+    for (unsigned rank = 0; rank < 2; rank++) {
+        assert_int_equal(device_rank_places_init(&places, &plan, rank), 0);
+        in_state += places.piece_bytes[DEVICE_STATE];
+        undo += places.piece_bytes[DEVICE_UNDO];
+        device_rank_places_deinit(&places);
+    }
+    plan_bytes_by_class(layout, &asked, &bytes);
+    assert_int_equal(bytes.state, pages(in_state) + undo + 4 * step_muon_scratch_elems(layout, 0, 1));
+    assert_int_equal(step_muon_scratch_elems(layout, 1, 3), 0);
+    test_free(memory);
     layout_free(layout);
 }
 
@@ -605,6 +646,7 @@ TEST_GROUP(plan)
         cmocka_unit_test(test_nodes_add_up),
         cmocka_unit_test(test_ring),
         cmocka_unit_test(test_small_ring),
+        cmocka_unit_test(test_muon_on_devices),
         cmocka_unit_test(test_devices),
         cmocka_unit_test(test_narrow_on_devices),
         cmocka_unit_test(test_device_pools),

@@ -228,6 +228,33 @@ def test_resize(zerod, run):
         assert_same(got, whole)
 
 
+def run_one_matrix(steps):
+    """A model that is one matrix. Return: all values of its state."""
+    import zerod
+
+    torch.manual_seed(7)
+    model = nn.Linear(24, 24, bias=False)
+    opt = zerod.Optimizer(model)
+    assert opt.epoch in (0, steps[0])
+    train(steps, model, opt)
+    (state,) = opt.full_state_dict()["state"].values()
+    opt.close()
+    return [model.weight.detach().clone(), *map(torch.as_tensor, state.values())]
+
+
+def test_node_without_elements(zerod, run, monkeypatch, tmp_path):
+    """A node that owns nothing at all reads the state, and loads a checkpoint."""
+    (whole,) = run(zerod(config(ranks=1)), run_one_matrix, steps=range(N_STEPS))
+    monkeypatch.setenv("ZEROD_NODES", "2")
+    checkpoint = {"dir": str(tmp_path), "save_steps": N_STEPS // 2}
+    daemon = zerod(config(checkpoint=checkpoint))
+    run(daemon, run_one_matrix, steps=range(N_STEPS // 2))
+    daemon.stop()
+    loads = zerod(config(checkpoint={"dir": str(tmp_path), "load": "latest"}))
+    for got in run(loads, run_one_matrix, steps=range(N_STEPS // 2, N_STEPS)):
+        assert len(got) == len(whole) == 3 and all(map(torch.equal, got, whole))
+
+
 def keys():
     import zerod
 
