@@ -158,7 +158,7 @@ static void gather_bucket(struct nccl_engine *engine, struct nccl_order *order, 
     engine_check_nccl(engine, ncclGroupEnd(), "ncclGroupEnd");
 }
 
-/* What a GPU sends and receives of a bucket that one rank owns. */
+/* The owner of a bucket sends it to all others; each other rank receives it. */
 static void exchange_owned(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_order *order,
                            const struct layout_bucket *b)
 {
@@ -217,9 +217,9 @@ static int gather_issue(struct nccl_engine *engine, struct nccl_order *order)
             engine_join_all(engine, false);
             return 0;
         }
-        if (bucket == end)
+        if (bucket == end && engine->plan.head->n_matrices > 0)
             gather_owned(engine, order);
-        else if (!is_owned(engine, bucket) && engine->plan.buckets[bucket].n_elems > 0)
+        else if (bucket < end && !is_owned(engine, bucket) && engine->plan.buckets[bucket].n_elems > 0)
             gather_bucket(engine, order, bucket);
     }
     return NCCL_AGAIN;

@@ -61,8 +61,7 @@ static struct update_maker maker_new(struct nccl_engine *engine, struct nccl_gpu
 static void maker_add(struct update_maker *maker, const struct device_update_range *range)
 {
     maker->ranges[maker->n_ranges] = *range;
-    maker->list.n_chunks +=
-        device_chunks_fill(&maker->blocks[maker->list.n_chunks], maker->n_ranges++, (uint64_t)range->n_elems);
+    maker->list.n_chunks += device_chunks_fill(&maker->blocks[maker->list.n_chunks], maker->n_ranges++, range->n_elems);
 }
 
 /* All arrays of an owned chunk. */
@@ -91,50 +90,45 @@ static struct device_update_range range_of(struct nccl_engine *engine, struct nc
     };
 }
 
-/* ---- AdamW and its like ---------------------------------------------------------------------------------- */
-
-static void update_others(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
-                          void *scalars)
+/* The arrays of a chunk for Muon's first pass. */
+static struct device_update_range momentum_range_of(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32_t chunk)
 {
-    uint32_t n_chunks = engine->plan.head->n_chunks;
-    struct update_maker maker = maker_new(engine, gpu, order, n_chunks, scalars, DEVICE_MARKS_UPDATE);
+    struct device_update_range range = range_of(engine, gpu, chunk);
 
-    maker.list.optimizer = optimizer_of_param(engine->plan.head->optimizer, false);
+    range.p = (float *)(uintptr_t)range.acc;
+    range.v = range.w16 = NULL;
+    range.w16_dtype = DTYPE_F32;
+    return range;
+}
+
+static void launch(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
+                   const struct update_maker *maker)
+{
+    lists_upload(engine, gpu, (unsigned)order->lane);
+    engine_launch(engine, gpu, device_update(gpu->main, &maker->list), "device_update");
+}
+
+/* matrices: Muon's first pass for all matrices; else the update of all other parameters. */
+static void update_all(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order, void *scalars,
+                       bool matrices)
+{
+    uint32_t n_chunks = engine->plan.head->n_chunks, marks = matrices ? DEVICE_MARKS_MOMENTUM : DEVICE_MARKS_UPDATE;
+    struct update_maker maker = maker_new(engine, gpu, order, n_chunks, scalars, marks);
+
+    maker.list.optimizer =
+        matrices ? (enum optimizer)DEVICE_MUON_MOMENTUM : optimizer_of_param(engine->plan.head->optimizer, false);
     for (uint32_t c = 0; c < n_chunks; c++) {
         struct device_update_range range;
 
-        if (!takes_part(engine, gpu, c) || is_matrix(engine, engine->plan.chunks[c].param))
+        if (!takes_part(engine, gpu, c) || is_matrix(engine, engine->plan.chunks[c].param) != matrices)
             continue;
-        range = range_of(engine, gpu, c);
+        range = matrices ? momentum_range_of(engine, gpu, c) : range_of(engine, gpu, c);
         maker_add(&maker, &range);
     }
-    lists_upload(engine, gpu, (unsigned)order->lane);
-    engine_launch(engine, gpu, device_update(gpu->main, &maker.list), "device_update");
+    launch(engine, gpu, order, &maker);
 }
 
-/* ---- Muon ------------------------------------------------------------------------------------------------ */
-
-static void add_momentum(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
-                         void *scalars)
-{
-    uint32_t n_chunks = engine->plan.head->n_chunks;
-    struct update_maker maker = maker_new(engine, gpu, order, n_chunks, scalars, DEVICE_MARKS_MOMENTUM);
-
-    maker.list.optimizer = (enum optimizer)DEVICE_MUON_MOMENTUM;
-    for (uint32_t c = 0; c < n_chunks; c++) {
-        struct device_update_range range;
-
-        if (!takes_part(engine, gpu, c) || !is_matrix(engine, engine->plan.chunks[c].param))
-            continue;
-        range = range_of(engine, gpu, c);
-        range.p = (float *)(uintptr_t)range.acc;
-        range.v = range.w16 = NULL;
-        range.w16_dtype = DTYPE_F32;
-        maker_add(&maker, &range);
-    }
-    lists_upload(engine, gpu, (unsigned)order->lane);
-    engine_launch(engine, gpu, device_update(gpu->main, &maker.list), "device_update");
-}
+/* ---- matrices -------------------------------------------------------------------------------------------- */
 
 static struct muon_shape shape_of(const struct device_plan_param *param)
 {
@@ -171,14 +165,13 @@ static void update_matrix(struct nccl_engine *engine, struct nccl_gpu *gpu, cons
         range.acc = matrix + range.start_elem;
         maker_add(&maker, &range);
     }
-    lists_upload(engine, gpu, (unsigned)order->lane);
-    engine_launch(engine, gpu, device_update(gpu->main, &maker.list), "device_update");
+    launch(engine, gpu, order, &maker);
 }
 
 static void update_matrices(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
                             void *scalars)
 {
-    add_momentum(engine, gpu, order, scalars);
+    update_all(engine, gpu, order, scalars, true);
     for (uint32_t param = 0; param < engine->plan.head->n_params; param++)
         if (owns_matrix(engine, gpu, param) && engine->inputs.contributed[param])
             update_matrix(engine, gpu, order, param, scalars);
@@ -233,7 +226,7 @@ int update_issue(struct nccl_engine *engine, struct nccl_order *order)
 
         engine_use(engine, gpu);
         memcpy(lists_take(engine, &gpu->lanes[order->lane].lists, n_bytes, &scalars), engine->inputs.scalars, n_bytes);
-        update_others(engine, gpu, order, scalars);
+        update_all(engine, gpu, order, scalars, false);
         if (engine->plan.head->n_matrices > 0)
             update_matrices(engine, gpu, order, scalars);
     }

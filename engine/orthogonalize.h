@@ -27,9 +27,6 @@ struct orthogonalizer {
     double *sums;    /* of device_normalize() */
 };
 
-/* Device memory that orthogonalizer_open() allocates. cuBLAS itself allocates more. */
-#define ORTHOGONALIZER_BYTES (CUBLAS_WORKSPACE_BYTES + DEVICE_NORM_SUMS * sizeof(double))
-
 /* Makes the handle and its memory, for which the driver may wait until the device is idle. */
 bool orthogonalizer_open(struct orthogonalizer *o, const struct cublas *cublas, cudaStream_t stream, char *err,
                          size_t err_size);

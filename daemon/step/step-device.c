@@ -9,11 +9,11 @@
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/budget/muon-cost.h"
 #include "daemon/engines/device-keep.h"
 #include "daemon/engines/devices.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/step.h"
-#include "kernels/muon.h"
 
 /* ---- reduce ---------------------------------------------------------------------------------------------- */
 
@@ -234,20 +234,16 @@ bool step_device_gathers(const struct step *step)
     return step->layout->world_size > 1 && step->n_local == step->layout->world_size && step->state->stage != 3;
 }
 
-/* Muon's products count as bytes where an order's time is limited: with 10,000 operations for each, a GPU that makes
- * 100 Gflop/s is still at work. */
+/* Muon's products count as bytes in the time limit of an order: one for 10,000 operations, which allows 100 Gflop/s. */
 static uint64_t matrix_bytes(const struct step *step)
 {
-    double flops = 0;
+    unsigned ns_steps = 0;
+    struct muon_cost cost;
 
-    for (uint32_t p = 0; p < step->layout->n_params; p++) {
-        const struct layout_param *param = &step->layout->params[p];
-
-        if (layout_owns_matrix(step->layout, p, step->first_local, step->n_local))
-            flops += muon_flops((struct muon_shape){.rows = param->shape[0], .cols = param->shape[1]},
-                                step->groups[param->group].ns_steps);
-    }
-    return (uint64_t)(flops / 1e4);
+    for (uint32_t i = 0; i < step->layout->n_groups; i++)
+        ns_steps = MAX(ns_steps, step->groups[i].ns_steps);
+    muon_cost_count(step->layout, step->first_local, step->n_local, ns_steps, &cost);
+    return (uint64_t)(cost.flops / 1e4);
 }
 
 /* Orders the update, then the gathering. The gathering needs no wait, because it takes effect after the update. */

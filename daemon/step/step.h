@@ -268,7 +268,7 @@ void step_reduce_here(struct reduction *reduction);
 void step_reduced(struct reduction *reduction);
 void step_keep_finding(struct step *step, const struct step_finding *finding);
 
-/* What the kernel that updates a chunk gets. acc: the chunk's accumulator. */
+/* Return: the arguments of the kernel that updates a chunk. acc: the chunk's accumulator. */
 struct update_args step_update_args(const struct step *step, uint32_t chunk, const float *acc);
 /* Where the accumulator of a chunk lies in the memory of this process. */
 float *step_acc_here(const struct step *step, uint32_t chunk);

@@ -84,7 +84,7 @@ static float *new_values(struct muon_shape shape, float scale)
     return matrix;
 }
 
-/* What the processor makes of it. */
+/* Return: the result of kernels/muon.c; the caller's. */
 static float *new_expected(struct muon_shape shape, const float *matrix, const struct hyper *hyper)
 {
     const size_t n = shape.rows * shape.cols;
@@ -231,14 +231,24 @@ static void refused_open(void *sentence)
     CHECK(strcmp(why, sentence) == 0);
 }
 
-static void refused_step(void *sentence)
+enum { ROWS = 20, COLS = 30 };
+
+static struct device open_with_matrix(void)
 {
-    const struct muon_shape shape = {20, 30};
+    const struct muon_shape shape = {ROWS, COLS};
     _cleanup_free_ float *matrix = new_values(shape, 1);
     struct device device = open_device(0);
-    char why[WHY_BYTES] = "";
 
     new_arrays(&device, shape, matrix);
+    return device;
+}
+
+static void refused_step(void *sentence)
+{
+    const struct muon_shape shape = {ROWS, COLS};
+    struct device device = open_with_matrix();
+    char why[WHY_BYTES] = "";
+
     CHECK(!orthogonalize(&device.orthogonalizer, shape, device.matrix, &usual, device.scratch, why, sizeof(why)));
     CHECK(strcmp(why, sentence) == 0);
     CHECK(cudaStreamSynchronize(device.stream) == cudaSuccess);
@@ -246,12 +256,10 @@ static void refused_step(void *sentence)
 
 static void refused_warming(void *sentence)
 {
-    const struct muon_shape shape = {20, 30};
-    _cleanup_free_ float *matrix = new_values(shape, 1);
-    struct device device = open_device(0);
+    const struct muon_shape shape = {ROWS, COLS};
+    struct device device = open_with_matrix();
     char why[WHY_BYTES] = "";
 
-    new_arrays(&device, shape, matrix);
     CHECK(!orthogonalizer_warm(&device.orthogonalizer, shape, device.scratch, why, sizeof(why)));
     CHECK(strcmp(why, sentence) == 0);
 }
@@ -301,7 +309,7 @@ static void test_errors(void **state)
 
 /* ---- loading -------------------------------------------------------------------------------------------- */
 
-/* What main() does in a new process whose loader looks for libraries in this folder. */
+/* Runs this program anew, which loads cuBLAS from the folder. line: the output. */
 static void load_from(const char *folder, char *line, size_t size)
 {
     int fds[2], status;

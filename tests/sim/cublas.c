@@ -37,7 +37,7 @@ struct operand {
     const float *at;
 };
 
-/* What a device's thread computes; the operands' elements are the operation's copies. */
+/* A product, as a device's thread computes it. a and b: the elements are the copies that op has. */
 struct product {
     struct op *op;
     struct operand a, b;

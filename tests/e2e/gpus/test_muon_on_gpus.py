@@ -4,8 +4,6 @@
 import re
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 import gpu_kinds
 from conftest import merge
@@ -48,19 +46,20 @@ def saved(zerod, folder):
     daemon = zerod({"world": {"size": 1}, "optimizer": SETTINGS, "checkpoint": checkpoint})
     train(daemon, [[]], ["--moments", MOMENTS], 6)
     daemon.stop()
+    load_file = pytest.importorskip("safetensors.torch").load_file
     (path,) = folder.glob("step-*")
     values = load_file(path / "optimizer.safetensors") | load_file(path / "model.safetensors")
-    return {name: value for name, value in values.items() if value.dtype == torch.float32 and value.numel() > 0}
+    return {name: value for name, value in values.items() if value.element_size() == 4 and value.numel() > 0}
 
 
 @pytest.mark.gpu
-def test_beside_host_memory(zerod, build, tmp_path, monkeypatch):
+def test_beside_host_memory(zerod, tmp_path, monkeypatch):
     """Other products, so other bits, but the same numbers."""
     host = saved(zerod, tmp_path / "host")
     monkeypatch.setenv("ZEROD_DEVICE", "cuda")
     gpus = saved(zerod, tmp_path / "gpus")
     assert set(host) == set(gpus) and any(name.endswith("momentum_buffer") for name in host)
-    assert any(not torch.equal(gpus[name], value) for name, value in host.items())
+    assert any((gpus[name] != value).any() for name, value in host.items())
     for name, value in host.items():
         assert (gpus[name] - value).abs().max() <= TOLERANCE * value.abs().max(), name
 
