@@ -135,8 +135,10 @@ class PrivateSystemd:
                        check=True)
         self.units = Path(f"{installed}{self.prefix}/lib/systemd/system")
         shutil.copy(build.path("client/example/zerod-example"), f"{installed}{self.bin}")
-        shutil.copy(build.path("tests/sim/zerod-engine-nccl-sim"), f"{installed}{self.bin}")
-        shutil.copy(build.path("tests/sim/libcuda-sim.so"), f"{installed}{self.lib}")
+        for file, folder in ("zerod-engine-nccl-sim", self.bin), ("libcuda-sim.so", self.lib):
+            file = Path(build.path(f"tests/sim/{file}"))
+            if file.exists():  # scripts/bench has a build without tests
+                shutil.copy(file, f"{installed}{folder}")
         installed.chmod(0o755)
 
     def write_run(self):
