@@ -45,10 +45,11 @@ FSDP2 = Family({
     "FSDP2, each block": "fsdp2:blocks",
     "FSDP2, each block, gathered until the backward": "fsdp2:blocks:keep",
 }, 8.0)
-ZEROD, STAGE_3 = "zerod", "zerod, stage 3"
+ZEROD, STAGE_3, NARROW = "zerod", "zerod, stage 3", "zerod, bf16 moments"
 # One after another: there would not be memory for all. zerod begins anew with each of them.
 FAMILIES = (DDP, DEEPSPEED, FSDP2, Family({STAGE_3: "zerod:stage=3"}))
 STAGE_3_TIME, STAGE_3_MEMORY = 1 / 1.2, 1.0  # against stage 2
+NARROW_MEMORY = 2.0  # against DeepSpeed's
 # As the peers, which do not clip here: all sides then compute the same, and their losses are compared.
 DAEMON = {"clipping": 0.0}
 SAME_LOSS = 0.01
@@ -72,7 +73,8 @@ class Training:
         try:
             name, *options = spec.split(":")
             if name == "zerod":
-                self.daemon = Daemon(WORLD, stage=3 if "stage=3" in options else 2, **DAEMON)
+                narrow = "bf16: {bf16_optimizer_states: true}\n" if "bf16-moments" in options else ""
+                self.daemon = Daemon(WORLD, stage=3 if "stage=3" in options else 2, extra=narrow, **DAEMON)
             rendezvous = self.daemon.socket if self.daemon else f"{self.folder}/store"
             environment = rank_environment() | deepspeed_environment(WORLD, self.name()) | heap
             for rank in range(WORLD):
@@ -221,24 +223,34 @@ def watched(side, n):
 # ---- what is found ------------------------------------------------------------------------------------------------
 
 
-def beside(mine, theirs, results, memory, time_goal, memory_goals):
-    """Rows of one side beside another."""
-    whose = "" if mine == ZEROD else f", {mine}"
-    rows = [row(f"torch: time beyond the model{whose}", median(beyond(results, mine)), median(beyond(results, theirs)),
+def of(side):
+    return "" if side == ZEROD else f", {side}"
+
+
+def beside(mine, theirs, results, time_goal):
+    return [row(f"torch: time beyond the model{of(mine)}", median(beyond(results, mine)), median(beyond(results, theirs)),
                 theirs, "ms", time_goal)]
+
+
+def memory_beside(mine, theirs, memory, goals):
+    rows = []
     for when in (BETWEEN, AT_MOST):
         held, peer = (memory_beyond(memory, name)[when] for name in (mine, theirs))
         ratio = peer / max(held, 1)  # of nothing, or less
-        rows.append(row(f"torch: memory beyond the model, {when}{whose}", held, peer, theirs, "MiB",
-                        memory_goals.get(when), ratio))
+        rows.append(row(f"torch: memory beyond the model, {when}{of(mine)}", held, peer, theirs, "MiB", goals.get(when),
+                        ratio))
     return rows
 
 
 def rows_of(name, family, results, memory):
     """name: of the setting of this family that was measured."""
     if name == STAGE_3:
-        return beside(STAGE_3, ZEROD, results, memory, STAGE_3_TIME, dict.fromkeys((BETWEEN, AT_MOST), STAGE_3_MEMORY))
-    return beside(ZEROD, name, results, memory, family.time, family.memory)
+        return beside(STAGE_3, ZEROD, results, STAGE_3_TIME) + memory_beside(
+            STAGE_3, ZEROD, memory, dict.fromkeys((BETWEEN, AT_MOST), STAGE_3_MEMORY))
+    rows = beside(ZEROD, name, results, family.time) + memory_beside(ZEROD, name, memory, family.memory)
+    if family is DEEPSPEED:
+        rows += memory_beside(NARROW, name, memory, dict.fromkeys((BETWEEN, AT_MOST), NARROW_MEMORY))
+    return rows
 
 
 def memory_beyond(memory, name):
@@ -288,7 +300,7 @@ def torch(quick):
         tried += lines
     specs = {"model alone": "none"} | {name: family.settings[name] for name, (family, _) in measured.items()}
     memory = {}
-    for name, spec in (specs | {ZEROD: "zerod"}).items():
+    for name, spec in (specs | {ZEROD: "zerod", NARROW: "zerod:bf16-moments"}).items():
         say(f"  memory of {name}")
         memory[name] = memory_of(spec, 3 if quick else 8)
     rows = [line for name, (family, results) in measured.items() for line in rows_of(name, family, results, memory)]
