@@ -41,6 +41,7 @@ struct row {
     enum dtype dtype;  /* of the leaves, or of the 16-bit weights */
     bool undo;         /* the peer is the kernel itself; a reduce adds to what is there */
     struct moments_type moments;
+    bool master24; /* masters have 24 bits: the 16-bit weights, and bytes in the place of p */
 };
 
 static const struct row rows[] = {
@@ -49,6 +50,15 @@ static const struct row rows[] = {
     {"adamw, bf16 moments", "stream of their bytes", 0.90, true, 0, DTYPE_F32, false, {DTYPE_BF16}},
     {"adamw, bf16 moments, stochastic", "stream of their bytes", 0.90, true, 0, DTYPE_F32, false, {DTYPE_BF16, true}},
     {"adamw, 8-bit moments", "stream of their bytes", 0.90, true, 0, DTYPE_F32, false, {DTYPE_SIGNED8, true}},
+    {"adamw, 8-bit moments, 24-bit masters",
+     "stream of their bytes",
+     0.90,
+     true,
+     0,
+     DTYPE_BF16,
+     false,
+     {DTYPE_SIGNED8, true},
+     true},
     {"reduce, 2 ranks, fp32", "read-and-sum stream", 0.85, false, 2, DTYPE_F32},
     {"reduce, 4 ranks, fp32", "read-and-sum stream", 0.85, false, 4, DTYPE_F32},
     {"reduce, 2 ranks, bf16", "read-and-sum stream", 0.85, false, 2, DTYPE_BF16},
@@ -57,6 +67,15 @@ static const struct row rows[] = {
     {"undo: adamw, fp32 and bf16 weights", "the same without", 0.95, true, 0, DTYPE_BF16, true},
     {"undo: adamw, bf16 moments", "the same without", 0.95, true, 0, DTYPE_F32, true, {DTYPE_BF16}},
     {"undo: adamw, 8-bit moments", "the same without", 0.95, true, 0, DTYPE_F32, true, {DTYPE_SIGNED8, true}},
+    {"undo: adamw, 8-bit moments, 24-bit masters",
+     "the same without",
+     0.95,
+     true,
+     0,
+     DTYPE_BF16,
+     true,
+     {DTYPE_SIGNED8, true},
+     true},
     {"undo: reduce, 2 ranks, fp32", "the same without", 0.95, false, 2, DTYPE_F32, true},
     {"undo: reduce, 2 ranks, bf16", "the same without", 0.95, false, 2, DTYPE_BF16, true},
 };
@@ -138,10 +157,15 @@ static void range_update(struct bench *bench, struct undo_slot *slot, size_t at,
     void *m = elem(bench->array[1], row->moments.dtype, at);
     void *v = elem(bench->array[2], moments_dtype_of_square(row->moments), at);
     uint16_t *w16 = row->dtype == DTYPE_F32 ? NULL : elem(bench->array[3], row->dtype, at);
+    uint8_t *lower = (uint8_t *)bench->array[0] + at;
     struct update_scalars scalars;
 
     if (bench->task == TASK_PEER && !row->undo && row->moments.dtype == DTYPE_BF16) {
         bench->streams->adam_bf16((uint32_t *)p, m, v, (const uint32_t *)(bench->acc + at), n);
+        return;
+    }
+    if (bench->task == TASK_PEER && !row->undo && row->master24) {
+        bench->streams->adam_24bit(w16, lower, m, v, (const uint32_t *)(bench->acc + at), n);
         return;
     }
     if (bench->task == TASK_PEER && !row->undo && row->moments.dtype == DTYPE_SIGNED8) {
@@ -155,7 +179,8 @@ static void range_update(struct bench *bench, struct undo_slot *slot, size_t at,
     update_scalars_compute(OPTIMIZER_ADAMW, &hyper, 0.5, 10, &scalars);
     scalars.rounding_key = update_rounding_key(0, 10);
     bench->kernels->update[OPTIMIZER_ADAMW](&(struct update_args){
-        .p = p,
+        .p = row->master24 ? NULL : p,
+        .lower = row->master24 ? (int8_t *)lower : NULL,
         .m = m,
         .v = v,
         .acc = bench->acc + at,
@@ -286,6 +311,7 @@ static void measure(struct bench *bench, const struct row *row, bool last)
     if (row->update) {
         /* weights; moments start at zero */
         fill(bench->array[0], DTYPE_F32, bench->n_elems, 1);
+        fill(bench->array[3], DTYPE_BF16, bench->n_elems, 1);
         memset(bench->array[1], 0, bench->n_elems * sizeof(float));
         memset(bench->array[2], 0, bench->n_elems * sizeof(float));
     }

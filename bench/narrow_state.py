@@ -6,17 +6,21 @@ import json
 import pathlib
 import statistics
 import subprocess
+import sys
 import tempfile
 
-from harness import ADAMW, Failure, ZerodJob, in_turn, median, program, row, say
+from harness import ADAMW, ROOT, Failure, ZerodJob, in_turn, median, program, row, say
+from training import rank_environment
 
 # Parameters of the optimizer, and more of the configuration.
-FP32, EIGHT = "fp32 moments", "8-bit moments"
+FP32, EIGHT, EIGHT_24 = "fp32 moments", "8-bit moments", "8-bit moments, 24-bit masters"
 KINDS = {FP32: ("", ""), "bf16 moments": ("", "bf16: {bf16_optimizer_states: true}\n"),
          "bf16 moments, stochastic": ("", "bf16: {bf16_optimizer_states: true, stochastic_rounding: true}\n"),
          EIGHT: (", optim_bits: 8", "")}
-MODELS = {"fp32 model": "", "bf16 model": "--bf16"}
-GOAL = 1.2  # of a bf16 model; of 8-bit moments the memory is the gain
+KINDS_OF_BF16 = KINDS | {EIGHT_24: (", optim_bits: 8, master_weight_bits: 24", "")}
+MODELS = {"fp32 model": ("", KINDS), "bf16 model": ("--bf16", KINDS_OF_BF16)}
+TRAINED_IN_BF16 = (FP32, EIGHT, EIGHT_24)
+GOAL = 1.2  # of a bf16 model; of 8 bits the memory is the gain
 
 SEEDS = range(1, 6)
 N_STEPS, N_LAST = 500, 100  # of a training; the steps over whose losses the mean is taken
@@ -25,20 +29,20 @@ BETAS = (0.9, 0.999)  # the larger the second one is, the smaller are the change
 
 def steps(quick):
     """Steps of 64 Mi parameters on 2 ranks, all kinds in turn. Return: rows, and a table of memory."""
-    rows, table = [], [["state of 64 Mi parameters, MiB", *KINDS]]
-    for model, types in MODELS.items():
+    rows, table = [], [["state of 64 Mi parameters, MiB", *KINDS_OF_BF16]]
+    for model, (types, kinds) in MODELS.items():
         with contextlib.ExitStack() as stack:
             jobs = {kind: stack.enter_context(contextlib.closing(
                 ZerodJob(2, extra=extra, types=types, optimizer=ADAMW.replace("}}", params + "}}"))))
-                    for kind, (params, extra) in KINDS.items()}
+                    for kind, (params, extra) in kinds.items()}
             results = in_turn({kind: job.step for kind, job in jobs.items()}, 5 if quick else 15)
             states = [job.status()["memory"]["state"]["held_bytes"] for job in jobs.values()]
-        table.append([model, *(f"{n_bytes / 2**20:.0f}" for n_bytes in states)])
+        table.append([model, *(f"{n_bytes / 2**20:.0f}" for n_bytes in states), *[""] * (len(KINDS_OF_BF16) - len(kinds))])
         for part, name in (("total", "whole"), ("tail", "after the last push")):
             times = {kind: median([r[part] for r in found]) for kind, found in results.items()}
-            for kind in list(KINDS)[1:]:
+            for kind in list(kinds)[1:]:
                 rows.append(row(f"narrow state: {name}, {model}, {kind}", times[kind], times[FP32], FP32, "ms",
-                                GOAL if part == "total" and types and kind != EIGHT else None))
+                                GOAL if part == "total" and types and "8-bit" not in kind else None))
     return rows, table
 
 
@@ -50,21 +54,35 @@ def gradients(quick):
     return [row("narrow state: whole, fp32 model, bf16 gradients", narrow, wide, "fp32 gradients", "ms", None)]
 
 
-def losses(kind, seed):
-    """Of each step of the example on one rank."""
-    params, extra = KINDS[kind]
+def train(kind, trainer):
+    """Under zerodrun, with a daemon of that kind."""
+    params, extra = KINDS_OF_BF16[kind]
     config = (f"job: curve\nlisten: {{socket: SOCKET}}\nworld: {{size: 1}}\ngradient_clipping: 1.0\n"
               f"optimizer: {{type: AdamW, params: {{lr: 1.0e-3, betas: {list(BETAS)}{params}}}}}\n{extra}")
     with tempfile.TemporaryDirectory() as folder:
-        report = pathlib.Path(folder) / "report.json"
         (pathlib.Path(folder) / "zerod.yaml").write_text(config.replace("SOCKET", f"{folder}/s"))
-        trainer = [program("zerod-example"), "--steps", str(N_STEPS), "--seed", str(seed), "--beta2",
-                   str(BETAS[1]), "--report", str(report)]
         run = subprocess.run([program("zerodrun"), "-n", "1", "--zerod", program("zerod"), "--config",
-                              f"{folder}/zerod.yaml", "--", *trainer], capture_output=True, text=True)
-        if run.returncode != 0:
-            raise Failure(f"the training ended with {run.returncode}: {run.stderr[-2000:]}")
+                              f"{folder}/zerod.yaml", "--", *trainer], capture_output=True, text=True,
+                             env=rank_environment())
+    if run.returncode != 0:
+        raise Failure(f"the training ended with {run.returncode}: {run.stderr[-2000:]}")
+
+
+def losses(kind, seed):
+    """Of each step of the example on one rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "report.json"
+        train(kind, [program("zerod-example"), "--steps", str(N_STEPS), "--seed", str(seed), "--beta2", str(BETAS[1]),
+                     "--report", str(report)])
         return [e["loss"] for e in map(json.loads, report.read_text().splitlines()) if e["event"] == "step"]
+
+
+def losses_in_bf16(kind, seed):
+    """Of each step of a bf16 model on one rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "losses.json"
+        train(kind, [sys.executable, str(ROOT / "bench" / "narrow_rank.py"), str(seed), str(N_STEPS), str(report)])
+        return json.loads(report.read_text())
 
 
 def smooth(values, n=25):
@@ -96,9 +114,9 @@ def draw(curves, path):
     pyplot.close(figure)
 
 
-def trainings(quick):
+def trainings(quick, kinds, losses):
     """Return: a table of the last losses, and the plot."""
-    curves = {kind: [losses(kind, seed) for seed in (SEEDS[:2] if quick else SEEDS)] for kind in KINDS}
+    curves = {kind: [losses(kind, seed) for seed in (SEEDS[:2] if quick else SEEDS)] for kind in kinds}
     last = {kind: [statistics.fmean(found[-N_LAST:]) for found in seeds] for kind, seeds in curves.items()}
     table = [[f"loss of the last {N_LAST} of {N_STEPS} steps", *(f"seed {seed}" for seed in SEEDS[:len(last[FP32])]),
               "mean", "off fp32's, mean", "standard error of that"]]
@@ -113,6 +131,7 @@ def trainings(quick):
 def narrow_state(quick):
     """Fewer bytes: steps with narrow moments or bf16 gradients beside fp32 ones, and the losses of trainings."""
     rows, memory = steps(quick)
-    table, plot = trainings(quick)
-    return rows + gradients(quick), {"memory of the state": memory, "losses": table,
+    table, plot = trainings(quick, KINDS, losses)
+    bf16_table, _ = trainings(quick, TRAINED_IN_BF16, losses_in_bf16)
+    return rows + gradients(quick), {"memory of the state": memory, "losses": table, "losses of a bf16 model": bf16_table,
                   "plot": (plot, "narrow-moments-loss.png", "Losses with narrow moments beside fp32 ones")}

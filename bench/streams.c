@@ -89,6 +89,23 @@ static always_inline void adam_8bit(uint32_t *restrict p, uint8_t *restrict m, u
     }
 }
 
+static always_inline void adam_24bit(uint16_t *restrict w, uint8_t *restrict lower, uint8_t *restrict m,
+                                     uint8_t *restrict v, const uint32_t *restrict acc, size_t n)
+{
+    for (; n >= GROUP8_ELEMS; n -= GROUP8_ELEMS, w += GROUP8_ELEMS, lower += GROUP8_ELEMS, acc += GROUP8_ELEMS) {
+        for (size_t i = 0; i < GROUP8_ELEMS; i++) {
+            w[i] ^= (uint16_t)(acc[i] & 1);
+            lower[i] ^= (uint8_t)(acc[i] & 1);
+        }
+        for (size_t i = 0; i < GROUP8_BYTES; i++) {
+            m[i] ^= 1;
+            v[i] ^= 1;
+        }
+        m += GROUP8_BYTES;
+        v += GROUP8_BYTES;
+    }
+}
+
 #define DEFINE_STREAMS(name, ...)                                                                                      \
     __VA_ARGS__ static void sum_##name(float *acc, const void *const *leaves, unsigned n_leaves, enum dtype dtype,     \
                                        size_t n)                                                                       \
@@ -107,6 +124,11 @@ static always_inline void adam_8bit(uint32_t *restrict p, uint8_t *restrict m, u
     __VA_ARGS__ static void adam_8bit_##name(uint32_t *p, uint8_t *m, uint8_t *v, const uint32_t *acc, size_t n)       \
     {                                                                                                                  \
         adam_8bit(p, m, v, acc, n);                                                                                    \
+    }                                                                                                                  \
+    __VA_ARGS__ static void adam_24bit_##name(uint16_t *w, uint8_t *lower, uint8_t *m, uint8_t *v,                     \
+                                              const uint32_t *acc, size_t n)                                           \
+    {                                                                                                                  \
+        adam_24bit(w, lower, m, v, acc, n);                                                                            \
     }
 
 DEFINE_STREAMS(baseline, )
@@ -120,10 +142,10 @@ DEFINE_STREAMS(avx512, __attribute__((target("arch=x86-64-v4,prefer-vector-width
 #endif
 
 static const struct streams all_streams[] = {
-    {"baseline", sum_baseline, adam_baseline, adam_bf16_baseline, adam_8bit_baseline},
+    {"baseline", sum_baseline, adam_baseline, adam_bf16_baseline, adam_8bit_baseline, adam_24bit_baseline},
 #ifdef __x86_64__
-    {"avx2", sum_avx2, adam_avx2, adam_bf16_avx2, adam_8bit_avx2},
-    {"avx512", sum_avx512, adam_avx512, adam_bf16_avx512, adam_8bit_avx512},
+    {"avx2", sum_avx2, adam_avx2, adam_bf16_avx2, adam_8bit_avx2, adam_24bit_avx2},
+    {"avx512", sum_avx512, adam_avx512, adam_bf16_avx512, adam_8bit_avx512, adam_24bit_avx512},
 #endif
 };
 

@@ -20,6 +20,8 @@ struct streams {
     void (*adam)(uint32_t *p, uint32_t *m, uint32_t *v, const uint32_t *acc, uint16_t *w16, size_t n);
     void (*adam_bf16)(uint32_t *p, uint16_t *m, uint16_t *v, const uint32_t *acc, size_t n); /* moments */
     void (*adam_8bit)(uint32_t *p, uint8_t *m, uint8_t *v, const uint32_t *acc, size_t n);   /* moments in groups */
+    void (*adam_24bit)(uint16_t *w, uint8_t *lower, uint8_t *m, uint8_t *v, const uint32_t *acc,
+                       size_t n); /* masters, too */
 };
 
 /* Return: those for an instruction set, by the kernels' name of it. */
