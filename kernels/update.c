@@ -4,6 +4,7 @@
 #include "kernels/update.h"
 
 #include "kernels/convert.h"
+#include "kernels/master24.h"
 #include "kernels/undo.h"
 
 #include <math.h>
@@ -45,27 +46,43 @@ static void put_back_moment(const struct update_args *args, unsigned array, void
     convert_from_f32(elems, widened, dtype, n);
 }
 
+/* As put_back_moment(). fp32 masters have their 16-bit weights written by blocks, after them. */
+static void put_back_masters(const struct update_args *args, size_t done, size_t n)
+{
+    float widened[UNDO_GROUP_ELEMS];
+    uint16_t *w16 = args->w16;
+
+    if (args->lower) {
+        struct master24 masters = {.weights = w16 + done, .lower = args->lower + done};
+
+        master24_to_f32(widened, masters, n);
+        undo_put_back(args->undo, 0, widened, n);
+        master24_from_f32(masters, widened, n); /* exact */
+        return;
+    }
+    undo_put_back(args->undo, 0, args->p + done, n);
+    for (size_t i = 0; w16 && i < done; i++)
+        w16[i] = args->w16_dtype == DTYPE_BF16 ? bf16_from_f32(args->p[i]) : f16_from_f32(args->p[i]);
+}
+
 void update_put_back(struct update_args *args)
 {
     size_t done = undo_next_elem(args->undo) - args->undo_elem, n = args->n_elems - done;
     enum dtype m_dtype = args->moments.dtype, v_dtype = moments_dtype_of_square(args->moments);
-    uint16_t *w16 = args->w16;
 
     n = n < UNDO_GROUP_ELEMS ? n : UNDO_GROUP_ELEMS;
-    undo_put_back(args->undo, 0, args->p + done, n);
+    put_back_masters(args, done, n);
     if (args->m)
         put_back_moment(args, 1, args->m, m_dtype, done, n);
     if (args->v)
         put_back_moment(args, 2, args->v, v_dtype, done, n);
-    /* They are written by blocks, after their master weights. */
-    for (size_t i = 0; w16 && i < done; i++)
-        w16[i] = args->w16_dtype == DTYPE_BF16 ? bf16_from_f32(args->p[i]) : f16_from_f32(args->p[i]);
-    args->p += done;
+    args->p = args->p ? args->p + done : NULL;
+    args->lower = args->lower ? args->lower + done : NULL;
     args->m = args->m ? (uint8_t *)args->m + dtype_bytes(m_dtype, done) : NULL;
     args->v = args->v ? (uint8_t *)args->v + dtype_bytes(v_dtype, done) : NULL;
     args->acc += done;
     args->start_elem += done;
-    args->w16 = w16 ? w16 + done : NULL;
+    args->w16 = args->w16 ? (uint16_t *)args->w16 + done : NULL;
     args->n_elems -= done;
     args->undo_elem += done;
 }

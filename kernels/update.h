@@ -76,7 +76,7 @@ struct update_scalars {
 /* How moments lie in memory. */
 struct moments_type {
     enum dtype dtype; /* of exp_avg: DTYPE_F32, DTYPE_BF16 or DTYPE_SIGNED8; of exp_avg_sq: moments_dtype_of_square() */
-    bool stochastic;  /* rounded at random; not fp32, and always with 8 bits */
+    bool stochastic;  /* what is narrow is rounded at random, masters of 24 bits too; always with 8 bits */
 };
 
 static inline enum dtype moments_dtype_of_square(struct moments_type type)
@@ -85,11 +85,12 @@ static inline enum dtype moments_dtype_of_square(struct moments_type type)
 }
 
 struct update_args {
-    float *p;         /* master weights, read and written */
+    float *p;         /* master weights, read and written; NULL: they are in w16 and lower, in 24 bits (master24.h) */
+    int8_t *lower;    /* NULL: master weights are fp32 */
     void *m;          /* exp_avg or momentum buffer, read and written; NULL where the optimizer has none */
     void *v;          /* exp_avg_sq; as m */
     const float *acc; /* summed gradient, not yet scaled */
-    void *w16;        /* 16-bit weights, only written; NULL when w16_dtype is DTYPE_F32 */
+    void *w16;        /* 16-bit weights, only written, unless they are a part of p; NULL when w16_dtype is DTYPE_F32 */
     enum dtype w16_dtype;
     struct moments_type moments;
     uint64_t start_elem; /* of the range, from the parameter's start; stochastic rounding alone reads it */
@@ -101,7 +102,8 @@ struct update_args {
 
 /*
  * After a kill in an update of the range: puts back what args->undo has saved, and makes args the rest of the range,
- * which is still to be updated (n_elems may become 0). Writes the 16-bit weights before the rest. The slot's next element
+ * which is still to be updated (n_elems may become 0). Writes the 16-bit weights before the rest, if they are no part
+ * of the masters. The slot's next element
  * must be in the range, or be its end.
  */
 void update_put_back(struct update_args *args);
@@ -113,13 +115,14 @@ static inline enum optimizer optimizer_of_param(enum optimizer of_job, bool muon
 }
 
 /*
- * Which of the two moment arrays exist for an optimizer with these settings. Of a job with Muon: for the parameters
- * that it does not update; a matrix has no v.
+ * Which of the two moment arrays exist for an optimizer with these settings, and how state lies in memory. Of a job
+ * with Muon: for the parameters that it does not update; a matrix has no v.
  */
 struct optimizer_moments {
     bool m;
     bool v;
     struct moments_type type;
+    bool master24; /* masters of bf16 weights have 24 bits */
 };
 
 struct optimizer_moments optimizer_moments(enum optimizer optimizer, const struct hyper *hyper);

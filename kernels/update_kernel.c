@@ -3,6 +3,7 @@
 
 #include "kernels/group8_kernel.h"
 #include "kernels/isa.h"
+#include "kernels/master24.h"
 #include "kernels/narrow_kernel.h"
 #include "kernels/undo.h"
 #include "kernels/update_element.h"
@@ -24,6 +25,7 @@ struct arrays {
     bool m_read;
     bool m_write;
     bool v;
+    bool master24; /* instead of p: w16 and lower */
 };
 
 /* Elements in fp32: where they go, and where they come from, which may be there too. */
@@ -55,7 +57,7 @@ static always_inline void update_elems(const struct elems *elems, const struct u
 /* fp32 moments. */
 static always_inline struct elems elems_at(const struct update_args *args, struct arrays arrays, size_t begin)
 {
-    struct elems elems = {.p = args->p + begin, .acc = args->acc + begin};
+    struct elems elems = {.p = arrays.master24 ? NULL : args->p + begin, .acc = args->acc + begin};
 
     elems.old_p = elems.p;
     elems.old_m = elems.m = arrays.m_write ? (float *)args->m + begin : NULL;
@@ -63,20 +65,94 @@ static always_inline struct elems elems_at(const struct update_args *args, struc
     return elems;
 }
 
-/* Saves the n elements from begin, at most a group, and updates them. */
+/* ---- masters of a group -------------------------------------------------------------------------------- */
+
+/* Where an update of a group reads masters in fp32, and where it writes them, which may be there too. */
+struct masters {
+    const float *old;
+    float *p;
+};
+
+static always_inline struct master24 masters_at(const struct update_args *args, size_t begin)
+{
+    return (struct master24){.weights = (uint16_t *)args->w16 + begin, .lower = args->lower + begin};
+}
+
+/* wide: a group's room. Saves them in the slot. Those of 24 bits are widened: into the slot, where they are read. */
+static always_inline struct masters load_masters(const struct update_args *args, struct arrays arrays, float *wide,
+                                                 float *wide_old, size_t begin, size_t n)
+{
+    float *old = args->undo ? args->undo->old[0] : wide_old;
+
+    if (arrays.master24) {
+        master24_to_f32(old, masters_at(args, begin), n);
+        return (struct masters){.old = old, .p = wide};
+    }
+    if (args->undo)
+        undo_save(args->undo, 0, args->p + begin, n);
+    return (struct masters){.old = args->p + begin, .p = args->p + begin};
+}
+
+/* One draw serves four elements. No moment takes draws of this key. */
+static always_inline void draw_masters(uint32_t *restrict out, const struct update_args *args,
+                                       const struct update_scalars *k, size_t begin)
+{
+    const uint32_t first = (uint32_t)((args->start_elem + begin) / MASTER24_GROUP_ELEMS * MASTER24_DRAWS);
+
+    for (size_t i = 0; i < MASTER24_DRAWS; i++)
+        out[i] = rounding_draw(~k->rounding_key, first + (uint32_t)i);
+}
+
+static always_inline void store_masters(const struct update_args *args, const struct update_scalars *k,
+                                        struct arrays arrays, const float *restrict p, size_t begin, size_t n)
+{
+    uint32_t draws[MASTER24_DRAWS], round[MASTER24_GROUP_ELEMS];
+    struct master24 masters;
+
+    if (!arrays.master24)
+        return;
+    masters = masters_at(args, begin);
+    if (!args->moments.stochastic) {
+        master24_from_f32(masters, p, n);
+        return;
+    }
+    draw_masters(draws, args, k, begin);
+    for (size_t part = 0; part < MASTER24_GROUP_ELEMS; part += MASTER24_DRAWS)
+        for (size_t i = 0; i < MASTER24_DRAWS; i++)
+            round[part + i] = master24_round(draws[i], part + i);
+    no_overlap for (size_t i = 0; i < n; i++)
+    {
+        masters.weights[i] = bf16_from_f32(p[i]);
+        masters.lower[i] = master24_lower(p[i], masters.weights[i], round[i]);
+    }
+}
+
+/* ---- fp32 moments -------------------------------------------------------------------------------------- */
+
+static always_inline void mark(const struct update_args *args, size_t elem, bool is_saved)
+{
+    if (args->undo)
+        undo_mark(args->undo, args->undo_elem + elem, is_saved);
+}
+
+/* Updates the n elements from begin, at most a group; with a slot, saves them before. */
 static always_inline void update_group(const struct update_args *args, const struct update_scalars *k, step_fn *step,
                                        struct arrays arrays, size_t begin, size_t n)
 {
+    float wide[UNDO_GROUP_ELEMS], wide_old[UNDO_GROUP_ELEMS];
+    struct masters masters = load_masters(args, arrays, wide, wide_old, begin, n);
     struct elems elems = elems_at(args, arrays, begin);
 
-    undo_save(args->undo, 0, elems.p, n);
-    if (arrays.m_write)
+    elems.old_p = masters.old;
+    elems.p = masters.p;
+    if (args->undo && arrays.m_write)
         undo_save(args->undo, 1, elems.m, n);
-    if (arrays.v)
+    if (args->undo && arrays.v)
         undo_save(args->undo, 2, elems.v, n);
-    undo_mark(args->undo, args->undo_elem + begin, true);
+    mark(args, begin, true);
     update_elems(&elems, k, step, arrays, n);
-    undo_mark(args->undo, args->undo_elem + begin + n, false);
+    store_masters(args, k, arrays, elems.p, begin, n);
+    mark(args, begin + n, false);
 }
 
 /* ---- narrow moments -------------------------------------------------------------------------------------- */
@@ -116,7 +192,7 @@ static always_inline void update_elems_bf16(const struct update_args *args, cons
                                             const struct update_scalars *k, step_fn *step, struct arrays arrays,
                                             bool stochastic, size_t begin, size_t n)
 {
-    const float *acc = elems->acc, *old_m = elems->old_m, *old_v = elems->old_v;
+    const float *acc = elems->acc, *old_p = elems->old_p, *old_m = elems->old_m, *old_v = elems->old_v;
     uint16_t *m = arrays.m_write ? (uint16_t *)args->m + begin : NULL;
     uint16_t *v = arrays.v ? (uint16_t *)args->v + begin : NULL;
     uint32_t draws[UNDO_GROUP_ELEMS];
@@ -126,7 +202,7 @@ static always_inline void update_elems_bf16(const struct update_args *args, cons
         draw(draws, args, k, begin, n);
     no_overlap for (size_t i = 0; i < n; i++)
     {
-        struct element e = {.p = p[i], .m = arrays.m_read ? old_m[i] : 0, .v = arrays.v ? old_v[i] : 0};
+        struct element e = {.p = old_p[i], .m = arrays.m_read ? old_m[i] : 0, .v = arrays.v ? old_v[i] : 0};
 
         e = step(e, acc[i], k);
         p[i] = e.p;
@@ -176,25 +252,23 @@ static always_inline void update_narrow(const struct update_args *args, const st
                                         struct arrays arrays, struct moments_type type, narrow_elems_fn *update,
                                         size_t begin, size_t n)
 {
-    float wide_m[UNDO_GROUP_ELEMS], wide_v[UNDO_GROUP_ELEMS];
+    float wide[UNDO_GROUP_ELEMS], wide_old[UNDO_GROUP_ELEMS], wide_m[UNDO_GROUP_ELEMS], wide_v[UNDO_GROUP_ELEMS];
     float *old_m = args->undo ? args->undo->old[1] : wide_m, *old_v = args->undo ? args->undo->old[2] : wide_v;
-    struct elems elems = {.p = args->p + begin, .old_m = old_m, .old_v = old_v, .acc = args->acc + begin};
+    struct masters masters = load_masters(args, arrays, wide, wide_old, begin, n);
+    struct elems elems = {
+        .p = masters.p, .old_p = masters.old, .old_m = old_m, .old_v = old_v, .acc = args->acc + begin};
 
-    elems.old_p = elems.p;
     if (arrays.m_write)
         load_moment(old_m, args->m, type.dtype, begin, n);
     if (arrays.v)
         load_moment(old_v, args->v, moments_dtype_of_square(type), begin, n);
-    if (args->undo) {
-        undo_save(args->undo, 0, elems.p, n);
-        undo_mark(args->undo, args->undo_elem + begin, true);
-    }
+    mark(args, begin, true);
     if (args->moments.stochastic)
         update(args, &elems, k, step, arrays, true, begin, n);
     else
         update(args, &elems, k, step, arrays, false, begin, n);
-    if (args->undo)
-        undo_mark(args->undo, args->undo_elem + begin + n, false);
+    store_masters(args, k, arrays, elems.p, begin, n);
+    mark(args, begin + n, false);
 }
 
 static always_inline void update_group_bf16(const struct update_args *args, const struct update_scalars *k,
@@ -233,7 +307,7 @@ static always_inline void update_block(const struct update_args *args, const str
         update_groups(args, k, step, arrays, update_group_bf16, begin, end);
     } else if (args->moments.dtype == DTYPE_SIGNED8 && has_moments) {
         update_groups(args, k, step, arrays, update_group8, begin, end);
-    } else if (args->undo) {
+    } else if (args->undo || arrays.master24) {
         update_groups(args, k, step, arrays, update_group, begin, end);
     } else {
         elems = elems_at(args, arrays, begin);
@@ -249,13 +323,18 @@ static always_inline void update_loop(const struct update_args *args, step_fn *s
     for (size_t begin = 0, end; begin < args->n_elems; begin = end) {
         end = args->n_elems - begin < UPDATE_BLOCK_ELEMS ? args->n_elems : begin + UPDATE_BLOCK_ELEMS;
         update_block(args, &k, step, arrays, begin, end);
-        if (w16_dtype != DTYPE_F32)
+        if (w16_dtype != DTYPE_F32 && !arrays.master24)
             narrow((uint16_t *)args->w16 + begin, args->p + begin, end - begin, w16_dtype);
     }
 }
 
 static always_inline void update(const struct update_args *args, step_fn *step, struct arrays arrays)
 {
+    if (args->lower) {
+        arrays.master24 = true;
+        update_loop(args, step, arrays, DTYPE_BF16);
+        return;
+    }
     switch (args->w16_dtype) {
     case DTYPE_BF16:
         update_loop(args, step, arrays, DTYPE_BF16);

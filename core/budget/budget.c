@@ -35,6 +35,7 @@ struct plan_options budget_options(const struct config *config, const struct lay
     return (struct plan_options){
         .stage = config_stage(config),
         .moments_dtype = config_moments(config).type.dtype,
+        .master24 = config_moments(config).master24,
         .n_moments = optimizer_n_moments(config->optimizer.type, &config->optimizer.hyper),
         .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
         .overlap_comm = config->zero.overlap_comm,

@@ -136,7 +136,8 @@ static uint64_t largest_values_bytes(const struct config *config, const struct l
 
 uint64_t exchange_plan_serving_bytes(const struct config *config, const struct layout *layout)
 {
-    bool widens = config_moments(config).type.dtype != DTYPE_F32;
+    struct optimizer_moments moments = config_moments(config);
+    bool widens = moments.type.dtype != DTYPE_F32 || moments.master24;
 
     if (widens || (config->device == CONFIG_DEVICE_CUDA && !config_offloads(config)))
         return SERVING_SLOTS * largest_values_bytes(config, layout);

@@ -102,14 +102,23 @@ static uint64_t moment_bytes(const struct layout *layout, const struct plan_opti
     return align(owned, CACHE_LINE_BYTES);
 }
 
+/* fp32 weights of stages 1 and 2 are their masters. Those of bf16 may be a part of them. */
+static uint64_t master_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
+{
+    uint64_t n_elems = owned_elems(layout, options, bucket);
+    enum dtype dtype = layout->buckets[bucket].dtype;
+
+    if (options->master24 && dtype == DTYPE_BF16)
+        return add(align(n_elems, CACHE_LINE_BYTES), options->stage == 3 ? mul(n_elems, sizeof(uint16_t)) : 0);
+    return options->stage == 3 || dtype != DTYPE_F32 ? mul(n_elems, sizeof(float)) : 0;
+}
+
 static uint64_t state_bytes(const struct layout *layout, const struct plan_options *options)
 {
     uint64_t sum = 0;
 
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
-        bool master = options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32;
-
-        sum = add(sum, mul(owned_elems(layout, options, b), master ? sizeof(float) : 0));
+        sum = add(sum, master_bytes(layout, options, b));
         sum = add(sum, mul(moment_bytes(layout, options, b), options->n_moments - layout_is_muon(layout, b)));
     }
     for (uint32_t p = 0; options->stage == 3 && p < layout->n_params; p++) {
@@ -119,7 +128,7 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
             sum = add(sum, align(param->n_elems * dtype_size(param->dtype), FROZEN_ALIGN_BYTES));
     }
     /* A node that owns no matrix has a page: see daemon/memory/state.c. */
-    if (layout->n_buckets > 0 && options->n_moments > 0)
+    if (layout->n_buckets > 0 && (options->n_moments > 0 || options->master24))
         sum = MAX(sum, (uint64_t)CACHE_LINE_BYTES);
     return pages(sum);
 }

@@ -38,6 +38,7 @@ double plan_model_states(double n_params, unsigned ranks, unsigned stage);
 struct plan_options {
     unsigned stage;       /* 1, 2, 3 */
     enum dtype moments_dtype;
+    bool master24; /* masters of bf16 weights have 24 bits: kernels/master24.h */
     /* Arrays of the optimizer beside the master: AdamW 2, plain SGD 0; a matrix of Muon's one less. */
     unsigned n_moments;
     bool private_weights; /* weights: private, one copy for each local rank beside the node's */

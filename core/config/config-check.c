@@ -242,6 +242,17 @@ static void check_muon(const struct config_check *check)
                "Muon needs gradients and state in one memory: leave offload_optimizer out, or set device: cpu");
 }
 
+static void check_master_weight_bits(const struct config_check *check)
+{
+    static const char bits[] = "optimizer.params.master_weight_bits";
+    const struct config *config = check->config;
+
+    if (sound(check, bits) && sound(check, "device") && config->optimizer.master_weight_bits == 24 &&
+        config->device == CONFIG_DEVICE_CUDA && !config_offloads(config))
+        REFUSE(check, bits, "device",
+               "masters of 24 bits are for state in host memory: set device: cpu, or offload_optimizer");
+}
+
 static void check_scheduler(const struct config_check *check)
 {
     static const char min_lr[] = "scheduler.params.warmup_min_lr", max_lr[] = "scheduler.params.warmup_max_lr";
@@ -295,14 +306,15 @@ static void check_moments(const struct config_check *check)
     struct config_spot spot = spot_of(check, states);
 
     if (!sound(check, states) || !sound(check, "bf16.stochastic_rounding") ||
-        !sound(check, "optimizer.params.optim_bits"))
+        !sound(check, "optimizer.params.optim_bits") || !sound(check, "optimizer.params.master_weight_bits"))
         return;
     if (bf16->stochastic_rounding && optimizer->optim_bits == 8)
         REFUSE(check, "bf16.stochastic_rounding", "optimizer.params.optim_bits",
                "moments of 8 bits are always rounded at random; leave it out");
-    else if (bf16->stochastic_rounding && !bf16->optimizer_states)
+    else if (bf16->stochastic_rounding && !bf16->optimizer_states && optimizer->master_weight_bits == 32)
         REFUSE(check, "bf16.stochastic_rounding", states,
-               "there is nothing to round: needs bf16_optimizer_states: true");
+               "there is nothing to round: needs bf16_optimizer_states: true, or optimizer: {params: "
+               "{master_weight_bits: 24}}");
     /* numerics.md, section 5 */
     if (bf16->optimizer_states && !bf16->stochastic_rounding && has_beta2 && optimizer->hyper.beta2 > 0.998)
         config_problems_note(
@@ -344,6 +356,7 @@ void config_check(const struct config_check *check)
     check_scheduler(check);
     check_checkpoint(check);
     check_optim_bits(check);
+    check_master_weight_bits(check);
     check_moments(check);
     check_rest(check);
 }

@@ -59,6 +59,7 @@ static const struct config_choice collectives[] = {
 static const struct config_choice stage3_on_one_node[] = {
     {"mapped", CONFIG_STAGE3_MAPPED}, {"gathered", CONFIG_STAGE3_GATHERED}, {}};
 static const struct config_choice optim_bits[] = {{"32", 32}, {"8", 8}, {}};
+static const struct config_choice master_weight_bits[] = {{"32", 32}, {"24", 24}, {}};
 static const struct config_choice offloads[] = {{"none", CONFIG_OFFLOAD_NONE}, {"cpu", CONFIG_OFFLOAD_CPU}, {}};
 static const struct config_choice optimizers[] = {{"AdamW", OPTIMIZER_ADAMW},
                                                   {"Adam", OPTIMIZER_ADAM},
@@ -228,6 +229,9 @@ static const struct config_key table[] = {
         DEEPSPEED, .def = "0", RANGE(0, 1e6), .only = ADAGRAD),
     KEY("optimizer.params.optim_bits", CHOICE, optimizer.optim_bits,
         "Bits of each moment; 8: in groups of 64, rounded at random.", .def = "32", .choices = optim_bits),
+    KEY("optimizer.params.master_weight_bits", CHOICE, optimizer.master_weight_bits,
+        "Bits of the master weights of bf16 parameters; 24: the weight, and a byte beside it.", .def = "32",
+        .choices = master_weight_bits),
     INERT_ONLY("optimizer.params.adam_w_mode", "true", "AdamW is always decoupled; type: Adam has the other mode.",
                .only = ADAMW),
     INERT_ONLY("optimizer.params.bias_correction", "true", "The moments' bias is always corrected.",

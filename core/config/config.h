@@ -92,6 +92,7 @@ struct config_optimizer {
     enum optimizer type; /* OPTIMIZER_ADAM: hyper.adam_w_mode says which Adam it is */
     struct hyper hyper;  /* fields that the type does not use stay 0 */
     unsigned optim_bits; /* of each moment: 8; or 32, which bf16 may make 16 */
+    unsigned master_weight_bits; /* of masters of bf16 weights: 32 or 24 */
 };
 
 struct config_bf16 {

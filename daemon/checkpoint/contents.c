@@ -89,6 +89,9 @@ static int add_weights(const struct planning *w, enum tensor_file kind, uint32_t
 
     if (!p->trainable) {
         tensor.source = FROM_FROZEN;
+    } else if (state_is_master24(w->order->state, p->bucket)) {
+        tensor.array = SNAPSHOT_WEIGHTS;
+        tensor.comes_again = tensor_is_of_model(p->name);
     } else if (p->dtype != DTYPE_F32 && w->order->state->stage == 3) {
         tensor.source = FROM_ROUNDED_MASTER;
         tensor.comes_again = tensor_is_of_model(p->name); /* else the master came before */
@@ -150,13 +153,16 @@ static int add_moments(const struct planning *w, uint32_t id)
 static int add_master_and_count(const struct planning *w, uint32_t id)
 {
     const struct layout_param *p = &w->layout->params[id];
-    bool again = w->order->state->stage == 3 && !tensor_is_of_model(p->name);
+    bool master24 = state_is_master24(w->order->state, p->bucket);
+    bool has_weights = master24 || w->order->state->stage == 3; /* weights are made of the master, or a part of it */
     int r = 0;
 
     if (p->dtype != DTYPE_F32)
         r = add_state(w, TENSOR_MASTER, DTYPE_F32,
-                      (struct contents_tensor){
-                          .source = FROM_STATE, .index = id, .array = SNAPSHOT_MASTER, .comes_again = again});
+                      (struct contents_tensor){.source = master24 ? FROM_MASTER24 : FROM_STATE,
+                                               .index = id,
+                                               .array = master24 ? SNAPSHOT_WEIGHTS : SNAPSHOT_MASTER,
+                                               .comes_again = has_weights && !tensor_is_of_model(p->name)});
     return r == 0 ? add_state(w, TENSOR_STEP, DTYPE_F32, (struct contents_tensor){.source = FROM_COUNT, .index = id})
                   : r;
 }

@@ -23,6 +23,7 @@ struct checkpoint_order;
 enum contents_source {
     FROM_STATE, /* an array of the snapshot */
     FROM_ROUNDED_MASTER,
+    FROM_MASTER24, /* the two arrays of a master with 24 bits */
     FROM_FROZEN,
     FROM_COUNT,
     FROM_BLOB,

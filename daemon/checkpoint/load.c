@@ -36,6 +36,7 @@ struct place {
     uint64_t n_elems, first_elem; /* of the array; with which byte `from` begins */
     uint64_t from, to;
     enum dtype file_dtype, dtype; /* of its elements; alike where zerod has no such type */
+    bool is_lower;                /* only the lower bytes of masters are kept: struct target */
 };
 
 /* A file of tensors. */
@@ -96,6 +97,8 @@ static bool find_box(const struct source *source, const struct safetensors_tenso
     *box = (struct box){0};
     if ((tensor->dtype != target->dtype && !is_converted(tensor, target)) || tensor->n_dims != target->n_dims)
         return false;
+    if (target->is_lower && tensor->offset_bytes % sizeof(float) != 0)
+        return false;
     if (n_bytes > 0) {
         if (!source->header.sharded && memcmp(tensor->shape, target->shape, n_bytes) != 0)
             return false;
@@ -123,7 +126,8 @@ static struct place find_place(const struct safetensors_tensor *tensor, const st
                           .from = tensor->offset_bytes + (first - box->first_elem) * file_elem_bytes,
                           .to = tensor->offset_bytes + (end - box->first_elem) * file_elem_bytes,
                           .file_dtype = file_dtype,
-                          .dtype = dtype};
+                          .dtype = dtype,
+                          .is_lower = target->is_lower};
 }
 
 /* Finds the place of a tensor. One that the job does not have gets none. */
@@ -493,6 +497,10 @@ static int put(struct loading *l, const struct place *place, uint64_t from, uint
     size_t file_elem_bytes = dtype_size(place->file_dtype), n = (to - from) / file_elem_bytes;
     uint64_t elem = place->first_elem + (from - place->from) / file_elem_bytes;
 
+    if (place->is_lower) {
+        master24_lower_from_f32((int8_t *)place->at + elem, (const float *)(const void *)bytes, n);
+        return 0;
+    }
     if (dtype_is_grouped(place->dtype))
         return groups_put(&l->groups,
                           &(struct groups_array){.at = place->at, .dtype = place->dtype, .n_elems = place->n_elems},

@@ -43,10 +43,25 @@ static void keep_all(struct target *target, void *at)
 static void keep_owned(struct target *target, const struct state *state, uint32_t id, enum state_kind kind)
 {
     const struct layout_param *p = &state->layout->params[id];
+    uint64_t elem;
+
+    state_owned_elems(state, id, &target->first_elem, &target->end_elem);
+    if (target->first_elem >= target->end_elem)
+        return;
+    elem = p->offset_elems + target->first_elem;
+    target->is_lower = kind == STATE_MASTER && state_is_master24(state, p->bucket);
+    target->at = target->is_lower ? (uint8_t *)state_master24(state, p->bucket, elem).lower
+                                  : (uint8_t *)state_values(state, kind, p->bucket, elem);
+}
+
+/* Stage 3: the weights that are a part of masters. */
+static void keep_owned_weights(struct target *target, const struct state *state, uint32_t id)
+{
+    const struct layout_param *p = &state->layout->params[id];
 
     state_owned_elems(state, id, &target->first_elem, &target->end_elem);
     if (target->first_elem < target->end_elem)
-        target->at = (uint8_t *)state_values(state, kind, p->bucket, p->offset_elems + target->first_elem);
+        target->at = (uint8_t *)state_master24(state, p->bucket, p->offset_elems + target->first_elem).weights;
 }
 
 static int add_weights(struct targets *targets, const struct state *state, uint32_t id)
@@ -60,6 +75,8 @@ static int add_weights(struct targets *targets, const struct state *state, uint3
         keep_all(&target, state_weights(state, id, 0)); /* fp32 ones: the masters, and what other nodes own */
     else if (p->dtype == DTYPE_F32)
         keep_owned(&target, state, id, STATE_MASTER);
+    else if (state_is_master24(state, p->bucket))
+        keep_owned_weights(&target, state, id);
     return add(targets, strdup(p->name), &target);
 }
 

@@ -25,6 +25,7 @@ struct target {
     uint64_t n_elems;
     bool may_lack;                 /* a job can begin without it: with zero */
     bool is_moment;                /* of the state's type, whatever the file has */
+    bool is_lower;                 /* masters of 24 bits: at has their lower bytes; the weights come on their own */
     uint8_t *at;                   /* where this node keeps first_elem, with which a group begins if dtype is grouped */
     uint64_t first_elem, end_elem; /* what this node keeps; nothing if they are equal */
     uint64_t n_found_elems;        /* the reader's: of the boxes that were found */

@@ -36,8 +36,9 @@ struct writing {
     struct stream_buffers *buffers;
     const char *at; /* the file that is being written, for texts */
     float values[CHUNK_ELEMS];     /* as they lie in memory */
-    float widened[CHUNK_ELEMS];    /* 8-bit moments */
-    uint16_t rounded[CHUNK_ELEMS]; /* as the file has them */
+    float widened[CHUNK_ELEMS];    /* 8-bit moments, masters of 24 bits */
+    uint16_t rounded[CHUNK_ELEMS]; /* to 16 bits */
+    int8_t lower[CHUNK_ELEMS];
 };
 
 void checkpoint_order_deinit(struct checkpoint_order *order)
@@ -64,17 +65,46 @@ static void put(struct writing *w, struct stream *stream, const void *bytes, siz
     atomic_fetch_add_explicit(&w->order->n_bytes_done, n_bytes, memory_order_relaxed);
 }
 
-/* To the file's type: masters to 16-bit weights in stage 3, and 8-bit moments to bf16. */
-static void convert_chunk(struct writing *w, const struct contents_tensor *tensor, size_t n)
+/* Is the file's type another than the state's? */
+static bool is_converted(const struct writing *w, const struct contents_tensor *tensor)
+{
+    return tensor->source != FROM_STATE ||
+           (tensor->array < SNAPSHOT_WEIGHTS &&
+            dtype_is_grouped(state_dtype(w->order->state, (enum state_kind)tensor->array)));
+}
+
+/*
+ * Reads a chunk. Return: its elements in the file's type: masters in 24 bits as fp32, or in stage 3 masters as 16-bit
+ * weights, and 8-bit moments as bf16. last: it is the chunk's last part of the tensor.
+ */
+static const void *read_converted(struct writing *w, const struct contents_tensor *tensor, uint32_t chunk, bool last)
 {
     const struct kernels *kernels = w->order->kernels;
+    struct snapshot *snapshot = w->order->snapshot;
+    size_t n = w->layout->chunks[chunk].n_elems;
+    bool not_again = last && !tensor->comes_again;
 
+    if (tensor->source == FROM_MASTER24) {
+        snapshot_read(snapshot, chunk, SNAPSHOT_WEIGHTS, w->rounded, not_again);
+        snapshot_read(snapshot, chunk, SNAPSHOT_LOWER, w->lower, last);
+        master24_to_f32(w->widened, (struct master24){.weights = w->rounded, .lower = w->lower}, n);
+        return w->widened;
+    }
+    snapshot_read(snapshot, chunk, tensor->array, w->values, not_again);
     if (tensor->source == FROM_ROUNDED_MASTER) {
         kernels->convert_from_f32(w->rounded, w->values, w->layout->params[tensor->index].dtype, n);
-        return;
+        return w->rounded;
     }
     kernels->convert_to_f32(w->widened, w->values, state_dtype(w->order->state, (enum state_kind)tensor->array), n);
     kernels->convert_from_f32(w->rounded, w->widened, DTYPE_BF16, n); /* exact: contents.c */
+    return w->rounded;
+}
+
+static size_t file_elem_bytes(const struct writing *w, const struct contents_tensor *tensor)
+{
+    if (tensor->source == FROM_MASTER24)
+        return sizeof(float);
+    return is_converted(w, tensor) ? sizeof(uint16_t) : snapshot_bytes(w->order->state, tensor->array, 1);
 }
 
 /*
@@ -84,20 +114,17 @@ static void convert_chunk(struct writing *w, const struct contents_tensor *tenso
 static void put_chunk(struct writing *w, struct stream *stream, const struct contents_tensor *tensor, uint32_t chunk,
                       size_t first, size_t end)
 {
-    const struct state *state = w->order->state;
     size_t n = w->layout->chunks[chunk].n_elems;
-    bool grouped =
-        tensor->array != SNAPSHOT_WEIGHTS && dtype_is_grouped(state_dtype(state, (enum state_kind)tensor->array));
-    bool converted = tensor->source == FROM_ROUNDED_MASTER || grouped, whole = end - first == n;
-    size_t elem_bytes = converted ? sizeof(uint16_t) : snapshot_bytes(state, tensor->array, 1);
-    size_t n_bytes = (end - first) * elem_bytes;
+    bool converted = is_converted(w, tensor), whole = end - first == n, last = end == n;
+    size_t elem_bytes = file_elem_bytes(w, tensor), n_bytes = (end - first) * elem_bytes;
     void *place = converted || !whole ? NULL : stream_place(stream, n_bytes);
-    const uint8_t *values = converted ? (const void *)w->rounded : (const void *)w->values;
+    const uint8_t *values = (const void *)w->values;
 
-    snapshot_read(w->order->snapshot, chunk, tensor->array, place ? place : w->values,
-                  !tensor->comes_again && end == n);
     if (converted)
-        convert_chunk(w, tensor, n);
+        values = read_converted(w, tensor, chunk, last);
+    else
+        snapshot_read(w->order->snapshot, chunk, tensor->array, place ? place : w->values,
+                      last && !tensor->comes_again);
     if (place)
         stream_placed(stream, n_bytes);
     else
@@ -128,6 +155,7 @@ static void put_tensor(struct writing *w, struct stream *stream, const struct co
     switch (tensor->source) {
     case FROM_STATE:
     case FROM_ROUNDED_MASTER:
+    case FROM_MASTER24:
         put_array(w, stream, tensor);
         break;
     case FROM_FROZEN:

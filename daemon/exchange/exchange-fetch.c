@@ -4,7 +4,7 @@
  * Fetches what other nodes own: state that a rank reads, and in stage 3 weights that ranks gather. A node asks node 0
  * for a fetch, and node 0 announces all fetches to all nodes in one sequence. Then the owners send, each parameter
  * under a tag of its own. fp32 values are sent straight from the state. Weights of 16 bits are first rounded from the
- * masters into one of two slots, narrow moments are widened there, and values on GPUs are first copied there. If ranks
+ * masters into one of two slots, narrow state is widened there, and values on GPUs are first copied there. If ranks
  * on GPUs gather, their engines do all of this instead (exchange-device.c).
  *
  * State and weights do not change meanwhile, because a node that fetches has not asked for the step.
@@ -84,13 +84,19 @@ static const uint8_t *state_bytes(const struct exchange *exchange, enum fetch_ki
     return (const uint8_t *)state_values(exchange->job->state, state_kind, bucket, start);
 }
 
+static bool is_widened(const struct exchange *exchange, const struct serving *serving, enum fetch_kind kind)
+{
+    uint32_t bucket = exchange->job->layout->params[serving->param].bucket;
+
+    return kind != FETCH_PUBLISHED && !state_is_f32(exchange->job->state, (enum state_kind)kind, bucket);
+}
+
 /* Are the elements rounded, widened, or copied from GPUs into a slot before they are sent? Else they are sent from the
  * state. */
 static bool is_made(const struct exchange *exchange, const struct serving *serving, enum fetch_kind kind)
 {
-    bool is_widened = kind != FETCH_PUBLISHED && state_dtype(exchange->job->state, (enum state_kind)kind) != DTYPE_F32;
-
-    return !exchange->job->executor->holds_state || is_rounded(exchange, serving, kind) || is_widened;
+    return !exchange->job->executor->holds_state || is_rounded(exchange, serving, kind) ||
+           is_widened(exchange, serving, kind);
 }
 
 static void send_state(struct exchange *exchange, const struct serving *serving, enum fetch_kind kind)

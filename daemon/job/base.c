@@ -34,6 +34,11 @@ static void describe_optim_bits(struct strbuf *out, unsigned bits)
     strbuf_add(out, "optimizer.params.optim_bits %u\n", bits);
 }
 
+static void describe_master_weight_bits(struct strbuf *out, unsigned bits)
+{
+    strbuf_add(out, "optimizer.params.master_weight_bits %u\n", bits);
+}
+
 /* A line for each value: what it is called in the configuration, and the value. */
 static void describe(const struct job *job, struct strbuf *out)
 {
@@ -57,9 +62,10 @@ static void describe(const struct job *job, struct strbuf *out)
     strbuf_add(out, "diagnostics.static_graph %d\n", config->diagnostics.static_graph);
     describe_bf16(out, config->bf16);
     describe_optim_bits(out, config->optimizer.optim_bits);
+    describe_master_weight_bits(out, config->optimizer.master_weight_bits);
 }
 
-/* Reads the run's description. One of an earlier version lacks the lines about moments, which were fp32. */
+/* Reads the run's description. One of an earlier version lacks the lines about narrow state: all of it was fp32. */
 static void read_description(const struct journal_record *record, struct strbuf *out)
 {
     strbuf_add(out, "%.*s", (int)record->n_bytes, (const char *)record->data);
@@ -67,6 +73,8 @@ static void read_description(const struct journal_record *record, struct strbuf 
         describe_bf16(out, (struct config_bf16){0});
     if (out->data && !strstr(out->data, "\noptimizer.params.optim_bits "))
         describe_optim_bits(out, 32);
+    if (out->data && !strstr(out->data, "\noptimizer.params.master_weight_bits "))
+        describe_master_weight_bits(out, 32);
 }
 
 /* The first line of a that is not in the same place of b. Return: false, they are equal. */

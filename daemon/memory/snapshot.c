@@ -162,6 +162,26 @@ static struct entry *entry_of(const struct snapshot *s, uint32_t chunk, enum sna
 }
 
 /* NULL: there is none. */
+static uint8_t *master_of(const struct snapshot *s, const struct layout_chunk *chunk, enum snapshot_array array)
+{
+    const struct layout_param *p = &s->state->layout->params[chunk->param];
+    const uint64_t elem = p->offset_elems + chunk->start_elem;
+
+    if (state_is_master24(s->state, p->bucket)) {
+        struct master24 masters = state_master24(s->state, p->bucket, elem);
+
+        if (array == SNAPSHOT_MASTER)
+            return NULL;
+        return array == SNAPSHOT_WEIGHTS ? (uint8_t *)masters.weights : (uint8_t *)masters.lower;
+    }
+    if (array == SNAPSHOT_MASTER)
+        return (uint8_t *)state_master(s->state, p->bucket, elem);
+    if (array == SNAPSHOT_LOWER || p->dtype == DTYPE_F32 || s->state->stage == 3)
+        return NULL;
+    return state_weights(s->state, chunk->param, chunk->start_elem);
+}
+
+/* NULL: there is none. */
 static uint8_t *array_of(const struct snapshot *s, uint32_t id, enum snapshot_array array)
 {
     const struct layout_chunk *chunk = &s->state->layout->chunks[id];
@@ -169,9 +189,8 @@ static uint8_t *array_of(const struct snapshot *s, uint32_t id, enum snapshot_ar
 
     if (!state_owns(s->state, chunk->rank))
         return NULL;
-    if (array == SNAPSHOT_WEIGHTS)
-        return p->dtype == DTYPE_F32 || s->state->stage == 3 ? NULL
-                                                             : state_weights(s->state, chunk->param, chunk->start_elem);
+    if (array != SNAPSHOT_EXP_AVG && array != SNAPSHOT_EXP_AVG_SQ)
+        return master_of(s, chunk, array);
     return (uint8_t *)state_values(s->state, (enum state_kind)array, p->bucket, p->offset_elems + chunk->start_elem);
 }
 

@@ -25,10 +25,11 @@
 struct snapshot;
 
 enum snapshot_array {
-    SNAPSHOT_MASTER = STATE_MASTER, /* of state_dtype(), as the moments */
+    SNAPSHOT_MASTER = STATE_MASTER, /* of state_dtype(), as the moments; none if masters have 24 bits */
     SNAPSHOT_EXP_AVG = STATE_EXP_AVG,
     SNAPSHOT_EXP_AVG_SQ = STATE_EXP_AVG_SQ,
-    SNAPSHOT_WEIGHTS = STATE_N_KINDS, /* of 16 bits; stages 1 and 2 */
+    SNAPSHOT_WEIGHTS = STATE_N_KINDS, /* of 16 bits; in stage 3 only as a part of masters with 24 bits */
+    SNAPSHOT_LOWER,                   /* the other part of those, bytes */
     SNAPSHOT_N_ARRAYS,
 };
 
@@ -55,8 +56,9 @@ void snapshot_free(struct snapshot *snapshot);
 /* Of n_elems of an array, as they lie in memory. */
 static inline size_t snapshot_bytes(const struct state *state, enum snapshot_array array, size_t n_elems)
 {
-    return array == SNAPSHOT_WEIGHTS ? n_elems * sizeof(uint16_t)
-                                     : dtype_bytes(state_dtype(state, (enum state_kind)array), n_elems);
+    if (array >= SNAPSHOT_WEIGHTS)
+        return array == SNAPSHOT_WEIGHTS ? n_elems * sizeof(uint16_t) : n_elems;
+    return dtype_bytes(state_dtype(state, (enum state_kind)array), n_elems);
 }
 
 /* dst: the chunk's elements. last: it is not read again. */

@@ -10,7 +10,7 @@
 #include "core/base/base.h"
 
 struct placement {
-    uint64_t master, exp_avg, exp_avg_sq; /* offsets in the state segment, UINT64_MAX: not there */
+    uint64_t master, weights, lower, exp_avg, exp_avg_sq; /* offsets in the state segment, UINT64_MAX: not there */
     uint64_t acc;                         /* in the gradient segment */
 };
 
@@ -21,16 +21,20 @@ _Static_assert((int)LAYOUT_ALIGN_ELEMS % (int)GROUP8_ELEMS == 0, "a group begins
 /* Arrays so large may lie 2^27 bytes apart, which costs dearly: see segment_map(). */
 #define LARGE_ARRAY_BYTES (UINT64_C(64) << 20)
 
-static uint64_t reserve_array(uint64_t *end, uint64_t n_elems, enum dtype dtype, bool wanted)
+static uint64_t reserve_bytes(uint64_t *end, uint64_t n_bytes)
 {
-    uint64_t offset = *end, n_bytes = round_up(dtype_bytes(dtype, n_elems), (uint64_t)CACHE_LINE_BYTES);
+    uint64_t offset = *end;
 
-    if (!wanted)
-        return UINT64_MAX;
+    n_bytes = round_up(n_bytes, (uint64_t)CACHE_LINE_BYTES);
     *end += n_bytes;
     if (n_bytes >= LARGE_ARRAY_BYTES)
         *end += 64 * 1024;
     return offset;
+}
+
+static uint64_t reserve_array(uint64_t *end, uint64_t n_elems, enum dtype dtype, bool wanted)
+{
+    return wanted ? reserve_bytes(end, dtype_bytes(dtype, n_elems)) : UINT64_MAX;
 }
 
 static void find_owned(struct state *state)
@@ -53,9 +57,13 @@ static void plan_places(struct state *state, const struct state_options *options
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         uint64_t n_elems = layout_room_elems(layout, b, options->first_rank, options->n_ranks);
         bool has_v = options->moments.v && !layout_is_muon(layout, b);
+        bool master24 = options->moments.master24 && layout->buckets[b].dtype == DTYPE_BF16,
+             stage3 = options->stage == 3;
 
         places[b].master = reserve_array(state_bytes, n_elems, DTYPE_F32,
-                                         options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);
+                                         !master24 && (stage3 || layout->buckets[b].dtype != DTYPE_F32));
+        places[b].weights = reserve_array(state_bytes, n_elems, DTYPE_BF16, master24 && stage3);
+        places[b].lower = master24 ? reserve_bytes(state_bytes, n_elems) : UINT64_MAX;
         places[b].exp_avg = reserve_array(state_bytes, n_elems, options->moments.type.dtype, options->moments.m);
         places[b].exp_avg_sq =
             reserve_array(state_bytes, n_elems, moments_dtype_of_square(options->moments.type), has_v);
@@ -69,8 +77,8 @@ static void plan_places(struct state *state, const struct state_options *options
         state->frozen_offset_bytes[p] = *state_bytes;
         *state_bytes += round_up(param->n_elems * dtype_size(param->dtype), 64);
     }
-    /* A segment of no bytes has no addresses, and moments of no elements, as of a node without matrices, have one. */
-    if (layout->n_buckets > 0 && options->moments.m + options->moments.v > 0)
+    /* A segment of no bytes has no addresses, and arrays of no elements, as of a node without matrices, have one. */
+    if (layout->n_buckets > 0 && options->moments.m + options->moments.v + options->moments.master24 > 0)
         *state_bytes = MAX(*state_bytes, (uint64_t)CACHE_LINE_BYTES);
 }
 
@@ -81,18 +89,23 @@ static void *at(const struct segment *segment, uint64_t offset)
 
 static void set_pointers(struct state *state, const struct placement *places)
 {
+    const bool stage3 = state->stage == 3;
+
     for (uint32_t b = 0; b < state->layout->n_buckets; b++) {
         struct state_bucket *bucket = &state->buckets[b];
+        uint8_t *published = stage3 ? NULL : state->weights.map + state->layout->buckets[b].weight_offset_bytes;
 
         bucket->exp_avg = at(&state->state, places[b].exp_avg);
         bucket->exp_avg_sq = at(&state->state, places[b].exp_avg_sq);
         bucket->acc = at(&state->gradient, places[b].acc);
-        /* fp32 weights of owned partitions are their masters: no copy. */
-        if (places[b].master != UINT64_MAX)
-            bucket->master = at(&state->state, places[b].master);
-        else
-            bucket->master =
-                (float *)at(&state->weights, state->layout->buckets[b].weight_offset_bytes) + bucket->owned_start;
+        bucket->master = at(&state->state, places[b].master);
+        bucket->weights = at(&state->state, places[b].weights);
+        bucket->lower = at(&state->state, places[b].lower);
+        /* Weights of owned partitions are their masters, or a part of them: no copy. */
+        if (bucket->lower && !stage3)
+            bucket->weights = (uint16_t *)(void *)published + bucket->owned_start;
+        else if (!bucket->lower && !bucket->master)
+            bucket->master = (float *)(void *)published + bucket->owned_start;
     }
 }
 

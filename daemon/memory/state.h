@@ -13,6 +13,8 @@
  *              stages 1, 2                          stage 3
  *  master      fp32 weights: the weight segment     state segment
  *              16-bit weights: state segment
+ *  its parts   weights: the weight segment          state segment
+ *  in 24 bits  lower: state segment                 state segment
  *  moments     state segment                        state segment
  *  gradient    owned partitions                     owned partitions
  *  weights     weight segment, all buckets          none: gathered from masters into the pool
@@ -26,11 +28,13 @@
  * needs values in host memory reserves their pages, copies (daemon/step/device-io.c), and frees the pages.
  */
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "core/base/segment.h"
 #include "core/layout/layout.h"
+#include "kernels/master24.h"
 #include "kernels/update.h"
 
 /* Committed steps. Only the loop writes this. */
@@ -48,7 +52,9 @@ struct state_progress {
 
 struct state_bucket {
     uint64_t owned_start, owned_elems; /* elements from the bucket's start */
-    float *master;                     /* at owned_start */
+    float *master;                     /* at owned_start; NULL: the masters have 24 bits (kernels/master24.h) */
+    uint16_t *weights;                 /* at owned_start; a part of such masters, else NULL */
+    int8_t *lower;                     /* as weights */
     void *exp_avg;                     /* at owned_start, of state_dtype(); NULL if the optimizer has none */
     void *exp_avg_sq;
     float *acc; /* at owned_start; NULL: on GPUs */
@@ -113,14 +119,29 @@ static inline unsigned state_other_copy(const struct state *state)
     return 1 - state->progress.copy;
 }
 
+/* Do the bucket's masters have 24 bits? Then state_master24() is called instead of state_master(). */
+static inline bool state_is_master24(const struct state *state, uint32_t bucket)
+{
+    return state->buckets[bucket].lower != NULL;
+}
+
 static inline float *state_master(const struct state *state, uint32_t bucket, uint64_t elem)
 {
     const struct state_bucket *b = &state->buckets[bucket];
 
+    assert(b->master);
     return b->master + (elem - b->owned_start);
 }
 
-/* The type of an array's elements in memory. */
+static inline struct master24 state_master24(const struct state *state, uint32_t bucket, uint64_t elem)
+{
+    const struct state_bucket *b = &state->buckets[bucket];
+
+    return (struct master24){.weights = b->weights + (elem - b->owned_start),
+                             .lower = b->lower + (elem - b->owned_start)};
+}
+
+/* The type of an array's elements in memory; of masters, unless they have 24 bits. */
 static inline enum dtype state_dtype(const struct state *state, enum state_kind kind)
 {
     if (kind == STATE_MASTER)
@@ -148,7 +169,7 @@ static inline void *state_exp_avg_sq(const struct state *state, uint32_t bucket,
     return state_moment(b->exp_avg_sq, state_dtype(state, STATE_EXP_AVG_SQ), elem - b->owned_start);
 }
 
-/* Elements of state_dtype(). NULL: the optimizer has no such moment. */
+/* Elements of state_dtype(). NULL: the optimizer has no such moment. Not of masters with 24 bits. */
 static inline void *state_values(const struct state *state, enum state_kind kind, uint32_t bucket, uint64_t elem)
 {
     switch (kind) {
@@ -159,6 +180,20 @@ static inline void *state_values(const struct state *state, enum state_kind kind
     default:
         return state_master(state, bucket, elem);
     }
+}
+
+/* Do the bucket's parameters have such an array? */
+static inline bool state_has(const struct state *state, enum state_kind kind, uint32_t bucket)
+{
+    const struct state_bucket *b = &state->buckets[bucket];
+
+    return kind == STATE_MASTER || (kind == STATE_EXP_AVG ? b->exp_avg : b->exp_avg_sq) != NULL;
+}
+
+/* Is the array fp32? */
+static inline bool state_is_f32(const struct state *state, enum state_kind kind, uint32_t bucket)
+{
+    return kind == STATE_MASTER ? !state_is_master24(state, bucket) : state_dtype(state, kind) == DTYPE_F32;
 }
 
 static inline float *state_acc(const struct state *state, uint32_t bucket, uint64_t elem)

@@ -33,6 +33,27 @@ static struct part owned_frozen(const struct state *state, uint64_t start, uint6
     return (struct part){.start = from, .n = to > from ? to - from : 0};
 }
 
+void weights_round(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
+                   uint64_t n_elems, void *dst)
+{
+    const struct layout_param *p = &state->layout->params[param];
+    uint64_t elem = p->offset_elems + start;
+
+    if (state_is_master24(state, p->bucket))
+        memcpy(dst, state_master24(state, p->bucket, elem).weights, n_elems * sizeof(uint16_t));
+    else
+        kernels->convert_from_f32(dst, state_master(state, p->bucket, elem), p->dtype, n_elems);
+}
+
+void weights_widen(const struct state *state, const struct kernels *kernels, uint32_t bucket, uint64_t elem,
+                   enum state_kind kind, uint64_t n_elems, float *dst)
+{
+    if (kind == STATE_MASTER && state_is_master24(state, bucket))
+        master24_to_f32(dst, state_master24(state, bucket, elem), n_elems);
+    else
+        kernels->convert_to_f32(dst, state_values(state, kind, bucket, elem), state_dtype(state, kind), n_elems);
+}
+
 void weights_fetch(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
                    uint64_t n_elems, void *dst)
 {
@@ -54,8 +75,7 @@ void weights_fetch(const struct state *state, const struct kernels *kernels, uin
         struct part part = intersect(&state->layout->chunks[c], start, n_elems);
 
         if (part.n > 0 && state_owns(state, state->layout->chunks[c].rank))
-            kernels->convert_from_f32((uint8_t *)dst + (part.start - start) * size,
-                                      state_master(state, p->bucket, p->offset_elems + part.start), p->dtype, part.n);
+            weights_round(state, kernels, param, part.start, part.n, (uint8_t *)dst + (part.start - start) * size);
     }
 }
 
@@ -84,6 +104,17 @@ static void store_16(const struct state *state, const struct kernels *kernels, c
     }
 }
 
+/* Their weights are the published ones in stages 1 and 2. */
+static void store_master24(struct master24 masters, const uint16_t *src, uint64_t n_elems)
+{
+    for (uint64_t i = 0; i < n_elems; i++) {
+        if (masters.weights[i] == src[i])
+            continue;
+        masters.weights[i] = src[i];
+        masters.lower[i] = 0;
+    }
+}
+
 void weights_store(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
                    uint64_t n_elems, const void *src)
 {
@@ -105,6 +136,9 @@ void weights_store(const struct state *state, const struct kernels *kernels, uin
                 memcpy(state_weights(state, param, part.start), from, part.n * size);
         } else if (p->dtype == DTYPE_F32)
             memcpy(state_master(state, p->bucket, p->offset_elems + part.start), from, part.n * size);
+        else if (state_is_master24(state, p->bucket))
+            store_master24(state_master24(state, p->bucket, p->offset_elems + part.start), (const uint16_t *)from,
+                           part.n);
         else
             store_16(state, kernels, p, part,
                      state->stage == 3 ? NULL : (uint16_t *)state_weights(state, param, part.start),
@@ -118,10 +152,21 @@ void weights_store_masters(const struct state *state, const struct kernels *kern
     const struct layout_param *p = &state->layout->params[chunk->param];
     bool owned = state_owns(state, chunk->rank);
 
+    if (owned && state_is_master24(state, p->bucket)) {
+        master24_from_f32(state_master24(state, p->bucket, p->offset_elems + chunk->start_elem), src, chunk->n_elems);
+        return;
+    }
     if (owned)
         memcpy(state_master(state, p->bucket, p->offset_elems + chunk->start_elem), src, chunk->n_elems * sizeof(*src));
     if (state->stage != 3 && (!owned || p->dtype != DTYPE_F32)) /* fp32 masters that are owned are the weights */
         kernels->convert_from_f32(state_weights(state, chunk->param, chunk->start_elem), src, p->dtype, chunk->n_elems);
+}
+
+static void adopt_master24(const struct state *state, struct master24 masters, const void *src, uint64_t n_elems)
+{
+    if (state->stage == 3) /* else they are the published weights */
+        memcpy(masters.weights, src, n_elems * sizeof(uint16_t));
+    memset(masters.lower, 0, n_elems);
 }
 
 void weights_adopt(const struct state *state, const struct kernels *kernels, uint32_t param, const void *src)
@@ -135,9 +180,14 @@ void weights_adopt(const struct state *state, const struct kernels *kernels, uin
     }
     for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {
         const struct layout_chunk *chunk = &state->layout->chunks[c];
+        uint64_t elem = p->offset_elems + chunk->start_elem;
+        const uint8_t *from = (const uint8_t *)src + chunk->start_elem * size;
 
-        if (state_owns(state, chunk->rank))
-            kernels->convert_to_f32(state_master(state, p->bucket, p->offset_elems + chunk->start_elem),
-                                    (const uint8_t *)src + chunk->start_elem * size, p->dtype, chunk->n_elems);
+        if (!state_owns(state, chunk->rank))
+            continue;
+        if (state_is_master24(state, p->bucket))
+            adopt_master24(state, state_master24(state, p->bucket, elem), from, chunk->n_elems);
+        else
+            kernels->convert_to_f32(state_master(state, p->bucket, elem), from, p->dtype, chunk->n_elems);
     }
 }

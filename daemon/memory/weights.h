@@ -18,6 +18,14 @@
 void weights_fetch(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
                    uint64_t n_elems, void *dst);
 
+/* Reads elements that are owned, in one chunk, of a trainable parameter: masters rounded to nearest even. */
+void weights_round(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
+                   uint64_t n_elems, void *dst);
+
+/* Reads elements of an array, owned, in one chunk, in fp32. elem: from the bucket's start. */
+void weights_widen(const struct state *state, const struct kernels *kernels, uint32_t bucket, uint64_t elem,
+                   enum state_kind kind, uint64_t n_elems, float *dst);
+
 /*
  * Stores masters of the chunk, and in stages 1 and 2 their roundings as published weights. In a partition that is not
  * owned, stores only the weights.
@@ -25,7 +33,10 @@ void weights_fetch(const struct state *state, const struct kernels *kernels, uin
 void weights_store_masters(const struct state *state, const struct kernels *kernels, const struct layout_chunk *chunk,
                            const float *src);
 
-/* Stores initial weights: owned masters get their exact values, other masters do not change; frozen: all weights. */
+/*
+ * Stores initial weights: owned masters get their exact values, other masters do not change; frozen: all weights. In
+ * stages 1 and 2 they are already published.
+ */
 void weights_adopt(const struct state *state, const struct kernels *kernels, uint32_t param, const void *src);
 
 /*

@@ -193,18 +193,21 @@ static struct devices_move move_of(const struct load *load, uint32_t param, uint
     };
 }
 
-/* A move of elements that this node has. 16-bit weights are rounded from the masters on the way. */
+/* A move of elements that this node has. 16-bit weights are rounded from the masters on the way, or a part of them. */
 static struct devices_move move_own(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
     const struct executor *executor = load->executor;
     const struct layout_param *p = &layout_of(executor)->params[param];
     struct devices_move move = move_of(load, param, start, n);
+    bool master24 = p->trainable && state_is_master24(executor->state, p->bucket);
 
-    if (n > 0 && p->trainable)
+    if (n > 0 && master24)
+        move.host = state_master24(executor->state, p->bucket, p->offset_elems + start).weights;
+    else if (n > 0 && p->trainable)
         move.host = state_master(executor->state, p->bucket, p->offset_elems + start);
     else if (n > 0)
         move.host = state_frozen(executor->state, param);
-    move.rounds = p->trainable && p->dtype != DTYPE_F32;
+    move.rounds = p->trainable && p->dtype != DTYPE_F32 && !master24;
     move.dtype = p->dtype;
     return move;
 }

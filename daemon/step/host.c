@@ -236,10 +236,8 @@ static void read_run(struct work *work, uint32_t item)
 
     if (!state_owns(executor->state, chunk->rank))
         return; /* it comes from its owner */
-    executor->options.kernels->convert_to_f32(
-        (float *)io->dst + chunk->start_elem,
-        state_values(executor->state, io->kind, p->bucket, p->offset_elems + chunk->start_elem),
-        state_dtype(executor->state, io->kind), chunk->n_elems);
+    weights_widen(executor->state, executor->options.kernels, p->bucket, p->offset_elems + chunk->start_elem, io->kind,
+                  chunk->n_elems, (float *)io->dst + chunk->start_elem);
 }
 
 int host_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
@@ -263,9 +261,8 @@ static void round_run(struct work *work, uint32_t item)
 
     if (!state_owns(executor->state, chunk->rank))
         return;
-    executor->options.kernels->convert_from_f32((uint8_t *)io->dst + (elem - start) * dtype_size(p->dtype),
-                                                state_master(executor->state, p->bucket, elem), p->dtype,
-                                                chunk->n_elems);
+    weights_round(executor->state, executor->options.kernels, io->param, chunk->start_elem, chunk->n_elems,
+                  (uint8_t *)io->dst + (elem - start) * dtype_size(p->dtype));
 }
 
 int host_read_weights(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata)

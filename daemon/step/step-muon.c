@@ -136,6 +136,7 @@ static void add_momentum(const struct step *step, uint32_t id, struct step_slot 
     struct update_args args = step_update_args(step, id, NULL);
 
     args.p = step_acc_here(step, id);
+    args.lower = NULL;
     args.acc = args.p;
     args.v = args.w16 = NULL;
     args.w16_dtype = DTYPE_F32;

@@ -631,19 +631,28 @@ struct update_args step_update_args(const struct step *step, uint32_t id, const 
     const struct layout_param *param = &step->layout->params[chunk->param];
     uint64_t elem = param->offset_elems + chunk->start_elem;
     bool publish = step->state->stage != 3 && param->dtype != DTYPE_F32;
-
-    return (struct update_args){
-        .p = state_master(step->state, param->bucket, elem),
+    struct update_args args = {
         .m = state_exp_avg(step->state, param->bucket, elem),
         .v = state_exp_avg_sq(step->state, param->bucket, elem),
         .acc = acc,
-        .w16 = publish ? state_weights(step->state, chunk->param, chunk->start_elem) : NULL,
-        .w16_dtype = publish ? param->dtype : DTYPE_F32,
         .n_elems = chunk->n_elems,
         .moments = step->state->moments,
         .start_elem = chunk->start_elem,
         .k = &step->scalars[chunk->param],
     };
+
+    if (state_is_master24(step->state, param->bucket)) {
+        struct master24 masters = state_master24(step->state, param->bucket, elem);
+
+        args.w16 = masters.weights;
+        args.w16_dtype = DTYPE_BF16;
+        args.lower = masters.lower;
+        return args;
+    }
+    args.p = state_master(step->state, param->bucket, elem);
+    args.w16 = publish ? state_weights(step->state, chunk->param, chunk->start_elem) : NULL;
+    args.w16_dtype = publish ? param->dtype : DTYPE_F32;
+    return args;
 }
 
 static void update_chunk(const struct step *step, uint32_t id, const float *acc, struct step_slot *slot)

@@ -218,6 +218,7 @@ STATES = {
     "bf16 moments": {"bf16": {"bf16_optimizer_states": True}},
     "stochastic": {"bf16": {"bf16_optimizer_states": True, "stochastic_rounding": True}},
     "8 bits": {"optimizer": {"params": {"optim_bits": 8}}},
+    "24 bits": {"optimizer": {"params": {"optim_bits": 8, "master_weight_bits": 24}}},
 }
 
 

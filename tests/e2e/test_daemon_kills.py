@@ -273,7 +273,10 @@ def test_store_differs(kept, change, why):
                                                 'daemon says "bf16.bf16_optimizer_states 1"'),
     ({"optimizer": {"params": {"optim_bits": 8}}}, 'the run has "optimizer.params.optim_bits 32", the configuration of this '
                                                    'daemon says "optimizer.params.optim_bits 8"'),
-], ids=["stage", "persist", "bf16", "optim_bits"])
+    ({"optimizer": {"params": {"master_weight_bits": 24}}},
+     'the run has "optimizer.params.master_weight_bits 32", the configuration of this daemon says '
+     '"optimizer.params.master_weight_bits 24"'),
+], ids=["stage", "persist", "bf16", "optim_bits", "master_weight_bits"])
 def test_configuration_differs(kept, change, why):
     daemon, ranks = stop_midway(kept)
     good = daemon.config_path.read_text()

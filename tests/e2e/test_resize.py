@@ -36,7 +36,7 @@ def finals(found):
 
 
 @pytest.mark.parametrize("stage, bucket, kept, state", [
-    (1, 300, True, "fp32"), (2, 50000, False, "8 bits"), (3, 300, True, "8 bits"), (3, 1, False, "fp32")])
+    (1, 300, True, "fp32"), (2, 50000, False, "8 bits"), (3, 300, True, "24 bits"), (3, 1, False, "fp32")])
 def test_nothing_changes(start, tmp_path, stage, bucket, kept, state):
     """2 -> 5 -> 64 -> 3 ranks: the same bits, and then the steps of a job that has loaded them from a checkpoint."""
     folder = tmp_path / "checkpoints"

@@ -13,7 +13,8 @@ SCALES = np.ldexp(F(1), -23 - np.arange(16)).astype(F)
 WORDS = set("""world_size seed steps optimizer type params groups micro_batches op max_norm loss_scale
     missing passes nonfinite lr betas eps weight_decay momentum dampening nesterov lr_decay adam_w_mode
     shape group grad_dtype weight_dtype trainable rank step micro param times AdamW Adam SGD Lion Adagrad
-    fp32 bf16 fp16 mean sum nan inf -inf wire nodes rounded_to moments bf16-stochastic 8bit""".split())
+    fp32 bf16 fp16 mean sum nan inf -inf wire nodes rounded_to moments bf16-stochastic 8bit
+    fp32-24bit bf16-24bit 8bit-24bit""".split())
 
 # The generator: splitmix64 as a hash of the place where a gradient belongs; h is an int or a uint64 array.
 def mix(h):
@@ -147,17 +148,17 @@ def adagrad(p, m, v, g, t, o):
     return p - a * (g / (np.sqrt(v) + F(o["eps"]))), m, v
 UPDATES = {"AdamW": adam, "Adam": adam, "SGD": sgd, "Lion": lion, "Adagrad": adagrad}
 
-# Sections 5 and 6: narrow moments.
+# Sections 5, 6 and 8: narrow state.
 def mix32(x):
     x = ((x ^ x >> 16) * 0x85EBCA6B) & 0xFFFFFFFF
     x = ((x ^ x >> 13) * 0xC2B2AE35) & 0xFFFFFFFF
     return x ^ x >> 16
 
-def draws(param, t, n):
-    """32 random bits for each element of a parameter."""
+def draws(param, t, elems, flip=0):
+    """32 random bits for each of these elements of a parameter."""
     place = mix32((mix32((mix32(t & 0xFFFFFFFF) + (t >> 32)) & 0xFFFFFFFF) + param) & 0xFFFFFFFF)
-    elems = (np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B9)) & np.uint64(0xFFFFFFFF)
-    return mix32(elems ^ np.uint64(place))
+    places = (elems.astype(np.uint64) * np.uint64(0x9E3779B9)) & np.uint64(0xFFFFFFFF)
+    return mix32(places ^ np.uint64(place ^ flip))
 
 def in_groups(x, which, draw):
     """What is left of a moment in 8 bits. draw: 20 bits for each element."""
@@ -170,17 +171,28 @@ def in_groups(x, which, draw):
 
 def stored(case, moment, which, param, t):
     """A moment as it lies in memory, in fp32; which: 0, exp_avg; 1, exp_avg_sq."""
-    kind = case.get("moments", "fp32")
+    kind = case.get("moments", "fp32").removesuffix("-24bit")
     if moment is None or kind == "fp32":
         return moment
     if kind == "bf16":
         return from_bits(to_bits(moment, "bf16"), "bf16")
-    draw, late = draws(param, t, moment.size), np.arange(moment.size) % 64 >= 32
+    draw, late = draws(param, t, np.arange(moment.size)), np.arange(moment.size) % 64 >= 32
     if kind == "8bit":
         draw = draw[np.arange(moment.size) - 32 * late] ^ np.where(late, np.uint64(0xFFFFFFFF), np.uint64(0))
         return in_groups(moment, which, (draw & np.uint64(0xFFFFF), draw >> np.uint64(12))[which])
     u = moment.view(np.uint32).astype(np.uint64) + ((draw >> np.uint64(16 * which)) & np.uint64(0xFFFF))
     return np.where(np.isnan(moment), moment, (u & np.uint64(0xFFFF0000)).astype(np.uint32).view(F))
+
+def stored_master(case, p, param, t):
+    """A master as it lies in memory, in fp32."""
+    kind = case.get("moments", "fp32")
+    if case["params"][param].get("weight_dtype", "fp32") != "bf16" or not kind.endswith("-24bit"):
+        return p
+    weight, e, half = to_bits(p, "bf16").astype(np.int64) << 16, np.arange(p.size), 128
+    if kind == "8bit-24bit":
+        half = (draws(param, t, e // 64 * 16 + e % 16, 0xFFFFFFFF).astype(np.int64) >> (e % 64 // 16 * 8)) & 0xFF
+    lower = np.clip((p.view(np.uint32).astype(np.int64) - weight + half) >> 8, -127, 127)
+    return (weight + (np.where(np.isnan(p), 0, lower) << 8)).astype(np.uint32).view(F)
 
 # A run of a case.
 def options(case, param, step):
@@ -220,7 +232,7 @@ def advance(case, step, state, counts):
     for i, acc in pushed.items():
         counts[i] += 1
         p, *moments = UPDATES[case["optimizer"]["type"]](*state[i], acc * s, counts[i], options(case, i, step))
-        state[i] = p, *(stored(case, m, which, i, counts[i]) for which, m in enumerate(moments))
+        state[i] = stored_master(case, p, i, counts[i]), *(stored(case, m, which, i, counts[i]) for which, m in enumerate(moments))
     return dict(norm=norm, coef=coef, scale=s, applied=True)
 
 def run(case):

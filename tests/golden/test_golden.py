@@ -543,12 +543,28 @@ def test_stochastic_rounding():
             below = golden.from_bits((np.abs(x[:1]).view(np.uint32) >> np.uint32(16)).astype(np.uint16), "bf16")[0]
             assert low == below and set(np.unique(np.abs(got)).tolist()) <= {float(low), float(high)}
             assert up is None or (np.abs(got) > below).mean() == pytest.approx(up, abs=0.01)
-    draws = [golden.draws(p, t, 1000) for p, t in ((0, 1), (1, 0), (1, 1), (0, 2), (0, 2**32 + 1))]
+    draws = [golden.draws(p, t, np.arange(1000)) for p, t in ((0, 1), (1, 0), (1, 1), (0, 2), (0, 2**32 + 1))]
     assert len({d.tobytes() for d in draws}) == len(draws)
-    assert golden.draws(2, 3, 3).tolist() == [0xC4AAB4B9, 0x64992D49, 0x7B809300]
+    assert golden.draws(2, 3, np.arange(3)).tolist() == [0xC4AAB4B9, 0x64992D49, 0x7B809300]
     special = np.array([np.inf, -np.inf, 0, np.nan], F)
     assert golden.stored(case, special, 0, 0, 1)[:3].tolist() == [np.inf, -np.inf, 0]
     assert np.isnan(golden.stored(case, special, 0, 0, 1)[3])
+
+
+def test_masters_of_24_bits():
+    """The weight is the master rounded to nearest; nothing is 128; at random there is no bias."""
+    case = {"params": [{"weight_dtype": "bf16"}, {}], "moments": "fp32-24bit"}
+    p = np.array([1, 1 + 2**-8, 1 + 2**-7 + 2**-8, -1 - 2**-15, 1 + 2**-16, 3.4e38, 0, -0.0, np.inf, np.nan], F)
+    got = golden.stored_master(case, p, 0, 1)
+    below, above = 1 + 2**-8 - 2**-15, 1 + 2**-7 + 2**-8 + 2**-15  # ties stay on the side of the even weight
+    assert got[:5].tolist() == [1, below, above, -1 - 2**-15, 1 + 2**-15] and np.isfinite(got[5])
+    assert got[6:9].tolist() == [0, 0, np.inf] and np.signbit(got[7]) and np.isnan(got[9])
+    assert (golden.to_bits(got, "bf16") == golden.to_bits(p, "bf16")).all()
+    assert golden.stored_master(case, p, 1, 1) is p
+    case["moments"] = "8bit-24bit"
+    many = np.full(64000, 1 + 2**-17, F)  # a quarter of the way
+    got = golden.stored_master(case, many, 0, 1)
+    assert set(got.tolist()) == {1.0, 1 + 2**-15} and (got > 1).mean() == pytest.approx(0.25, abs=0.01)
 
 
 def test_moments_in_groups():

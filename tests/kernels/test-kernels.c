@@ -8,6 +8,7 @@
 
 #include "kernels/group8.h"
 #include "kernels/kernels.h"
+#include "kernels/master24.h"
 
 #include "tests/group.h"
 #include "tests/kernels/kernels-reference.h"
@@ -427,12 +428,13 @@ static void test_reduce_joins(void **state)
 
 /* ---- update -------------------------------------------------------------------------------------------- */
 
-/* A trajectory of one element array through some steps; 16-bit weights in w16, narrow moments in what follows. */
+/* A trajectory of one element array through some steps; 16-bit weights in w16, narrow state in what follows. */
 struct trajectory {
     float p[1030];
     float m[1030];
     float v[1030];
     uint16_t w16[1030];
+    int8_t lower[1030];
     uint16_t m16[1030];
     uint16_t v16[1030];
     struct group8 m8[17], v8[17];
@@ -525,11 +527,35 @@ static uint32_t mixed(uint32_t x)
     return x ^ x >> 16;
 }
 
+static uint32_t key_of(uint32_t param, uint64_t t)
+{
+    return mixed(mixed(mixed((uint32_t)t) + (uint32_t)(t >> 32)) + param);
+}
+
 static uint32_t draw_of(uint32_t param, uint64_t t, uint64_t elem)
 {
-    uint32_t key = mixed(mixed(mixed((uint32_t)t) + (uint32_t)(t >> 32)) + param);
+    return mixed((uint32_t)elem * 0x9e3779b9u ^ key_of(param, t));
+}
 
-    return mixed((uint32_t)elem * 0x9e3779b9u ^ key);
+/* Section 8: what is added to a master before its last bits are cut off. */
+static uint32_t half_of(uint32_t param, uint64_t t, uint64_t elem, bool stochastic)
+{
+    uint64_t number = elem / 64 * 16 + elem % 16;
+    uint32_t draw = mixed((uint32_t)number * 0x9e3779b9u ^ ~key_of(param, t));
+
+    return stochastic ? draw >> elem % 64 / 16 * 8 & 0xff : 128;
+}
+
+/* Section 8: stores a master of the expected trajectory, and reads it. */
+static void store_expected_master(float *p, uint16_t *w, int8_t *r, uint32_t half)
+{
+    int64_t bits, lower;
+
+    convert_from_f32(w, p, DTYPE_BF16, 1);
+    bits = f32_bits(*p) - (int64_t)65536 * *w + half;
+    lower = (int64_t)floor((double)bits / 256);
+    *r = (int8_t)(isnan(*p) ? 0 : MAX(MIN(lower, 127), -127));
+    *p = f32_from_bits((uint32_t)((int64_t)65536 * *w + (int64_t)256 * *r));
 }
 
 /* Rounds a moment of the expected trajectory, and widens it for the next step. */
@@ -566,9 +592,15 @@ static struct optimizer_moments moments_of(const struct optimizer_case *c)
     return c->optimizer == OPTIMIZER_MUON ? (struct optimizer_moments){0} : optimizer_moments(c->optimizer, &c->hyper);
 }
 
+/* What the kernel and the expected trajectory have in 24 bits, in fp32 for both. */
+static void widen_masters(struct trajectory *got, size_t at, size_t n)
+{
+    master24_to_f32(got->p + at, (struct master24){.weights = got->w16 + at, .lower = got->lower + at}, n);
+}
+
 /* Steps both ways, at an offset so that no array is aligned to more than 4 bytes. */
 static void check_update(const struct kernels *k, const struct optimizer_case *c, size_t n, enum dtype w16_dtype,
-                         struct moments_type type, uint64_t seed)
+                         struct moments_type type, bool master24, uint64_t seed)
 {
     static struct trajectory got, expected;
     struct optimizer_moments moments = moments_of(c);
@@ -580,11 +612,14 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
     static uint32_t m_draws[1030], v_draws[1030];
 
     trajectory_init(&got, &seed);
+    for (size_t i = at; master24 && i < at + n; i++)
+        store_expected_master(&got.p[i], &got.w16[i], &got.lower[i], 128);
     expected = got;
     for (uint64_t t = 1; t <= 3; t++) {
         double s = t == 2 ? 1 / 3.0 : 0.125;
         struct update_args args = {
-            .p = got.p + at,
+            .p = master24 ? NULL : got.p + at,
+            .lower = master24 ? got.lower + at : NULL,
             .m = !moments.m ? NULL
                  : grouped  ? (void *)got.m8
                  : narrow   ? (void *)(got.m16 + at)
@@ -623,9 +658,14 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
                 store_expected(&expected.m[i], &expected.m16[i], type.stochastic, draw & 0xffff);
             if (narrow && moments.v)
                 store_expected(&expected.v[i], &expected.v16[i], type.stochastic, draw >> 16);
-            if (w16_dtype != DTYPE_F32)
+            if (master24)
+                store_expected_master(&expected.p[i], &expected.w16[i], &expected.lower[i],
+                                      half_of(param, t, start_elem + i - at, type.stochastic));
+            else if (w16_dtype != DTYPE_F32)
                 convert_from_f32(&expected.w16[i], &expected.p[i], w16_dtype, 1);
         }
+        if (master24)
+            widen_masters(&got, at, n);
         assert_same(got.p, expected.p, ARRAY_SIZE(got.p));
         if (grouped) {
             expect_groups(got.m8, expected.m8, expected.m + at, DTYPE_SIGNED8, moments.m ? n : 0,
@@ -650,7 +690,10 @@ static void test_update(void **state)
             for (size_t s = 0; s < ARRAY_SIZE(sizes) && sizes[s] <= 1024; s++) {
                 for (enum dtype w16_dtype = 0; w16_dtype < N_DTYPES; w16_dtype++)
                     for (size_t m = 0; m < ARRAY_SIZE(moments_types); m++)
-                        check_update(k, &cases[c], sizes[s], w16_dtype, moments_types[m], 8 + c);
+                        check_update(k, &cases[c], sizes[s], w16_dtype, moments_types[m], false, 8 + c);
+                for (size_t m = 0; m < ARRAY_SIZE(moments_types); m++)
+                    check_update(k, &cases[c], sizes[s], DTYPE_BF16, moments_types[m], true, 8 + c);
+                check_update(k, &cases[c], sizes[s], DTYPE_BF16, (struct moments_type){DTYPE_F32, true}, true, 8 + c);
             }
         }
     }

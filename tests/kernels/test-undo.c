@@ -9,6 +9,7 @@
 #include "core/base/base.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
+#include "kernels/master24.h"
 #include "kernels/undo.h"
 
 #include "tests/group.h"
@@ -39,6 +40,7 @@ struct memory {
     struct undo_slot slot;
     float p[N_ELEMS], m[N_ELEMS], v[N_ELEMS], acc[N_ELEMS]; /* narrow moments: the first part of m and v */
     uint16_t w16[N_ELEMS];
+    int8_t lower[N_ELEMS];
 };
 
 /* A kernel and its arguments. */
@@ -75,6 +77,11 @@ static void run_job(const struct job *job, struct memory *on, bool with_slot, bo
                                    .undo = with_slot ? &on->slot : NULL,
                                    .undo_elem = FIRST};
 
+        if (job->moments.master24) {
+            args.p = NULL;
+            args.lower = on->lower;
+            args.start_elem = MASTER24_GROUP_ELEMS;
+        }
         if (job->first_pass)
             args.acc = args.p;
         if (is_found)
@@ -250,6 +257,34 @@ static void test_update_of_narrow_moments(void **state)
     print_message("%" PRIu64 " kills\n", job.n_steps);
 }
 
+/* Masters in 24 bits, beside moments of all kinds and none. */
+static void test_update_of_master24(void **state)
+{
+    static const enum optimizer optimizers[] = {OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MUON};
+    static const struct moments_type types[] = {{DTYPE_F32}, {DTYPE_BF16}, {DTYPE_BF16, true}, {DTYPE_SIGNED8, true}};
+    const struct memory numbers = *shared;
+    struct job job = {.dtype = DTYPE_BF16};
+
+    for (unsigned isa = 0; (job.kernels = kernels_nth(isa)); isa++) {
+        for (size_t i = 0; i < ARRAY_SIZE(types) * ARRAY_SIZE(optimizers); i++) {
+            job.optimizer = optimizers[i / ARRAY_SIZE(types)];
+            job.moments = job.optimizer == OPTIMIZER_ADAMW ? optimizer_moments(job.optimizer, &plain)
+                                                           : (struct optimizer_moments){0};
+            job.moments.type = types[i % ARRAY_SIZE(types)];
+            job.moments.master24 = true;
+            update_scalars_compute(job.optimizer, &plain, 0.5, 3, &job.scalars);
+            job.scalars.rounding_key = update_rounding_key(1, 3);
+            job.scalars.a = job.optimizer == OPTIMIZER_MUON ? 0.02f : job.scalars.a;
+            master24_from_f32((struct master24){.weights = shared->w16, .lower = shared->lower}, numbers.p, N_ELEMS);
+            if (job.moments.type.dtype == DTYPE_SIGNED8)
+                make_groups(&numbers);
+            kill_after_each_instruction(&job);
+            *shared = numbers;
+        }
+    }
+    print_message("%" PRIu64 " kills\n", job.n_steps);
+}
+
 static void test_reduce(void **state)
 {
     static uint16_t narrow[N_DTYPES][MAX_LEAVES][N_ELEMS];
@@ -370,8 +405,8 @@ TEST_GROUP(undo)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_update), cmocka_unit_test(test_update_of_narrow_moments),
-        cmocka_unit_test(test_muon),   cmocka_unit_test(test_reduce),
-        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_muon),   cmocka_unit_test(test_update_of_master24),
+        cmocka_unit_test(test_reduce), cmocka_unit_test(test_blocks),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -177,9 +177,12 @@ struct hyper golden_case_hyper(const struct golden_case *c, unsigned group, unsi
 
 struct optimizer_moments golden_case_moments(const struct golden_case *c)
 {
-    static const char *const names[] = {"fp32", "bf16", "bf16-stochastic", "8bit"};
-    static const struct moments_type types[] = {{DTYPE_F32}, {DTYPE_BF16}, {DTYPE_BF16, true}, {DTYPE_SIGNED8, true}};
-    int type = find_word(get_string(c->root, "moments", "fp32"), names, ARRAY_SIZE(names));
+    static const char *const names[] = {"fp32",       "bf16",       "bf16-stochastic", "8bit",
+                                        "fp32-24bit", "bf16-24bit", "8bit-24bit"};
+    static const struct moments_type types[] = {{DTYPE_F32}, {DTYPE_BF16}, {DTYPE_BF16, true},   {DTYPE_SIGNED8, true},
+                                                {DTYPE_F32}, {DTYPE_BF16}, {DTYPE_SIGNED8, true}};
+    const char *name = get_string(c->root, "moments", "fp32");
+    int type = find_word(name, names, ARRAY_SIZE(names));
     struct hyper hyper = {.adam_w_mode = true};
     struct optimizer_moments moments;
 
@@ -187,6 +190,7 @@ struct optimizer_moments golden_case_moments(const struct golden_case *c)
     read_hyper(&hyper, get(get(c->root, "optimizer"), "params"), 0);
     moments = optimizer_moments(c->optimizer, &hyper);
     moments.type = types[type];
+    moments.master24 = strstr(name, "-24bit") != NULL;
     return moments;
 }
 

@@ -176,11 +176,12 @@ def interrupted(hypers, dtype):
 
 FP32, BF16 = {}, {"bf16": {"bf16_optimizer_states": True, "stochastic_rounding": True}}  # moments
 EIGHT = {"optimizer": {"params": {"optim_bits": 8}}}
+EIGHT_24 = {"optimizer": {"params": {"optim_bits": 8, "master_weight_bits": 24}}}
 
 
 @pytest.mark.parametrize("name, dtype, moments", [
-    ("adamw", torch.bfloat16, FP32), ("adamw", torch.float32, BF16), ("sgd", torch.float32, EIGHT),
-    *full(("adamw", torch.float32, FP32), ("adamw", torch.bfloat16, EIGHT), ("sgd", torch.float32, FP32), ("sgd", torch.bfloat16, BF16))])
+    ("adamw", torch.bfloat16, EIGHT_24), ("adamw", torch.float32, BF16), ("sgd", torch.float32, EIGHT),
+    *full(("adamw", torch.bfloat16, FP32), ("adamw", torch.float32, FP32), ("adamw", torch.bfloat16, EIGHT), ("sgd", torch.float32, FP32), ("sgd", torch.bfloat16, BF16))])
 def test_fresh_daemon_goes_on_bit_for_bit(zerod, run, name, dtype, moments):
     """In another stage, too; 16-bit weights with the masters that they are the rounding of."""
     _, type_, params, hypers = KINDS[name]

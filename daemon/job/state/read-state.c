@@ -50,11 +50,6 @@ _Static_assert((int)WIRE_STATE_MASTER == (int)STATE_MASTER && (int)WIRE_STATE_EX
                    (int)WIRE_STATE_EXP_AVG_SQ == (int)STATE_EXP_AVG_SQ,
                "kinds of state are numbered alike");
 
-static const float *array_of(const struct job *job, uint32_t bucket, uint64_t elem, enum wire_state_kind kind)
-{
-    return state_values(job->state, (enum state_kind)kind, bucket, elem);
-}
-
 void reading_free(struct reading *reading)
 {
     if (!reading)
@@ -231,7 +226,7 @@ static const char *check_read(const struct job *job, const struct request_read_s
         return NULL;
     if (!p->trainable)
         return "ReadState.kind: a frozen parameter has no optimizer state";
-    if (has_array(request->kind) && p->n_elems > 0 && !array_of(job, p->bucket, p->offset_elems, request->kind))
+    if (has_array(request->kind) && p->n_elems > 0 && !state_has(job->state, (enum state_kind)request->kind, p->bucket))
         return "ReadState.kind: this optimizer has no such moment of this parameter";
     return NULL;
 }

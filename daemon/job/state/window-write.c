@@ -52,7 +52,7 @@ static const char *check_write(const struct job *job, const struct request_write
         return what;
     }
     if (request->kind != WIRE_STATE_STEP_COUNT && p->n_elems > 0 &&
-        !state_values(job->state, (enum state_kind)request->kind, p->bucket, p->offset_elems)) {
+        !state_has(job->state, (enum state_kind)request->kind, p->bucket)) {
         snprintf(
             what, size,
             "WriteState.kind: %s, which the optimizer of this daemon (optimizer.type) does not keep for this parameter",

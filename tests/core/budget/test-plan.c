@@ -278,6 +278,14 @@ static void test_options(void **state)
     assert_int_equal(plan(layout, options).state, pages(4 * 5056 + 5376 + 2752));
     options.moments_dtype = DTYPE_F32;
 
+    /* Masters of 24 bits: a byte beside the weights, which stage 3 has in its state. */
+    options.master24 = true;
+    assert_int_equal(plan(layout, options).state, pages(5056 + 4 * (5056 + 2560)));
+    options.stage = 3;
+    assert_int_equal(plan(layout, options).state, pages(3 * 5056 + 4 * 2560 + 4 * (5056 + 2560) + 10048));
+    options.stage = 2;
+    options.master24 = false;
+
     options.staging_bytes = 12345;
     assert_int_equal(plan(layout, options).staging, 12345);
 

@@ -62,11 +62,12 @@ static void test_refusals(void **state)
         {"\"a\\e[31mb\": 1\n", "3:1", "a?[31mb", "unknown key"},
         /* keys of another type of optimizer or scheduler */
         {"optimizer: {params: {momentum: 0.9}}\n", "3:22", "optimizer.params.momentum",
-         "is not a key of AdamW; allowed here: lr, betas, eps, weight_decay, optim_bits; nearest valid key: "
+         "is not a key of AdamW; allowed here: lr, betas, eps, weight_decay, optim_bits, master_weight_bits; nearest "
+         "valid key: "
          "optimizer.params"},
         {"optimizer: {type: SGD, params: {beta: [0, 0]}}\n", "3:33", "optimizer.params.beta", "unknown key"},
         {"optimizer: {type: Lion, params: {eps: 1}}\n", "3:34", "optimizer.params.eps",
-         "is not a key of Lion; allowed here: lr, betas, weight_decay, optim_bits;"},
+         "is not a key of Lion; allowed here: lr, betas, weight_decay, optim_bits, master_weight_bits;"},
         {"scheduler: {type: WarmupLR, params: {cos_min_ratio: 1}}\n", "3:38", "scheduler.params.cos_min_ratio",
          "is not a key of WarmupLR"},
         {"optimizer: {params: {max_grad_norm: 1}}\n", "3:37", "optimizer.params.max_grad_norm", "gradient_clipping"},
@@ -118,6 +119,8 @@ static void test_refusals(void **state)
         /* what does not go together */
         {"bf16: {stochastic_rounding: true}\n", "3:29", "bf16.stochastic_rounding",
          "there is nothing to round: needs bf16_optimizer_states: true"},
+        {"optimizer: {params: {master_weight_bits: 16}}\n", "3:42", "optimizer.params.master_weight_bits",
+         "allowed: one of 32, 24"},
         {"optimizer: {params: {optim_bits: 16}}\n", "3:34", "optimizer.params.optim_bits", "allowed: one of 32, 8"},
         {"bf16: {bf16_optimizer_states: true}\noptimizer: {params: {optim_bits: 8}}\n", "3:31",
          "bf16.bf16_optimizer_states", "moments are bf16 or of 8 bits, not both"},
@@ -307,6 +310,8 @@ static void test_device(void **state)
     } cases[] = {
         {"weights: private\nworld: {size: 2}\n", "weights", "each rank has a copy of the weights on its GPU anyway"},
         {"world: {size: 17}\n", "world.size", "17 ranks with a GPU each on one node; allowed: at most 16"},
+        {"world: {size: 2}\noptimizer: {params: {master_weight_bits: 24}}\n", "optimizer.params.master_weight_bits",
+         "masters of 24 bits are for state in host memory: set device: cpu, or offload_optimizer"},
     };
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     struct config *config;

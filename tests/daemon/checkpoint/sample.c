@@ -89,6 +89,7 @@ struct sample *sample_new(const struct sample_options *options)
                                .n_ranks = options->n_local ? options->n_local : options->world_size,
                                .moments = optimizer_moments(options->optimizer, &hyper)};
     o.moments.type.dtype = options->moments;
+    o.moments.master24 = options->master24;
     assert_int_equal(state_new(&s->state, &o), 0);
     return s;
 }
@@ -149,6 +150,15 @@ static bool visit_frozen(const struct sample *s, uint32_t id, uint64_t seed, boo
     return visit(state_frozen(s->state, id), bytes, n, fill);
 }
 
+static bool visit_master24(struct master24 masters, const float *values, size_t n, bool fill)
+{
+    _cleanup_free_ uint16_t *weights = calloc(n, sizeof(*weights));
+    _cleanup_free_ int8_t *lower = calloc(n, sizeof(*lower));
+
+    master24_from_f32((struct master24){.weights = weights, .lower = lower}, values, n);
+    return visit(masters.weights, weights, n * sizeof(*weights), fill) & visit(masters.lower, lower, n, fill);
+}
+
 /* Masters or moments that this node owns. values: of the whole parameter. */
 static bool visit_owned(const struct sample *s, uint32_t id, enum state_kind kind, const float *values, bool fill)
 {
@@ -156,12 +166,16 @@ static bool visit_owned(const struct sample *s, uint32_t id, enum state_kind kin
     const struct state_bucket *bucket = &s->state->buckets[p->bucket];
     uint64_t first = MAX(p->offset_elems, bucket->owned_start);
     uint64_t end = MIN(p->offset_elems + p->n_elems, bucket->owned_start + bucket->owned_elems);
-    void *at = first < end ? state_values(s->state, kind, p->bucket, first) : NULL;
     enum dtype dtype = state_dtype(s->state, kind);
     _cleanup_free_ uint8_t *expected = calloc(p->n_elems + GROUP8_ELEMS, sizeof(*values));
+    void *at;
 
-    if (!at)
+    if (first >= end || !state_has(s->state, kind, p->bucket))
         return true;
+    if (kind == STATE_MASTER && state_is_master24(s->state, p->bucket))
+        return visit_master24(state_master24(s->state, p->bucket, first), values + (first - p->offset_elems),
+                              end - first, fill);
+    at = state_values(s->state, kind, p->bucket, first);
     kernels()->convert_from_f32(expected, values + (first - p->offset_elems), dtype, end - first);
     return visit(at, expected, dtype_bytes(dtype, end - first), fill);
 }
@@ -176,6 +190,17 @@ static void narrow(float *values, uint64_t n, enum state_kind kind)
     convert_to_f32(values, narrowed, dtype, n);
 }
 
+/* Rounds to numbers that 24 bits can hold. */
+static void narrow_masters(float *values, uint64_t n)
+{
+    _cleanup_free_ uint16_t *weights = calloc(n + 1, sizeof(*weights));
+    _cleanup_free_ int8_t *lower = calloc(n + 1, sizeof(*lower));
+    struct master24 masters = {.weights = weights, .lower = lower};
+
+    master24_from_f32(masters, values, n);
+    master24_to_f32(values, masters, n);
+}
+
 static bool visit_trainable(const struct sample *s, uint32_t id, uint64_t seed, bool fill)
 {
     const struct layout_param *p = &s->layout->params[id];
@@ -188,6 +213,8 @@ static bool visit_trainable(const struct sample *s, uint32_t id, uint64_t seed, 
             values[i] = value_of(seed, id, kind, i, is_short && kind == STATE_MASTER);
         if (kind != STATE_MASTER && s->options.short_moments)
             narrow(values, p->n_elems, (enum state_kind)kind);
+        if (kind == STATE_MASTER && s->options.short_masters && p->dtype == DTYPE_BF16)
+            narrow_masters(values, p->n_elems);
         equal &= visit_owned(s, id, kind, values, fill);
     }
     if (is_short)

@@ -36,6 +36,8 @@ struct sample_options {
     enum optimizer optimizer;
     bool no_momentum; /* of SGD */
     enum dtype moments;
+    bool master24;
+    bool short_masters; /* their values are those of 24 bits, whatever they lie in */
     bool short_moments; /* their values are those of 8 bits, whatever they lie in */
 };
 

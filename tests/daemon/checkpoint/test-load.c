@@ -121,8 +121,8 @@ static void test_no_momentum(void **state)
     check_loads(&options, 1, 1);
 }
 
-/* Moments are converted where the job's are of another type than the checkpoint's. */
-static void test_moments_types(void **state)
+/* Moments and masters are converted where the job's are of another type than the checkpoint's. */
+static void test_types(void **state)
 {
     static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_SIGNED8};
     uint64_t step = 0;
@@ -134,11 +134,15 @@ static void test_moments_types(void **state)
                                           .stage = stage,
                                           .bucket_elems = 100000,
                                           .moments = types[i / ARRAY_SIZE(types)],
+                                          .master24 = step & 1,
+                                          .short_masters = true,
                                           .short_moments = true};
             struct sample_options to = {.world_size = 2,
                                         .stage = 1 + stage % 3,
                                         .bucket_elems = 30000,
                                         .moments = types[i % ARRAY_SIZE(types)],
+                                        .master24 = step & 2,
+                                        .short_masters = true,
                                         .short_moments = true};
 
             step++;
@@ -258,7 +262,7 @@ static void check_loads_split(const struct sample_options *job, const struct spl
 static const struct split splits[] = {{1, {1}}, {2, {1, 1}}, {2, {1, 3}}, {3, {2, 1, 2}}};
 static const uint64_t split_bucket_elems[] = {1000, 100000, 1 << 30};
 
-/* From every split to every split, and between jobs on one node and on several; also of 8-bit moments, or into them. */
+/* From every split to every split, and between jobs on one node and on several; also of narrow state, or into it. */
 static void test_nodes(void **state)
 {
     static const enum dtype types[] = {DTYPE_F32, DTYPE_SIGNED8, DTYPE_SIGNED8};
@@ -271,6 +275,8 @@ static void test_nodes(void **state)
                                           .stage = stage,
                                           .bucket_elems = split_bucket_elems[(stage + i) % 3],
                                           .moments = types[stage % 3],
+                                          .master24 = (stage + i) % 2,
+                                          .short_masters = true,
                                           .short_moments = true};
 
             step++;
@@ -284,6 +290,8 @@ static void test_nodes(void **state)
                                             .stage = 1 + (stage + k) % 3,
                                             .bucket_elems = split_bucket_elems[(i + k) % 3],
                                             .moments = types[(stage + k) % 3],
+                                            .master24 = (i + k) % 2,
+                                            .short_masters = true,
                                             .short_moments = true};
 
                 check_loads_split(&to, other, step, step);
@@ -859,7 +867,7 @@ TEST_GROUP(load)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_same_job, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_momentum, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_moments_types, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_types, setup, teardown),
         cmocka_unit_test_setup_teardown(test_moments_are_rounded, setup, teardown),
         cmocka_unit_test_setup_teardown(test_other_jobs, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nodes, setup, teardown),

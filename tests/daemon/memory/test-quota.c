@@ -339,6 +339,8 @@ static void test_budget_settings(void **state)
                      DTYPE_BF16);
     assert_int_equal(options_of(MINIMAL "optimizer: {params: {optim_bits: 8}}\n", layout, ranks).moments_dtype,
                      DTYPE_SIGNED8);
+    assert_false(options.master24);
+    assert_true(options_of(MINIMAL "optimizer: {params: {master_weight_bits: 24}}\n", layout, ranks).master24);
     assert_false(options.private_weights);
     assert_int_equal(options.first_local_rank, 1);
     assert_int_equal(options.n_local_ranks, 2);

@@ -73,9 +73,16 @@ static uint8_t *place_of(const struct state *state, uint32_t id, unsigned array,
 {
     const struct layout_chunk *chunk = &state->layout->chunks[id];
     const struct layout_param *p = &state->layout->params[chunk->param];
-    bool is_short = p->dtype != DTYPE_F32;
+    bool is_short = p->dtype != DTYPE_F32, master24 = state_is_master24(state, p->bucket);
+    struct master24 masters = {0};
 
-    *n_bytes = array == SNAPSHOT_WEIGHTS ? 2 * chunk->n_elems : dtype_bytes(state_dtype(state, array), chunk->n_elems);
+    if (master24)
+        masters = state_master24(state, p->bucket, p->offset_elems + chunk->start_elem);
+    *n_bytes = snapshot_bytes(state, array, chunk->n_elems);
+    if (array == SNAPSHOT_LOWER || (master24 && array == SNAPSHOT_MASTER))
+        return array == SNAPSHOT_LOWER ? (uint8_t *)masters.lower : NULL;
+    if (array == SNAPSHOT_WEIGHTS && master24)
+        return (uint8_t *)masters.weights;
     if (array == SNAPSHOT_WEIGHTS)
         return is_short && state->stage != 3 ? state_weights(state, chunk->param, chunk->start_elem) : NULL;
     return (uint8_t *)state_values(state, array, p->bucket, p->offset_elems + chunk->start_elem);

@@ -36,7 +36,7 @@ struct fixture {
     const struct kernels *kernels;
 };
 
-static void make(struct fixture *f, unsigned stage, unsigned isa)
+static void make_with(struct fixture *f, unsigned stage, unsigned isa, bool master24)
 {
     struct layout_decl decls[N_PARAMS];
     char names[N_PARAMS][4];
@@ -54,8 +54,16 @@ static void make(struct fixture *f, unsigned stage, unsigned isa)
     }
     assert_int_equal(layout_new(&f->layout, decls, N_PARAMS, WORLD, 2 * MAX_ELEMS, &bad), 0);
     assert_true(f->layout->params[BF16].offset_elems > 0);
-    assert_int_equal(
-        state_new(&f->state, &(struct state_options){.layout = f->layout, .stage = stage, .n_ranks = WORLD}), 0);
+    assert_int_equal(state_new(&f->state, &(struct state_options){.layout = f->layout,
+                                                                  .stage = stage,
+                                                                  .n_ranks = WORLD,
+                                                                  .moments = {.master24 = master24}}),
+                     0);
+}
+
+static void make(struct fixture *f, unsigned stage, unsigned isa)
+{
+    make_with(f, stage, isa, false);
 }
 
 static void done_with(struct fixture *f)
@@ -69,6 +77,26 @@ static float *master_of(const struct fixture *f, uint32_t param, uint64_t elem)
     const struct layout_param *p = &f->layout->params[param];
 
     return state_master(f->state, p->bucket, p->offset_elems + elem);
+}
+
+/* Also of 24 bits. */
+static float get_master(const struct fixture *f, uint32_t param, uint64_t elem)
+{
+    const struct layout_param *p = &f->layout->params[param];
+    float master;
+
+    weights_widen(f->state, f->kernels, p->bucket, p->offset_elems + elem, STATE_MASTER, 1, &master);
+    return master;
+}
+
+static void set_master(const struct fixture *f, uint32_t param, uint64_t elem, float master)
+{
+    const struct layout_param *p = &f->layout->params[param];
+
+    if (state_is_master24(f->state, p->bucket))
+        master24_from_f32(state_master24(f->state, p->bucket, p->offset_elems + elem), &master, 1);
+    else
+        *master_of(f, param, elem) = master;
 }
 
 static void store(const struct fixture *f, uint32_t param, uint64_t start, uint64_t n_elems, const void *src)
@@ -145,7 +173,7 @@ static void check_masters(const struct fixture *f)
             float exact;
 
             f->kernels->convert_to_f32(&exact, model[param] + i * dtype_size(dtypes[param]), dtypes[param], 1);
-            assert_int_equal(gradient_bits(*master_of(f, param, i)), gradient_bits(exact));
+            assert_int_equal(gradient_bits(get_master(f, param, i)), gradient_bits(exact));
         }
     }
 }
@@ -154,10 +182,10 @@ static void test_ranges(void **state)
 {
     (void)state;
     for (unsigned isa = 0; kernels_nth(isa); isa++) {
-        for (unsigned stage = 1; stage <= 3; stage++) {
+        for (unsigned i = 0; i < 6; i++) {
             struct fixture f;
 
-            make(&f, stage, isa);
+            make_with(&f, 1 + i % 3, isa, i / 3);
             memset(model, 0, sizeof(model));
             check_ranges(&f, 0);
             for (uint64_t seed = 100; seed < 100 + 64 * 7; seed += 7) {
@@ -175,14 +203,16 @@ static void test_ranges(void **state)
 /* Stages 1 and 2 publish beside the master; here by hand, as an update does it. */
 static void publish(const struct fixture *f, uint32_t param)
 {
-    for (uint64_t i = 0; f->state->stage != 3 && i < shapes[param]; i++)
+    bool is_part = state_is_master24(f->state, f->layout->params[param].bucket); /* of the master */
+
+    for (uint64_t i = 0; f->state->stage != 3 && !is_part && i < shapes[param]; i++)
         f->kernels->convert_from_f32(state_weights(f->state, param, i), master_of(f, param, i), dtypes[param], 1);
 }
 
-/* Values that 16 bits do not show. */
+/* Values that 16 bits do not show, but 24 do. */
 static float fine(uint64_t i)
 {
-    return 1.0f + (float)(i % 97) / 64 + 0x1p-15f;
+    return 1.0f + (float)(i % 97) / 64 + 0x1p-14f;
 }
 
 /* A trainer that writes back what it read has changed nothing; not even what it could not read. */
@@ -191,19 +221,19 @@ static void test_masters_survive(void **state)
     uint16_t weights[MAX_ELEMS];
 
     (void)state;
-    for (unsigned stage = 1; stage <= 3; stage++) {
+    for (unsigned kind = 0; kind < 6; kind++) {
         struct fixture f;
 
-        make(&f, stage, 0);
+        make_with(&f, 1 + kind % 3, 0, kind / 3);
         for (uint32_t param = BF16; param <= F16; param++) {
             for (uint64_t i = 0; i < shapes[param]; i++)
-                *master_of(&f, param, i) = fine(i);
+                set_master(&f, param, i, fine(i));
             publish(&f, param);
             fetch(&f, param, 0, shapes[param], weights);
             store(&f, param, 0, shapes[param], weights);
             store(&f, param, 5, 1100, weights + 5);
             for (uint64_t i = 0; i < shapes[param]; i++)
-                assert_int_equal(gradient_bits(*master_of(&f, param, i)), gradient_bits(fine(i)));
+                assert_int_equal(gradient_bits(get_master(&f, param, i)), gradient_bits(fine(i)));
         }
         done_with(&f);
     }
@@ -216,13 +246,13 @@ static void test_masters_change_with_their_weights(void **state)
     uint16_t weights[MAX_ELEMS], now[MAX_ELEMS];
 
     (void)state;
-    for (unsigned stage = 1; stage <= 3; stage++) {
+    for (unsigned kind = 0; kind < 6; kind++) {
         for (uint32_t param = BF16; param <= F16; param++) {
             struct fixture f;
 
-            make(&f, stage, 0);
+            make_with(&f, 1 + kind % 3, 0, kind / 3);
             for (uint64_t i = 0; i < shapes[param]; i++)
-                *master_of(&f, param, i) = fine(i);
+                set_master(&f, param, i, fine(i));
             publish(&f, param);
             fetch(&f, param, 0, shapes[param], weights);
             for (size_t i = 0; i < ARRAY_SIZE(changed); i++)
@@ -234,7 +264,7 @@ static void test_masters_change_with_their_weights(void **state)
                 bool here = k < ARRAY_SIZE(changed) && changed[k] == i;
 
                 k += here;
-                assert_int_equal(gradient_bits(*master_of(&f, param, i)), gradient_bits(here ? -2.0f : fine(i)));
+                assert_int_equal(gradient_bits(get_master(&f, param, i)), gradient_bits(here ? -2.0f : fine(i)));
             }
             done_with(&f);
         }
@@ -247,15 +277,15 @@ static void test_signed_zero(void **state)
     const uint16_t minus_zero = 0x8000;
 
     (void)state;
-    for (unsigned stage = 1; stage <= 3; stage++) {
+    for (unsigned kind = 0; kind < 6; kind++) {
         struct fixture f;
         uint16_t now = 0;
 
-        make(&f, stage, 0);
+        make_with(&f, 1 + kind % 3, 0, kind / 3);
         store(&f, BF16, 7, 1, &minus_zero);
         fetch(&f, BF16, 7, 1, &now);
         assert_int_equal(now, minus_zero);
-        assert_int_equal(gradient_bits(*master_of(&f, BF16, 7)), 0x80000000);
+        assert_int_equal(gradient_bits(get_master(&f, BF16, 7)), 0x80000000);
         done_with(&f);
     }
 }

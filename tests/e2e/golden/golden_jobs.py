@@ -23,7 +23,10 @@ BUCKETS = (ONE_EACH, 64, 500, EVERYTHING)
 ORDERS = ("forward", "reverse", "alternate", "random")
 MOMENTS = {"fp32": {}, "bf16": {"bf16": {"bf16_optimizer_states": True}},
            "bf16-stochastic": {"bf16": {"bf16_optimizer_states": True, "stochastic_rounding": True}},
-           "8bit": {"optimizer": {"params": {"optim_bits": 8}}}}
+           "8bit": {"optimizer": {"params": {"optim_bits": 8}}},
+           "fp32-24bit": {"optimizer": {"params": {"master_weight_bits": 24}}},
+           "bf16-24bit": {"bf16": {"bf16_optimizer_states": True}, "optimizer": {"params": {"master_weight_bits": 24}}},
+           "8bit-24bit": {"optimizer": {"params": {"optim_bits": 8, "master_weight_bits": 24}}}}
 OFFLOADS = {"none": {}, "cpu": {"offload_optimizer": {"device": "cpu"}}}
 
 

@@ -167,7 +167,7 @@ def assert_same(a, b):
 
 
 KINDS = [("fp32", {}), ("bf16", {}), ("bf16", {"bf16": {"enabled": True, "bf16_optimizer_states": True}}),
-         ("fp32", {"optimizer": {"params": {"optim_bits": 8}}})]
+         ("bf16", {"optimizer": {"params": {"optim_bits": 8, "master_weight_bits": 24}}})]
 OTHERS = [  # number of nodes, and configuration
     (1, {"zero_optimization": {"stage": 1}, "world": {"size": 2}, "threads": 1}),
     (1, {"zero_optimization": {"stage": 2, "reduce_bucket_size": 500}, "world": {"size": 4}, "threads": 3}),

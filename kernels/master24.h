@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Master weights in 24 bits (docs/numerics.md, section 8): a bf16 weight and one byte more. The byte says how far the
+ * master is from the weight, in 1/256 of the weight's last digit. The weight is always the master rounded to nearest,
+ * so the byte is at most 127 in either direction. It is integer arithmetic, with the same bits everywhere.
+ */
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/convert.h"
+#include "kernels/element.h"
+
+enum {
+    MASTER24_GROUP_ELEMS = 64, /* share draws */
+    MASTER24_DRAWS = MASTER24_GROUP_ELEMS / 4,
+    MASTER24_HALF = 128, /* rounds to nearest */
+    MASTER24_MOST = 127,
+};
+
+/* weight: bf16_from_f32(x). round: MASTER24_HALF, or master24_round(). The byte of a NaN is 0. */
+ELEMENT_FN int8_t master24_lower(float x, uint16_t weight, uint32_t round)
+{
+    int32_t lower = (int32_t)(f32_bits(x) - ((uint32_t)weight << 16) + round) >> 8;
+
+    lower = lower > MASTER24_MOST ? MASTER24_MOST : lower;
+    lower = lower < -MASTER24_MOST ? -MASTER24_MOST : lower;
+    return (int8_t)(isnan(x) ? 0 : lower);
+}
+
+/* Rounding at random, of the i-th element of a group. draw: the group has MASTER24_DRAWS, and this is number
+ * i % MASTER24_DRAWS. */
+ELEMENT_FN uint32_t master24_round(uint32_t draw, size_t i)
+{
+    return draw >> 8 * (i / MASTER24_DRAWS) & 0xff;
+}
+
+ELEMENT_FN float master24_value(uint16_t weight, int8_t lower)
+{
+    return f32_from_bits(((uint32_t)weight << 16) + ((uint32_t)lower << 8));
+}
+
+/* Where masters lie. */
+struct master24 {
+    uint16_t *weights;
+    int8_t *lower;
+};
+
+/* n elements to and from fp32, rounded to nearest. The areas do not overlap. */
+static inline void master24_to_f32(float *restrict dst, struct master24 src, size_t n)
+{
+    const uint16_t *restrict weights = src.weights;
+    const int8_t *restrict lower = src.lower;
+
+    for (size_t i = 0; i < n; i++)
+        dst[i] = master24_value(weights[i], lower[i]);
+}
+
+/* Without the weights, which are bf16_from_f32() of the same elements. */
+static inline void master24_lower_from_f32(int8_t *restrict lower, const float *restrict src, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        lower[i] = master24_lower(src[i], bf16_from_f32(src[i]), MASTER24_HALF);
+}
+
+static inline void master24_from_f32(struct master24 dst, const float *restrict src, size_t n)
+{
+    uint16_t *restrict weights = dst.weights;
+
+    for (size_t i = 0; i < n; i++)
+        weights[i] = bf16_from_f32(src[i]);
+    master24_lower_from_f32(dst.lower, src, n);
+}
