@@ -4,7 +4,8 @@
 /*
  * Master weights in 24 bits (docs/numerics.md, section 8): a bf16 weight and one byte more. The byte says how far the
  * master is from the weight, in 1/256 of the weight's last digit. The weight is always the master rounded to nearest,
- * so the byte is at most 127 in either direction. It is integer arithmetic, with the same bits everywhere.
+ * so the byte is at most 127 in either direction: a master halfway between two weights cannot be stored. It is integer
+ * arithmetic, with the same bits everywhere.
  */
 
 #include <math.h>
@@ -17,25 +18,51 @@
 enum {
     MASTER24_GROUP_ELEMS = 64, /* share draws */
     MASTER24_DRAWS = MASTER24_GROUP_ELEMS / 4,
-    MASTER24_HALF = 128, /* rounds to nearest */
+    MASTER24_HALF = 128,
     MASTER24_MOST = 127,
 };
 
-/* weight: bf16_from_f32(x). round: MASTER24_HALF, or master24_round(). The byte of a NaN is 0. */
-ELEMENT_FN int8_t master24_lower(float x, uint16_t weight, uint32_t round)
+/* The byte of x, rounded to nearest. weight: bf16_from_f32(x). Of a NaN it is 0. */
+ELEMENT_FN int8_t master24_lower(float x, uint16_t weight)
 {
-    int32_t lower = (int32_t)(f32_bits(x) - ((uint32_t)weight << 16) + round) >> 8;
+    int32_t lower = (int32_t)(f32_bits(x) - ((uint32_t)weight << 16) + MASTER24_HALF) >> 8;
 
     lower = lower > MASTER24_MOST ? MASTER24_MOST : lower;
     lower = lower < -MASTER24_MOST ? -MASTER24_MOST : lower;
     return (int8_t)(isnan(x) ? 0 : lower);
 }
 
-/* Rounding at random, of the i-th element of a group. draw: the group has MASTER24_DRAWS, and this is number
- * i % MASTER24_DRAWS. */
+/*
+ * Nine random bits for the i-th element of a group. draw: the group has MASTER24_DRAWS, and this is number
+ * i % MASTER24_DRAWS. The last bit of an element's nine is the first one of another's.
+ */
 ELEMENT_FN uint32_t master24_round(uint32_t draw, size_t i)
 {
-    return draw >> 8 * (i / MASTER24_DRAWS) & 0xff;
+    const unsigned shift = 8 * (unsigned)(i / MASTER24_DRAWS);
+
+    return (draw >> shift | draw << (32 - shift) % 32) & 0x1ff;
+}
+
+/*
+ * Rounds x at random. round: master24_round(); eight bits round, and the ninth decides for one of the neighbours of
+ * what cannot be stored. Return: 24 bits: master24_weight() and master24_byte() take them apart.
+ */
+ELEMENT_FN uint32_t master24_at_random(float x, uint32_t round)
+{
+    uint32_t u = f32_bits(x), bits = (u + (round & 0xff)) >> 8;
+
+    bits += (bits & 0xff) == MASTER24_HALF ? (round >> 8) * 2 - 1 : 0;
+    return isnan(x) ? (u | 0x400000) >> 16 << 8 : bits;
+}
+
+ELEMENT_FN uint16_t master24_weight(uint32_t bits)
+{
+    return (uint16_t)((bits + MASTER24_HALF) >> 8);
+}
+
+ELEMENT_FN int8_t master24_byte(uint32_t bits)
+{
+    return (int8_t)(uint8_t)bits;
 }
 
 ELEMENT_FN float master24_value(uint16_t weight, int8_t lower)
@@ -63,7 +90,7 @@ static inline void master24_to_f32(float *restrict dst, struct master24 src, siz
 static inline void master24_lower_from_f32(int8_t *restrict lower, const float *restrict src, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        lower[i] = master24_lower(src[i], bf16_from_f32(src[i]), MASTER24_HALF);
+        lower[i] = master24_lower(src[i], bf16_from_f32(src[i]));
 }
 
 static inline void master24_from_f32(struct master24 dst, const float *restrict src, size_t n)

@@ -70,13 +70,13 @@ struct update_scalars {
     bool momentum;   /* SGD: mu != 0 */
     bool first_step; /* SGD: t = 1, the momentum buffer takes the gradient as it is */
     bool nesterov;
-    uint32_t rounding_key; /* update_rounding_key(); stochastic rounding alone reads it */
+    uint32_t rounding_key; /* update_rounding_key(); only rounding at random reads it */
 };
 
 /* How moments lie in memory. */
 struct moments_type {
     enum dtype dtype; /* of exp_avg: DTYPE_F32, DTYPE_BF16 or DTYPE_SIGNED8; of exp_avg_sq: moments_dtype_of_square() */
-    bool stochastic;  /* what is narrow is rounded at random, masters of 24 bits too; always with 8 bits */
+    bool stochastic;  /* rounded at random; not fp32, and always with 8 bits */
 };
 
 static inline enum dtype moments_dtype_of_square(struct moments_type type)
@@ -93,7 +93,7 @@ struct update_args {
     void *w16;        /* 16-bit weights, only written, unless they are a part of p; NULL when w16_dtype is DTYPE_F32 */
     enum dtype w16_dtype;
     struct moments_type moments;
-    uint64_t start_elem; /* of the range, from the parameter's start; stochastic rounding alone reads it */
+    uint64_t start_elem; /* of the range, from the parameter's start; only rounding at random reads it */
     size_t n_elems; /* may be 0 */
     const struct update_scalars *k;
     struct undo_slot *undo; /* NULL: none */
@@ -102,9 +102,8 @@ struct update_args {
 
 /*
  * After a kill in an update of the range: puts back what args->undo has saved, and makes args the rest of the range,
- * which is still to be updated (n_elems may become 0). Writes the 16-bit weights before the rest, if they are no part
- * of the masters. The slot's next element
- * must be in the range, or be its end.
+ * which is still to be updated (n_elems may become 0). Writes the 16-bit weights before the rest, unless they are a
+ * part of the masters. The slot's next element must be in the range, or be its end.
  */
 void update_put_back(struct update_args *args);
 

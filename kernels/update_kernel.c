@@ -3,7 +3,7 @@
 
 #include "kernels/group8_kernel.h"
 #include "kernels/isa.h"
-#include "kernels/master24.h"
+#include "kernels/master24_kernel.h"
 #include "kernels/narrow_kernel.h"
 #include "kernels/undo.h"
 #include "kernels/update_element.h"
@@ -78,14 +78,14 @@ static always_inline struct master24 masters_at(const struct update_args *args, 
     return (struct master24){.weights = (uint16_t *)args->w16 + begin, .lower = args->lower + begin};
 }
 
-/* wide: a group's room. Saves them in the slot. Those of 24 bits are widened: into the slot, where they are read. */
+/* wide, wide_old: room for a group. Saves masters in the slot. Those of 24 bits are widened there, or into wide_old. */
 static always_inline struct masters load_masters(const struct update_args *args, struct arrays arrays, float *wide,
                                                  float *wide_old, size_t begin, size_t n)
 {
     float *old = args->undo ? args->undo->old[0] : wide_old;
 
     if (arrays.master24) {
-        master24_to_f32(old, masters_at(args, begin), n);
+        widen_masters(old, masters_at(args, begin), n);
         return (struct masters){.old = old, .p = wide};
     }
     if (args->undo)
@@ -106,25 +106,12 @@ static always_inline void draw_masters(uint32_t *restrict out, const struct upda
 static always_inline void store_masters(const struct update_args *args, const struct update_scalars *k,
                                         struct arrays arrays, const float *restrict p, size_t begin, size_t n)
 {
-    uint32_t draws[MASTER24_DRAWS], round[MASTER24_GROUP_ELEMS];
-    struct master24 masters;
+    uint32_t draws[MASTER24_DRAWS];
 
     if (!arrays.master24)
         return;
-    masters = masters_at(args, begin);
-    if (!args->moments.stochastic) {
-        master24_from_f32(masters, p, n);
-        return;
-    }
     draw_masters(draws, args, k, begin);
-    for (size_t part = 0; part < MASTER24_GROUP_ELEMS; part += MASTER24_DRAWS)
-        for (size_t i = 0; i < MASTER24_DRAWS; i++)
-            round[part + i] = master24_round(draws[i], part + i);
-    no_overlap for (size_t i = 0; i < n; i++)
-    {
-        masters.weights[i] = bf16_from_f32(p[i]);
-        masters.lower[i] = master24_lower(p[i], masters.weights[i], round[i]);
-    }
+    narrow_masters(masters_at(args, begin), p, draws, n);
 }
 
 /* ---- fp32 moments -------------------------------------------------------------------------------------- */

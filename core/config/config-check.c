@@ -245,12 +245,14 @@ static void check_muon(const struct config_check *check)
 static void check_master_weight_bits(const struct config_check *check)
 {
     static const char bits[] = "optimizer.params.master_weight_bits";
+    static const char offload[] = "zero_optimization.offload_optimizer.device";
     const struct config *config = check->config;
 
-    if (sound(check, bits) && sound(check, "device") && config->optimizer.master_weight_bits == 24 &&
-        config->device == CONFIG_DEVICE_CUDA && !config_offloads(config))
-        REFUSE(check, bits, "device",
-               "masters of 24 bits are for state in host memory: set device: cpu, or offload_optimizer");
+    if (sound(check, bits) && sound(check, "device") && sound(check, offload) &&
+        config->optimizer.master_weight_bits == 24 && config->device == CONFIG_DEVICE_CUDA && !config_offloads(config))
+        REFUSE(
+            check, bits, "device",
+            "masters of 24 bits are for state in host memory: set device: cpu, or offload_optimizer (not with Muon)");
 }
 
 static void check_scheduler(const struct config_check *check)
@@ -306,15 +308,14 @@ static void check_moments(const struct config_check *check)
     struct config_spot spot = spot_of(check, states);
 
     if (!sound(check, states) || !sound(check, "bf16.stochastic_rounding") ||
-        !sound(check, "optimizer.params.optim_bits") || !sound(check, "optimizer.params.master_weight_bits"))
+        !sound(check, "optimizer.params.optim_bits"))
         return;
     if (bf16->stochastic_rounding && optimizer->optim_bits == 8)
         REFUSE(check, "bf16.stochastic_rounding", "optimizer.params.optim_bits",
                "moments of 8 bits are always rounded at random; leave it out");
-    else if (bf16->stochastic_rounding && !bf16->optimizer_states && optimizer->master_weight_bits == 32)
+    else if (bf16->stochastic_rounding && !bf16->optimizer_states)
         REFUSE(check, "bf16.stochastic_rounding", states,
-               "there is nothing to round: needs bf16_optimizer_states: true, or optimizer: {params: "
-               "{master_weight_bits: 24}}");
+               "there is nothing to round: needs bf16_optimizer_states: true");
     /* numerics.md, section 5 */
     if (bf16->optimizer_states && !bf16->stochastic_rounding && has_beta2 && optimizer->hyper.beta2 > 0.998)
         config_problems_note(

@@ -126,9 +126,8 @@ struct optimizer_moments config_moments(const struct config *config)
 
     if (config->optimizer.optim_bits == 8)
         moments.type = (struct moments_type){.dtype = DTYPE_SIGNED8, .stochastic = true};
-    else
-        moments.type = (struct moments_type){.dtype = config->bf16.optimizer_states ? DTYPE_BF16 : DTYPE_F32,
-                                             .stochastic = config->bf16.stochastic_rounding};
+    else if (config->bf16.optimizer_states)
+        moments.type = (struct moments_type){.dtype = DTYPE_BF16, .stochastic = config->bf16.stochastic_rounding};
     moments.master24 = config->optimizer.master_weight_bits == 24;
     return moments;
 }

@@ -154,7 +154,7 @@ static int add_master_and_count(const struct planning *w, uint32_t id)
 {
     const struct layout_param *p = &w->layout->params[id];
     bool master24 = state_is_master24(w->order->state, p->bucket);
-    bool has_weights = master24 || w->order->state->stage == 3; /* weights are made of the master, or a part of it */
+    bool weights_read_it = master24 || w->order->state->stage == 3; /* the array that the weights' tensor reads, too */
     int r = 0;
 
     if (p->dtype != DTYPE_F32)
@@ -162,7 +162,7 @@ static int add_master_and_count(const struct planning *w, uint32_t id)
                       (struct contents_tensor){.source = master24 ? FROM_MASTER24 : FROM_STATE,
                                                .index = id,
                                                .array = master24 ? SNAPSHOT_WEIGHTS : SNAPSHOT_MASTER,
-                                               .comes_again = has_weights && !tensor_is_of_model(p->name)});
+                                               .comes_again = weights_read_it && !tensor_is_of_model(p->name)});
     return r == 0 ? add_state(w, TENSOR_STEP, DTYPE_F32, (struct contents_tensor){.source = FROM_COUNT, .index = id})
                   : r;
 }

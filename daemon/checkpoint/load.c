@@ -582,6 +582,7 @@ static void clear_lacking(const struct loading *l)
     for (size_t i = 0; i < l->targets.n; i++) {
         const struct target *target = &l->targets.list[i];
 
+        assert(target->n_found > 0 || !target->is_lower); /* masters may not lack */
         if (target->n_found == 0 && target->first_elem < target->end_elem)
             memset(target->at, 0, dtype_bytes((enum dtype)target->dtype, target->end_elem - target->first_elem));
     }

@@ -169,7 +169,7 @@ static inline void *state_exp_avg_sq(const struct state *state, uint32_t bucket,
     return state_moment(b->exp_avg_sq, state_dtype(state, STATE_EXP_AVG_SQ), elem - b->owned_start);
 }
 
-/* Elements of state_dtype(). NULL: the optimizer has no such moment. Not of masters with 24 bits. */
+/* Elements of state_dtype(). NULL: the optimizer has no such moment. Must not be called for masters of 24 bits. */
 static inline void *state_values(const struct state *state, enum state_kind kind, uint32_t bucket, uint64_t elem)
 {
     switch (kind) {

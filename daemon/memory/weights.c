@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "kernels/undo.h"
 
 /* The part of [start, start + n) that lies in a chunk, counted from the parameter's start. */
 struct part {
@@ -104,14 +105,15 @@ static void store_16(const struct state *state, const struct kernels *kernels, c
     }
 }
 
-/* Their weights are the published ones in stages 1 and 2. */
+/* Whoever is killed in between and begins again finds a weight that still differs. */
 static void store_master24(struct master24 masters, const uint16_t *src, uint64_t n_elems)
 {
     for (uint64_t i = 0; i < n_elems; i++) {
         if (masters.weights[i] == src[i])
             continue;
-        masters.weights[i] = src[i];
         masters.lower[i] = 0;
+        undo_order();
+        masters.weights[i] = src[i];
     }
 }
 

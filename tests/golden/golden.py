@@ -188,11 +188,13 @@ def stored_master(case, p, param, t):
     kind = case.get("moments", "fp32")
     if case["params"][param].get("weight_dtype", "fp32") != "bf16" or not kind.endswith("-24bit"):
         return p
-    weight, e, half = to_bits(p, "bf16").astype(np.int64) << 16, np.arange(p.size), 128
-    if kind == "8bit-24bit":
-        half = (draws(param, t, e // 64 * 16 + e % 16, 0xFFFFFFFF).astype(np.int64) >> (e % 64 // 16 * 8)) & 0xFF
-    lower = np.clip((p.view(np.uint32).astype(np.int64) - weight + half) >> 8, -127, 127)
-    return (weight + (np.where(np.isnan(p), 0, lower) << 8)).astype(np.uint32).view(F)
+    e, u = np.arange(p.size), p.view(np.uint32).astype(np.int64)
+    draw = draws(param, t, e // 64 * 16 + e % 16, 0xFFFFFFFF)
+    draw = ((draw | draw << np.uint64(32)) >> (e % 64 // 16 * 8).astype(np.uint64)).astype(np.int64) & 0x1FF
+    bits = (u + draw % 256) >> 8
+    bits += np.where(bits % 256 == 128, draw // 256 * 2 - 1, 0)
+    bits = np.where(np.isnan(p), (u >> 16 | 0x40) << 8, bits)
+    return (bits << 8).astype(np.uint32).view(F)
 
 # A run of a case.
 def options(case, param, step):

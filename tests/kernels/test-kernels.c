@@ -537,25 +537,27 @@ static uint32_t draw_of(uint32_t param, uint64_t t, uint64_t elem)
     return mixed((uint32_t)elem * 0x9e3779b9u ^ key_of(param, t));
 }
 
-/* Section 8: what is added to a master before its last bits are cut off. */
-static uint32_t half_of(uint32_t param, uint64_t t, uint64_t elem, bool stochastic)
+/* Section 8: nine bits for a master. */
+static uint32_t master_draw_of(uint32_t param, uint64_t t, uint64_t elem)
 {
     uint64_t number = elem / 64 * 16 + elem % 16;
-    uint32_t draw = mixed((uint32_t)number * 0x9e3779b9u ^ ~key_of(param, t));
+    uint64_t draw = mixed((uint32_t)number * 0x9e3779b9u ^ ~key_of(param, t));
 
-    return stochastic ? draw >> elem % 64 / 16 * 8 & 0xff : 128;
+    return (uint32_t)((draw | draw << 32) >> elem % 64 / 16 * 8 & 0x1ff);
 }
 
 /* Section 8: stores a master of the expected trajectory, and reads it. */
-static void store_expected_master(float *p, uint16_t *w, int8_t *r, uint32_t half)
+static void store_expected_master(float *p, uint16_t *w, int8_t *r, uint32_t draw)
 {
-    int64_t bits, lower;
+    uint64_t sum = ((uint64_t)f32_bits(*p) + draw % 256) / 256;
 
-    convert_from_f32(w, p, DTYPE_BF16, 1);
-    bits = f32_bits(*p) - (int64_t)65536 * *w + half;
-    lower = (int64_t)floor((double)bits / 256);
-    *r = (int8_t)(isnan(*p) ? 0 : MAX(MIN(lower, 127), -127));
-    *p = f32_from_bits((uint32_t)((int64_t)65536 * *w + (int64_t)256 * *r));
+    if (isnan(*p))
+        sum = (uint64_t)(f32_bits(*p) >> 16 | 0x40) * 256;
+    else if (sum % 256 == 128)
+        sum = draw / 256 ? sum + 1 : sum - 1;
+    *w = (uint16_t)((sum + 128) / 256);
+    *r = (int8_t)((int64_t)sum - (int64_t)256 * *w);
+    *p = f32_from_bits((uint32_t)(sum * 256));
 }
 
 /* Rounds a moment of the expected trajectory, and widens it for the next step. */
@@ -613,7 +615,7 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
 
     trajectory_init(&got, &seed);
     for (size_t i = at; master24 && i < at + n; i++)
-        store_expected_master(&got.p[i], &got.w16[i], &got.lower[i], 128);
+        store_expected_master(&got.p[i], &got.w16[i], &got.lower[i], 0);
     expected = got;
     for (uint64_t t = 1; t <= 3; t++) {
         double s = t == 2 ? 1 / 3.0 : 0.125;
@@ -660,7 +662,7 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
                 store_expected(&expected.v[i], &expected.v16[i], type.stochastic, draw >> 16);
             if (master24)
                 store_expected_master(&expected.p[i], &expected.w16[i], &expected.lower[i],
-                                      half_of(param, t, start_elem + i - at, type.stochastic));
+                                      master_draw_of(param, t, start_elem + i - at));
             else if (w16_dtype != DTYPE_F32)
                 convert_from_f32(&expected.w16[i], &expected.p[i], w16_dtype, 1);
         }
@@ -693,10 +695,44 @@ static void test_update(void **state)
                         check_update(k, &cases[c], sizes[s], w16_dtype, moments_types[m], false, 8 + c);
                 for (size_t m = 0; m < ARRAY_SIZE(moments_types); m++)
                     check_update(k, &cases[c], sizes[s], DTYPE_BF16, moments_types[m], true, 8 + c);
-                check_update(k, &cases[c], sizes[s], DTYPE_BF16, (struct moments_type){DTYPE_F32, true}, true, 8 + c);
             }
         }
     }
+}
+
+/* A master goes on in steps that are smaller than what 24 bits can hold, also past a weight that is halfway. */
+static void test_small_steps(void **state)
+{
+    enum { N_STEPS = 3000, N = 640 };
+    static const double steps[] = {0.3, 0.7, -0.3, -0.7}; /* of the distance of two masters above 1 */
+    static uint16_t weights[N];
+    static int8_t lower[N];
+    static float acc[N], masters[N];
+    const struct kernels *k;
+
+    for (unsigned isa = 0; (k = kernels_nth(isa)); isa++)
+        for (size_t i = 0; i < ARRAY_SIZE(steps); i++) {
+            double wanted = N_STEPS * steps[i] * 0x1p-15, mean = 0;
+
+            for (size_t e = 0; e < N; e++) {
+                weights[e] = 0x3f80;
+                lower[e] = 0;
+                acc[e] = steps[i] < 0 ? 1 : -1;
+            }
+            for (uint64_t t = 1; t <= N_STEPS; t++) {
+                struct update_scalars scalars = {.s = 1, .lr = (float)(fabs(steps[i]) * 0x1p-15)};
+
+                scalars.rounding_key = update_rounding_key(0, t);
+                k->update[OPTIMIZER_SGD](&(struct update_args){
+                    .lower = lower, .acc = acc, .w16 = weights, .w16_dtype = DTYPE_BF16, .n_elems = N, .k = &scalars});
+            }
+            master24_to_f32(masters, (struct master24){.weights = weights, .lower = lower}, N);
+            for (size_t e = 0; e < N; e++) {
+                mean += ((double)masters[e] - 1) / N;
+                assert_int_equal(bf16_from_f32(masters[e]), weights[e]);
+            }
+            assert_true(fabs(mean - wanted) <= 0.01 * fabs(wanted));
+        }
 }
 
 static void test_update_moments(void **state)
@@ -781,6 +817,7 @@ TEST_GROUP(kernels)
         cmocka_unit_test(test_reduce_nonfinite), cmocka_unit_test(test_reduce_joins),
         cmocka_unit_test(test_update),           cmocka_unit_test(test_update_moments),
         cmocka_unit_test(test_select),           cmocka_unit_test(test_float_env),
+        cmocka_unit_test(test_small_steps),
     };
 
     /* Arrays of some 100 KiB come and go; as mappings of their own they would take ten times as long as all else. */

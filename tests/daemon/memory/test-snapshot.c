@@ -240,7 +240,7 @@ static void test_model(void **state)
     static const uint64_t pools[] = {
         0, SLOT_BYTES, 3 * SLOT_BYTES + 5, 4 * SLOT_BYTES, 9 * SLOT_BYTES, UINT64_C(1) << 30};
     static const struct optimizer_moments moments[] = {
-        {true, true}, {false, true}, {true, false}, {false, false}, {true, true, {DTYPE_BF16}}};
+        {true, true, {DTYPE_SIGNED8}, true}, {false, true}, {true, false}, {false, false}, {true, true, {DTYPE_BF16}}};
 
     (void)state;
     alarm(HANG_S);
