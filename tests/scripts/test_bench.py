@@ -43,15 +43,18 @@ def test_narrow_state(small, monkeypatch):
     monkeypatch.setattr(narrow_state, "N_STEPS", 6)
     monkeypatch.setattr(harness.ZerodJob.__init__, "__defaults__", (2, ELEMS, *harness.ZerodJob.__init__.__defaults__[2:]))
     rows, (head, *memory) = narrow_state.steps(quick=True)
-    assert [row["name"].split(": ")[1] for row in rows[::3]] == [
-        f"{part}, {model}, bf16 moments" for model in narrow_state.MODELS for part in ("whole", "after the last push")]
+    assert [row["name"].split(": ")[1] for row in rows] == [
+        f"{part}, {model}, {kind}" for model, (_, kinds) in narrow_state.MODELS.items()
+        for part in ("whole", "after the last push") for kind in list(kinds)[1:]]
+    assert int(memory[1].pop()) == pytest.approx((1 + 2 * 68 / 64) * ELEMS / 2**20, abs=2) and memory[0].pop() == ""
     for model, *found in memory:
         wide, narrow, stochastic, eight = map(int, found)
         assert narrow == stochastic and wide - narrow == pytest.approx(4 * ELEMS / 2**20, abs=2)
         assert wide - eight == pytest.approx((8 - 2 * 68 / 64) * ELEMS / 2**20, abs=2)
     assert [row["peer_name"] for row in narrow_state.gradients(quick=True)] == ["fp32 gradients"]
-    first = [narrow_state.losses(kind, seed=3) for kind in narrow_state.KINDS]
-    assert len({tuple(losses[:2]) for losses in first}) == 1 and len({tuple(losses) for losses in first}) == 4
+    for kinds, train in (narrow_state.KINDS, narrow_state.losses), (narrow_state.TRAINED_IN_BF16, narrow_state.losses_in_bf16):
+        first = [train(kind, seed=3) for kind in kinds]
+        assert len({losses[0] for losses in first}) == 1 and len({tuple(losses) for losses in first}) == len(kinds)
 
 
 # ---- peers of a whole step ------------------------------------------------------------------------------------------
@@ -309,11 +312,12 @@ def training_results(**ms):
 def test_rows_of_a_training():
     """Beyond the model; stage 3 stands beside stage 2 where the others stand beside their peers."""
     memory = {name: dict(zip((training.BETWEEN, training.AT_MOST), held)) for name, held in {
-        "model alone": (100, 200), "zerod": (160, 255), "peer": (200, 300), training.STAGE_3: (161, 255)}.items()}
+        "model alone": (100, 200), "zerod": (160, 255), "peer": (200, 300), training.STAGE_3: (161, 255),
+        training.NARROW: (130, 260)}.items()}
     results = training_results(model_alone=1000, peer=2000, zerod=1100) | {training.STAGE_3: [{"ms": 1120}] * 3}
     rows = training.rows_of("peer", training.DEEPSPEED, results, memory)
     assert [(r["zerod"], r["peer"], r["goal"], r["holds"]) for r in rows] == [
-        (100, 1000, 10.0, True), (60, 100, 1 / 0.6, True), (55, 100, 1 / 0.55, True)]
+        (100, 1000, 10.0, True), (60, 100, 1 / 0.6, True), (55, 100, 1 / 0.55, True), (30, 100, 2.0, True), (60, 100, 2.0, False)]
     rows = training.rows_of(training.STAGE_3, training.FAMILIES[-1], results, memory)
     assert [(r["zerod"], r["peer"], r["peer_name"], r["goal"], r["holds"]) for r in rows] == [
         (120, 100, "zerod", 1 / 1.2, True), (61, 60, "zerod", 1.0, False), (55, 55, "zerod", 1.0, True)]
