@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * A whole group of master24.h with intrinsics, for x86-64-v3 and above. The bits are those of the plain loops, with
- * which gcc 12 takes longer for the masters than for all of the update.
+ * A whole group of master24.h with intrinsics, for x86-64-v3 and above. The bits are those of the plain loops, which
+ * gcc 12 turns into slower code.
  */
 
 #include "kernels/isa.h"

@@ -105,7 +105,10 @@ static void store_16(const struct state *state, const struct kernels *kernels, c
     }
 }
 
-/* Whoever is killed in between and begins again finds a weight that still differs. */
+/*
+ * The byte is stored before the weight. If a daemon is killed between the two, the next one repeats all of this, and the
+ * weight still differs.
+ */
 static void store_master24(struct master24 masters, const uint16_t *src, uint64_t n_elems)
 {
     for (uint64_t i = 0; i < n_elems; i++) {

@@ -594,7 +594,7 @@ static struct optimizer_moments moments_of(const struct optimizer_case *c)
     return c->optimizer == OPTIMIZER_MUON ? (struct optimizer_moments){0} : optimizer_moments(c->optimizer, &c->hyper);
 }
 
-/* What the kernel and the expected trajectory have in 24 bits, in fp32 for both. */
+/* With masters of 24 bits the kernel writes no p. The test makes p from weights and bytes, to compare it. */
 static void widen_masters(struct trajectory *got, size_t at, size_t n)
 {
     master24_to_f32(got->p + at, (struct master24){.weights = got->w16 + at, .lower = got->lower + at}, n);
