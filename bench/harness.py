@@ -28,8 +28,9 @@ def say(text):
 
 
 def program(name):
+    """A program or a library of the build that is measured."""
     places = {"zerod": "daemon", "zerodctl": "client/ctl", "zerodrun": "client/run", "zerod-exporter": "client/exporter",
-              "zerod-example": "client/example"}
+              "zerod-example": "client/example", "libzerod.so": "client"}
     return str(BUILD / places.get(name, "bench") / name)
 
 

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 
-from harness import BUILD, Failure, program
+from harness import Failure, program
 
 N_STEPS = 200
 KILLS = (70, 140)  # the daemon is killed when rank 0 has reported these steps
@@ -43,7 +43,7 @@ def train(kills):
     """Return: (step, loss, seconds) for each step of a run of the example trainer on two ranks."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "rank0.json"
-        trainer = f"exec {BUILD}/client/example/zerod-example --steps {N_STEPS} --report {folder}/rank$RANK.json"
+        trainer = f"exec {program('zerod-example')} --steps {N_STEPS} --report {folder}/rank$RANK.json"
         with open(pathlib.Path(folder) / "log", "w+") as log:
             run = subprocess.Popen([program("zerodrun"), "-n", "2", "--zerod", program("zerod"), "--",
                                     "sh", "-c", trainer], stdout=log, stderr=log)

@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack
 
 from gpu import SETUP, StandIns
-from harness import BUILD, ROOT, Daemon, Failure, Process, in_turn, median, row, say
+from harness import ROOT, Daemon, Failure, Process, in_turn, median, program, row, say
 
 TORCH, MASTERS = "torch, fused AdamW, all of it bf16", "torch, fused AdamW, fp32 masters and moments"
 ON_GPU, NARROW = "zerod, all on the GPU", "zerod, all on the GPU, moments in bf16"
@@ -41,7 +41,7 @@ class Trainer(Process):
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         paths = [str(ROOT / "client/python"), *filter(None, [os.environ.get("PYTHONPATH")])]
         super().__init__([sys.executable, str(ROOT / "bench/offload_rank.py"), who, setup.device, str(width), str(n_layers)],
-                         env=environment | alone | {"PYTHONPATH": ":".join(paths), "ZEROD_LIBRARY": str(BUILD / "client/libzerod.so")})
+                         env=environment | alone | {"PYTHONPATH": ":".join(paths), "ZEROD_LIBRARY": program("libzerod.so")})
 
     def step(self):
         self.send()

@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass, field
 
 from growth import memfd_bytes
-from harness import (BUILD, MI, ROOT, Daemon, Failure, Process, available_bytes, deepspeed_environment,
-                     forget_broken_builds, in_turn, median, remove_deepspeed_segments, row, say, stop_all)
+from harness import (MI, ROOT, Daemon, Failure, Process, available_bytes, deepspeed_environment, forget_broken_builds,
+                     in_turn, median, program, remove_deepspeed_segments, row, say, stop_all)
 
 WORLD, BATCH, LENGTH = 2, 1, 128
 NEEDED_BYTES = 17 << 30
@@ -61,7 +61,7 @@ STEADY_HEAP = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_":
 def rank_environment():
     python_path = [str(ROOT / "client" / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
-                PYTHONPATH=os.pathsep.join(python_path), ZEROD_LIBRARY=str(BUILD / "client" / "libzerod.so"))
+                PYTHONPATH=os.pathsep.join(python_path), ZEROD_LIBRARY=program("libzerod.so"))
 
 
 class Training:

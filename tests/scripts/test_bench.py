@@ -224,7 +224,6 @@ def test_results_come_one_by_one(monkeypatch, capsys):
 def test_hooks_are_measured(small, build, monkeypatch):
     """Each parameter is seen once in a backward, by our hooks on both sides of zerod's."""
     pytest.importorskip("torch")
-    monkeypatch.setattr(training, "BUILD", build.folder)
     environment, names = training.rank_environment(), ("model alone", "DDP", "zerod")
     results, n_params = torch_hook.measure("some", names, 2, environment, probed=True)
     assert tuple(results) == names and n_params == 100
