@@ -4,9 +4,9 @@
  * Stage 3: whole parameters to the pool of one rank, from the masters of their owners.
  *
  * Each owner rounds its slice of a parameter to the type of the weights. Where its GPU may write into the pool (that of
- * its own rank, and those of the node that CUDA lets it reach) it rounds straight into its place; a frozen parameter is
- * copied there. Everywhere else it rounds into staging, and the slice travels by ncclSend() and ncclRecv() into the
- * pool; what needs no rounding (fp32, frozen) travels from where it lies.
+ * its own rank, and those of the node that CUDA lets it reach) it rounds straight into its place; a frozen parameter,
+ * or a weight that is a part of its master, is copied there. Everywhere else it rounds into staging, and the slice
+ * travels by ncclSend() and ncclRecv() into the pool; what needs no rounding travels from where it lies.
  *
  * Staging has room for so many parameters at a time: a round. How many, both ends of a connection must say alike, or
  * one would wait for what the other has not begun to send; so it is computed from the plan alone, which is the same
@@ -38,7 +38,7 @@ struct slice {
     uint64_t n_elems, n_bytes; /* in the type of the weights */
     uint64_t at;               /* bytes, in the pool */
     enum dtype dtype;
-    bool is_master; /* fp32 there, whatever the type of the weights */
+    bool is_f32; /* there, whatever the type of the weights; else it has that */
 };
 
 /* ---- who has what ---------------------------------------------------------------------------------------- */
@@ -97,11 +97,10 @@ static bool find_slice(const struct fetch *fetch, const struct nccl_gpu *gpu, si
         .n_bytes = (end - begin) * elem_bytes,
         .at = fetched->offset_bytes + begin * elem_bytes,
         .dtype = param->dtype,
-        .is_master = param->bucket != LAYOUT_NO_BUCKET,
+        .is_f32 = param->bucket != LAYOUT_NO_BUCKET && !device_is_master24(&engine->plan, param->bucket),
     };
-    if (slice->is_master)
-        slice->from = (const uint8_t *)(nccl_master(engine, gpu, param->bucket) + param->offset_elems + begin -
-                                        gpu->places.buckets[param->bucket].start_elem);
+    if (param->bucket != LAYOUT_NO_BUCKET)
+        slice->from = nccl_master(engine, gpu, param->bucket, param->offset_elems + begin);
     else /* which begins where the rank's slice does */
         slice->from = gpu->pieces[DEVICE_STATE].at + gpu->places.frozen[fetched->param];
     return true;
@@ -185,7 +184,7 @@ static uint8_t *take_staging(const struct fetch *fetch, const struct nccl_gpu *g
 {
     uint8_t *at = gpu->lanes[fetch->order->lane].staging + *n_used;
 
-    if (!slice->is_master || slice->dtype == DTYPE_F32)
+    if (!slice->is_f32 || slice->dtype == DTYPE_F32)
         return NULL;
     *n_used += round_up(slice->n_bytes, DEVICE_ALIGN_BYTES);
     if (*n_used > fetch->engine->sizes.fetch)
@@ -196,7 +195,7 @@ static uint8_t *take_staging(const struct fetch *fetch, const struct nccl_gpu *g
 
 /* ---- on the main streams --------------------------------------------------------------------------------- */
 
-static void copy_frozen(const struct fetch *fetch, struct nccl_gpu *gpu, const struct slice *slice)
+static void copy_slice(const struct fetch *fetch, struct nccl_gpu *gpu, const struct slice *slice)
 {
     engine_check_cuda(fetch->engine, gpu,
                       cudaMemcpyAsync(fetch->asker->pieces[DEVICE_POOL].at + slice->at, slice->from, slice->n_bytes,
@@ -211,7 +210,7 @@ static uint32_t count_blocks(const struct fetch *fetch, const struct nccl_gpu *g
     struct slice slice;
 
     for (size_t i = fetch->order->n_issued; i < end; i++)
-        if (find_slice(fetch, gpu, i, &slice) && slice.is_master)
+        if (find_slice(fetch, gpu, i, &slice) && slice.is_f32)
             n += device_chunks_count(slice.n_elems);
     return n;
 }
@@ -237,10 +236,10 @@ static void round_slices(const struct fetch *fetch, struct nccl_gpu *gpu, size_t
 
         if (!find_slice(fetch, gpu, i, &slice))
             continue;
-        if (writes && !slice.is_master)
-            copy_frozen(fetch, gpu, &slice);
+        if (writes && !slice.is_f32)
+            copy_slice(fetch, gpu, &slice);
         to = writes ? fetch->asker->pieces[DEVICE_POOL].at + slice.at : take_staging(fetch, gpu, &slice, &n_used);
-        if (!slice.is_master || !to)
+        if (!slice.is_f32 || !to)
             continue;
         ranges[n] =
             (struct device_convert_range){.dst = to, .src = slice.from, .n_elems = slice.n_elems, .dtype = slice.dtype};

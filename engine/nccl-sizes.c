@@ -53,15 +53,15 @@ static uint64_t size_update(const struct nccl_engine *engine)
     const struct device_plan_header *head = engine->plan.head;
     uint64_t per_chunk =
         sizeof(struct device_update_range) + device_chunks_count(CHUNK_ELEMS) * sizeof(struct device_chunk);
+    uint64_t n_launches = 1 + (uint64_t)head->master24, n_chunks = n_launches * head->n_chunks;
 
-    uint64_t n_chunks = head->n_chunks, n_arrays = 4;
-
-    /* Of Muon's matrices: the momentum's list, and one for each matrix. */
+    /* Of Muon's matrices: the momentum's launch, and one for each matrix. */
     if (head->n_matrices > 0) {
-        n_chunks *= 3;
-        n_arrays += 2 * (1 + (uint64_t)head->n_matrices);
+        n_launches += 1 + (uint64_t)head->n_matrices;
+        n_chunks += 2 * (uint64_t)head->n_chunks;
     }
-    return n_chunks * per_chunk + head->n_params * sizeof(struct update_scalars) + n_arrays * NCCL_LIST_ALIGN;
+    return n_chunks * per_chunk + head->n_params * sizeof(struct update_scalars) +
+           2 * (1 + n_launches) * NCCL_LIST_ALIGN;
 }
 
 uint64_t sizes_staged_bytes(const struct nccl_engine *engine, uint32_t param)
@@ -69,7 +69,7 @@ uint64_t sizes_staged_bytes(const struct nccl_engine *engine, uint32_t param)
     const struct device_plan_param *p = &engine->plan.params[param];
     uint64_t slice;
 
-    if (p->bucket == LAYOUT_NO_BUCKET || p->dtype == DTYPE_F32)
+    if (p->bucket == LAYOUT_NO_BUCKET || p->dtype == DTYPE_F32 || device_is_master24(&engine->plan, p->bucket))
         return 0;
     slice = layout_bucket_partition(&engine->plan.buckets[p->bucket], engine->plan.head->world_size);
     return round_up(MIN(p->n_elems, slice) * dtype_size(p->dtype), DEVICE_ALIGN_BYTES);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Updates. One launch is for all parameters but the matrices that Muon updates: between launches a GPU runs out of
- * blocks. Muon's launches follow:
+ * Updates. One launch is for all parameters but the matrices that Muon updates (two, if some masters have 24 bits and
+ * others do not): between launches a GPU runs out of blocks. Muon's launches follow:
  *
  *     for all matrices   the momentum takes the gradient, and the accumulator becomes what is to be orthogonalised
  *     for each matrix    it is orthogonalised from there into scratch memory, and the weights change by the result
@@ -73,11 +73,11 @@ static struct device_update_range range_of(struct nccl_engine *engine, struct nc
     const struct layout_bucket *b = &plan->buckets[param->bucket];
     const struct device_places *places = &gpu->places.buckets[param->bucket];
     uint64_t elem = param->offset_elems + c->start_elem, own = elem - places->start_elem;
+    uint8_t *master = nccl_master(engine, gpu, param->bucket, elem);
     /* Stage 3: weights are rounded when they are fetched. */
     enum dtype w16 = plan->head->stage == 3 ? DTYPE_F32 : b->dtype;
-
-    return (struct device_update_range){
-        .p = nccl_master(engine, gpu, param->bucket) + own,
+    struct device_update_range range = {
+        .p = (float *)master,
         .m = nccl_moment(engine, gpu, places->exp_avg, own),
         .v = nccl_moment(engine, gpu, places->exp_avg_sq, own),
         .acc = nccl_acc(gpu, param->bucket, elem),
@@ -88,6 +88,14 @@ static struct device_update_range range_of(struct nccl_engine *engine, struct nc
         .scalars = c->param,
         .w16_dtype = w16,
     };
+
+    if (places->lower != DEVICE_NONE) {
+        range.p = NULL;
+        range.w16 = master;
+        range.w16_dtype = DTYPE_BF16;
+        range.lower = (int8_t *)gpu->pieces[DEVICE_STATE].at + places->lower + own;
+    }
+    return range;
 }
 
 /* The arrays of a chunk for Muon's first pass. */
@@ -97,6 +105,7 @@ static struct device_update_range momentum_range_of(struct nccl_engine *engine, 
 
     range.p = (float *)(uintptr_t)range.acc;
     range.v = range.w16 = NULL;
+    range.lower = NULL;
     range.w16_dtype = DTYPE_F32;
     return range;
 }
@@ -108,19 +117,30 @@ static void launch(struct nccl_engine *engine, struct nccl_gpu *gpu, const struc
     engine_launch(engine, gpu, device_update(gpu->main, &maker->list), "device_update");
 }
 
-/* matrices: Muon's first pass for all matrices; else the update of all other parameters. */
-static void update_all(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order, void *scalars,
-                       bool matrices)
+/* The launch that begins a parameter's update, by its marks. */
+static uint32_t first_launch(const struct nccl_engine *engine, uint32_t param)
 {
-    uint32_t n_chunks = engine->plan.head->n_chunks, marks = matrices ? DEVICE_MARKS_MOMENTUM : DEVICE_MARKS_UPDATE;
+    if (is_matrix(engine, param))
+        return DEVICE_MARKS_MOMENTUM;
+    return device_is_master24(&engine->plan, engine->plan.params[param].bucket) ? DEVICE_MARKS_UPDATE24
+                                                                                : DEVICE_MARKS_UPDATE;
+}
+
+/* One launch for all parameters that begin with it: Muon's first pass for all matrices, or a whole update. */
+static void update_all(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order, void *scalars,
+                       uint32_t marks)
+{
+    uint32_t n_chunks = engine->plan.head->n_chunks;
     struct update_maker maker = maker_new(engine, gpu, order, n_chunks, scalars, marks);
+    bool matrices = marks == DEVICE_MARKS_MOMENTUM;
 
     maker.list.optimizer =
         matrices ? (enum optimizer)DEVICE_MUON_MOMENTUM : optimizer_of_param(engine->plan.head->optimizer, false);
+    maker.list.master24 = marks == DEVICE_MARKS_UPDATE24;
     for (uint32_t c = 0; c < n_chunks; c++) {
         struct device_update_range range;
 
-        if (!takes_part(engine, gpu, c) || is_matrix(engine, engine->plan.chunks[c].param) != matrices)
+        if (!takes_part(engine, gpu, c) || first_launch(engine, engine->plan.chunks[c].param) != marks)
             continue;
         range = matrices ? momentum_range_of(engine, gpu, c) : range_of(engine, gpu, c);
         maker_add(&maker, &range);
@@ -158,6 +178,7 @@ static void update_matrix(struct nccl_engine *engine, struct nccl_gpu *gpu, cons
     const float *matrix = muon_orthogonalize_on(engine, gpu, shape_of(p), nccl_acc(gpu, p->bucket, p->offset_elems),
                                                 &engine->inputs.groups[p->group], gpu->scratch);
 
+    maker.list.master24 = device_is_master24(&engine->plan, p->bucket);
     for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {
         struct device_update_range range = range_of(engine, gpu, c);
 
@@ -171,7 +192,7 @@ static void update_matrix(struct nccl_engine *engine, struct nccl_gpu *gpu, cons
 static void update_matrices(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
                             void *scalars)
 {
-    update_all(engine, gpu, order, scalars, true);
+    update_all(engine, gpu, order, scalars, DEVICE_MARKS_MOMENTUM);
     for (uint32_t param = 0; param < engine->plan.head->n_params; param++)
         if (owns_matrix(engine, gpu, param) && engine->inputs.contributed[param])
             update_matrix(engine, gpu, order, param, scalars);
@@ -226,7 +247,9 @@ int update_issue(struct nccl_engine *engine, struct nccl_order *order)
 
         engine_use(engine, gpu);
         memcpy(lists_take(engine, &gpu->lanes[order->lane].lists, n_bytes, &scalars), engine->inputs.scalars, n_bytes);
-        update_all(engine, gpu, order, scalars, false);
+        update_all(engine, gpu, order, scalars, DEVICE_MARKS_UPDATE);
+        if (engine->plan.head->master24)
+            update_all(engine, gpu, order, scalars, DEVICE_MARKS_UPDATE24);
         if (engine->plan.head->n_matrices > 0)
             update_matrices(engine, gpu, order, scalars);
     }

@@ -312,13 +312,16 @@ static inline float *nccl_acc(const struct nccl_gpu *gpu, uint32_t bucket, uint6
     return (float *)(gpu->pieces[DEVICE_GRADIENT].at + places->acc) + (elem - places->start_elem);
 }
 
-/* Start of the rank's slice. */
-static inline float *nccl_master(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t bucket)
+/* The master of an element that the rank owns; of a master in 24 bits the weight. elem: from the bucket's start. */
+static inline void *nccl_master(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t bucket,
+                                uint64_t elem)
 {
+    const struct device_places *places = &gpu->places.buckets[bucket];
+    enum dtype dtype = device_is_master24(&engine->plan, bucket) ? DTYPE_BF16 : DTYPE_F32;
     uint32_t kind;
-    uint64_t offset = device_master(&engine->plan, &gpu->places.buckets[bucket], bucket, &kind);
+    uint64_t offset = device_master(&engine->plan, places, bucket, &kind);
 
-    return (float *)(gpu->pieces[kind].at + offset);
+    return gpu->pieces[kind].at + offset + (elem - places->start_elem) * dtype_size(dtype);
 }
 
 /* A moment at a chunk's start; NULL: the optimizer has none. offset: of the rank's slice. own_elem: from there. */

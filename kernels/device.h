@@ -211,7 +211,7 @@ static inline uint32_t device_update_blocks(uint64_t n_chunks)
     return (uint32_t)(n_chunks < most ? n_chunks : most);
 }
 
-/* A slot has a group's p, and those of m and v that there are, as they lie in memory. */
+/* A slot has a group's masters, room for fp32, and those of m and v that there are, as they lie in memory. */
 static inline uint32_t device_undo_slot_bytes(unsigned n_moments, enum dtype moments)
 {
     const size_t n_elems = DEVICE_UNDO_GROUP_ELEMS;
@@ -227,14 +227,15 @@ static inline uint64_t device_undo_bytes(uint32_t n_blocks, uint32_t slot_bytes)
 
 /* update_args. Ranges of a list may not overlap. */
 struct device_update_range {
-    float *p;
-    void *m; /* of the list's moments; NULL where the optimizer has none */
-    void *v; /* likewise */
+    float *p; /* NULL: masters are w16 and lower, in 24 bits */
+    void *m;  /* of the list's moments; NULL where the optimizer has none */
+    void *v;  /* likewise */
     const float *acc;
-    void *w16; /* NULL when w16_dtype is DTYPE_F32 */
+    void *w16;     /* NULL when w16_dtype is DTYPE_F32 */
+    int8_t *lower; /* of masters in 24 bits (master24.h), else NULL */
     uint64_t n_elems;
-    uint64_t start_elem; /* from the parameter's start; stochastic rounding alone reads it */
-    uint32_t scalars; /* which of the list's: one for each parameter */
+    uint64_t start_elem; /* from the parameter's start, a multiple of 64; rounding at random alone reads it */
+    uint32_t scalars;    /* which of the list's: one for each parameter */
     uint32_t w16_dtype;
 };
 
@@ -245,6 +246,7 @@ struct device_update_list {
     struct device_update_undo undo;
     uint32_t n_chunks;
     enum optimizer optimizer; /* or DEVICE_MUON_MOMENTUM */
+    bool master24;            /* all ranges have masters in 24 bits; else none has. Not DEVICE_MUON_MOMENTUM's */
     struct moments_type moments;
 };
 

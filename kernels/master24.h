@@ -76,6 +76,8 @@ struct master24 {
     int8_t *lower;
 };
 
+#ifndef __cplusplus
+
 /* n elements to and from fp32, rounded to nearest. The areas do not overlap. */
 static inline void master24_to_f32(float *restrict dst, struct master24 src, size_t n)
 {
@@ -101,3 +103,5 @@ static inline void master24_from_f32(struct master24 dst, const float *restrict 
         weights[i] = bf16_from_f32(src[i]);
     master24_lower_from_f32(dst.lower, src, n);
 }
+
+#endif

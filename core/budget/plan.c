@@ -90,26 +90,42 @@ static uint64_t moment_elems_bytes(const struct plan_options *options, uint64_t 
     return dtype_is_grouped(dtype) ? mul(n_elems / GROUP8_ELEMS, GROUP8_BYTES) : mul(n_elems, dtype_size(dtype));
 }
 
-/* Of one moment. On GPUs each rank's array begins at a multiple of ARRAY_ALIGN_BYTES, else all on a cache line. */
-static uint64_t moment_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
+/* An array of the optimizer: bytes of one partition, and of all that are owned. On GPUs each rank's begins at a
+ * multiple of ARRAY_ALIGN_BYTES, else all on a cache line. */
+static uint64_t array_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket,
+                            uint64_t partition, uint64_t owned)
 {
-    uint64_t slice = moment_elems_bytes(options, layout_partition_elems(layout, bucket));
-    uint64_t owned = moment_elems_bytes(options, owned_elems(layout, options, bucket));
     uint64_t n_owners = layout_is_muon(layout, bucket) ? owned > 0 : options->n_local_ranks;
 
     if (options->on_devices && !options->offloaded)
-        return add(owned, mul(align(slice, ARRAY_ALIGN_BYTES) - slice, n_owners));
+        return add(owned, mul(align(partition, ARRAY_ALIGN_BYTES) - partition, n_owners));
     return align(owned, CACHE_LINE_BYTES);
 }
 
-/* fp32 weights of stages 1 and 2 are their masters. Those of bf16 may be a part of them. */
+static uint64_t moment_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
+{
+    return array_bytes(layout, options, bucket, moment_elems_bytes(options, layout_partition_elems(layout, bucket)),
+                       moment_elems_bytes(options, owned_elems(layout, options, bucket)));
+}
+
+/* Masters in 24 bits. In stages 1 and 2 the weights are a part of them. */
+static uint64_t master24_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
+{
+    uint64_t partition = layout_partition_elems(layout, bucket), owned = owned_elems(layout, options, bucket);
+    uint64_t lower = array_bytes(layout, options, bucket, partition, owned);
+
+    return options->stage == 3 ? add(lower, array_bytes(layout, options, bucket, mul(partition, 2), mul(owned, 2)))
+                               : lower;
+}
+
+/* fp32 weights of stages 1 and 2 are their masters. */
 static uint64_t master_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
 {
     uint64_t n_elems = owned_elems(layout, options, bucket);
     enum dtype dtype = layout->buckets[bucket].dtype;
 
     if (options->master24 && dtype == DTYPE_BF16)
-        return add(align(n_elems, CACHE_LINE_BYTES), options->stage == 3 ? mul(n_elems, sizeof(uint16_t)) : 0);
+        return master24_bytes(layout, options, bucket);
     return options->stage == 3 || dtype != DTYPE_F32 ? mul(n_elems, sizeof(float)) : 0;
 }
 
@@ -147,7 +163,7 @@ static uint64_t undo_bytes(const struct layout *layout, const struct plan_option
     n_bytes = mul(mul(largest, sizeof(float)), UNDO_LANES);
     if (!options->offloaded) {
         uint32_t n_blocks = device_update_blocks(n_chunks);
-        uint64_t n_sets = device_mark_sets(layout_count_matrices(layout, 0, layout->world_size));
+        uint64_t n_sets = device_mark_sets(options->master24, layout_count_matrices(layout, 0, layout->world_size));
         uint32_t slot_bytes = device_undo_slot_bytes(options->n_moments, options->moments_dtype);
 
         n_bytes = add(n_bytes, align(n_sets * n_blocks * sizeof(uint64_t), ARRAY_ALIGN_BYTES));

@@ -69,7 +69,8 @@ struct plan_options {
  *   state      stages 1, 2: 4 O of the buckets with 16-bit weights, where fp32 weights are their own
  *              masters and lie under weights; stage 3: 4 O, and the bytes of each frozen
  *              parameter, which every node has whole, from a multiple of 64; in any stage n_moments x 4 O,
- *              x 2 O if they are bf16, x 68/64 O, each on a cache line, if they have 8 bits
+ *              x 2 O if they are bf16, x 68/64 O, each on a cache line, if they have 8 bits. A master of a bf16 weight
+ *              in 24 bits takes 1 instead of 4, in stage 3 3
  *   gradient   fp32 accumulators of the owned partitions: 4 O
  *   ring       L x plan_ring_bytes()
  *   overflow   L x arena: a bound, of which only what is granted is ever held; none on GPUs

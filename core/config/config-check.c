@@ -242,19 +242,6 @@ static void check_muon(const struct config_check *check)
                "Muon needs gradients and state in one memory: leave offload_optimizer out, or set device: cpu");
 }
 
-static void check_master_weight_bits(const struct config_check *check)
-{
-    static const char bits[] = "optimizer.params.master_weight_bits";
-    static const char offload[] = "zero_optimization.offload_optimizer.device";
-    const struct config *config = check->config;
-
-    if (sound(check, bits) && sound(check, "device") && sound(check, offload) &&
-        config->optimizer.master_weight_bits == 24 && config->device == CONFIG_DEVICE_CUDA && !config_offloads(config))
-        REFUSE(
-            check, bits, "device",
-            "masters of 24 bits are for state in host memory: set device: cpu, or offload_optimizer (not with Muon)");
-}
-
 static void check_scheduler(const struct config_check *check)
 {
     static const char min_lr[] = "scheduler.params.warmup_min_lr", max_lr[] = "scheduler.params.warmup_max_lr";
@@ -357,7 +344,6 @@ void config_check(const struct config_check *check)
     check_scheduler(check);
     check_checkpoint(check);
     check_optim_bits(check);
-    check_master_weight_bits(check);
     check_moments(check);
     check_rest(check);
 }

@@ -15,7 +15,7 @@
 enum { MAGIC = 0x64657670, PAGE_BYTES = 4096 };
 
 /* The next daemon compares a plan byte by byte with its own, so that none of its structures may have padding. */
-static_assert(sizeof(struct device_plan_header) == 17 * 4 + 4 * 1 + 9 * 8, "no padding");
+static_assert(sizeof(struct device_plan_header) == 16 * 4 + 8 * 1 + 9 * 8, "no padding");
 static_assert(sizeof(struct device_plan_param) == 10 * 4 + 3 * 8, "no padding");
 static_assert(sizeof(struct layout_bucket) == 10 * 4 + 5 * 8, "no padding");
 static_assert(sizeof(struct layout_chunk) == 4 * 4 + 1 * 8, "no padding");
@@ -47,6 +47,7 @@ static struct device_plan_header make_header(const struct device_plan_options *o
         .stochastic = options->moments.type.stochastic,
         .exp_avg = options->moments.m,
         .exp_avg_sq = options->moments.v,
+        .master24 = options->moments.master24,
         .deterministic = options->deterministic,
         .offload = options->offload,
         .n_params = layout->n_params,
@@ -143,7 +144,7 @@ static bool head_is_sound(const struct device_plan_header *head, uint64_t n_byte
            head->world_size >= 1 && head->world_size <= DEVICE_MAX_WORLD && head->n_local >= 1 &&
            head->n_local <= DEVICE_MAX_LOCAL && head->first_local < head->world_size &&
            head->n_local <= head->world_size - head->first_local && head->stage >= 1 && head->stage <= 3 &&
-           head->optimizer < (uint32_t)N_OPTIMIZERS && moments_are_sound(head) &&
+           head->optimizer < (uint32_t)N_OPTIMIZERS && moments_are_sound(head) && head->master24 <= 1 &&
            head->n_matrices <= (head->optimizer == OPTIMIZER_MUON ? head->n_params : 0) &&
            head->mask_words == div_round_up(head->world_size, 64) && head->weight_bytes <= DEVICE_MAX_BYTES &&
            head->ring_bytes <= DEVICE_MAX_BYTES && head->pool_bytes <= DEVICE_MAX_BYTES &&
@@ -339,9 +340,9 @@ struct device_undo_places device_undo_places(const struct device_plan *plan)
         places.n_blocks = device_update_blocks(n_chunks);
     places.lane_bytes = round_up(largest * sizeof(float), DEVICE_ALIGN_BYTES);
     places.n_bytes = DEVICE_LANES * places.lane_bytes;
-    places.marks =
-        place_array(&places.n_bytes, (uint64_t)device_mark_sets(head->n_matrices) * places.n_blocks * sizeof(uint64_t),
-                    DEVICE_ALIGN_BYTES);
+    places.marks = place_array(&places.n_bytes,
+                               sizeof(uint64_t) * device_mark_sets(head->master24, head->n_matrices) * places.n_blocks,
+                               DEVICE_ALIGN_BYTES);
     places.slots =
         place_array(&places.n_bytes, device_undo_bytes(places.n_blocks, places.slot_bytes), DEVICE_ALIGN_BYTES);
     return places;
@@ -355,12 +356,16 @@ static void place_buckets(const struct device_plan *plan, unsigned rank, struct 
 
     for (uint32_t b = 0; b < plan->head->n_buckets; b++) {
         uint64_t start, slice = find_slice(plan, b, rank, &start);
-        bool own_master = plan->head->stage == 3 || plan->buckets[b].dtype != DTYPE_F32;
+        bool master24 = device_is_master24(plan, b);
+        bool own_master = plan->head->stage == 3 || (!master24 && plan->buckets[b].dtype != DTYPE_F32);
 
         places[b] = (struct device_places){
             .start_elem = start,
             .slice_elems = slice,
-            .master = take_array(&piece_bytes[DEVICE_STATE], slice, DTYPE_F32, has_state && own_master),
+            .master = take_array(&piece_bytes[DEVICE_STATE], slice, master24 ? DTYPE_BF16 : DTYPE_F32,
+                                 has_state && own_master),
+            .lower = has_state && master24 ? place_array(&piece_bytes[DEVICE_STATE], slice, DEVICE_ALIGN_BYTES)
+                                           : DEVICE_NONE,
             .exp_avg = take_array(&piece_bytes[DEVICE_STATE], slice, moments, has_state && plan->head->exp_avg),
             .exp_avg_sq = take_array(&piece_bytes[DEVICE_STATE], slice, moments,
                                      has_state && plan->head->exp_avg_sq && plan->buckets[b].owner == LAYOUT_NO_OWNER),
@@ -425,7 +430,7 @@ uint64_t device_master(const struct device_plan *plan, const struct device_place
     *kind = places->master == DEVICE_NONE ? DEVICE_WEIGHTS : DEVICE_STATE;
     if (*kind == DEVICE_STATE)
         return places->master;
-    return plan->buckets[bucket].weight_offset_bytes + places->start_elem * sizeof(float);
+    return plan->buckets[bucket].weight_offset_bytes + places->start_elem * dtype_size(plan->buckets[bucket].dtype);
 }
 
 void device_parcel_slice(const struct device_plan *plan, uint32_t parcel, unsigned rank, uint64_t *begin, uint64_t *end)

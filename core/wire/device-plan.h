@@ -10,10 +10,11 @@
  *
  * Pieces of device memory, of each local rank (bytes from the piece's start; a *slice* is the rank's partition of a
  * bucket; all arrays begin at multiples of 256 bytes):
- *   state      for each bucket: slice of masters (not where weights are fp32 and there is a weights piece), of exp_avg
- *              and of exp_avg_sq as the optimizer has them, masters in fp32, moments in their type; stage 3: behind
- *              them, for each frozen parameter, a slice of it in its own type. Nothing where the state is in host
- *              memory (offload)
+ *   state      for each bucket: slice of masters (not where the weights are masters: those in fp32, if there is a
+ *              weights piece), of exp_avg and of exp_avg_sq as the optimizer has them, masters in fp32, moments in
+ *              their type. Masters in 24 bits are two slices: bf16 weights (not if there is a weights piece), and a
+ *              byte for each. Stage 3: behind them, for each frozen parameter, a slice of it in its own type. Nothing
+ *              where the state is in host memory (offload)
  *   gradient   for each bucket: slice of accumulators, fp32
  *   weights    stages 1 and 2: as the layout's weight segment
  *   ring       slots, placed by the daemon
@@ -45,7 +46,7 @@
 #include "kernels/update.h"
 
 enum {
-    DEVICE_PLAN_VERSION = 6,
+    DEVICE_PLAN_VERSION = 7,
     DEVICE_LANES = 3,         /* picked: one that communicates, one that computes, one that is being reported */
     DEVICE_ALIGN_BYTES = 256, /* of arrays: whole lines and more of any GPU */
 };
@@ -72,10 +73,12 @@ struct device_plan_header {
     uint32_t stage;
     uint32_t optimizer;
     uint32_t moments_dtype;      /* as moments_type has it, of exp_avg */
-    uint32_t stochastic;         /* 1: moments are rounded at random */
+    uint8_t stochastic;          /* 1: moments are rounded at random */
     uint8_t exp_avg, exp_avg_sq; /* which moments there are */
+    uint8_t master24;            /* masters of bf16 weights have 24 bits */
     uint8_t deterministic;
     uint8_t offload;
+    uint8_t reserved[2]; /* 0 */
     uint32_t n_params, n_buckets, n_chunks, n_parts, n_parcels, n_groups;
     uint32_t n_matrices; /* that Muon updates */
     uint32_t mask_words;
@@ -118,6 +121,12 @@ static inline struct moments_type device_plan_moments(const struct device_plan *
     return (struct moments_type){.dtype = plan->head->moments_dtype, .stochastic = plan->head->stochastic};
 }
 
+/* Do the bucket's masters have 24 bits (kernels/master24.h)? */
+static inline bool device_is_master24(const struct device_plan *plan, uint32_t bucket)
+{
+    return plan->head->master24 && plan->buckets[bucket].dtype == DTYPE_BF16;
+}
+
 /* ---- device memory --------------------------------------------------------------------------------------- */
 
 /* Where arrays of one bucket lie in the pieces of a local rank; bytes, or DEVICE_NONE. */
@@ -125,6 +134,7 @@ struct device_places {
     uint64_t start_elem; /* of the rank's slice, from the bucket's start */
     uint64_t slice_elems;
     uint64_t master; /* in state; DEVICE_NONE: in weights, see device_master(), or in host memory */
+    uint64_t lower;  /* the bytes of masters in 24 bits, of which `master` has the weights; else DEVICE_NONE */
     uint64_t exp_avg, exp_avg_sq;
     uint64_t acc; /* in gradient */
 };
@@ -153,19 +163,24 @@ struct device_undo_places {
 
 struct device_undo_places device_undo_places(const struct device_plan *plan);
 
-/* The launches of an update, each with marks of its own: AdamW's, that of Muon's momentum, and one for each matrix. */
+/*
+ * The launches of an update, each with marks of its own: those of all parameters that are no matrices for Muon, that of
+ * Muon's momentum, and one for each matrix.
+ */
 enum {
     DEVICE_MARKS_UPDATE = 0,
+    DEVICE_MARKS_UPDATE24, /* of masters in 24 bits */
     DEVICE_MARKS_MOMENTUM,
     DEVICE_MARKS_MATRIX, /* of the first matrix */
 };
 
-static inline uint32_t device_mark_sets(uint32_t n_matrices)
+static inline uint32_t device_mark_sets(bool master24, uint32_t n_matrices)
 {
-    return n_matrices > 0 ? DEVICE_MARKS_MATRIX + n_matrices : 1;
+    return n_matrices > 0 ? DEVICE_MARKS_MATRIX + n_matrices : master24 ? DEVICE_MARKS_UPDATE24 + 1 : 1;
 }
 
-/* Where the master of a rank's slice lies: *kind is the piece. places: the bucket's. Not with offload. */
+/* Where the masters of a rank's slice lie, or the weights of those in 24 bits: *kind is the piece. places: the
+ * bucket's. Not with offload. */
 uint64_t device_master(const struct device_plan *plan, const struct device_places *places, uint32_t bucket,
                        uint32_t *kind);
 

@@ -56,8 +56,42 @@ static void moves_add(struct moves *moves, const struct devices_move *move)
     moves->items[moves->n++] = *move;
 }
 
-/* Where a rank's slice of an array of a bucket begins; false: the optimizer has no such array. */
-static bool find_slice(const struct executor *executor, uint32_t bucket, enum state_kind kind, unsigned rank,
+/* The arrays of a bucket: those of enum state_kind, and the bytes of masters in 24 bits, whose weights are then
+ * STATE_MASTER. */
+enum {
+    ARRAY_LOWER = STATE_N_KINDS,
+    N_ARRAYS,
+};
+
+/* n elements of an array. */
+static uint64_t array_bytes(const struct executor *executor, uint32_t bucket, unsigned array, uint64_t n)
+{
+    if (array == ARRAY_LOWER)
+        return n;
+    if (array == STATE_MASTER && state_is_master24(executor->state, bucket))
+        return n * sizeof(uint16_t);
+    return dtype_bytes(state_dtype(executor->state, (enum state_kind)array), n);
+}
+
+/* An array in the staging copy. elem: as state_values() takes it. */
+static void *array_values(const struct executor *executor, uint32_t bucket, unsigned array, uint64_t elem)
+{
+    if (array == ARRAY_LOWER)
+        return state_master24(executor->state, bucket, elem).lower;
+    if (array == STATE_MASTER && state_is_master24(executor->state, bucket))
+        return state_master24(executor->state, bucket, elem).weights;
+    return state_values(executor->state, (enum state_kind)array, bucket, elem);
+}
+
+/* Are the masters, of 24 bits a part of them, the weights that add_weights() copies? */
+static bool masters_are_weights(const struct executor *executor, uint32_t bucket)
+{
+    return !executor->gathers &&
+           (layout_of(executor)->buckets[bucket].dtype == DTYPE_F32 || state_is_master24(executor->state, bucket));
+}
+
+/* Where a rank's slice of an array of a bucket begins; false: there is no such array. */
+static bool find_slice(const struct executor *executor, uint32_t bucket, unsigned array, unsigned rank,
                        struct devices_move *move)
 {
     const struct device_keep *keep = devices_keep(executor->devices);
@@ -65,21 +99,22 @@ static bool find_slice(const struct executor *executor, uint32_t bucket, enum st
     uint32_t piece = DEVICE_STATE;
 
     move->local_rank = rank - executor->first_rank;
-    if (kind == STATE_MASTER)
+    if (array == STATE_MASTER)
         move->offset_bytes = device_master(&keep->plan, places, bucket, &piece);
+    else if (array == ARRAY_LOWER)
+        move->offset_bytes = places->lower;
     else
-        move->offset_bytes = kind == STATE_EXP_AVG ? places->exp_avg : places->exp_avg_sq;
+        move->offset_bytes = array == STATE_EXP_AVG ? places->exp_avg : places->exp_avg_sq;
     move->kind = piece;
     return move->offset_bytes != DEVICE_NONE;
 }
 
-/* Adds moves for a range of a parameter's values, one per owner's slice. host: where the first value lies, of
- * state_dtype(). In a grouped type the range must begin where a group does, and end there or with the parameter. */
-static void add_values(const struct executor *executor, struct moves *moves, bool write, uint32_t param,
-                       enum state_kind kind, uint64_t start, uint64_t n, void *host)
+/* Adds moves for a range of a parameter's values, one per owner's slice. host: where the first value lies, as it does
+ * in the array. In a grouped type the range must begin where a group does, and end there or with the parameter. */
+static void add_values(const struct executor *executor, struct moves *moves, bool write, uint32_t param, unsigned array,
+                       uint64_t start, uint64_t n, void *host)
 {
     const struct layout_param *p = &layout_of(executor)->params[param];
-    enum dtype dtype = state_dtype(executor->state, kind);
     uint64_t begin = p->offset_elems + start;
 
     for (unsigned rank = executor->first_rank; rank < end_of(executor); rank++) {
@@ -87,11 +122,11 @@ static void add_values(const struct executor *executor, struct moves *moves, boo
         uint64_t from = MAX(begin, own), to = MIN(begin + n, own + slice);
         struct devices_move move = {.write = write};
 
-        if (from >= to || !find_slice(executor, p->bucket, kind, rank, &move))
+        if (from >= to || !find_slice(executor, p->bucket, array, rank, &move))
             continue;
-        move.offset_bytes += dtype_bytes(dtype, from - own);
-        move.host = (uint8_t *)host + dtype_bytes(dtype, from - begin);
-        move.n_bytes = dtype_bytes(dtype, to - from);
+        move.offset_bytes += array_bytes(executor, p->bucket, array, from - own);
+        move.host = (uint8_t *)host + array_bytes(executor, p->bucket, array, from - begin);
+        move.n_bytes = array_bytes(executor, p->bucket, array, to - from);
         moves_add(moves, &move);
     }
 }
@@ -156,21 +191,19 @@ uint64_t device_find_owned(const struct executor *executor, uint32_t param, uint
     return n_elems;
 }
 
-/* Adds moves for one array of a bucket: a moment, or the masters unless they are the weights. */
+/* Adds moves for one array of a bucket, unless add_weights() has it. */
 static void add_bucket(const struct executor *executor, struct moves *moves, bool write, uint32_t bucket,
-                       enum state_kind kind)
+                       unsigned array)
 {
-    enum dtype dtype = state_dtype(executor->state, kind);
-
-    if (kind == STATE_MASTER && layout_of(executor)->buckets[bucket].dtype == DTYPE_F32 && !executor->gathers)
+    if (array == STATE_MASTER && masters_are_weights(executor, bucket))
         return;
     for (unsigned rank = executor->first_rank; rank < end_of(executor); rank++) {
         uint64_t own, slice = layout_owned_elems(layout_of(executor), bucket, rank, 1, &own);
-        struct devices_move move = {.write = write, .n_bytes = dtype_bytes(dtype, slice)};
+        struct devices_move move = {.write = write, .n_bytes = array_bytes(executor, bucket, array, slice)};
 
-        if (slice == 0 || !find_slice(executor, bucket, kind, rank, &move))
+        if (slice == 0 || !find_slice(executor, bucket, array, rank, &move))
             continue;
-        move.host = state_values(executor->state, kind, bucket, own);
+        move.host = array_values(executor, bucket, array, own);
         moves_add(moves, &move);
     }
 }
@@ -178,8 +211,8 @@ static void add_bucket(const struct executor *executor, struct moves *moves, boo
 static void add_all(const struct executor *executor, struct moves *moves, bool write)
 {
     for (uint32_t b = 0; executor->state->staging_copy && b < layout_of(executor)->n_buckets; b++)
-        for (enum state_kind kind = 0; kind < STATE_N_KINDS; kind++)
-            add_bucket(executor, moves, write, b, kind);
+        for (unsigned array = 0; array < N_ARRAYS; array++)
+            add_bucket(executor, moves, write, b, array);
     if (executor->state->staging_copy && executor->gathers)
         add_all_frozen(executor, moves, write);
     add_weights(executor, moves, write, 0, layout_of(executor)->weight_bytes, executor->state->weights.map);
@@ -333,17 +366,21 @@ static bool has_master(const struct executor *executor, const struct layout_para
     return p->trainable && (p->dtype != DTYPE_F32 || executor->gathers);
 }
 
-/* Masters that this node owns, of the request's parameter. */
-static int reserve_masters(const struct state *state, const struct layout_param *p, const struct request_init *request)
+/* Masters that this node owns, from `first` to `end` in their bucket, and are not among the weights. */
+static int reserve_masters(const struct executor *executor, uint32_t bucket, uint64_t first, uint64_t end)
 {
-    const struct state_bucket *bucket = &state->buckets[p->bucket];
-    uint64_t first = p->offset_elems + request->start_elem, end = first + request->n_elems;
+    static const unsigned arrays[] = {STATE_MASTER, ARRAY_LOWER};
+    const struct state *state = executor->state;
+    const struct state_bucket *b = &state->buckets[bucket];
+    int r = 0;
 
-    first = MAX(first, bucket->owned_start);
-    end = MIN(end, bucket->owned_start + bucket->owned_elems);
-    return first < end
-               ? reserve_range(&state->state, state_master(state, p->bucket, first), (end - first) * sizeof(float))
-               : 0;
+    first = MAX(first, b->owned_start);
+    end = MIN(end, b->owned_start + b->owned_elems);
+    for (size_t i = 0; r == 0 && first < end && i < ARRAY_SIZE(arrays); i++)
+        if (arrays[i] == STATE_MASTER ? !masters_are_weights(executor, bucket) : state_is_master24(state, bucket))
+            r = reserve_range(&state->state, array_values(executor, bucket, arrays[i], first),
+                              array_bytes(executor, bucket, arrays[i], end - first));
+    return r;
 }
 
 /* Reserves the pages of the staging copy for the weights of the request, and for masters that are not weights. */
@@ -351,7 +388,7 @@ static int reserve_init(const struct executor *executor, const struct request_in
 {
     const struct state *state = executor->state;
     const struct layout_param *p = &layout_of(executor)->params[request->param];
-    uint64_t elem_bytes = dtype_size(p->dtype);
+    uint64_t elem_bytes = dtype_size(p->dtype), first = p->offset_elems + request->start_elem;
     int r = 0;
 
     if (!executor->gathers)
@@ -360,7 +397,8 @@ static int reserve_init(const struct executor *executor, const struct request_in
     else if (!p->trainable)
         r = reserve_range(&state->state, state_frozen(state, request->param) + request->start_elem * elem_bytes,
                           request->n_elems * elem_bytes);
-    return r == 0 && has_master(executor, p) ? reserve_masters(state, p, request) : r;
+    return r == 0 && has_master(executor, p) ? reserve_masters(executor, p->bucket, first, first + request->n_elems)
+                                             : r;
 }
 
 static void store_run(struct work *work, uint32_t item)
@@ -379,6 +417,21 @@ static int store_pushed(void *userdata)
     return io_post(userdata, store_run, 1);
 }
 
+/* Adds moves for a parameter's masters, from the staging copy. */
+static void add_masters(const struct executor *executor, struct moves *moves, uint32_t param, uint64_t start,
+                        uint64_t n)
+{
+    const struct layout_param *p = &layout_of(executor)->params[param];
+    uint64_t first = p->offset_elems + start;
+
+    if (!masters_are_weights(executor, p->bucket))
+        add_values(executor, moves, true, param, STATE_MASTER, start, n,
+                   array_values(executor, p->bucket, STATE_MASTER, first));
+    if (state_is_master24(executor->state, p->bucket))
+        add_values(executor, moves, true, param, ARRAY_LOWER, start, n,
+                   array_values(executor, p->bucket, ARRAY_LOWER, first));
+}
+
 /* A stage: weights and masters go to the GPUs. */
 static int copy_initial(void *userdata)
 {
@@ -395,8 +448,7 @@ static int copy_initial(void *userdata)
         add_frozen(executor, &io->moves, true, request->param, request->start_elem, request->n_elems,
                    state_frozen(executor->state, request->param) + request->start_elem * elem_bytes);
     if (executor->state->staging_copy && has_master(executor, p))
-        add_values(executor, &io->moves, true, request->param, STATE_MASTER, request->start_elem, request->n_elems,
-                   state_master(executor->state, p->bucket, p->offset_elems + request->start_elem));
+        add_masters(executor, &io->moves, request->param, request->start_elem, request->n_elems);
     return io_copy(io);
 }
 
@@ -430,12 +482,8 @@ int device_reserve_copy(const struct executor *executor)
     const struct state *state = executor->state;
     int r = segment_reserve(&state->weights, 0, state->weights.n_bytes);
 
-    for (uint32_t b = 0; r == 0 && b < layout_of(executor)->n_buckets; b++) {
-        const struct state_bucket *bucket = &state->buckets[b];
-
-        if ((layout_of(executor)->buckets[b].dtype != DTYPE_F32 || executor->gathers) && bucket->owned_elems > 0)
-            r = reserve_range(&state->state, bucket->master, bucket->owned_elems * sizeof(float));
-    }
+    for (uint32_t b = 0; r == 0 && b < layout_of(executor)->n_buckets; b++)
+        r = reserve_masters(executor, b, 0, layout_of(executor)->buckets[b].n_elems);
     return r;
 }
 
@@ -476,8 +524,10 @@ int device_adopt(struct executor *executor, const uint8_t *weights, executor_don
     if (!io)
         return -ENOMEM;
     io->weights = weights;
-    for (uint32_t b = 0; executor->state->staging_copy && b < layout_of(executor)->n_buckets; b++)
+    for (uint32_t b = 0; executor->state->staging_copy && b < layout_of(executor)->n_buckets; b++) {
         add_bucket(executor, &io->moves, true, b, STATE_MASTER);
+        add_bucket(executor, &io->moves, true, b, ARRAY_LOWER);
+    }
     if (config_partitions_all(executor->options.config))
         add_frozen_weights(executor, &io->moves, weights);
     add_weights(executor, &io->moves, true, 0, layout_of(executor)->weight_bytes, executor->state->weights.map);
@@ -492,6 +542,17 @@ static int widen(void *userdata)
     struct device_io *io = userdata;
 
     io->executor->options.kernels->convert_to_f32(io->dst, io->bytes, io->dtype, io->n_elems);
+    return SEQUENCE_OVER;
+}
+
+/* A stage: makes fp32 of masters in 24 bits, first the weights and then the bytes. */
+static int widen_masters(void *userdata)
+{
+    struct device_io *io = userdata;
+    struct master24 masters = {.weights = (uint16_t *)(void *)io->bytes,
+                               .lower = (int8_t *)io->bytes + io->n_elems * sizeof(uint16_t)};
+
+    master24_to_f32(io->dst, masters, io->n_elems);
     return SEQUENCE_OVER;
 }
 
@@ -525,33 +586,54 @@ static void make_bytes(struct device_io *io, uint64_t n_bytes)
     io->moves.failed |= !io->bytes;
 }
 
+/* Adds moves for masters in 24 bits that are widened afterwards. */
+static void add_masters24(struct device_io *io, uint64_t start)
+{
+    make_bytes(io, io->n_elems * (sizeof(uint16_t) + 1));
+    add_values(io->executor, &io->moves, false, io->param, STATE_MASTER, start, io->n_elems, io->bytes);
+    add_values(io->executor, &io->moves, false, io->param, ARRAY_LOWER, start, io->n_elems,
+               io->bytes + io->n_elems * sizeof(uint16_t));
+}
+
+/* Adds moves for a frozen parameter's values, or those of a moment, that are widened afterwards. */
+static void add_narrow(struct device_io *io, enum state_kind kind, uint64_t start)
+{
+    const struct executor *executor = io->executor;
+    const struct layout_param *p = &layout_of(executor)->params[io->param];
+
+    io->dtype = p->trainable ? state_dtype(executor->state, kind) : p->dtype;
+    make_bytes(io, dtype_bytes(io->dtype, io->n_elems));
+    if (p->trainable)
+        add_values(executor, &io->moves, false, io->param, kind, start, io->n_elems, io->bytes);
+    else if (executor->gathers)
+        add_frozen(executor, &io->moves, false, io->param, start, io->n_elems, io->bytes);
+    else
+        add_weights(executor, &io->moves, false, p->weight_offset_bytes, io->n_elems * dtype_size(p->dtype), io->bytes);
+}
+
 int device_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
                 void *userdata)
 {
-    static const sequence_stage as_they_are[] = {io_copy, NULL}, widened[] = {io_copy, widen, NULL};
+    static const sequence_stage as_they_are[] = {io_copy, NULL}, widened[] = {io_copy, widen, NULL},
+                                masters[] = {io_copy, widen_masters, NULL};
     const struct layout_param *p = &layout_of(executor)->params[param];
-    enum dtype dtype = p->trainable ? state_dtype(executor->state, kind) : p->dtype;
-    bool widens = !p->trainable || dtype != DTYPE_F32;
-    struct device_io *io = io_new_read(executor, widens ? widened : as_they_are, param, dst, done, userdata);
+    bool widens = !p->trainable || !state_is_f32(executor->state, kind, p->bucket);
+    bool master24 = p->trainable && widens && kind == STATE_MASTER;
+    const sequence_stage *stages = master24 ? masters : widened;
+    struct device_io *io = io_new_read(executor, widens ? stages : as_they_are, param, dst, done, userdata);
     uint64_t start = 0;
 
     if (!io)
         return -ENOMEM;
-    if (!widens) {
-        add_values(executor, &io->moves, false, param, kind, 0, p->n_elems, dst);
-        return io_start(io) < 0 ? -ENOMEM : 0;
-    }
-    if (p->trainable || executor->gathers)
+    if (widens && (p->trainable || executor->gathers))
         io->n_elems = device_find_owned(executor, param, &start);
     io->dst = dst + start;
-    io->dtype = dtype;
-    make_bytes(io, dtype_bytes(dtype, io->n_elems));
-    if (p->trainable)
-        add_values(executor, &io->moves, false, param, kind, start, io->n_elems, io->bytes);
-    else if (executor->gathers)
-        add_frozen(executor, &io->moves, false, param, start, io->n_elems, io->bytes);
+    if (master24)
+        add_masters24(io, start);
+    else if (widens)
+        add_narrow(io, kind, start);
     else
-        add_weights(executor, &io->moves, false, p->weight_offset_bytes, io->n_elems * dtype_size(p->dtype), io->bytes);
+        add_values(executor, &io->moves, false, param, kind, 0, p->n_elems, dst);
     return io_start(io) < 0 ? -ENOMEM : 0;
 }
 
@@ -559,7 +641,7 @@ int device_read_weights(struct executor *executor, uint32_t param, uint8_t *dst,
 {
     static const sequence_stage as_they_are[] = {io_copy, NULL}, rounded[] = {io_copy, narrow, NULL};
     const struct layout_param *p = &layout_of(executor)->params[param];
-    bool rounds = p->trainable && p->dtype != DTYPE_F32;
+    bool rounds = p->trainable && p->dtype != DTYPE_F32 && !state_is_master24(executor->state, p->bucket);
     struct device_io *io = io_new_read(executor, rounds ? rounded : as_they_are, param, dst, done, userdata);
     uint64_t start;
 

@@ -144,6 +144,16 @@ static __device__ __forceinline__ void quad_store_once(uint16_t *at, const struc
     __stcs(reinterpret_cast<ushort4 *>(at), make_ushort4(quad.x[0], quad.x[1], quad.x[2], quad.x[3]));
 }
 
+static __device__ __forceinline__ uint32_t word_load_once(const int8_t *at)
+{
+    return __ldcs(reinterpret_cast<const uint32_t *>(at));
+}
+
+static __device__ __forceinline__ void word_store_once(int8_t *at, uint32_t word)
+{
+    __stcs(reinterpret_cast<uint32_t *>(at), word);
+}
+
 static __device__ __forceinline__ void atomic_add(uint64_t *at, uint64_t n)
 {
     atomicAdd(reinterpret_cast<unsigned long long *>(at), static_cast<unsigned long long>(n));

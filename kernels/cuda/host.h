@@ -138,6 +138,16 @@ static inline void quad_store_once(uint16_t *at, const struct half_quad &quad)
     *reinterpret_cast<struct half_quad *>(at) = quad;
 }
 
+static inline uint32_t word_load_once(const int8_t *at)
+{
+    return *reinterpret_cast<const uint32_t *>(at);
+}
+
+static inline void word_store_once(int8_t *at, uint32_t word)
+{
+    *reinterpret_cast<uint32_t *>(at) = word;
+}
+
 static inline void atomic_add(uint64_t *at, uint64_t n)
 {
     __atomic_fetch_add(at, n, __ATOMIC_RELAXED);

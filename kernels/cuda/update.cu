@@ -3,7 +3,8 @@
 /*
  * The optimizers, the twin of update_kernel.c: the same functions of one element (update_element.h), four elements a
  * thread. AdamW reads 16 bytes an element and writes 12, or 14 with a 16-bit weight, and computes next to nothing. With
- * moments in bf16 it reads 12 and writes 8 or 10, with those of 8 bits 10.1 and 6.1 or 8.1.
+ * moments in bf16 it reads 12 and writes 8 or 10, with those of 8 bits 10.1 and 6.1 or 8.1. A master of 24 bits and its
+ * weight are 3 bytes that are read and 3 that are written, instead of 4 and 6.
  *
  * On an H200 AdamW reaches 0.92 of the speed of a copy of the same bytes, and with undo slots 0.59: 268 M elements take
  * 2.98 ms, without fences 2.41, without saving 2.40, with neither 1.95. Tried, and not worth their code: one
@@ -11,123 +12,11 @@
  * registers (2.87) or in shared memory (2.82); slots that leave the L2 last (2.93); as many blocks as run at a time (2.90).
  */
 
-#include "kernels/cuda/block.h"
-#include "kernels/cuda/quad8.h"
-#include "kernels/update_element.h"
-
-/* Which moments an optimizer reads and writes. */
-enum {
-    M = 1,
-    V = 2,
-};
-
-/* How a moment lies in memory: of one element (or group, of IN_ELEM elements), and of a thread's four. */
-template <enum dtype dtype> struct moment;
-
-template <> struct moment<DTYPE_F32> {
-    typedef float elem;
-    typedef struct quad four;
-    enum { IN_ELEM = 1 };
-};
-
-template <> struct moment<DTYPE_BF16> {
-    typedef uint16_t elem;
-    typedef struct half_quad four;
-    enum { IN_ELEM = 1 };
-};
-
-template <> struct moment<DTYPE_SIGNED8> {
-    typedef struct group8 elem;
-    typedef struct quad8 four;
-    enum { IN_ELEM = GROUP8_ELEMS };
-};
-
-/* The flags are first because nvcc 13.0 spills registers of undo_kernel<adam> with other places of the scalars. */
-struct update_job {
-    bool quads;      /* all arrays are at multiples of four elements */
-    bool stochastic; /* as moments_type has it */
-    struct device_update_range range;
-    struct update_scalars k;
-    struct extent extent;
-};
-
-DEVICE_FN struct update_job job_in_global(struct update_job job)
-{
-    job.range.p = in_global(job.range.p);
-    job.range.m = in_global(job.range.m);
-    job.range.v = in_global(job.range.v);
-    job.range.acc = in_global(job.range.acc);
-    job.range.w16 = in_global(job.range.w16);
-    return job;
-}
-
-template <typename elem> DEVICE_FN void *advance(void *array, uint64_t n_elems)
-{
-    return array ? static_cast<elem *>(array) + n_elems : NULL;
-}
-
-/* Moves the job's pointers to the chunk's first element, so that the extent begins at 0 and fits into 32 bits. */
-template <enum dtype moments> DEVICE_FN struct update_job job_from_chunk(struct update_job job)
-{
-    typedef typename moment<moments>::elem elem;
-    const uint64_t begin = job.extent.begin;
-
-    job.range.p += begin;
-    job.range.m = advance<elem>(job.range.m, begin / moment<moments>::IN_ELEM);
-    job.range.v = advance<elem>(job.range.v, begin / moment<moments>::IN_ELEM);
-    job.range.acc += begin;
-    job.range.w16 = advance<uint16_t>(job.range.w16, begin);
-    job.range.start_elem += begin;
-    job.extent = {0, job.extent.end - begin};
-    return job;
-}
-
-DEVICE_FN uint16_t narrow(float x, uint32_t dtype)
-{
-    return dtype == DTYPE_BF16 ? bf16_from_f32(x) : f16_from_f32(x);
-}
-
-/* ---- moments ------------------------------------------------------------------------------------------- */
-
-DEVICE_FN float widen(float x)
-{
-    return x;
-}
-
-DEVICE_FN float widen(uint16_t x)
-{
-    return f32_from_bf16(x);
-}
-
-/* Elements are numbered from the parameter's start. Without stochastic rounding nothing is drawn. */
-DEVICE_FN uint32_t draw_of(const struct update_job &job, uint64_t i)
-{
-    return job.stochastic ? rounding_draw(job.k.rounding_key, static_cast<uint32_t>(job.range.start_elem + i)) : 0;
-}
-
-DEVICE_FN void put(const struct update_job &, float *at, float x, uint32_t)
-{
-    *at = x;
-}
-
-DEVICE_FN void put(const struct update_job &job, uint16_t *at, float x, uint32_t draw)
-{
-    *at = job.stochastic ? bf16_at_random(x, draw) : bf16_from_f32(x);
-}
-
-/* Both moments of an element as update_kernel.c stores them: exp_avg takes the lower half of the draw. */
-template <typename elem>
-DEVICE_FN void put_moments(const struct update_job &job, uint64_t i, const struct element &e, elem *m, elem *v)
-{
-    const uint32_t draw = draw_of(job, i);
-
-    if (m)
-        put(job, m, e.m, draw);
-    if (v)
-        put(job, v, e.v, draw >> 16);
-}
+#include "kernels/cuda/masters.h"
 
 /* ---- one element and four ------------------------------------------------------------------------------ */
+
+template <unsigned arrays> using masters_of = struct masters<(arrays & MASTER24) != 0>;
 
 template <step_fn *step, unsigned arrays, enum dtype moments>
 DEVICE_FN void update_elem(const struct update_job &job, uint64_t i)
@@ -135,69 +24,58 @@ DEVICE_FN void update_elem(const struct update_job &job, uint64_t i)
     typedef typename moment<moments>::elem elem;
     const struct device_update_range &range = job.range;
     elem *const m = static_cast<elem *>(range.m), *const v = static_cast<elem *>(range.v);
-    struct element e = {range.p[i], arrays & M ? widen(m[i]) : 0, arrays & V ? widen(v[i]) : 0};
+    struct element e = {masters_of<arrays>::load_one(job, i), arrays & M ? widen(m[i]) : 0,
+                        arrays & V ? widen(v[i]) : 0};
 
     e = step(e, range.acc[i], &job.k);
-    range.p[i] = e.p;
+    masters_of<arrays>::store_one(job, i, e.p);
     put_moments<elem>(job, i, e, arrays & M ? m + i : NULL, arrays & V ? v + i : NULL);
-    if (range.w16_dtype != DTYPE_F32)
-        static_cast<uint16_t *>(range.w16)[i] = narrow(e.p, range.w16_dtype);
 }
 
-DEVICE_FN void quad_narrow(void *w16, uint64_t i, const struct quad &p, uint32_t dtype)
-{
-    struct half_quad four;
-
-#pragma unroll
-    for (unsigned k = 0; k < 4; k++)
-        four.x[k] = narrow(p.x[k], dtype);
-    *reinterpret_cast<struct half_quad *>(static_cast<uint16_t *>(w16) + i) = four;
-}
-
-/* Four elements in a thread's registers. Moments keep their type in memory, because bf16 takes fewer registers. */
-template <enum dtype moments> struct quads {
-    struct quad p;
+/* Four elements in a thread's registers. They keep their types in memory, because narrow ones take fewer registers. */
+template <unsigned arrays, enum dtype moments> struct quads {
+    masters_of<arrays> p;
     typename moment<moments>::four m, v;
     struct quad acc;
 };
 
 template <unsigned arrays, enum dtype moments>
-DEVICE_FN struct quads<moments> quads_load(const struct update_job &job, uint64_t i)
+DEVICE_FN struct quads<arrays, moments> quads_load(const struct update_job &job, uint64_t i)
 {
     typedef typename moment<moments>::elem elem;
     const struct device_update_range &range = job.range;
     const typename moment<moments>::four none = {};
 
-    return {quad_load_once(range.p + i), arrays & M ? quad_load_once(static_cast<const elem *>(range.m) + i) : none,
+    return {masters_of<arrays>::load(job, i),
+            arrays & M ? quad_load_once(static_cast<const elem *>(range.m) + i) : none,
             arrays & V ? quad_load_once(static_cast<const elem *>(range.v) + i) : none, quad_load_once(range.acc + i)};
 }
 
 /* i: the first of the four. */
-template <step_fn *step, enum dtype moments>
-DEVICE_FN void quads_step(const struct update_job &job, uint64_t i, struct quads<moments> *q)
+template <step_fn *step, unsigned arrays, enum dtype moments>
+DEVICE_FN void quads_step(const struct update_job &job, uint64_t i, struct quads<arrays, moments> *q)
 {
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {
-        struct element e = step({q->p.x[k], widen(q->m.x[k]), widen(q->v.x[k])}, q->acc.x[k], &job.k);
+        struct element e = step({q->p.value(k), widen(q->m.x[k]), widen(q->v.x[k])}, q->acc.x[k], &job.k);
 
-        q->p.x[k] = e.p;
+        q->p.set(job, i, k, e.p);
         put_moments(job, i + k, e, &q->m.x[k], &q->v.x[k]);
     }
 }
 
 template <unsigned arrays, enum dtype moments>
-DEVICE_FN void quads_store(const struct update_job &job, uint64_t i, const struct quads<moments> &q)
+DEVICE_FN void quads_store(const struct update_job &job, uint64_t i, const struct quads<arrays, moments> &q)
 {
     typedef typename moment<moments>::elem elem;
     const struct device_update_range &range = job.range;
 
-    quad_store_once(range.p + i, q.p);
+    q.p.store(job, i);
     if (arrays & M)
         quad_store_once(static_cast<elem *>(range.m) + i, q.m);
     if (arrays & V)
         quad_store_once(static_cast<elem *>(range.v) + i, q.v);
-    if (range.w16_dtype != DTYPE_F32)
-        quad_narrow(range.w16, i, q.p, range.w16_dtype);
+    q.p.store_weights(job, i);
 }
 
 /* ---- without undo slots -------------------------------------------------------------------------------- */
@@ -215,8 +93,8 @@ template <step_fn *step, unsigned arrays, enum dtype moments> DEVICE_FN void upd
 
 #pragma unroll 1
         for (; i + stride < quads_end; i += 2 * stride) {
-            struct quads<moments> first = quads_load<arrays, moments>(job, i);
-            struct quads<moments> second = quads_load<arrays, moments>(job, i + stride);
+            struct quads<arrays, moments> first = quads_load<arrays, moments>(job, i);
+            struct quads<arrays, moments> second = quads_load<arrays, moments>(job, i + stride);
 
             quads_step<step>(job, i, &first);
             quads_store<arrays>(job, i, first);
@@ -224,7 +102,7 @@ template <step_fn *step, unsigned arrays, enum dtype moments> DEVICE_FN void upd
             quads_store<arrays>(job, i + stride, second);
         }
         if (i < quads_end) {
-            struct quads<moments> last = quads_load<arrays, moments>(job, i);
+            struct quads<arrays, moments> last = quads_load<arrays, moments>(job, i);
 
             quads_step<step>(job, i, &last);
             quads_store<arrays>(job, i, last);
@@ -237,75 +115,8 @@ template <step_fn *step, unsigned arrays, enum dtype moments> DEVICE_FN void upd
 
 /* ---- with undo slots ----------------------------------------------------------------------------------- */
 
-/*
- * A block works on its chunks group by group, four elements a thread. It saves a group in one of its two slots, marks
- * it, and only then writes the new values. The slots take turns, so that the marked group stays whole while the next
- * one is saved. The next launch of the same list finds the mark, puts the marked group back and goes on from it; it may
- * be killed as well.
- *
- * Who reads the slots is a later kernel on the same device, after the driver has ended the work of the dead process.
- * Stores that a fence has waited for are then in the device's memory, or in its L2, which is the same to every
- * process; later ones may be there or not, in any order. So the order of this device's own stores is all that counts,
- * and __threadfence() is enough; no other device and no host has a part in it. One thread fences for its block: a fence
- * also orders what other threads have written before a barrier that this thread has passed, as grids that synchronize
- * rely on.
- */
-struct undo {
-    uint64_t *mark;
-    float *slots;
-    uint64_t tag;        /* in its place in a mark */
-    uint32_t slot_words; /* of 4 bytes: counted in bytes they take nvcc 13.0 more registers */
-    uint32_t at;         /* groups in the chunks that this block is through with */
-    uint32_t first;      /* the group with which it begins; those before it have their new values */
-    bool goes_on;        /* that group is saved, and may be half written */
-};
-
-static_assert(DEVICE_UNDO_GROUP_ELEMS == 4 * BLOCK_THREADS, "four elements a thread");
-static_assert(DEVICE_UNDO_MAX_TAG >> (64 - DEVICE_UNDO_TAG_SHIFT) == 0, "a tag fits");
-
-DEVICE_FN struct undo undo_open(const struct device_update_undo &list)
-{
-    const uint32_t slot_words = list.slot_bytes / 4;
-    uint64_t *at = in_global(list.marks) + blockIdx.x;
-    const uint64_t mark = *static_cast<const volatile uint64_t *>(at);
-    const bool is_ours = mark >> DEVICE_UNDO_TAG_SHIFT == list.tag;
-
-    return {at,
-            static_cast<float *>(in_global(list.slots)) + static_cast<uint64_t>(blockIdx.x) * 2 * slot_words,
-            list.tag << DEVICE_UNDO_TAG_SHIFT,
-            slot_words,
-            0,
-            is_ours ? static_cast<uint32_t>(mark) & DEVICE_UNDO_DONE : 0,
-            is_ours};
-}
-
-/* All that this block has written is in its place before the mark is, and the mark before all that it writes next. */
-DEVICE_FN void undo_mark(const struct undo &undo, uint32_t group)
-{
-    for (phase threads; threads.next();) {
-        if (threadIdx.x != 0)
-            continue;
-        device_fence();
-        *static_cast<volatile uint64_t *>(undo.mark) = undo.tag | group;
-        device_fence();
-    }
-}
-
-DEVICE_FN float *undo_slot(const struct undo &undo, uint32_t group)
-{
-    return undo.slots + (undo.at + group) % 2 * undo.slot_words;
-}
-
-/* Where the thread's four elements of an array lie in a group's slot. before: what one element takes of the arrays that
- * lie before this one; bytes. */
-template <typename elem> DEVICE_FN elem *undo_at(const struct undo &undo, uint32_t group, uint32_t before)
-{
-    return reinterpret_cast<elem *>(undo_slot(undo, group) + before * (DEVICE_UNDO_GROUP_ELEMS / 4)) + 4 * threadIdx.x;
-}
-
-/* The thread's places in a group's slot: first p, then the moments that there are, as they lie in memory. */
+/* The thread's places in a group's slot, behind the masters: the moments that there are, as they lie in memory. */
 template <enum dtype moments> struct undo_places {
-    float *p;
     typename moment<moments>::elem *m, *v;
 };
 
@@ -314,43 +125,13 @@ DEVICE_FN struct undo_places<moments> undo_places_of(const struct undo &undo, ui
 {
     typedef typename moment<moments>::elem elem;
 
-    return {undo_at<float>(undo, group, 0), undo_at<elem>(undo, group, sizeof(float)),
+    return {undo_at<elem>(undo, group, sizeof(float)),
             undo_at<elem>(undo, group, sizeof(float) + (arrays & M ? sizeof(elem) : 0))};
 }
 
-DEVICE_FN uint32_t elems_of(const struct update_job &job)
-{
-    return static_cast<uint32_t>(job.extent.end);
-}
-
-DEVICE_FN uint32_t groups_of(const struct update_job &job)
-{
-    return (elems_of(job) + DEVICE_UNDO_GROUP_ELEMS - 1) / DEVICE_UNDO_GROUP_ELEMS;
-}
-
-/* The first of the thread's four elements of a group. */
-DEVICE_FN uint32_t group_begin(uint32_t group)
-{
-    return group * DEVICE_UNDO_GROUP_ELEMS + 4 * threadIdx.x;
-}
-
-/* Else the thread has fewer than four elements, or an array is not aligned: it reads each element when it needs it. */
-DEVICE_FN bool group_is_quad(const struct update_job &job, uint32_t i)
-{
-    return job.quads && i + 4 <= elems_of(job);
-}
-
-template <typename elem> DEVICE_FN void undo_copy(elem *to, const elem *from, uint32_t i, uint32_t n_elems)
-{
-#pragma unroll 1
-    for (unsigned k = 0; k < 4 && i + k < n_elems; k++)
-        to[k] = from[k];
-}
-
-/* Weights are not saved: they follow from p. */
 template <unsigned arrays, enum dtype moments>
 DEVICE_FN void undo_save(const struct undo &undo, const struct update_job &job, uint32_t group,
-                         const struct quads<moments> &old)
+                         const struct quads<arrays, moments> &old)
 {
     typedef typename moment<moments>::elem elem;
     typedef typename moment<moments>::four four;
@@ -359,14 +140,14 @@ DEVICE_FN void undo_save(const struct undo &undo, const struct update_job &job, 
     const struct undo_places<moments> to = undo_places_of<arrays, moments>(undo, group);
 
     if (group_is_quad(job, i)) {
-        *reinterpret_cast<struct quad *>(to.p) = old.p;
+        old.p.save(undo, group);
         if (arrays & M)
             *reinterpret_cast<four *>(to.m) = old.m;
         if (arrays & V)
             *reinterpret_cast<four *>(to.v) = old.v;
         return;
     }
-    undo_copy<float>(to.p, range.p + i, i, end);
+    masters_of<arrays>::save_some(undo, group, job, i, end);
     if (arrays & M)
         undo_copy<elem>(to.m, static_cast<const elem *>(range.m) + i, i, end);
     if (arrays & V)
@@ -381,7 +162,7 @@ DEVICE_FN void undo_put_back(const struct undo &undo, const struct update_job &j
     const uint32_t i = group_begin(group), end = elems_of(job);
     const struct undo_places<moments> from = undo_places_of<arrays, moments>(undo, group);
 
-    undo_copy<float>(range.p + i, from.p, i, end);
+    masters_of<arrays>::put_back(undo, group, job, i, end);
     if (arrays & M)
         undo_copy<elem>(static_cast<elem *>(range.m) + i, from.m, i, end);
     if (arrays & V)
@@ -389,7 +170,7 @@ DEVICE_FN void undo_put_back(const struct undo &undo, const struct update_job &j
 }
 
 template <unsigned arrays, enum dtype moments>
-DEVICE_FN struct quads<moments> group_load(const struct update_job &job, uint32_t group)
+DEVICE_FN struct quads<arrays, moments> group_load(const struct update_job &job, uint32_t group)
 {
     const uint32_t i = group_begin(group);
 
@@ -399,7 +180,7 @@ DEVICE_FN struct quads<moments> group_load(const struct update_job &job, uint32_
 }
 
 template <step_fn *step, unsigned arrays, enum dtype moments>
-DEVICE_FN void group_step(const struct update_job &job, uint32_t group, struct quads<moments> q)
+DEVICE_FN void group_step(const struct update_job &job, uint32_t group, struct quads<arrays, moments> q)
 {
     const uint32_t i = group_begin(group);
 
@@ -421,7 +202,7 @@ template <step_fn *step, unsigned arrays, enum dtype moments>
 DEVICE_FN void update_groups(const struct update_job &shared, const struct undo &undo, uint32_t n_groups)
 {
     const uint32_t begin = undo.first > undo.at ? undo.first - undo.at : 0;
-    per_thread<struct quads<moments>> now, next;
+    per_thread<struct quads<arrays, moments>> now, next;
 
     for (phase threads; threads.next();) {
         const struct update_job job = job_in_global(shared);
@@ -451,59 +232,16 @@ DEVICE_FN void update_groups(const struct update_job &shared, const struct undo 
 
 /* ---- moments in 8 bits --------------------------------------------------------------------------------- */
 
-/* How many of the four elements from i there are. */
-DEVICE_FN uint32_t quad_elems(const struct update_job &job, uint32_t i)
-{
-    const uint32_t end = elems_of(job);
-
-    return i + 4 <= end ? 4 : i < end ? end - i : 0;
-}
-
-/* The first n of four; the others are 0. is_quad: all are there, and aligned. */
-DEVICE_FN struct quad quad_load_some(const float *at, uint32_t n, bool is_quad)
-{
-    struct quad quad = {};
-
-    if (is_quad)
-        return quad_load_once(at);
-#pragma unroll
-    for (unsigned k = 0; k < 4; k++) {
-        if (k < n)
-            quad.x[k] = at[k];
-    }
-    return quad;
-}
-
-/* p and the 16-bit weights. i: the first of the four. */
-DEVICE_FN void quad_store_weights(const struct update_job &job, uint32_t i, const struct quad &p)
-{
-    const struct device_update_range &range = job.range;
-    const uint32_t n = quad_elems(job, i);
-
-    if (group_is_quad(job, i)) {
-        quad_store_once(range.p + i, p);
-        if (range.w16_dtype != DTYPE_F32)
-            quad_narrow(range.w16, i, p, range.w16_dtype);
-        return;
-    }
-#pragma unroll
-    for (unsigned k = 0; k < 4; k++) {
-        if (k < n)
-            range.p[i + k] = p.x[k];
-        if (k < n && range.w16_dtype != DTYPE_F32)
-            static_cast<uint16_t *>(range.w16)[i + k] = narrow(p.x[k], range.w16_dtype);
-    }
-}
-
 template <unsigned arrays>
-DEVICE_FN struct quads<DTYPE_SIGNED8> group8_load(const struct update_job &job, uint32_t group)
+DEVICE_FN struct quads<arrays, DTYPE_SIGNED8> group8_load(const struct update_job &job, uint32_t group)
 {
     const struct device_update_range &range = job.range;
     const uint32_t i = group_begin(group), n = quad_elems(job, i);
     const bool is_quad = group_is_quad(job, i);
     const struct quad8 none = {};
 
-    return {quad_load_some(range.p + i, n, is_quad), arrays & M && n > 0 ? quad8_load(range.m, i) : none,
+    return {masters_of<arrays>::load_some(job, i, n, is_quad),
+            arrays & M && n > 0 ? quad8_load(range.m, i) : none,
             arrays & V && n > 0 ? quad8_load(range.v, i) : none, quad_load_some(range.acc + i, n, is_quad)};
 }
 
@@ -513,8 +251,9 @@ struct rounded_moments {
 };
 
 /* A step of four elements from i on. An element has the draw of the same place in the first half of its group. */
-template <step_fn *step>
-DEVICE_FN struct rounded_moments group8_step(const struct update_job &job, uint32_t i, struct quads<DTYPE_SIGNED8> *q)
+template <step_fn *step, unsigned arrays>
+DEVICE_FN struct rounded_moments group8_step(const struct update_job &job, uint32_t i,
+                                             struct quads<arrays, DTYPE_SIGNED8> *q)
 {
     const uint64_t first = job.range.start_elem + i / GROUP8_ELEMS * GROUP8_ELEMS + i % GROUP8_DRAWS;
     struct rounded_moments out;
@@ -523,9 +262,9 @@ DEVICE_FN struct rounded_moments group8_step(const struct update_job &job, uint3
     for (unsigned k = 0; k < 4; k++) {
         const uint32_t draw = rounding_draw(job.k.rounding_key, static_cast<uint32_t>(first + k));
         const float m = quad8_value<DTYPE_SIGNED8>(q->m, k), v = quad8_value<DTYPE_UNSIGNED8>(q->v, k);
-        const struct element e = step({q->p.x[k], m, v}, q->acc.x[k], &job.k);
+        const struct element e = step({q->p.value(k), m, v}, q->acc.x[k], &job.k);
 
-        q->p.x[k] = e.p;
+        q->p.set(job, i, k, e.p);
         round8<DTYPE_SIGNED8>(&out.m, k, e.m, draw, i);
         round8<DTYPE_UNSIGNED8>(&out.v, k, e.v, draw, i);
     }
@@ -552,7 +291,7 @@ struct without_slots {
     {
     }
 
-    template <unsigned arrays> DEVICE_MEMBER void save(uint32_t, const struct quads<DTYPE_SIGNED8> &) const
+    template <unsigned arrays> DEVICE_MEMBER void save(uint32_t, const struct quads<arrays, DTYPE_SIGNED8> &) const
     {
     }
 
@@ -565,7 +304,7 @@ struct without_slots {
     }
 };
 
-/* It saves as update_groups() does. A slot has p, then the moments that there are, as they lie in memory. */
+/* It saves as update_groups() does. A slot has the masters, then the moments that there are, as they lie in memory. */
 struct with_slots {
     const struct undo &undo;
 
@@ -592,7 +331,7 @@ struct with_slots {
             const struct update_job job = job_in_global(shared);
             const uint32_t i = group_begin(begin()), at = 4 * threadIdx.x;
 
-            undo_copy<float>(job.range.p + i, slot + at, i, elems_of(job));
+            masters_of<arrays>::put_back(undo, begin(), job, i, elems_of(job));
             if (arrays & M && i < elems_of(job))
                 quad8_store(job.range.m, i, quad8_load(moments_of<arrays>(slot, M), at));
             if (arrays & V && i < elems_of(job))
@@ -601,12 +340,12 @@ struct with_slots {
     }
 
     template <unsigned arrays>
-    DEVICE_MEMBER void save(uint32_t group, const struct quads<DTYPE_SIGNED8> &old) const
+    DEVICE_MEMBER void save(uint32_t group, const struct quads<arrays, DTYPE_SIGNED8> &old) const
     {
         float *const slot = undo_slot(undo, group);
         const uint32_t at = 4 * threadIdx.x;
 
-        *reinterpret_cast<struct quad *>(slot + at) = old.p;
+        old.p.save(undo, group);
         if (arrays & M)
             quad8_store(moments_of<arrays>(slot, M), at, old.m);
         if (arrays & V)
@@ -633,7 +372,7 @@ struct with_slots {
 template <step_fn *step, unsigned arrays, typename saving>
 DEVICE_FN void update_groups8(const struct update_job &shared, const saving &how, uint32_t n_groups)
 {
-    per_thread<struct quads<DTYPE_SIGNED8>> now, next;
+    per_thread<struct quads<arrays, DTYPE_SIGNED8>> now, next;
     per_thread<struct rounded_moments> rounded;
     sixteen_threads m, v;
     const uint32_t begin = how.begin();
@@ -655,7 +394,12 @@ DEVICE_FN void update_groups8(const struct update_job &shared, const saving &how
             const uint32_t i = group_begin(group), n = quad_elems(job, i);
 
             rounded.mine() = group8_step<step>(job, i, &now.mine());
-            quad_store_weights(job, i, now.mine().p);
+            if (group_is_quad(job, i)) {
+                now.mine().p.store(job, i);
+                now.mine().p.store_weights(job, i);
+            } else {
+                now.mine().p.store_some(job, i, n);
+            }
             m.set(largest8(rounded.mine().m, n));
             v.set(largest8(rounded.mine().v, n));
         }
@@ -695,25 +439,26 @@ DEVICE_FN struct element muon_any_momentum(struct element e, float acc, const st
 
 constexpr enum optimizer MUON_MOMENTUM = static_cast<enum optimizer>(DEVICE_MUON_MOMENTUM);
 
-/* way: update_plainly or update_with_undo. */
-template <enum optimizer optimizer, typename way> DEVICE_FN void update_by(const struct update_job &job, const way &how)
+/* masters: 0 or MASTER24. way: update_plainly or update_with_undo. */
+template <enum optimizer optimizer, unsigned masters, typename way>
+DEVICE_FN void update_by(const struct update_job &job, const way &how)
 {
     if constexpr (optimizer == OPTIMIZER_ADAMW)
-        how.template run<adamw, M | V>(job);
+        how.template run<adamw, M | V | masters>(job);
     else if constexpr (optimizer == OPTIMIZER_ADAM)
-        how.template run<adam_any, M | V>(job);
+        how.template run<adam_any, M | V | masters>(job);
     else if constexpr (optimizer == OPTIMIZER_LION)
-        how.template run<lion, M>(job);
+        how.template run<lion, M | masters>(job);
     else if constexpr (optimizer == OPTIMIZER_ADAGRAD)
-        how.template run<adagrad, V>(job);
+        how.template run<adagrad, V | masters>(job);
     else if constexpr (optimizer == OPTIMIZER_MUON)
-        how.template run<muon, 0>(job);
+        how.template run<muon, masters>(job);
     else if constexpr (optimizer == MUON_MOMENTUM)
         how.template run<muon_any_momentum, M>(job);
     else if (job.k.momentum)
-        how.template run<sgd_any_momentum, M>(job);
+        how.template run<sgd_any_momentum, M | masters>(job);
     else
-        how.template run<sgd, 0>(job);
+        how.template run<sgd, masters>(job);
 }
 
 template <enum dtype moments> struct update_plainly {
@@ -758,7 +503,7 @@ template <enum dtype moments> DEVICE_FN bool has_quads(const struct device_updat
     const size_t moment_bytes = alignof(typename moment<moments>::four);
 
     return is_aligned(range.p, UNIT_BYTES) && is_aligned(range.m, moment_bytes) && is_aligned(range.v, moment_bytes) &&
-           is_aligned(range.acc, UNIT_BYTES) && is_aligned(range.w16, UNIT_BYTES / 2);
+           is_aligned(range.acc, UNIT_BYTES) && is_aligned(range.w16, UNIT_BYTES / 2) && is_aligned(range.lower, 4);
 }
 
 template <enum dtype moments>
@@ -775,30 +520,30 @@ DEVICE_FN struct update_job update_job_of(const struct device_update_list &list,
     return job_in_global(job);
 }
 
-template <enum optimizer optimizer, enum dtype moments>
+template <enum optimizer optimizer, enum dtype moments, unsigned masters>
 static __global__ void __launch_bounds__(BLOCK_THREADS) update_kernel(struct device_update_list list)
 {
-    update_by<optimizer>(update_job_of<moments>(list, blockIdx.x), update_plainly<moments>());
+    update_by<optimizer, masters>(update_job_of<moments>(list, blockIdx.x), update_plainly<moments>());
 }
 
 /* With moments in 8 bits. The job lies in shared memory, as that of undo_kernel. */
-template <enum optimizer optimizer>
+template <enum optimizer optimizer, unsigned masters>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 7) update8_kernel(struct device_update_list list)
 {
     __shared__ struct update_job job;
 
     for (phase threads; threads.next();) {
         if (threadIdx.x == 0)
-            job = job_from_chunk<DTYPE_SIGNED8>(update_job_of<DTYPE_SIGNED8>(list, blockIdx.x));
+            job = job_from_chunk<masters, DTYPE_SIGNED8>(update_job_of<DTYPE_SIGNED8>(list, blockIdx.x));
     }
-    update_by<optimizer>(job, update_plainly<DTYPE_SIGNED8>());
+    update_by<optimizer, masters>(job, update_plainly<DTYPE_SIGNED8>());
 }
 
 /*
  * Blocks are few, and each has several chunks: its slots stay in the L2 while it works. Slots for each chunk would be
  * written to memory once, which is 1.5 bytes more for each element of AdamW.
  */
-template <enum optimizer optimizer, enum dtype moments>
+template <enum optimizer optimizer, enum dtype moments, unsigned masters>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 6) undo_kernel(struct device_update_list list)
 {
     __shared__ struct update_job job;
@@ -808,12 +553,12 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 6) undo_kernel(struct de
     for (uint32_t i = blockIdx.x; i < list.n_chunks; i += DEVICE_UPDATE_BLOCKS) {
         for (phase threads; threads.next();) {
             if (threadIdx.x == 0)
-                job = job_from_chunk<moments>(update_job_of<moments>(list, i));
+                job = job_from_chunk<masters, moments>(update_job_of<moments>(list, i));
         }
         const uint32_t n_groups = groups_of(job);
 
         if (undo.first < undo.at + n_groups)
-            update_by<optimizer>(job, update_with_undo<moments>{undo, n_groups});
+            update_by<optimizer, masters>(job, update_with_undo<moments>{undo, n_groups});
         else
             wait_for_block(); /* all have read the job before the next one takes its place */
         undo.at += n_groups;
@@ -824,17 +569,21 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 6) undo_kernel(struct de
 typedef void update_kernel_fn(struct device_update_list list);
 
 /* Of one optimizer: without undo slots, and with them; moments in fp32, in bf16 and in 8 bits. */
-#define KERNELS_OF(optimizer)                                                                                          \
+#define KERNELS_OF(optimizer, masters)                                                                                 \
     {                                                                                                                  \
-        {update_kernel<optimizer, DTYPE_F32>, undo_kernel<optimizer, DTYPE_F32>},                                      \
-            {update_kernel<optimizer, DTYPE_BF16>, undo_kernel<optimizer, DTYPE_BF16>},                                \
-            {update8_kernel<optimizer>, undo_kernel<optimizer, DTYPE_SIGNED8>},                                        \
+        {update_kernel<optimizer, DTYPE_F32, masters>, undo_kernel<optimizer, DTYPE_F32, masters>},                    \
+            {update_kernel<optimizer, DTYPE_BF16, masters>, undo_kernel<optimizer, DTYPE_BF16, masters>},              \
+            {update8_kernel<optimizer, masters>, undo_kernel<optimizer, DTYPE_SIGNED8, masters>},                      \
     }
 
-/* In the order of enum optimizer and enum dtype. */
-static update_kernel_fn *const update_kernels[DEVICE_N_UPDATES][3][2] = {
-    KERNELS_OF(OPTIMIZER_ADAMW), KERNELS_OF(OPTIMIZER_ADAM),    KERNELS_OF(OPTIMIZER_SGD),  KERNELS_OF(OPTIMIZER_LION),
-    KERNELS_OF(OPTIMIZER_ADAGRAD), KERNELS_OF(OPTIMIZER_MUON), KERNELS_OF(MUON_MOMENTUM),
+#define KERNELS_WITH(masters)                                                                                          \
+    KERNELS_OF(OPTIMIZER_ADAMW, masters), KERNELS_OF(OPTIMIZER_ADAM, masters), KERNELS_OF(OPTIMIZER_SGD, masters),     \
+        KERNELS_OF(OPTIMIZER_LION, masters), KERNELS_OF(OPTIMIZER_ADAGRAD, masters), KERNELS_OF(OPTIMIZER_MUON, masters)
+
+/* In the order of enum optimizer and enum dtype: masters in fp32, and in 24 bits. Muon's first pass has none. */
+static update_kernel_fn *const update_kernels[2][DEVICE_N_UPDATES][3][2] = {
+    {KERNELS_WITH(0), KERNELS_OF(MUON_MOMENTUM, 0)},
+    {KERNELS_WITH(MASTER24)},
 };
 
 int device_update(struct CUstream_st *stream, const struct device_update_list *list)
@@ -842,7 +591,7 @@ int device_update(struct CUstream_st *stream, const struct device_update_list *l
     const unsigned moments = dtype_is_grouped(list->moments.dtype) ? 2 : list->moments.dtype;
     const bool undo = list->undo.marks != NULL;
 
-    return device_launch(stream, update_kernels[list->optimizer][moments][undo],
+    return device_launch(stream, update_kernels[list->master24][list->optimizer][moments][undo],
                          undo ? device_update_blocks(list->n_chunks) : list->n_chunks, *list);
 }
 
@@ -850,7 +599,10 @@ int load_update(void)
 {
     int r = 0;
 
-    for (unsigned i = 0; r == 0 && i < DEVICE_N_UPDATES * 6; i++)
-        r = load_kernel(update_kernels[i / 6][i / 2 % 3][i % 2]);
+    for (unsigned i = 0; r == 0 && i < 2 * DEVICE_N_UPDATES * 6; i++) {
+        update_kernel_fn *kernel = update_kernels[i / 6 / DEVICE_N_UPDATES][i / 6 % DEVICE_N_UPDATES][i / 2 % 3][i % 2];
+
+        r = kernel ? load_kernel(kernel) : 0;
+    }
     return r;
 }

@@ -128,8 +128,6 @@ class Plan:
             self.optimizer = "AdamW"
         self.config["optimizer"], self.moments = kills.OPTIMIZERS[self.optimizer]
         self.state = rng.choice(("fp32", *kills.STATES))
-        if self.device == "cuda" and self.state == "24 bits":
-            self.state = "8 bits"
         self.config = merge(self.config, kills.STATES[self.state])
         self.saves = rng.random() < 0.7
         if self.saves:

@@ -52,9 +52,9 @@ def train(daemon, world, n_steps, args=()):
 
 
 @pytest.mark.parametrize("stage, device, state", [
-    (1, "", "fp32"), (2, "", "24 bits"), (3, "", "24 bits"), (2, "cuda", "stochastic"), (3, "cuda", "8 bits"),
+    (1, "", "fp32"), (2, "", "24 bits"), (3, "", "24 bits"), (2, "cuda", "stochastic"), (3, "cuda", "24 bits"),
     *full((1, "cuda", "bf16 moments"), (2, "cuda", "fp32"), (3, "cuda", "fp32"), (3, "cuda", "stochastic"),
-          (3, "", "fp32"), (3, "cuda-offload", "24 bits"))])
+          (3, "", "fp32"), (2, "cuda", "24 bits"), (3, "cuda-offload", "24 bits"))])
 def test_go_on_as_if_nothing_had_been(start, tmp_path, references, monkeypatch, stage, device, state):
     """A run that ended, another that begins with its last checkpoint: the bits of one that was never interrupted."""
     reference = references.get(2, False, N_STEPS, state=state)

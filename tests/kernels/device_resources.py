@@ -17,6 +17,7 @@ from device_code import ELF, E_FLAGS, codes
 OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "adagrad", "muon", "momentum")  # of enum optimizer, and Muon's first pass
 DTYPES = ("f32", "bf16", "f16")  # in the order of enum dtype
 MOMENTS = {0: "f32", 1: "bf16", 16: "8 bits"}  # of enum dtype
+MASTER24 = "4"  # of kernels/cuda/update_job.h
 THREADS = 128  # BLOCK_THREADS of kernels/cuda/block.h
 
 # Most registers, bytes of stack and of shared memory, on every generation. A compiler of another version may need a few
@@ -40,41 +41,78 @@ BOUNDS = {
     "update_kernel<sgd, bf16>": (40, 0, 0),
     "update_kernel<lion, bf16>": (40, 0, 0),
     "update_kernel<adagrad, bf16>": (40, 0, 0),
-    # A job of 152 bytes lies in shared memory. Seven blocks, because a group is read ahead.
-    "update8_kernel<adamw>": (72, 0, 152),
-    "update8_kernel<adam>": (72, 0, 152),
-    "update8_kernel<sgd>": (64, 0, 152),
-    "update8_kernel<lion>": (56, 0, 152),
-    "update8_kernel<adagrad>": (64, 0, 152),
+    # A job of 160 bytes lies in shared memory. Seven blocks, because a group is read ahead.
+    "update8_kernel<adamw>": (72, 0, 160),
+    "update8_kernel<adam>": (72, 0, 160),
+    "update8_kernel<sgd>": (64, 0, 160),
+    "update8_kernel<lion>": (56, 0, 160),
+    "update8_kernel<adagrad>": (64, 0, 160),
     # Both of Muon's read two arrays, and write one or two.
     "update_kernel<muon, f32>": (40, 0, 0),
     "update_kernel<muon, bf16>": (40, 0, 0),
     "update_kernel<momentum, f32>": (40, 0, 0),
     "update_kernel<momentum, bf16>": (40, 0, 0),
-    "update8_kernel<muon>": (48, 0, 152),
-    "update8_kernel<momentum>": (56, 0, 152),
-    "undo_kernel<muon, f32>": (72, 0, 152),
-    "undo_kernel<muon, bf16>": (72, 0, 152),
-    "undo_kernel<muon, 8 bits>": (64, 0, 152),
-    "undo_kernel<momentum, f32>": (72, 0, 152),
-    "undo_kernel<momentum, bf16>": (72, 0, 152),
-    "undo_kernel<momentum, 8 bits>": (72, 0, 152),
+    "update8_kernel<muon>": (48, 0, 160),
+    "update8_kernel<momentum>": (56, 0, 160),
+    "undo_kernel<muon, f32>": (72, 0, 160),
+    "undo_kernel<muon, bf16>": (72, 0, 160),
+    "undo_kernel<muon, 8 bits>": (64, 0, 160),
+    "undo_kernel<momentum, f32>": (72, 0, 160),
+    "undo_kernel<momentum, bf16>": (72, 0, 160),
+    "undo_kernel<momentum, 8 bits>": (72, 0, 160),
     # Six blocks: two of its groups are under way.
-    "undo_kernel<adamw, f32>": (80, 0, 152),
-    "undo_kernel<adam, f32>": (80, 0, 152),
-    "undo_kernel<sgd, f32>": (80, 0, 152),
-    "undo_kernel<lion, f32>": (80, 0, 152),
-    "undo_kernel<adagrad, f32>": (72, 0, 152),
-    "undo_kernel<adamw, bf16>": (80, 0, 152),
-    "undo_kernel<adam, bf16>": (80, 0, 152),
-    "undo_kernel<sgd, bf16>": (80, 0, 152),
-    "undo_kernel<lion, bf16>": (72, 0, 152),
-    "undo_kernel<adagrad, bf16>": (72, 0, 152),
-    "undo_kernel<adamw, 8 bits>": (80, 0, 152),
-    "undo_kernel<adam, 8 bits>": (80, 0, 152),
-    "undo_kernel<sgd, 8 bits>": (80, 0, 152),
-    "undo_kernel<lion, 8 bits>": (72, 0, 152),
-    "undo_kernel<adagrad, 8 bits>": (80, 0, 152),
+    "undo_kernel<adamw, f32>": (80, 0, 160),
+    "undo_kernel<adam, f32>": (80, 0, 160),
+    "undo_kernel<sgd, f32>": (80, 0, 160),
+    "undo_kernel<lion, f32>": (80, 0, 160),
+    "undo_kernel<adagrad, f32>": (72, 0, 160),
+    "undo_kernel<adamw, bf16>": (80, 0, 160),
+    "undo_kernel<adam, bf16>": (80, 0, 160),
+    "undo_kernel<sgd, bf16>": (80, 0, 160),
+    "undo_kernel<lion, bf16>": (72, 0, 160),
+    "undo_kernel<adagrad, bf16>": (72, 0, 160),
+    "undo_kernel<adamw, 8 bits>": (80, 0, 160),
+    "undo_kernel<adam, 8 bits>": (80, 0, 160),
+    "undo_kernel<sgd, 8 bits>": (80, 0, 160),
+    "undo_kernel<lion, 8 bits>": (72, 0, 160),
+    "undo_kernel<adagrad, 8 bits>": (80, 0, 160),
+    # With masters in 24 bits: rounding them takes registers, and they wait in fewer.
+    "update_kernel<adamw, f32, 24>": (64, 0, 0),
+    "update_kernel<adamw, bf16, 24>": (56, 0, 0),
+    "update_kernel<adam, f32, 24>": (56, 0, 0),
+    "update_kernel<adam, bf16, 24>": (56, 0, 0),
+    "update_kernel<sgd, f32, 24>": (48, 0, 0),
+    "update_kernel<sgd, bf16, 24>": (40, 0, 0),
+    "update_kernel<lion, f32, 24>": (40, 0, 0),
+    "update_kernel<lion, bf16, 24>": (40, 0, 0),
+    "update_kernel<adagrad, f32, 24>": (56, 0, 0),
+    "update_kernel<adagrad, bf16, 24>": (48, 0, 0),
+    "update_kernel<muon, f32, 24>": (40, 0, 0),
+    "update_kernel<muon, bf16, 24>": (40, 0, 0),
+    "update8_kernel<adamw, 24>": (72, 0, 160),
+    "update8_kernel<adam, 24>": (72, 0, 160),
+    "update8_kernel<sgd, 24>": (72, 0, 160),
+    "update8_kernel<lion, 24>": (56, 0, 160),
+    "update8_kernel<adagrad, 24>": (72, 0, 160),
+    "update8_kernel<muon, 24>": (48, 0, 160),
+    "undo_kernel<adamw, f32, 24>": (80, 0, 160),
+    "undo_kernel<adamw, bf16, 24>": (72, 0, 160),
+    "undo_kernel<adamw, 8 bits, 24>": (80, 0, 160),
+    "undo_kernel<adam, f32, 24>": (80, 0, 160),
+    "undo_kernel<adam, bf16, 24>": (72, 0, 160),
+    "undo_kernel<adam, 8 bits, 24>": (80, 0, 160),
+    "undo_kernel<sgd, f32, 24>": (80, 0, 160),
+    "undo_kernel<sgd, bf16, 24>": (80, 0, 160),
+    "undo_kernel<sgd, 8 bits, 24>": (80, 0, 160),
+    "undo_kernel<lion, f32, 24>": (80, 0, 160),
+    "undo_kernel<lion, bf16, 24>": (72, 0, 160),
+    "undo_kernel<lion, 8 bits, 24>": (64, 0, 160),
+    "undo_kernel<adagrad, f32, 24>": (80, 0, 160),
+    "undo_kernel<adagrad, bf16, 24>": (72, 0, 160),
+    "undo_kernel<adagrad, 8 bits, 24>": (72, 0, 160),
+    "undo_kernel<muon, f32, 24>": (72, 0, 160),
+    "undo_kernel<muon, bf16, 24>": (80, 0, 160),
+    "undo_kernel<muon, 8 bits, 24>": (64, 0, 160),
     # The waiting sums of any tree: DEVICE_TREE_DEPTH times 16 bytes of a rank's elements, as fp32.
     "reduce_kernel<f32, 0>": (128, 256, 10832),
     "reduce_kernel<bf16, 0>": (128, 512, 10832),
@@ -86,8 +124,11 @@ for dtype in DTYPES:
 BOUNDS["reduce_kernel<f16, 4>"] = (128, 0, 10832)
 # nvcc 13.0 spills a few registers, which would fit only with a block less.
 SPILLED = {(120, "reduce_kernel<f32, 8>"): (168, 16, 10832), (120, "reduce_kernel<f16, 8>"): (168, 64, 10832),
-           (100, "undo_kernel<adamw, f32>"): (80, 8, 152), (120, "undo_kernel<adamw, f32>"): (80, 24, 152),
-           (80, "undo_kernel<sgd, f32>"): (80, 8, 152)}
+           (100, "undo_kernel<adamw, f32>"): (80, 8, 160), (120, "undo_kernel<adamw, f32>"): (80, 24, 160),
+           (100, "undo_kernel<adam, f32>"): (80, 8, 160), (80, "undo_kernel<sgd, f32>"): (80, 24, 160),
+           (90, "undo_kernel<sgd, f32>"): (80, 16, 160), (90, "undo_kernel<sgd, bf16>"): (80, 8, 160),
+           (120, "undo_kernel<adamw, f32, 24>"): (80, 8, 160), (100, "update8_kernel<adamw, 24>"): (72, 8, 160),
+           (120, "update8_kernel<adamw, 24>"): (72, 24, 160)}
 
 # Of one processor: registers, shared memory (a block takes 1 KiB more than it asks for, from 8.0 on), threads, blocks.
 PROCESSORS = {
@@ -107,10 +148,11 @@ REGISTERS, FRAME = 0x2F, 0x11
 def plain_name(symbol):
     name = re.match(r"_Z(\d+)", symbol)
     at = name.end() + int(name[1])
-    update = re.match(r"IL9optimizer(\d)E(?:L5dtype(\d+)E)?E", symbol[at:])
+    update = re.match(r"IL9optimizer(\d)E(?:L5dtype(\d+)E)?Lj(\d)EE", symbol[at:])
     if update:
         moments = f", {MOMENTS[int(update[2])]}" if update[2] else ""
-        return symbol[name.end():at] + f"<{OPTIMIZERS[int(update[1])]}{moments}>"
+        masters = ", 24" if update[3] == MASTER24 else ""
+        return symbol[name.end():at] + f"<{OPTIMIZERS[int(update[1])]}{moments}{masters}>"
     of = re.match(r"IL5dtype(\d)ELj(\d+)EE", symbol[at:])
     return symbol[name.end():at] + (f"<{DTYPES[int(of[1])]}, {of[2]}>" if of else "")
 

@@ -19,7 +19,7 @@ static struct {
 
 /* The kernels that are loaded. */
 static struct {
-    const void *kernels[64];
+    const void *kernels[128];
     unsigned n_kernels;
     unsigned refuse_at; /* which of them, from 1; 0 for none */
 } loaded;

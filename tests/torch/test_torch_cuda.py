@@ -297,8 +297,11 @@ def gpus(zerod, build):
     return start
 
 
+NARROW = {"params": {"optim_bits": 8, "master_weight_bits": 24}}
+
+
 @pytest.mark.parametrize("config, how", [
-    ({"zero_optimization": {"stage": 1, "reduce_bucket_size": 640}}, {"dtype": torch.bfloat16}),
+    ({"zero_optimization": {"stage": 1, "reduce_bucket_size": 640}, "optimizer": NARROW}, {"dtype": torch.bfloat16}),
     ({}, {"window": True}),
     *full(({"zero_optimization": {"stage": 2}}, {}), ({}, {"twice": True})),
 ], ids=["bf16-in-parts", "window", "stage2", "duplicates"])  # fmt: skip
@@ -316,12 +319,13 @@ def test_job_on_gpus(zerod, gpus, run, config, how):
 @pytest.mark.parametrize("config, how", [
     ({"zero_optimization": {"stage3_max_live_parameters": 4000}}, {}),
     ({}, {"twice": True}),
-    *full(({}, {}), ({"zero_optimization": {"reduce_bucket_size": 640}}, {"dtype": torch.bfloat16}), ({}, {"window": True})),
-], ids=["few-live", "duplicates", "fp32", "bf16-in-parts", "window"])  # fmt: skip
+    ({"zero_optimization": {"reduce_bucket_size": 640}, "optimizer": NARROW}, {"dtype": torch.bfloat16}),
+    *full(({}, {}), ({}, {"window": True})),
+], ids=["few-live", "duplicates", "bf16-in-parts", "fp32", "window"])  # fmt: skip
 def test_stage3_on_gpus(zerod, gpus, run, config, how):
     """With weights that lie on the GPU while they are gathered."""
     zero = {"stage": 3} | config.get("zero_optimization", {})
-    test_job_on_gpus(zerod, gpus, run, {"zero_optimization": zero}, how)
+    test_job_on_gpus(zerod, gpus, run, config | {"zero_optimization": zero}, how)
 
 
 class Recorder:

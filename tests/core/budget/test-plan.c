@@ -300,15 +300,18 @@ static void test_options(void **state)
 }
 
 /* piece_bytes[DEVICE_N_PIECES]: what the engine has of each piece. */
-static void engine_bytes(const struct layout *layout, enum dtype moments, bool offload, uint64_t *piece_bytes)
+static void engine_bytes(const struct layout *layout, const struct plan_options *asked, uint64_t *piece_bytes)
 {
     const struct device_plan_options options = {
         .layout = layout,
-        .stage = 2,
+        .stage = asked->stage,
         .n_local = 4,
         .optimizer = OPTIMIZER_ADAMW,
-        .moments = {.m = true, .v = true, .type = {moments, moments == DTYPE_SIGNED8}},
-        .offload = offload};
+        .moments = {.m = true,
+                    .v = true,
+                    .master24 = asked->master24,
+                    .type = {asked->moments_dtype, asked->moments_dtype == DTYPE_SIGNED8}},
+        .offload = asked->offloaded};
     uint64_t n_bytes = device_plan_bytes(&options);
     void *memory = test_calloc(1, n_bytes);
     struct device_rank_places places;
@@ -317,7 +320,7 @@ static void engine_bytes(const struct layout *layout, enum dtype moments, bool o
 
     device_plan_write(&options, memory);
     assert_int_equal(device_plan_open(&plan, memory, n_bytes, why, sizeof(why)), 0);
-    assert_true(device_undo_places(&plan).n_blocks == 0 || !offload);
+    assert_true(device_undo_places(&plan).n_blocks == 0 || !asked->offloaded);
     assert_int_equal(device_rank_places_init(&places, &plan, 0), 0);
     memcpy(piece_bytes, places.piece_bytes, sizeof(places.piece_bytes));
     device_rank_places_deinit(&places);
@@ -326,9 +329,10 @@ static void engine_bytes(const struct layout *layout, enum dtype moments, bool o
 
 static uint64_t engine_undo_bytes(const struct layout *layout, bool offload)
 {
+    const struct plan_options asked = {.stage = 2, .offloaded = offload};
     uint64_t piece_bytes[DEVICE_N_PIECES];
 
-    engine_bytes(layout, DTYPE_F32, offload, piece_bytes);
+    engine_bytes(layout, &asked, piece_bytes);
     return piece_bytes[DEVICE_UNDO];
 }
 
@@ -350,19 +354,25 @@ static struct layout *make_small_buckets(void)
     return make(decls, ARRAY_SIZE(decls), 4, n_elems);
 }
 
-/* Narrow moments on GPUs: the engine's own figures. */
+/* Narrow moments and masters on GPUs: the engine's own figures. */
 static void test_narrow_on_devices(void **state)
 {
-    static const enum dtype types[] = {DTYPE_BF16, DTYPE_SIGNED8};
+    static const struct {
+        unsigned stage;
+        enum dtype moments;
+        bool master24;
+    } kinds[] = {{2, DTYPE_BF16, false}, {2, DTYPE_SIGNED8, false}, {2, DTYPE_F32, true}, {3, DTYPE_SIGNED8, true}};
     struct layout *layout = make_small_buckets();
-    struct plan_options options = {.stage = 2, .n_moments = 2, .n_local_ranks = 2, .on_devices = true};
+    struct plan_options options = {.n_moments = 2, .n_local_ranks = 2, .on_devices = true};
     uint64_t piece_bytes[DEVICE_N_PIECES];
     struct plan_bytes bytes;
 
     assert_int_equal(layout->n_buckets, 16);
-    for (size_t i = 0; i < ARRAY_SIZE(types); i++) {
-        options.moments_dtype = types[i];
-        engine_bytes(layout, types[i], false, piece_bytes);
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        options.stage = kinds[i].stage;
+        options.moments_dtype = kinds[i].moments;
+        options.master24 = kinds[i].master24;
+        engine_bytes(layout, &options, piece_bytes);
         plan_bytes_by_class(layout, &options, &bytes);
         assert_int_equal(bytes.state, pages(2 * piece_bytes[DEVICE_STATE]) + 2 * piece_bytes[DEVICE_UNDO]);
     }

@@ -310,8 +310,6 @@ static void test_device(void **state)
     } cases[] = {
         {"weights: private\nworld: {size: 2}\n", "weights", "each rank has a copy of the weights on its GPU anyway"},
         {"world: {size: 17}\n", "world.size", "17 ranks with a GPU each on one node; allowed: at most 16"},
-        {"world: {size: 2}\noptimizer: {params: {master_weight_bits: 24}}\n", "optimizer.params.master_weight_bits",
-         "masters of 24 bits are for state in host memory: set device: cpu, or offload_optimizer"},
     };
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     struct config *config;
@@ -328,8 +326,9 @@ static void test_device(void **state)
     }
     config_free(load_valid_with(MINIMAL "device: cuda\ncollective: nccl\nbf16: {bf16_optimizer_states: true}\n",
                                 &both_engines));
-    config_free(load_valid_with(MINIMAL "device: cuda\ncollective: nccl\noptimizer: {params: {optim_bits: 8}}\n",
-                                &both_engines));
+    config_free(load_valid_with(
+        MINIMAL "device: cuda\ncollective: nccl\noptimizer: {params: {optim_bits: 8, master_weight_bits: 24}}\n",
+        &both_engines));
 }
 
 /* One node more than a mask holds, more pieces than it holds, and as many. */

@@ -188,7 +188,7 @@ static void test_largest(void **state)
 
 /* ---- plans ----------------------------------------------------------------------------------------------- */
 
-static struct layout *make_layout(void)
+static struct layout *make_layout(enum dtype dtype)
 {
     static const uint64_t shapes[] = {300000, 65, 1000};
     struct layout_decl decls[ARRAY_SIZE(shapes)];
@@ -199,6 +199,7 @@ static struct layout *make_layout(void)
         decls[i] = (struct layout_decl){.name = (const char *[]){"a", "b", "c"}[i],
                                         .name_len = 1,
                                         .trainable = i != 2,
+                                        .dtype = dtype,
                                         .n_dims = 1,
                                         .shape = &shapes[i]};
     assert_int_equal(layout_new(&layout, decls, ARRAY_SIZE(shapes), 3, 1000, &bad), 0);
@@ -228,7 +229,7 @@ static void use_plan(const struct device_plan *plan)
 /* Each element of a parameter has one owner, and frozen slices lie behind each other in the state. */
 static void test_slices(void **state)
 {
-    struct layout *layout = make_layout();
+    struct layout *layout = make_layout(DTYPE_F32);
     struct device_plan_options options = {
         .layout = layout, .stage = 3, .n_local = 3, .moments = {true, true}, .pool_bytes = 1 << 20};
     struct device_plan plan;
@@ -267,10 +268,11 @@ static void test_slices(void **state)
     layout_free(layout);
 }
 
-/* The places of a plan in stage 2 with moments of this type; piece_bytes[DEVICE_N_PIECES]. */
-static struct device_places places_with(const struct layout *layout, struct moments_type type, uint64_t *piece_bytes)
+/* The places of a plan with such moments and masters; piece_bytes[DEVICE_N_PIECES]. */
+static struct device_places places_with(const struct layout *layout, unsigned stage, struct optimizer_moments moments,
+                                        uint64_t *piece_bytes)
 {
-    struct device_plan_options options = {.layout = layout, .stage = 2, .n_local = 3, .moments = {true, true, type}};
+    struct device_plan_options options = {.layout = layout, .stage = stage, .n_local = 3, .moments = moments};
     struct device_rank_places places;
     struct device_places first;
     struct device_plan plan;
@@ -279,8 +281,8 @@ static struct device_places places_with(const struct layout *layout, struct mome
     assert_non_null(memory);
     device_plan_write(&options, memory);
     assert_int_equal(device_plan_open(&plan, memory, device_plan_bytes(&options), why, sizeof(why)), 0);
-    assert_int_equal(device_plan_moments(&plan).dtype, type.dtype);
-    assert_int_equal(device_plan_moments(&plan).stochastic, type.stochastic);
+    assert_int_equal(device_plan_moments(&plan).dtype, moments.type.dtype);
+    assert_int_equal(device_plan_moments(&plan).stochastic, moments.type.stochastic);
     assert_int_equal(device_rank_places_init(&places, &plan, 0), 0);
     first = places.buckets[0];
     memcpy(piece_bytes, places.piece_bytes, sizeof(places.piece_bytes));
@@ -292,13 +294,13 @@ static struct device_places places_with(const struct layout *layout, struct mome
 /* Narrow moments take less of the state and of their undo slots; arrays begin at a multiple of DEVICE_ALIGN_BYTES. */
 static void test_moments(void **state)
 {
-    struct layout *layout = make_layout();
+    struct layout *layout = make_layout(DTYPE_F32);
     uint64_t fp32_bytes[DEVICE_N_PIECES], bf16_bytes[DEVICE_N_PIECES], eight_bytes[DEVICE_N_PIECES];
     struct device_places fp32, bf16, eight;
 
-    fp32 = places_with(layout, (struct moments_type){.dtype = DTYPE_F32}, fp32_bytes);
-    bf16 = places_with(layout, (struct moments_type){.dtype = DTYPE_BF16, .stochastic = true}, bf16_bytes);
-    eight = places_with(layout, (struct moments_type){.dtype = DTYPE_SIGNED8, .stochastic = true}, eight_bytes);
+    fp32 = places_with(layout, 2, (struct optimizer_moments){true, true, {DTYPE_F32, false}}, fp32_bytes);
+    bf16 = places_with(layout, 2, (struct optimizer_moments){true, true, {DTYPE_BF16, true}}, bf16_bytes);
+    eight = places_with(layout, 2, (struct optimizer_moments){true, true, {DTYPE_SIGNED8, true}}, eight_bytes);
     assert_int_equal(fp32.exp_avg_sq - fp32.exp_avg, round_up(fp32.slice_elems * 4, DEVICE_ALIGN_BYTES));
     assert_int_equal(bf16.exp_avg_sq - bf16.exp_avg, round_up(bf16.slice_elems * 2, DEVICE_ALIGN_BYTES));
     assert_int_equal(eight.exp_avg_sq - eight.exp_avg, round_up(eight.slice_elems / 64 * 68, DEVICE_ALIGN_BYTES));
@@ -311,6 +313,30 @@ static void test_moments(void **state)
     layout_free(layout);
 }
 
+/* Masters in 24 bits: in stage 2 a byte each, in stage 3 also the weights. They are for bf16 alone. */
+static void test_masters(void **state)
+{
+    const struct optimizer_moments wide = {.m = true}, narrow = {.m = true, .master24 = true};
+    struct layout *layout = make_layout(DTYPE_BF16), *fp32 = make_layout(DTYPE_F32);
+    uint64_t wide_bytes[DEVICE_N_PIECES], narrow_bytes[DEVICE_N_PIECES];
+    struct device_places places;
+
+    places = places_with(layout, 2, wide, wide_bytes);
+    assert_true(places.lower == DEVICE_NONE && places.master != DEVICE_NONE);
+    places = places_with(layout, 2, narrow, narrow_bytes);
+    assert_true(places.lower != DEVICE_NONE && places.master == DEVICE_NONE);
+    assert_int_equal(places.exp_avg - places.lower, round_up(places.slice_elems, DEVICE_ALIGN_BYTES));
+    assert_true(narrow_bytes[DEVICE_STATE] < wide_bytes[DEVICE_STATE] * 5 / 8 + 16 * DEVICE_ALIGN_BYTES);
+    places = places_with(layout, 3, narrow, narrow_bytes);
+    assert_int_equal(places.lower - places.master, round_up(places.slice_elems * 2, DEVICE_ALIGN_BYTES));
+    places_with(fp32, 2, wide, wide_bytes);
+    places = places_with(fp32, 2, narrow, narrow_bytes);
+    assert_true(places.lower == DEVICE_NONE && places.master == DEVICE_NONE);
+    assert_int_equal(narrow_bytes[DEVICE_STATE], wide_bytes[DEVICE_STATE]);
+    layout_free(layout);
+    layout_free(fp32);
+}
+
 /* Types that no kernel is for. */
 static void test_unsound_moments(void **state)
 {
@@ -318,7 +344,7 @@ static void test_unsound_moments(void **state)
         uint32_t dtype, stochastic;
     } unsound[] = {{DTYPE_F16, 0}, {N_DTYPES, 0},      {DTYPE_BF16, 2},
                    {DTYPE_F32, 1}, {DTYPE_SIGNED8, 0}, {DTYPE_UNSIGNED8, 1}};
-    struct layout *layout = make_layout();
+    struct layout *layout = make_layout(DTYPE_F32);
     struct device_plan_options options = {.layout = layout, .stage = 2, .n_local = 3, .moments = {true, true}};
     struct device_plan_header *head = calloc(1, device_plan_bytes(&options));
     struct device_plan plan;
@@ -327,9 +353,13 @@ static void test_unsound_moments(void **state)
     device_plan_write(&options, head);
     for (size_t i = 0; i < ARRAY_SIZE(unsound); i++) {
         head->moments_dtype = unsound[i].dtype;
-        head->stochastic = unsound[i].stochastic;
+        head->stochastic = (uint8_t)unsound[i].stochastic;
         assert_int_equal(device_plan_open(&plan, head, device_plan_bytes(&options), why, sizeof(why)), -EINVAL);
     }
+    device_plan_write(&options, head);
+    assert_int_equal(device_plan_open(&plan, head, device_plan_bytes(&options), why, sizeof(why)), 0);
+    head->master24 = 2;
+    assert_int_equal(device_plan_open(&plan, head, device_plan_bytes(&options), why, sizeof(why)), -EINVAL);
     free(head);
     layout_free(layout);
 }
@@ -337,7 +367,7 @@ static void test_unsound_moments(void **state)
 /* Whatever byte of a plan changes: it is refused, or what it says stays inside of its arrays. */
 static void break_plan(unsigned stage)
 {
-    struct layout *layout = make_layout();
+    struct layout *layout = make_layout(DTYPE_F32);
     struct device_plan_options options = {
         .layout = layout, .stage = stage, .first_local = 1, .n_local = 2, .moments = {true, true}, .ring_bytes = 4096};
     uint64_t n_bytes = device_plan_bytes(&options);
@@ -349,7 +379,7 @@ static void break_plan(unsigned stage)
     device_plan_write(&options, memory);
     assert_int_equal(device_plan_open(&plan, memory, n_bytes, why, sizeof(why)), 0);
     assert_int_equal(device_plan_open(&plan, memory, n_bytes - 1, why, sizeof(why)), -EINVAL);
-    assert_string_equal(why, "the plan is not one: its header of version 6");
+    assert_string_equal(why, "the plan is not one: its header of version 7");
     for (uint64_t i = 0; i < n_bytes; i++) {
         memory[i] ^= 0x81;
         if (device_plan_open(&plan, memory, n_bytes, why, sizeof(why)) == 0)
@@ -375,6 +405,7 @@ TEST_GROUP(device_wire)
         cmocka_unit_test(test_commands), cmocka_unit_test(test_reports),      cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_largest),  cmocka_unit_test(test_broken_plans), cmocka_unit_test(test_largest_fetch),
         cmocka_unit_test(test_slices),   cmocka_unit_test(test_moments),      cmocka_unit_test(test_unsound_moments),
+        cmocka_unit_test(test_masters),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -246,6 +246,7 @@ void gpus_init(struct gpus *gpus, const struct gpus_options *wanted)
                                  .adam_w_mode = true};
     moments = optimizer_moments(options->optimizer, &gpus->hyper);
     moments.type = options->moments;
+    moments.master24 = options->master24;
     assert_true(gpus->world <= GPUS_MAX_WORLD && options->n_nodes <= GPUS_MAX_NODES);
     assert_int_equal(uv_loop_init(&gpus->loop), 0);
     assert_int_equal(uv_timer_init(&gpus->loop, &gpus->tick), 0);
@@ -795,21 +796,39 @@ void gpus_check_gradients(struct gpus *gpus)
     }
 }
 
+/* elem: the chunk's first, from the bucket's start; own: from the start of the rank's slice. */
+static void check_masters(struct gpus *gpus, uint32_t c, uint64_t elem, uint64_t own)
+{
+    const struct layout_chunk *chunk = &gpus->layout->chunks[c];
+    const struct device_plan *plan = &gpus->nodes[0].keep.plan;
+    uint32_t bucket = gpus->layout->params[chunk->param].bucket, kind;
+    const struct device_places *places = &places_of(gpus, chunk->rank)->buckets[bucket];
+    uint64_t at = device_master(plan, places, bucket, &kind);
+    const uint8_t *mirror = gpus_mirror(gpus, chunk->rank, kind) + at;
+
+    assert_int_equal(device_is_master24(plan, bucket), state_is_master24(gpus->state, bucket));
+    if (!state_is_master24(gpus->state, bucket)) {
+        compare("master", chunk->rank, c, mirror + own * sizeof(float), state_master(gpus->state, bucket, elem),
+                chunk->n_elems * sizeof(float));
+        return;
+    }
+    compare("weight of a master", chunk->rank, c, mirror + own * sizeof(uint16_t),
+            state_master24(gpus->state, bucket, elem).weights, chunk->n_elems * sizeof(uint16_t));
+    compare("byte of a master", chunk->rank, c, gpus_mirror(gpus, chunk->rank, DEVICE_STATE) + places->lower + own,
+            state_master24(gpus->state, bucket, elem).lower, chunk->n_elems);
+}
+
 static void check_chunk(struct gpus *gpus, uint32_t c)
 {
     const struct layout_chunk *chunk = &gpus->layout->chunks[c];
     const struct layout_param *param = &gpus->layout->params[chunk->param];
-    const struct device_plan *plan = &gpus->nodes[0].keep.plan;
     const struct device_places *places = &places_of(gpus, chunk->rank)->buckets[param->bucket];
     uint64_t elem = param->offset_elems + chunk->start_elem, own = elem - places->start_elem;
     uint64_t moment_at = dtype_bytes(gpus->options.moments.dtype, own);
     size_t moment_bytes = dtype_bytes(gpus->options.moments.dtype, chunk->n_elems);
     const uint8_t *state = gpus_mirror(gpus, chunk->rank, DEVICE_STATE);
-    uint32_t kind;
-    uint64_t at = device_master(plan, places, param->bucket, &kind);
 
-    compare("master", chunk->rank, c, gpus_mirror(gpus, chunk->rank, kind) + at + own * sizeof(float),
-            state_master(gpus->state, param->bucket, elem), chunk->n_elems * sizeof(float));
+    check_masters(gpus, c, elem, own);
     if (places->exp_avg != DEVICE_NONE)
         compare("exp_avg", chunk->rank, c, state + places->exp_avg + moment_at,
                 state_exp_avg(gpus->state, param->bucket, elem), moment_bytes);
@@ -878,6 +897,20 @@ static void write_array(struct gpus *gpus, unsigned rank, uint64_t at, const voi
         memcpy(gpus_mirror(gpus, rank, DEVICE_STATE) + at, from, n_bytes);
 }
 
+static void write_masters(struct gpus *gpus, unsigned rank, uint32_t bucket, const struct device_places *places)
+{
+    struct master24 masters;
+
+    if (!state_is_master24(gpus->state, bucket)) {
+        write_array(gpus, rank, places->master, state_master(gpus->state, bucket, places->start_elem),
+                    places->slice_elems * sizeof(float));
+        return;
+    }
+    masters = state_master24(gpus->state, bucket, places->start_elem);
+    write_array(gpus, rank, places->master, masters.weights, places->slice_elems * sizeof(uint16_t));
+    write_array(gpus, rank, places->lower, masters.lower, places->slice_elems);
+}
+
 static void fill_weights(struct gpus *gpus, unsigned rank)
 {
     if (gpus->options.stage < 3)
@@ -899,8 +932,7 @@ void gpus_fill_state(struct gpus *gpus)
             uint64_t elem = places->start_elem;
             uint64_t moment_bytes = dtype_bytes(gpus->options.moments.dtype, places->slice_elems);
 
-            write_array(gpus, rank, places->master, state_master(gpus->state, b, elem),
-                        places->slice_elems * sizeof(float));
+            write_masters(gpus, rank, b, places);
             write_array(gpus, rank, places->exp_avg, state_exp_avg(gpus->state, b, elem), moment_bytes);
             write_array(gpus, rank, places->exp_avg_sq, state_exp_avg_sq(gpus->state, b, elem), moment_bytes);
         }

@@ -60,6 +60,7 @@ struct gpus_options {
     bool offload;              /* masters and moments are the test's affair */
     enum optimizer optimizer;
     struct moments_type moments; /* nothing: fp32 */
+    bool master24;               /* of bf16 weights */
     uint64_t bucket_elems;       /* 0: 300 */
 };
 

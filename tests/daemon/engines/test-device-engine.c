@@ -229,6 +229,17 @@ static void test_moments(void **state)
             .n_nodes = 1, .n_local = 2, .stage = stage, .moments = {.dtype = DTYPE_SIGNED8, .stochastic = true}});
 }
 
+/* In 24 bits; those of fp32 and fp16 weights stay as they are. */
+static void test_masters(void **state)
+{
+    for (unsigned stage = 2; stage <= 3; stage++)
+        for (unsigned n_nodes = 1; n_nodes <= 2; n_nodes++)
+            check_steps(&(struct gpus_options){
+                .n_nodes = n_nodes, .n_local = 2, .stage = stage, .master24 = true, .optimizer = OPTIMIZER_LION});
+    check_steps(&(struct gpus_options){
+        .n_nodes = 1, .n_local = 2, .master24 = true, .moments = {.dtype = DTYPE_SIGNED8, .stochastic = true}});
+}
+
 static void test_optimizers(void **state)
 {
     for (enum optimizer optimizer = 0; optimizer < OPTIMIZER_MUON; optimizer += tests_full() ? 1 : 2)
@@ -865,6 +876,7 @@ int main(void)
         cmocka_unit_test(test_bucket_sizes),
         cmocka_unit_test(test_optimizers),
         cmocka_unit_test(test_moments),
+        cmocka_unit_test(test_masters),
         cmocka_unit_test(test_findings),
         cmocka_unit_test(test_updated_again),
         cmocka_unit_test(test_marks_of_new_memory),

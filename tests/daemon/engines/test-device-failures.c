@@ -271,8 +271,8 @@ static uint32_t count_launches(const struct gpus *gpus)
 }
 
 /*
- * A step of two micro-batches with an engine that dies in the midst of the update, when the kernel's threads have had
- * so many turns. Return: whether it has.
+ * A step of two micro-batches with an engine that dies in the midst of the update's last launch, when the kernel's
+ * threads have had so many turns. Return: whether it has.
  */
 static bool die_in_update(const struct gpus_options *options, uint64_t turns)
 {
@@ -282,7 +282,8 @@ static bool die_in_update(const struct gpus_options *options, uint64_t turns)
 
     gpus_init(&gpus, options);
     assert_true(gpus.layout->n_buckets > 1);
-    snprintf(fault, sizeof(fault), "sim_launch:die=%" PRIu64 "@%" PRIu32, turns, count_launches(&gpus) + 1);
+    snprintf(fault, sizeof(fault), "sim_launch:die=%" PRIu64 "@%" PRIu32, turns,
+             count_launches(&gpus) + 1 + options->master24);
     gpus.fault = fault;
     gpus_start(&gpus);
     gpus_wait_ready(&gpus);
@@ -321,6 +322,8 @@ static void test_killed_in_updates(void **state)
         &(struct gpus_options){.n_nodes = 1, .n_local = 1, .moments = {.dtype = DTYPE_BF16, .stochastic = true}});
     die_in_updates(
         &(struct gpus_options){.n_nodes = 1, .n_local = 1, .moments = {.dtype = DTYPE_SIGNED8, .stochastic = true}});
+    for (unsigned stage = 2; stage <= 3; stage++)
+        die_in_updates(&(struct gpus_options){.n_nodes = 1, .n_local = 1, .stage = stage, .master24 = true});
 }
 
 static void test_killed_at_groups(void **state)
@@ -475,7 +478,7 @@ static void test_what_does_not_fit(void **state)
         "nvidia-smi -c DEFAULT, or start MPS");
     check_words("compute-mode=3,mps=1,sim_load:error=cudaErrorMemoryAllocation", &patient,
                 "GPU 0: device_load_kernels: out of memory (cudaErrorMemoryAllocation)");
-    check_words("sim_load:error=cudaErrorNoKernelImageForDevice@90", &patient,
+    check_words("sim_load:error=cudaErrorNoKernelImageForDevice@150", &patient,
                 "GPU 1 has compute capability 9.0, and zerod was built for 8.x, 9.x and later: leave it out "
                 "(CUDA_VISIBLE_DEVICES), or build zerod with a CUDA that knows it");
     check_words("cuMemCreate:error=CUDA_ERROR_OUT_OF_MEMORY@2", &patient,

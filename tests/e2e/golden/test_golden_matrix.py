@@ -52,7 +52,6 @@ def device_config(place):
                          list(rows()))
 def test_bits(place, optimizer, where, stage, world, bucket_elems, threads, order, in_place, isa, weights, moments):
     world = min(world, MOST_GPUS) if where.startswith("gpus") else world
-    moments = moments.removesuffix("-24bit") if where == "gpus" else moments
     case, runner = make_case(world, optimizer, moments=moments), place(where)
     if where == "core":
         rng, isas = random.Random(isa), runner.isas

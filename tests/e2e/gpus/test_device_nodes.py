@@ -81,8 +81,8 @@ def said(nodes, code):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("ranks, stage, offload, state", [((2, 1), 3, "cpu", "24 bits"), ((1, 2), 2, "none", "8 bits"), *full(
-    ((1, 1), 2, "none", "stochastic"), ((1, 1), 3, "none", "8 bits"),
+@pytest.mark.parametrize("ranks, stage, offload, state", [((2, 1), 3, "cpu", "24 bits"), ((1, 2), 2, "none", "24 bits"), *full(
+    ((1, 1), 2, "none", "stochastic"), ((1, 1), 3, "none", "8 bits"), ((1, 2), 3, "none", "24 bits"),
     ((2, 1), 3, "cpu", "fp32"), ((1, 1, 1), 2, "none", "fp32"), ((1, 1), 1, "none", "fp32"), ((2, 1), 2, "none", "fp32"), ((1, 1), 3, "none", "fp32"),
     ((1, 2), 3, "none", "fp32"), ((1, 2), 3, "none", "bf16 moments"), ((1, 1), 2, "cpu", "fp32"), ((1, 2), 1, "cpu", "fp32"))])
 def test_undisturbed(cluster, references, ranks, stage, offload, state):

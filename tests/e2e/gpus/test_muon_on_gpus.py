@@ -21,7 +21,7 @@ TOLERANCE = 1e-4  # relative: tests/engine/test-orthogonalize.c allows 2e-4 for 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks, stage, bucket_elems, state", [
-    ((3,), 3, 50000, "8 bits"), ((2, 1), 1, 2000, "fp32"), *full(
+    ((3,), 3, 50000, "24 bits"), ((2, 1), 1, 2000, "fp32"), *full(
         ((3,), 1, 2000, "fp32"), ((1, 2), 2, 50000, "stochastic"), ((1, 1, 1), 3, 2000, "bf16 moments"), ((1, 2), 3, 300, "8 bits"))])
 def test_same_bits(zerod, build, tmp_path, ranks, stage, bucket_elems, state):
     """As on the GPUs of one node, in stage 2. Write windows, norms and state that is read are in it."""
