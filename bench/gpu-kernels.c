@@ -20,15 +20,23 @@
 enum {
     POOL_ELEMS = 1 << 20, /* random gradients; an iteration's begin somewhere in it, and repeat */
     POOL_STEP = 8 * 1013, /* elements between two iterations' beginnings: a multiple of 16 bytes */
-    COPY_FP32 = 28,       /* bytes of AdamW for each parameter: four arrays read, three written */
-    COPY_BF16 = 30,       /* and the 16-bit weight */
+    /* Bytes of AdamW for each parameter, times four: four arrays read, three written. */
+    COPY_FP32 = 4 * 28,
+    COPY_BF16 = 4 * 30, /* and the 16-bit weight */
+    COPY_BF16_MOMENTS = 4 * 20,
+    COPY_8BIT = 4 * 12 + 17,    /* 68 bytes for 64 elements of a moment */
+    COPY_8BIT_24 = 4 * 10 + 17, /* a master and its weight: 3 bytes read, 3 written */
     LOSS_SCALE = 2,
 };
 
-/* All parameters, one array behind the other. */
+/* All parameters. */
 struct arrays {
-    float *p, *m, *v, *acc;
+    float *p;
+    void *m, *v; /* of `moments` */
+    float *acc;
     uint16_t *w16;
+    int8_t *lower; /* NULL: masters in fp32 */
+    struct moments_type moments;
 };
 
 /* The results of a reduction, for each range: on the device, and in registered memory, where the host reads them. */
@@ -52,7 +60,7 @@ struct bench {
     struct device_update_undo undo;
     struct device_chunk *chunks;
     struct device_convert_list widen, widen_imported;
-    struct device_update_list update, update16, update_imported;
+    struct device_update_list update, update16, update_imported, update_bf16_moments, update_8bit, update_8bit_24;
     struct device_reduce_list reduce;
     struct results results, results_there;
     struct update_scalars *scalars, *scalars_there; /* of each parameter */
@@ -67,6 +75,7 @@ static size_t arrays_bytes(const struct bench *bench)
     return gpu_round((4 * sizeof(float) + sizeof(uint16_t)) * bench->options->n_elems);
 }
 
+/* One array behind the other. */
 static struct arrays arrays_at(const struct bench *bench, void *memory)
 {
     float *at = memory;
@@ -75,6 +84,26 @@ static struct arrays arrays_at(const struct bench *bench, void *memory)
     gpu_check(cudaMemsetAsync(at, 0, arrays_bytes(bench), bench->stream), "cudaMemsetAsync");
     return (struct arrays){
         .p = at, .m = at + n, .v = at + 2 * n, .acc = at + 3 * n, .w16 = (uint16_t *)(void *)(at + 4 * n)};
+}
+
+static void *zeroes(const struct bench *bench, size_t n_bytes)
+{
+    void *at = gpu_alloc(n_bytes);
+
+    gpu_check(cudaMemsetAsync(at, 0, n_bytes, bench->stream), "cudaMemsetAsync");
+    return at;
+}
+
+/* Moments of their own, and bytes of masters, beside the other arrays. */
+static struct arrays narrow_arrays(const struct bench *bench, struct moments_type moments, bool master24)
+{
+    struct arrays arrays = bench->own;
+
+    arrays.moments = moments;
+    arrays.m = zeroes(bench, dtype_bytes(moments.dtype, bench->options->n_elems));
+    arrays.v = zeroes(bench, dtype_bytes(moments.dtype, bench->options->n_elems));
+    arrays.lower = master24 ? zeroes(bench, bench->options->n_elems) : NULL;
+    return arrays;
 }
 
 static void copy(struct bench *bench, void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind)
@@ -108,7 +137,7 @@ static void make_pool(struct bench *bench)
 
 static void make_memory(struct bench *bench)
 {
-    size_t n_bytes = arrays_bytes(bench), copy_bytes = COPY_BF16 / 2 * bench->options->n_elems;
+    size_t n_bytes = arrays_bytes(bench), copy_bytes = COPY_BF16 / 8 * bench->options->n_elems;
     char number[32];
     const char *const owner[] = {"owner", "--bytes", number, NULL};
     struct gpu_piece piece;
@@ -146,6 +175,7 @@ static struct results results_at(const struct bench *bench, uint8_t *all)
 /* Ranges are as long as the engine's: a chunk of the layout, of one parameter. */
 struct range {
     uint64_t begin, n_elems;
+    uint64_t start; /* from the parameter's start */
     uint32_t param;
 };
 
@@ -162,8 +192,8 @@ static struct range *make_ranges(struct bench *bench)
         uint32_t param = i / per_param;
         uint64_t start = (uint64_t)(i % per_param) * CHUNK_ELEMS;
 
-        ranges[i] =
-            (struct range){.begin = param * each + start, .n_elems = MIN(each - start, CHUNK_ELEMS), .param = param};
+        ranges[i] = (struct range){
+            .begin = param * each + start, .n_elems = MIN(each - start, CHUNK_ELEMS), .start = start, .param = param};
     }
     return ranges;
 }
@@ -189,20 +219,27 @@ static struct device_update_list make_update(struct bench *bench, const struct r
 
     if (!list)
         gpu_fail("no memory");
-    for (uint32_t i = 0; i < bench->n_ranges; i++)
-        list[i] = (struct device_update_range){.p = arrays->p + ranges[i].begin,
-                                               .m = arrays->m + ranges[i].begin,
-                                               .v = arrays->v + ranges[i].begin,
+    for (uint32_t i = 0; i < bench->n_ranges; i++) {
+        size_t moment_at = dtype_bytes(arrays->moments.dtype, ranges[i].begin);
+
+        list[i] = (struct device_update_range){.p = arrays->lower ? NULL : arrays->p + ranges[i].begin,
+                                               .m = (uint8_t *)arrays->m + moment_at,
+                                               .v = (uint8_t *)arrays->v + moment_at,
                                                .acc = arrays->acc + ranges[i].begin,
                                                .w16 = writes_w16 ? arrays->w16 + ranges[i].begin : NULL,
+                                               .lower = arrays->lower ? arrays->lower + ranges[i].begin : NULL,
                                                .n_elems = ranges[i].n_elems,
+                                               .start_elem = ranges[i].start,
                                                .scalars = ranges[i].param,
                                                .w16_dtype = writes_w16 ? DTYPE_BF16 : DTYPE_F32};
+    }
     return (struct device_update_list){.ranges = gpu_upload(list, bench->n_ranges * sizeof(*list), bench->stream),
                                        .chunks = bench->chunks,
                                        .scalars = bench->scalars_there,
                                        .n_chunks = bench->n_chunks,
-                                       .optimizer = OPTIMIZER_ADAMW};
+                                       .optimizer = OPTIMIZER_ADAMW,
+                                       .master24 = arrays->lower != NULL,
+                                       .moments = arrays->moments};
 }
 
 /* Gradients into accumulators without anything else. */
@@ -229,7 +266,6 @@ static void make_reduce(struct bench *bench, const struct range *ranges)
     _cleanup_free_ struct device_reduce_range *list = calloc(bench->n_ranges, sizeof(*list));
     _cleanup_free_ struct device_leaf *leaves = calloc(bench->n_ranges, sizeof(*leaves));
     _cleanup_free_ struct device_chunk *chunks = calloc(bench->n_chunks, sizeof(*chunks));
-    uint64_t each = bench->options->n_elems / bench->options->n_params;
 
     if (!list || !leaves || !chunks)
         gpu_fail("no memory");
@@ -238,7 +274,7 @@ static void make_reduce(struct bench *bench, const struct range *ranges)
 
         list[i] = (struct device_reduce_range){.out = bench->own.acc + ranges[i].begin,
                                                .n_elems = ranges[i].n_elems,
-                                               .start_elem = ranges[i].begin - ranges[i].param * each,
+                                               .start_elem = ranges[i].start,
                                                .first_leaf = i,
                                                .n_leaves = 1,
                                                .dtype = DTYPE_BF16,
@@ -274,6 +310,9 @@ static void make_undo(struct bench *bench)
 
 static void make_lists(struct bench *bench)
 {
+    const struct moments_type bf16 = {DTYPE_BF16, true}, eight = {DTYPE_SIGNED8, true};
+    const struct arrays bf16_moments = narrow_arrays(bench, bf16, false);
+    const struct arrays eight_bits = narrow_arrays(bench, eight, false), narrowest = narrow_arrays(bench, eight, true);
     _cleanup_free_ struct range *ranges = make_ranges(bench);
 
     make_chunks(bench, ranges);
@@ -282,6 +321,9 @@ static void make_lists(struct bench *bench)
     bench->update = make_update(bench, ranges, &bench->own, false);
     bench->update16 = make_update(bench, ranges, &bench->own, true);
     bench->update_imported = make_update(bench, ranges, &bench->imported, false);
+    bench->update_bf16_moments = make_update(bench, ranges, &bf16_moments, false);
+    bench->update_8bit = make_update(bench, ranges, &eight_bits, false);
+    bench->update_8bit_24 = make_update(bench, ranges, &narrowest, true);
     make_reduce(bench, ranges);
     make_undo(bench);
 }
@@ -297,15 +339,18 @@ static void launch(int r, const char *kernel)
 static void put_scalars(struct bench *bench, double factor)
 {
     bench->n_steps++;
-    for (unsigned i = 0; i < bench->options->n_params; i++)
+    for (unsigned i = 0; i < bench->options->n_params; i++) {
         update_scalars_compute(OPTIMIZER_ADAMW, &hyper, factor, bench->n_steps, &bench->scalars[i]);
+        bench->scalars[i].rounding_key = update_rounding_key(i, bench->n_steps);
+    }
     copy(bench, bench->scalars_there, bench->scalars, bench->options->n_params * sizeof(*bench->scalars),
          cudaMemcpyHostToDevice);
 }
 
-static void run_copy(struct bench *bench, unsigned n_bytes_each)
+/* n_quarters: bytes for each parameter, times four. Half of them are read, and half are written. */
+static void run_copy(struct bench *bench, unsigned n_quarters)
 {
-    copy(bench, bench->copy_to, bench->copy_from, n_bytes_each / 2 * bench->options->n_elems, cudaMemcpyDeviceToDevice);
+    copy(bench, bench->copy_to, bench->copy_from, n_quarters * bench->options->n_elems / 8, cudaMemcpyDeviceToDevice);
 }
 
 static void copy_fp32(struct bench *bench)
@@ -316,6 +361,21 @@ static void copy_fp32(struct bench *bench)
 static void copy_bf16(struct bench *bench)
 {
     run_copy(bench, COPY_BF16);
+}
+
+static void copy_bf16_moments(struct bench *bench)
+{
+    run_copy(bench, COPY_BF16_MOMENTS);
+}
+
+static void copy_8bit(struct bench *bench)
+{
+    run_copy(bench, COPY_8BIT);
+}
+
+static void copy_8bit_24(struct bench *bench)
+{
+    run_copy(bench, COPY_8BIT_24);
 }
 
 static void adamw(struct bench *bench)
@@ -331,6 +391,21 @@ static void adamw_bf16(struct bench *bench)
 static void adamw_imported(struct bench *bench)
 {
     launch(device_update(bench->stream, &bench->update_imported), "device_update");
+}
+
+static void adamw_bf16_moments(struct bench *bench)
+{
+    launch(device_update(bench->stream, &bench->update_bf16_moments), "device_update");
+}
+
+static void adamw_8bit(struct bench *bench)
+{
+    launch(device_update(bench->stream, &bench->update_8bit), "device_update");
+}
+
+static void adamw_8bit_24(struct bench *bench)
+{
+    launch(device_update(bench->stream, &bench->update_8bit_24), "device_update");
 }
 
 /* As the engine updates. */
@@ -377,8 +452,18 @@ static const struct timed {
     void (*run)(struct bench *bench);
     bool accumulated; /* its gradients lie in the accumulators */
 } kernels[] = {
-    {"copy-fp32", copy_fp32, false},  {"copy-bf16", copy_bf16, false},          {"adamw", adamw, true},
-    {"adamw-bf16", adamw_bf16, true}, {"adamw-imported", adamw_imported, true}, {"adamw-undo", adamw_undo, true},
+    {"copy-fp32", copy_fp32, false},
+    {"copy-bf16", copy_bf16, false},
+    {"copy-bf16-moments", copy_bf16_moments, false},
+    {"copy-8bit", copy_8bit, false},
+    {"copy-8bit-24", copy_8bit_24, false},
+    {"adamw", adamw, true},
+    {"adamw-bf16", adamw_bf16, true},
+    {"adamw-bf16-moments", adamw_bf16_moments, true},
+    {"adamw-8bit", adamw_8bit, true},
+    {"adamw-8bit-24", adamw_8bit_24, true},
+    {"adamw-imported", adamw_imported, true},
+    {"adamw-undo", adamw_undo, true},
     {"sequence", sequence, false},
 };
 

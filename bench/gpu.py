@@ -95,6 +95,10 @@ class Side(Process):
         return json.loads(self.receive())["ms"]
 
 
+NARROW = {"bf16-moments": "bf16 moments, stochastic", "8bit": "8-bit moments",
+          "8bit-24": "8-bit moments, 24-bit masters"}
+
+
 def measure(setup, environment, n):
     """Milliseconds of each kernel and of each of torch's chains, in turn."""
     sides = []
@@ -108,6 +112,7 @@ def measure(setup, environment, n):
         sides.append(torch)
         chains = json.loads(torch.receive())
         kernels = ["copy-fp32", "adamw", "copy-bf16", "adamw-bf16", "adamw-imported", "adamw-undo", "sequence"]
+        kernels += [f"{what}-{kind}" for kind in NARROW for what in ("copy", "adamw")]
         ms = in_turn({kernel: (lambda kernel=kernel: ours.ms(kernel)) for kernel in kernels} |
                      {chain: (lambda chain=chain: torch.ms(chain)) for chain in chains}, n)
     finally:
@@ -126,7 +131,9 @@ def kernel_rows(ms, chains, mode):
             row(f"gpu: unscale, norm, clip, adamw, cast{mode}", ms["sequence"], ms[fastest], fastest, "ms", 1.3),
             row(f"gpu: adamw on imported memory{mode}", ms["adamw-imported"], ms["adamw"], "memory of its own", "ms",
                 0.95),
-            row(f"gpu: adamw with undo slots{mode}", ms["adamw-undo"], ms["adamw"], "without", "ms", 0.95)]
+            row(f"gpu: adamw with undo slots{mode}", ms["adamw-undo"], ms["adamw"], "without", "ms", 0.95),
+            *(row(f"gpu: adamw, {name}{mode}", ms[f"adamw-{kind}"], ms[f"copy-{kind}"], "copy of the same bytes", "ms",
+                  0.90) for kind, name in NARROW.items())]
 
 
 def gpu_kernels(quick, setup=SETUP):

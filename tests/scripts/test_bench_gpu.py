@@ -60,12 +60,13 @@ def kernels(setup):
 @pytest.mark.full
 def test_kernels(setup):
     rows, details = gpu.gpu_kernels(True, setup)
-    assert [row["goal"] for row in rows] == [0.9, 0.9, 1.0, 1.3, 0.95, 0.95]
+    assert [row["goal"] for row in rows] == [0.9, 0.9, 1.0, 1.3, 0.95, 0.95, 0.9, 0.9, 0.9]
     assert all(row["zerod"] > 0 and row["peer"] > 0 for row in rows)
     [(title, (_, *table))] = details.items()
     assert title == "medians, 0.25 Mi parameters in 4 tensors"
     assert [name for name, _ in table] == ["copy-fp32", "adamw", "copy-bf16", "adamw-bf16", "adamw-imported",
-                                           "adamw-undo", "sequence", *CHAINS]
+                                           "adamw-undo", "sequence", "copy-bf16-moments", "adamw-bf16-moments", "copy-8bit",
+                                           "adamw-8bit", "copy-8bit-24", "adamw-8bit-24", *CHAINS]
 
 
 @pytest.mark.full
@@ -103,6 +104,15 @@ def test_they_compute(kernels, name, factor, has_weight):
         assert after["p"] == pytest.approx(expected, rel=1e-4)
         assert after["weight"] == (pytest.approx(after["p"], rel=2**-8) if has_weight else 0)
         before = after
+
+
+@pytest.mark.parametrize("name, where", [("adamw-bf16-moments", "p"), ("adamw-8bit", "p"), ("adamw-8bit-24", "weight")])
+def test_narrow_ones_compute(kernels, name, where):
+    """A first step, from zeroes: moments are rounded after it."""
+    assert kernels(name)["ms"] > 0
+    after = kernels("sample")
+    assert after[where] == pytest.approx(adamw(0, 0, 0, 0.5 * after["grad"], 1), rel=2**-8)
+    assert after["exp_avg"] == 0 and {after["p"], after["weight"]} == {0, after[where]}
 
 
 def test_imported_memory_is_another(kernels):
@@ -190,7 +200,7 @@ def test_there_is_no_mps(tmp_path, monkeypatch, capsys):
     assert "there are no figures with MPS: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("measure, n_rows", [*full(("gpu_kernels", 6)), ("gpu_facts", 8)])
+@pytest.mark.parametrize("measure, n_rows", [*full(("gpu_kernels", 9)), ("gpu_facts", 8)])
 def test_without_mps_stays(setup, measure, n_rows):
     """If the measurements with MPS fail, the rows without MPS stay."""
 
