@@ -53,12 +53,12 @@ static uint64_t size_update(const struct nccl_engine *engine)
     const struct device_plan_header *head = engine->plan.head;
     uint64_t per_chunk =
         sizeof(struct device_update_range) + device_chunks_count(CHUNK_ELEMS) * sizeof(struct device_chunk);
-    uint64_t n_launches = 1 + (uint64_t)head->master24, n_chunks = n_launches * head->n_chunks;
+    uint64_t n_launches = 2, n_chunks = head->n_chunks;
 
-    /* Of Muon's matrices: the momentum's launch, and one for each matrix. */
+    /* A matrix for Muon is in the momentum's launch, and in one of its own. */
     if (head->n_matrices > 0) {
         n_launches += 1 + (uint64_t)head->n_matrices;
-        n_chunks += 2 * (uint64_t)head->n_chunks;
+        n_chunks += head->n_chunks;
     }
     return n_chunks * per_chunk + head->n_params * sizeof(struct update_scalars) +
            2 * (1 + n_launches) * NCCL_LIST_ALIGN;

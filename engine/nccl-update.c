@@ -126,21 +126,31 @@ static uint32_t first_launch(const struct nccl_engine *engine, uint32_t param)
                                                                                 : DEVICE_MARKS_UPDATE;
 }
 
-/* One launch for all parameters that begin with it: Muon's first pass for all matrices, or a whole update. */
+static bool is_listed(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t chunk, uint32_t marks)
+{
+    return takes_part(engine, gpu, chunk) && first_launch(engine, engine->plan.chunks[chunk].param) == marks;
+}
+
+/* One launch, or none, for all parameters that begin with it: Muon's first pass for all matrices, or a whole update. */
 static void update_all(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order, void *scalars,
                        uint32_t marks)
 {
-    uint32_t n_chunks = engine->plan.head->n_chunks;
-    struct update_maker maker = maker_new(engine, gpu, order, n_chunks, scalars, marks);
+    uint32_t n_chunks = engine->plan.head->n_chunks, n_listed = 0;
     bool matrices = marks == DEVICE_MARKS_MOMENTUM;
+    struct update_maker maker;
 
+    for (uint32_t c = 0; c < n_chunks; c++)
+        n_listed += is_listed(engine, gpu, c, marks);
+    if (n_listed == 0)
+        return;
+    maker = maker_new(engine, gpu, order, n_listed, scalars, marks);
     maker.list.optimizer =
         matrices ? (enum optimizer)DEVICE_MUON_MOMENTUM : optimizer_of_param(engine->plan.head->optimizer, false);
     maker.list.master24 = marks == DEVICE_MARKS_UPDATE24;
     for (uint32_t c = 0; c < n_chunks; c++) {
         struct device_update_range range;
 
-        if (!takes_part(engine, gpu, c) || first_launch(engine, engine->plan.chunks[c].param) != marks)
+        if (!is_listed(engine, gpu, c, marks))
             continue;
         range = matrices ? momentum_range_of(engine, gpu, c) : range_of(engine, gpu, c);
         maker_add(&maker, &range);
@@ -248,8 +258,7 @@ int update_issue(struct nccl_engine *engine, struct nccl_order *order)
         engine_use(engine, gpu);
         memcpy(lists_take(engine, &gpu->lanes[order->lane].lists, n_bytes, &scalars), engine->inputs.scalars, n_bytes);
         update_all(engine, gpu, order, scalars, DEVICE_MARKS_UPDATE);
-        if (engine->plan.head->master24)
-            update_all(engine, gpu, order, scalars, DEVICE_MARKS_UPDATE24);
+        update_all(engine, gpu, order, scalars, DEVICE_MARKS_UPDATE24);
         if (engine->plan.head->n_matrices > 0)
             update_matrices(engine, gpu, order, scalars);
     }

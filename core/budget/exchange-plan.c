@@ -78,6 +78,16 @@ uint64_t exchange_plan_incoming_bytes(const struct config *config, const struct 
            dtype_size(config->communication_data_type);
 }
 
+/* Bytes of each master that is not a weight. */
+static uint64_t master_bytes(const struct config *config, enum dtype dtype)
+{
+    bool stage3 = config_stage(config) == 3;
+
+    if (dtype == DTYPE_BF16 && config_moments(config).master24)
+        return stage3 ? 3 : 1;
+    return stage3 || dtype != DTYPE_F32 ? sizeof(float) : 0;
+}
+
 /* Pages of the staging copy for initial weights, which have no moments; in stage 3 weights come in elsewhere.
  */
 static uint64_t initial_bytes(const struct config *config, const struct layout *layout)
@@ -85,9 +95,8 @@ static uint64_t initial_bytes(const struct config *config, const struct layout *
     uint64_t n_bytes = round_up(layout->weight_bytes, page_size()), start;
 
     for (uint32_t b = 0; b < layout->n_buckets; b++)
-        if (layout->buckets[b].dtype != DTYPE_F32 || config_stage(config) == 3)
-            n_bytes += layout_owned_elems(layout, b, config_first_rank(config), config_local_ranks(config), &start) *
-                       sizeof(float);
+        n_bytes += layout_owned_elems(layout, b, config_first_rank(config), config_local_ranks(config), &start) *
+                   master_bytes(config, layout->buckets[b].dtype);
     return n_bytes;
 }
 

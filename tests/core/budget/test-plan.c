@@ -380,15 +380,16 @@ static void test_narrow_on_devices(void **state)
 }
 
 /* Muon on GPUs: the engine's own figures, of two ranks of which one owns the matrix, and the scratch memory of that. */
-static void test_muon_on_devices(void **state)
+static void check_muon_on_devices(unsigned stage, bool master24)
 {
     struct layout *layout = make_with_matrix();
     const struct device_plan_options options = {.layout = layout,
-                                                .stage = 2,
+                                                .stage = stage,
                                                 .n_local = 2,
                                                 .optimizer = OPTIMIZER_MUON,
-                                                .moments = {.m = true, .v = true}};
-    const struct plan_options asked = {.stage = 2, .n_moments = 2, .n_local_ranks = 2, .on_devices = true};
+                                                .moments = {.m = true, .v = true, .master24 = master24}};
+    const struct plan_options asked = {
+        .stage = stage, .n_moments = 2, .master24 = master24, .n_local_ranks = 2, .on_devices = true};
     uint64_t n_bytes = device_plan_bytes(&options), in_state = 0, undo = 0;
     void *memory = test_calloc(1, n_bytes);
     struct device_rank_places places;
@@ -410,6 +411,13 @@ static void test_muon_on_devices(void **state)
     assert_int_equal(step_muon_scratch_elems(layout, 1, 3), 0);
     test_free(memory);
     layout_free(layout);
+}
+
+static void test_muon_on_devices(void **state)
+{
+    check_muon_on_devices(2, false);
+    check_muon_on_devices(2, true);
+    check_muon_on_devices(3, true);
 }
 
 /* On GPUs, and with the optimizer in host memory: what is counted where, and nothing is lost between. */

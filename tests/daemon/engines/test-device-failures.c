@@ -271,10 +271,10 @@ static uint32_t count_launches(const struct gpus *gpus)
 }
 
 /*
- * A step of two micro-batches with an engine that dies in the midst of the update's last launch, when the kernel's
+ * A step of two micro-batches with an engine that dies in the midst of the update's n-th launch, when the kernel's
  * threads have had so many turns. Return: whether it has.
  */
-static bool die_in_update(const struct gpus_options *options, uint64_t turns)
+static bool die_in_update(const struct gpus_options *options, unsigned n, uint64_t turns)
 {
     unsigned before = n_restarts;
     struct gpus gpus;
@@ -282,8 +282,7 @@ static bool die_in_update(const struct gpus_options *options, uint64_t turns)
 
     gpus_init(&gpus, options);
     assert_true(gpus.layout->n_buckets > 1);
-    snprintf(fault, sizeof(fault), "sim_launch:die=%" PRIu64 "@%" PRIu32, turns,
-             count_launches(&gpus) + 1 + options->master24);
+    snprintf(fault, sizeof(fault), "sim_launch:die=%" PRIu64 "@%" PRIu32, turns, count_launches(&gpus) + n);
     gpus.fault = fault;
     gpus_start(&gpus);
     gpus_wait_ready(&gpus);
@@ -302,15 +301,22 @@ static bool die_in_update(const struct gpus_options *options, uint64_t turns)
     return n_restarts > before;
 }
 
-/* Later each time, until the update comes to its end. */
-static void die_in_updates(const struct gpus_options *options)
+/* Later each time, until the launch comes to its end. */
+static void die_in_launches(const struct gpus_options *options, unsigned n)
 {
     uint64_t turns = 1;
 
     need_faults();
-    while (die_in_update(options, turns))
+    while (die_in_update(options, n, turns))
         turns += 1 + n_strides() * (100 + turns / 12);
     assert_true(turns > 128); /* a phase */
+}
+
+/* Masters of two kinds have two launches. */
+static void die_in_updates(const struct gpus_options *options)
+{
+    for (unsigned n = 1; n <= 1 + (unsigned)options->master24; n++)
+        die_in_launches(options, n);
 }
 
 static void test_killed_in_updates(void **state)

@@ -16,6 +16,7 @@
 
 #include "core/base/base.h"
 #include "core/budget/budget.h"
+#include "core/budget/exchange-plan.h"
 #include "core/budget/step-sizes.h"
 #include "core/layout/layout.h"
 #include "daemon/ledger/ledger.h"
@@ -368,6 +369,35 @@ static void test_budget_settings(void **state)
     layout_free(layout);
 }
 
+/* Several nodes on GPUs: a copy of the initial weights, and of masters beside them. Two ranks own half of 2,048. */
+static void test_budget_of_staging(void **state)
+{
+    static const struct {
+        unsigned stage, bits;
+        uint64_t master_bytes;
+    } cases[] = {{2, 32, 4}, {2, 24, 1}, {3, 32, 4}, {3, 24, 3}};
+    struct layout *layout = make_layout();
+    uint64_t staging[ARRAY_SIZE(cases)];
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct config *config;
+        char text[512];
+
+        snprintf(text, sizeof(text),
+                 "listen: {socket: /a}\ndevice: cuda\ncollective: nccl\n"
+                 "world: {size: 4, node: 0, key_file: /k, nodes: [{address: \"a:1\", ranks: 2}, {address: \"b:1\", "
+                 "ranks: 2}]}\n"
+                 "zero_optimization: {stage: %u}\noptimizer: {params: {master_weight_bits: %u}}\n",
+                 cases[i].stage, cases[i].bits);
+        config = load_valid_with(text, &both_engines);
+        staging[i] = exchange_plan_bytes(config, layout);
+        assert_int_equal(staging[0] - staging[i], 1024 * (4 - cases[i].master_bytes));
+        config_free(config);
+    }
+    layout_free(layout);
+}
+
 /* The budget of a rank's tables equals what ring_new() allocates. */
 static void test_budget_tables(void **state)
 {
@@ -423,6 +453,7 @@ TEST_GROUP(quota)
         TEST(test_hybrid),
         cmocka_unit_test(test_tickets),
         cmocka_unit_test(test_budget_settings),
+        cmocka_unit_test(test_budget_of_staging),
         cmocka_unit_test(test_budget_tables),
         cmocka_unit_test(test_budget_of_a_larger_model),
     };

@@ -40,10 +40,10 @@ def test_same_bits(zerod, build, tmp_path, ranks, stage, bucket_elems, state):
     judge(*run("found", ranks, stage=stage, reduce_bucket_size=bucket_elems), wanted)
 
 
-def saved(zerod, folder):
+def saved(zerod, folder, config):
     """State and fp32 weights after some steps."""
     checkpoint = {"dir": str(folder), "save_steps": 6}
-    daemon = zerod({"world": {"size": 1}, "optimizer": SETTINGS, "checkpoint": checkpoint})
+    daemon = zerod(merge({"world": {"size": 1}, "optimizer": SETTINGS, "checkpoint": checkpoint}, config))
     train(daemon, [[]], ["--moments", MOMENTS], 6)
     daemon.stop()
     load_file = pytest.importorskip("safetensors.torch").load_file
@@ -53,11 +53,12 @@ def saved(zerod, folder):
 
 
 @pytest.mark.gpu
-def test_beside_host_memory(zerod, tmp_path, monkeypatch):
+@pytest.mark.parametrize("config", [{}, {"optimizer": {"params": {"master_weight_bits": 24}}}], ids=["fp32", "24 bits"])
+def test_beside_host_memory(zerod, tmp_path, monkeypatch, config):
     """Other products, so other bits, but the same numbers."""
-    host = saved(zerod, tmp_path / "host")
+    host = saved(zerod, tmp_path / "host", config)
     monkeypatch.setenv("ZEROD_DEVICE", "cuda")
-    gpus = saved(zerod, tmp_path / "gpus")
+    gpus = saved(zerod, tmp_path / "gpus", config)
     assert set(host) == set(gpus) and any(name.endswith("momentum_buffer") for name in host)
     assert any((gpus[name] != value).any() for name, value in host.items())
     for name, value in host.items():
