@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What narrow moments and gradients gain, and what moments cost: steps beside those in fp32, and losses of trainings."""
 
-import contextlib
 import json
 import pathlib
 import statistics
@@ -9,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 
-from harness import ADAMW, ROOT, Failure, ZerodJob, in_turn, median, program, row, say
+from harness import ADAMW, ROOT, Failure, ZerodJob, in_both_orders, median, program, row, say
 from training import rank_environment
 
 # Parameters of the optimizer, and more of the configuration.
@@ -27,16 +26,19 @@ N_STEPS, N_LAST = 500, 100  # of a training; the steps over whose losses the mea
 BETAS = (0.9, 0.999)  # the larger the second one is, the smaller are the changes that rounding may lose
 
 
+def step(job):
+    return job.step() | {"state": job.status()["memory"]["state"]["held_bytes"]}
+
+
 def steps(quick):
     """Steps of 64 Mi parameters on 2 ranks, all kinds in turn. Return: rows, and a table of memory."""
     rows, table = [], [["state of 64 Mi parameters, MiB", *KINDS_OF_BF16]]
     for model, (types, kinds) in MODELS.items():
-        with contextlib.ExitStack() as stack:
-            jobs = {kind: stack.enter_context(contextlib.closing(
-                ZerodJob(2, extra=extra, types=types, optimizer=ADAMW.replace("}}", params + "}}"))))
-                    for kind, (params, extra) in kinds.items()}
-            results = in_turn({kind: job.step for kind, job in jobs.items()}, 5 if quick else 15)
-            states = [job.status()["memory"]["state"]["held_bytes"] for job in jobs.values()]
+        make = {kind: (lambda params=params, extra=extra: ZerodJob(
+                    2, extra=extra, types=types, optimizer=ADAMW.replace("}}", params + "}}")))
+                for kind, (params, extra) in kinds.items()}
+        results = in_both_orders(make, step, 5 if quick else 15)
+        states = [found[0]["state"] for found in results.values()]
         table.append([model, *(f"{n_bytes / 2**20:.0f}" for n_bytes in states), *[""] * (len(KINDS_OF_BF16) - len(kinds))])
         for part, name in (("total", "whole"), ("tail", "after the last push")):
             times = {kind: median([r[part] for r in found]) for kind, found in results.items()}
@@ -48,8 +50,8 @@ def steps(quick):
 
 def gradients(quick):
     """Steps of an fp32 model whose gradients are bf16 already when they are pushed, beside fp32 ones."""
-    with contextlib.closing(ZerodJob(2)) as wide, contextlib.closing(ZerodJob(2, types="--bf16-gradients")) as narrow:
-        results = in_turn({"wide": wide.step, "narrow": narrow.step}, 5 if quick else 15)
+    make = {"wide": lambda: ZerodJob(2), "narrow": lambda: ZerodJob(2, types="--bf16-gradients")}
+    results = in_both_orders(make, lambda job: job.step(), 5 if quick else 15)
     wide, narrow = (median([r["total"] for r in found]) for found in results.values())
     return [row("narrow state: whole, fp32 model, bf16 gradients", narrow, wide, "fp32 gradients", "ms", None)]
 

@@ -12,8 +12,8 @@ import tempfile
 import time
 
 import loss_curve
-from harness import (BUILD, MI, ROOT, Failure, Process, ZerodJob, available_bytes, in_turn, median, program, row, say,
-                     stop_all)
+from harness import (BUILD, MI, ROOT, Failure, Process, ZerodJob, available_bytes, in_both_orders, median, program, row,
+                     say, stop_all)
 from nodes import NodesJob, make_key
 
 sys.path.append(str(ROOT / "tests" / "e2e"))
@@ -129,20 +129,12 @@ def recoveries(make, quick):
 
 def costs(quick):
     """A step whose state is kept, against one whose state is not."""
-    jobs = {}
-    try:
-        for name, kept in (("kept", True), ("not kept", False)):
-            jobs[name] = ZerodJob(2, 2, ELEMS, kept=kept)
 
-        def one(job):
-            result = job.step()
-            result["update"] = job.status()["time"]["update"]["last_ns"] / 1e6
-            return result
+    def step(job):
+        return job.step() | {"update": job.status()["time"]["update"]["last_ns"] / 1e6}
 
-        results = in_turn({name: (lambda job=job: one(job)) for name, job in jobs.items()}, 5 if quick else 21)
-    finally:
-        for job in jobs.values():
-            job.stop()
+    make = {name: (lambda kept=name == "kept": ZerodJob(2, 2, ELEMS, kept=kept)) for name in ("kept", "not kept")}
+    results = in_both_orders(make, step, 5 if quick else 21)
     goals = {"total": ("whole step", 1 / 1.03), "update": ("update", 1 / 1.05), "push": ("pushes of a step", 1 / 1.05)}
     return [row(f"survival: {what}, 2 ranks, stage 2", *(median([r[part] for r in results[name]])
                                                          for name in ("kept", "not kept")), "not kept", "ms", goal)

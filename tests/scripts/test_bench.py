@@ -35,6 +35,28 @@ def small(build, monkeypatch):
     monkeypatch.setattr(whole_step, "ELEMS", ELEMS)
 
 
+def test_both_orders():
+    """Each job is made first once, and closed; none is alone."""
+    made, open_jobs = [], set()
+
+    class Job:
+        def __init__(self, name):
+            self.name = name
+            made.append(name)
+            open_jobs.add(name)
+
+        def close(self):
+            open_jobs.remove(self.name)
+
+    def step(job):
+        assert open_jobs == {"a", "b"}
+        return job.name
+
+    results = harness.in_both_orders({name: (lambda name=name: Job(name)) for name in "ab"}, step, 3)
+    assert made == ["a", "b", "b", "a"] and not open_jobs
+    assert results == {"a": ["a"] * 6, "b": ["b"] * 6}
+
+
 # ---- narrow moments --------------------------------------------------------------------------------------------------
 
 
