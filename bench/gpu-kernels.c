@@ -347,69 +347,30 @@ static void put_scalars(struct bench *bench, double factor)
          cudaMemcpyHostToDevice);
 }
 
-/* n_quarters: bytes for each parameter, times four. Half of them are read, and half are written. */
-static void run_copy(struct bench *bench, unsigned n_quarters)
+/* A kernel, or a copy. */
+struct timed {
+    const char *name;
+    void (*run)(struct bench *bench, const struct timed *timed);
+    bool accumulated;    /* its gradients lie in the accumulators */
+    size_t list;         /* of an update: where its list is in struct bench */
+    unsigned n_quarters; /* of a copy: bytes for each parameter, times four; half are read and half are written */
+};
+
+static void run_copy(struct bench *bench, const struct timed *timed)
 {
-    copy(bench, bench->copy_to, bench->copy_from, n_quarters * bench->options->n_elems / 8, cudaMemcpyDeviceToDevice);
+    copy(bench, bench->copy_to, bench->copy_from, timed->n_quarters * bench->options->n_elems / 8,
+         cudaMemcpyDeviceToDevice);
 }
 
-static void copy_fp32(struct bench *bench)
+static void run_update(struct bench *bench, const struct timed *timed)
 {
-    run_copy(bench, COPY_FP32);
-}
+    const struct device_update_list *list = (const void *)((const uint8_t *)bench + timed->list);
 
-static void copy_bf16(struct bench *bench)
-{
-    run_copy(bench, COPY_BF16);
-}
-
-static void copy_bf16_moments(struct bench *bench)
-{
-    run_copy(bench, COPY_BF16_MOMENTS);
-}
-
-static void copy_8bit(struct bench *bench)
-{
-    run_copy(bench, COPY_8BIT);
-}
-
-static void copy_8bit_24(struct bench *bench)
-{
-    run_copy(bench, COPY_8BIT_24);
-}
-
-static void adamw(struct bench *bench)
-{
-    launch(device_update(bench->stream, &bench->update), "device_update");
-}
-
-static void adamw_bf16(struct bench *bench)
-{
-    launch(device_update(bench->stream, &bench->update16), "device_update");
-}
-
-static void adamw_imported(struct bench *bench)
-{
-    launch(device_update(bench->stream, &bench->update_imported), "device_update");
-}
-
-static void adamw_bf16_moments(struct bench *bench)
-{
-    launch(device_update(bench->stream, &bench->update_bf16_moments), "device_update");
-}
-
-static void adamw_8bit(struct bench *bench)
-{
-    launch(device_update(bench->stream, &bench->update_8bit), "device_update");
-}
-
-static void adamw_8bit_24(struct bench *bench)
-{
-    launch(device_update(bench->stream, &bench->update_8bit_24), "device_update");
+    launch(device_update(bench->stream, list), "device_update");
 }
 
 /* As the engine updates. */
-static void adamw_undo(struct bench *bench)
+static void adamw_undo(struct bench *bench, const struct timed *timed)
 {
     struct device_update_list list = bench->update;
 
@@ -435,7 +396,7 @@ static double norm(const struct bench *bench)
  * finite, the norm, which the host makes the factor of that unscales and clips. One after the other; in a training the
  * reduction and the results' way to the host are beside the backward.
  */
-static void sequence(struct bench *bench)
+static void sequence(struct bench *bench, const struct timed *timed)
 {
     double clip;
 
@@ -447,24 +408,29 @@ static void sequence(struct bench *bench)
     launch(device_update(bench->stream, &bench->update16), "device_update");
 }
 
-static const struct timed {
-    const char *name;
-    void (*run)(struct bench *bench);
-    bool accumulated; /* its gradients lie in the accumulators */
-} kernels[] = {
-    {"copy-fp32", copy_fp32, false},
-    {"copy-bf16", copy_bf16, false},
-    {"copy-bf16-moments", copy_bf16_moments, false},
-    {"copy-8bit", copy_8bit, false},
-    {"copy-8bit-24", copy_8bit_24, false},
-    {"adamw", adamw, true},
-    {"adamw-bf16", adamw_bf16, true},
-    {"adamw-bf16-moments", adamw_bf16_moments, true},
-    {"adamw-8bit", adamw_8bit, true},
-    {"adamw-8bit-24", adamw_8bit_24, true},
-    {"adamw-imported", adamw_imported, true},
-    {"adamw-undo", adamw_undo, true},
-    {"sequence", sequence, false},
+#define COPY(name, n)                                                                                                  \
+    {                                                                                                                  \
+        name, run_copy, .n_quarters = (n)                                                                              \
+    }
+#define UPDATE(name, member)                                                                                           \
+    {                                                                                                                  \
+        name, run_update, .accumulated = true, .list = offsetof(struct bench, member)                                  \
+    }
+
+static const struct timed kernels[] = {
+    COPY("copy-fp32", COPY_FP32),
+    COPY("copy-bf16", COPY_BF16),
+    COPY("copy-bf16-moments", COPY_BF16_MOMENTS),
+    COPY("copy-8bit", COPY_8BIT),
+    COPY("copy-8bit-24", COPY_8BIT_24),
+    UPDATE("adamw", update),
+    UPDATE("adamw-bf16", update16),
+    UPDATE("adamw-bf16-moments", update_bf16_moments),
+    UPDATE("adamw-8bit", update_8bit),
+    UPDATE("adamw-8bit-24", update_8bit_24),
+    UPDATE("adamw-imported", update_imported),
+    {"adamw-undo", adamw_undo, .accumulated = true},
+    {"sequence", sequence},
 };
 
 static void refill(struct bench *bench, const struct timed *kernel)
@@ -473,8 +439,9 @@ static void refill(struct bench *bench, const struct timed *kernel)
 
     fill(bench, bench->grads, bench->options->n_elems, from);
     if (kernel->accumulated) {
-        launch(device_convert_to_f32(bench->stream,
-                                     kernel->run == adamw_imported ? &bench->widen_imported : &bench->widen),
+        launch(device_convert_to_f32(bench->stream, kernel->list == offsetof(struct bench, update_imported)
+                                                        ? &bench->widen_imported
+                                                        : &bench->widen),
                "device_convert_to_f32");
         put_scalars(bench, 1.0 / LOSS_SCALE);
     }
@@ -516,7 +483,7 @@ static void answer(struct bench *bench, const char *name)
         gpu_fail("no kernel is called %s", name);
     refill(bench, kernel);
     begin = gpu_now_ns();
-    kernel->run(bench);
+    kernel->run(bench, kernel);
     gpu_finish(bench->stream);
     printf("{\"ms\": %.6f}\n", (double)(gpu_now_ns() - begin) / 1e6);
 }
