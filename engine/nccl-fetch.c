@@ -38,7 +38,7 @@ struct slice {
     uint64_t n_elems, n_bytes; /* in the type of the weights */
     uint64_t at;               /* bytes, in the pool */
     enum dtype dtype;
-    bool is_f32; /* there, whatever the type of the weights; else it has that */
+    bool is_f32; /* masters in fp32; otherwise the slice has the type of the weights */
 };
 
 /* ---- who has what ---------------------------------------------------------------------------------------- */

@@ -83,7 +83,7 @@ static void *array_values(const struct executor *executor, uint32_t bucket, unsi
     return state_values(executor->state, (enum state_kind)array, bucket, elem);
 }
 
-/* Are the masters, of 24 bits a part of them, the weights that add_weights() copies? */
+/* Does add_weights() copy the bucket's masters? Of masters in 24 bits it copies the weights. */
 static bool masters_are_weights(const struct executor *executor, uint32_t bucket)
 {
     return !executor->gathers &&

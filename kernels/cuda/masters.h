@@ -78,7 +78,7 @@ template <> struct masters<false> {
         quad_store_once(job.range.p + i, p);
     }
 
-    /* Those beside the masters. With what is stored between the two, nvcc takes fewer registers. */
+    /* Kernels store these weights after the moments, because they were measured on a GPU in that order. */
     DEVICE_MEMBER void store_weights(const struct update_job &job, uint64_t i) const
     {
         const struct device_update_range &range = job.range;
@@ -92,7 +92,7 @@ template <> struct masters<false> {
         *reinterpret_cast<struct half_quad *>(static_cast<uint16_t *>(range.w16) + i) = four;
     }
 
-    /* Also the weights of the first n, which may lie anywhere. */
+    /* Stores the first n masters and the weights beside them, at any address. */
     DEVICE_MEMBER void store_some(const struct update_job &job, uint32_t i, uint32_t n) const
     {
 #pragma unroll
@@ -108,7 +108,7 @@ template <> struct masters<false> {
         *reinterpret_cast<struct quad *>(undo_at<float>(undo, group, 0)) = p;
     }
 
-    /* Saves what lies in memory of the thread's four from i on. end: of the job. */
+    /* Copies the thread's masters from memory to the slot. i: its first one; end: the job's end. */
     static DEVICE_MEMBER void save_some(const struct undo &undo, uint32_t group, const struct update_job &job,
                                         uint32_t i, uint32_t end)
     {

@@ -2,19 +2,18 @@
 #pragma once
 
 /*
- * What an update on a GPU saves before it changes it (device.h, struct device_update_undo).
+ * The undo slots of an update on a GPU (device.h, struct device_update_undo).
  *
  * A block works on its chunks group by group, four elements a thread. It saves a group in one of its two slots, marks
  * it, and only then writes the new values. The slots take turns, so that the marked group stays whole while the next
  * one is saved. The next launch of the same list finds the mark, puts the marked group back and goes on from it; it may
  * be killed as well.
  *
- * Who reads the slots is a later kernel on the same device, after the driver has ended the work of the dead process.
- * Stores that a fence has waited for are then in the device's memory, or in its L2, which is the same to every
- * process; later ones may be there or not, in any order. So the order of this device's own stores is all that counts,
- * and __threadfence() is enough; no other device and no host has a part in it. One thread fences for its block: a fence
- * also orders what other threads have written before a barrier that this thread has passed, as grids that synchronize
- * rely on.
+ * If a process dies, the driver ends its kernels, and a later kernel on the same device reads the slots. It finds every
+ * store that a fence has waited for, in the device's memory or in its L2, which all processes share. Stores after the
+ * fence may be there or not, in any order. Neither another device nor the host reads slots, so __threadfence() is
+ * enough. One thread fences for its block: a fence also orders the stores of other threads before a barrier that this
+ * thread has passed, and grids that synchronize rely on that.
  */
 
 #include "kernels/cuda/block.h"
