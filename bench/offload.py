@@ -80,8 +80,10 @@ def measure(setup, ways, environment, n):
 
 
 def rows_of(ms, mode):
-    rows = [row(f"gpu: a whole step, all on the GPU{mode}", ms[ON_GPU], ms[MASTERS], MASTERS, "ms", 0.9),
-            row(f"gpu: a whole step, moments in bf16{mode}", ms[NARROW], ms[MASTERS], MASTERS, "ms", None)] if ON_GPU in ms else []
+    rows = []
+    if ON_GPU in ms:
+        rows += [row(f"gpu: a whole step, all on the GPU{mode}", ms[ON_GPU], ms[MASTERS], MASTERS, "ms", 0.9),
+                 row(f"gpu: a whole step, moments in bf16{mode}", ms[NARROW], ms[MASTERS], MASTERS, "ms", None)]
     rows += [row(f"gpu: a whole step, {name.removeprefix('zerod, ')}{mode}", ms[name], ms[TORCH], TORCH, "ms", None)
              for name in (MIXED, HOST) if name in ms]
     if DEEPSPEED in ms:
@@ -91,15 +93,20 @@ def rows_of(ms, mode):
     return rows
 
 
+def ways_on(setup, mode):
+    """With MPS: only those that hold all of it on the GPU. The stand-ins are none for torch's own calls of a GPU."""
+    if setup is StandIns:
+        return [TORCH, MASTERS, HOST, DEEPSPEED]
+    return [TORCH, MASTERS, ON_GPU, NARROW] if mode else list(WAYS)
+
+
 def gpu_offload(quick, setup=SETUP):
     """A training step of a bf16 model on one GPU, optimizer there or in host memory, beside torch's and DeepSpeed's."""
     rows, table, n = [], [], 3 if quick else 15
     for mode, environment_for in setup.modes():
-        # The stand-ins are none for torch's own calls of a GPU.
-        ways = [TORCH, MASTERS, HOST, DEEPSPEED] if setup is StandIns else list(WAYS) if not mode else [TORCH, MASTERS, ON_GPU, NARROW]
         try:
             with environment_for() as environment:
-                ms, n_params = measure(setup, ways, environment, n)
+                ms, n_params = measure(setup, ways_on(setup, mode), environment, n)
         except Failure as error:
             if not rows:
                 raise

@@ -23,7 +23,7 @@ enum {
 };
 
 /* The byte of x, rounded to nearest. weight: bf16_from_f32(x). Of a NaN it is 0. */
-ELEMENT_FN int8_t master24_lower(float x, uint16_t weight)
+ELEMENT_FN int8_t master24_nearest_lower(float x, uint16_t weight)
 {
     int32_t lower = (int32_t)(f32_bits(x) - ((uint32_t)weight << 16) + MASTER24_HALF) >> 8;
 
@@ -45,7 +45,7 @@ ELEMENT_FN uint32_t master24_round(uint32_t draw, size_t i)
 
 /*
  * Rounds x at random. round: master24_round(); eight bits round, and the ninth decides for one of the neighbours of
- * what cannot be stored. Return: 24 bits: master24_weight() and master24_byte() take them apart.
+ * what cannot be stored. Return: 24 bits: master24_weight() and master24_lower() take them apart.
  */
 ELEMENT_FN uint32_t master24_at_random(float x, uint32_t round)
 {
@@ -60,7 +60,7 @@ ELEMENT_FN uint16_t master24_weight(uint32_t bits)
     return (uint16_t)((bits + MASTER24_HALF) >> 8);
 }
 
-ELEMENT_FN int8_t master24_byte(uint32_t bits)
+ELEMENT_FN int8_t master24_lower(uint32_t bits)
 {
     return (int8_t)(uint8_t)bits;
 }
@@ -92,7 +92,7 @@ static inline void master24_to_f32(float *restrict dst, struct master24 src, siz
 static inline void master24_lower_from_f32(int8_t *restrict lower, const float *restrict src, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        lower[i] = master24_lower(src[i], bf16_from_f32(src[i]));
+        lower[i] = master24_nearest_lower(src[i], bf16_from_f32(src[i]));
 }
 
 static inline void master24_from_f32(struct master24 dst, const float *restrict src, size_t n)

@@ -38,6 +38,6 @@ static always_inline void narrow_masters(struct master24 out, const float *restr
         uint32_t bits = master24_at_random(in[i], master24_round(draws[i % MASTER24_DRAWS], i));
 
         weights[i] = master24_weight(bits);
-        lower[i] = master24_byte(bits);
+        lower[i] = master24_lower(bits);
     }
 }

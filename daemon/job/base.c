@@ -23,22 +23,6 @@
 
 /* ---- configuration ------------------------------------------------------------------------------------- */
 
-static void describe_bf16(struct strbuf *out, struct config_bf16 bf16)
-{
-    strbuf_add(out, "bf16.bf16_optimizer_states %d\n", bf16.optimizer_states);
-    strbuf_add(out, "bf16.stochastic_rounding %d\n", bf16.stochastic_rounding);
-}
-
-static void describe_optim_bits(struct strbuf *out, unsigned bits)
-{
-    strbuf_add(out, "optimizer.params.optim_bits %u\n", bits);
-}
-
-static void describe_master_weight_bits(struct strbuf *out, unsigned bits)
-{
-    strbuf_add(out, "optimizer.params.master_weight_bits %u\n", bits);
-}
-
 /* A line for each value: what it is called in the configuration, and the value. */
 static void describe(const struct job *job, struct strbuf *out)
 {
@@ -60,21 +44,30 @@ static void describe(const struct job *job, struct strbuf *out)
     strbuf_add(out, "gradient_allreduce_op %d\n", (int)config->gradient_allreduce_op);
     strbuf_add(out, "fp16.enabled %d\n", config->fp16.enabled);
     strbuf_add(out, "diagnostics.static_graph %d\n", config->diagnostics.static_graph);
-    describe_bf16(out, config->bf16);
-    describe_optim_bits(out, config->optimizer.optim_bits);
-    describe_master_weight_bits(out, config->optimizer.master_weight_bits);
+    strbuf_add(out, "bf16.bf16_optimizer_states %d\n", config->bf16.optimizer_states);
+    strbuf_add(out, "bf16.stochastic_rounding %d\n", config->bf16.stochastic_rounding);
+    strbuf_add(out, "optimizer.params.optim_bits %u\n", config->optimizer.optim_bits);
+    strbuf_add(out, "optimizer.params.master_weight_bits %u\n", config->optimizer.master_weight_bits);
 }
 
-/* Reads the run's description. One of an earlier version lacks the lines about narrow state: all of it was fp32. */
+/*
+ * Reads the run's description. An earlier version did not write all lines about narrow state; all of its state was
+ * fp32, so the lines that lack are added with the values that mean this.
+ */
 static void read_description(const struct journal_record *record, struct strbuf *out)
 {
+    static const char *const fp32[] = {
+        "bf16.bf16_optimizer_states 0\n",
+        "bf16.stochastic_rounding 0\n",
+        "optimizer.params.optim_bits 32\n",
+        "optimizer.params.master_weight_bits 32\n",
+    };
+
     strbuf_add(out, "%.*s", (int)record->n_bytes, (const char *)record->data);
-    if (out->data && !strstr(out->data, "\nbf16."))
-        describe_bf16(out, (struct config_bf16){0});
-    if (out->data && !strstr(out->data, "\noptimizer.params.optim_bits "))
-        describe_optim_bits(out, 32);
-    if (out->data && !strstr(out->data, "\noptimizer.params.master_weight_bits "))
-        describe_master_weight_bits(out, 32);
+    for (size_t i = 0; i < ARRAY_SIZE(fp32); i++) {
+        if (out->data && !memmem(out->data, out->n_bytes, fp32[i], strcspn(fp32[i], " ") + 1))
+            strbuf_add(out, "%s", fp32[i]);
+    }
 }
 
 /* The first line of a that is not in the same place of b. Return: false, they are equal. */

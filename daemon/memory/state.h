@@ -88,7 +88,7 @@ struct state_options {
     unsigned first_rank, n_ranks; /* owned */
     struct optimizer_moments moments;
     bool staging_copy;      /* the state lies on GPUs: only the counts are reserved */
-    bool no_gradient; /* only the gradient does: no accumulators here */
+    bool no_gradient; /* the accumulators lie on GPUs, the state is here */
     bool alone;       /* no engine writes weights: they are published */
 };
 

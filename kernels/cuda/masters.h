@@ -153,7 +153,7 @@ template <> struct masters<true> {
         const uint32_t bits = round24(job, i, p);
 
         *weights24(job, i) = master24_weight(bits);
-        job.range.lower[i] = master24_byte(bits);
+        job.range.lower[i] = master24_lower(bits);
     }
 
     static DEVICE_MEMBER struct masters load(const struct update_job &job, uint64_t i)
@@ -190,7 +190,7 @@ template <> struct masters<true> {
     {
         const uint32_t bits = round24(job, i + k, x);
 
-        put(k, master24_weight(bits), master24_byte(bits));
+        put(k, master24_weight(bits), master24_lower(bits));
     }
 
     DEVICE_MEMBER void store(const struct update_job &job, uint64_t i) const

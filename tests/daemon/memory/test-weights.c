@@ -7,9 +7,12 @@
  */
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -271,6 +274,50 @@ static void test_masters_change_with_their_weights(void **state)
     }
 }
 
+static sigjmp_buf after_death;
+
+static void die(int number)
+{
+    siglongjmp(after_death, number);
+}
+
+/* Stores an element whose published weight cannot be written. Return: did the store die of it? */
+static bool dies_at_weight(const struct fixture *f, uint32_t param, uint64_t elem, const uint16_t *weight)
+{
+    const size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    uint8_t *at = state_weights(f->state, param, elem), *page = at - (uintptr_t)at % page_bytes;
+    struct sigaction action = {.sa_handler = die}, before;
+    int number;
+
+    assert_int_equal(sigaction(SIGSEGV, &action, &before), 0);
+    assert_int_equal(mprotect(page, page_bytes, PROT_READ), 0);
+    number = sigsetjmp(after_death, 1);
+    if (number == 0)
+        store(f, param, elem, 1, weight);
+    assert_int_equal(mprotect(page, page_bytes, PROT_READ | PROT_WRITE), 0);
+    assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
+    return number == SIGSEGV;
+}
+
+/*
+ * A store of a 24-bit master that dies at the weight has cleared the byte. The next daemon stores again, and only where
+ * the weight differs; with the old byte the master would not be the weight.
+ */
+static void test_killed_store(void **state)
+{
+    const uint16_t minus_two = 0xc000;
+    struct fixture f;
+
+    (void)state;
+    make_with(&f, 2, 0, true);
+    set_master(&f, BF16, 7, fine(7));
+    assert_true(dies_at_weight(&f, BF16, 7, &minus_two));
+    assert_int_equal(gradient_bits(get_master(&f, BF16, 7)), gradient_bits(fine(7) - 0x1p-14f));
+    store(&f, BF16, 7, 1, &minus_two);
+    assert_int_equal(gradient_bits(get_master(&f, BF16, 7)), gradient_bits(-2.0f));
+    done_with(&f);
+}
+
 /* The sign of zero is a change of bytes, too. */
 static void test_signed_zero(void **state)
 {
@@ -346,6 +393,7 @@ TEST_GROUP(weights)
         cmocka_unit_test(test_ranges),
         cmocka_unit_test(test_masters_survive),
         cmocka_unit_test(test_masters_change_with_their_weights),
+        cmocka_unit_test(test_killed_store),
         cmocka_unit_test(test_signed_zero),
         cmocka_unit_test(test_rounding),
         cmocka_unit_test(test_published),
