@@ -7,6 +7,7 @@ same numbers, and the weights are compared element by element.
 import contextlib
 import io
 import re
+import types
 
 import pytest
 import torch
@@ -169,6 +170,34 @@ def test_ranges_of_sgd(change):
     _check_hypers(HYPERS["SGD"], 0, group)
     with pytest.raises(ValueError, match=f"{next(iter(change))} of parameter group 0 "):
         _check_hypers(HYPERS["SGD"], 0, group | change)
+
+
+def by_hooks(of_libzerod):
+    """Trains. Without libzerod's hooks each gradient is pushed as those are that they leave to Python."""
+    import zerod
+    from zerod._lib import lib
+
+    if not of_libzerod:
+        lib.has_python = lambda: False
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(24, 800), nn.GELU(), nn.Linear(800, 40))  # the first weight's push is a large one
+    opt = zerod.Optimizer(model)
+    kinds = {type(hook) for p in model.parameters() for hook in p._post_accumulate_grad_hooks.values()}
+    for step in range(5):
+        generator = torch.Generator().manual_seed(10 * step + opt.rank)
+        model(torch.randn(4, 24, generator=generator)).pow(2).mean().backward()
+        assert all(p.grad is None for p in model.parameters())
+        opt.step()
+    weights = [p.detach().clone() for p in model.parameters()]
+    opt.close()
+    return kinds == {types.BuiltinFunctionType}, weights
+
+
+def test_hooks_of_libzerod(zerod, run):
+    quick, careful = (run(zerod(), by_hooks, of_libzerod=is_on) for is_on in (True, False))
+    assert [of_libzerod for of_libzerod, _ in quick + careful] == [True, True, False, False]
+    for other in (quick[1], *careful):
+        assert all(torch.equal(a, b) for a, b in zip(quick[0][1], other[1], strict=True))
 
 
 def attaches():

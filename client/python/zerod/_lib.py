@@ -20,9 +20,11 @@ from ctypes import (
     c_long,
     c_size_t,
     c_uint,
+    c_uint8,
     c_uint32,
     c_uint64,
     c_void_p,
+    py_object,
 )
 from pathlib import Path
 
@@ -75,6 +77,24 @@ class Push(ctypes.Structure):
         ("param", c_uint), ("data", c_void_p), ("ordinal", c_uint32), ("task", c_uint64), ("depth", c_uint32),
         ("segment", c_char_p), ("call", c_uint32), ("site", c_char_p), ("flags", c_uint), ("n_bytes", c_size_t),
         ("dtype_plus_one", c_int),
+    ]  # fmt: skip
+
+
+class Hooks(ctypes.Structure):
+    """struct zerod_python_hooks"""
+
+    _fields_ = [
+        ("client", c_void_p), ("push", Push), ("task", c_int64), ("pushed", POINTER(c_uint8)), ("none", py_object),
+        ("current_task", py_object), ("grad", py_object), ("dtype", py_object), ("is_contiguous", py_object),
+        ("data_ptr", py_object), ("failed", py_object),
+    ]  # fmt: skip
+
+
+class Hook(ctypes.Structure):
+    """struct zerod_python_hook"""
+
+    _fields_ = [
+        ("owner", py_object), ("dtype", py_object), ("careful", py_object), ("param", c_uint), ("is_large", c_bool),
     ]  # fmt: skip
 
 
@@ -193,6 +213,8 @@ _IMMEDIATE = {
     "zerod_version": (c_char_p,),
     "zerod_explain": (c_int, POINTER(Observation), POINTER(POINTER(Fault))),
     "zerod_explain_free": (None, POINTER(Fault)),
+    "zerod_has_python": (c_bool,),
+    "zerod_python_hook": (py_object, POINTER(Hooks), POINTER(Hook)),
 }
 
 

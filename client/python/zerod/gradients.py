@@ -28,7 +28,7 @@ from .errors import Error, GradientFault, StepAborted, WeightsWritten
 from .evidence import Evidence, entry_modules
 from .uncopied import Hook
 from .late import Late
-from .placement import InHost
+from .placement import InHost, is_large
 from .reads import get_grad, set_grad
 from .stage3 import Sharding
 from .watch import now
@@ -37,14 +37,24 @@ OUTERMOST = 2**32 - 1  # the graph task of an outermost backward, as records hav
 MOVED = 2  # in _pushed: the parameter no longer lies where its weight is published, so it may be of another size
 
 
-class _Hot:
-    """Values that hooks share with their Gradients without keeping it alive."""
+NO_TASK = -2  # none has this id, so the next hook calls _enter()
 
-    __slots__ = ("task", "texts")
 
-    def __init__(self) -> None:
-        self.texts: Any = None  # the objects that own the texts of the record
-        self.task = -2  # graph task of the last hook; -2: none, so the next hook calls _enter()
+def _shared_with_hooks(client: Client, pushed: bytearray, failed: Callable[[], None]) -> _lib.Hooks:
+    """The values that hooks share with their Gradients without keeping it alive."""
+    tensor = torch._C.TensorBase.__dict__
+    bytes_of = (ctypes.c_uint8 * len(pushed)).from_buffer(pushed)
+    return _lib.Hooks(
+        client=client.handle.value, task=NO_TASK, pushed=ctypes.cast(bytes_of, ctypes.POINTER(ctypes.c_uint8)), none=None,
+        current_task=watch.current_task, grad=tensor["grad"], dtype=tensor["dtype"],
+        is_contiguous=tensor["is_contiguous"], data_ptr=tensor["data_ptr"], failed=failed,
+    )  # fmt: skip
+
+
+def _note_failure(me: weakref.ref[Gradients]) -> None:
+    gradients = me()
+    if gradients is not None:
+        gradients._push_failed()
 
 
 def _push_with_care(me: weakref.ref[Gradients], index: int, param: torch.Tensor) -> None:
@@ -77,8 +87,9 @@ class Gradients:
         self._open = False
         self._blob: bytes | None = None  # user state as the last backward left it
         self._refuses_again = client.job.on_duplicate != _lib.ON_DUPLICATE["accumulate"]
-        self._record = _lib.Push()
-        self._hot = _Hot()
+        self._hooks = _shared_with_hooks(client, self._pushed, functools.partial(_note_failure, weakref.ref(self)))
+        self._record = self._hooks.push
+        self._texts: Any = None  # the objects that own the texts of the record
         self._outer = 0  # number of the outermost backward that a hook fired in last
         self._forward_since = True  # has a forward run since the last backward?
         self._sequence = 0  # autograd's count of nodes when the last backward ended
@@ -111,44 +122,21 @@ class Gradients:
 
     def _hook(self, b: Bound) -> Callable[[torch.Tensor], None]:
         """
-        The hot path: the hook itself does what most pushes need, and leaves the others to _push(). It reads locals
-        only, because even one more call takes as long as half of it, and it must not keep the optimizer alive.
+        The hot path: libzerod's hook does by itself what most pushes need, and leaves the others to _push(). No hook
+        keeps the optimizer alive.
         """
-        me, index, send = weakref.ref(self), b.index, self._place.sender(b)
-        careful = functools.partial(_push_with_care, me, index)
-        if send is None or b.order is not None or not b.n_grad_bytes:
+        careful = functools.partial(_push_with_care, weakref.ref(self), b.index)
+        if not self._place.reads_gradients or b.order is not None or not b.n_grad_bytes or not lib.has_python():
             return careful
-        hot, pushed, record, current_task = self._hot, self._pushed, self._record, watch.current_task
-        dtype = b.grad_dtype
-        handle, reference = self._client.handle, ctypes.byref(record)
-
-        def push(param: torch.Tensor) -> None:
-            grad = get_grad(param)
-            try:
-                simple = (
-                    grad is not None and not pushed[index] and current_task() == hot.task and grad.dtype is dtype
-                    and grad.is_contiguous()
-                )  # fmt: skip
-            except RuntimeError:  # a sparse gradient has no is_contiguous()
-                simple = False
-            if not simple:
-                careful(param)
-                return
-            record.param = index
-            record.data = grad.data_ptr()
-            if send(handle, reference):
-                me()._push_failed()
-            pushed[index] = 1
-            set_grad(param, None)
-
-        return push
+        hook = _lib.Hook(ctypes.py_object(self._hooks), b.grad_dtype, careful, b.index, is_large(b))
+        return lib.python_hook(ctypes.byref(self._hooks), ctypes.byref(hook))
 
     def _push(self, index: int, param: torch.Tensor) -> None:
         """A push of any gradient: the first of a graph task, one that comes again, is sparse or has to be reordered."""
         b, grad, task = self._bound[index], get_grad(param), watch.current_task()
         if grad is None:  # torch calls hooks for gradients that are undefined, too
             return
-        if task != self._hot.task:
+        if task != self._hooks.task:
             self._enter(task)
         if self._pushed[index] and not self._may_push_again(index):
             return
@@ -162,7 +150,7 @@ class Gradients:
             )
         if b.order is not None or not grad.is_contiguous():
             grad = b.flatten(grad)
-        if self._place.push(b, self._record, grad, self._hot.texts, self._pushed[index] != 0):
+        if self._place.push(b, self._record, grad, self._texts, self._pushed[index] != 0):
             self._push_failed()
         self._pushed[index] = 1
         set_grad(param, None)
@@ -187,7 +175,7 @@ class Gradients:
     def _enter(self, task: int) -> None:
         """Fills the record with evidence, when the first hook of this graph task runs."""
         record = self._record
-        self._hot.task = task
+        self._hooks.task = task
         if self._outer != now.outer:
             if self._place.drain():  # gradients of the backward before, which would get this backward's number
                 self._push_failed()
@@ -204,11 +192,11 @@ class Gradients:
             segment = now.segments[-1]
             record.task, record.depth, record.flags = now.passes[-1], len(now.passes), flags | _lib.PUSH_NESTED
             record.segment, record.call, record.site = segment.name, segment.call, segment.site
-            self._hot.texts = segment.name, segment.site
+            self._texts = segment.name, segment.site
         else:
             record.task, record.depth, record.flags = OUTERMOST, 0, flags | _lib.PUSH_SITE_IS_BACKWARD
             record.segment, record.call, record.site = None, 0, now.site
-            self._hot.texts = now.site
+            self._texts = now.site
 
     def _push_failed(self) -> None:
         """Notes why a push failed: no slot (E1401), an abort, a lost connection. Raised when the backward ends."""
@@ -259,7 +247,7 @@ class Gradients:
             self.answered(self._client.check_weights)
 
     def backward_begins(self, roots: Any) -> None:
-        self._hot.task = -2
+        self._hooks.task = NO_TASK
         self.evidence.n_backwards += 1
         if self._open and not self._forward_since and watch.newer_than(roots, self._sequence):
             # No watched module saw a forward, but the graph is newer than the last backward, so there was one.
@@ -270,7 +258,7 @@ class Gradients:
 
     def backward_ends(self, error: BaseException | None) -> None:
         involved = self._outer == now.outer
-        self._hot.task = -2
+        self._hooks.task = NO_TASK
         self._sequence = watch.sequence_number()
         if self._sharding:
             self._sharding.backward_ended()

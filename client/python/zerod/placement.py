@@ -43,8 +43,8 @@ def _address(address: int, record: Any) -> int:
     return address or ctypes.addressof(record)
 
 
-def _sender(b: Bound) -> Callable[[Any, Any], int]:
-    return lib.push_small if b.n_grad_bytes < SMALL_BYTES else lib.push
+def is_large(b: Bound) -> bool:
+    return b.n_grad_bytes >= SMALL_BYTES
 
 
 def _memory_at(address: int, n_bytes: int, dtype: torch.dtype) -> torch.Tensor:
@@ -56,6 +56,7 @@ class InHost:
     """The model in host memory, and the interface of the others."""
 
     device: torch.device | None = None
+    reads_gradients = True  # can libzerod push a gradient from its own address? If not, push() is needed.
 
     def __init__(self, client: Client, bound: Sequence[Bound]) -> None:
         self._client, self._bound = client, bound
@@ -107,11 +108,8 @@ class InHost:
         parameter.
         """
         record.param, record.data = b.index, _address(grad.data_ptr(), record)
-        return _sender(b)(self._client.handle, ctypes.byref(record))
-
-    def sender(self, b: Bound) -> Callable[[Any, Any], int] | None:
-        """The function of libzerod that pushes a gradient from its own address; None: there is none, so use push()."""
-        return _sender(b)
+        send = lib.push if is_large(b) else lib.push_small
+        return send(self._client.handle, ctypes.byref(record))
 
     def drain(self) -> int:
         """Pushes all pending gradients before the micro-batch ends. Returns the first status that is not 0, or 0."""
@@ -168,6 +166,8 @@ class _Registered:
 
 
 class Offload(InHost):
+    reads_gradients = False
+
     def __init__(self, client: Client, bound: Sequence[Bound], device: torch.device) -> None:
         super().__init__(client, bound)
         self.device = device
@@ -230,9 +230,6 @@ class Offload(InHost):
         self._refresh(self._bound)
 
     # ---- gradients -----------------------------------------------------------------------------------
-
-    def sender(self, b: Bound) -> None:
-        return None
 
     def push(self, b: Bound, record: Any, grad: torch.Tensor, keep: Any, again: bool) -> int:
         # A second gradient's place may be that of the next one, too, so this copy is pushed at once.
@@ -307,6 +304,8 @@ class Offload(InHost):
 
 
 class OnGpu(InHost):
+    reads_gradients = False
+
     def __init__(self, client: Client, bound: Sequence[Bound], device: torch.device) -> None:
         super().__init__(client, bound)
         self.device = device
@@ -340,9 +339,6 @@ class OnGpu(InHost):
 
     def before_step(self) -> None:
         _cuda.synchronize(self.device)
-
-    def sender(self, b: Bound) -> None:
-        return None
 
     def push(self, b: Bound, record: Any, grad: torch.Tensor, keep: Any, again: bool) -> int:
         # A push of any size only orders the copy, but a push in parts may wait for room: so no push_small().
