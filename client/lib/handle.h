@@ -22,7 +22,7 @@
  *   status.c                 questions to the daemon, over a connection of their own
  *   handle.c                 connect, close, and what is known of the job
  *
- * observe.c stands apart: it explains without a daemon.
+ * observe.c stands apart: it explains without a daemon. python-hook.c calls push.c, and is called by Python.
  */
 
 #include <errno.h>

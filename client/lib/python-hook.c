@@ -24,7 +24,7 @@ struct method {
 /* Python's numbers, as its documentation of the stable ABI has them. */
 enum { METH_O = 8, PY_TP_DESCR_GET = 54, PY_TP_DESCR_SET = 55 };
 
-/* All are in the stable ABI since Python 3.2, or 3.10 for the slots of types that are not on the heap. */
+/* All are in the stable ABI. PyType_GetSlot() knows the slots of types that are not on the heap since Python 3.10. */
 #define PYTHON_CALLS(CALL)                                                                                             \
     CALL(void, hold, "Py_IncRef", (PyObject * object))                                                                 \
     CALL(void, release, "Py_DecRef", (PyObject * object))                                                              \
@@ -33,6 +33,8 @@ enum { METH_O = 8, PY_TP_DESCR_GET = 54, PY_TP_DESCR_SET = 55 };
     CALL(PyObject *, call, "PyObject_CallFunctionObjArgs", (PyObject * function, ...))                                 \
     CALL(int, is_true, "PyObject_IsTrue", (PyObject * object))                                                         \
     CALL(long long, as_number, "PyLong_AsLongLong", (PyObject * object))                                               \
+    CALL(PyObject *, exception, "PyErr_Occurred", (void))                                                              \
+    CALL(int, is_exception, "PyErr_ExceptionMatches", (PyObject * type))                                               \
     CALL(void, forget_exception, "PyErr_Clear", (void))                                                                \
     CALL(PyObject *, new_capsule, "PyCapsule_New", (void *what, const char *name, void (*destroy)(PyObject *)))        \
     CALL(void *, open_capsule, "PyCapsule_GetPointer", (PyObject * capsule, const char *name))                         \
@@ -98,26 +100,28 @@ static bool consume_bool(PyObject *object)
     return is_true;
 }
 
-/* Consumes the object. Return: -1 with an exception set, if it is not a number. */
-static long long consume_number(PyObject *object)
+/* Consumes the object. Return: is there one, and is it a number? */
+static bool consume_number(PyObject *object, long long *number)
 {
-    long long number = object ? py.as_number(object) : -1;
-
-    if (object)
-        py.release(object);
-    return number;
+    if (!object)
+        return false;
+    *number = py.as_number(object);
+    py.release(object);
+    return *number != -1 || !py.exception();
 }
 
 /*
  * Is it the parameter's first gradient in this micro-batch, in the graph task that the shared record describes, dense,
- * contiguous and of the declared type? An exception that it leaves says no, too.
+ * contiguous and of the declared type? False also if a call raised an exception, which is still set then.
  */
 static bool is_simple(const struct hook *h, PyObject *grad)
 {
     const struct zerod_python_hooks *all = h->all;
     PyObject *dtype;
+    long long task;
 
-    if (grad == all->none || all->pushed[h->is.param] || consume_number(py.call(all->current_task, NULL)) != all->task)
+    if (grad == all->none || all->pushed[h->is.param] || !consume_number(py.call(all->current_task, NULL), &task) ||
+        task != all->task)
         return false;
     dtype = h->get(all->dtype, grad, NULL);
     if (dtype)
@@ -155,22 +159,33 @@ static int push_simple(const struct hook *h, PyObject *param, const void *data)
     return h->set(h->all->grad, param, h->all->none);
 }
 
+/* A sparse gradient has no is_contiguous(), and raises a RuntimeError. Any other exception is the program's. */
+static PyObject *push_with_care(const struct hook *h, PyObject *param)
+{
+    if (py.exception()) {
+        if (!py.is_exception(h->all->runtime_error))
+            return NULL;
+        py.forget_exception();
+    }
+    return py.call(h->is.careful, param, NULL);
+}
+
 static PyObject *run(PyObject *self, PyObject *param)
 {
     const struct hook *h = py.open_capsule(self, capsule_name);
     PyObject *grad = h->get(h->all->grad, param, NULL);
-    bool simple = grad && is_simple(h, grad);
-    long long data = simple ? consume_number(py.call(h->all->data_ptr, grad, NULL)) : -1;
+    long long data;
+    bool simple;
     int r = 0;
 
-    if (data > 0)
+    if (!grad)
+        return NULL;
+    simple = is_simple(h, grad) && consume_number(py.call(h->all->data_ptr, grad, NULL), &data) && data != 0;
+    if (simple)
         r = push_simple(h, param, (const void *)(uintptr_t)data);
-    if (grad)
-        py.release(grad);
-    if (data <= 0) {
-        py.forget_exception();
-        return py.call(h->is.careful, param, NULL);
-    }
+    py.release(grad);
+    if (!simple)
+        return push_with_care(h, param);
     if (r < 0)
         return NULL;
     py.hold(h->all->none);
@@ -180,13 +195,12 @@ static PyObject *run(PyObject *self, PyObject *param)
 struct _object *zerod_python_hook(struct zerod_python_hooks *all, const struct zerod_python_hook *hook)
 {
     static struct method method = {.name = "push", .function = run, .flags = METH_O};
+    PyObject *type, *capsule, *function;
     struct hook *h = malloc(sizeof(*h));
-    PyObject *type = py.type_of(all->grad), *capsule, *function;
 
-    if (!h || !type) {
-        free(h);
+    if (!h)
         return py.out_of_memory();
-    }
+    type = py.type_of(all->grad);
     *h = (struct hook){.is = *hook, .all = all};
     h->get = (get_descriptor *)py.slot_of(type, PY_TP_DESCR_GET);
     h->set = (set_descriptor *)py.slot_of(type, PY_TP_DESCR_SET);

@@ -7,12 +7,12 @@ same numbers, and the weights are compared element by element.
 import contextlib
 import io
 import re
-import types
 
 import pytest
 import torch
 from tiers import full
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 N_STEPS = 50
 TOLERANCE = 5e-6  # after 50 steps, relative to max(|x|, rms of the tensor): docs/numerics.md
@@ -172,17 +172,21 @@ def test_ranges_of_sgd(change):
         _check_hypers(HYPERS["SGD"], 0, group | change)
 
 
-def by_hooks(of_libzerod):
-    """Trains. Without libzerod's hooks each gradient is pushed as those are that they leave to Python."""
-    import zerod
-    from zerod._lib import lib
-
-    if not of_libzerod:
-        lib.has_python = lambda: False
+def make_wide():
     torch.manual_seed(7)
-    model = nn.Sequential(nn.Linear(24, 800), nn.GELU(), nn.Linear(800, 40))  # the first weight's push is a large one
+    return nn.Sequential(nn.Linear(24, 800), nn.GELU(), nn.Linear(800, 40))  # the first weight's push is a large one
+
+
+def by_hooks(of_libzerod):
+    """Trains, with libzerod's hooks or in Python alone. Returns how many pushes Python made, too."""
+    import zerod
+    from zerod import gradients
+
+    gradients._HAVE_QUICK_HOOKS &= of_libzerod
+    in_python, push = [], gradients.Gradients._push
+    gradients.Gradients._push = lambda self, index, param: in_python.append(index) or push(self, index, param)
+    model = make_wide()
     opt = zerod.Optimizer(model)
-    kinds = {type(hook) for p in model.parameters() for hook in p._post_accumulate_grad_hooks.values()}
     for step in range(5):
         generator = torch.Generator().manual_seed(10 * step + opt.rank)
         model(torch.randn(4, 24, generator=generator)).pow(2).mean().backward()
@@ -190,14 +194,67 @@ def by_hooks(of_libzerod):
         opt.step()
     weights = [p.detach().clone() for p in model.parameters()]
     opt.close()
-    return kinds == {types.BuiltinFunctionType}, weights
+    return len(in_python), weights
 
 
 def test_hooks_of_libzerod(zerod, run):
+    """They leave the first gradient of a backward to Python, which describes the backward, and push the other three."""
     quick, careful = (run(zerod(), by_hooks, of_libzerod=is_on) for is_on in (True, False))
-    assert [of_libzerod for of_libzerod, _ in quick + careful] == [True, True, False, False]
+    assert [n_in_python for n_in_python, _ in quick + careful] == [5, 5, 20, 20]
     for other in (quick[1], *careful):
         assert all(torch.equal(a, b) for a, b in zip(quick[0][1], other[1], strict=True))
+
+
+class RaiseOnce(TorchFunctionMode):
+    """Where the second hook asks whether its gradient is contiguous: a signal's handler might run there."""
+
+    def __init__(self, error):
+        self.error, self.n_asked = error, 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.n_asked += function is torch.Tensor.is_contiguous
+        if function is torch.Tensor.is_contiguous and self.n_asked == 2:
+            raise self.error
+        return function(*args, **(kwargs or {}))
+
+
+def interrupted():
+    import zerod
+
+    model, outcomes = make_wide(), []
+    opt = zerod.Optimizer(model)
+    for error in (RuntimeError("as of a sparse gradient"), KeyboardInterrupt("stop")):
+        loss = model(torch.ones(4, 24)).pow(2).mean()
+        with RaiseOnce(error) as mode:
+            try:
+                loss.backward()
+            except BaseException as e:
+                outcomes.append(repr(e))
+        outcomes.append(mode.n_asked)
+    opt.close()
+    return outcomes
+
+
+def test_exceptions_in_hooks(zerod, run):
+    """After a RuntimeError the gradient is pushed in Python, which asks again; any other exception leaves the backward."""
+    assert run(zerod(), interrupted) == [[5, "KeyboardInterrupt('stop')", 2]] * 2
+
+
+def emptied(where):
+    """A program that takes a gradient's memory away, of the first parameter or the last: backward goes from the end."""
+    import zerod
+
+    model = make_wide()
+    list(model.parameters())[where].register_post_accumulate_grad_hook(lambda p: p.grad.untyped_storage().resize_(0))
+    opt = zerod.Optimizer(model)
+    with pytest.raises(zerod.Error, match="data is NULL"):
+        model(torch.ones(4, 24)).pow(2).mean().backward()
+    opt.close()
+
+
+@pytest.mark.parametrize("where", [0, -1])
+def test_gradients_without_memory(zerod, run, where):
+    run(zerod(), emptied, where=where)
 
 
 def attaches():

@@ -44,7 +44,7 @@
  * time, and up to 4 bytes for each of max_live_elems. What reads released weights is an invalid access of the GPU's.
  *
  * Threads. A handle is used by one thread at a time; different handles are
- * independent. There are no globals, but one SIGSEGV handler (see zerod_options.flags).
+ * independent. There are no globals that change, but one SIGSEGV handler (see zerod_options.flags).
  *
  * Fork. A child's copy of the handle is closed in the child: its calls return -ECHILD.
  *

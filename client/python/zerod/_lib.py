@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-libzerod through ctypes: structures and prototypes of zerod/client.h, and nothing else.
+libzerod through ctypes: structures and prototypes of zerod/client.h and client/lib/python-hook.h, and nothing else.
 
 The library is the one beside this file, which the wheel brings, or the system's, which Debian's packages bring; the
 environment variable ZEROD_LIBRARY names another.
@@ -85,8 +85,8 @@ class Hooks(ctypes.Structure):
 
     _fields_ = [
         ("client", c_void_p), ("push", Push), ("task", c_int64), ("pushed", POINTER(c_uint8)), ("none", py_object),
-        ("current_task", py_object), ("grad", py_object), ("dtype", py_object), ("is_contiguous", py_object),
-        ("data_ptr", py_object), ("failed", py_object),
+        ("runtime_error", py_object), ("grad", py_object), ("dtype", py_object), ("current_task", py_object),
+        ("is_contiguous", py_object), ("data_ptr", py_object), ("failed", py_object),
     ]  # fmt: skip
 
 

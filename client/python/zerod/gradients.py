@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,19 +36,20 @@ from .watch import now
 
 OUTERMOST = 2**32 - 1  # the graph task of an outermost backward, as records have it: nested ones count from 1
 MOVED = 2  # in _pushed: the parameter no longer lies where its weight is published, so it may be of another size
+NO_TASK = -2  # no graph task has this id, so the next hook calls _enter()
 
-
-NO_TASK = -2  # none has this id, so the next hook calls _enter()
+_ATTRIBUTES = torch._C.TensorBase.__dict__["grad"], torch._C.TensorBase.__dict__["dtype"]
+_HAVE_QUICK_HOOKS = all(isinstance(a, types.GetSetDescriptorType) for a in _ATTRIBUTES) and lib.has_python()
 
 
 def _shared_with_hooks(client: Client, pushed: bytearray, failed: Callable[[], None]) -> _lib.Hooks:
     """The values that hooks share with their Gradients without keeping it alive."""
-    tensor = torch._C.TensorBase.__dict__
     bytes_of = (ctypes.c_uint8 * len(pushed)).from_buffer(pushed)
+    grad, dtype = _ATTRIBUTES
     return _lib.Hooks(
         client=client.handle.value, task=NO_TASK, pushed=ctypes.cast(bytes_of, ctypes.POINTER(ctypes.c_uint8)), none=None,
-        current_task=watch.current_task, grad=tensor["grad"], dtype=tensor["dtype"],
-        is_contiguous=tensor["is_contiguous"], data_ptr=tensor["data_ptr"], failed=failed,
+        runtime_error=RuntimeError, grad=grad, dtype=dtype, current_task=watch.current_task,
+        is_contiguous=torch.Tensor.is_contiguous, data_ptr=torch.Tensor.data_ptr, failed=failed,
     )  # fmt: skip
 
 
@@ -126,7 +128,7 @@ class Gradients:
         keeps the optimizer alive.
         """
         careful = functools.partial(_push_with_care, weakref.ref(self), b.index)
-        if not self._place.reads_gradients or b.order is not None or not b.n_grad_bytes or not lib.has_python():
+        if not (_HAVE_QUICK_HOOKS and self._place.has_quick_hook and b.n_grad_bytes) or b.order is not None:
             return careful
         hook = _lib.Hook(ctypes.py_object(self._hooks), b.grad_dtype, careful, b.index, is_large(b))
         return lib.python_hook(ctypes.byref(self._hooks), ctypes.byref(hook))

@@ -19,7 +19,7 @@ import contextlib
 import ctypes
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,9 +38,9 @@ def _copy_of(record: Any, index: int, data: int | None) -> Any:
     return copy
 
 
-def _address(address: int, record: Any) -> int:
+def _address(b: Bound, address: int, record: Any) -> int:
     """Where zerod_push() reads a gradient. One without elements has no address, and NULL has another meaning."""
-    return address or ctypes.addressof(record)
+    return address if b.n_grad_bytes else ctypes.addressof(record)
 
 
 def is_large(b: Bound) -> bool:
@@ -56,7 +56,7 @@ class InHost:
     """The model in host memory, and the interface of the others."""
 
     device: torch.device | None = None
-    reads_gradients = True  # can libzerod push a gradient from its own address? If not, push() is needed.
+    has_quick_hook = True  # need a hook only call zerod_push() with the address of the gradient?
 
     def __init__(self, client: Client, bound: Sequence[Bound]) -> None:
         self._client, self._bound = client, bound
@@ -107,7 +107,7 @@ class InHost:
         keep: the object that owns the texts of the record; again: the micro-batch has an earlier gradient of this
         parameter.
         """
-        record.param, record.data = b.index, _address(grad.data_ptr(), record)
+        record.param, record.data = b.index, _address(b, grad.data_ptr(), record)
         send = lib.push if is_large(b) else lib.push_small
         return send(self._client.handle, ctypes.byref(record))
 
@@ -166,7 +166,7 @@ class _Registered:
 
 
 class Offload(InHost):
-    reads_gradients = False
+    has_quick_hook = False
 
     def __init__(self, client: Client, bound: Sequence[Bound], device: torch.device) -> None:
         super().__init__(client, bound)
@@ -304,7 +304,7 @@ class Offload(InHost):
 
 
 class OnGpu(InHost):
-    reads_gradients = False
+    has_quick_hook = False
 
     def __init__(self, client: Client, bound: Sequence[Bound], device: torch.device) -> None:
         super().__init__(client, bound)
@@ -343,7 +343,7 @@ class OnGpu(InHost):
     def push(self, b: Bound, record: Any, grad: torch.Tensor, keep: Any, again: bool) -> int:
         # A push of any size only orders the copy, but a push in parts may wait for room: so no push_small().
         self._client.set_stream(_cuda.stream(self.device))
-        record.param, record.data = b.index, _address(_cuda.address_of(grad), record)
+        record.param, record.data = b.index, _address(b, _cuda.address_of(grad), record)
         return lib.push(self._client.handle, ctypes.byref(record))
 
     # ---- windows: the daemon's is in host memory -------------------------------------------------------
