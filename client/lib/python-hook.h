@@ -16,10 +16,10 @@
 
 struct _object;
 
-/* What the hooks of an optimizer share. Python owns it and fills it; _lib.Hooks has the same fields. */
+/* The values that all hooks of an optimizer share. Python owns and fills them; _lib.Hooks has the same fields. */
 struct zerod_python_hooks {
     struct zerod *client;
-    struct zerod_push push; /* what describes the gradients of the present graph task; hooks set param and data */
+    struct zerod_push push; /* describes the gradients of the present graph task; hooks set param and data */
     int64_t task;           /* that graph task's id. A hook that runs in another one calls its `careful` */
     uint8_t *pushed;        /* by parameter; if it is not 0, `careful` decides. A hook that has pushed sets it to 1 */
     struct _object *none, *runtime_error;

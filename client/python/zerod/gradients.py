@@ -30,7 +30,7 @@ from .evidence import Evidence, entry_modules
 from .uncopied import Hook
 from .late import Late
 from .placement import InHost, is_large
-from .reads import get_grad, set_grad
+from .reads import get_grad, grad_in_c, set_grad
 from .stage3 import Sharding
 from .watch import now
 
@@ -38,7 +38,7 @@ OUTERMOST = 2**32 - 1  # the graph task of an outermost backward, as records hav
 MOVED = 2  # in _pushed: the parameter no longer lies where its weight is published, so it may be of another size
 NO_TASK = -2  # no graph task has this id, so the next hook calls _enter()
 
-_ATTRIBUTES = torch._C.TensorBase.__dict__["grad"], torch._C.TensorBase.__dict__["dtype"]
+_ATTRIBUTES = grad_in_c, torch._C.TensorBase.__dict__["dtype"]
 _HAVE_QUICK_HOOKS = all(isinstance(a, types.GetSetDescriptorType) for a in _ATTRIBUTES) and lib.has_python()
 
 

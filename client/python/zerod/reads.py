@@ -24,9 +24,9 @@ from . import read_notes, sites
 from .binding import Bound
 from .errors import Error
 
-_in_c = torch._C.TensorBase.__dict__["grad"]
-get_grad: Callable[[torch.Tensor], torch.Tensor | None] = _in_c.__get__
-set_grad: Callable[[torch.Tensor, torch.Tensor | None], None] = _in_c.__set__
+grad_in_c = torch._C.TensorBase.__dict__["grad"]
+get_grad: Callable[[torch.Tensor], torch.Tensor | None] = grad_in_c.__get__
+set_grad: Callable[[torch.Tensor, torch.Tensor | None], None] = grad_in_c.__set__
 
 HOW = ("warn", "error", "ignore")
 _CALLER = 3  # of the property, as _found_none() counts frames
@@ -100,4 +100,4 @@ def _tell(one: _Watch, name: str, frame: Any) -> None:
     warnings.warn(text, stacklevel=_CALLER + 1)
 
 
-_watched = property(_get, lambda p, grad: set_grad(p, grad), lambda p: _in_c.__delete__(p), _in_c.__doc__)
+_watched = property(_get, lambda p, grad: set_grad(p, grad), lambda p: grad_in_c.__delete__(p), grad_in_c.__doc__)
