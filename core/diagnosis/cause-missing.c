@@ -581,63 +581,6 @@ struct diagnostic *cause_missing(const struct evidence_missing *e)
     return diagnostic_finish(d);
 }
 
-/* "4 on rank 0; 2 on ranks 1 to 3": the numbers from the greatest on, each with its ranks. */
-static void print_counts(struct strbuf *buf, const struct evidence_uneven *e, bool *set)
-{
-    uint32_t below = UINT32_MAX;
-    bool found = true;
-
-    for (unsigned n = 0; found && n < EVIDENCE_MAX_LACKING; n++) {
-        uint32_t greatest = 0;
-        unsigned n_set = 0;
-
-        found = false;
-        for (unsigned i = 0; i < e->n_ranks; i++) {
-            if (e->counts[i] >= below)
-                continue;
-            greatest = MAX(greatest, e->counts[i]);
-            found = true;
-        }
-        for (unsigned i = 0; i < e->n_ranks; i++) {
-            set[e->first_rank + i] = found && e->counts[i] == greatest;
-            n_set += set[e->first_rank + i];
-        }
-        if (found) {
-            strbuf_add(buf, "%s%" PRIu32 " on rank%s ", n ? "; " : "", greatest, n_set == 1 ? "" : "s");
-            cause_print_ranks(buf, set, e->world_size);
-        }
-        below = greatest;
-    }
-}
-
-struct diagnostic *cause_uneven(const struct evidence_uneven *e)
-{
-    struct diagnostic *d = cause_new(&e->at, E_MISSING, "ranks gave different numbers of micro-batches, step taken");
-    bool is_c = caller_of(&e->at, NULL) == CALLER_C;
-    _cleanup_free_ bool *set = calloc(e->world_size + 1, sizeof(*set));
-    struct strbuf buf = {0};
-    uint32_t most = 0;
-
-    diagnostic_warn(d);
-    diagnostic_class(d, "M8");
-    if (set)
-        print_counts(&buf, e, set);
-    diagnostic_field_take(d, "got", &buf);
-    for (unsigned i = 0; i < e->n_ranks; i++)
-        most = e->counts[i] == UINT32_MAX ? most : MAX(most, e->counts[i]);
-    diagnostic_field(
-        d, "cause",
-        "gradients of micro-batches are summed, and the sum of all ranks is divided by the number of ranks:\n"
-        "a rank with fewer micro-batches weighs less than the others, and the mean is not the program's");
-    diagnostic_field(d, "fix", "%s",
-                     is_c ? "give every rank the same number of micro-batches"
-                          : "the same number of batches for every rank: DistributedSampler(dataset, drop_last=True)");
-    diagnostic_field(d, "or", "gradient_accumulation_steps: %" PRIu32 "   (refuses any other number)", most);
-    diagnostic_field(d, "does not help", "unused parameters; batch size; gradient checkpointing");
-    diagnostic_field(d, "state", "the step used the micro-batches that had come; not reported again in later steps");
-    return diagnostic_finish(d);
-}
-
 /* ---- E1006, E1007 -------------------------------------------------------------------------------------- */
 
 struct diagnostic *cause_graph_changed(const struct evidence_graph *e)

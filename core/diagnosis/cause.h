@@ -104,14 +104,6 @@ struct evidence_missing {
 };
 struct diagnostic *cause_missing(const struct evidence_missing *evidence);
 
-/* E1005, a warning: ranks gave different numbers of micro-batches to one step (M8). */
-struct evidence_uneven {
-    struct evidence_at at;
-    const uint32_t *counts; /* n_ranks, of the ranks from first_rank on; UINT32_MAX: a rank that has left */
-    unsigned first_rank, n_ranks, world_size;
-};
-struct diagnostic *cause_uneven(const struct evidence_uneven *evidence);
-
 /* E1111, a warning: all ranks push the same bytes. */
 struct evidence_alike {
     struct evidence_at at;

@@ -65,3 +65,32 @@ def test_two_pushes_are_their_sum(zerod, run, world_size):
             assert all(torch.equal(a, b) for a, b in zip(weights, wanted, strict=True))
         off = sum((a - b).square().sum() for a, b in zip(weights, wanted, strict=True)).sqrt()
         assert off <= 1e-5 * sum(b.square().sum() for b in wanted).sqrt()
+
+
+# ---- numbers of micro-batches -----------------------------------------------------------------------------
+
+
+def tokens(numbers):
+    """A rank's steps, each with so many micro-batches. The loss is a sum, divided by the tokens of all ranks."""
+    import zerod
+
+    torch.manual_seed(5)
+    model = nn.Linear(12, 4)
+    opt = zerod.Optimizer(model)
+    for step, of_ranks in enumerate(numbers):
+        for micro in range(of_ranks[opt.rank]):
+            x = torch.randn(3, 12, generator=torch.Generator().manual_seed(100 * step + 10 * micro + opt.rank))
+            (model(x).square().sum() * opt.world_size / (3 * sum(of_ranks))).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+def test_numbers_of_micro_batches_are_a_fact(zerod, run):
+    """What the program weighs its batches with is its own affair: one line of the log, no diagnostic. Configured, they are refused."""
+    daemon = zerod(job(3, 2, "reject"))
+    run(daemon, tokens, numbers=[(1, 1, 1), (1, 2, 1), (2, 1, 3)])
+    assert daemon.json("diagnostics") == []
+    said = [line.partition("step 1: ")[2] for line in daemon.log().splitlines() if "micro-batches" in line]
+    assert said == ["the ranks' numbers of micro-batches differ: 2 on rank 1; 1 on ranks 0, 2; gradient_accumulation_steps in the "
+                    "configuration refuses such steps (said once)"]

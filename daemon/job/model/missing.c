@@ -6,12 +6,16 @@
 
 #include <errno.h>
 #include <fnmatch.h>
+#include <inttypes.h>
 #include <string.h>
 
 #include <xxhash.h>
 
 #include "core/base/base.h"
+#include "core/base/log.h"
+#include "core/base/strbuf.h"
 #include "core/config/config.h"
+#include "core/diagnosis/cause-common.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/evidence.h"
 #include "daemon/job/model/answer.h"
@@ -291,33 +295,59 @@ void missing_report(struct job *job, const uint8_t *any, const uint8_t *all)
     mark_said(job, ids, n);
 }
 
-void missing_compare_counts(struct job *job)
+/* "4 on rank 0; 2 on ranks 1 to 3": the numbers from the greatest on, each with its ranks. */
+static void print_counts(struct strbuf *buf, const struct job *job, bool *set)
 {
-    unsigned first = job->world.first, n = job->world.end - first;
-    _cleanup_free_ uint32_t *counts = calloc(n + 1, sizeof(*counts));
-    uint32_t least = UINT32_MAX, most = 0;
+    int64_t below = INT64_MAX;
 
-    if (!counts || job->missing.is_uneven_said)
-        return;
-    for (unsigned i = 0; i < n; i++) {
-        counts[i] = job->ranks[first + i].left ? UINT32_MAX : job->ledger.ranks[first + i].n_ended;
-        if (counts[i] == UINT32_MAX)
-            continue;
-        least = MIN(least, counts[i]);
-        most = MAX(most, counts[i]);
+    for (bool found = true; found;) {
+        int64_t greatest = -1;
+        unsigned n_set = 0;
+
+        for (unsigned r = job->world.first; r < job->world.end; r++)
+            if (!job->ranks[r].left && job->ledger.ranks[r].n_ended < below)
+                greatest = MAX(greatest, (int64_t)job->ledger.ranks[r].n_ended);
+        found = greatest >= 0;
+        for (unsigned r = job->world.first; found && r < job->world.end; r++) {
+            set[r] = !job->ranks[r].left && job->ledger.ranks[r].n_ended == greatest;
+            n_set += set[r];
+        }
+        if (found) {
+            strbuf_add(buf, "%s%" PRId64 " on rank%s ", buf->n_bytes ? "; " : "", greatest, n_set == 1 ? "" : "s");
+            cause_print_ranks(buf, set, job->world.size);
+        }
+        below = greatest;
     }
-    if (least >= most)
+}
+
+static bool counts_differ(const struct job *job)
+{
+    int64_t first = -1;
+
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
+        if (job->ranks[r].left)
+            continue;
+        if (first >= 0 && job->ledger.ranks[r].n_ended != first)
+            return true;
+        first = job->ledger.ranks[r].n_ended;
+    }
+    return false;
+}
+
+void missing_note_counts(struct job *job)
+{
+    _cleanup_free_ bool *set = NULL;
+    struct strbuf buf = {0};
+
+    if (job->missing.is_uneven_said || !counts_differ(job))
+        return;
+    set = calloc(job->world.size, sizeof(*set));
+    if (!set)
         return;
     job->missing.is_uneven_said = true;
-    job_keep(job, cause_uneven(&(struct evidence_uneven){
-                      .at = {.layout = job->layout,
-                             .rank = -1,
-                             .step = (int64_t)job->ledger.step,
-                             .micro_batch = -1,
-                             .client = job_client(job)},
-                      .counts = counts,
-                      .first_rank = first,
-                      .n_ranks = n,
-                      .world_size = job->world.size,
-                  }));
+    print_counts(&buf, job, set);
+    log_notice("step %" PRIu64 ": the ranks' numbers of micro-batches differ: %s; gradient_accumulation_steps in the "
+               "configuration refuses such steps (said once)",
+               job->ledger.step, strbuf_text(&buf));
+    strbuf_deinit(&buf);
 }

@@ -34,8 +34,12 @@ void missing_deinit(struct job_missing *missing);
 /* Warns of parameters that a rank has not pushed; any, all: a bit per parameter, who of the world has pushed it. */
 void missing_report(struct job *job, const uint8_t *any, const uint8_t *all);
 
-/* Warns once if ranks of this node have ended different numbers of micro-batches in this step. */
-void missing_compare_counts(struct job *job);
+/*
+ * Logs once that ranks of this node have ended different numbers of micro-batches in this step. That is no fault:
+ * batches may be weighted by the tokens of all ranks, or be retried in halves. Numbers that the configuration forbids
+ * are refused.
+ */
+void missing_note_counts(struct job *job);
 
 /* Has a rank not pushed a parameter that is trained, and that diagnostics.unused does not name? */
 bool missing_any(const struct job *job, const uint8_t *all);

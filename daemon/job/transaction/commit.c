@@ -322,7 +322,7 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
 {
     note_waiting(job);
     warn_accumulated(job);
-    missing_compare_counts(job);
+    missing_note_counts(job);
     alike_note_step(job, verdict->norm);
     missing_report(job, verdict->pushed_any, verdict->pushed_all);
     job->decision.norm = verdict->norm;

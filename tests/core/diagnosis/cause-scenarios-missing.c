@@ -324,14 +324,6 @@ static struct diagnostic *e1005_count_exception(const struct fixture *f)
     return cause_missing(&e);
 }
 
-static struct diagnostic *e1005_uneven(const struct fixture *f)
-{
-    static const uint32_t counts[] = {4, 2, 4, UINT32_MAX};
-
-    return cause_uneven(&(struct evidence_uneven){
-        .at = at(f->net, TORCH, -1, 7, -1), .counts = counts, .n_ranks = ARRAY_SIZE(counts), .world_size = 4});
-}
-
 static struct diagnostic *e1006_extra(const struct fixture *f)
 {
     return cause_graph_changed(
@@ -468,7 +460,6 @@ static const struct scenario scenarios[] = {
     {"e1005-m3-cut-off", e1005_m3_cut_off, "M3", false},
     {"e1005-count", e1005_count, "", false},
     {"e1005-count-exception", e1005_count_exception, "", false},
-    {"e1005-m8", e1005_uneven, "M8", true},
     {"e1006-extra", e1006_extra, "", false},
     {"e1006-missing", e1006_missing, "", false},
     {"e1006-twice", e1006_twice, "D2", false},

@@ -267,24 +267,35 @@ def branch_by_step(t: Any) -> None:
     opt.close()
 
 
-@scenario(
-    Expect(1005, "M8", step=1, says=("2 on rank 0; 1 on rank 1",), fix=("drop_last=True", "gradient_accumulation_steps: 2"),
-           exception="", sticky=False),
-    pattern="M8", trains=True)
-def fewer_micro_batches_on_one_rank(t: Any) -> None:
-    """Rank 1 is given one micro-batch less than rank 0, from the second step on: it is said once."""
+@scenario(pattern="c")
+def batch_retried_in_halves(t: Any) -> None:
+    """Rank 1 has not the memory for a batch and takes it in halves, each of half the weight: the mean is the program's."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
-        for micro in range(1 if t.faulty and t.rank == 1 and step >= 1 else 2):
-            x, y = t.batch(2 * step + micro)
-            mse_loss(model(x), y).backward()
+        x, y = t.batch(step)
+        for part in (slice(0, len(x) // 2), slice(len(x) // 2, None)) if t.rank == 1 and step >= 1 else (slice(None),):
+            (mse_loss(model(x[part]), y[part]) * len(x[part]) / len(x)).backward()
         opt.step()
         opt.zero_grad()
     opt.close()
 
 
-@scenario(pattern="M8")
+@scenario(pattern="c")
+def weighted_by_the_tokens_of_all_ranks(t: Any) -> None:
+    """Rank 0 has two micro-batches, rank 1 one, and each loss is a sum divided by the number of tokens of all ranks."""
+    model = t.model(Net)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        for micro in range(2 - t.rank % 2):
+            x, y = t.batch(2 * step + micro)
+            (mse_loss(model(x), y, reduction="sum") * t.world / 24).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@scenario(pattern="c")
 def other_number_in_each_step(t: Any) -> None:
     """All ranks give the same number, which differs between steps: nothing is said."""
     model = t.model(Net)
