@@ -113,6 +113,19 @@ def wrapped_models(zerod):
     return said
 
 
+def over_one_memory(name):
+    """A model with two parameters, or a parameter and a buffer, that were tied by their memory."""
+    model = nn.ModuleDict({"a": make_model(), "b": make_model()})
+    if name == "shared-memory":
+        model["b"][0].weight.data = model["a"][0].weight.data
+    elif name == "shared-memory-view":
+        model["b"].register_parameter("packed", nn.Parameter(torch.randn(3, 10, 6)))
+        model["a"][0].weight.data = model["b"].packed.data[1]
+    else:
+        model["a"].register_buffer("anchor", model["b"][2].weight.detach().t())
+    return model
+
+
 def wrong_parameters(zerod):
     said = {}
 
@@ -149,6 +162,8 @@ def wrong_parameters(zerod):
     refused("eps-nan", model, eps=float("nan"))
     refused("amsgrad", model, [{"params": list(model.parameters()), "amsgrad": True}])
     refused("on-duplicate", model, on_duplicate="add")
+    for name in ("shared-memory", "shared-memory-view", "shared-memory-buffer"):
+        refused(name, over_one_memory(name))
     return said
 
 
@@ -170,6 +185,28 @@ def test_what_cannot_be_attached(zerod, start, tmp_path):
     said, n_steps = start(zerod(ONE), cannot_attach, folder=tmp_path).result()
     assert n_steps == 2
     all_same(said)
+
+
+def shared_without_harm():
+    """Blocks of columns of one tensor, frozen parameters over one memory, and one parameter under two names."""
+    import zerod
+
+    packed, model = torch.randn(6, 20, generator=torch.Generator().manual_seed(1)), make_model()
+    model.left, model.right = nn.Parameter(packed[:, :10]), nn.Parameter(packed[:, 10:])
+    model.frozen = nn.Parameter(packed[0].clone(), requires_grad=False)
+    model.frozen_too = nn.Parameter(model.frozen.data, requires_grad=False)
+    model.again = model.left
+    opt = zerod.Optimizer(model)
+    before = model.left.detach().clone(), model.right.detach().clone()
+    (model(batch()).sum() + (model.left - model.right).square().sum()).backward()
+    opt.step()
+    moved = [(a - b.detach()).abs().min().item() for a, b in zip(before, (model.left, model.right), strict=True)]
+    opt.close()
+    return moved
+
+
+def test_memory_that_may_be_shared(zerod, start):
+    assert min(start(zerod(ONE), shared_without_harm).result()) > 1e-4
 
 
 def nobody(folder):

@@ -144,7 +144,61 @@ def bind(model: nn.Module, groups: list[dict[str, Any]]) -> list[Bound]:
         raise ValueError(
             "no parameter of the model is trainable: every requires_grad is False, or the groups are empty"
         )
+    _refuse_shared_memory(model, bound)
     return bound
+
+
+def _n_span(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to the end of the last one."""
+    return (1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))) * tensor.element_size()
+
+
+def _have_common_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Of two tensors over one storage. Their spans may overlap without that, as those of two blocks of columns do."""
+    start = min(a.data_ptr(), b.data_ptr())
+    end = max(t.data_ptr() + _n_span(t) for t in (a, b))
+    taken = torch.zeros(end - start, dtype=torch.bool)
+
+    def bytes_of(t: torch.Tensor) -> torch.Tensor:
+        n = t.element_size()
+        return taken.as_strided((*t.shape, n), (*(s * n for s in t.stride()), 1), t.data_ptr() - start)
+
+    bytes_of(a).fill_(True)
+    return bool(bytes_of(b).any())
+
+
+def _refuse_shared_memory(model: nn.Module, bound: list[Bound]) -> None:
+    """
+    Each parameter gets memory of its own. So if two of them, or one and a buffer, have the same memory without being one
+    parameter, the other would no longer follow the one that is trained.
+    """
+    tensors = [(b.name, b.param.detach(), b.trainable) for b in bound]
+    tensors += [(name, buffer.detach(), False) for name, buffer in model.named_buffers()]
+    over: dict[int, list[tuple[str, torch.Tensor, bool]]] = {}  # those over each storage
+    for entry in tensors:
+        tensor = entry[1]
+        if tensor.layout == torch.strided and tensor.numel() and tensor.data_ptr():
+            over.setdefault(tensor.untyped_storage().data_ptr(), []).append(entry)
+    for entries in over.values():
+        entries.sort(key=lambda entry: entry[1].data_ptr())
+        for i, (name, tensor, is_trained) in enumerate(entries):
+            for other_name, other, other_is_trained in entries[i + 1 :]:
+                if other.data_ptr() >= tensor.data_ptr() + _n_span(tensor):
+                    break
+                if (is_trained or other_is_trained) and _have_common_elements(tensor, other):
+                    _refuse_pair(name, other_name, tensor.shape == other.shape)
+
+
+def _refuse_pair(name: str, other: str, alike: bool) -> None:
+    raise ValueError(
+        f"{name} and {other} lie in the same memory without being one parameter: zerod gives each of them memory of its own, so "
+        "only one would be trained. "
+        + (
+            f"Make them one parameter, model.{other} = model.{name}, or copy: .clone()"
+            if alike
+            else "Keep one of them as a parameter, and compute the other one from it in forward()"
+        )
+    )
 
 
 def _refuse_sparse(model: nn.Module) -> None:
