@@ -4,6 +4,8 @@ Other ways to a gradient than model(x) and backward(), against torch doing the s
 set by hand, and a GradScaler whose gradients are clipped without unscale_().
 """
 
+import warnings
+
 import pytest
 import torch
 from tiers import full
@@ -175,6 +177,148 @@ def ways():
 @pytest.mark.parametrize("stage", STAGES)
 def test_ways(zerod, start, stage):
     start(zerod(job(stage)), ways).result()
+
+
+# ---- the order of clip_grad_norm_ and zero_grad, and other optimizers --------------------------------------
+
+
+class Halves(nn.Module):
+    """Of which a step uses one, or both."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = make_model(), make_model()
+
+    def forward(self, x, used):
+        return sum(half(x) for half in (self.a, self.b)[used])
+
+
+def train_beside_torch(script):
+    """script(model, opt, step) with zerod and with torch's SGD. Return: how far apart, and what was said of it."""
+    import zerod
+
+    model, twin = Halves(), Halves()
+    sgd = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
+    ours, theirs = zerod.Optimizer(model, type="SGD", **sgd), torch.optim.SGD(twin.parameters(), **sgd)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for step in range(6):
+            for m, o in ((model, ours), (twin, theirs)):
+                SCRIPTS[script](m, o, step)
+    distance = max((a - b).abs().max().item() for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    ours.close()
+    return distance, [str(w.message) for w in said if "torch" in str(w.message) or "zerod" in str(w.message)]
+
+
+def clip_first(m, o, step):
+    nn.utils.clip_grad_norm_(m.parameters(), 1e-3)
+    m(batch(step), slice(0, 2)).pow(2).mean().backward()
+    o.step()
+    o.zero_grad()
+
+
+def clip_and_drop(m, o, step):
+    """A batch that is dropped after it was clipped."""
+    m(batch(step + 10), slice(0, 2)).pow(2).mean().backward()
+    nn.utils.clip_grad_norm_(m.parameters(), 1e-3)
+    o.zero_grad()
+    m(batch(step), slice(0, 2)).pow(2).mean().backward()
+    o.step()
+    o.zero_grad()
+
+
+def zeros(m, o, step):
+    """The second half is used every other step."""
+    o.zero_grad(set_to_none=False)
+    m(batch(step), slice(0, 2 - step % 2)).pow(2).mean().backward()
+    o.step()
+
+
+def zeros_by_the_model(m, o, step):
+    """Two micro-batches; the first half of the model is set to None, the second one to zeros."""
+    m.a.zero_grad()
+    m.b.zero_grad(set_to_none=False)
+    m(batch(step), slice(step % 2, 2)).pow(2).mean().backward()
+    m(batch(step + 10), slice(step % 2, 2 - step // 2 % 2)).pow(2).sum().backward() if step != 3 else None
+    o.step()
+
+
+def nones(m, o, step):
+    """A half that is not used stays as it is."""
+    o.zero_grad()
+    m(batch(step), slice(0, 2 - step % 2)).pow(2).mean().backward()
+    o.step()
+
+
+SCRIPTS = {call.__name__: call for call in (clip_first, clip_and_drop, zeros, zeros_by_the_model, nones)}
+
+
+@pytest.mark.parametrize("script", ["clip_first", "clip_and_drop", "zeros", *full("zeros_by_the_model", "nones")])
+def test_order_of_calls(zerod, start, script):
+    distance, said = start(zerod(job(2) | {"optimizer": None}), train_beside_torch, script=script).result()
+    assert distance < 1e-6 and said == []
+
+
+def clip_between():
+    """clip_grad_norm_ after each of two micro-batches, which torch does otherwise; and a step as it should be."""
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(model)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for n_clips in (1, 2, 2):
+            for micro in range(2):
+                loss_of(model, micro).backward()
+                if micro == 1 or n_clips == 2:
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            opt.step()
+            opt.zero_grad()
+            n_said = len(said) if n_clips == 1 else None
+            assert n_said in (0, None)
+    opt.close()
+    return [str(w.message) for w in said]
+
+
+def test_clip_before_the_last_backward_is_told_once(zerod, start):
+    (said,) = start(zerod(job(2)), clip_between).result()
+    assert said.startswith("clip_grad_norm_ at test_other_ways.py:") and "came before the last backward of its step" in said
+
+
+def beside_another():
+    """torch's optimizers beside zerod's: of the same parameters, of others, and one that wraps zerod's."""
+    import zerod
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.inner = inner
+            super().__init__(inner.param_groups[0]["params"], {})
+
+        def step(self, closure=None):
+            return self.inner.step()
+
+    model, other = make_model(), make_model()
+    opt = zerod.Optimizer(model)
+    wrapper, same, others = Wrapper(opt), torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(other.parameters(), 0.1)
+    said = {}
+    for name, one in (("wrapper", wrapper), ("others", others), ("same", same)):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for step in range(2):
+                (loss_of(model, step) + loss_of(other, step)).backward()
+                one.step()
+                opt.zero_grad() if name != "wrapper" else None
+        said[name] = [str(w.message) for w in found]
+    opt.close()
+    return said
+
+
+def test_an_optimizer_of_torchs_beside_it_is_told_once(zerod, start):
+    said = start(zerod(job(2)), beside_another).result()
+    assert said["wrapper"] == said["others"] == []
+    (text,) = said["same"]
+    assert text.startswith("SGD.step() at test_other_ways.py:")
+    assert "does nothing for 0.weight, 0.bias, 2.weight and 1 more: zerod.Optimizer trains these parameters" in text
 
 
 # ---- GradScaler ------------------------------------------------------------------------------------------

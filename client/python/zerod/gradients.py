@@ -14,8 +14,9 @@ import ctypes
 import functools
 import sys
 import types
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -86,6 +87,11 @@ class Gradients:
         self._pushed = bytearray(len(bound))  # in the open micro-batch
         self._in_step = 0  # pushed in ended micro-batches of this step: a number with a byte for each parameter
         self._n_ended = 0
+        self._had = 0  # as _in_step: parameters that would have a .grad in torch, since zero_grad() set it to None
+        self._zeroed = 0  # those of them whose .grad would be zeros, because of zero_grad(set_to_none=False)
+        self.max_norm: float | None = None  # of a clip_grad_norm_ since the step began
+        self._first_clip: tuple[int, str] | None = None  # the number of the last backward before it, and where it was called
+        self._warns_of_clip = True
         self._open = False
         self._blob: bytes | None = None  # user state as the last backward left it
         self._refuses_again = client.job.on_duplicate != _lib.ON_DUPLICATE["accumulate"]
@@ -388,6 +394,7 @@ class Gradients:
         """Drops this rank's pushes before the step. If some are in the sums already, the step is aborted for all."""
         if self.fault is not None:
             return  # it stays until it is cleared
+        self._forget_clip()
         if self._n_ended:
             self._client.abort_step(why)
             self.forget_step()
@@ -411,7 +418,45 @@ class Gradients:
         self._open = False
         self._pushed[:] = bytes(len(self._pushed))
 
+    def clip(self, max_norm: float) -> None:
+        """The step will clip by this norm, unless its gradients are dropped."""
+        self.max_norm = max_norm
+        if self._first_clip is None:
+            self._first_clip = self._outer, sites.user_site().decode()
+
+    def check_clip(self) -> None:
+        """Warns once if gradients came after the first clip of the step: torch does not clip those, or clips others twice."""
+        if self._first_clip is None or self._first_clip[0] == self._outer or not self._warns_of_clip:
+            return
+        self._warns_of_clip = False
+        warnings.warn(
+            f"clip_grad_norm_ at {self._first_clip[1]} came before the last backward of its step: torch clips the gradients that "
+            "are there, zerod all gradients of the step, once. Call it after the last backward",
+            stacklevel=2,
+        )
+
+    def _forget_clip(self) -> None:
+        self.max_norm = self._first_clip = None
+
+    def note_zero_grad(self, indices: Iterable[int] | None, set_to_none: bool) -> None:
+        """The program calls zero_grad() for these parameters; None: for all."""
+        if not self._had:
+            return
+        mask = self._wanted if indices is None else sum(1 << 8 * i for i in indices) & self._wanted
+        if set_to_none:
+            self._had &= ~mask
+            self._zeroed &= ~mask
+        else:
+            self._zeroed |= self._had & mask
+
+    def of_zeros(self) -> list[Bound]:
+        """The parameters whose gradients in this step are zeros in torch: of them momentum and weight decay go on."""
+        left = self._zeroed & ~self._in_step & ~int.from_bytes(self._pushed, "little")
+        return [b for b in self._bound if left >> 8 * b.index & 0xFF] if left else []
+
     def forget_step(self) -> None:
+        self._had |= self._in_step
+        self._forget_clip()
         self._forget_micro_batch()
         self._in_step = self._n_ended = 0
         self._suspect, self._error, self._not_dense, self.fault = False, None, [], None

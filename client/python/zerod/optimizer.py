@@ -54,7 +54,6 @@ class _Aside:
     before_commit: Any = None  # called when step() has pushed all gradients, before the user state is packed
     in_window: bool = False
     amp: tuple[float, torch.Tensor] | None = None  # loss scale and found_inf of a GradScaler
-    max_norm: float | None = None  # of a clip_grad_norm_ before the next step
 
 
 def _number(name: str, value: Any) -> float:
@@ -412,6 +411,8 @@ class Optimizer(torch.optim.Optimizer):
     def _take_step(self) -> None:
         self._unread.check()
         self._check_frozen()
+        self._gradients.check_clip()
+        self._push_zeros()
         self._push_by_hand()
         self._gradients.finish()
         args = self._step_args()
@@ -422,7 +423,7 @@ class Optimizer(torch.optim.Optimizer):
             self._place.after_step()
         if self._aside.amp is not None and not self.result.applied:
             self._aside.amp[1].fill_(1.0)  # GradScaler.update() reads it: all ranks' verdict, not this rank's
-        self._aside.amp = self._aside.max_norm = None
+        self._aside.amp = None
         self._gradients.forget_step()
         self._buffers.after_step()
 
@@ -447,6 +448,12 @@ class Optimizer(torch.optim.Optimizer):
             for param in params:
                 param.grad = None
             torch.autograd.backward(params, grads)
+
+    def _push_zeros(self) -> None:
+        """After zero_grad(set_to_none=False) a parameter that this step does not use has a gradient of zeros, as in torch."""
+        for b in self._gradients.of_zeros():
+            if b.param.grad is None:
+                b.param.grad = torch.zeros_like(b.param, dtype=b.grad_dtype)
 
     def _hyper_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
         def plain(name: str, value: Any) -> Any:
@@ -473,8 +480,8 @@ class Optimizer(torch.optim.Optimizer):
         if hypers != self._untouched:
             self._untouched = None  # from now on the groups of this side are sent with each step
             args.groups, args.n_groups = (_lib.Hyper * len(hypers))(*map(self._hyper_struct, hypers)), len(hypers)
-        if self._aside.max_norm is not None:
-            args.max_norm = ctypes.pointer(ctypes.c_double(self._aside.max_norm))
+        if self._gradients.max_norm is not None:
+            args.max_norm = ctypes.pointer(ctypes.c_double(self._gradients.max_norm))
         args.found_inf = found_inf is not None and bool(found_inf.item())
         if blob is not None:
             args.blob, args.blob_len = ctypes.cast(ctypes.c_char_p(blob), ctypes.c_void_p), len(blob)
@@ -509,10 +516,19 @@ class Optimizer(torch.optim.Optimizer):
         return self._client.user_state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """After step() there is nothing to clear. Before it, this rank's pushed gradients are dropped (E1007)."""
+        """
+        After step() there is nothing to clear. Before it, this rank's pushed gradients are dropped (E1007). set_to_none: as
+        in torch, if it is False a parameter that a later step does not use is updated with a gradient of zeros.
+        """
         if self.has_gradients:
             self._gradients.drop("zero_grad() came before step()")
         super().zero_grad(set_to_none=True)
+        self._gradients.note_zero_grad(None, set_to_none)
+
+    def note_zero_grad(self, params: Iterable[torch.Tensor], set_to_none: bool) -> None:
+        """For a module's zero_grad()."""
+        ids = {id(p) for p in params}
+        self._gradients.note_zero_grad([b.index for b in self._bound if id(b.param) in ids], set_to_none)
 
     # ---- norms ---------------------------------------------------------------------------------------
 
@@ -532,13 +548,17 @@ class Optimizer(torch.optim.Optimizer):
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
-        """The next step() clips all gradients as torch.nn.utils.clip_grad_norm_ does. Returns the norm. Collective."""
+        """
+        The next step() clips all gradients as torch.nn.utils.clip_grad_norm_ does. Returns the norm. Collective. As in torch
+        it has no effect while there are no gradients.
+        """
         if float(norm_type) != 2.0:
             raise ValueError(f"norm_type {norm_type}: zerod clips by the 2-norm")
         norm = self.grad_norm()
         if error_if_nonfinite and not math.isfinite(norm):
             raise RuntimeError(f"the total norm of the gradients is {norm}, so it cannot be clipped")
-        self._aside.max_norm = float(max_norm) if math.isfinite(max_norm) else 0.0  # inf: only the norm is wanted
+        if norm != 0:
+            self._gradients.clip(float(max_norm) if math.isfinite(max_norm) else 0.0)  # inf: only the norm is wanted
         return torch.tensor(norm)
 
     def _index_of(self, name: str) -> int:

@@ -9,19 +9,25 @@ Patches of torch itself.
     Module.to            would copy from host memory to host memory
     load_state_dict      writes into published weights: happens inside a write window
     _sync_module_states  broadcasts a module's state, as Lightning does before it validates: only its buffers
+
+A step of another optimizer that has parameters of zerod's gets a warning: it finds no gradients.
 """
 
 from __future__ import annotations
 
 import functools
+import warnings
+import weakref
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..uncopied import Hook
+from .. import sites
 from ..registry import OpenOptimizer, open_optimizers, owners_of, with_gradients
+from ..uncopied import Hook
 
 # ---- clipping -------------------------------------------------------------------------------------------
 
@@ -89,6 +95,31 @@ def _wrap_scaler() -> None:
     torch.amp.GradScaler._unscale_grads_ = unscale_grads_
 
 
+# ---- other optimizers -----------------------------------------------------------------------------------
+
+_examined: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers that have stepped since the last attach
+
+
+def _examine(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    """Before the first step of any optimizer of torch's kind. One that holds zerod's is a wrapper, and calls its step()."""
+    if optimizer in _examined or optimizer in open_optimizers:
+        return
+    _examined.add(optimizer)
+    ids = frozenset().union(*(opt.param_ids for opt in open_optimizers))
+    shared = [p for group in optimizer.param_groups for p in group["params"] if id(p) in ids and p.requires_grad]
+    is_wrapper = any(isinstance(v, torch.optim.Optimizer) and v in open_optimizers for v in vars(optimizer).values())
+    if not shared or is_wrapper:
+        return
+    names = [name for opt in owners_of(shared) for name, p in opt.model.named_parameters() if any(p is q for q in shared[:3])]
+    more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
+    warnings.warn(
+        f"{type(optimizer).__name__}.step() at {sites.user_site().decode()} does nothing for {', '.join(names)}{more}: "
+        "zerod.Optimizer trains these parameters, and their gradients are in the daemon. Leave that optimizer out, or give it "
+        "other parameters; for two optimizers of zerod's, each has a model and a daemon of its own",
+        stacklevel=2,
+    )
+
+
 # ---- modules --------------------------------------------------------------------------------------------
 
 
@@ -98,7 +129,9 @@ def _wrap_zero_grad() -> None:
     @functools.wraps(zero_grad)
     def watched(self: nn.Module, set_to_none: bool = True) -> None:
         for owner in with_gradients(self.parameters()):
-            owner.zero_grad()
+            owner.zero_grad(set_to_none)
+        for owner in owners_of(self.parameters()):
+            owner.note_zero_grad(self.parameters(), set_to_none)
         zero_grad(self, set_to_none)
 
     nn.Module.zero_grad = watched
@@ -178,9 +211,16 @@ def guard_loads(opt: OpenOptimizer) -> list[Any]:
     return handles
 
 
-@functools.cache
 def install() -> None:
+    """Called at every attach, when an optimizer that has been examined may share parameters with the new one."""
+    _examined.clear()
+    _install()
+
+
+@functools.cache
+def _install() -> None:
     _wrap_clipping()
+    register_optimizer_step_pre_hook(_examine)
     _wrap_scaler()
     _wrap_zero_grad()
     _wrap_to()
