@@ -412,6 +412,30 @@ struct diagnostic *cause_loss_scale(const struct evidence_nonfinite *e, double m
     return diagnostic_finish(d);
 }
 
+struct diagnostic *cause_unscaled(const struct evidence_unscaled *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_UNSCALED, NULL);
+    bool is_c = caller_of(&e->at, NULL) == CALLER_C;
+    struct strbuf buf = {0};
+
+    diagnostic_warn(d);
+    strbuf_add(&buf, "the gradients of rank%s ", e->at.rank >= 0 ? "" : "s");
+    cause_print_ranks(&buf, e->set, e->world_size);
+    strbuf_add(&buf, " are about %.0f times smaller than those of the other ranks of this node", e->ratio);
+    diagnostic_field_take(d, "got", &buf);
+    add_scale(d, e->loss_scale);
+    diagnostic_field(d, "cause",
+                     "each rank multiplies its loss by the loss scale, and the step divides the sum by it:\n"
+                     "these ranks do not multiply, or the others multiply twice");
+    diagnostic_field(d, "fix", "%s",
+                     is_c ? "multiply the loss by zerod_loss_scale(c), on every rank"
+                          : "(loss * opt.loss_scale).backward()   (on every rank; accelerator.backward() does it)");
+    diagnostic_field(d, "or", "fp16: {enabled: false}   (fp32 and bf16 need no loss scale)");
+    diagnostic_field(d, "does not help", "gradient_clipping; a smaller fp16.initial_scale_power");
+    diagnostic_field(d, "state", "nothing was refused; not reported again in later steps");
+    return diagnostic_finish(d);
+}
+
 /* ---- limits, permissions, messages: E1401, E1402, E1403 ------------------------------------------------ */
 
 struct diagnostic *cause_quota(const struct evidence_quota *e)

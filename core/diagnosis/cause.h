@@ -170,6 +170,16 @@ struct diagnostic *cause_nonfinite(const struct evidence_nonfinite *evidence);
 /* E1202 */
 struct diagnostic *cause_loss_scale(const struct evidence_nonfinite *evidence, double min_loss_scale);
 
+/* E1203, a warning: the gradients of some ranks are smaller than the others' by about the loss scale. */
+struct evidence_unscaled {
+    struct evidence_at at; /* rank: the only such rank, or -1 */
+    const bool *set;       /* world_size: these ranks */
+    unsigned world_size;
+    double ratio; /* of the others' norms to theirs */
+    double loss_scale;
+};
+struct diagnostic *cause_unscaled(const struct evidence_unscaled *evidence);
+
 /* E1301 */
 struct diagnostic *cause_rank_taken(const struct evidence_at *at, int64_t pid, uint64_t since_ns, uint64_t now_ns);
 /* By another connection of the process that asks: a second optimizer, mostly. */

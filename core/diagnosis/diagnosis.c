@@ -49,6 +49,8 @@ enum { LABEL_WIDTH = 15 };
     X(1201, E_NONFINITE, "non-finite gradient", "A gradient, or the sum of gradients, is infinite or NaN.")            \
     X(1202, E_LOSS_SCALE, "loss scale at its minimum",                                                                 \
       "Gradients overflow and the loss scale cannot be lowered any more.")                                             \
+    X(1203, E_UNSCALED, "gradients without the loss scale",                                                            \
+      "A rank's gradients are smaller than the others' by the loss scale.")                                            \
     X(1301, E_RANK_TAKEN, "rank taken, attach refused", "The rank is held by a living process.")                       \
     X(1302, E_RANK_LOST, "rank lost", "A trainer is gone, or the step was aborted for all.")                           \
     X(1303, E_STALLED, "stalled", "Someone has waited longer than is usual for this job.")                             \

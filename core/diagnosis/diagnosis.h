@@ -38,6 +38,7 @@ enum diagnostic_code {
     E_ALIKE = 1111,
     E_NONFINITE = 1201,
     E_LOSS_SCALE = 1202,
+    E_UNSCALED = 1203,
     E_RANK_TAKEN = 1301,
     E_RANK_LOST = 1302,
     E_STALLED = 1303,

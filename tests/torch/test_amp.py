@@ -143,5 +143,79 @@ def test_loss_scale_doubles_as_in_deepspeed(zerod, run):
         assert [i for i in range(1, 16) if scales[i] > scales[i - 1]] == [4, 10, 13]
 
 
+# ---- who multiplies the loss ------------------------------------------------------------------------------
+
+
+def said_of(way):
+    """A rank: the text of a first step, and whether a second one is taken when the program then reads the scale."""
+    import zerod
+
+    model = make_model(torch.float32)
+    opt = zerod.Optimizer(model, **ADAM)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled="scaler" in way)
+    x, y = batch(0, opt.rank)
+    loss = (model(x) - y).pow(2).mean()
+    if "program" in way:
+        loss = loss * opt.loss_scale
+    scaler.scale(loss).backward()
+    try:
+        scaler.step(opt)
+        said = ""
+    except zerod.LossScaleIgnored as e:
+        said = str(e)
+    norm = opt.result.grad_norm if opt.result else None
+    opt.close()
+    return said, norm
+
+
+def test_somebody_multiplies_the_loss_once(zerod, run):
+    """Without the scale the gradients would be divided by 256; the norm says that exactly one has multiplied."""
+    (unscaled, norm), _ = run(zerod(), said_of, way="nobody")
+    assert not unscaled
+    for way in ("program", "scaler"):
+        for said, got in run(zerod(FP16), said_of, way=way):
+            assert not said and got == pytest.approx(norm, rel=1e-6), way
+    daemon = zerod(FP16)
+    for said, got in run(daemon, said_of, way="nobody"):
+        assert said.startswith("fp16 is enabled in the daemon's configuration, and no loss was multiplied by its scale of 256\n")
+        assert "  fix            (loss * opt.loss_scale).backward()\n" in said and got is None
+    assert daemon.status()["step"] == 0
+    for said, got in run(zerod(FP16), said_of, way="program and scaler"):
+        assert said.startswith("two loss scales: a GradScaler multiplies the loss, and the program has read opt.loss_scale\n")
+        assert "  read at        test_amp.py:" in said and got is None
+    assert run(zerod({"fp16": {"enabled": True, "loss_scale": 1}}), said_of, way="nobody") == [("", norm)] * 2
+
+
+def forgets(guilty, n_steps=3):
+    """All ranks read the scale, and the guilty one does not use it. The first step overflows."""
+    import zerod
+
+    model = make_model(torch.float32)
+    opt = zerod.Optimizer(model, **ADAM)
+    for step in range(n_steps):
+        x, y = batch(step, opt.rank)
+        scale = opt.loss_scale * (1 if step else float("inf"))
+        ((model(x) - y).pow(2).mean() * (1 if step and opt.rank in guilty else scale)).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@pytest.mark.parametrize("guilty", [[1], *full([0], [0, 2])])
+def test_ranks_that_forget_the_scale_are_named(zerod, run, guilty):
+    """At the first step that can be compared: the one before overflowed."""
+    daemon = zerod(FP16 | {"world": {"size": 3}, "diagnostics": {"on_nonfinite": "skip"}})
+    run(daemon, forgets, guilty=guilty)
+    found = [d for d in daemon.json("diagnostics") if d["code"] == "E1203"]
+    assert len(found) == 1 and found[0]["step"] == 1, daemon.log()
+    assert f"the gradients of rank{'s' if len(guilty) > 1 else ''} {', '.join(map(str, guilty))} are about" in daemon.log()
+
+
+def test_nobody_is_named_who_multiplies(zerod, run):
+    daemon = zerod(FP16 | {"world": {"size": 3}})
+    run(daemon, forgets, guilty=())
+    assert not any(d["code"] == "E1203" for d in daemon.json("diagnostics"))
+
+
 def test_loss_scale_of_a_job_without_one(zerod, run):
     assert all(set(scales) == {1.0} for scales, _, _ in run(zerod(), scaled, n_steps=2))

@@ -27,6 +27,10 @@ TOLERANCE_BF16 = 0.03
 QUIET = re.compile(r".*\b(ready|stopping|stopped)\b")
 
 
+# A power of two changes no bit of fp32 gradients. The caller's backward multiplies by it.
+FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8}}
+
+
 def needs(name):
     return pytest.importorskip(name, reason=f"{name} is not installed (ZEROD_TORCH_MODULES in scripts/common.sh)")
 
@@ -125,12 +129,12 @@ def test_trainer_is_ddp(zerod, launch, ways):
 
 
 def test_trainer_saves_and_resumes(zerod, launch, tmp_path):
-    """Under zerodrun. A fresh daemon in another stage ends with the bits of the run that was not interrupted."""
+    """Under zerodrun. A fresh daemon in another stage, with a loss scale, ends with the bits of the run that was not interrupted."""
     needs("transformers")
     needs("accelerate")
     folder = tmp_path / "checkpoints"
     saving = {"save_strategy": "steps", "save_steps": 3}
-    daemons = [zerod(daemon_config(stage)) for stage in (2, 3, 1)]
+    daemons = [zerod(daemon_config(2)), zerod(daemon_config(3, **FP16)), zerod(daemon_config(1, **FP16))]
     whole, resumed, each = (str(daemon.socket) for daemon in daemons)
     results = launch("zerodrun", "run_trainer.py", {
         "whole": {"socket": whole, "args": saving | {"output_dir": str(folder)}, "save": str(tmp_path / "model")},
@@ -213,7 +217,7 @@ def one_accelerated(socket=None, precision="no", save=None, load=None, spoil=Non
 
 def test_accelerate(zerod, run, tmp_path):
     needs("accelerate")
-    daemons = [zerod(daemon_config(stage)) for stage in (2, 3, 1, 2)]
+    daemons = [zerod(daemon_config(2)), zerod(daemon_config(3)), zerod(daemon_config(1, **FP16)), zerod(daemon_config(2))]
     whole, bf16, resumed, skipping = (str(daemon.socket) for daemon in daemons)
     folder = str(tmp_path / "state")
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
@@ -246,7 +250,7 @@ def test_accelerate(zerod, run, tmp_path):
 @pytest.mark.parametrize("launcher", ["zerodrun", *full("torchrun")])
 def test_lightning(zerod, launch, tmp_path, launcher):
     needs("lightning")
-    daemons = [zerod(daemon_config(stage)) for stage in (2, 3, 1, 2)]
+    daemons = [zerod(daemon_config(2)), zerod(daemon_config(3)), zerod(daemon_config(1)), zerod(daemon_config(2, **FP16))]
     whole, both, resumed, wrapper = (str(daemon.socket) for daemon in daemons)
     args = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}
     runs = {"whole": {"socket": whole}, "ddp": {}, "both": {"socket": both, "args": args}, "ddp-both": {"args": args},

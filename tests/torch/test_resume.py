@@ -100,7 +100,8 @@ def runs_of(zerod, way, **kills):
     runs = {name: how | {"with": way} for name, how in kills.items()}
     runs |= {f"{name}-whole": {k: v for k, v in how.items() if k != "kill"} for name, how in runs.items()}
     for name, how in runs.items():
-        daemon = zerod({"zero_optimization": {"stage": stages[name.removesuffix("-whole")]}})
+        fp16 = {"enabled": name == "boundary", "initial_scale_power": 8}  # the bits are those of a run without a loss scale
+        daemon = zerod({"zero_optimization": {"stage": stages[name.removesuffix("-whole")]}, "fp16": fp16})
         how["socket"] = str(daemon.socket)
     return runs
 

@@ -34,6 +34,7 @@ from .errors import (
     Error,
     GradientFault,
     GraphChanged,
+    LossScaleIgnored,
     ManifestMismatch,
     MissingGradient,
     NonFiniteGradient,

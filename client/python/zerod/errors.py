@@ -5,6 +5,7 @@ The exceptions of zerod.
     Error
       ConnectionLost          the daemon is gone, or was never there
       ResumeIgnored           the program was started again and does not read the job's position
+      LossScaleIgnored        fp16 is enabled, and the loss is multiplied by no loss scale, or by two
       GradientFault           a diagnostic of the daemon: code, cause, fix
         DuplicateGradient ... one class for each kind, see CLASSES
         StepAborted           any of these faults, if it aborted the step for all ranks
@@ -28,6 +29,11 @@ class ConnectionLost(Error):
 class ResumeIgnored(Error):
     """The job has committed steps, and this program, started again, trains without having read opt.position,
     opt.epoch or opt.resumed. None of its gradients was pushed. To begin anew on purpose, call opt.begin_anew()."""
+
+
+class LossScaleIgnored(Error):
+    """fp16 is enabled in the daemon's configuration, and nobody has multiplied the loss by opt.loss_scale, or two have.
+    The step was not asked for."""
 
 
 class GradientFault(Error):

@@ -28,6 +28,7 @@ from .overlap import Overlap, WholeStep
 from .patches.accelerate import refuse_lost_settings
 from .patches.wrappers import is_inside_ddp
 from .registry import open_optimizers, owners_of, when_attached
+from .scaling import LossScale
 from .stage3 import Sharding
 from .unread import Unread
 
@@ -229,6 +230,7 @@ class Optimizer(torch.optim.Optimizer):
             binding.unpack_buffers(self.model, packed, device=place.device)
         self._frozen = [b for b in self._bound if not b.trainable]
         self._unread = Unread(client.position, [b.param for b in self._bound if b.trainable])
+        self.scaling = LossScale(client)
         self._aside = _Aside()
         self.result: StepResult | None = None
         self.sharding = Sharding(client, self.model, self._bound, place.device) if self.stage == 3 else None
@@ -345,9 +347,10 @@ class Optimizer(torch.optim.Optimizer):
     def loss_scale(self) -> float:
         """
         The daemon's loss scale, to multiply the next loss with: `(loss * opt.loss_scale).backward()`. 1 unless fp16 is
-        enabled in its configuration. A program that was started again gets the scale that the other ranks have.
+        enabled in its configuration. A program that was started again gets the scale that the other ranks have. Under
+        accelerate, the Trainer, Lightning and Fabric their backward multiplies; see scaling.py.
         """
-        return self._client.loss_scale
+        return self.scaling.read()
 
     @property
     def step_was_skipped(self) -> bool:
@@ -396,7 +399,7 @@ class Optimizer(torch.optim.Optimizer):
         (zerod.wait()). A closure is called first, with gradients enabled, and step() returns its value.
 
         Raises the fault of an earlier backward, if it was not cleared; MissingGradient; NonFiniteGradient
-        (on_nonfinite: error); StepArgumentsDiffer; StepAborted; ResumeIgnored.
+        (on_nonfinite: error); StepArgumentsDiffer; StepAborted; ResumeIgnored; LossScaleIgnored.
         """
         loss = None
         if closure is not None:
@@ -410,6 +413,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _take_step(self) -> None:
         self._unread.check()
+        self.scaling.check(has_scaler=self._aside.amp is not None)
         self._check_frozen()
         self._gradients.check_clip()
         self._push_zeros()

@@ -28,6 +28,7 @@ class OpenOptimizer(Protocol):
     _client: Client
     _bound: list[Bound]
     _unread: Any
+    scaling: Any  # LossScale of scaling.py
     _optimizer_load_state_dict_pre_hooks: dict[int, Callable[..., Any]]
     _optimizer_load_state_dict_post_hooks: dict[int, Callable[..., Any]]
 

@@ -9,7 +9,10 @@
 #include <stdio.h>
 
 #include "core/base/base.h"
+#include "core/diagnosis/cause.h"
 #include "core/layout/layout.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/step.h"
@@ -17,7 +20,8 @@
 
 enum {
     STEPS_UNTIL_SAID = 50, /* in a row; picked */
-    LEAST_RATIO = 10,
+    LEAST_RATIO = 10,      /* of norms; those of one program's ranks mostly differ by less */
+    LEAST_SCALE = 100,     /* a smaller loss scale is not told from other differences: LEAST_RATIO squared */
     BLOCK_ELEMS = 64,
     SHARE = 1024,    /* one element of so many is read */
     MIN_BLOCKS = 4,  /* of small parcels: 256 elements */
@@ -78,19 +82,66 @@ static void read_sample(const struct job *job, const struct reduction *reduction
     }
 }
 
-/* Nothing follows from a sample that is all zeros on a rank, or not finite: such steps do not count. */
-static void compare(struct job *job, const struct sample *sample)
+/* Return: false for a sample that is all zeros on a rank, or not finite: nothing follows from it. */
+static bool find_largest(const struct job *job, const struct sample *sample, unsigned *largest)
 {
-    struct job_rank_norm *norm = &job->rank_norm;
-    unsigned largest = 0;
-    double next = 0, ratio;
-
+    *largest = 0;
     for (unsigned local = 0; local < job_n_local(job); local++) {
         if (sample->squares[local] == 0 || !isfinite(sample->squares[local]))
-            return;
-        if (sample->squares[local] > sample->squares[largest])
-            largest = local;
+            return false;
+        if (sample->squares[local] > sample->squares[*largest])
+            *largest = local;
     }
+    return true;
+}
+
+static void say_unscaled(struct job *job, const bool *set, unsigned n_set, unsigned last, double ratio)
+{
+    job->rank_norm.is_unscaled_said = true;
+    job_keep(job, cause_unscaled(&(struct evidence_unscaled){
+                      .at = {.layout = job->layout,
+                             .rank = n_set == 1 ? (int64_t)last : -1,
+                             .step = (int64_t)job->ledger.step,
+                             .micro_batch = -1,
+                             .client = job_client(job)},
+                      .set = set,
+                      .world_size = job->world.size,
+                      .ratio = ratio,
+                      .loss_scale = job_loss_scale(job),
+                  }));
+}
+
+/* Every rank's norm is like the largest one, or is smaller by about the loss scale. */
+static void find_unscaled(struct job *job, const struct sample *sample, unsigned largest)
+{
+    _cleanup_free_ bool *set = calloc(job->world.size, sizeof(*set));
+    double scale = job_loss_scale(job), least = INFINITY;
+    unsigned n_set = 0, last = 0;
+
+    if (!set || job->rank_norm.is_unscaled_said || scale < LEAST_SCALE)
+        return;
+    for (unsigned local = 0; local < job_n_local(job); local++) {
+        double ratio = sqrt(sample->squares[largest] / sample->squares[local]);
+
+        if (ratio <= LEAST_RATIO)
+            continue;
+        if (ratio < scale / LEAST_RATIO || ratio > scale * LEAST_RATIO)
+            return;
+        last = job->world.first + local;
+        set[last] = true;
+        least = fmin(least, ratio);
+        n_set++;
+    }
+    if (n_set > 0)
+        say_unscaled(job, set, n_set, last, least);
+}
+
+/* Notes a step in which one rank's norm is far larger than each other one's. */
+static void compare(struct job *job, const struct sample *sample, unsigned largest)
+{
+    struct job_rank_norm *norm = &job->rank_norm;
+    double next = 0, ratio;
+
     for (unsigned local = 0; local < job_n_local(job); local++)
         if (local != largest)
             next = fmax(next, sample->squares[local]);
@@ -107,6 +158,7 @@ static void compare(struct job *job, const struct sample *sample)
 void rank_norm_look_at(struct job *job, const struct reduction *reduction)
 {
     struct sample sample = {.n_blocks = 0};
+    unsigned largest;
 
     if (job_n_local(job) < 2 || job->executor->on_gpus || job->run.survival.replays ||
         reduction->parcel != job->ledger.step % job->layout->n_parcels || reduction->micro_batch > 0 ||
@@ -117,7 +169,10 @@ void rank_norm_look_at(struct job *job, const struct reduction *reduction)
             return;
     job->rank_norm.looked_at = job->ledger.step + 1;
     read_sample(job, reduction, &sample);
-    compare(job, &sample);
+    if (!find_largest(job, &sample, &largest))
+        return;
+    find_unscaled(job, &sample, largest);
+    compare(job, &sample, largest);
 }
 
 void rank_norm_find(const struct job *job, struct findings *findings)

@@ -7,8 +7,11 @@
  * In each step one parcel is looked at, the next one in each step, in its first micro-batch: of it a few blocks of
  * elements, the same ones of all ranks and other ones each time, 1/1024 of the parcel. Only parts that all ranks have
  * pushed are compared. The slots have to be in host memory.
+ *
+ * If the daemon has a loss scale, ranks whose gradients are smaller by about that factor are named at once (E1203).
  */
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/job/model/finding.h"
@@ -21,6 +24,7 @@ struct job_rank_norm {
     uint32_t n_in_a_row;
     double least_ratio; /* of its norm to the next largest one's, in these steps */
     uint64_t looked_at; /* step + 1 */
+    bool is_unscaled_said;
 };
 
 /* A parcel was reduced, and its slots can still be read. */

@@ -264,6 +264,22 @@ static struct diagnostic *e1111(const struct fixture *f)
         &(struct evidence_alike){.at = at(f->net, TORCH, -1, 2, -1), .n_ranks = 4, .n_params = 17, .n_steps = 3});
 }
 
+static struct diagnostic *e1203(const struct fixture *f)
+{
+    static const bool set[] = {false, true, false, false};
+
+    return cause_unscaled(&(struct evidence_unscaled){
+        .at = at(f->net, TORCH, 1, 0, -1), .set = set, .world_size = 4, .ratio = 61234.5, .loss_scale = 65536});
+}
+
+static struct diagnostic *e1203_c(const struct fixture *f)
+{
+    static const bool set[] = {false, true, true, false};
+
+    return cause_unscaled(&(struct evidence_unscaled){
+        .at = at(f->net, "zerod-example", -1, 0, -1), .set = set, .world_size = 4, .ratio = 130, .loss_scale = 128});
+}
+
 static struct diagnostic *e1702(const struct fixture *f)
 {
     struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
@@ -852,6 +868,8 @@ static const struct scenario scenarios[] = {
     {"e1201-c", e1201_c, "", true},
     {"e1201-overflowed", e1201_overflowed, "", true},
     {"e1202", e1202, "", false},
+    {"e1203", e1203, "", true},
+    {"e1203-c", e1203_c, "", true},
     {"e1202-skipped", e1202_skipped, "", true},
     {"e1301", e1301, "", false},
     {"e1301-torch", e1301_torch, "", false},

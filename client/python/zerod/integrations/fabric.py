@@ -15,6 +15,7 @@ else:
 from torch import nn
 
 from ..loops.progress import watch_group
+from ..scaling import scaled
 
 
 class _NoSync:
@@ -76,3 +77,7 @@ class ZerodStrategy(DDPStrategy):
     def setup_module(self, module: nn.Module) -> nn.Module:
         """The module itself: not in DistributedDataParallel."""
         return module
+
+    def backward(self, tensor: Any, *args: Any, **kwargs: Any) -> None:
+        """Multiplies the loss by the daemon's loss scale, unless the precision plugin has a GradScaler."""
+        super().backward(scaled(tensor, "ZerodStrategy", self.precision), *args, **kwargs)

@@ -20,6 +20,7 @@ else:
 from ..loops.progress import Progress, group_is_done
 from ..optimizer import Optimizer
 from ..registry import when_attached
+from ..scaling import scaled
 
 
 class ZerodStrategy(DDPStrategy):
@@ -31,6 +32,10 @@ class ZerodStrategy(DDPStrategy):
 
     def configure_ddp(self) -> None:
         """Leaves the model as it is: not in DistributedDataParallel."""
+
+    def backward(self, closure_loss: Any, *args: Any, **kwargs: Any) -> Any:
+        """Multiplies the loss by the daemon's loss scale, unless the precision plugin has a GradScaler."""
+        return super().backward(scaled(closure_loss, "ZerodStrategy", self.precision_plugin), *args, **kwargs)
 
 
 def _set(progress: Any, total: int, current: int) -> None:

@@ -4,8 +4,8 @@ Patches of accelerate, which the Trainer of transformers uses. Under torchrun ac
 model that zerod owns the wrap is left out, and everything else about a distributed run stays as it is. Lightning has a
 subclass of its strategy for that, see docs/pytorch.md.
 
-accelerate also moves the state of every optimizer to its device and loads it again, which zerod's does not need; and it
-takes a step as skipped if step() was not called.
+accelerate also moves the state of every optimizer to its device and loads it again, which zerod's does not need; it
+takes a step as skipped if step() was not called; and its backward() knows no loss scale but a GradScaler's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ..registry import open_optimizers, owners_of
+from ..scaling import scaled
 
 
 def install() -> None:
@@ -33,6 +34,7 @@ def install() -> None:
 
 def _patch() -> None:
     _leave_out_ddp()
+    _scale_losses()
     _leave_state_alone()
 
 
@@ -115,6 +117,18 @@ def _leave_out_ddp() -> None:
         return prepare_model(self, model, device_placement, evaluation_mode or owned)
 
     accelerator.prepare_model = prepare
+
+
+@functools.cache
+def _scale_losses() -> None:
+    accelerator = sys.modules["accelerate"].Accelerator
+    backward = accelerator.backward
+
+    @functools.wraps(backward)
+    def watched(self: Any, loss: Any, **kwargs: Any) -> None:
+        backward(self, scaled(loss, "accelerator.backward()", self), **kwargs)
+
+    accelerator.backward = watched
 
 
 @functools.cache
