@@ -257,7 +257,7 @@ int zerod_job(struct zerod *c, struct zerod_job *out)
         .run_id = w->run_id,
         .optimizer = w->optimizer,
         .hyper = {h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, h->momentum, h->dampening, h->lr_decay,
-                  h->nesterov, h->ns_a, h->ns_b, h->ns_c, h->ns_steps, h->match_rms_adamw},
+                  h->nesterov, h->ns_a, h->ns_b, h->ns_c, h->ns_steps, h->match_rms_adamw, 0},
         .has_scheduler = w->has_scheduler,
         .max_norm = w->max_norm,
         .mean = w->mean,

@@ -24,9 +24,9 @@ void step_forget(struct zerod *c, const struct wire_position *position)
 
 static struct wire_hyper wire_hyper(const struct zerod_hyper *h)
 {
-    return (struct wire_hyper){h->lr,        h->beta1,          h->beta2,    h->eps,  h->weight_decay, h->momentum,
-                               h->dampening, h->lr_decay,       h->nesterov, h->ns_a, h->ns_b,         h->ns_c,
-                               h->ns_steps,  h->match_rms_adamw};
+    return (struct wire_hyper){h->lr,        h->beta1,           h->beta2,    h->eps,  h->weight_decay, h->momentum,
+                               h->dampening, h->lr_decay,        h->nesterov, h->ns_a, h->ns_b,         h->ns_c,
+                               h->ns_steps,  h->match_rms_adamw, h->given};
 }
 
 static int check_hypers(struct zerod *c, const struct zerod_step_args *args)
@@ -34,7 +34,7 @@ static int check_hypers(struct zerod *c, const struct zerod_step_args *args)
     struct hyper_problem problem;
 
     for (unsigned g = 0; args->groups && g < args->n_groups; g++) {
-        struct wire_hyper hyper = wire_hyper(&args->groups[g]);
+        struct wire_hyper wanted = wire_hyper(&args->groups[g]), hyper = hyper_merge(&c->welcome.hyper, &wanted);
 
         if (hyper_is_wrong(c->optimizer, &hyper, &problem))
             return call_fail(&c->call, ZEROD_REFUSED, "zerod_step: %s of parameter group %u is %g; expected %s",

@@ -44,6 +44,8 @@ unsigned config_configured(const struct config *config)
 
     for (size_t i = 0; i < ARRAY_SIZE(paths); i++)
         bits |= (unsigned)(paths[i] && config_gives(config, paths[i])) << i;
+    if (config->scheduler.type != SCHEDULE_NONE && !schedule_starts_from_lr(&config->scheduler))
+        bits |= CONFIG_GIVES_MAX_LR;
     return bits | (gives_schedule(config) ? CONFIG_GIVES_SCHEDULER : 0);
 }
 

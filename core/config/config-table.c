@@ -251,7 +251,7 @@ static const struct config_key table[] = {
         "Learning rate at the start; a list gives one for each group.", DEEPSPEED, .def = "0", RANGE(0, 1e6),
         .max_items = 256, .only = WARMUP | DECAY),
     KEY("scheduler.params.warmup_max_lr", NUMBERS, scheduler.warmup_max_lr,
-        "Learning rate after the warm-up; a list gives one for each group; null: the first group's lr.",
+        "Learning rate after the warm-up; a list gives one for each group; null: each group's own lr.",
         .flags = CONFIG_DEEPSPEED | CONFIG_NULLABLE, RANGE(0, 1e6), .max_items = 256, .only = WARMUP),
     KEY("scheduler.params.warmup_max_lr", NUMBERS, scheduler.warmup_max_lr,
         "Learning rate after the warm-up; a list gives one for each group.", DEEPSPEED, .def = "0.001", RANGE(0, 1e6),

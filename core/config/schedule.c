@@ -58,7 +58,7 @@ static double pick(const struct schedule_numbers *numbers, size_t group)
 static double linear_lr(const struct schedule *schedule, const double *base_lr, size_t group, uint64_t iteration)
 {
     double min = pick(&schedule->warmup_min_lr, group);
-    double max = schedule->warmup_max_lr.n_items > 0 ? pick(&schedule->warmup_max_lr, group) : base_lr[0];
+    double max = schedule->warmup_max_lr.n_items > 0 ? pick(&schedule->warmup_max_lr, group) : base_lr[group];
     double gamma = 1.0;
 
     if (iteration < warmup_steps(schedule))

@@ -10,6 +10,7 @@
  * default), and 0 under WarmupCosineLR.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -41,13 +42,19 @@ struct schedule {
     uint64_t warmup_num_steps;             /* at least 1; 1 is taken as 2, as in DeepSpeed */
     uint64_t total_num_steps;              /* decay, cosine */
     struct schedule_numbers warmup_min_lr; /* warmup, decay */
-    struct schedule_numbers warmup_max_lr; /* warmup, decay; warmup alone: empty means the first group's lr */
+    struct schedule_numbers warmup_max_lr; /* warmup, decay; warmup alone: empty means each group's lr */
     double warmup_min_ratio;               /* cosine: of the group's lr */
     double cos_min_ratio;                  /* cosine: of the group's lr */
 };
 
 /* Call when the job is formed. Return: 0, or SCHEDULE_E_GROUPS and the name of the offending key in *key. */
 int schedule_check_groups(const struct schedule *schedule, size_t n_groups, const char **key);
+
+/* Does it start from the groups' lr? Else it has rates of its own. */
+static inline bool schedule_starts_from_lr(const struct schedule *schedule)
+{
+    return schedule->type != SCHEDULE_NONE && schedule->warmup_max_lr.n_items == 0;
+}
 
 /*
  * base_lr: each group's lr as configured or declared, n_groups >= 1 of them. n_applied: steps applied before

@@ -70,6 +70,36 @@ static bool is_in(enum range range, double value)
     return false;
 }
 
+struct wire_hyper hyper_merge(const struct wire_hyper *configured, const struct wire_hyper *wanted)
+{
+    static const struct {
+        unsigned bit;
+        size_t offset, n_bytes;
+    } fields[] = {
+#define FIELD(bit, first, last)                                                                                        \
+    {bit, offsetof(struct wire_hyper, first),                                                                          \
+     offsetof(struct wire_hyper, last) + sizeof(wanted->last) - offsetof(struct wire_hyper, first)}
+        FIELD(WIRE_GIVES_LR, lr, lr),
+        FIELD(WIRE_GIVES_BETAS, beta1, beta2),
+        FIELD(WIRE_GIVES_EPS, eps, eps),
+        FIELD(WIRE_GIVES_WEIGHT_DECAY, weight_decay, weight_decay),
+        FIELD(WIRE_GIVES_MOMENTUM, momentum, momentum),
+        FIELD(WIRE_GIVES_DAMPENING, dampening, dampening),
+        FIELD(WIRE_GIVES_NESTEROV, nesterov, nesterov),
+        FIELD(WIRE_GIVES_LR_DECAY, lr_decay, lr_decay),
+        FIELD(WIRE_GIVES_NS_COEFFICIENTS, ns_a, ns_c),
+        FIELD(WIRE_GIVES_NS_STEPS, ns_steps, ns_steps),
+        FIELD(WIRE_GIVES_ADJUST_LR_FN, match_rms_adamw, match_rms_adamw),
+#undef FIELD
+    };
+    struct wire_hyper merged = *wanted;
+
+    for (size_t i = 0; wanted->given && i < ARRAY_SIZE(fields); i++)
+        if (!(wanted->given & fields[i].bit))
+            memcpy((char *)&merged + fields[i].offset, (const char *)configured + fields[i].offset, fields[i].n_bytes);
+    return merged;
+}
+
 bool hyper_is_wrong(const char *optimizer, const struct wire_hyper *hyper, struct hyper_problem *problem)
 {
     unsigned kind = kind_of(optimizer);

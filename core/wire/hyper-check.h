@@ -2,11 +2,14 @@
 #pragma once
 
 /*
- * Which hyperparameters an optimizer takes: the ranges of torch.optim's constructors (torch 2.13), and finite in fp32.
- * Beyond torch, betas and momentum end below 1 and eps begins above 0, as in the configuration.
+ * Which hyperparameters count, and which an optimizer takes: the ranges of torch.optim's constructors (torch 2.13), and
+ * finite in fp32. Beyond torch, betas and momentum end below 1 and eps begins above 0, as in the configuration.
  */
 
 #include "core/wire/wire.h"
+
+/* The settings that are given, and the configured ones in the places of the others. given: stays as it is. */
+struct wire_hyper hyper_merge(const struct wire_hyper *configured, const struct wire_hyper *wanted);
 
 struct hyper_problem {
     const char *name;     /* "lr" */

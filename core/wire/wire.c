@@ -115,6 +115,7 @@ static const struct wire_rule hyper_rules[] = {
     DOUBLE(GroupHyper, wire_hyper, ns_c, .flags = WIRE_FINITE),
     U32(GroupHyper, wire_hyper, ns_steps),
     BOOL(GroupHyper, wire_hyper, match_rms_adamw),
+    U32(GroupHyper, wire_hyper, given),
 };
 const struct wire_table wire_hyper_table = WIRE_TABLE(group_hyper, wire_hyper, hyper_rules);
 

@@ -137,6 +137,22 @@ struct wire_diagnostic {
     bool warning;
 };
 
+/* Bits of GroupHyper.given; those of enum config_configured. */
+enum wire_given {
+    WIRE_GIVES_LR = 1 << 1,
+    WIRE_GIVES_BETAS = 1 << 2,
+    WIRE_GIVES_EPS = 1 << 3,
+    WIRE_GIVES_WEIGHT_DECAY = 1 << 4,
+    WIRE_GIVES_MOMENTUM = 1 << 5,
+    WIRE_GIVES_DAMPENING = 1 << 6,
+    WIRE_GIVES_NESTEROV = 1 << 7,
+    WIRE_GIVES_LR_DECAY = 1 << 8,
+    WIRE_GIVES_START = 1 << 9, /* with WIRE_GIVES_LR: it is where the schedule starts from */
+    WIRE_GIVES_NS_COEFFICIENTS = 1 << 10,
+    WIRE_GIVES_NS_STEPS = 1 << 11,
+    WIRE_GIVES_ADJUST_LR_FN = 1 << 12,
+};
+
 struct wire_hyper {
     double lr;
     double beta1;
@@ -150,6 +166,7 @@ struct wire_hyper {
     double ns_a, ns_b, ns_c;
     uint32_t ns_steps;
     bool match_rms_adamw;
+    uint32_t given; /* enum wire_given, and 1; 0: all but WIRE_GIVES_START */
 };
 
 /* Most bytes that one parameter adds to a Declare: to cut a manifest into parts that fit into a packet. */

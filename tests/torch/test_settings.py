@@ -95,12 +95,120 @@ def test_what_the_program_overrules_is_told(zerod, start):
     lines = warned(zerod, start, ONE, lr=0.05, betas=(0.9, 0.999), weight_decay=0.01, eps=1e-6)
     assert lines == ["zerod: warning: the program overrules the daemon's configuration: lr 0.05 and not 0.001, "
                      "betas (0.9, 0.999) and not (0.9, 0.95)"]
-    scheduler = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}}
-    lines = warned(zerod, start, ONE | scheduler, lr=1e-3)
-    assert [line.partition(": lr")[2] for line in lines] == [" without the daemon's scheduler"]
+
+
+# ---- the configuration's schedule -------------------------------------------------------------------------
+
+WARMUP = {"warmup_num_steps": 8, "warmup_type": "linear"}
+N_STEPS = 12
+
+
+def schedule(kind="WarmupLR", **params):
+    return ONE | {"optimizer": {"type": "AdamW", "params": {"lr": 0.05}},
+                  "scheduler": {"type": kind, "params": WARMUP | params}}
+
+
+def warmed(lr):
+    """WarmupLR, by docs/configuration.md: the first step comes before the schedule."""
+    return [pytest.approx(lr * min(max(step - 1, 0) / 8, 1)) for step in range(N_STEPS)]
+
+
+def rates_of(first=None, second=None, change=None, torchs=False):
+    """Two groups. Return: the rates of both in each step, the lines about them, and the groups of the last step."""
+    import zerod
+
+    model = make_model()
+    groups = [{"params": list(model[0].parameters())} | (first or {}), {"params": list(model[2].parameters())} | (second or {})]
+    rates = []
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        opt = zerod.Optimizer(groups, model=model)
+        theirs = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1.0) if torchs else None
+        for step in range(N_STEPS):
+            if step == 4:
+                opt.param_groups[1].update(change or {})
+            model(batch(step)).pow(2).mean().backward()
+            opt.step()
+            if theirs:
+                theirs.step()
+            opt.zero_grad()
+            figures = opt.metrics(timeout=10)
+            rates.append((figures["lr"], figures["lr_1"]))
+    groups = opt._client.status(10)["groups"]
+    opt.close()
+    return [*zip(*rates, strict=True)], [s for s in said.getvalue().splitlines() if s.startswith("zerod: warning")], groups
+
+
+@pytest.mark.parametrize("how", [{"second": {"weight_decay": 0.1}}, *full(
+    {}, {"second": {"betas": (0.8, 0.99)}}, {"first": {"weight_decay": 0.1}, "second": {"eps": 1e-6}},
+    {"change": {"weight_decay": 0.1}})], ids=str)  # fmt: skip
+def test_other_settings_leave_the_schedule_on(zerod, start, how):
+    """Each setting is the program's only where the program gives it."""
+    rates, lines, groups = start(zerod(schedule()), rates_of, **how).result()
+    assert [list(r) for r in rates] == [warmed(0.05)] * 2
+    assert not any("rate" in line or "scheduler" in line for line in lines)
+    given = [how.get("first", {}), how.get("second", {}) | how.get("change", {})]
+    for group, mine in zip(groups, given, strict=True):
+        assert group["weight_decay"] == mine.get("weight_decay", 0.01) and group["eps"] == mine.get("eps", 1e-8)
+        assert [group["beta1"], group["beta2"]] == list(mine.get("betas", (0.9, 0.95)))
+
+
+def test_the_schedule_starts_from_each_groups_own_rate(zerod, start):
+    """DeepSpeed's WarmupLR took the first group's for all, until #8171."""
+    (first, second), lines, _ = start(zerod(schedule()), rates_of, second={"lr": 0.02}).result()
+    assert list(first) == warmed(0.05) and list(second) == warmed(0.02)
+    assert lines == ["zerod: warning: the program overrules the daemon's configuration: lr 0.02 and not 0.05"]
+    (first, second), _, _ = start(zerod(schedule("WarmupCosineLR", total_num_steps=20) | {"scheduler": {
+        "type": "WarmupCosineLR", "params": {"warmup_num_steps": 4, "total_num_steps": 20}}}), rates_of, second={"lr": 0.02}).result()
+    assert list(second) == [pytest.approx(0.4 * lr) for lr in first] and first[6] > first[-1] > 0
+
+
+def test_a_rate_that_the_program_sets_itself(zerod, start):
+    """One line says so: at once if the schedule does not start from it, else when it is noticed."""
+    (first, second), lines, _ = start(zerod(schedule(warmup_max_lr=0.1)), rates_of, second={"lr": 0.02}).result()
+    assert list(first) == warmed(0.1) and set(second) == {0.02}
+    assert lines == ["zerod: warning: the program overrules the daemon's configuration: lr 0.02 and not 0.05, lr without "
+                     "the daemon's scheduler"]
+    (first, second), lines, _ = start(zerod(schedule()), rates_of, change={"lr": 0.03}).result()
+    assert list(first) == warmed(0.05) and list(second) == warmed(0.05)[:4] + [0.03] * 8
+    assert lines == ["zerod: warning: the program sets the learning rate of parameter group 1 itself, so the scheduler of the "
+                     "daemon's configuration has no effect on it"]
+
+
+@pytest.mark.parametrize("params", [{"warmup_num_steps": 8}, *full({"warmup_num_steps": "auto", "warmup_max_lr": "auto"})], ids=str)
+def test_a_scheduler_of_torchs_replaces_it(zerod, start, params):
+    """Also one that leaves the rate as it is, and if all of the configuration's is `auto`."""
+    config = schedule() | {"scheduler": {"type": "WarmupLR", "params": params}}
+    rates, lines, _ = start(zerod(config), rates_of, torchs=True).result()
+    assert set(rates[0]) == set(rates[1]) == {0.05}
+    assert lines == ["zerod: warning: the program sets the learning rate itself, so the scheduler of the daemon's configuration "
+                     "has no effect on it"]
+
+
+def trained_by_a_trainer(folder):
+    import test_for_trainer
+    import zerod
+    from transformers import Trainer
+
+    test_for_trainer.alone()
+    model, args = test_for_trainer.make_model(), test_for_trainer.arguments(folder, logging_steps=1)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        opt = zerod.for_trainer(model, args, rank=0)
+        trainer = Trainer(model=model, args=args, train_dataset=test_for_trainer.Text(), optimizers=(opt, None))
+        trainer.train()
+    used = opt.result.lr
+    opt.close()
+    logged = [line["learning_rate"] for line in trainer.state.log_history if "learning_rate" in line]
+    return [line for line in said.getvalue().splitlines() if "scheduler" in line], logged, used
+
+
+def test_a_trainers_schedule_replaces_it(zerod, start, tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
     params = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
-    for scheduler in ({"type": "WarmupLR", "params": params}, {"type": "WarmupLR"}):  # no number is the configuration's
-        assert warned(zerod, start, ONE | {"scheduler": scheduler}, lr=1e-3) == []
+    config = ONE | {"optimizer": None, "scheduler": {"type": "WarmupLR", "params": params}}
+    lines, logged, used = start(zerod(config), trained_by_a_trainer, folder=tmp_path).result()
+    assert len(lines) == 1 and "the program sets the learning rate itself" in lines[0]
+    assert used == logged[-1] > 0 and len(set(logged)) == len(logged)
 
 
 def test_nothing_is_told_where_they_agree(zerod, start):

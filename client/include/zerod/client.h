@@ -138,6 +138,8 @@ enum zerod_configured {
     ZEROD_CONFIGURED_NS_COEFFICIENTS = 1 << 10,
     ZEROD_CONFIGURED_NS_STEPS = 1 << 11,
     ZEROD_CONFIGURED_ADJUST_LR_FN = 1 << 12,
+    ZEROD_CONFIGURED_MAX_LR =
+        1 << 13, /* its schedule has rates of its own (warmup_max_lr), and does not start from lr */
 };
 
 /* A parameter. Equal on all ranks but for init. */
@@ -194,13 +196,21 @@ enum zerod_push_flags {
     ZEROD_PUSH_MORE = 1 << 4,             /* another call follows at once: a small gradient's message may wait for it */
 };
 
-/* Hyperparameters of one group, for one step. Only those of the configured optimizer count. */
+/*
+ * Hyperparameters of one group, for one step. Only those of the configured optimizer count.
+ *
+ * given: 0, or which of these settings count: bits of enum zerod_configured, one of them at least. The other settings
+ * are as configured, and lr follows the daemon's schedule, if there is one. ZEROD_CONFIGURED_OPTIMIZER alone: none of
+ * them. ZEROD_CONFIGURED_LR with ZEROD_CONFIGURED_SCHEDULER: the schedule starts from this lr, unless it has rates of
+ * its own (ZEROD_CONFIGURED_MAX_LR). 0: all of them, and no schedule.
+ */
 struct zerod_hyper {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening, lr_decay;
     bool nesterov;
     double ns_a, ns_b, ns_c; /* Muon's ns_coefficients */
     unsigned ns_steps;
     bool match_rms_adamw; /* Muon's adjust_lr_fn; false: original */
+    unsigned given;
 };
 
 /* The daemon's configuration. Strings live until zerod_close(). */

@@ -39,10 +39,10 @@ MEMORY_RING, MEMORY_WEIGHTS = range(2)
 
 MASTER, EXP_AVG, EXP_AVG_SQ, GRAD_NORM, STEP_COUNT = range(5)
 
-# Bits of Job.configured, by torch's names; 1 is the optimizer itself.
+# Bits of Job.configured and Hyper.given, by torch's names.
 CONFIGURED = {"lr": 2, "betas": 4, "eps": 8, "weight_decay": 16, "momentum": 32, "dampening": 64, "nesterov": 128,
               "lr_decay": 256, "ns_coefficients": 1024, "ns_steps": 2048, "adjust_lr_fn": 4096}  # fmt: skip
-CONFIGURED_SCHEDULER = 512
+CONFIGURED_OPTIMIZER, CONFIGURED_SCHEDULER, CONFIGURED_MAX_LR = 1, 512, 8192
 
 OVERLAP_UPDATE = 2  # of Options.flags
 
@@ -104,7 +104,7 @@ class Hyper(ctypes.Structure):
         for name in ("lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening", "lr_decay")
     ] + [
         ("nesterov", c_bool), ("ns_a", c_double), ("ns_b", c_double), ("ns_c", c_double), ("ns_steps", c_uint),
-        ("match_rms_adamw", c_bool),
+        ("match_rms_adamw", c_bool), ("given", c_uint),
     ]  # fmt: skip
 
 

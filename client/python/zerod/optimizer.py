@@ -121,7 +121,8 @@ class Optimizer(torch.optim.Optimizer):
     type          "AdamW", "Adam", "SGD", "Lion", "Adagrad" or "Muon": if the daemon's configuration names no
                   optimizer, the daemon uses this one; another type than the configured one is refused; default: the daemon's
     hypers        lr, betas, eps, ... of the daemon's optimizer; default: as the daemon is configured. The daemon's
-                  scheduler sets them as long as none is given here or changed in param_groups
+                  scheduler sets the learning rates, and starts from lr, if that is given here; it has no effect on a
+                  group whose lr is changed in param_groups, as torch's schedulers do
 
     Waits until all ranks are attached. Then all ranks have rank 0's weights, and the parameters of the model are the
     daemon's published weights: read-only memory, see zerod.writable().
@@ -189,15 +190,12 @@ class Optimizer(torch.optim.Optimizer):
         if unknown:
             raise TypeError(f"{unknown[0]}: the daemon's {self.optimizer_type} has {', '.join(names)}")
         configured = {n: settings.value_of(hyper, n) for n in names}
+        given = settings.names_given(groups, hypers)  # before torch completes the groups
         super().__init__(groups, configured | hypers | ({"use_muon": None} if self.optimizer_type == "Muon" else {}))
         state.check_groups(self, self.param_groups)
         for i, group in enumerate(self.param_groups):
             _check_hypers(names, i, group)
-        # If the daemon has a scheduler, groups are not sent as long as they are as configured, and the scheduler sets
-        # the rates. Without a scheduler they are always sent, because a rank that was started again has them as
-        # configured while the other ranks may have changed theirs.
-        has_scheduler = self._client.job.has_scheduler
-        self._untouched = [self._hyper_of(configured)] * len(self.param_groups) if has_scheduler else None
+        self._given = settings.Given(self._client.job, given, [self._hyper_of(group) for group in self.param_groups])
 
     def _describe(self, socket: str | None) -> str:
         """The line that names this run's settings, to be compared when two runs give different numbers."""
@@ -459,31 +457,35 @@ class Optimizer(torch.optim.Optimizer):
             if b.param.grad is None:
                 b.param.grad = torch.zeros_like(b.param, dtype=b.grad_dtype)
 
-    def _hyper_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
+    def _hyper_of(self, group: dict[str, Any]) -> dict[str, Any]:
         def plain(name: str, value: Any) -> Any:
             if name in settings.TUPLES:
                 return tuple(_number(name, item) for item in value)
             return value or "original" if name == "adjust_lr_fn" else _number(name, value)
 
-        return tuple(plain(name, group[name]) for name in HYPERS[self.optimizer_type])
+        return {name: plain(name, group[name]) for name in HYPERS[self.optimizer_type]}
 
-    def _hyper_struct(self, values: tuple[Any, ...]) -> _lib.Hyper:
-        hyper = _lib.Hyper()
-        for name, value in zip(HYPERS[self.optimizer_type], values, strict=True):
+    def _hyper_struct(self, i: int, group: dict[str, Any]) -> _lib.Hyper:
+        values = self._hyper_of(group)
+        hyper = _lib.Hyper(given=self._given.bits(i, group, values))
+        for name, value in values.items():
             settings.set_value(hyper, name, value)
         return hyper
 
     def _step_args(self) -> _lib.StepArgs:
         args = _lib.StepArgs(loss_scale=self._aside.amp[0] if self._aside.amp is not None else 0.0)
-        hypers = [self._hyper_of(group) for group in self.param_groups]
+        hypers = [self._hyper_struct(i, group) for i, group in enumerate(self.param_groups)]
         found_inf = getattr(self, "found_inf", None)
         if self._aside.before_commit is not None:
             self._aside.before_commit()
         blob = self._pack()
 
-        if hypers != self._untouched:
-            self._untouched = None  # from now on the groups of this side are sent with each step
-            args.groups, args.n_groups = (_lib.Hyper * len(hypers))(*map(self._hyper_struct, hypers)), len(hypers)
+        replaced = self._given.replaced()
+        if replaced and self.rank == 0:
+            print(replaced, file=sys.stderr, flush=True)
+        # A rank that was started again has its groups as given, while the other ranks may have changed theirs: so they are
+        # always sent.
+        args.groups, args.n_groups = (_lib.Hyper * len(hypers))(*hypers), len(hypers)
         if self._gradients.max_norm is not None:
             args.max_norm = ctypes.pointer(ctypes.c_double(self._gradients.max_norm))
         args.found_inf = found_inf is not None and bool(found_inf.item())

@@ -31,6 +31,54 @@ def set_value(hyper: _lib.Hyper, name: str, value: Any) -> None:
         setattr(hyper, name, int(value) if name == "ns_steps" else value)
 
 
+def names_given(groups: list[Any], hypers: dict[str, Any]) -> list[set[str]]:
+    """For each group the names of the hyperparameters that the program gives: to all groups or to this one."""
+    if not any(isinstance(group, dict) for group in groups):
+        return [set(hypers)]  # one group of parameters
+    return [set(hypers) | set(group) for group in groups]
+
+
+class Given:
+    """
+    Which hyperparameters of each group are the program's: those that it has given, and those that it has changed since. The
+    others are the daemon's. If the daemon has a schedule, it sets the learning rates, and starts from the one that a group was
+    given; a rate that the program sets itself, as torch's schedulers do, ends that for the group.
+
+    values: of each group when it was made.
+    """
+
+    def __init__(self, job: _lib.Job, names: list[set[str]], values: list[dict[str, Any]]) -> None:
+        self._has_schedule = bool(job.has_scheduler)
+        self._starts_from_lr = self._has_schedule and not job.configured & _lib.CONFIGURED_MAX_LR
+        self._names, self._values = names, values
+        self._sets_rate = [False] * len(names)  # does the program set the learning rate of the group?
+        self._is_said = not self._starts_from_lr and any("lr" in given for given in names)  # by differences()
+
+    def bits(self, i: int, group: dict[str, Any], values: dict[str, Any]) -> int:
+        """Of group i, as Hyper.given has them; 0: all, and no schedule. values: its hyperparameters now."""
+        if not self._has_schedule:
+            return 0
+        changed = {name for name, value in values.items() if value != self._values[i][name]}
+        self._names[i] |= changed
+        self._sets_rate[i] |= "lr" in changed or "initial_lr" in group  # torch's schedulers put it there
+        bits = sum(_lib.CONFIGURED[name] for name in self._names[i] & values.keys()) | _lib.CONFIGURED_OPTIMIZER
+        if self._sets_rate[i]:
+            return bits | _lib.CONFIGURED["lr"]
+        return bits | (_lib.CONFIGURED_SCHEDULER if self._starts_from_lr and "lr" in self._names[i] else 0)
+
+    def replaced(self) -> str:
+        """The line that says, once, that the program sets learning rates itself; or ""."""
+        if self._is_said or not any(self._sets_rate):
+            return ""
+        self._is_said = True
+        groups = [str(i) for i, sets in enumerate(self._sets_rate) if sets]
+        whose = "" if all(self._sets_rate) else f" of parameter group{'s' if len(groups) > 1 else ''} {', '.join(groups)}"
+        return (
+            f"zerod: warning: the program sets the learning rate{whose} itself, so the scheduler of the daemon's "
+            "configuration has no effect on it"
+        )
+
+
 def given(groups: list[Any], hypers: dict[str, Any]) -> dict[str, list[Any]]:
     """The values that the program gives for each hyperparameter, to all groups or to one."""
     values: dict[str, list[Any]] = {name: [value] for name, value in hypers.items()}
@@ -69,7 +117,7 @@ def differences(job: _lib.Job, values: dict[str, list[Any]]) -> list[str]:
         for name, mine in values.items()
         if job.configured & _lib.CONFIGURED.get(name, 0) and any(_plain(m) != _plain(configured[name]) for m in mine)
     ]
-    if "lr" in values and job.configured & _lib.CONFIGURED_SCHEDULER:
+    if "lr" in values and job.configured & _lib.CONFIGURED_MAX_LR:
         other.append("lr without the daemon's scheduler")
     return [f"zerod: warning: the program overrules the daemon's configuration: {', '.join(other)}"] if other else []
 

@@ -40,7 +40,7 @@ enum job_wait {
 
 /* The arguments of a request for the step. */
 struct step_args {
-    struct hyper *groups; /* owned; n_groups, or NULL: as configured */
+    struct wire_hyper *groups; /* as sent; owned; n_groups, or NULL: as configured */
     uint32_t n_groups;
     bool has_max_norm;
     double max_norm;

@@ -287,6 +287,11 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
     return NULL;
 }
 
+static_assert((unsigned)WIRE_GIVES_LR == CONFIG_GIVES_LR && (unsigned)WIRE_GIVES_BETAS == CONFIG_GIVES_BETAS &&
+                  (unsigned)WIRE_GIVES_START == CONFIG_GIVES_SCHEDULER &&
+                  (unsigned)WIRE_GIVES_ADJUST_LR_FN == CONFIG_GIVES_ADJUST_LR_FN,
+              "bits of Welcome.configured and of GroupHyper.given");
+
 struct hyper job_plain_hyper(const struct config *config, const struct wire_hyper *h)
 {
     return (struct hyper){
@@ -335,7 +340,7 @@ void job_describe_args(const struct job *job, const struct step_args *args, stru
                                      .found_inf = args->found_inf,
                                      .groups = groups};
     for (uint32_t g = 0; args->groups && g < job->layout->n_groups; g++)
-        groups[request->n_groups++] = job_wire_hyper(&args->groups[g]);
+        groups[request->n_groups++] = args->groups[g];
 }
 
 void job_keep_args(const struct job *job, struct step_args *args, const struct request_step *request)
@@ -349,10 +354,8 @@ void job_keep_args(const struct job *job, struct step_args *args, const struct r
     };
     if (request->n_groups == job->layout->n_groups)
         args->groups = calloc(request->n_groups, sizeof(*args->groups));
-    for (size_t i = 0; args->groups && i < request->n_groups; i++) {
-        args->groups[i] = job_plain_hyper(job->config, &request->groups[i]);
-        args->n_groups++;
-    }
+    for (size_t i = 0; args->groups && i < request->n_groups; i++)
+        args->groups[args->n_groups++] = request->groups[i];
 }
 
 /* Looks for a difference between what two ranks want of a group. Return: true and what it is. */
@@ -448,13 +451,14 @@ struct diagnostic *job_compare_args(const struct job *job, const struct job_rank
 
 /* Settings that no configuration may have: there is no memory for them, or weights could become NaN. The client library
  * looks first, and tells the value. */
-static const char *check_hyper(const struct config *config, const struct wire_hyper *h)
+static const char *check_hyper(const struct config *config, const struct wire_hyper *wanted)
 {
+    struct wire_hyper configured = job_wire_hyper(&config->optimizer.hyper), h = hyper_merge(&configured, wanted);
     struct hyper_problem problem;
 
-    if (config->optimizer.type == OPTIMIZER_SGD && h->momentum != 0 && config->optimizer.hyper.momentum == 0)
+    if (config->optimizer.type == OPTIMIZER_SGD && h.momentum != 0 && configured.momentum == 0)
         return "Step.groups.momentum: the job has no momentum buffer, as optimizer.params.momentum is 0";
-    if (hyper_is_wrong(config_optimizer_name(&config->optimizer), h, &problem))
+    if (hyper_is_wrong(config_optimizer_name(&config->optimizer), &h, &problem))
         return "Step.groups: a hyperparameter is out of range";
     return NULL;
 }

@@ -25,6 +25,7 @@
 #include "core/config/schedule.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
+#include "core/wire/hyper-check.h"
 #include "core/wire/journal-wire.h"
 #include "core/wire/node-wire.h"
 #include "core/wire/wire-reply.h"
@@ -185,16 +186,39 @@ static void update_is_done(void *userdata, int result)
     coordinator_updated(job->coordinator);
 }
 
+/* Before the schedule. */
+static struct hyper wanted_hyper(const struct config *config, const struct step_args *args, uint32_t group)
+{
+    struct wire_hyper configured = job_wire_hyper(&config->optimizer.hyper), merged;
+
+    if (!args->groups)
+        return config->optimizer.hyper;
+    merged = hyper_merge(&configured, &args->groups[group]);
+    return job_plain_hyper(config, &merged);
+}
+
+/* Does the trainer give a learning rate that the schedule neither sets nor starts from? */
+static bool has_own_rate(const struct config *config, const struct step_args *args, uint32_t group)
+{
+    uint32_t given = args->groups ? args->groups[group].given : 1;
+
+    if (given == 0)
+        return true; /* everything */
+    if (!(given & WIRE_GIVES_LR))
+        return false;
+    return !(given & WIRE_GIVES_START) || !schedule_starts_from_lr(&config->scheduler);
+}
+
 struct hyper job_hyper(const struct job *job, const struct step_args *args, uint32_t group)
 {
     const struct config *config = job->config;
-    struct hyper hyper = args->groups ? args->groups[group] : config->optimizer.hyper;
+    struct hyper hyper = wanted_hyper(config, args, group);
     double base[WIRE_MAX_GROUPS];
 
-    if (args->groups || config->scheduler.type == SCHEDULE_NONE)
+    if (config->scheduler.type == SCHEDULE_NONE || has_own_rate(config, args, group))
         return hyper;
     for (uint32_t g = 0; g < job->layout->n_groups; g++)
-        base[g] = config->optimizer.hyper.lr;
+        base[g] = wanted_hyper(config, args, g).lr;
     hyper.lr = schedule_lr(&config->scheduler, base, job->layout->n_groups, group, job->state->progress.n_applied);
     return hyper;
 }

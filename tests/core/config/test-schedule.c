@@ -203,8 +203,10 @@ static void test_groups(void **state)
     s.warmup_max_lr.n_items = 0;
     assert_int_equal(schedule_check_groups(&s, 4, &key), 0);
 
-    /* If warmup_max_lr is not set, all groups warm up to the first group's lr. */
-    assert_true(schedule_lr(&s, base, 3, 2, 100) == 1.0);
+    /* If warmup_max_lr is not set, each group warms up to its own lr. */
+    assert_true(schedule_lr(&s, base, 3, 0, 100) == 1.0);
+    assert_true(schedule_lr(&s, base, 3, 2, 3) == 1.5);
+    assert_true(schedule_lr(&s, base, 3, 2, 100) == 3.0);
 
     /* The cosine is relative to each group's own lr. */
     s.type = SCHEDULE_WARMUP_COSINE;

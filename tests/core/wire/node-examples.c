@@ -14,7 +14,8 @@ static const struct wire_hyper groups[] = {{.lr = 0.1, .beta1 = 0.9, .beta2 = 0.
                                             .ns_b = -4.5,
                                             .ns_c = 2,
                                             .ns_steps = 5,
-                                            .match_rms_adamw = true}};
+                                            .match_rms_adamw = true,
+                                            .given = WIRE_GIVES_EPS | 1}};
 #define FINDING                                                                                                        \
     {                                                                                                                  \
         .found = true, .overflowed = true, .micro_batch = 3, .param = 4, .rank = 2, .elem = 5, .value = 1e300,         \

@@ -111,11 +111,40 @@ static void test_ns_steps(void **state)
     assert_true(hyper_is_wrong("Muon", &hyper, &problem));
 }
 
+/* The settings that are given, and the configured ones in the places of the others. */
+static void test_merge(void **state)
+{
+    const struct wire_hyper configured = {.lr = 1,
+                                          .beta1 = 0.5,
+                                          .beta2 = 0.6,
+                                          .eps = 1e-3,
+                                          .weight_decay = 2,
+                                          .ns_a = 3,
+                                          .ns_c = 4,
+                                          .ns_steps = 5,
+                                          .nesterov = true,
+                                          .match_rms_adamw = true};
+    struct wire_hyper wanted = {.lr = 10, .beta1 = 0.1, .beta2 = 0.2, .eps = 1e-2, .weight_decay = 20, .ns_c = 40},
+                      merged;
+
+    (void)state;
+    merged = hyper_merge(&configured, &wanted); /* 0: all */
+    assert_memory_equal(&merged, &wanted, sizeof(merged));
+    wanted.given = 1;
+    merged = hyper_merge(&configured, &wanted);
+    assert_true(merged.lr == 1 && merged.beta1 == 0.5 && merged.weight_decay == 2 && merged.ns_steps == 5);
+    assert_true(merged.given == 1 && merged.nesterov && merged.match_rms_adamw);
+    wanted.given = WIRE_GIVES_BETAS | WIRE_GIVES_NS_COEFFICIENTS | WIRE_GIVES_NESTEROV;
+    merged = hyper_merge(&configured, &wanted);
+    assert_true(merged.lr == 1 && merged.beta1 == 0.1 && merged.beta2 == 0.2 && merged.eps == 1e-3);
+    assert_true(merged.ns_a == 0 && merged.ns_c == 40 && merged.ns_steps == 5 && !merged.nesterov);
+}
+
 TEST_GROUP(hyper_check)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_usual),    cmocka_unit_test(test_wrong),    cmocka_unit_test(test_not_read),
-        cmocka_unit_test(test_nesterov), cmocka_unit_test(test_ns_steps),
+        cmocka_unit_test(test_merge),    cmocka_unit_test(test_usual),    cmocka_unit_test(test_wrong),
+        cmocka_unit_test(test_not_read), cmocka_unit_test(test_nesterov), cmocka_unit_test(test_ns_steps),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -66,6 +66,7 @@ static void assert_groups_equal(const struct wire_hyper *a, size_t n_a, const st
                     a[i].nesterov == b[i].nesterov);
         assert_true(a[i].ns_a == b[i].ns_a && a[i].ns_b == b[i].ns_b && a[i].ns_c == b[i].ns_c);
         assert_true(a[i].ns_steps == b[i].ns_steps && a[i].match_rms_adamw == b[i].match_rms_adamw);
+        assert_int_equal(a[i].given, b[i].given);
     }
 }
 

@@ -132,7 +132,7 @@ static void assert_hypers_equal(const struct wire_hyper *a, const struct wire_hy
         assert_true(g->weight_decay == h->weight_decay && g->momentum == h->momentum);
         assert_true(g->dampening == h->dampening && g->lr_decay == h->lr_decay && g->nesterov == h->nesterov);
         assert_true(g->ns_a == h->ns_a && g->ns_b == h->ns_b && g->ns_c == h->ns_c);
-        assert_true(g->ns_steps == h->ns_steps && g->match_rms_adamw == h->match_rms_adamw);
+        assert_true(g->ns_steps == h->ns_steps && g->match_rms_adamw == h->match_rms_adamw && g->given == h->given);
     }
 }
 

@@ -41,6 +41,7 @@ static const struct wire_hyper hypers[] = {
         .ns_c = 2,
         .ns_steps = 5,
         .match_rms_adamw = true,
+        .given = WIRE_GIVES_LR | WIRE_GIVES_START | 1,
     },
     {.lr = 3e-4},
 };
@@ -222,7 +223,8 @@ const struct reply example_replies[N_REPLY_TYPES] = {
                                              .ns_b = -4.5,
                                              .ns_c = 2,
                                              .ns_steps = 5,
-                                             .match_rms_adamw = true},
+                                             .match_rms_adamw = true,
+                                             .given = WIRE_GIVES_BETAS},
                                    .has_scheduler = true,
                                    .max_norm = 1.5,
                                    .mean = true,
