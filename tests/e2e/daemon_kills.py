@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Daemons that are killed at failpoints and at random moments, also while they take over, and started again by a service
-manager; trainers go on, and the judge of kills.py says whether the run has the bits of an undisturbed one. Used by
-test_daemon_kills.py; as a program (scripts/soak daemon-kills) the long campaign, 10,000 kills by default.
+manager or by zerodrun; trainers go on, and the judge of kills.py says whether the run has the bits of an undisturbed one,
+after every step and every write window. Used by test_daemon_kills.py; as a program (scripts/soak daemon-kills) the long
+campaign, 10,000 kills by default. DIMENSIONS has what a run may have beside that.
 """
 
 import argparse
@@ -12,6 +13,8 @@ import itertools
 import json
 import os
 import random
+import re
+import shlex
 import shutil
 import signal
 import sys
@@ -19,46 +22,52 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
 from conftest import Build, Daemon, ROOT, merge, wait_for
-from keeper import KeptDaemon
+from keeper import KeptDaemon, RunNode
 import kills
+from kills import Failure
 from node_faults import engines
 from nodes import Nodes
 
 N_STEPS = 24
 N_MICRO = kills.N_MICRO
-PER_BATCH, PER_STEP = N_STEPS * N_MICRO, N_STEPS
 N_CHUNKS, N_PARCELS = 15, 4  # about: they depend on the bucket size
 
-# A failpoint of the daemon: how often it is passed in a run, for each rank (True) or in all.
+# A failpoint of the daemon: how often a step passes it, for each rank (True) or in all.
 POINTS = {
-    "Push.log": (PER_BATCH * kills.N_PUSHES, True), "Push.judged": (PER_BATCH * kills.N_PUSHES, True),
-    "BeginBackward.log": (PER_BATCH, True), "EndBackward.log": (PER_BATCH, True),
-    "EndBackward.judged": (PER_BATCH, True), "Step.log": (PER_STEP, True), "Step.judged": (PER_STEP, True),
-    "Ready.log": (1, True), "answer": (PER_STEP * 4, True),
-    "credit": (PER_BATCH * N_PARCELS, True), "posted": (PER_BATCH * N_PARCELS, False),
-    "reduce": (PER_BATCH * N_CHUNKS, False),
-    "stamp": (PER_BATCH * N_CHUNKS, False), "stamped": (PER_BATCH * N_CHUNKS, False),
-    "reduced": (PER_BATCH * N_PARCELS, False), "summed": (PER_BATCH * N_PARCELS, False),
-    "update": (PER_STEP * N_CHUNKS, False), "updated": (PER_STEP, False), "decided": (PER_STEP, False),
-    "flip": (PER_STEP, False), "flipped": (PER_STEP, False), "committed": (PER_STEP, False),
-    "transfer": (PER_STEP * 3, False), "forming": (2, False), "rewrite": (3, False), "writing": (3, False),
-    "bringing": (3, False),
+    "Push.log": (N_MICRO * kills.N_PUSHES, True), "Push.judged": (N_MICRO * kills.N_PUSHES, True),
+    "BeginBackward.log": (N_MICRO, True), "EndBackward.log": (N_MICRO, True), "EndBackward.judged": (N_MICRO, True),
+    "Step.log": (1, True), "Step.judged": (1, True), "answer": (4, True), "credit": (N_MICRO * N_PARCELS, True),
+    "posted": (N_MICRO * N_PARCELS, False), "reduce": (N_MICRO * N_CHUNKS, False),
+    "stamp": (N_MICRO * N_CHUNKS, False), "stamped": (N_MICRO * N_CHUNKS, False),
+    "reduced": (N_MICRO * N_PARCELS, False), "summed": (N_MICRO * N_PARCELS, False),
+    "update": (N_CHUNKS, False), "updated": (1, False), "decided": (1, False),
+    "flip": (1, False), "flipped": (1, False), "committed": (1, False), "transfer": (3, False),
 }
-POINTS_OF_NODES = {"verdict": (PER_STEP, False), "combined": (PER_BATCH * N_PARCELS // 2, False)}  # verdict: of node 0
-# While checkpoints are written.
-POINTS_OF_SAVES = {"aside": 60, "save": 3, "disk.make_folder": 3, "disk.create": 6, "disk.write": 12,
-                   "disk.truncate": 6, "disk.sync": 9, "disk.rename": 3, "disk.remove_folder": 2}
-# While Muon updates matrices.
-POINTS_OF_MUON = {"orthogonalize": PER_STEP * 4, "update": PER_STEP * 2 * N_CHUNKS}
-# While a checkpoint is loaded: the one that undisturbed runs have left at this step.
-POINTS_OF_LOADS = {"load": 3, "forming": 2, "flip": 1}
-LOADED_STEP = 9
+POINTS_OF_NODES = {"verdict": (1, False), "combined": (N_MICRO * N_PARCELS // 2, False)}  # verdict: of node 0
+# How often a run passes others.
+ONCE = {"Ready.log": (1, True), "forming": (2, False), "rewrite": (3, False), "writing": (3, False), "bringing": (3, False)}
 # While a job on several nodes is being formed.
 POINTS_OF_FORMING = {
     "forming": (3, False), "reserve": (6, False), "flip": (2, False), "flipped": (2, False), "answer": (6, True),
     "Ready.log": (1, True), "Ready.judged": (1, True), "order": (4, False),
 }
+# Where some lives end of runs that have more: how often they are passed then, as a rule.
+POINTS_OF_SAVES = {"aside": 60, "save": 3, "disk.make_folder": 3, "disk.create": 6, "disk.write": 12,
+                   "disk.truncate": 6, "disk.sync": 9, "disk.rename": 3, "disk.remove_folder": 2}
+POINTS_OF_MUON = {"orthogonalize": N_STEPS * 4, "update": N_STEPS * 2 * N_CHUNKS}
+POINTS_OF_LOADS = {"load": 3, "forming": 2, "flip": 1}  # of the checkpoint that undisturbed runs have left at this step
+LOADED_STEP = 9
+POINTS_OF_WINDOWS = {"WriteBegin.log": 6, "WriteBegin.judged": 6, "WriteState.log": 60, "WriteState.judged": 60,
+                     "WriteEnd.log": 6, "WriteEnd.judged": 6, "writing": 40, "rewrite": 40, "bringing": 3, "transfer": 20,
+                     "flip": 3, "kept": 4}
+POINTS_OF_GATHERS = {"Gather.log": 60, "Gather.judged": 60, "Release.log": 60, "Release.judged": 60, "Held.judged": 2}
+# In the last step or after it: how often a step passes them, and how often the rest of the run does.
+POINTS_OF_THE_END = {"Leave.log": (0, 2), "Leave.judged": (0, 2), "Step.judged": (2, 0), "verdict": (1, 0), "decided": (1, 0),
+                     "update": (N_CHUNKS, 0), "updated": (1, 0), "flip": (1, 3), "flipped": (1, 3), "committed": (1, 0),
+                     "answer": (6, 10)}
 RECOVERY = ("adopt", "adopted")
 IN_CHUNKS = ("update", "reduce")
 FUSES_NS = {"update": 20_000, "reduce": 20_000, "bringing": 2_000_000}  # how long at most what begins there takes
@@ -67,12 +76,13 @@ FORMING = 0.3  # of the lives of daemons of several nodes: as many end while the
 
 
 class Life:
-    """How one daemon ends: at a failpoint, or so many seconds after its start."""
+    """How one daemon ends: at a failpoint, or so many seconds after its start, or after it was told to stop."""
 
-    def __init__(self, rng, n_ranks, first, several):
-        self.point, self.seconds = None, None
+    def __init__(self, rng, n_ranks, first, several, n_steps=N_STEPS):
+        self.point, self.seconds, self.stopping = None, None, None
         self.also = rng.choice((*[None] * 4, "trainer", *(["engine", "neighbour"] if several else [])))  # dies with it
         points = POINTS | POINTS_OF_NODES if several else POINTS
+        points = ONCE | {name: (n * n_steps, each) for name, (n, each) in points.items()}
         if several and rng.random() < FORMING:
             points = POINTS_OF_FORMING
         name = rng.choice([*sorted(points), *[name for name in IN_CHUNKS * 3 if name in points],
@@ -83,19 +93,25 @@ class Life:
             self.point = f"{name}:kill"
         else:
             n, per_rank = points[name]
-            n = max(1, n * (n_ranks if per_rank else 1) * (9 if first else 3) // 10)
-            # Most of those who are to die at a chunk die inside of it.
-            how = f"fuse:{rng.randint(0, FUSES_NS[name])}" if name in FUSES_NS and rng.random() < 0.7 else "kill"
-            self.point = f"{name}:{how}@{rng.randint(1, n)}"
+            self.end_at(rng, name, max(1, n * (n_ranks if per_rank else 1) * (9 if first else 3) // 10))
+
+    def end_at(self, rng, name, n, n_before=0):
+        """At one of n passes of a failpoint, after so many."""
+        # Most of those who are to die at a chunk die inside of it.
+        how = f"fuse:{rng.randint(0, FUSES_NS[name])}" if name in FUSES_NS and rng.random() < 0.7 else "kill"
+        self.point, self.stopping = f"{name}:{how}@{n_before + rng.randint(1, n)}", None
+        self.seconds = rng.uniform(0.1, 0.4)  # if it does not come there
 
     @classmethod
     def at(cls, point):
         life = cls(random.Random(0), 1, first=True, several=False)
-        life.point, life.seconds, life.also = point, None, None
+        life.point, life.seconds, life.stopping, life.also = point, None, None, None
         return life
 
     def __repr__(self):
-        return (self.point or f"{self.seconds * 1000:.0f} ms") + (f" and a {self.also}" if self.also else "")
+        when = f"{self.stopping} ms after the stop" if self.seconds is None else f"{self.seconds * 1000:.0f} ms"
+        where = f"{self.point} or {when}" if self.point and self.seconds else self.point or when
+        return where + (f" and {self.also}" if self.also else "")
 
 
 DEVICES = (*[""] * 10, "cuda", "cuda-offload")  # as ZEROD_DEVICE: GPUs take longer
@@ -108,7 +124,8 @@ TORN = r"E1302 step aborted.*or as much of that as the GPU had written when it d
 class Plan:
     """Configuration, environment, arguments of the trainers, and lives of each node's daemon."""
 
-    def __init__(self, seed, n_nodes=None, device=None, optimizer=None):
+    def __init__(self, seed, n_nodes=None, device=None, optimizer=None, only=None):
+        """only: the dimensions of the run; random unless given."""
         rng = random.Random(seed)
         self.seed, self.n_nodes = seed, n_nodes or rng.choice((1, 1, 1, 2, 3))
         self.ranks = rng.choice(TOPOLOGIES[self.n_nodes])
@@ -118,9 +135,10 @@ class Plan:
         self.optimizer = optimizer or rng.choice(("AdamW", *kills.OPTIMIZERS))
         self.lives = [self.draw_lives(rng, n) for n in self.ranks]
         self.victims = [[] for _ in range(self.world_size)]
+        self.n_steps = N_STEPS
+        self.args, self.own_args = [], []  # of the trainers; those that undisturbed ones do not need
         if rng.random() < 0.2:  # a trainer dies, too
-            plan = kills.kill_plan(rng, rng.choice(("mid-push", "waiting", "committed")), 1)
-            self.victims[rng.randrange(self.world_size)] = [p for p in plan if int(p.rsplit("@", 1)[1]) <= N_STEPS]
+            self.kill_a_trainer(rng, ("mid-push", "waiting", "committed"))
         self.device = rng.choice(DEVICES)
         self.engine_kills = [rng.uniform(0.3, 2) for _ in range(rng.choice((0, 0, 1, 3)))] if self.device else []
         self.device = self.device if device is None else device
@@ -138,6 +156,22 @@ class Plan:
         if self.optimizer == "Muon":
             self.end_some_lives(rng, POINTS_OF_MUON)
         self.overlap = rng.random() < 0.5  # forwards begin while the update still writes weights
+        self.restarts = []  # of all ranks: seconds of the training; "victim": when the first rank has died
+        self.by_zerodrun = self.saves_on_stop = False
+        self.n_killed = 0  # when it has run
+        self.dimensions = [name for name in DIMENSIONS if name in (self.draw_dimensions(rng) if only is None else only)]
+        for name in self.dimensions:
+            DIMENSIONS[name](self, random.Random(f"{seed} {name}"))
+
+    @staticmethod
+    def draw_dimensions(rng):
+        return rng.choice(((), *[(name,) for name in DIMENSIONS], ("windows", "restarts"), ("windows", "last step"),
+                           ("windows", "save_on_stop"), ("windows", "gathered"), ("gathered", "restarts"),
+                           ("gathered", "last step")))
+
+    def kill_a_trainer(self, rng, kinds):
+        plan = kills.kill_plan(rng, rng.choice(kinds), 1)
+        self.victims[rng.randrange(self.world_size)] = [p for p in plan if int(p.rsplit("@", 1)[1]) <= self.n_steps]
 
     def load_first(self, rng):
         """The run goes on with a checkpoint, and most daemons that are killed first are killed while they load it."""
@@ -145,7 +179,7 @@ class Plan:
         for lives in self.lives:
             if lives and rng.random() < 0.7:
                 name = rng.choice(sorted(POINTS_OF_LOADS))
-                lives[0].point, lives[0].seconds = f"{name}:kill@{rng.randint(1, POINTS_OF_LOADS[name])}", None
+                lives[0].end_at(rng, name, POINTS_OF_LOADS[name])
 
     def save_meanwhile(self, rng):
         """Checkpoints are written all the time, and some lives end within that."""
@@ -153,11 +187,80 @@ class Plan:
                                      "memory": rng.choice((1, 200_000, "auto"))}
         self.end_some_lives(rng, POINTS_OF_SAVES)
 
-    def end_some_lives(self, rng, points):
+    def end_some_lives(self, rng, points, share=0.3):
         for life in itertools.chain(*self.lives):
-            if rng.random() < 0.3:
+            if rng.random() < share:
                 name = rng.choice(sorted(points))
-                life.point, life.seconds = f"{name}:kill@{rng.randint(1, points[name])}", None
+                life.end_at(rng, name, points[name])
+
+    def write_windows(self, rng):
+        """Written, also state; opened again; abandoned by a rank that dies in it, or given up by one."""
+        self.args += ["--window", rng.choice((1, 3)), "--windows", rng.choice((1, 3)), "--writes"]
+        self.end_some_lives(rng, POINTS_OF_WINDOWS, 0.6)
+        if self.loads or rng.random() < 0.4:
+            return
+        rank = rng.choice((0, rng.randrange(self.world_size)))
+        step = rng.randrange(self.n_steps) // 3 * 3
+        self.victims = [[] for _ in self.victims]
+        self.victims[rank] = rng.choice((
+            [["--at", f"{step}.0.window:scribble", "--at", f"{step}.0.window:die"]],
+            [["--at", f"{step}.0.window:scribble", "--at", f"{step}.0.window:die"]] * 2,
+            [p.replace("window-mapped", "WriteBegin.answered") for p in kills.kill_plan(rng, "window", 1)],  # GPUs map none
+            [f"WriteState.{rng.choice(('send', 'wait', 'answered'))}:kill@{rng.randint(1, 20)}"],
+        ))
+
+    def hold_gathered(self, rng):
+        self.config["zero_optimization"]["stage"] = 3
+        self.config.pop("weights", None)
+        self.own_args += ["--hold"]
+        self.end_some_lives(rng, POINTS_OF_GATHERS)
+
+    def restart_all(self, rng):
+        """As a launcher does: when a rank has died, and others wait; or all at once; or with the daemon."""
+        how = rng.choice(("victim", "moments", "daemon"))
+        if how == "victim" and not self.loads and not self.by_zerodrun:
+            if not any(self.victims):
+                self.kill_a_trainer(rng, ("mid-push", "pushed", "waiting", "committed"))
+            self.restarts = ["victim"]
+        elif how == "daemon" and any(self.lives):
+            rng.choice([lives for lives in self.lives if lives])[0].also = "all"
+        else:
+            self.restarts = sorted(rng.uniform(0, 0.02 + 0.3 * self.n_steps / N_STEPS) for _ in range(rng.choice((1, 2))))
+
+    def end_early(self, rng):
+        """A run of few steps, which each daemon ends with its ranks: most die while the last step is taken."""
+        self.by_zerodrun, self.device, self.engine_kills = True, "", []
+        self.loads = self.saves = False
+        self.config.pop("checkpoint", None)
+        self.n_steps = rng.choice((1, 2, 3))
+        self.own_args += ["--leave"] if self.n_nodes > 1 else []
+        self.victims = [[life for life in plan if not isinstance(life, str)] for plan in self.victims]
+        victim = rng.choice((None, *range(self.n_nodes), *range(self.n_nodes)))  # often one node alone
+        self.lives = [[Life(rng, n, i == 0, self.n_nodes > 1, self.n_steps) for i in range(rng.choice((1, 1, 2)))]
+                      if victim in (None, node) else [] for node, n in enumerate(self.ranks)]
+        for life in itertools.chain(*self.lives):
+            if rng.random() < 0.8:
+                name = rng.choice((*sorted(POINTS_OF_THE_END), *["flip"] * 6))  # then another node may have it all
+                n, n_more = POINTS_OF_THE_END[name]
+                life.end_at(rng, name, n + n_more, n * (self.n_steps - 1) + (name == "flip"))
+            life.seconds = rng.uniform(0, 0.2) if not life.point or rng.random() < 0.2 else None
+
+    def save_last(self, rng):
+        """The daemon dies while it writes the last checkpoint, or the disk is full then."""
+        if not self.by_zerodrun:
+            self.end_early(rng)
+        self.saves_on_stop = True
+        self.config["checkpoint"] = {"save_on_stop": True, "memory": rng.choice((1, 200_000, "auto"))}
+        if rng.random() < 0.1:
+            self.lives = [[] for _ in self.lives]
+            self.env = {"ZEROD_FAILPOINT": f"disk.{rng.choice(('write', 'sync', 'rename'))}:error@*"}
+            return
+        for life in itertools.chain(*self.lives):
+            if rng.random() < 0.7:
+                name = rng.choice(sorted(POINTS_OF_SAVES))
+                life.end_at(rng, name, -(-POINTS_OF_SAVES[name] // 3))
+            elif rng.random() < 0.5:
+                life.point, life.seconds, life.stopping = None, None, rng.randrange(20)
 
     def draw_lives(self, rng, n_ranks):
         n = rng.choice((1, 2, 3, 5, 8)) if self.n_nodes == 1 else rng.choice((0, 1, 1, 2, 4))
@@ -166,18 +269,31 @@ class Plan:
     @property
     def excuse(self):
         """What aborts of this run may be told of."""
-        trainers_die = any(self.victims) or any(life.also == "trainer" for lives in self.lives for life in lives)
+        trainers_die = (any(self.victims) or self.restarts or
+                        any(life.also in ("trainer", "all") for lives in self.lives for life in lives))
         excuses = [ABORT] * (self.n_nodes > 1) + [TORN] * bool(self.device and trainers_die)
         return "|".join(excuses) or None
+
+    @property
+    def first_step(self):
+        return LOADED_STEP if self.loads else 0
 
     @property
     def world_size(self):
         return sum(self.ranks)
 
     def __repr__(self):
-        return (f"seed {self.seed}: ranks {self.ranks}, {self.config}, {self.env}, accumulate {self.accumulate}, "
-                f"overlap {self.overlap}, "
-                f"loads {self.loads}, lives {self.lives}, trainers {self.victims}, {self.device} {self.engine_kills}")
+        return (f"seed {self.seed}: {self.dimensions}, ranks {self.ranks}, {self.n_steps} steps, {self.config}, {self.env}, "
+                f"{self.trainer_args()}, loads {self.loads}, lives {self.lives}, trainers {self.victims}, restarts "
+                f"{self.restarts}, {self.device} {self.engine_kills}")
+
+    def trainer_args(self):
+        return ["--state", "--moments", self.moments, *(["--accumulate"] if self.accumulate else []), *self.args,
+                *self.own_args, *(["--overlap"] if self.overlap else [])]
+
+
+DIMENSIONS = {"windows": Plan.write_windows, "gathered": Plan.hold_gathered, "last step": Plan.end_early,
+              "save_on_stop": Plan.save_last, "restarts": Plan.restart_all}
 
 
 class Job:
@@ -186,40 +302,55 @@ class Job:
     def __init__(self, build, folder, plan, loads=None):
         """loads: the checkpoint that the run begins with."""
         self.build, self.folder, self.plan, self.daemons = build, folder, plan, []
-        self.began, self.trains = time.monotonic(), False
-        self.engine_kills = list(plan.engine_kills)
+        self.began, self.trains, self.broken = time.monotonic(), None, None  # the last two: since when
+        self.engine_kills, self.restarts = list(plan.engine_kills), list(plan.restarts)
         config = plan.config
-        if plan.saves:
+        if "checkpoint" in config:
             config = config | {"checkpoint": config["checkpoint"] | {"dir": str(folder / "checkpoints")}}
         if loads:
             config = config | {"checkpoint": config.get("checkpoint", {}) | {"load": str(loads)}}
         self.whole = (Nodes(self.daemon, folder, plan.ranks, config, plan.env) if plan.n_nodes > 1 else
                       self.daemon(config | {"world": {"size": plan.world_size}}, plan.env))
-        args = ["--moments", plan.moments, *(["--accumulate"] if plan.accumulate else []),
-                *(["--overlap"] if plan.overlap else [])]
-        self.ranks = kills.start(self.whole, plan.victims, args, N_STEPS)
+        self.ranks = self.start_ranks()
 
-    def daemon(self, config, env=None, prefix=()):
+    def start_ranks(self):
+        return kills.start(self.whole, self.plan.victims, self.plan.trainer_args(), self.plan.n_steps)
+
+    def make_folder(self):
         where = self.folder / f"node{len(self.daemons)}"
         where.mkdir()
+        return where
+
+    def daemon(self, config, env=None, prefix=()):
         points = [life.point for life in self.plan.lives[len(self.daemons)]] + [None]
-        self.daemons.append(KeptDaemon(self.build, where, config, env, points))
+        self.daemons.append(KeptDaemon(self.build, self.make_folder(), config, env, points))
         return self.daemons[-1]
 
     def tend(self):
         """Return: whether trainers still run."""
-        self.trains = self.trains or self.plan.n_nodes == 1 or "weights 0 " in self.ranks[0].last.out()
+        self.see_training()
         for node, (daemon, lives) in enumerate(zip(self.daemons, self.plan.lives)):
             life = len(daemon.lives) - 1
-            seconds = lives[life].seconds if life < len(lives) else None
-            if seconds is not None and time.monotonic() - daemon.began > seconds:
+            if life < len(lives) and is_due(lives[life], daemon):
                 daemon.signal(signal.SIGKILL)
                 daemon.popen.wait()
             if daemon.popen.poll() == -signal.SIGKILL and life < len(lives):
                 self.kill_also(lives[life].also, node)
             daemon.tend()
         self.kill_engine()
-        return any([rank.tend() for rank in self.ranks])
+        self.kill_ranks()
+        runs = [rank.tend() for rank in self.ranks]
+        return any(runs) and not self.is_broken(rank.last.poll() for rank in self.ranks)
+
+    def is_broken(self, statuses):
+        """Has something failed for good, so that others would wait for it? They have a second to say what they saw."""
+        if self.broken is None and any(status not in (None, 0, *kills.KILLED) for status in statuses):
+            self.broken = time.monotonic()
+        return self.broken is not None and time.monotonic() - self.broken > 1
+
+    def see_training(self):
+        if not self.trains and f"weights {self.plan.first_step} " in self.ranks[0].last.out():
+            self.trains = time.monotonic()
 
     def kill_engine(self):
         """Of GPUs, at the moments that the plan says, if it is not the first one that is not ready yet (E1502)."""
@@ -230,20 +361,64 @@ class Job:
                     os.kill(pid, signal.SIGKILL)
             self.engine_kills.pop(0)
 
+    def kill_ranks(self):
+        """All of them, if it is time."""
+        if not self.restarts or not self.trains:
+            return
+        if self.restarts[0] == "victim":
+            is_time = any(self.has_died(rank) for rank in self.ranks)
+        else:
+            is_time = time.monotonic() - self.trains > self.restarts[0]
+        if is_time:
+            self.restarts.pop(0)
+            self.restart_all()
+
+    @staticmethod
+    def has_died(rank):
+        return rank.last.poll() == -signal.SIGKILL
+
+    def restart_all(self):
+        """As torchrun does: SIGTERM, SIGKILL, and when all have ended they begin again; not if one has done its work."""
+        if any(rank.last.poll() == 0 for rank in self.ranks):
+            return
+        alive = [rank for rank in self.ranks if rank.last.poll() is None]
+        for rank in alive:
+            rank.last.signal(signal.SIGTERM)
+        for rank in alive:
+            rank.last.signal(signal.SIGKILL)
+        for rank in alive:
+            if rank.last.wait() in kills.KILLED:  # else it had just ended
+                rank.n_kills += not rank.is_to_die()
+
     def kill_also(self, what, node):
-        """While that node's daemon is dead: its first trainer, another node's engine, or another node's daemon."""
+        """While that node's daemon is dead: its first trainer, all trainers, or another node's engine or daemon."""
         other = (node + 1) % len(self.daemons)
         rank = self.ranks[sum(self.plan.ranks[:node])]
         has_own = any(kills.is_deadly(life) for life in rank.plan)
         if what == "trainer" and self.trains and not has_own and rank.last.poll() is None:
             rank.last.signal(signal.SIGKILL)
             rank.n_kills += rank.last.wait() == -signal.SIGKILL  # else it had just ended
+        if what == "all" and self.trains:
+            self.restart_all()
         for pid in engines(self.daemons[other]) if what == "engine" else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if what == "neighbour" and self.trains and self.daemons[other].popen.poll() is None:
+        if what == "neighbour" and self.trains and self.daemons[other].running():
             self.daemons[other].signal(signal.SIGKILL)
             self.daemons[other].popen.wait()
+
+    def finish(self):
+        """What comes after the trainers. Return: texts of what is wrong."""
+        if self.plan.saves:
+            for daemon in self.daemons:
+                wait_for("the end of the save", lambda: not daemon.tend() and daemon.is_settled() and saves_not(daemon))
+            # A run that is over before a daemon has the memory to save with leaves none.
+            if any("]: saved " in log.read_text() for log in self.folder.rglob("zerod*.err")):
+                self.daemons[0].ctl("checkpoint", "verify")
+        for daemon in self.daemons:
+            daemon.stop()
+        for process in self.others():
+            process.check_sanitizers()
 
     def describe(self):
         return kills.describe(self.ranks, self.whole)
@@ -259,6 +434,76 @@ class Job:
             process.kill()
         for daemon in self.daemons:
             daemon.kill()
+
+
+def is_due(life, daemon):
+    """Is it time to kill this life of the daemon?"""
+    if life.stopping is not None:
+        return daemon.stops_for() * 1000 > life.stopping
+    return life.seconds is not None and daemon.age() > life.seconds
+
+
+class RunJob(Job):
+    """zerodrun on each node starts the daemon and the trainers, starts them again, and stops the daemon at the end."""
+
+    def daemon(self, config, env=None, prefix=()):
+        node, plan = len(self.daemons), self.plan
+        first = sum(plan.ranks[:node])
+        self.daemons.append(RunNode(
+            self.build, self.make_folder(), config, env, points=[life.point for life in plan.lives[node]], first=first,
+            plans=plan.victims[first:first + plan.ranks[node]],
+            args=["--steps", plan.n_steps, "--window", kills.WINDOW, "--micro", N_MICRO, *plan.trainer_args()]))
+        self.n_seen = [1] * len(self.daemons)
+        return self.daemons[-1]
+
+    def start_ranks(self):
+        return [rank for daemon in self.daemons for rank in daemon.ranks]
+
+    def tend(self):
+        self.see_training()
+        for node, (daemon, lives) in enumerate(zip(self.daemons, self.plan.lives)):
+            daemon.tend()
+            life = len(daemon.lives) - 1
+            if life < len(lives) and is_due(lives[life], daemon):
+                daemon.signal(signal.SIGKILL)
+            if life >= self.n_seen[node]:
+                self.n_seen[node] = life + 1
+                if life <= len(lives):
+                    self.kill_also(lives[life - 1].also, node)
+        self.kill_ranks()
+        statuses = [daemon.popen.poll() for daemon in self.daemons]
+        return None in statuses and not self.is_broken(statuses)
+
+    @staticmethod
+    def has_died(rank):
+        return len(rank.processes) > 1
+
+    def restart_all(self):
+        for rank in self.ranks:
+            if "done" not in rank.last.out():
+                rank.last.signal(signal.SIGTERM)
+
+    def kill_also(self, what, node):
+        if what == "trainer" and self.trains:
+            self.ranks[sum(self.plan.ranks[:node])].last.signal(signal.SIGKILL)
+        elif what == "all" and self.trains:
+            self.restart_all()
+        elif what == "neighbour" and self.trains:  # so it listens
+            self.daemons[(node + 1) % len(self.daemons)].signal(signal.SIGKILL)
+
+    def finish(self):
+        """The checkpoint is there and whole; else a status says that it is not."""
+        statuses = [daemon.popen.poll() for daemon in self.daemons]
+        path = self.folder / "checkpoints" / f"step-{self.plan.n_steps:08}"
+        is_missing = self.plan.saves_on_stop and not path.exists()
+        if any(statuses) != is_missing:
+            raise Failure("lost", f"zerodrun ended with {statuses}, and {path} is {'not ' * is_missing}there\n"
+                                  f"{self.describe()}")
+        if path.exists():
+            check_checkpoint(self.build, self.folder / "after", self.plan, path, self.reference)
+
+    def n_killed(self):
+        return sum(daemon.n_killed() for daemon in self.daemons)
 
 
 @contextlib.contextmanager
@@ -281,7 +526,7 @@ def make_checkpoint(build, folder, plan):
     config = {"world": {"size": plan.world_size}, "gradient_clipping": 1.0, "optimizer": settings,
               "checkpoint": {"dir": str(folder / "begun")}}
     daemon = Daemon(build, folder, merge(config, kills.STATES[plan.state]))
-    args = ["--moments", moments, *(["--accumulate"] if plan.accumulate else [])]
+    args = ["--moments", moments, *(["--accumulate"] if plan.accumulate else []), *plan.args]
     ranks = kills.train(daemon, [[]] * plan.world_size, args, LOADED_STEP)
     assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
     path = daemon.ctl("checkpoint", "save").stdout.strip()
@@ -289,38 +534,61 @@ def make_checkpoint(build, folder, plan):
     return path
 
 
-def one_run(build, references, folder, plan, timeout=60):
-    """Return: how often daemons were killed. A failure raises AssertionError."""
+def check_checkpoint(build, folder, plan, path, reference):
+    """A daemon on one node loads it, and has all that the run had in the end."""
+    settings, moments = kills.OPTIMIZERS[plan.optimizer]
+    folder.mkdir()
+    config = {"world": {"size": plan.world_size}, "optimizer": settings, "checkpoint": {"load": str(path)}}
+    daemon = Daemon(build, folder, merge(config, kills.STATES[plan.state]))
+    try:
+        ranks = kills.train(daemon, [[]] * plan.world_size, ["--state", "--moments", moments], plan.n_steps)
+        last = (("state", (plan.n_steps, 0)), ("weights", plan.n_steps))
+        kills.judge(ranks, daemon, {key: value for key, value in reference.items() if key in last or key[0] == "final"})
+        daemon.stop()
+    finally:
+        daemon.kill()
+
+
+def reference_of(references, plan):
+    """What an undisturbed run computes. Return: as results(), all of it, and as much as this run is to compute."""
     with on_device(plan.device if plan.optimizer == "Muon" else ""):  # Muon's products have other bits on GPUs
-        reference = references.get(plan.world_size, plan.accumulate, N_STEPS, optimizer=plan.optimizer, state=plan.state)
-        begun = make_checkpoint(build, folder / "before", plan) if plan.loads else None
-    if begun:
-        reference = {key: found for key, found in reference.items() if key[0] == "final" or key[1] >= LOADED_STEP}
+        found = references.get(plan.world_size, plan.accumulate, plan.n_steps, optimizer=plan.optimizer,
+                               state=plan.state, args=("--state", *plan.args))
+    leaves = "--leave" in plan.own_args  # nothing that other nodes have is read in the end
+    last = [("state", (plan.n_steps, 0))]
+    last += [("weights", plan.n_steps)] if plan.config["zero_optimization"]["stage"] == 3 else []
+
+    def is_computed(word, place):
+        if word == "final" or (word, place) in last:
+            return not leaves
+        return (place[0] if word == "state" else place) >= plan.first_step
+
+    return found, {key: value for key, value in found.items() if is_computed(*key)}
+
+
+def one_run(build, references, folder, plan, timeout=40):
+    """Return: how often daemons were killed. A failure raises AssertionError."""
+    undisturbed, reference = reference_of(references, plan)
+    begun = make_checkpoint(build, folder / "before", plan) if plan.loads else None
     with on_device(plan.device):
-        job = Job(build, folder, plan, begun)
+        job = (RunJob if plan.by_zerodrun else Job)(build, folder, plan, begun)
+    job.reference = undisturbed
     deadline = time.monotonic() + timeout * job.whole.patience
     try:
         while job.tend():
-            assert time.monotonic() < deadline, f"the run did not end\n{job.describe()}"
+            if time.monotonic() > deadline:
+                raise Failure("waits", f"the run did not end\n{job.describe()}")
             time.sleep(0.002)
         job.tend()
         kills.judge(job.ranks, job.whole, reference, plan.excuse)
-        if plan.saves:
-            for daemon in job.daemons:
-                wait_for("the end of the save", lambda: not daemon.tend() and daemon.is_settled() and saves_not(daemon))
-            # A run that is over before a daemon has the memory to save with leaves none.
-            if any("]: saved " in log.read_text() for log in folder.rglob("zerod*.err")):
-                job.daemons[0].ctl("checkpoint", "verify")
-        for daemon in job.daemons:
-            daemon.stop()
-        for process in job.others():
-            process.check_sanitizers()
+        job.finish()
     except BaseException as error:
         error.args = (f"{plan}\n{error}",)
         raise
     finally:
+        plan.n_killed = job.n_killed()
         job.end()
-    return job.n_killed()
+    return plan.n_killed
 
 
 def saves_not(daemon):
@@ -329,26 +597,40 @@ def saves_not(daemon):
     return answer.returncode == 0 and not json.loads(answer.stdout)["checkpoint"]["saving"]
 
 
+def kind_of(error):
+    """One of KINDS."""
+    return getattr(error, "kind", "waits" if re.search("did not end|waited in vain|timed out", str(error)) else "lost")
+
+
 class Runner:
     """Runs by their seeds, one after the other. Of a campaign's process."""
 
-    def __init__(self, folder, n_nodes=None, device=None, optimizer=None):
+    def __init__(self, folder, options):
         self.build = Build(os.environ.get("ZEROD_BUILD", ROOT / "build"))
-        self.folder, self.n_nodes, self.device, self.optimizer = folder, n_nodes, device, optimizer
+        self.folder, self.options = folder, options
         self.references = kills.References(self.build, Path(tempfile.mkdtemp(dir=folder)))
 
     def run(self, seed):
-        """Return: how often daemons were killed, and what failed or None."""
+        """Return: how often daemons were killed, and the kind and text of a failure or None."""
         where = self.folder / str(seed)
         where.mkdir()
-        plan = Plan(seed, self.n_nodes, self.device, self.optimizer)
+        plan = Plan(seed, **self.options)
         try:
             n_killed = one_run(self.build, self.references, where, plan)
-        except Exception as error:  # not the campaign's end, but a failed run
+        except (Exception, pytest.fail.Exception) as error:  # not the campaign's end, but a failed run
             (where / "failure.txt").write_text(str(error))
-            return 0, f"FAILED, see {where}/failure.txt\n{str(error)[:3000]}"
+            kind = kind_of(error)
+            return plan.n_killed, (kind, f"FAILED ({kind}), see {where}/failure.txt, again: "
+                                         f"{command_of(seed, self.options)}\n{str(error)[:3000]}")
         shutil.rmtree(where)
         return n_killed, None
+
+
+def command_of(seed, options):
+    """That repeats one run. Moments differ, so it may take several times."""
+    words = [f"--{name.removeprefix('n_')}={one}" for name, value in options.items() if value is not None
+             for one in (value if name == "only" else [value])]
+    return shlex.join(["scripts/soak", "daemon-kills", "--run", str(seed), *words])
 
 
 runner = None  # of a process of a campaign in several
@@ -375,44 +657,55 @@ def run_in_turn(seeds, n_jobs, *args):
                 done, under_way = concurrent.futures.wait(under_way, return_when=concurrent.futures.FIRST_COMPLETED)
                 for future in done:
                     yield future.result()
-                    under_way.add(processes.submit(run_seed, next(seeds)))
+                    under_way |= {processes.submit(run_seed, seed) for seed in itertools.islice(seeds, 1)}
         finally:  # the caller has seen enough
             processes.shutdown(cancel_futures=True)
 
 
-def campaign(n_kills, seed0, max_failures=3, say=print, n_nodes=None, device=None, optimizer=None, n_jobs=1):
+def campaign(n_kills, seeds, max_failures=3, say=print, n_jobs=1, **options):
     """
-    Runs until the daemons were killed so often. n_nodes, device, optimizer: of all runs, random unless given. Return: how
-    many runs failed.
+    Runs with these seeds until the daemons were killed so often. options: those of Plan, for all runs. Return: how many
+    runs failed.
     """
     folder = Path(tempfile.mkdtemp(prefix="zerod-daemon-kills-"))
-    began, n_killed, n_runs, n_failed = time.monotonic(), 0, 0, 0
-    for n, failure in run_in_turn(itertools.count(seed0), n_jobs, folder, n_nodes, device, optimizer):
+    began, n_killed, n_runs, failed = time.monotonic(), 0, 0, dict.fromkeys(kills.KINDS, 0)
+    first = next(seeds)
+
+    def sum_up():
+        return (f"{n_runs} runs, {n_killed} kills of the daemon; runs that failed: " +
+                ", ".join(f"{n} {kind}" for kind, n in failed.items()) + f"; {time.monotonic() - began:.0f} s")
+
+    for n, failure in run_in_turn(itertools.chain([first], seeds), n_jobs, folder, options):
         n_killed, n_runs = n_killed + n, n_runs + 1
         if failure:
-            n_failed += 1
-            say(failure)
+            failed[failure[0]] += 1
+            say(failure[1])
         if n_runs % 100 == 0:
-            say(f"{n_runs} runs, {n_killed} kills, {n_failed} failed, {time.monotonic() - began:.0f} s")
-        if n_killed >= n_kills or n_failed >= max_failures:
+            say(sum_up())
+        if n_killed >= n_kills or sum(failed.values()) >= max_failures:
             break
-    say(f"seed {seed0}: {n_runs} runs of {N_STEPS} steps, {n_killed} kills of the daemon, {n_failed} runs failed, "
-        f"{time.monotonic() - began:.0f} s")
-    if n_failed == 0:
+    say(f"from seed {first}: {sum_up()}")
+    if not any(failed.values()):
         shutil.rmtree(folder, ignore_errors=True)  # runs that nobody waited for may still be ending
-    return n_failed
+    return sum(failed.values())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="scripts/soak daemon-kills", description=__doc__)
     parser.add_argument("--kills", type=int, default=10000, help="until the daemon was killed so often (10000)")
     parser.add_argument("--seed", type=int, help="repeats a campaign; random unless given")
+    parser.add_argument("--run", type=int, metavar="SEED", help="repeats one run of a campaign")
     parser.add_argument("--nodes", type=int, choices=TOPOLOGIES, help="all runs on so many nodes; random unless given")
     parser.add_argument("--device", choices=("", "cuda", "cuda-offload"),
                         help="all runs in host memory (empty) or on stand-ins for GPUs; random unless given")
     parser.add_argument("--optimizer", choices=kills.OPTIMIZERS, help="of all runs; random unless given")
+    parser.add_argument("--only", action="append", choices=DIMENSIONS,
+                        help="of all runs; may be given several times; random unless given")
+    parser.add_argument("--failures", type=int, default=3, help="ends the campaign (3)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time (one for each processor)")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(10**9)
-    sys.exit(1 if campaign(arguments.kills, seed, n_nodes=arguments.nodes, device=arguments.device,
-                           optimizer=arguments.optimizer, n_jobs=arguments.jobs) else 0)
+    seeds = iter([arguments.run]) if arguments.run is not None else itertools.count(seed)
+    n_failed = campaign(arguments.kills, seeds, arguments.failures, n_jobs=arguments.jobs, n_nodes=arguments.nodes,
+                        device=arguments.device, optimizer=arguments.optimizer, only=arguments.only)
+    sys.exit(1 if n_failed else 0)

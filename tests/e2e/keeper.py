@@ -7,7 +7,10 @@ A service manager for tests: it keeps a daemon's descriptors, and starts the dae
 plan: a failpoint for each life of the daemon; the last one is that of all further lives.
 """
 
+import contextlib
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +18,7 @@ import sys
 import threading
 import time
 
-from conftest import Daemon, Process, environment, wait_for
+from conftest import DEFAULTS, Daemon, Process, environment, merge, wait_for
 
 RUN = """
 import os, sys
@@ -158,3 +161,159 @@ class KeptDaemon(Daemon):
         super().kill()
         if not self.store.ended:
             self.store.close()
+
+    def age(self):
+        """Seconds of this life."""
+        return time.monotonic() - self.began
+
+    def stops_for(self):
+        return 0  # it is not told to, as long as trainers run
+
+
+LIFE = """#!/bin/sh
+# One more life of a process: here/N has its output. Line N of here/points is its failpoint, or further arguments.
+here=$1${RANK:+/rank$RANK}; shift
+n=0; until mkdir "$here/$n" 2>/dev/null; do n=$((n + 1)); done
+line=$(sed -n "$((n + 1))p" "$here/points")
+case $line in
+--*) set -- "$@" $line ;;
+?*) ZEROD_FAILPOINT=$line; export ZEROD_FAILPOINT ;;
+esac
+echo $$ >"$here/$n/pid"
+exec "$@" >"$here/$n/out" 2>"$here/$n/err"
+"""
+
+
+class RunLife:
+    """One process that zerodrun has started."""
+
+    def __init__(self, folder):
+        self.folder, self.began = folder, time.monotonic()
+
+    @property
+    def pid(self):
+        try:
+            return int((self.folder / "pid").read_text())
+        except (OSError, ValueError):  # it is just being started
+            return None
+
+    def signal(self, number):
+        with contextlib.suppress(ProcessLookupError):
+            if self.pid:
+                os.kill(self.pid, number)
+
+    def read(self, name):
+        path = self.folder / name
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def out(self):
+        return self.read("out")
+
+    def err(self):
+        return self.read("err")
+
+    def poll(self):
+        return "started by zerodrun"
+
+
+class RunLives:
+    """The lives of a daemon or a rank that zerodrun starts. It may not have been started yet."""
+
+    def __init__(self, folder, points):
+        self.folder, self.plan, self.processes = folder, points, []
+        folder.mkdir()
+        (folder / "points").write_text("".join(f"{line}\n" for line in points))
+        self.see()
+
+    def see(self):
+        while (self.folder / str(len(self.processes))).exists() or not self.processes:
+            self.processes.append(RunLife(self.folder / str(len(self.processes))))
+
+    @property
+    def last(self):
+        return self.processes[-1]
+
+
+class RunRank(RunLives):
+    def __init__(self, rank, folder, plan):
+        super().__init__(folder, [life if isinstance(life, str) else " ".join(life) for life in plan])
+        self.rank, self.plan = rank, plan
+
+    @property
+    def n_kills(self):
+        return len(self.processes) - 1
+
+    def lines(self):
+        return [line.split(" ", 2) for p in self.processes for line in p.out().splitlines()]
+
+    def problems(self):
+        if "done" not in self.last.out():
+            yield f"rank {self.rank} did not come to its end"
+
+
+class RunNode:
+    """zerodrun on one node: it starts the daemon and the ranks."""
+
+    def __init__(self, build, folder, config, env, points, first, plans, args):
+        """points: a failpoint for each life of the daemon; plans: of the ranks, as in kills.Lives; first: rank."""
+        self.build, self.folder, self.patience = build, folder, build.patience
+        self.config_path, self.socket = folder / "zerod.json", folder / "zerod.sock"
+        self.config_path.write_text(json.dumps(merge(merge(DEFAULTS, config), {"listen": {"socket": str(self.socket)}})))
+        script, zerod = folder / "life.sh", folder / "zerod.sh"
+        script.write_text(LIFE)
+        zerod.write_text(f'#!/bin/sh\nexec sh {script} {folder / "daemon"} {build.path("daemon/zerod")} "$@"\n')
+        zerod.chmod(0o755)
+        always = (env or {}).get("ZEROD_FAILPOINT")
+        points = [",".join(filter(None, (always, point))) for point in [*points, *[None] * 20]]
+        self.daemon = RunLives(folder / "daemon", points)
+        (folder / "ranks").mkdir()
+        self.ranks = [RunRank(first + i, folder / "ranks" / f"rank{first + i}", plan) for i, plan in enumerate(plans)]
+        command = [build.path("client/run/zerodrun"), "--zerod", zerod, "-n", len(plans), "--config", self.config_path,
+                   "--run-id", "kills", "--restarts", 20, "--daemon-restarts", 50, "--", "sh", script, folder / "ranks",
+                   build.path("tests/kill-trainer"), *args]
+        env = {name: value for name, value in (env or {}).items() if name != "ZEROD_FAILPOINT"}
+        self.run = Process(command, folder, env, build.patience, "zerodrun")
+        self.popen, self.others, self.stopping_since, self.has_begun = self.run.popen, [self.run], None, False
+
+    @property
+    def lives(self):
+        return self.daemon.processes
+
+    def age(self):
+        """Seconds of the daemon's present life; the first one begins with the ranks: zerodrun starts it again from then on."""
+        return time.monotonic() - self.daemon.last.began if self.has_begun else 0
+
+    def tend(self):
+        for lives in (self.daemon, *self.ranks):
+            lives.see()
+        if not self.has_begun and "zerodrun: starts " in self.run.err():
+            self.has_begun, self.daemon.last.began = True, time.monotonic()
+
+    def stops_for(self):
+        """How long the present daemon has known that it is to end, in seconds."""
+        if "SIGTERM" not in self.daemon.last.err():
+            self.stopping_since = None
+        elif self.stopping_since is None:
+            self.stopping_since = time.monotonic()
+        return time.monotonic() - self.stopping_since if self.stopping_since else 0
+
+    def signal(self, number):
+        self.daemon.last.signal(number)
+
+    def n_killed(self):
+        return len(re.findall(r"zerod \(pid \d+\) was killed by signal 9", self.run.err()))
+
+    def ctl(self, *args, check=True):
+        return Daemon.ctl(self, *args, check=check)
+
+    def log(self):
+        return "".join(life.err() for life in self.lives)
+
+    def describe(self):
+        return f"zerodrun: {self.popen.poll()}\n{self.run.err()[-3000:]}\n{self.log()[-6000:]}"
+
+    def kill(self):
+        self.run.popen.send_signal(signal.SIGTERM)
+        for lives in (self.daemon, *self.ranks) if self.run.poll() is None else ():
+            lives.last.signal(signal.SIGKILL)
+        self.run.kill()

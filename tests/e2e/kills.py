@@ -48,6 +48,21 @@ ABORTS = "abort"  # no kill: a rank aborts the step or gives its backward up, up
 STARTING = ("connect", "declare", "form")  # a process passes these only once
 
 
+class Failure(AssertionError):
+    """Of a run; its kind is one of KINDS."""
+
+    def __init__(self, kind, text):
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+# A run's state did not outlive a death; a gradient counts more or less than once; another difference; a wait without end.
+KINDS = ("lost", "twice", "other bits", "waits")
+# What a run computes, in its order: the kind of the first difference is that of the run. A window that was lost shows in
+# the state at once, a gradient that was counted twice in the norm.
+ORDER = {"state": "lost", "weights": "other bits", "gradnorm": "twice", "norm": "twice", "final": "other bits"}
+
+
 class Lives:
     """
     A rank: one process after the other. A plan says what is special about each: a failpoint (text), or further
@@ -73,13 +88,29 @@ class Lives:
     def tend(self):
         """Starts a killed process again. Return: whether this rank still runs."""
         status = self.last.poll()
-        if status == -signal.SIGKILL and len(self.processes) <= self.n_kills:
+        if status in KILLED and len(self.processes) <= self.n_kills:
             self.start()
             return True
         return status is None
 
     def lines(self):
         return [line.split(" ", 2) for p in self.processes for line in p.out().splitlines()]
+
+    def is_to_die(self):
+        """Is that the plan of its present life?"""
+        life = len(self.processes) - 1
+        return life < len(self.plan) and is_deadly(self.plan[life])
+
+    def problems(self):
+        """How its processes should not have ended."""
+        for life, p in enumerate(self.processes):
+            if p.poll() not in ((0,) if p is self.last else KILLED):
+                yield f"rank {self.rank}, life {life}, ended with {p.poll()}"
+        if len(self.processes) != self.n_kills + 1:
+            yield f"rank {self.rank} was not killed by {self.plan[len(self.processes) - 1]}"
+
+
+KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # the latter by a launcher that starts all ranks again
 
 
 def is_deadly(life):
@@ -97,7 +128,7 @@ def finish(ranks, daemon, timeout=60):
     deadline = time.monotonic() + timeout * daemon.patience
     while any([rank.tend() for rank in ranks]):  # a list: all of them are tended
         if time.monotonic() > deadline:
-            raise AssertionError(f"the run did not end\n{describe(ranks, daemon)}")
+            raise Failure("waits", f"the run did not end\n{describe(ranks, daemon)}")
         time.sleep(0.002)
     return ranks
 
@@ -119,16 +150,36 @@ def describe(ranks, daemon):
 
 def results(ranks):
     """
-    What a run computed: {("norm", 17): {"0x1p+3 1 ..."}, ...}, values of all ranks and lives.
+    What a run computed: {("norm", 17): {"0x1p+3 1 ..."}, ...}, values of all ranks and lives. States have the step and the
+    number of windows: ("state", (17, 1)).
     """
     found = {}
     for rank in ranks:
         for word, *rest in rank.lines():
             if word in ("weights", "norm", "gradnorm"):
                 found.setdefault((word, int(rest[0])), set()).add(rest[1])
+            elif word == "state":
+                found.setdefault((word, tuple(map(int, rest[0].split(".")))), set()).add(rest[1])
             elif word == "final":
                 found.setdefault((word, rank.rank), set()).add(" ".join(rest))
     return found
+
+
+def in_order(key):
+    word, place = key
+    step, windows = place if word == "state" else (10**9 if word == "final" else place, 0)
+    return step, list(ORDER).index(word), windows, str(place)
+
+
+def first_difference(ranks, reference, found):
+    """Return: None, or the kind of difference and a text. What all ranks that heard it were killed with may be missing."""
+    n_unheard = min(rank.n_kills for rank in ranks)
+    for key in sorted(set(reference) | set(found), key=in_order):
+        if key not in found and key[0] not in ("final", "state") and n_unheard > 0:
+            n_unheard -= key[0] == "norm"
+        elif found.get(key) != reference.get(key):
+            return ORDER[key[0]], f"{key}: {found.get(key)}, undisturbed {reference.get(key)}"
+    return None
 
 
 def judge(ranks, daemon, reference, excuse=None):
@@ -136,27 +187,18 @@ def judge(ranks, daemon, reference, excuse=None):
     Fails unless the run has the reference's bits, every rank came to its end, and nobody was told of anything; excuse:
     a pattern that the texts of aborts must match.
     """
-    problems = []
+    problems = [problem for rank in ranks for problem in rank.problems()]
     for rank in ranks:
-        for life, p in enumerate(rank.processes):
-            last = life == len(rank.processes) - 1
-            if p.poll() != (0 if last else -signal.SIGKILL):
-                problems.append(f"rank {rank.rank}, life {life}, ended with {p.poll()}")
-        if len(rank.processes) != rank.n_kills + 1:
-            problems.append(f"rank {rank.rank} was not killed by {rank.plan[len(rank.processes) - 1]}")
         for line in rank.lines():
             if line[0] in ("refused", "fatal", "wrong") or (
                     line[0] == "aborted" and not (excuse and re.search(excuse, line[2]))):
                 problems.append(f"rank {rank.rank}: {' '.join(line)}")
-    found = results(ranks)
-    n_unheard = min(rank.n_kills for rank in ranks)  # an answer on its way while all who asked were killed
-    for key in sorted(set(reference) | set(found), key=str):
-        if key not in found and key[0] != "final" and n_unheard > 0:
-            n_unheard -= key[0] == "norm"
-        elif found.get(key) != reference.get(key):
-            problems.append(f"{key}: {found.get(key)}, undisturbed {reference.get(key)}")
-            break
-    assert not problems, "\n".join(problems) + "\n" + describe(ranks, daemon)
+    kind, difference = first_difference(ranks, reference, results(ranks)) or ("lost", None)
+    if problems:  # what is missing then is not another fault
+        kind = "lost"
+    if problems or difference:
+        text = "\n".join(filter(None, [*problems, difference]))
+        raise Failure(kind, f"{text}\n{describe(ranks, daemon)}")
 
 
 def kill_plan(rng, kind, rank):
@@ -228,14 +270,15 @@ class References:
     def __init__(self, build, folder):
         self.build, self.folder, self.known = build, Path(folder), {}
 
-    def get(self, world_size, accumulate=False, n_steps=N_STEPS, window=WINDOW, optimizer="AdamW", state="fp32"):
-        key = (world_size, accumulate, n_steps, window, optimizer, state, os.environ.get("ZEROD_DEVICE"))
+    def get(self, world_size, accumulate=False, n_steps=N_STEPS, window=WINDOW, optimizer="AdamW", state="fp32", args=()):
+        """args: further ones of the trainers."""
+        key = (world_size, accumulate, n_steps, window, optimizer, state, *args, os.environ.get("ZEROD_DEVICE"))
         if key not in self.known:
             folder = Path(tempfile.mkdtemp(prefix="reference-", dir=self.folder))
             settings, moments = OPTIMIZERS[optimizer]
             config = {"world": {"size": world_size}, "gradient_clipping": 1.0, "optimizer": settings}
             daemon = Daemon(self.build, folder, merge(config, STATES[state]))
-            args = ["--window", window, "--moments", moments, *(["--accumulate"] if accumulate else [])]
+            args = ["--window", window, "--moments", moments, *(["--accumulate"] if accumulate else []), *args]
             ranks = train(daemon, [[]] * world_size, args, n_steps)
             found = results(ranks)
             judge(ranks, daemon, found)

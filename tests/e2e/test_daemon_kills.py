@@ -5,6 +5,7 @@ campaign; here are small ones, and what zerodrun, the log and zerodctl make of i
 """
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -30,14 +31,14 @@ STORES = Path(__file__).parent / "stores"
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_some_kills(seed):
     said = []
-    assert campaign(20, seed * 1_000_000, 1, said.append) == 0, "\n".join(said)
+    assert campaign(20, itertools.count(seed * 1_000_000), 1, said.append) == 0, "\n".join(said)
 
 
 @pytest.mark.parametrize("n_nodes, device", [(1, "cuda"), (1, "cuda-offload"), (2, "cuda"), *full((3, "cuda-offload"))])
 def test_some_kills_with_gpus(n_nodes, device):
     """The memory of the GPUs outlives the daemon, too."""
     said = []
-    assert campaign(10, 7_000_000, 1, said.append, n_nodes=n_nodes, device=device) == 0, "\n".join(said)
+    assert campaign(10, itertools.count(7_000_000), 1, said.append, n_nodes=n_nodes, device=device) == 0, "\n".join(said)
 
 
 @pytest.mark.parametrize("device", ["", *full("cuda")])
@@ -51,7 +52,7 @@ def test_some_kills_with_gpus(n_nodes, device):
 ], ids=["node-0", "node-1", "both", "weights", "unheard", "again"])
 def test_killed_while_forming(build, tmp_path, lives, device):
     """Several nodes: the job forms after all. The second flip is the one with which the training begins."""
-    plan = Plan(2, n_nodes=2, device=device)
+    plan = Plan(2, n_nodes=2, device=device, only=())
     plan.config["zero_optimization"]["stage"] = 3  # here initial weights travel through memory of their own
     plan.lives = [[Life.at(point) for point in points] for points in lives]
     plan.victims = [[] for _ in plan.victims]
@@ -61,7 +62,7 @@ def test_killed_while_forming(build, tmp_path, lives, device):
 @pytest.mark.parametrize("point", ["combined:kill@12", "updated:kill@1"])
 def test_killed_after_a_successor_came(build, tmp_path, point):
     """Several nodes: the next daemon, too, knows what the predecessor had pushed, to which its pushes are compared."""
-    plan = Plan(2, n_nodes=2, device="")
+    plan = Plan(2, n_nodes=2, device="", only=())
     plan.ranks = (1, 1)
     plan.victims = [[], ["slot:kill@17"]]
     plan.lives = [[], [Life.at(point)]]
@@ -71,7 +72,7 @@ def test_killed_after_a_successor_came(build, tmp_path, point):
 
 def test_killed_after_a_window_closed(build, tmp_path):
     """Several nodes: a successor hears of the window that is over, however late node 0 hears where its node stands."""
-    plan = Plan(2, n_nodes=2, device="")
+    plan = Plan(2, n_nodes=2, device="", only=())
     plan.ranks = (1, 2)
     plan.victims = [[], [[], "WriteBegin.send:sleep:600"], []]
     plan.env = {"ZEROD_FAILPOINT": "kept:sleep:300@*"}
@@ -82,7 +83,7 @@ def test_killed_after_a_window_closed(build, tmp_path):
 
 def test_killed_with_a_decided_step(build, tmp_path):
     """GPUs of several nodes: nothing that all nodes have added is put back, also if no daemon has heard all of it."""
-    plan = Plan(2, n_nodes=2, device="cuda")
+    plan = Plan(2, n_nodes=2, device="cuda", only=())
     plan.victims = [[] for _ in plan.victims]
     plan.lives = [[Life.at("decided:kill@3"), Life.at("updated:kill@5")], [Life.at("decided:kill@7")]]
     assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == 3
@@ -90,7 +91,7 @@ def test_killed_with_a_decided_step(build, tmp_path):
 
 def test_killed_while_a_window_goes_back(build, tmp_path):
     """To a GPU: an array whose copy is cut off may have any values then, also if the window does not change it."""
-    plan = Plan(2, n_nodes=1, device="cuda")
+    plan = Plan(2, n_nodes=1, device="cuda", only=())
     plan.ranks, plan.victims, plan.engine_kills, plan.saves, plan.loads = (1,), [[]], [], False, False
     plan.config.pop("checkpoint", None)
     plan.env = {"ZEROD_SIM": "devices=16,delay-us=1000"}
@@ -104,7 +105,7 @@ def test_killed_while_a_window_goes_back(build, tmp_path):
 @pytest.mark.parametrize("seed", range(10))
 def test_many_kills(seed):
     said = []
-    assert campaign(100, 500_000_000 + seed * 1_000_000, 1, said.append) == 0, "\n".join(said)
+    assert campaign(100, itertools.count(500_000_000 + seed * 1_000_000), 1, said.append) == 0, "\n".join(said)
 
 
 @pytest.fixture

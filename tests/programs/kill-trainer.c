@@ -16,6 +16,8 @@
  *     norm S NORM APPLIED LR        what zerod_step() said
  *     gradnorm S NORM               what zerod_grad_norm() said
  *     window S                      a write window was ended
+ *     state S.W MASTER EXP_AVG EXP_AVG_SQ COUNTS WEIGHTS
+ *                                   before step S, after W windows (--state; of each node one rank)
  *     aborted CODE TEXT             ZEROD_ABORTED, lines of the text joined by " | "; the step is begun again
  *     refused CODE TEXT             ZEROD_REFUSED: exit 3
  *     fatal STATUS TEXT             a fatal error: exit 4
@@ -39,7 +41,16 @@
 #include "tests/golden/gradients.h"
 #include "tests/programs/trainer-memory.h"
 
-enum { MAX_ACTIONS = 8, MAX_PASSES = 3, CHUNK = 5, EXIT_REFUSED = 3, EXIT_FATAL = 4, EXIT_WRONG = 5, AGAIN = 100 };
+enum {
+    MAX_ACTIONS = 8,
+    MAX_PASSES = 3,
+    CHUNK = 5,
+    MAX_HELD = 6,
+    EXIT_REFUSED = 3,
+    EXIT_FATAL = 4,
+    EXIT_WRONG = 5,
+    AGAIN = 100
+};
 
 /* Odd sizes, one element, none, larger than a bucket, mixed types, two groups, one frozen. */
 static const struct {
@@ -92,7 +103,11 @@ struct progress {
 struct trainer {
     struct zerod_options options;
     uint64_t n_steps, seed, window_every;
-    unsigned n_micro;
+    unsigned n_micro, max_windows; /* windows between two steps: up to so many */
+    bool writes;                   /* state, too, inside of windows */
+    bool holds;                    /* stage 3: parameters stay gathered over pushes and steps, as hooks have them */
+    bool says_state, is_first;     /* of its node's ranks */
+    bool leaves;                   /* after the last step at once: it reads nothing that other nodes have */
     bool accumulate;
     bool any_blob;       /* it trains no step, and so needs no blob */
     /* That the optimizer has: exp_avg "m", exp_avg_sq "v"; "muon": matrices the first, others both. */
@@ -102,6 +117,9 @@ struct trainer {
 
     struct zerod *client;
     struct progress progress;
+    uint64_t hashes[N_PARAMS]; /* of the weights that step hashed_step is computed with */
+    uint64_t hashed_step;
+    unsigned held[MAX_HELD], n_held, n_holds; /* gathered, the oldest first */
     bool differs, omits; /* a trainer that does not redo what its predecessor did */
     float values[MAX_ELEMS];
     uint8_t bytes[MAX_ELEMS * sizeof(float)];
@@ -290,12 +308,60 @@ static void fork_worker(struct trainer *t)
     }
 }
 
-/* Inside a window: what a successor must not find there. */
-static void scribble(struct trainer *t)
+static bool has_moment(const struct trainer *t, enum zerod_state which, unsigned param)
 {
+    if (strcmp(t->moments, "muon") == 0)
+        return which == ZEROD_EXP_AVG || !is_muons(t, param);
+    return strchr(t->moments, which == ZEROD_EXP_AVG ? 'm' : 'v') != NULL;
+}
+
+/* Writes a state of a parameter into the open window: values of that key, or one count. */
+static int write_state(struct trainer *t, unsigned param, enum zerod_state which, uint64_t key)
+{
+    double count = (double)(key % 1000);
+
+    if (which == ZEROD_STEP_COUNT)
+        return zerod_write_state(t->client, param, which, &count);
+    for (size_t i = 0; i < n_elems(param); i++) {
+        t->values[i] = gradient_value(key, i) * 0.01F;
+        if (which == ZEROD_EXP_AVG_SQ)
+            t->values[i] *= t->values[i];
+    }
+    return zerod_write_state(t->client, param, which, t->values);
+}
+
+/* Window number w before that step writes another part of the state than others. */
+static bool is_written(uint64_t step, unsigned w, unsigned param, enum zerod_state which)
+{
+    return (param + 2 * which + w + step) % 5 < 2;
+}
+
+static int write_states(struct trainer *t, uint64_t step, unsigned w, uint64_t key)
+{
+    int r = 0;
+
+    for (unsigned i = 0; r == 0 && i < N_PARAMS; i++) {
+        if (model[i].frozen)
+            continue;
+        for (unsigned which = ZEROD_MASTER; r == 0 && which <= ZEROD_STEP_COUNT; which++)
+            if (which != ZEROD_GRAD_NORM && is_written(step, w, i, which) &&
+                (which == ZEROD_MASTER || which == ZEROD_STEP_COUNT || has_moment(t, which, i)))
+                r = write_state(t, i, which, gradient_mix(key + i * 8 + which));
+    }
+    return r;
+}
+
+/* Inside a window: what a successor must not find there. */
+static int scribble(struct trainer *t)
+{
+    int r = 0;
+
     for (unsigned i = 0; i < N_PARAMS; i++)
         if (n_elems(i) > 0)
             memset(zerod_window(t->client, i), 0x33, weight_bytes(i));
+    for (unsigned w = 0; r == 0 && t->writes && w < 5; w++)
+        r = write_states(t, 0, w, 0x33);
+    return r;
 }
 
 static int act(struct trainer *t, const struct action *action)
@@ -312,7 +378,7 @@ static int act(struct trainer *t, const struct action *action)
     else if (strcmp(action->what, "omit") == 0)
         t->omits = true;
     else if (strcmp(action->what, "scribble") == 0)
-        scribble(t);
+        return scribble(t);
     else if (strcmp(action->what, "fork") == 0)
         fork_worker(t);
     else if (strcmp(action->what, "abort") == 0)
@@ -350,6 +416,14 @@ static int act_at(struct trainer *t, struct zerod_position at, enum place place,
 
 /* ---- a step -------------------------------------------------------------------------------------------- */
 
+static void hash_weight(struct trainer *t, unsigned param, uint64_t *h)
+{
+    const void *weight = memory_weight(t->client, param, weight_bytes(param));
+
+    t->hashes[param] = hash(HASH_START, weight, weight_bytes(param));
+    *h = hash(*h, &t->hashes[param], sizeof(t->hashes[param]));
+}
+
 /* As a forward under --overlap wants them: each as soon as it is there. In stage 3 a gather waits for all. */
 static int hash_each(struct trainer *t, uint64_t *h)
 {
@@ -358,7 +432,7 @@ static int hash_each(struct trainer *t, uint64_t *h)
 
         if (r)
             return r;
-        *h = hash(*h, memory_weight(t->client, i, weight_bytes(i)), weight_bytes(i));
+        hash_weight(t, i, h);
     }
     return 0;
 }
@@ -384,12 +458,41 @@ static int hash_weights(struct trainer *t, uint64_t *h)
         if (r)
             return r;
         for (unsigned i = 0; i < n; i++)
-            *h = hash(*h, memory_weight(t->client, ids[i], weight_bytes(ids[i])), weight_bytes(ids[i]));
+            hash_weight(t, ids[i], h);
         r = zerod_release(t->client, ids, n);
         if (r)
             return r;
     }
     return 0;
+}
+
+/* A parameter that was gathered some time ago has the weights of this step. */
+static int let_go(struct trainer *t, uint64_t step)
+{
+    unsigned param = t->held[0];
+    const void *weight = memory_weight(t->client, param, weight_bytes(param));
+
+    if (t->hashed_step == step && hash(HASH_START, weight, weight_bytes(param)) != t->hashes[param])
+        return wrong("a parameter that stayed gathered has other weights");
+    memmove(&t->held[0], &t->held[1], --t->n_held * sizeof(t->held[0]));
+    return zerod_release(t->client, &param, 1);
+}
+
+/* Between pushes, as the hooks of modules do: gathers something, or releases it. */
+static int hold_some(struct trainer *t, uint64_t step)
+{
+    uint64_t any = gradient_mix(t->progress.rng + t->n_held + 16 * (uint64_t)t->options.rank + 1024 * ++t->n_holds);
+    unsigned param = (unsigned)(any >> 8) % N_PARAMS;
+    int r;
+
+    if (!t->holds || any % 2)
+        return 0;
+    if (t->n_held == MAX_HELD || (t->n_held > 0 && any % 4))
+        return let_go(t, step);
+    r = zerod_gather(t->client, &param, 1);
+    if (r == 0)
+        t->held[t->n_held++] = param;
+    return r;
 }
 
 static int push(struct trainer *t, struct zerod_position at, unsigned param, unsigned pass)
@@ -411,8 +514,11 @@ static int push(struct trainer *t, struct zerod_position at, unsigned param, uns
     if (t->differs && n_elems(param) > 0)
         ((uint8_t *)dst)[0] ^= 1;
     snprintf(site, sizeof(site), "kill-trainer.c:%u", param); /* a string that a next daemon has to be told again */
-    return memory_push(t->client, &(struct zerod_push){.param = param, .data = in_place ? NULL : dst, .site = site},
-                       n_bytes);
+    return memory_push(
+        t->client,
+        &(struct zerod_push){
+            .param = param, .data = in_place ? NULL : dst, .site = site, .flags = t->holds ? ZEROD_PUSH_MORE : 0},
+        n_bytes);
 }
 
 /* Pushes in an order that is another one on each rank and in each micro-batch; later passes follow the first. */
@@ -436,6 +542,8 @@ static int push_all(struct trainer *t, struct zerod_position at)
                 pass >= n_passes(t, at.step, param))
                 continue;
             r = act_at(t, at, AT_PUSH, n_pushed++);
+            if (r == 0)
+                r = hold_some(t, at.step);
             if (r == 0 && !t->omits)
                 r = push(t, at, param, pass);
             if (r)
@@ -469,23 +577,26 @@ static int run_micro_batch(struct trainer *t, struct zerod_position at)
 static int run_window(struct trainer *t, struct zerod_position at)
 {
     uint64_t step = at.step;
+    unsigned w = at.n_windows;
     int r = zerod_write_begin(t->client);
 
     for (unsigned i = 0; r == 0 && i < N_PARAMS; i++) {
-        uint64_t key = gradient_weights_key(t->seed + step, i);
+        uint64_t key = gradient_weights_key(t->seed + step + 1000 * w, i);
         uint8_t *dst = zerod_window(t->client, i);
 
         if (!dst)
             return wrong("there is no window");
         if (t->options.rank != 0 && n_elems(i) > 0)
             memset(dst, 0x55, weight_bytes(i));
-        if (t->options.rank == 0 && (i + step) % 3 != 0)
+        if (t->options.rank == 0 && (i + step + w) % 3 != 0)
             generate(key, model[i].dtype, dst, n_elems(i));
     }
+    if (r == 0 && t->writes) /* others' writes are judged alike, and dropped */
+        r = write_states(t, step, w, gradient_mix(t->seed + step * 64 + w * 8 + (uint64_t)t->options.rank));
     if (r == 0)
         r = act_at(t, at, AT_WINDOW, 0);
     if (r == 0)
-        r = step / t->window_every % 3 == 2 ? zerod_write_forget(t->client) : zerod_write_end(t->client);
+        r = (step / t->window_every + w) % 3 == 2 ? zerod_write_forget(t->client) : zerod_write_end(t->client);
     if (r == 0)
         printf("window %" PRIu64 "\n", step);
     return r;
@@ -529,20 +640,94 @@ static int say_weights(struct trainer *t, struct zerod_position at)
     return r;
 }
 
+/* All of it, or at a place (part) a part: what the last window wrote, and something else at each place. */
+static int hash_state(struct trainer *t, enum zerod_state which, const struct zerod_position *part, uint64_t *h)
+{
+    *h = HASH_START;
+    for (unsigned i = 0; i < N_PARAMS; i++) {
+        size_t n_bytes = which == ZEROD_STEP_COUNT ? sizeof(double) : n_elems(i) * sizeof(float);
+        int r;
+
+        if ((model[i].frozen && which != ZEROD_MASTER) ||
+            ((which == ZEROD_EXP_AVG || which == ZEROD_EXP_AVG_SQ) && !has_moment(t, which, i)))
+            continue;
+        if (part && which != ZEROD_STEP_COUNT && (i + part->step + part->n_windows) % 4 != 0 &&
+            !(part->n_windows > 0 && is_written(part->step, part->n_windows - 1, i, which)))
+            continue;
+        memset(t->values, 0, sizeof(t->values));
+        r = zerod_read_state(t->client, i, which, t->values);
+        if (r)
+            return r;
+        *h = hash(*h, t->values, n_bytes);
+    }
+    return 0;
+}
+
+/* What the job holds before a step. A read takes long, so this is not all of it. */
+static int say_state(struct trainer *t, struct zerod_position at)
+{
+    static const enum zerod_state all[] = {ZEROD_MASTER, ZEROD_EXP_AVG, ZEROD_EXP_AVG_SQ, ZEROD_STEP_COUNT};
+    uint64_t h[5];
+    int r = 0;
+
+    for (unsigned i = 0; r == 0 && i < 4; i++)
+        r = hash_state(t, all[i], &at, &h[i]);
+    if (r == 0)
+        r = hash_weights(t, &h[4]);
+    if (r == 0)
+        printf("state %" PRIu64 ".%u %016" PRIx64 " %016" PRIx64 " %016" PRIx64 " %016" PRIx64 " %016" PRIx64 "\n",
+               at.step, at.n_windows, h[0], h[1], h[2], h[3], h[4]);
+    return r;
+}
+
+/* What step at.step is computed with. */
+static int say_where(struct trainer *t, struct zerod_position at)
+{
+    int r = say_weights(t, at);
+
+    t->hashed_step = r == 0 ? at.step : UINT64_MAX;
+    if (r == 0 && t->says_state)
+        r = say_state(t, zerod_epoch(t->client));
+    return r;
+}
+
+/* How many windows there are between this step and the one before. */
+static unsigned n_windows(const struct trainer *t, uint64_t step)
+{
+    if (!t->window_every || step % t->window_every != 0)
+        return 0;
+    return 1 + (unsigned)(step / t->window_every) % t->max_windows;
+}
+
+static int run_windows(struct trainer *t)
+{
+    struct zerod_position at = zerod_epoch(t->client);
+    int r = 0;
+
+    while (r == 0 && at.n_windows < n_windows(t, at.step)) {
+        if (t->says_state)
+            r = say_state(t, at);
+        if (r == 0)
+            r = run_window(t, at);
+        at = zerod_epoch(t->client);
+    }
+    return r;
+}
+
 static int run_step(struct trainer *t, struct zerod_position at)
 {
     /* Now and then the next backward follows at once. */
     bool late = t->options.flags & ZEROD_OVERLAP_UPDATE && at.step % 3 == 1;
     int r = 0;
 
-    if (t->window_every && at.step % t->window_every == 0 && at.micro_batch == 0 && at.n_windows == 0)
-        r = run_window(t, at);
+    if (at.micro_batch == 0)
+        r = run_windows(t);
     if (r == 0 && !late)
-        r = say_weights(t, at);
+        r = say_where(t, at);
     while (r == 0 && zerod_epoch(t->client).micro_batch < t->n_micro)
         r = run_micro_batch(t, zerod_epoch(t->client));
     if (r == 0 && late)
-        r = say_weights(t, at);
+        r = say_where(t, at);
     return r ? r : finish_step(t, at);
 }
 
@@ -573,37 +758,42 @@ static int train(struct trainer *t)
 
 /* ---- the end ------------------------------------------------------------------------------------------- */
 
-static int hash_state(struct trainer *t, enum zerod_state which, uint64_t *h)
+/* Of stage 3, other nodes' daemons may have ended with their ranks: nothing is read of them. */
+static int say_last_weights(struct trainer *t)
 {
-    *h = HASH_START;
-    for (unsigned i = 0; i < N_PARAMS; i++) {
-        int r;
+    struct zerod_job job;
+    int r = zerod_job(t->client, &job);
 
-        if ((model[i].frozen && which != ZEROD_MASTER) || (is_muons(t, i) && which == ZEROD_EXP_AVG_SQ))
-            continue;
-        memset(t->values, 0, sizeof(t->values));
-        r = zerod_read_state(t->client, i, which, t->values);
-        if (r)
-            return r;
-        *h = hash(*h, t->values, n_elems(i) * sizeof(float));
-    }
-    return 0;
+    if (r || (t->leaves && job.stage == 3))
+        return r;
+    return say_weights(t, zerod_epoch(t->client));
 }
 
-static int finish(struct trainer *t)
+static int say_end_of_run(struct trainer *t)
 {
     uint64_t master, exp_avg = 0, exp_avg_sq = 0, weights;
-    int r = hash_state(t, ZEROD_MASTER, &master);
+    int r = hash_state(t, ZEROD_MASTER, NULL, &master);
 
-    if (r == 0 && strchr(t->moments, 'm'))
-        r = hash_state(t, ZEROD_EXP_AVG, &exp_avg);
-    if (r == 0 && (strchr(t->moments, 'v') || strcmp(t->moments, "muon") == 0))
-        r = hash_state(t, ZEROD_EXP_AVG_SQ, &exp_avg_sq);
+    if (r == 0 && t->says_state)
+        r = say_state(t, zerod_epoch(t->client));
+    if (r == 0)
+        r = hash_state(t, ZEROD_EXP_AVG, NULL, &exp_avg);
+    if (r == 0)
+        r = hash_state(t, ZEROD_EXP_AVG_SQ, NULL, &exp_avg_sq);
     if (r == 0)
         r = hash_weights(t, &weights);
     if (r == 0)
         printf("final %016" PRIx64 " %016" PRIx64 " %016" PRIx64 " %016" PRIx64 "\n", master, exp_avg, exp_avg_sq,
                weights);
+    return r;
+}
+
+static int finish(struct trainer *t)
+{
+    int r = say_last_weights(t);
+
+    if (r == 0 && !t->leaves)
+        r = say_end_of_run(t);
     if (r == 0)
         r = zerod_leave(t->client);
     if (r == 0)
@@ -635,17 +825,14 @@ static bool parse_action(struct trainer *t, const char *text)
 static int parse(struct trainer *t, int argc, char **argv)
 {
     static const struct option options[] = {
-        {"steps", required_argument, NULL, 's'},
-        {"micro", required_argument, NULL, 'm'},
-        {"seed", required_argument, NULL, 'e'},
-        {"window", required_argument, NULL, 'w'},
-        {"accumulate", no_argument, NULL, 'a'},
-        {"any-blob", no_argument, NULL, 'b'},
-        {"at", required_argument, NULL, 't'},
-        {"timeout", required_argument, NULL, 'o'},
-        {"moments", required_argument, NULL, 'v'},
-        {"overlap", no_argument, NULL, 'l'},
-        {0},
+        {"steps", required_argument, NULL, 's'},   {"micro", required_argument, NULL, 'm'},
+        {"seed", required_argument, NULL, 'e'},    {"window", required_argument, NULL, 'w'},
+        {"accumulate", no_argument, NULL, 'a'},    {"any-blob", no_argument, NULL, 'b'},
+        {"at", required_argument, NULL, 't'},      {"timeout", required_argument, NULL, 'o'},
+        {"moments", required_argument, NULL, 'v'}, {"overlap", no_argument, NULL, 'l'},
+        {"windows", required_argument, NULL, 'W'}, {"writes", no_argument, NULL, 'i'},
+        {"hold", no_argument, NULL, 'h'},          {"state", no_argument, NULL, 'S'},
+        {"leave", no_argument, NULL, 'L'},         {0},
     };
     int option;
 
@@ -662,6 +849,16 @@ static int parse(struct trainer *t, int argc, char **argv)
             t->options.timeout_ms = atoi(optarg);
         else if (option == 'v')
             t->moments = optarg;
+        else if (option == 'W')
+            t->max_windows = (unsigned)strtoul(optarg, NULL, 10);
+        else if (option == 'i')
+            t->writes = true;
+        else if (option == 'h')
+            t->holds = true;
+        else if (option == 'S')
+            t->says_state = t->is_first;
+        else if (option == 'L')
+            t->leaves = true;
         else if (option == 'a')
             t->accumulate = true;
         else if (option == 'b')
@@ -671,21 +868,24 @@ static int parse(struct trainer *t, int argc, char **argv)
         else if (option != 't' || !parse_action(t, optarg))
             return -1;
     }
-    return optind == argc && t->n_micro > 0 ? 0 : -1;
+    return optind == argc && t->n_micro > 0 && t->max_windows > 0 ? 0 : -1;
 }
 
 int main(int argc, char **argv)
 {
-    static struct trainer t = {.n_steps = 20, .n_micro = 2, .seed = 1, .moments = "mv"};
-    const char *rank = getenv("RANK");
+    static struct trainer t = {
+        .n_steps = 20, .n_micro = 2, .max_windows = 1, .hashed_step = UINT64_MAX, .seed = 1, .moments = "mv"};
+    const char *rank = getenv("RANK"), *local_rank = getenv("LOCAL_RANK") ?: rank;
     int r;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
     t.options.rank = rank ? atoi(rank) : 0;
+    t.is_first = !local_rank || atoi(local_rank) == 0;
     if (parse(&t, argc, argv) < 0) {
         fprintf(stderr,
                 "usage: kill-trainer [--steps N] [--micro N] [--seed N] [--window N] [--accumulate] [--any-blob]\n"
-                "                    [--overlap] [--timeout MS] [--moments m|v|mv|none|muon] [--at "
+                "                    [--windows N] [--writes] [--hold] [--state] [--leave] [--overlap] [--timeout MS] "
+                "[--moments m|v|mv|none|muon] [--at "
                 "STEP.MICRO.(N|end|step|window):ACTION[=N]]...\n");
         return EX_USAGE;
     }

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from conftest import wait_for
-from daemon_kills import ABORT, Job, Life, N_STEPS, Plan
+from daemon_kills import ABORT, Job, Life, Plan, reference_of
 import kills
 
 
@@ -17,7 +17,7 @@ def start(build, tmp_path):
     jobs = []
 
     def start_job(*points):
-        plan = Plan(1, 2, device="")
+        plan = Plan(1, 2, device="", only=())
         plan.ranks, plan.victims, plan.accumulate, plan.moments = (1, 1), [[], []], False, "mv"
         plan.config, plan.env, plan.optimizer = {"gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}, {}, "AdamW"
         plan.saves = plan.loads = False
@@ -35,7 +35,7 @@ def finish(job, build, tmp_path, excuse):
     while job.tend():
         assert time.monotonic() < deadline, job.describe()
         time.sleep(0.002)
-    kills.judge(job.ranks, job.whole, kills.References(build, tmp_path).get(2, n_steps=N_STEPS), excuse)
+    kills.judge(job.ranks, job.whole, reference_of(kills.References(build, tmp_path), job.plan)[1], excuse)
 
 
 def n_aborts(job):
