@@ -36,6 +36,23 @@ static bool is_line(const char *line, size_t n_bytes, const char *expected)
     return n_bytes == strlen(expected) && memcmp(line, expected, n_bytes) == 0;
 }
 
+/* Return: 0 when the line is another one, or its value is no time. */
+static uint64_t parse_extension(const char *line, size_t n_bytes)
+{
+    static const char key[] = "EXTEND_TIMEOUT_USEC=";
+    size_t n_key = sizeof(key) - 1;
+    uint64_t us = 0;
+
+    if (n_bytes <= n_key || n_bytes - n_key > 15 || memcmp(line, key, n_key) != 0)
+        return 0;
+    for (size_t i = n_key; i < n_bytes; i++) {
+        if (line[i] < '0' || line[i] > '9')
+            return 0;
+        us = 10 * us + (uint64_t)(line[i] - '0');
+    }
+    return us;
+}
+
 /* The last name counts. */
 static int parse_line(struct keeper_message *message, const char *line, size_t n_bytes)
 {
@@ -45,6 +62,8 @@ static int parse_line(struct keeper_message *message, const char *line, size_t n
     message->store |= is_line(line, n_bytes, "FDSTORE=1");
     message->remove |= is_line(line, n_bytes, "FDSTOREREMOVE=1");
     message->barrier |= is_line(line, n_bytes, "BARRIER=1");
+    message->ready |= is_line(line, n_bytes, "READY=1");
+    message->extend_us = MAX(message->extend_us, parse_extension(line, n_bytes));
     if (n_bytes < n_key || memcmp(line, key, n_key) != 0)
         return 0;
     if (n_bytes - n_key > KEEP_MAX_NAME_BYTES || memchr(line, '\0', n_bytes))
@@ -74,7 +93,7 @@ int keeper_parse(struct keeper_message *message, const char *text, size_t n_byte
 static void keeper_note(struct keeper *keeper, const char *text)
 {
     if (!keeper->has_noted)
-        keeper->note(keeper->userdata, text);
+        keeper->ops->note(keeper->userdata, text);
     keeper->has_noted = true;
 }
 
@@ -133,6 +152,14 @@ static void keeper_store(struct keeper *keeper, const char *name, int taken)
     keeper->fds[keeper->n] = steal_fd(&fd);
     keeper->entries[keeper->n++] = entry;
     keeper->n_names_bytes += n_bytes;
+}
+
+bool keeper_holds_state(const struct keeper *keeper)
+{
+    for (size_t i = 0; i < keeper->n; i++)
+        if (strcmp(keeper->entries[i].name, KEEP_SOCKET_NAME) != 0)
+            return true;
+    return false;
 }
 
 /* ---- messages ------------------------------------------------------------------------------------------ */
@@ -205,6 +232,10 @@ static void keeper_process(struct keeper *keeper, struct packet *packet)
         keeper_forget(keeper, message.name);
     for (size_t i = 0; message.store && i < packet->n_fds; i++)
         keeper_store(keeper, message.name, steal_fd(&packet->fds[i]));
+    if (message.ready)
+        keeper->ops->ready(keeper->userdata);
+    if (message.extend_us > 0)
+        keeper->ops->extend(keeper->userdata, message.extend_us / 1000);
 }
 
 void keeper_drain(struct keeper *keeper)
@@ -277,11 +308,11 @@ static int keeper_bind(struct keeper *keeper)
     return 0;
 }
 
-int keeper_init(struct keeper *keeper, uv_loop_t *loop, void (*note)(void *userdata, const char *text), void *userdata)
+int keeper_init(struct keeper *keeper, uv_loop_t *loop, const struct keeper_ops *ops, void *userdata)
 {
     int r;
 
-    *keeper = (struct keeper){.socket = -1, .note = note, .userdata = userdata};
+    *keeper = (struct keeper){.socket = -1, .ops = ops, .userdata = userdata};
     r = keeper_bind(keeper);
     if (r == 0)
         r = uv_poll_init(loop, &keeper->poll, keeper->socket);

@@ -3,8 +3,9 @@
 
 /*
  * zerodrun as the service manager of one daemon: it keeps the descriptors that the daemon sends to its NOTIFY_SOCKET,
- * and passes them to the next daemon, as systemd does (core/base/keep.h is the daemon's end). A keeper listens in a
- * private directory and obeys only messages of the daemon's pid and of zerodrun's own user.
+ * and passes them to the next daemon, as systemd does (core/base/keep.h is the daemon's end). It also hears when the
+ * daemon is ready, and when the daemon needs more time to stop. A keeper listens in a private directory and obeys only
+ * messages of the daemon's pid and of zerodrun's own user.
  *
  * Life: keeper_init(), then for each daemon keeper_describe(), the start, keeper_expect(); keeper_drain() when it has
  * ended. Everything runs on the loop's thread.
@@ -12,6 +13,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 #include "core/base/base.h" /* before uv.h, whose sys/param.h has a MIN of its own */
@@ -29,7 +31,8 @@ enum {
 };
 
 struct keeper_message {
-    bool store, remove, barrier;
+    bool store, remove, barrier, ready;
+    uint64_t extend_us;                 /* EXTEND_TIMEOUT_USEC; 0: not in the message */
     char name[KEEP_MAX_NAME_BYTES + 1]; /* "stored" when the message has none, as systemd says */
 };
 
@@ -41,6 +44,16 @@ struct keeper_entry {
     int access; /* O_ACCMODE */
 };
 
+/* What the owner of a keeper hears. */
+struct keeper_ops {
+    /* A sentence about descriptors that are not kept, once for each daemon. */
+    void (*note)(void *userdata, const char *text);
+    /* The daemon serves now, and handles signals. */
+    void (*ready)(void *userdata);
+    /* The daemon is stopping, and wants to live for this time at least. */
+    void (*extend)(void *userdata, uint64_t timeout_ms);
+};
+
 struct keeper {
     uv_poll_t poll;
     int socket;
@@ -50,13 +63,12 @@ struct keeper {
     struct keeper_entry entries[KEEPER_MAX_FDS];
     size_t n, n_names_bytes; /* kept descriptors */
     bool has_noted;          /* for this daemon: it could flood the output */
-    void (*note)(void *userdata, const char *text);
+    const struct keeper_ops *ops;
     void *userdata;
 };
 
-/* note: gets a sentence about descriptors that are not kept, once for each daemon. Return: 0 or a negative errno, then
- * keeper_close() is not needed. */
-int keeper_init(struct keeper *keeper, uv_loop_t *loop, void (*note)(void *userdata, const char *text), void *userdata);
+/* ops: not consumed. Return: 0 or a negative errno, then keeper_close() is not needed. */
+int keeper_init(struct keeper *keeper, uv_loop_t *loop, const struct keeper_ops *ops, void *userdata);
 /* Closes what is kept and removes the socket. The loop must run once more before the memory goes away. */
 void keeper_close(struct keeper *keeper);
 /* Part of keeper_close(): for a process that ends without it. */
@@ -68,6 +80,8 @@ int keeper_describe(const struct keeper *keeper, struct environment *env);
 void keeper_expect(struct keeper *keeper, pid_t pid);
 /* Processes the messages that wait; the sender may have ended. */
 void keeper_drain(struct keeper *keeper);
+/* Is anything kept but the listening socket? Then the next daemon continues the run. */
+bool keeper_holds_state(const struct keeper *keeper);
 
 /* Return: 0, or -EINVAL when the name is not allowed. Other lines than those of struct keeper_message do not count. */
 int keeper_parse(struct keeper_message *message, const char *text, size_t n_bytes);

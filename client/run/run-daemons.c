@@ -126,6 +126,7 @@ static int run_start_daemon(struct run_daemon *daemon)
     if (daemon->is_kept)
         keeper_expect(&daemon->keeper, daemon->process.pid);
     daemon->running = true;
+    daemon->is_stopping = false;
     daemon->began_ms = uv_now(&run->loop);
     run->n_daemons++;
     run_note(run, "started %s (pid %d)", program, (int)daemon->process.pid);
@@ -147,6 +148,34 @@ static void run_note_of_keeper(void *userdata, const char *text)
     run_note(daemon->run, "%s: %s", daemon->label, text);
 }
 
+static void daemon_stop(struct run_daemon *daemon)
+{
+    daemon->is_stopping = true;
+    process_signal(&daemon->process, SIGTERM);
+}
+
+/* It took over from one that died while it was stopping. */
+static void daemon_is_ready(void *userdata)
+{
+    struct run_daemon *daemon = userdata;
+
+    if (daemon->run->state == RUN_STOPPING && !daemon->is_stopping)
+        daemon_stop(daemon);
+}
+
+/* It writes a checkpoint. */
+static void daemon_needs_time(void *userdata, uint64_t timeout_ms)
+{
+    struct run_daemon *daemon = userdata;
+    struct run *run = daemon->run;
+
+    if (run->state == RUN_STOPPING && uv_timer_get_due_in(&run->grace) < timeout_ms)
+        uv_timer_start(&run->grace, run_grace_over, timeout_ms, 0);
+}
+
+static const struct keeper_ops keeper_ops = {
+    .note = run_note_of_keeper, .ready = daemon_is_ready, .extend = daemon_needs_time};
+
 /* The daemon is about to be started for the first time. Without a keeper it runs as well, but only once. */
 static void run_keep_daemon(struct run_daemon *daemon)
 {
@@ -156,7 +185,7 @@ static void run_keep_daemon(struct run_daemon *daemon)
     if (run->options->n_daemon_restarts == 0)
         return;
     open_files_raise(); /* for what is kept */
-    r = keeper_init(&daemon->keeper, &run->loop, run_note_of_keeper, daemon);
+    r = keeper_init(&daemon->keeper, &run->loop, &keeper_ops, daemon);
     if (r < 0) {
         run_note(run, "%s is not started again when it ends: %s", daemon->label, strerror(-r));
         return;
@@ -198,36 +227,78 @@ int run_begin_daemon(struct run_daemon *daemon)
 
 /* ---- the end, and the next start ----------------------------------------------------------------------- */
 
+/* Does it run, or is it about to be started again? */
+static bool daemon_is_there(const struct run_daemon *daemon)
+{
+    return daemon->running || (daemon->is_kept && uv_is_active((const uv_handle_t *)&daemon->restart));
+}
+
+/* The run is over when all daemons have stopped. */
+static void run_check_stopped(struct run *run)
+{
+    for (unsigned i = 0; i < run->place->n_jobs; i++)
+        if (daemon_is_there(&run->daemons[i]))
+            return;
+    if (run->state == RUN_STOPPING)
+        run_finish(run);
+}
+
+/* It has stopped as it was told to; perhaps before it handled signals, and then it had nothing to lose. */
+static bool daemon_has_stopped(const struct run_daemon *daemon)
+{
+    const struct process *process = &daemon->process;
+    bool has_state = daemon->is_kept && keeper_holds_state(&daemon->keeper);
+
+    return daemon->is_stopping && (process_exit_code(process) == 0 || (process->term_signal == SIGTERM && !has_state));
+}
+
+/* A daemon that exits while it stops has said why; one that was killed may have left what it was to save. */
 static bool daemon_may_restart(struct run_daemon *daemon)
 {
     const struct process *process = &daemon->process;
     const struct run *run = daemon->run;
     bool is_config = !process->term_signal && (process->exit_status == EX_CONFIG || process->exit_status == EX_USAGE);
 
-    return run->state == RUN_RUNNING && !run->killing && daemon->is_kept && !is_config &&
-           restarts_are_left(&daemon->restarts, uv_now(&run->loop));
+    if (!daemon->is_kept || daemon->was_killed || run->killing || is_config)
+        return false;
+    if (run->state != RUN_RUNNING && run->state != RUN_ENDING &&
+        !(run->state == RUN_STOPPING && process->term_signal && keeper_holds_state(&daemon->keeper)))
+        return false;
+    return restarts_are_left(&daemon->restarts, uv_now(&run->loop));
 }
 
 static void run_restart_daemon(uv_timer_t *timer)
 {
     struct run_daemon *daemon = timer->data;
+    struct run *run = daemon->run;
 
-    if (run_start_daemon(daemon) < 0)
-        run_end_ranks(daemon->run);
+    if (run->state == RUN_STOPPING)
+        uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
+    if (run_start_daemon(daemon) < 0) {
+        run_end_ranks(run);
+        run_check_stopped(run);
+    }
 }
 
-/* A daemon ended that was not told to, and is not started again. */
+static const char *describe_moment(const struct run *run)
+{
+    if (run->state == RUN_STARTING)
+        return "before it accepted connections";
+    if (run->state == RUN_STOPPING)
+        return "while it was stopping; a checkpoint that it was to write may be missing";
+    return run->options->serve ? "while it was serving" : "while ranks were running";
+}
+
+/* A daemon ended that was not told to, or not as it was told to, and is not started again. */
 static void daemon_note_failure(struct run_daemon *daemon)
 {
     struct run *run = daemon->run;
     int code = process_exit_code(&daemon->process);
-    const char *when = run->state == RUN_STARTING ? "before it accepted connections"
-                       : run->options->serve      ? "while it was serving"
-                                                  : "while ranks were running";
+    const char *when = describe_moment(run);
     char how[96], limit[64] = "";
 
     run_describe_end(&daemon->process, how, sizeof(how));
-    if (daemon->is_kept && !restarts_are_left(&daemon->restarts, uv_now(&run->loop)))
+    if (daemon->is_kept && !daemon->was_killed && !restarts_are_left(&daemon->restarts, uv_now(&run->loop)))
         snprintf(limit, sizeof(limit), "; no restart is left (%u in 10 minutes)", daemon->restarts.n);
     run_complain(run, "%s (pid %d) %s %s%s", daemon->label, (int)daemon->process.pid, how, when, limit);
     failure_note(&run->failure, code ? code : EX_UNAVAILABLE, &daemon->process, "%s %s %s%s", daemon->label, how, when,
@@ -238,7 +309,11 @@ static void daemon_exited(struct process *process)
 {
     struct run_daemon *daemon = process->spec.owner;
 
-    daemon->is_lost = daemon->run->state < RUN_STOPPING && !daemon_may_restart(daemon);
+    if (daemon->is_kept)
+        keeper_drain(&daemon->keeper);
+    if (daemon->run->killing && daemon->was_killed)
+        return;
+    daemon->is_lost = !daemon_has_stopped(daemon) && !daemon_may_restart(daemon);
     if (daemon->is_lost)
         daemon_note_failure(daemon);
 }
@@ -259,49 +334,61 @@ static void run_daemon_ended(struct process *process)
 {
     struct run_daemon *daemon = process->spec.owner;
     struct run *run = daemon->run;
-    int code = process_exit_code(process);
     char how[96];
 
     daemon->running = false;
     run->n_daemons--;
     run_describe_end(process, how, sizeof(how));
-    if (daemon->is_kept)
-        keeper_drain(&daemon->keeper);
     if (daemon->is_lost)
         run_end_ranks(run);
-    else if (run->state == RUN_RUNNING && !run->killing)
+    else if (!daemon_has_stopped(daemon) && daemon_may_restart(daemon))
         daemon_restart(daemon, how);
-    else if (code != 0)
+    else if (process_exit_code(process) != 0)
         run_note(run, "%s (pid %d) %s", daemon->label, (int)process->pid, how);
-    if (run->state == RUN_STOPPING && run->n_daemons == 0)
-        run_finish(run);
+    run_check_stopped(run);
+}
+
+/* One that is about to be started again is told to stop when it is ready, if there is anything that it may save. */
+static void run_tell_daemons_to_stop(struct run *run)
+{
+    for (unsigned i = 0; i < run->place->n_jobs; i++) {
+        struct run_daemon *daemon = &run->daemons[i];
+
+        if (daemon->running)
+            daemon_stop(daemon);
+        else if (daemon->is_kept && !keeper_holds_state(&daemon->keeper))
+            uv_timer_stop(&daemon->restart);
+    }
 }
 
 void run_stop_daemon(struct run *run)
 {
-    unsigned i;
-
     if (run->state >= RUN_STOPPING)
         return;
     run->state = RUN_STOPPING;
-    uv_timer_stop(&run->grace);
-    for (i = 0; i < run->place->n_jobs; i++)
-        if (run->daemons[i].is_kept)
-            uv_timer_stop(&run->daemons[i].restart);
-    if (run->n_daemons == 0) {
-        run_finish(run);
-        return;
-    }
-    if (run->failure.exit_code == 0 && run->interrupted == 0 && attached_nobody(run->daemons[0].socket))
+    uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
+    if (run->daemons[0].running && run->failure.exit_code == 0 && run->interrupted == 0 &&
+        attached_nobody(run->daemons[0].socket))
         run_note(run, "no rank has attached to the daemon, so this run did not use zerod: zerod.Optimizer(model), or "
                       "ZerodTrainer, attaches a rank");
-    for (i = 0; i < run->place->n_jobs; i++) {
-        if (run->killing)
-            process_kill(&run->daemons[i].process);
-        else
-            process_signal(&run->daemons[i].process, SIGTERM);
+    if (run->killing)
+        run_kill_daemons(run);
+    else
+        run_tell_daemons_to_stop(run);
+    run_check_stopped(run);
+}
+
+void run_kill_daemons(struct run *run)
+{
+    for (unsigned i = 0; i < run->place->n_jobs; i++) {
+        struct run_daemon *daemon = &run->daemons[i];
+
+        daemon->was_killed = true;
+        process_kill(&daemon->process);
+        if (daemon->is_kept)
+            uv_timer_stop(&daemon->restart);
     }
-    uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
+    run_check_stopped(run);
 }
 
 void run_close_keepers(struct run *run)

@@ -14,8 +14,8 @@ void run_kill(struct run *run)
 
     for (i = 0; i < run->place->n_ranks; i++)
         process_kill(&run->ranks[i].process);
-    for (i = 0; run->n_running == 0 && i < run->place->n_jobs; i++)
-        process_kill(&run->daemons[i].process);
+    if (run->n_running == 0)
+        run_kill_daemons(run);
 }
 
 void run_grace_over(uv_timer_t *timer)

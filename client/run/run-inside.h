@@ -64,7 +64,9 @@ struct run_daemon {
     struct place_told told;
     char label[24];
     bool running;
-    bool is_lost;      /* it has ended for good, before the ranks */
+    bool is_lost;      /* it has ended for good, before it was told to stop, or without stopping as it should */
+    bool is_stopping;  /* this process of it got SIGTERM */
+    bool was_killed;   /* zerodrun has given it up */
     uint64_t began_ms; /* 0: zerodrun has not started it, because another one answers */
     bool is_kept;      /* keeper and restart exist: the daemon may be started again */
     struct keeper keeper;
@@ -136,7 +138,9 @@ void run_init_daemons(struct run *run);
 int run_begin_daemon(struct run_daemon *daemon);
 /* The first daemon that does not accept connections yet, or NULL. */
 const struct run_daemon *run_find_silent(const struct run *run);
+/* Starts a daemon once more that dies while it stops, as long as its state is kept. */
 void run_stop_daemon(struct run *run);
+void run_kill_daemons(struct run *run);
 void run_close_keepers(struct run *run);
 
 /* ---- run-end.c ----------------------------------------------------------------------------------------- */

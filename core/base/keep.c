@@ -252,6 +252,12 @@ void keep_forget(const char *name)
     (void)send_message(text, -1, 0); /* when the manager is gone, its store is gone as well */
 }
 
+void keep_tell(const char *text)
+{
+    if (store.n_manager_bytes > 0)
+        (void)send_message(text, -1, 0);
+}
+
 static uint64_t now_ms(void)
 {
     struct timespec ts;

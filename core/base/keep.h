@@ -67,3 +67,5 @@ int keep_put(const char *name, int fd);
 int keep_confirm(unsigned timeout_ms);
 /* The service manager closes all its descriptors of this name. */
 void keep_forget(const char *name);
+/* Sends the service manager a text without a descriptor, also when this process stores nothing. For notify.h. */
+void keep_tell(const char *text);

@@ -3,7 +3,7 @@
 
 /*
  * The interface to systemd: readiness, status line, watchdog, journal entries. keep.h has what systemd passes
- * to this process. notify-fallback.c has these functions for builds without libsystemd: there they behave as if systemd were absent.
+ * to this process. Builds without libsystemd have notify-fallback.c: the watchdog and the journal are absent there.
  */
 
 #include <stdbool.h>

@@ -233,7 +233,7 @@ static int serve(const struct config *config)
 {
     struct server *server;
     char why[512];
-    int r, companion;
+    int r, companion, code;
 
     ignore_signals();
     log_init(config->job, config->log_level);
@@ -245,17 +245,18 @@ static int serve(const struct config *config)
     if (log_start() < 0)
         log_error("there is no thread for the log: a reader that is slow makes the daemon slow");
     companion = start_companion();
-    server_run(server);
+    code = server_run(server) == 0 ? EX_OK : EX_IOERR;
     if (server_may_be_replaced(server)) {
-        log_notice("trainers are attached, and the state of their run is kept: the next daemon goes on with it");
+        if (code == EX_OK)
+            log_notice("trainers are attached, and the state of their run is kept: the next daemon goes on with it");
         log_stop();
-        _exit(EX_OK);
+        _exit(code);
     }
     if (companion > 0)
         companion_stop(companion);
     server_free(server);
     log_stop();
-    return EX_OK;
+    return code;
 }
 
 /* Return: EX_OK, or EX_CONFIG after a sentence. */

@@ -80,7 +80,8 @@ struct server {
     struct trace_files traces;
     bool stopping;
     bool saves_to_stop; /* it stops when a checkpoint is written */
-    uint64_t save_heard_ns; /* then: when that last got on here */
+    bool is_unsaved;    /* it stops, and the checkpoint that was to be written before is not there */
+    uint64_t save_heard_ns; /* saves_to_stop: when that last got on here */
     bool told_sighup;
 };
 
@@ -272,11 +273,33 @@ static void feed_watchdog(struct server *server, uint64_t now)
     notify_state("WATCHDOG=1");
 }
 
-static void stop_server(struct server *server)
+/* Return: why the checkpoint that was to be written before the end is not there; NULL: it is, or none was wanted. */
+static const char *why_unsaved(const struct server *server)
 {
+    const struct job *job = server->job;
+
+    if (!server->config->checkpoint.save_on_stop && !server->saves_to_stop)
+        return NULL;
+    if (job->run.survival.holds)
+        return job->run.survival.holds;
+    if (save_is_busy(job))
+        return save_waits_for_others(job) ? "the other nodes do not answer" : "it was stopped before that was done";
+    return save_failure(job);
+}
+
+/* why: what made it stop. */
+static void stop_server(struct server *server, const char *why)
+{
+    const char *unsaved = why_unsaved(server);
+
     if (server->stopping)
         return;
     server->stopping = true;
+    server->is_unsaved = unsaved != NULL;
+    if (unsaved)
+        log_error("stopping; the last step is not saved: %s", unsaved);
+    else
+        log_notice("stopping: %s", why);
     notify_state("STOPPING=1");
     uv_stop(&server->loop);
 }
@@ -289,8 +312,7 @@ static void stop_or_save_first(struct server *server, const char *why)
         job_settle(server->job);
     }
     if (server->saves_to_stop || !save_is_busy(server->job)) {
-        log_notice("stopping: %s", why);
-        stop_server(server);
+        stop_server(server, why);
         return;
     }
     log_notice("%s: stopping when a checkpoint is written; a signal stops it at once", why);
@@ -310,8 +332,7 @@ static void stop_when_saved(struct server *server, uint64_t now)
     notify_state("EXTEND_TIMEOUT_USEC=30000000");
     if (save_is_busy(server->job) && !in_vain)
         return;
-    log_notice(in_vain ? "stopping; the last step is not saved, because the other nodes do not answer" : "stopping");
-    stop_server(server);
+    stop_server(server, "the checkpoint is written");
 }
 
 static void listen_again(struct server *server)
@@ -631,7 +652,7 @@ bool server_may_be_replaced(const struct server *server)
 {
     const struct job *job = server->job;
 
-    return job && journal_is_valid(job->run.survival.journal) && attendance_has_ranks(job);
+    return job && journal_is_valid(job->run.survival.journal) && (server->is_unsaved || attendance_has_ranks(job));
 }
 
 void server_free(struct server *server)
@@ -677,5 +698,5 @@ int server_run(struct server *server)
     tell_status(server, service_now_ns()); /* so that a unit that is active has a status line */
     notify_state("READY=1");
     uv_run(&server->loop, UV_RUN_DEFAULT);
-    return 0;
+    return server->is_unsaved;
 }

@@ -17,12 +17,14 @@ struct service;
 int server_new(struct server **out, const struct config *config, char *why, size_t why_size);
 void server_free(struct server *server);
 
-/* Runs until SIGTERM, SIGINT, or a drained job is idle. Return: 0. */
+/* Runs until SIGTERM, SIGINT, or a drained job is idle. Return: 0, or 1 when the checkpoint that was to be written
+ * before the end is not there. */
 int server_run(struct server *server);
 
 /*
- * Trainers are in the midst of a run whose state is kept, so they will go on with the next daemon. A daemon that ends then
- * has nothing to tidy up, as little as one that is killed: its memory, its socket and its journal are as they should be.
+ * The state of the run is kept, and the next daemon may need it: trainers are attached, or the last step is not saved.
+ * A daemon that ends then has nothing to tidy up, as little as one that is killed: its memory, its socket and its
+ * journal are as they should be.
  */
 bool server_may_be_replaced(const struct server *server);
 

@@ -24,7 +24,8 @@
 static struct keeper keeper;
 static uv_loop_t loop;
 static char noted[128];
-static unsigned n_noted;
+static unsigned n_noted, n_ready;
+static uint64_t extended_ms;
 
 static void note(void *userdata, const char *text)
 {
@@ -33,13 +34,28 @@ static void note(void *userdata, const char *text)
     snprintf(noted, sizeof(noted), "%s", text);
 }
 
+static void ready(void *userdata)
+{
+    (void)userdata;
+    n_ready++;
+}
+
+static void extend(void *userdata, uint64_t timeout_ms)
+{
+    (void)userdata;
+    extended_ms = timeout_ms;
+}
+
+static const struct keeper_ops ops = {.note = note, .ready = ready, .extend = extend};
+
 /* This process is the daemon. */
 static int start(void **userdata)
 {
     (void)userdata;
-    n_noted = 0;
+    n_noted = n_ready = 0;
+    extended_ms = 0;
     open_files_raise();
-    if (uv_loop_init(&loop) < 0 || keeper_init(&keeper, &loop, note, NULL) < 0)
+    if (uv_loop_init(&loop) < 0 || keeper_init(&keeper, &loop, &ops, NULL) < 0)
         return -1;
     keeper_expect(&keeper, getpid());
     setenv("NOTIFY_SOCKET", keeper.path, 1);
@@ -99,7 +115,8 @@ static void test_parse(void **userdata)
 {
     static const struct {
         const char *text, *name;
-        bool store, remove, barrier;
+        bool store, remove, barrier, ready;
+        uint64_t extend_us;
     } rows[] = {
         {"FDSTORE=1\nFDNAME=zerod.ring.3", "zerod.ring.3", .store = true},
         {"FDNAME=a\nFDSTORE=1\n", "a", .store = true},
@@ -107,7 +124,11 @@ static void test_parse(void **userdata)
         {"FDSTORE=1\nFDNAME=a\nFDNAME=b", "b", .store = true},
         {"FDSTOREREMOVE=1\nFDNAME=a", "a", .remove = true},
         {"BARRIER=1", "stored", .barrier = true},
-        {"READY=1\nSTATUS=FDSTORE=1\nFDSTORE=0\nFDSTORE=11\nfdstore=1", "stored"},
+        {"READY=1\nSTATUS=FDSTORE=1\nFDSTORE=0\nFDSTORE=11\nfdstore=1", "stored", .ready = true},
+        {"EXTEND_TIMEOUT_USEC=30000000", "stored", .extend_us = 30000000},
+        {"EXTEND_TIMEOUT_USEC=", "stored"},
+        {"EXTEND_TIMEOUT_USEC=-1\nEXTEND_TIMEOUT_USEC=1s\nREADY=0\nREADY=11", "stored"},
+        {"EXTEND_TIMEOUT_USEC=9999999999999999999999", "stored"},
         {"\n\n\nFDSTORE=1\n\n", "stored", .store = true},
         {"", "stored"},
     };
@@ -122,6 +143,8 @@ static void test_parse(void **userdata)
         assert_int_equal(message.store, rows[i].store);
         assert_int_equal(message.remove, rows[i].remove);
         assert_int_equal(message.barrier, rows[i].barrier);
+        assert_int_equal(message.ready, rows[i].ready);
+        assert_int_equal(message.extend_us, rows[i].extend_us);
     }
     for (size_t i = 0; i < ARRAY_SIZE(wrong); i++)
         assert_int_equal(keeper_parse(&message, wrong[i], strlen(wrong[i])), -EINVAL);
@@ -131,6 +154,21 @@ static void test_parse(void **userdata)
     assert_int_equal(keeper_parse(&message, text, 7 + KEEP_MAX_NAME_BYTES), 0);
     assert_int_equal(strlen(message.name), KEEP_MAX_NAME_BYTES);
     assert_int_equal(keeper_parse(&message, text, 7 + KEEP_MAX_NAME_BYTES + 1), -EINVAL);
+}
+
+static void test_told(void **userdata)
+{
+    (void)userdata;
+    keep_tell("READY=1");
+    keep_switch_off();
+    keep_tell("EXTEND_TIMEOUT_USEC=2000000");
+    keeper_drain(&keeper);
+    assert_int_equal(n_ready, 1);
+    assert_int_equal(extended_ms, 2000);
+    keeper_expect(&keeper, getpid() + 1); /* another daemon was started */
+    keep_tell("READY=1");
+    keeper_drain(&keeper);
+    assert_int_equal(n_ready, 1);
 }
 
 /* ---- what is kept -------------------------------------------------------------------------------------- */
@@ -306,6 +344,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parse),
+        cmocka_unit_test_setup_teardown(test_told, start, stop),
         cmocka_unit_test_setup_teardown(test_describe, start, stop),
         cmocka_unit_test_setup_teardown(test_not_kept_twice, start, stop),
         cmocka_unit_test_setup_teardown(test_several_in_a_message, start, stop),

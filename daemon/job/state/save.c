@@ -702,6 +702,11 @@ bool save_is_busy(const struct job *job)
     return job->save.now || job->save.wanted;
 }
 
+const char *save_failure(const struct job *job)
+{
+    return job->save.why;
+}
+
 uint64_t save_progress(const struct job *job)
 {
     return job->save.now ? atomic_load_explicit(&job->save.now->order.n_bytes_done, memory_order_relaxed) : 0;

@@ -237,3 +237,78 @@ def test_serve_runs_out(start, config, path):
     os.kill(started(run), signal.SIGKILL)
     assert run.process.wait(TIMEOUT) == 137
     assert "(Killed) while it was serving\n" in run.err.read_text()
+
+
+# ---- the checkpoint of save_on_stop ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(start, tmp_path, path):
+    """stopped(plan, *options): a run of three steps with save_on_stop. plan: the failpoints of its daemons, in the order in
+    which they start; later ones have none. Return: (exit status, saved folders, standard error)."""
+
+    def run(plan, *options, interrupted_at=None, then="exit"):
+        folder = tmp_path / "checkpoints"
+        file = tmp_path / "job.yaml"
+        file.write_text(f"listen: {{socket: {path}}}\nworld: {{size: 1}}\ncheckpoint: {{dir: {folder}, save_on_stop: true}}\n")
+        for n, failpoint in enumerate(plan):
+            (tmp_path / f"plan.{n}").write_text(failpoint)
+        daemon = tmp_path / "zerod"
+        daemon.write_text(
+            f"#!/bin/sh\necho $$ >{tmp_path}/pid\n"
+            f'for plan in {tmp_path}/plan.*; do [ -e "$plan" ] && export ZEROD_FAILPOINT="$(cat "$plan")" && rm "$plan"; break; done\n'
+            f'exec {ZEROD} "$@"\n')
+        daemon.chmod(0o755)
+        trainer = f"{BUILD}/client/example/zerod-example --layers 1 --width 16 --heads 1 --batch 1 --steps 3"
+        zerodrun = start("-n", 1, "--config", file, "--zerod", daemon, *options, "--", "sh", "-c", f"{trainer} && {then}")
+        if interrupted_at:
+            zerodrun.said(interrupted_at, of=zerodrun.err)
+        while interrupted_at and zerodrun.process.poll() is None:
+            zerodrun.process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        code = zerodrun.process.wait(TIMEOUT)
+        return code, sorted(f.name for f in folder.glob("*")), zerodrun.err.read_text()
+
+    return run
+
+
+@pytest.mark.parametrize("plan", [["disk.write:kill"], ["disk.rename:kill"], ["disk.sync:kill", "disk.make_folder:kill"]],
+                         ids=["first write", "rename", "twice"])
+def test_daemon_dies_while_it_saves(stopped, plan):
+    """The next one gets what is kept, is told to stop as well, and saves."""
+    code, saved, err = stopped(plan)
+    assert (code, saved) == (0, ["step-00000003"]), err
+    assert err.count("was killed by signal 9 (Killed); restart ") == len(plan)
+    assert err.count("the checkpoint is written") == 1
+
+
+@pytest.mark.parametrize("plan, options, status, said", [
+    (["disk.sync:kill"] * 3, ["--daemon-restarts", 2], 137,
+     r"failed after .*: zerod was killed by signal 9 \(Killed\) while it was stopping; a checkpoint that it was to write may be "
+     r"missing; no restart is left \(2 in 10 minutes\)"),
+    (["disk.sync:kill"], ["--daemon-restarts", 0], 137, "a checkpoint that it was to write may be missing"),
+    (["disk.write:error@*"], [], os.EX_IOERR,
+     r"failed after .*: zerod exited with 74 while it was stopping; .* its last message: \".*stopping; the last step is not saved: "
+     r".*No space left on device\""),
+], ids=["dies always", "not kept", "disk full"])
+def test_last_checkpoint_is_not_there(stopped, plan, options, status, said):
+    code, saved, err = stopped(plan, *options)
+    assert [name for name in saved if not name.startswith(".")] == []
+    assert code == status and re.search(said, err), err
+
+
+def test_slow_disk(stopped):
+    """The daemon gets the time that it needs, as systemd gives it."""
+    code, saved, err = stopped(["disk.sync:sleep:3000"], "--grace", 1)
+    assert (code, saved) == (0, ["step-00000003"]), err
+
+
+def test_user_does_not_wait(stopped):
+    code, saved, err = stopped(["disk.sync:sleep:100000@*"], interrupted_at="stopping when a checkpoint is written")
+    assert code == 130 and "second SIGINT: killing" in err and "may be missing" not in err, err
+
+
+def test_daemon_dies_before_it_is_told_to_stop(stopped, tmp_path):
+    """It is about to be started again when the last rank ends."""
+    code, saved, err = stopped([], then=f"kill -9 $(cat {tmp_path}/pid)")
+    assert (code, saved) == (0, ["step-00000003"]), err

@@ -23,6 +23,7 @@ import pytest
 from conftest import ROOT, Daemon, wait_for
 from private_systemd import PrivateSystemd, children
 
+EX_IOERR = 74
 EX_CONFIG = 78
 WATCHDOG_S = 1.0
 ONE_RANK = {"world": {"size": 1}, "threads": 1}
@@ -282,6 +283,18 @@ def test_who_may_attach(systemd, job):
     assert steps_of(member) == [1, 2]
     out, err = stranger.communicate(timeout=60)
     assert stranger.returncode == 1 and "Permission denied" in out + err
+
+
+def test_last_checkpoint_is_not_there(systemd, job):
+    """The unit has failed when the checkpoint of save_on_stop could not be written."""
+    systemd.configure(job, ONE_RANK | {"checkpoint": {"dir": f"/var/lib/zerod/{job}", "save_on_stop": True}},
+                      "[Service]\nEnvironment=ZEROD_FAILPOINT=disk.write:error@*\n")
+    systemd.ctl("start", service(job))
+    assert steps_of(systemd.trainer(job, 0, "--steps", 2)) == [1, 2]
+    systemd.ctl("stop", service(job), check=False)
+    assert (systemd.state(service(job)), systemd.show(service(job), "ExecMainStatus")) == ("failed", str(EX_IOERR))
+    assert any("the last step is not saved: " in e["MESSAGE"] for e in systemd.journal("-u", service(job)))
+    systemd.ctl("reset-failed", service(job))
 
 
 def test_wrong_configuration(systemd, job):
