@@ -66,6 +66,16 @@ void state_edits_free(struct state_edits *edits)
     free(edits);
 }
 
+void state_edits_clear(struct state_edits *edits)
+{
+    memset(edits->written, 0, edits->state->layout->n_params * sizeof(*edits->written));
+}
+
+void state_edits_punch(const struct state_edits *edits)
+{
+    segment_punch(&edits->segment, 0, edits->segment.n_bytes);
+}
+
 struct state_edits_place state_edits_place(const struct state_edits *edits, uint32_t param, enum state_kind kind)
 {
     uint64_t n_bytes = place_bytes(&edits->state->layout->params[param]);

@@ -9,7 +9,7 @@
  * declaration order. It is sparse: only places that were reserved have pages. Rank 0, or the engine between nodes,
  * fills them.
  *
- * All verbs on one thread, but state_edits_reserve().
+ * All verbs on one thread, but state_edits_reserve() and state_edits_punch().
  */
 
 #include <stdbool.h>
@@ -40,6 +40,11 @@ struct state_edits_place {
 int state_edits_new(struct state_edits **out, struct state *state, const struct kernels *kernels);
 /* NULL is fine. Not while it is being stored. */
 void state_edits_free(struct state_edits *edits);
+
+/* Nothing is written any more. The segment stays, with its contents. */
+void state_edits_clear(struct state_edits *edits);
+/* Gives the pages of all places back; any thread. */
+void state_edits_punch(const struct state_edits *edits);
 
 /* The place of an array of a trainable parameter. */
 struct state_edits_place state_edits_place(const struct state_edits *edits, uint32_t param, enum state_kind kind);

@@ -21,7 +21,7 @@ from daemon_kills import Life, Plan, campaign, one_run
 from keeper import KeptDaemon
 import kills
 import stores
-from puppet import N_PARAMS, RESUMED, Puppet, trainers
+from puppet import N_PARAMS, RESUMED, Puppet, all_do, state, trainers
 from tiers import full
 
 N_STEPS = 24
@@ -352,6 +352,48 @@ def test_killed_while_a_successor_declares(kept, build, tmp_path):
     assert [rank.last.poll() for rank in ranks] == [0, 0], kills.describe(ranks, daemon)
     reference = kills.References(build, tmp_path).get(2, n_steps=N_STEPS)
     assert {key: found for key, found in kills.results(ranks).items() if reference.get(key) != found} == {}
+
+
+def write_moments(rank, first=0):
+    """Into an open window: moments and a step count, of other parameters for another first one."""
+    for param, kind, value in [(first, 1, 5), (7, 2, 3), (first + 1, 4, 9)]:
+        rank.ok("put", param, kind, value)
+
+
+@pytest.mark.parametrize("moment", ["begun", "written", *full("reserved", "stored", "begun thrice")])
+def test_killed_after_a_window_was_begun_again(kept, moment):
+    """Rank 0 died in it. The window has the edits of its successor, all of them and no others."""
+    points = {"reserved": "writing:kill@3", "stored": "rewrite:kill@2"}
+    daemon = kept(plan=[points.get(moment), None])
+    ranks = trainers(daemon)
+    all_do(ranks, "window")
+    for n in range(2 if moment == "begun thrice" else 1):
+        write_moments(ranks[0], 2 + n)
+        ranks[0].kill()
+        ranks[0] = Puppet(daemon, 0).attach()
+        assert ranks[0]("form").r == RESUMED
+        ranks[0].ok("window")
+    if moment == "begun":
+        kill_and_start_again(daemon)
+    if moment == "reserved":
+        ranks[0].tell("put 0 1 5")
+        assert daemon.popen.wait(30 * daemon.patience) == -signal.SIGKILL
+        daemon.start_again()
+        assert ranks[0].answer().r == 0
+    write_moments(ranks[0])
+    if moment in ("written", "begun thrice"):
+        kill_and_start_again(daemon)
+    for rank in ranks:
+        rank.tell("commit")
+    if moment == "stored":
+        assert daemon.popen.wait(30 * daemon.patience) == -signal.SIGKILL
+        daemon.start_again()
+    assert [rank.answer().r for rank in ranks] == [0, 0], daemon.log()
+    undisturbed = trainers(kept())
+    all_do(undisturbed, "window")
+    write_moments(undisturbed[0])
+    all_do(undisturbed, "commit")
+    assert state(ranks, "0124") == state(undisturbed, "0124")
 
 
 def test_push_that_was_refused(kept, build):

@@ -35,9 +35,9 @@ struct window {
     struct writing writing;
     struct sequence commit;
     struct work retry;   /* of a stage of the commit */
-    struct work confirm; /* that its memory is kept */
+    struct work prepare; /* its memory for rank 0 */
     struct job *job;
-    int confirm_result;
+    int prepare_result;
     bool ready;         /* shows the weights */
     bool stores;        /* node 0 has said so: the commit begins when nothing else is under way in the window */
     bool brings;        /* the daemon before has loaded the staging copy, and may have stored some of it on GPUs */

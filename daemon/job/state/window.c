@@ -218,32 +218,43 @@ static void shown(void *userdata, int result)
     fill_done(job, result);
 }
 
-static void confirm_run(struct work *work, uint32_t item)
+static void prepare_run(struct work *work, uint32_t item)
 {
-    struct window *window = container_of(work, struct window, confirm);
+    struct window *window = container_of(work, struct window, prepare);
 
     (void)item;
-    window->confirm_result = keep_confirm(KEEP_TIMEOUT_MS);
+    window->prepare_result = 0;
+    if (window->edits)
+        state_edits_punch(window->edits);
+    if (window->job->run.survival.journal)
+        window->prepare_result = keep_confirm(KEEP_TIMEOUT_MS);
 }
 
-static void confirm_done(struct work *work)
+static void prepare_done(struct work *work)
 {
-    struct window *window = container_of(work, struct window, confirm);
+    struct window *window = container_of(work, struct window, prepare);
 
-    fill_done(window->job, window->confirm_result);
+    fill_done(window->job, window->prepare_result);
 }
 
-/* The next daemon must find the memory that ranks write to before the journal speaks of it. */
-static void confirm(struct job *job)
+/*
+ * A successor of rank 0 starts with no edits, in the segment of its predecessor: records of the journal that speak of
+ * it hold until the window is over. The next daemon must find the memory that ranks write to before the journal speaks
+ * of it.
+ */
+static void prepare(struct job *job)
 {
     struct window *window = job->window;
 
-    if (!job->run.survival.journal)
+    if (window->edits)
+        state_edits_clear(window->edits);
+    charge_deinit(&window->edits_charge);
+    if (!window->edits && !job->run.survival.journal)
         return;
     window->job = job;
-    window->confirm = (struct work){.run = confirm_run, .done = confirm_done, .n_items = 1};
+    window->prepare = (struct work){.run = prepare_run, .done = prepare_done, .n_items = 1};
     window->n_filling++;
-    worker_post(job->pool, &window->confirm);
+    worker_post(job->pool, &window->prepare);
 }
 
 static int fill(struct job *job)
@@ -257,12 +268,9 @@ static int fill(struct job *job)
     if (r == 0 && config_stage(job->config) == 3 && fill_remote(job) < 0)
         job->window->fill_result = -ENOMEM;
     if (r == 0)
-        confirm(job);
+        prepare(job);
     job->window->ready = job->window->stale = job->window->lacks_memory = false;
     job->window->busy = r == 0;
-    /* A successor of rank 0 starts with no edits. */
-    state_edits_free(steal_ptr(job->window->edits));
-    charge_deinit(&job->window->edits_charge);
     return r;
 }
 
@@ -449,7 +457,8 @@ int window_again(struct job *job)
     job->phase = JOB_WINDOW;
     window->ready = true;
     window->stale = window->stores = window->brings = false;
-    state_edits_free(steal_ptr(window->edits));
+    if (window->edits) /* what is in its segment belongs to records that follow */
+        state_edits_clear(window->edits);
     charge_deinit(&window->edits_charge);
     if (n_bytes == 0 || window->segment.n_bytes > 0)
         return 0;

@@ -299,6 +299,27 @@ static void test_given_up(void **state)
     done_with(&f);
 }
 
+/* A successor begins anew, in the same segment. */
+static void test_cleared(void **state)
+{
+    struct fixture f;
+    struct copy copy;
+
+    (void)state;
+    make(&f, &(struct owned){.stage = 1, .n = WORLD, .moments = {.m = true, .v = true}});
+    copy = copy_state(f.state);
+    write_array(&f, 0, STATE_MASTER);
+    state_edits_set_count(f.edits, 0, 9);
+    state_edits_clear(f.edits);
+    state_edits_punch(f.edits);
+    assert_int_equal(state_edits_list(f.edits, NULL), 0);
+    write_array(&f, 1, STATE_EXP_AVG);
+    expect_array(&f, &copy, 1, STATE_EXP_AVG);
+    store(&f);
+    assert_copy(f.state, &copy);
+    done_with(&f);
+}
+
 /* ---- places -------------------------------------------------------------------------------------------- */
 
 static void test_places(void **state)
@@ -332,8 +353,8 @@ static void test_places(void **state)
 TEST_GROUP(state_edits)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_everything), cmocka_unit_test(test_some),   cmocka_unit_test(test_nothing),
-        cmocka_unit_test(test_given_up),   cmocka_unit_test(test_places),
+        cmocka_unit_test(test_everything), cmocka_unit_test(test_some),    cmocka_unit_test(test_nothing),
+        cmocka_unit_test(test_given_up),   cmocka_unit_test(test_cleared), cmocka_unit_test(test_places),
     };
 
     return cmocka_run_group_tests_name("state-edits", tests, NULL, NULL);
