@@ -416,10 +416,13 @@ static int send_one(struct call *call, const struct request *request)
 
 int call_send(struct call *call, const struct request *request)
 {
+    uint32_t n_mends = call->n_mends;
     int r = check_left(call);
 
     if (r == 0)
         r = call_flush(call);
+    if (r == 0 && call->n_mends != n_mends && !request_is_recorded(request->type))
+        return 0;
     return r == 0 ? send_one(call, request) : r;
 }
 

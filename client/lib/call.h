@@ -108,7 +108,8 @@ int call_lost(struct call *call);
 
 /*
  * Sends the held pushes and then the request, without waiting for an answer. Return: 0; CALL_SAID_WHY; CALL_ANEW; or a
- * sticky error. If the connection breaks, a request that is not recorded may be lost: its sender must not mind.
+ * sticky error. If the connection breaks, also while the held pushes are sent, a request that is not recorded is lost:
+ * its sender must not mind, because on_break() tells the next daemon what it needs to know.
  */
 int call_send(struct call *call, const struct request *request);
 

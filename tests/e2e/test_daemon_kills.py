@@ -21,7 +21,7 @@ from daemon_kills import Life, Plan, campaign, one_run
 from keeper import KeptDaemon
 import kills
 import stores
-from puppet import N_PARAMS, RESUMED, Puppet, all_do, state, trainers
+from puppet import N_PARAMS, RESUMED, Puppet, all_do, state, steps, trainers
 from tiers import full
 
 N_STEPS = 24
@@ -394,6 +394,36 @@ def test_killed_after_a_window_was_begun_again(kept, moment):
     write_moments(undisturbed[0])
     all_do(undisturbed, "commit")
     assert state(ranks, "0124") == state(undisturbed, "0124")
+
+
+PUSH_MORE = 16  # ZEROD_PUSH_MORE
+
+
+@pytest.mark.parametrize("call", ["release", "gather", *full("prefetch")])
+def test_killed_while_parameters_are_gathered(kept, call):
+    """Stage 3: the pushes that libzerod holds back go first, and meet the next daemon; it knows once what is gathered."""
+    daemon = kept({"zero_optimization": {"stage": 3}})
+    ranks = trainers(daemon)
+    for rank in ranks:
+        rank.ok("gather", 7, 0, 0)
+        rank.ok("begin")
+    for n in range(2):
+        ranks[0].ok("push", n, f"flags={PUSH_MORE}")
+        kill_and_start_again(daemon)
+        ranks[0].ok(call, 0)
+    held = {"release": 0, "gather": 4, "prefetch": 2}[call]
+    for _ in range(held):
+        ranks[0].ok("release", 0)
+    assert ranks[0]("release", 0).r < 0
+    ranks[0].ok("release", 7)
+    ranks[1].ok("release", 7, 0, 0)
+    ranks[0].ok("pushes", "but=0,1")
+    ranks[1].ok("pushes")
+    assert [a.r for a in all_do(ranks, "end")] == [0, 0]
+    assert [a.r for a in all_do(ranks, "step")] == [0, 0]
+    undisturbed = trainers(kept({"zero_optimization": {"stage": 3}}))
+    steps(undisturbed)
+    assert state(ranks) == state(undisturbed)
 
 
 def test_push_that_was_refused(kept, build):
