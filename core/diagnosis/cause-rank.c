@@ -298,8 +298,13 @@ static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
         return;
     }
     if (e->deadlocked) {
-        diagnostic_field(d, "cause", "the ranks wait in different calls, and each call needs all ranks");
-        diagnostic_field(d, "fix", "the same collective calls in the same order on every rank");
+        diagnostic_field(d, "cause",
+                         e->behind_window ? "a write window is open, and these calls have to wait for its end"
+                                          : "the ranks wait in different calls, and each call needs all ranks");
+        diagnostic_field(d, "fix",
+                         !e->behind_window ? "the same collective calls in the same order on every rank"
+                         : is_c(&e->at)    ? "zerod_write_end on every rank, before the step's first micro-batch"
+                                        : "leave zerod.writable(...) on every rank, before the step's first backward");
         diagnostic_field(d, "or", "zerodctl abort-step   (drops the step on all ranks)");
         diagnostic_field(d, "does not help", "the speed of a rank; bucket size; a longer stall_timeout");
         return;

@@ -70,7 +70,17 @@ static bool is_blocking(const struct job *job, const struct job_rank *rank)
     return rank->wait == WAIT_NONE && (!rank->left || !job->run.has_weights) && !job->ledger.ranks[rank->rank].asked;
 }
 
-/* Ranks that wait for different things wait for each other, unless work is under way that could end a wait. */
+/* Does a rank wait for what comes only after the end of the window that is open? */
+static bool waits_behind_window(const struct job *job, const struct job_rank *rank)
+{
+    return job->phase == JOB_WINDOW && job_is_collective(rank->wait) && rank->wait != WAIT_WINDOW_BEGIN &&
+           rank->wait != WAIT_WINDOW_END;
+}
+
+/*
+ * Ranks that wait for different things wait for each other, unless work is under way that could end a wait. The end of
+ * a window that is open is one of these things, also if no rank has asked for it.
+ */
 static bool is_deadlocked(const struct job *job)
 {
     enum job_wait wait = WAIT_NONE;
@@ -84,7 +94,7 @@ static bool is_deadlocked(const struct job *job)
             return false;
         if (job->ranks[r].wait == WAIT_NONE)
             continue;
-        differ |= wait != WAIT_NONE && job->ranks[r].wait != wait;
+        differ |= (wait != WAIT_NONE && job->ranks[r].wait != wait) || waits_behind_window(job, &job->ranks[r]);
         wait = job->ranks[r].wait;
     }
     return differ;
@@ -142,6 +152,8 @@ static void describe_blocking(const struct job *job, char *dst, size_t size)
                                    "%srank %u (pid %" PRId64 ", last message %s %" PRIu64 " ms ago)", at ? "; " : "", r,
                                    rank->pid, rank->last_request ? rank->last_request : "none", ago_ms);
     }
+    if (deadlocked && at == 0)
+        snprintf(dst, size, "the end of the write window that is open");
 }
 
 /* Do all ranks here wait for other nodes? dst: for which ones, a text; may be NULL. */
@@ -249,6 +261,7 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         .aborted = aborted,
         .forming = !job->run.has_weights,
         .deadlocked = is_deadlocked(job),
+        .behind_window = is_deadlocked(job) && one && waits_behind_window(job, one),
         .gone = all_are_gone(job),
         .elsewhere = elsewhere,
     });

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from conftest import wait_for
-from puppet import REFUSED, RESUMED, Puppet, all_do, diagnostics, form, memory, steps, trainers
+from puppet import ABORTED, REFUSED, RESUMED, Puppet, all_do, diagnostics, form, memory, state, steps, trainers
+from tiers import full
 
 pytestmark = [pytest.mark.quick, pytest.mark.threads]
 
@@ -153,6 +154,25 @@ def test_half_written_window(zerod):
     assert ranks[1].answer().r == 0
     after = memory(daemon)
     assert {k: v for k, v in after.items() if k != "journal"} == {k: v for k, v in before.items() if k != "journal"}
+
+
+@pytest.mark.parametrize("call, n_ranks", [("end", 1), ("norm", 2), *full(("end", 2), ("norm", 1))])
+def test_call_that_waits_for_an_open_window(zerod, call, n_ranks):
+    """All ranks wait, so nobody is behind, and only they could end the window: that is a stall as well."""
+    daemon = zerod({"world": {"size": n_ranks}, "diagnostics": {"stall_warning": "100ms", "stall_timeout": "400ms"}})
+    ranks = trainers(daemon)
+    all_do(ranks, "window")
+    ranks[0].ok("write 0 7.0")
+    for puppet in ranks if call == "end" else []:
+        puppet.ok("begin")
+        puppet.ok("pushes")
+    for answer in all_do(ranks, call):
+        assert answer.r == ABORTED and "E1303 stalled" in answer.text, answer
+        assert "on             the end of the write window that is open" in answer.text, answer.text
+    steps(ranks)
+    undisturbed = trainers(zerod({"world": {"size": n_ranks}}))
+    steps(undisturbed)
+    assert state(ranks) == state(undisturbed)
 
 
 def test_norm_before_the_step_is_asked_for(zerod):

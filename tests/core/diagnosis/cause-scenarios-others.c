@@ -604,6 +604,15 @@ static struct diagnostic *e1303_deadlocked(const struct fixture *f)
     return cause_stalled(&e);
 }
 
+static struct diagnostic *e1303_window(const struct fixture *f)
+{
+    struct evidence_stall e = stall(f);
+
+    e.blocking = "the end of the write window that is open";
+    e.deadlocked = e.behind_window = true;
+    return cause_stalled(&e);
+}
+
 static struct diagnostic *e1303_forming(const struct fixture *f)
 {
     struct evidence_stall e = stall(f);
@@ -893,6 +902,7 @@ static const struct scenario scenarios[] = {
     {"e1303", e1303, "", true},
     {"e1303-m7-aborted", e1303_m7_aborted, "M7", false},
     {"e1303-deadlocked", e1303_deadlocked, "", true},
+    {"e1303-window", e1303_window, "", true},
     {"e1303-forming", e1303_forming, "", false},
     {"e1303-other-node", e1303_other_node, "", true},
     {"e1303-other-node-forming", e1303_other_node_forming, "", true},
