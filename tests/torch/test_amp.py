@@ -186,6 +186,42 @@ def test_somebody_multiplies_the_loss_once(zerod, run):
     assert run(zerod({"fp16": {"enabled": True, "loss_scale": 1}}), said_of, way="nobody") == [("", norm)] * 2
 
 
+def ends_a_micro_batch():
+    """Rank 1, which is gone before the step."""
+    import os
+
+    import zerod
+
+    model = make_model(torch.float32)
+    opt = zerod.Optimizer(model, run_id="left", **ADAM)
+    x, y = batch(0, opt.rank)
+    ((model(x) - y).pow(2).mean() * opt.loss_scale).backward()
+    opt._gradients.end_micro_batch()
+    os._exit(1)
+
+
+def asks_for_the_step():
+    """Its successor has nothing left to multiply in that step."""
+    import zerod
+
+    model = make_model(torch.float32)
+    opt = zerod.Optimizer(model, run_id="left", **ADAM)
+    position = opt.position
+    if position.micro_batch == 0:
+        x, y = batch(0, opt.rank)
+        ((model(x) - y).pow(2).mean() * opt.loss_scale).backward()
+    opt.step()
+    opt.close()
+    return position.micro_batch
+
+
+def test_a_successor_without_gradients_of_its_own(zerod, start):
+    daemon = zerod(FP16 | {"limits": {"reattach_timeout": "2min"}})
+    first, gone = start(daemon, asks_for_the_step, rank=0), start(daemon, ends_a_micro_batch, rank=1)
+    gone.join(120)
+    assert (start(daemon, asks_for_the_step, rank=1).result(), first.result()) == (1, 0)
+
+
 def forgets(guilty, n_steps=3):
     """All ranks read the scale, and the guilty one does not use it. The first step overflows."""
     import zerod

@@ -411,11 +411,12 @@ class Optimizer(torch.optim.Optimizer):
 
     def _take_step(self) -> None:
         self._unread.check()
-        self.scaling.check(has_scaler=self._aside.amp is not None)
         self._check_frozen()
         self._gradients.check_clip()
         self._push_zeros()
         self._push_by_hand()
+        if self._gradients.has_any:
+            self.scaling.check(has_scaler=self._aside.amp is not None)
         self._gradients.finish()
         args = self._step_args()
         self._place.before_step()

@@ -91,7 +91,10 @@ class LossScale:
         self._by = by
 
     def check(self, has_scaler: bool) -> None:
-        """Called when a step is to be asked for. has_scaler: a GradScaler has multiplied its losses."""
+        """
+        Called when a step is to be asked for, unless this process has no gradients in it, but only a predecessor.
+        has_scaler: a GradScaler has multiplied its losses.
+        """
         if self._is_known or self.value == 1:
             return
         if has_scaler and self._read_at:
