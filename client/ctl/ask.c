@@ -4,7 +4,6 @@
 
 #include "client/ctl/ask.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sysexits.h>
@@ -12,6 +11,7 @@
 #include <json-c/json.h>
 
 #include "client/control/control.h"
+#include "core/base/base.h"
 
 int ctl_fail(const char *sentence, int code)
 {
@@ -21,9 +21,9 @@ int ctl_fail(const char *sentence, int code)
 
 int ctl_flush(void)
 {
-    if (fflush(stdout) == 0 && !ferror(stdout))
-        return 0;
-    return ctl_fail(strerror(errno), EX_IOERR);
+    int r = flush_file(stdout);
+
+    return r < 0 ? ctl_fail(strerror(-r), EX_IOERR) : 0;
 }
 
 static int ask(struct control *control, const char *command, bool print, struct json_object **answer)

@@ -29,22 +29,22 @@ DEFINE_CLEANUP(FILE *, fclose);
 static struct json_object *file_object(struct json *j, const char *path)
 {
     struct json_object *o = json_new_object(j);
-    _cleanup_(fclosep) FILE *file = fopen(path, "re");
     _cleanup_free_ char *text = malloc(FILE_MAX_BYTES);
-    size_t n = 0;
+    _cleanup_(fclosep) FILE *file = NULL;
+    size_t n;
 
     if (!text) {
         j->failed = true;
         return o;
     }
-    if (file) {
-        n = fread(text, 1, FILE_MAX_BYTES - 1, file);
-        text[n] = '\0';
-    }
-    if (!file || ferror(file))
+    file = fopen(path, "re");
+    n = file ? fread(text, 1, FILE_MAX_BYTES - 1, file) : 0;
+    if (!file || ferror(file)) {
         json_put_string(j, o, "error", strerror(errno));
-    else
-        json_put_string(j, o, "text", text);
+        return o;
+    }
+    text[n] = '\0';
+    json_put_string(j, o, "text", text);
     return o;
 }
 

@@ -127,7 +127,7 @@ static int print_merged(FILE *file, struct trace *trace, const struct options *o
 static int print(struct trace *trace, const struct options *options)
 {
     FILE *file = options->path ? fopen(options->path, "we") : stdout;
-    int r = 0;
+    int r = 0, flushed;
 
     if (!file) {
         fprintf(stderr, "zerodctl: %s: %s\n", options->path, strerror(errno));
@@ -139,8 +139,11 @@ static int print(struct trace *trace, const struct options *options)
         trace_print(file, trace);
     if (file == stdout)
         return r ? r : ctl_flush();
-    if (fclose(file) != 0 && r == 0) {
-        fprintf(stderr, "zerodctl: %s: %s\n", options->path, strerror(errno));
+    flushed = flush_file(file);
+    if (fclose(file) != 0 && flushed == 0)
+        flushed = -errno;
+    if (flushed < 0 && r == 0) {
+        fprintf(stderr, "zerodctl: %s: %s\n", options->path, strerror(-flushed));
         r = EX_IOERR;
     }
     return r;

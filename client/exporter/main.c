@@ -2,7 +2,6 @@
 
 /* The program zerod-exporter: the metrics of all daemons of a machine, over HTTP. */
 
-#include <errno.h>
 #include <getopt.h>
 #include <pwd.h>
 #include <signal.h>
@@ -96,7 +95,7 @@ static void serve(struct http *http, const sigset_t *signals)
     do {
         number = sigtimedwait(signals, NULL, &pause);
         http_drop_slow(http);
-    } while (number < 0 && (errno == EAGAIN || errno == EINTR));
+    } while (number < 0); /* nobody has asked yet; errno is not sigtimedwait()'s any more */
 }
 
 static int run(const struct options *options, const sigset_t *signals)

@@ -155,14 +155,14 @@ int call_watch(struct call *call, int64_t until_ms, int64_t *ask_ms)
 {
     const struct timespec moment = {.tv_nsec = 100 * 1000};
     struct pollfd pollfd = {.fd = call->fd, .events = POLLIN};
-    int r = ppoll(&pollfd, 1, &moment, NULL);
+    int r = ppoll(&pollfd, 1, &moment, NULL), error = errno;
     int64_t now_ms = call_now_ms();
     bool asks = r < 0 || (*ask_ms != 0 && now_ms >= *ask_ms);
 
     if (r > 0)
         return 1;
-    if (r < 0 && errno != EINTR)
-        return call_fatal(call, -errno, "waiting for zerod: %s", strerror(errno));
+    if (r < 0 && error != EINTR)
+        return call_fatal(call, -error, "waiting for zerod: %s", strerror(error));
     if (asks && call->interrupted && call->interrupted(call->interrupted_arg) != 0)
         return call_fatal(call, -EINTR, "interrupted while waiting for weights of the last step");
     if (asks || *ask_ms == 0)

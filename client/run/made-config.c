@@ -87,17 +87,15 @@ static void print_with(FILE *file, const char *base, const char *more)
     json_object_put(root);
 }
 
-/* The config was loaded from it just before. Return: to be freed, or NULL and errno. */
-static char *read_base(const char *path)
+/* The config was loaded from it just before. *text: to be freed. Return: 0 or a negative errno. */
+static int read_base(const char *path, char **text)
 {
     _cleanup_(fclosep) FILE *file = fopen(path, "re");
-    char *text = NULL;
     size_t size = 0;
 
-    if (!file || getdelim(&text, &size, '\0', file) >= 0)
-        return text;
-    free(text);
-    return NULL;
+    if (!file)
+        return -errno;
+    return getdelim(text, &size, '\0', file) >= 0 ? 0 : ferror(file) ? -errno : -ENODATA;
 }
 
 static int print_nodes(FILE *file, const struct made_config *made, const char *base)
@@ -114,6 +112,7 @@ static int print_nodes(FILE *file, const struct made_config *made, const char *b
 static int print_all(FILE *file, const struct made_config *made)
 {
     _cleanup_free_ char *base = NULL;
+    int r = 0;
 
     if (!made->base_path)
         print_small(file, made);
@@ -121,8 +120,9 @@ static int print_all(FILE *file, const struct made_config *made)
         fprintf(file, "world:\n  size: %u\n", made->n_ranks);
         return 0;
     }
-    base = made->base_path ? read_base(made->base_path) : strdup("");
-    return base ? print_nodes(file, made, base) : -errno;
+    if (made->base_path)
+        r = read_base(made->base_path, &base);
+    return r < 0 ? r : print_nodes(file, made, base ? base : "");
 }
 
 int made_config_write(const struct made_config *made)
@@ -130,8 +130,8 @@ int made_config_write(const struct made_config *made)
     _cleanup_(fclosep) FILE *file = fopen(made->path, "wxe");
     int r = file ? print_all(file, made) : -errno;
 
-    if (r == 0 && fflush(file) != 0)
-        r = -errno;
+    if (r == 0)
+        r = flush_file(file);
     if (r == 0)
         return 0;
     fprintf(stderr, "zerodrun: %s: %s\n", made->path, strerror(-r));

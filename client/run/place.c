@@ -28,6 +28,7 @@ enum {
 char *place_make_directory(void)
 {
     const char *bases[] = {getenv("XDG_RUNTIME_DIR"), getenv("TMPDIR"), "/tmp"};
+    int error = ENAMETOOLONG;
     char *directory;
     size_t i;
 
@@ -38,10 +39,11 @@ char *place_make_directory(void)
             break;
         if (mkdtemp(directory))
             return directory;
+        error = errno;
         free(directory);
     }
     fprintf(stderr, "zerodrun: cannot make a directory for the socket in XDG_RUNTIME_DIR, TMPDIR or /tmp: %s\n",
-            strerror(errno));
+            strerror(error));
     return NULL;
 }
 

@@ -3,13 +3,14 @@
 
 /*
  * Helpers for every file of the project: cleanup at the end of a scope, transfer of ownership, checked size arithmetic,
- * small macros. Nothing here allocates, logs or fails.
+ * small macros. Nothing here allocates or logs.
  */
 
 #include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/param.h> /* has a MIN and MAX of its own, which evaluate twice */
 #include <unistd.h>
@@ -77,6 +78,14 @@ static inline int steal_fd(int *fd)
 
     *fd = -1;
     return v;
+}
+
+/* Return: 0 when all that was printed is written; else -errno, or -EIO for an earlier failure, whose errno is gone. */
+static inline int flush_file(FILE *file)
+{
+    if (fflush(file) != 0)
+        return -errno;
+    return ferror(file) ? -EIO : 0;
 }
 
 /* Return: false when the result does not fit, *res is then undefined. */

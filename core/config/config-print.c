@@ -113,9 +113,7 @@ int config_print(FILE *file, const struct config *config)
                 return r;
         }
     }
-    if (fflush(file) != 0 || ferror(file))
-        return errno > 0 ? -errno : -EIO;
-    return 0;
+    return flush_file(file);
 }
 
 /* ---- what all nodes must have alike -------------------------------------------------------------------- */

@@ -134,7 +134,6 @@ static void write_file(uv_work_t *work)
     struct writing *writing = container_of(work, struct writing, work);
     _cleanup_free_ char *temporary = NULL;
     FILE *file = NULL;
-    bool good;
 
     errno = ENOMEM;
     if (asprintf(&temporary, "%s.new", writing->path) >= 0)
@@ -144,12 +143,12 @@ static void write_file(uv_work_t *work)
         return;
     }
     trace_print(file, &writing->trace);
-    good = fflush(file) == 0;
+    writing->result = flush_file(file);
     fclose(file);
-    if (good && rename(temporary, writing->path) == 0)
-        return;
-    writing->result = -errno;
-    unlink(temporary);
+    if (writing->result == 0 && rename(temporary, writing->path) < 0)
+        writing->result = -errno;
+    if (writing->result < 0)
+        unlink(temporary);
 }
 
 static void file_is_written(uv_work_t *work, int status)

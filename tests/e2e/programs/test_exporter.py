@@ -23,12 +23,12 @@ FOREIGN_UID = 12345
 
 
 class Exporter:
-    def __init__(self, build, folder, *options):
+    def __init__(self, build, folder, *options, preload=None):
         self.err_path = folder / "exporter.err"
         with open(self.err_path, "wb") as err:
             self.popen = subprocess.Popen(
                 [program(build), "--listen", "127.0.0.1:0", "--sockets", f"{folder}/*.sock", *options],
-                stderr=err, env=environment())
+                stderr=err, env=environment({"LD_PRELOAD": preload} if preload else None))
         self.port = int(wait_for("the exporter does not listen",
                                  lambda: re.search(r"listening on http://127.0.0.1:(\d+)/metrics\n", self.err()))[1])
 
@@ -85,8 +85,8 @@ def folder(tmp_path):
 def exporter(build, folder):
     started = []
 
-    def start(*options):
-        started.append(Exporter(build, folder, *options))
+    def start(*options, **more):
+        started.append(Exporter(build, folder, *options, **more))
         return started[-1]
 
     yield start
@@ -269,9 +269,9 @@ def test_clients_that_say_nothing(exporter):
                     pass
 
 
-def test_client_that_dribbles(exporter):
-    """A byte now and then is no activity that keeps a connection."""
-    one = exporter("--timeout", "0.1")
+def test_client_that_dribbles(exporter, build):
+    """A byte now and then is no activity that keeps a connection. To drop a client that is gone already ends nothing."""
+    one = exporter("--timeout", "0.1", preload=None if build.sanitize else build.folder / "tests/libclients-gone.so")
     begin = time.monotonic()
     with one.connect() as s, contextlib.suppress(ConnectionError):
         for byte in b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 1000:
@@ -279,6 +279,7 @@ def test_client_that_dribbles(exporter):
             time.sleep(0.2)
             assert time.monotonic() - begin < 12, "it is still connected"
     assert time.monotonic() - begin > 3
+    assert one.request()[0] == 200
 
 
 def test_client_that_never_reads(exporter, folder):
