@@ -28,6 +28,7 @@ from conftest import Build, Daemon, ROOT, merge, wait_for
 from keeper import KeptDaemon, RunNode
 import kills
 from kills import Failure
+import loop_trainer
 from node_faults import engines
 from nodes import Nodes
 
@@ -158,6 +159,7 @@ class Plan:
         self.overlap = rng.random() < 0.5  # forwards begin while the update still writes weights
         self.restarts = []  # of all ranks: seconds of the training; "victim": when the first rank has died
         self.by_zerodrun = self.saves_on_stop = False
+        self.begin = kills.start  # the trainers
         self.n_killed = 0  # when it has run
         self.dimensions = [name for name in DIMENSIONS if name in (self.draw_dimensions(rng) if only is None else only)]
         for name in self.dimensions:
@@ -165,9 +167,11 @@ class Plan:
 
     @staticmethod
     def draw_dimensions(rng):
-        return rng.choice(((), *[(name,) for name in DIMENSIONS], ("windows", "restarts"), ("windows", "last step"),
-                           ("windows", "save_on_stop"), ("windows", "gathered"), ("gathered", "restarts"),
-                           ("gathered", "last step")))
+        if rng.random() < 0.04:  # a Python takes as long to start as ten other trainers
+            return ("loop",)
+        return rng.choice(((), *[(name,) for name in DIMENSIONS if name != "loop"], ("windows", "restarts"),
+                           ("windows", "last step"), ("windows", "save_on_stop"), ("windows", "gathered"),
+                           ("gathered", "restarts"), ("gathered", "last step")))
 
     def kill_a_trainer(self, rng, kinds):
         plan = kills.kill_plan(rng, rng.choice(kinds), 1)
@@ -262,6 +266,16 @@ class Plan:
             elif rng.random() < 0.5:
                 life.point, life.seconds, life.stopping = None, None, rng.randrange(20)
 
+    def loop_as_readme(self, rng):
+        """All ranks are started again in the midst of a step, and their programs do not ask where in it they stand."""
+        if self.device or self.optimizer == "Muon":
+            return
+        self.begin, self.accumulate, self.overlap, self.loads = loop_trainer.start, False, False, False
+        self.victims = [[] for _ in self.victims]
+        where = rng.choice(("EndBackward.wait", "EndBackward.answered", "BeginBackward.sent"))
+        self.victims[rng.randrange(self.world_size)] = [f"{where}:kill@{rng.randint(1, N_MICRO * self.n_steps)}"]
+        self.restarts = ["victim"]
+
     def draw_lives(self, rng, n_ranks):
         n = rng.choice((1, 2, 3, 5, 8)) if self.n_nodes == 1 else rng.choice((0, 1, 1, 2, 4))
         return [Life(rng, n_ranks, first=i == 0, several=self.n_nodes > 1) for i in range(n)]
@@ -293,7 +307,7 @@ class Plan:
 
 
 DIMENSIONS = {"windows": Plan.write_windows, "gathered": Plan.hold_gathered, "last step": Plan.end_early,
-              "save_on_stop": Plan.save_last, "restarts": Plan.restart_all}
+              "save_on_stop": Plan.save_last, "restarts": Plan.restart_all, "loop": Plan.loop_as_readme}
 
 
 class Job:
@@ -314,7 +328,7 @@ class Job:
         self.ranks = self.start_ranks()
 
     def start_ranks(self):
-        return kills.start(self.whole, self.plan.victims, self.plan.trainer_args(), self.plan.n_steps)
+        return self.plan.begin(self.whole, self.plan.victims, self.plan.trainer_args(), self.plan.n_steps)
 
     def make_folder(self):
         where = self.folder / f"node{len(self.daemons)}"
@@ -553,7 +567,7 @@ def reference_of(references, plan):
     """What an undisturbed run computes. Return: as results(), all of it, and as much as this run is to compute."""
     with on_device(plan.device if plan.optimizer == "Muon" else ""):  # Muon's products have other bits on GPUs
         found = references.get(plan.world_size, plan.accumulate, plan.n_steps, optimizer=plan.optimizer,
-                               state=plan.state, args=("--state", *plan.args))
+                               state=plan.state, args=("--state", *plan.args), begin=plan.begin)
     leaves = "--leave" in plan.own_args  # nothing that other nodes have is read in the end
     last = [("state", (plan.n_steps, 0))]
     last += [("weights", plan.n_steps)] if plan.config["zero_optimization"]["stage"] == 3 else []

@@ -133,8 +133,8 @@ def finish(ranks, daemon, timeout=60):
     return ranks
 
 
-def train(daemon, plans, args=(), n_steps=N_STEPS, timeout=60):
-    return finish(start(daemon, plans, args, n_steps), daemon, timeout)
+def train(daemon, plans, args=(), n_steps=N_STEPS, timeout=60, begin=start):
+    return finish(begin(daemon, plans, args, n_steps), daemon, timeout)
 
 
 def describe(ranks, daemon):
@@ -270,16 +270,17 @@ class References:
     def __init__(self, build, folder):
         self.build, self.folder, self.known = build, Path(folder), {}
 
-    def get(self, world_size, accumulate=False, n_steps=N_STEPS, window=WINDOW, optimizer="AdamW", state="fp32", args=()):
-        """args: further ones of the trainers."""
-        key = (world_size, accumulate, n_steps, window, optimizer, state, *args, os.environ.get("ZEROD_DEVICE"))
+    def get(self, world_size, accumulate=False, n_steps=N_STEPS, window=WINDOW, optimizer="AdamW", state="fp32", args=(),
+            begin=start):
+        """args: further ones of the trainers. begin: start(), or one like it for other trainers."""
+        key = (world_size, accumulate, n_steps, window, optimizer, state, *args, begin, os.environ.get("ZEROD_DEVICE"))
         if key not in self.known:
             folder = Path(tempfile.mkdtemp(prefix="reference-", dir=self.folder))
             settings, moments = OPTIMIZERS[optimizer]
             config = {"world": {"size": world_size}, "gradient_clipping": 1.0, "optimizer": settings}
             daemon = Daemon(self.build, folder, merge(config, STATES[state]))
             args = ["--window", window, "--moments", moments, *(["--accumulate"] if accumulate else []), *args]
-            ranks = train(daemon, [[]] * world_size, args, n_steps)
+            ranks = train(daemon, [[]] * world_size, args, n_steps, begin=begin)
             found = results(ranks)
             judge(ranks, daemon, found)
             for word in ("weights", "norm"):
