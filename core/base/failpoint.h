@@ -26,7 +26,13 @@
  *     Step.answered  the answer has come and was not read
  * and there are connected, formed, slot, copy, window-mapped, state-mapped. The daemon has forming, reserve,
  * reduce, verify, transfer, mirror, writing, rewrite, decided, update, updated, answer, watch, others (an error: other
- * nodes' GPUs get no more time than this node's). Look for failpoint( to see where they are.
+ * nodes' GPUs get no more time than this node's), stored (a window), and four for each message between nodes, with its
+ * name:
+ *     STORE.said         node 0 has sent it to all nodes
+ *     STORE.heard        a node is about to obey it
+ *     STORE.obeyed       it has obeyed it
+ *     STORED.reported    a node has sent a report to node 0
+ * Look for failpoint( to see where they are.
  *
  * Any thread.
  */

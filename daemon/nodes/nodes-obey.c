@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "core/base/base.h"
+#include "core/base/failpoint.h"
 #include "core/layout/manifest.h"
 #include "daemon/job/attendance.h"
 #include "daemon/job/drop.h"
@@ -488,6 +489,7 @@ const char *nodes_obey(struct nodes *nodes, const struct node_message *message, 
         snprintf(nodes->why, sizeof(nodes->why), "%s, which has no place here now", node_kind_name(message->kind));
         return nodes->why;
     }
+    (void)failpoint_at(node_kind_name(message->kind), "heard");
     nodes_record(nodes, message, packed, n_bytes);
     if (!obey_within(nodes, message) && !obey_around(nodes, message)) {
         snprintf(nodes->why, sizeof(nodes->why), "%s, which only node 0 hears", node_kind_name(message->kind));
@@ -495,5 +497,6 @@ const char *nodes_obey(struct nodes *nodes, const struct node_message *message, 
     }
     job_todo(nodes->job);
     job_settle(nodes->job); /* each message is an event of its own */
+    (void)failpoint_at(node_kind_name(message->kind), "obeyed");
     return NULL;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/failpoint.h"
 #include "core/base/log.h"
 #include "daemon/nodes/nodes-inside.h"
 
@@ -74,6 +75,7 @@ void nodes_report(struct nodes *nodes, struct node_message message)
         enqueue(nodes, true, nodes->buffer, n);
     else
         send_to(nodes, 0, nodes->buffer, n);
+    (void)failpoint_at(node_kind_name(message.kind), "reported");
 }
 
 void nodes_flush_passed(struct nodes *nodes)
@@ -108,6 +110,7 @@ void nodes_say(struct nodes *nodes, const struct node_message *message)
     for (unsigned node = 1; node < nodes->n; node++)
         send_to(nodes, node, nodes->buffer, n);
     enqueue(nodes, false, nodes->buffer, n);
+    (void)failpoint_at(node_kind_name(message->kind), "said");
 }
 
 void nodes_send_packed(struct nodes *nodes, unsigned node, const uint8_t *packed, size_t n_bytes)

@@ -119,6 +119,7 @@ static const sequence_stage stages[] = {
 static void stored(struct job *job)
 {
     job->window->busy = false;
+    (void)failpoint("stored");
     /* To store again would show old weights where those of other nodes have come since. */
     if (!job->coordinator->alone)
         job_record(job, NULL, JOURNAL_STORED, NULL, 0, NULL, 0);
