@@ -139,15 +139,21 @@ static void store_chunk(struct work *work, uint32_t item)
             store_moment(edits, chunk, kind);
 }
 
-static void on_stored(struct work *work)
+void state_edits_store_counts(const struct state_edits *edits)
 {
-    struct state_edits *edits = container_of(work, struct state_edits, work);
     uint64_t *counts = state_begin_counts(edits->state);
 
     for (uint32_t p = 0; p < edits->state->layout->n_params; p++)
         if (edits->written[p] & STATE_EDITS_COUNT)
             counts[p] = edits->counts[p];
     state_use_counts(edits->state, state_other_copy(edits->state));
+}
+
+static void on_stored(struct work *work)
+{
+    struct state_edits *edits = container_of(work, struct state_edits, work);
+
+    state_edits_store_counts(edits);
     edits->done(edits->userdata);
 }
 

@@ -71,3 +71,5 @@ size_t state_edits_list(const struct state_edits *edits, uint64_t *numbers);
  */
 void state_edits_store(struct state_edits *edits, struct worker_pool *pool, void (*done)(void *userdata),
                        void *userdata);
+/* Stores the counts alone: an earlier daemon has stored the arrays. */
+void state_edits_store_counts(const struct state_edits *edits);

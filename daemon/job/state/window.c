@@ -509,6 +509,9 @@ int window_stored_again(struct job *job)
     if (job->phase != JOB_WINDOW || !job->window->stores)
         return -EINVAL;
     job->phase = JOB_COMMITTING_WINDOW;
+    /* The daemon before changed the arrays in place; which copy of the counts it used is in no record until the turn. */
+    if (job->window->edits)
+        state_edits_store_counts(job->window->edits);
     coordinator_stored(job->coordinator);
     return 0;
 }
