@@ -21,6 +21,7 @@
 #include "daemon/job/model/parcels.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/survival.h"
+#include "daemon/job/state/window.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/executor.h"
@@ -213,8 +214,8 @@ static bool can_take_part(const struct job *job, const struct job_rank *rank)
         return job->work.n_inits == 0;
     if (coordinator_holds_back(job->coordinator))
         return false;
-    return (job->phase == JOB_TRAINING || job->phase == JOB_WINDOW) && !job->ledger.ranks[rank->rank].asked &&
-           collect_is_done(job, rank);
+    return (job->phase == JOB_TRAINING || (job->phase == JOB_WINDOW && !window_stores(job))) &&
+           !job->ledger.ranks[rank->rank].asked && collect_is_done(job, rank);
 }
 
 void formed_settle(struct job *job, struct job_rank *rank)

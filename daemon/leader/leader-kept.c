@@ -98,10 +98,14 @@ static void carry_on(struct leader *leader, unsigned node)
     }
 }
 
-/* A window is open: the node may still open it, and its ranks end it again. Return: false, it has no part in it. */
+/*
+ * A window is open: the node may still open it, and its ranks end it again. Return: false, it has no part in it, or has
+ * not heard that the window was aborted.
+ */
 static bool reopen(struct leader *leader, unsigned node)
 {
-    bool is_open = leader->nodes[node].kept.stand == NODE_STANDS_WINDOW;
+    const struct kept *kept = &leader->nodes[node].kept;
+    bool is_open = kept->stand == NODE_STANDS_WINDOW && kept->attempt == leader->attempt;
 
     if (!is_open && !is_empty(leader, node))
         return false;
@@ -143,11 +147,10 @@ static bool take_in(struct leader *leader, unsigned node)
         return false;
     case LEADER_WINDOW:
         return reopen(leader, node);
-    case LEADER_WRITING:
-        if (leader->nodes[node].kept.stand != NODE_STANDS_WINDOW)
-            return false;
-        carry_on(leader, node);
-        return true;
+    case LEADER_WRITING: /* its ranks may have died with their daemon: nobody else knows that they had ended it */
+        leader->phase = LEADER_WINDOW;
+        leader->weights = (struct motion){0};
+        return reopen(leader, node);
     default:
         carry_on(leader, node);
         return true;

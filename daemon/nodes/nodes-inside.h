@@ -100,6 +100,8 @@ void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late);
 bool nodes_hold_back(const struct nodes *nodes);
 /* reason: NULL, or the diagnostic; its reference is passed on. */
 void nodes_abort(struct nodes *nodes, int64_t rank, const char *why, struct diagnostic *reason);
+/* Reports the aborts again that this node's ranks wait for, or that it has a reason for. */
+void nodes_abort_again(struct nodes *nodes);
 
 /* All ranks of this node have pushed the parcel: reports what the prepared reduction will sum. */
 void nodes_ready(struct nodes *nodes, const struct reduction *reduction);

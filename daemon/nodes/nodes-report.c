@@ -131,10 +131,8 @@ void nodes_end_window(struct nodes *nodes, const struct state_edits *edits, bool
                  (struct node_message){.kind = NODE_WINDOW_END, .numbers = numbers, .n_numbers = n, .forget = forget});
 }
 
-void nodes_abort(struct nodes *nodes, int64_t rank, const char *why, struct diagnostic *reason)
+static void report_abort(struct nodes *nodes, int64_t rank, const char *why, const struct diagnostic *reason)
 {
-    struct job *job = nodes->job;
-
     nodes_report(nodes, (struct node_message){
                             .kind = NODE_ABORT,
                             .has_rank = rank >= 0,
@@ -143,10 +141,30 @@ void nodes_abort(struct nodes *nodes, int64_t rank, const char *why, struct diag
                             .reason = reason ? reason->text : "",
                             .cause_class = reason ? reason->cause_class : "",
                         });
+}
+
+void nodes_abort(struct nodes *nodes, int64_t rank, const char *why, struct diagnostic *reason)
+{
+    struct job *job = nodes->job;
+
+    report_abort(nodes, rank, why, reason);
     if (job->abort.reason)
         diagnostic_unref(reason);
     else
         job->abort.reason = reason; /* for when node 0 agrees */
+}
+
+/* Only the first report counts: it begins another attempt. */
+void nodes_abort_again(struct nodes *nodes)
+{
+    const struct job *job = nodes->job;
+    const struct diagnostic *reason = job->abort.reason;
+
+    if (reason)
+        report_abort(nodes, reason->has_rank ? (int64_t)reason->rank : -1, "", reason);
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (job->ranks[r].wait == WAIT_ABORT)
+            report_abort(nodes, r, job->abort.why ? job->abort.why : "", NULL);
 }
 
 void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late)
@@ -158,9 +176,17 @@ void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late)
     nodes_report(nodes, (struct node_message){.kind = NODE_BACK, .proceed = all, .forget = late});
 }
 
+/* This node has ended the open window, and its end stands until node 0 answers: a rank cannot begin the window again.
+ */
+static bool has_ended_window(const struct nodes *nodes)
+{
+    return nodes->job->phase == JOB_WINDOW && nodes->said_request;
+}
+
 bool nodes_hold_back(const struct nodes *nodes)
 {
-    return nodes->holds_back || nodes->said_kept; /* the step, or window, that it would join may be over */
+    /* said_kept: the step, or window, that it would join may be over */
+    return nodes->holds_back || nodes->said_kept || has_ended_window(nodes);
 }
 
 void nodes_end_request(struct nodes *nodes)

@@ -116,4 +116,5 @@ void nodes_ask_again(struct nodes *nodes)
     exchange_ask_again(nodes->exchange);
     if (nodes->job->phase == JOB_WINDOW || (nodes->job->phase == JOB_TRAINING && is_empty(nodes)))
         nodes_end_request(nodes); /* and when this message has been obeyed the job asks again */
+    nodes_abort_again(nodes);
 }

@@ -385,16 +385,25 @@ void window_detach(struct job *job, struct job_rank *rank)
 
 /* ---- who can be answered ------------------------------------------------------------------------------- */
 
-static bool all_wait(const struct job *job, enum job_wait wait)
+static bool all_want_window(const struct job *job)
 {
     bool any = false;
 
     for (unsigned r = job->world.first; r < job->world.end; r++) {
-        if (job->ranks[r].wait != wait && !job->ranks[r].left)
+        if (job->ranks[r].wait != WAIT_WINDOW_BEGIN && !job->ranks[r].left)
             return false;
-        any |= job->ranks[r].wait == wait;
+        any |= job->ranks[r].wait == WAIT_WINDOW_BEGIN;
     }
     return any;
+}
+
+/* All ranks may have left: a leader that is new to the window does not know that, and waits for this node. */
+static bool all_have_ended(const struct job *job)
+{
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (job->ranks[r].wait != WAIT_WINDOW_END && !job->ranks[r].left)
+            return false;
+    return true;
 }
 
 static bool any_waits(const struct job *job, enum job_wait wait)
@@ -422,7 +431,7 @@ static void settle_open(struct job *job)
 
 void window_settle(struct job *job)
 {
-    if (job->phase == JOB_TRAINING && !job->window && all_wait(job, WAIT_WINDOW_BEGIN)) {
+    if (job->phase == JOB_TRAINING && !job->window && all_want_window(job)) {
         if (save_has_copy(job)) /* it goes on when the checkpoint is written */
             return;
         coordinator_want_window(job->coordinator);
@@ -437,7 +446,7 @@ void window_settle(struct job *job)
     }
     settle_open(job);
     /* A parameter that is loaded while weights change would be a mixture of old and new weights. */
-    if (job->phase != JOB_WINDOW || gather_is_busy(job) || !all_wait(job, WAIT_WINDOW_END))
+    if (job->phase != JOB_WINDOW || gather_is_busy(job) || !all_have_ended(job))
         return;
     coordinator_end_window(job->coordinator, job->window->edits, job->ranks[0].forget || job->ranks[0].left);
 }
@@ -509,7 +518,8 @@ int window_stored_again(struct job *job)
     if (job->phase != JOB_WINDOW || !job->window->stores)
         return -EINVAL;
     job->phase = JOB_COMMITTING_WINDOW;
-    /* The daemon before changed the arrays in place; which copy of the counts it used is in no record until the turn. */
+    /* The daemon before changed the arrays in place; which copy of the counts it used is in no record until the turn.
+     */
     if (job->window->edits)
         state_edits_store_counts(job->window->edits);
     coordinator_stored(job->coordinator);
@@ -524,11 +534,23 @@ void job_window_open(struct job *job)
         open_window(job);
 }
 
+/* Edits may be marked of a rank 0 that has died since. Only those of its successor count. */
+static void forget_edits(struct job *job)
+{
+    if (!job->window->edits)
+        return;
+    state_edits_clear(job->window->edits);
+    job_record(job, NULL, JOURNAL_WINDOW, NULL, 0, NULL, 0);
+}
+
 /* Makes edits like those that another node's rank 0 has written, to receive them. Return: 0 or -ENOMEM. */
 static int copy_edits(struct job *job, const uint64_t *written, size_t n)
 {
-    int r = job->window->edits ? 0 : state_edits_new(&job->window->edits, job->state, job->kernels);
+    int r = 0;
 
+    forget_edits(job);
+    if (n > 0 && !job->window->edits)
+        r = state_edits_new(&job->window->edits, job->state, job->kernels);
     for (size_t i = 0; r == 0 && i < n; i++) {
         uint64_t param = written[i] >> 8, kind = written[i] & 0xff;
 
@@ -548,7 +570,7 @@ int job_window_written(struct job *job, const uint64_t *written, size_t n, const
 {
     if (job->phase != JOB_WINDOW || !job->window)
         return -ENOENT;
-    if (n > 0 && job->world.first > 0 && copy_edits(job, written, n) < 0)
+    if (job->world.first > 0 && copy_edits(job, written, n) < 0)
         return -ENOMEM;
     *edits = job->window->edits;
     return 0;
