@@ -46,7 +46,7 @@ static const char help_text[] =
     "  resize RANKS                 give the job another number of ranks, when no rank is attached: its state stays\n"
     "  drop                         forget the run and its state, when no rank is attached\n"
     "  plan --params N --ranks N [--stage N] [--config FILE] [--dtype T] [--grad-dtype T]\n"
-    "       [--matrices ROWSxCOLUMNS[xN],...]\n"
+    "       [--matrices ROWSxCOLUMNS[xN],...] [--offload]\n"
     "                               what a model takes; needs no daemon\n"
     "  checkpoint save [--no-wait]  write a checkpoint now, and wait until it is on the disk\n"
     "  checkpoint list [DIR]        the checkpoints of the daemon, or those in DIR\n"

@@ -45,6 +45,7 @@ struct plan_request {
     unsigned stage;   /* 0: as configured */
     enum dtype dtype, grad_dtype;
     bool has_grad_dtype;
+    bool offload;                             /* the models are on GPUs, and the job is in host memory */
     struct plan_matrices matrices[MAX_KINDS]; /* those of Muon */
     size_t n_kinds;
     uint64_t n_matrices, matrix_elems; /* in all */
@@ -159,6 +160,9 @@ static int parse_option(struct plan_request *request, int option)
         return parse_dtype("--grad-dtype", optarg, &request->grad_dtype);
     case 'm':
         return parse_matrices(optarg, request);
+    case 'o':
+        request->offload = true;
+        return 0;
     default:
         return -EX_USAGE;
     }
@@ -167,15 +171,11 @@ static int parse_option(struct plan_request *request, int option)
 static int parse(struct plan_request *request, int argc, char **argv, bool *json)
 {
     static const struct option options[] = {
-        {"config", required_argument, NULL, 'c'},
-        {"params", required_argument, NULL, 'p'},
-        {"ranks", required_argument, NULL, 'r'},
-        {"stage", required_argument, NULL, 's'},
-        {"dtype", required_argument, NULL, 'd'},
-        {"grad-dtype", required_argument, NULL, 'g'},
-        {"json", no_argument, NULL, 'j'},
-        {"matrices", required_argument, NULL, 'm'},
-        {},
+        {"config", required_argument, NULL, 'c'}, {"params", required_argument, NULL, 'p'},
+        {"ranks", required_argument, NULL, 'r'},  {"stage", required_argument, NULL, 's'},
+        {"dtype", required_argument, NULL, 'd'},  {"grad-dtype", required_argument, NULL, 'g'},
+        {"json", no_argument, NULL, 'j'},         {"matrices", required_argument, NULL, 'm'},
+        {"offload", no_argument, NULL, 'o'},      {},
     };
     int option, r;
 
@@ -383,6 +383,19 @@ static int plan_compute(struct plan *plan)
     return r;
 }
 
+/* If memory is short, the daemon makes less room than this. */
+static int make_room(const struct plan_request *request, struct config *config)
+{
+    if (!request->offload)
+        return 0;
+    if (config->device != CONFIG_DEVICE_CPU) {
+        fprintf(stderr, "zerodctl: plan --offload is for models on GPUs whose job is in host memory (device: cpu)\n");
+        return -EX_USAGE;
+    }
+    config_choose_gpu_room(config, CONFIG_GPU_ROOM_MICRO_BATCH);
+    return 0;
+}
+
 static int check_optimizer(const struct plan *plan)
 {
     if (plan->request.n_matrices == 0 || plan->config->optimizer.type == OPTIMIZER_MUON)
@@ -438,6 +451,7 @@ static int print_json(struct plan *plan)
     json_put_u64(&j, o, "stage", request->stage);
     json_put_string(&j, o, "dtype", dtype_words[request->dtype]);
     json_put_string(&j, o, "grad_dtype", dtype_words[request->grad_dtype]);
+    json_put_bool(&j, o, "offload", request->offload);
     json_put_u64(&j, o, "bucket_elems", plan->bucket_elems);
     json_put_u64(&j, o, "n_buckets", plan->n_buckets);
     json_put_double(&j, o, "model_states_gb", plan_model_states(request->n_params, request->n_ranks, request->stage));
@@ -486,8 +500,9 @@ static void print_text(struct plan *plan)
         printf("%s stage %u  %10.6g   %s\n", i == request->stage ? "*" : " ", i,
                plan_model_states(request->n_params, request->n_ranks, i), what[i]);
     printf("\nbytes_by_class: what zerod holds for the %u ranks of a node, stage %u, weights %s, gradients "
-           "%s,\n",
-           plan->n_local_ranks, request->stage, dtype_words[request->dtype], dtype_words[request->grad_dtype]);
+           "%s%s,\n",
+           plan->n_local_ranks, request->stage, dtype_words[request->dtype], dtype_words[request->grad_dtype],
+           request->offload ? " copied from GPUs" : "");
     printf("in %" PRIu64 " buckets of at most %" PRIu64 " elements\n", plan->n_buckets, plan->bucket_elems);
     for (i = 0; i < ARRAY_SIZE(classes); i++)
         printf("  %-10s %16" PRIu64 "   %s%s\n", classes[i].word, *class_of(&plan->bytes, i),
@@ -515,7 +530,9 @@ int plan_command(int argc, char **argv, bool json)
     if (r < 0)
         return r;
     plan.config = config;
-    r = check_optimizer(&plan);
+    r = make_room(&plan.request, config);
+    if (r == 0)
+        r = check_optimizer(&plan);
     if (r == 0)
         r = plan_compute(&plan);
     if (r == 0 && plan.request.n_matrices > 0)

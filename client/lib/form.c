@@ -142,9 +142,9 @@ static int store_blob(struct zerod *c, bool has_blob, const uint8_t *blob, size_
 
 static int apply_formed(struct zerod *c, const struct reply_formed *formed)
 {
+    uint64_t bucket_elems = formed->bucket_elems ? formed->bucket_elems : c->welcome.bucket_elems;
     uint32_t bad;
-    int r =
-        layout_new(&c->layout, c->manifest.decls, c->manifest.n, c->welcome.world_size, c->welcome.bucket_elems, &bad);
+    int r = layout_new(&c->layout, c->manifest.decls, c->manifest.n, c->welcome.world_size, bucket_elems, &bad);
 
     if (r != 0)
         return call_fatal(&c->call, r < 0 ? r : -EPROTO, "the layout cannot be computed");
@@ -219,11 +219,12 @@ static int get_formed(struct zerod *c)
         return r;
     r = send_manifest(c);
     if (r == 0 || r == CALL_SAID_WHY)
-        r = call_ask(
-            &c->call,
-            &(struct request){.type = REQUEST_FORM,
-                              .form = {.n_params = c->manifest.n, .wants_published = c->flags & ZEROD_OVERLAP_UPDATE}},
-            REPLY_FORMED, &reply);
+        r = call_ask(&c->call,
+                     &(struct request){.type = REQUEST_FORM,
+                                       .form = {.n_params = c->manifest.n,
+                                                .wants_published = c->flags & ZEROD_OVERLAP_UPDATE,
+                                                .from_gpu = c->flags & ZEROD_COPIES_FROM_GPU}},
+                     REPLY_FORMED, &reply);
     if (r != 0)
         return r;
     c->resumed = reply.formed.resumed;

@@ -21,7 +21,8 @@ uint32_t budget_n_tickets(uint64_t n_parcels)
 
 bool budget_ring_holds_all(const struct config *config, const struct layout *layout, unsigned n_local)
 {
-    return step_sends_any_slots(layout, n_local, config->communication_data_type);
+    return step_sends_any_slots(layout, n_local, config->communication_data_type) ||
+           (config->zero.overlap_comm && config->zero.gpu_room == CONFIG_GPU_ROOM_MICRO_BATCH);
 }
 
 struct plan_options budget_options(const struct config *config, const struct layout *layout, struct budget_ranks ranks,

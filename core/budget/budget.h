@@ -17,7 +17,7 @@ struct layout;
 /* Slots that a rank's ring has tables for. n_parcels may be more than a layout could have. */
 uint32_t budget_n_tickets(uint64_t n_parcels);
 
-/* Has a ring room for all of a micro-batch, for the slots themselves travel between nodes? */
+/* Has a ring room for all of a micro-batch, because its slots travel between nodes, or because GPUs fill them? */
 bool budget_ring_holds_all(const struct config *config, const struct layout *layout, unsigned n_local);
 
 struct budget_ranks {

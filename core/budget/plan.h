@@ -48,7 +48,7 @@ struct plan_options {
     unsigned first_local_rank; /* the ranks of this node, whose partitions it owns */
     unsigned n_local_ranks;
     uint64_t stage3_max_live_elems; /* per rank */
-    bool ring_holds_all;            /* a ring has room for every parcel: they are sent from there */
+    bool ring_holds_all;            /* a ring has room for every parcel */
     uint64_t staging_bytes;         /* of the exchange between nodes; 0: one node, collective: local */
 
     /* For the class "fixed", what other modules keep; each may be 0. */
@@ -106,7 +106,8 @@ void plan_bytes_by_class(const struct layout *layout, const struct plan_options 
  * The ring of one rank, before overflow: the largest parcel, and another four typical ones with overlap_comm,
  * one without, so that a backward writes while earlier parcels are reduced. A typical parcel has
  * bucket_elems elements, but is no larger than the largest. Never more than the
- * arena, never less than 1 MiB; whole pages. holds_all: the arena, so that a backward does not wait for the network.
+ * arena, never less than 1 MiB; whole pages. holds_all: the arena, so that a backward waits neither for the network
+ * nor, on a GPU, for the workers.
  */
 uint64_t plan_ring_bytes(const struct layout *layout, bool overlap_comm, bool holds_all);
 

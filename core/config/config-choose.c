@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The optimizer of a program's choice replaces the default of a configuration that names none. */
+/* What the job's ranks choose where the file leaves it open: the optimizer, and the room for their gradients. */
 
 #include "core/base/base.h"
 #include "core/config/config-problem.h"
@@ -89,4 +89,11 @@ bool config_choose_optimizer(struct config *config, const char *name, double mom
     if (wanted && config_chooses_bucket(config))
         config->zero.reduce_bucket_size = config_usual_bucket_elems(config);
     return wanted != NULL;
+}
+
+void config_choose_gpu_room(struct config *config, enum config_gpu_room room)
+{
+    config->zero.gpu_room = room;
+    if (config_chooses_bucket(config))
+        config->zero.reduce_bucket_size = config_usual_bucket_elems(config);
 }

@@ -142,11 +142,11 @@ static const struct config_key table[] = {
         "What is partitioned: 1 optimizer state, 2 gradients too, 3 weights too.", DEEPSPEED, .def = "2", RANGE(1, 3)),
     KEY("zero_optimization.reduce_bucket_size", WHOLE, zero.reduce_bucket_size,
         "Largest bucket; a larger parameter is its own bucket, pushed in parts of this size. auto: 500000, with "
-        "several nodes 8000000; on GPUs 50000000, with Muon 8000000.",
+        "several nodes 8000000; if the models are on GPUs 50000000, with Muon 8000000.",
         .flags = CONFIG_DEEPSPEED | CONFIG_AUTO, .unit = "elements", .def = "auto", RANGE(1, MAX_ELEMS)),
     KEY("zero_optimization.overlap_comm", BOOL, zero.overlap_comm,
-        "Room for several buckets in the ring, so that reductions hide behind the backward; false: for two, less "
-        "memory.",
+        "Room for several buckets in the ring, so that reductions hide behind the backward, and for a whole "
+        "micro-batch if the models are on GPUs; false: for two, less memory.",
         .flags = CONFIG_DEEPSPEED | CONFIG_NULLABLE, .def = "true"),
     KEY("zero_optimization.stage3_max_live_parameters", WHOLE, zero.stage3_max_live_parameters,
         "Stage 3: what a rank may hold gathered at one time.", DEEPSPEED, .unit = "elements", .def = "1000000000",

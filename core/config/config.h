@@ -41,6 +41,15 @@ enum config_device { CONFIG_DEVICE_CPU, CONFIG_DEVICE_CUDA };
 enum config_collective { CONFIG_COLLECTIVE_LOCAL, CONFIG_COLLECTIVE_GLOO, CONFIG_COLLECTIVE_NCCL };
 enum config_stage3 { CONFIG_STAGE3_MAPPED, CONFIG_STAGE3_GATHERED };
 enum config_offload { CONFIG_OFFLOAD_NONE, CONFIG_OFFLOAD_CPU };
+/*
+ * Room for the gradients of models on GPUs, which GPUs copy into the rings of a job in host memory. A GPU computes a
+ * micro-batch's gradients faster than the workers reduce them, so the backward waits if a ring is full.
+ */
+enum config_gpu_room {
+    CONFIG_GPU_ROOM_NONE,        /* as for models in host memory */
+    CONFIG_GPU_ROOM_BUCKETS,     /* large buckets, and a ring for several of them */
+    CONFIG_GPU_ROOM_MICRO_BATCH, /* large buckets, and a ring for all gradients of a micro-batch */
+};
 enum config_allreduce_op { CONFIG_ALLREDUCE_MEAN, CONFIG_ALLREDUCE_SUM };
 enum config_weights { CONFIG_WEIGHTS_SHARED, CONFIG_WEIGHTS_PRIVATE };
 enum config_persist { CONFIG_PERSIST_RESTART, CONFIG_PERSIST_OFF };
@@ -86,6 +95,7 @@ struct config_zero {
     uint64_t stage3_max_live_parameters; /* elements, per rank */
     enum config_stage3 stage3_on_one_node;
     enum config_offload offload_optimizer;
+    enum config_gpu_room gpu_room; /* of the job's ranks, not of the file */
 };
 
 struct config_optimizer {
@@ -247,7 +257,7 @@ bool config_needs_openblas(const struct config *config, enum optimizer optimizer
 struct optimizer_moments config_moments(const struct config *config);
 /* Does a job look for a checkpoint to begin with? */
 bool config_loads(const struct config *config);
-/* reduce_bucket_size where nobody gives one: a running job of an earlier version keeps its own. */
+/* reduce_bucket_size where nobody gives one. A running job keeps the one that it was formed with. */
 uint64_t config_usual_bucket_elems(const struct config *config);
 bool config_chooses_bucket(const struct config *config);
 /* Ranks on this node. */
@@ -262,6 +272,8 @@ const char *config_optimizer_name(const struct config_optimizer *optimizer);
  * own defaults and, if it is SGD, that momentum. Return: whether it was taken; else nothing has changed.
  */
 bool config_choose_optimizer(struct config *config, const char *name, double momentum);
+/* What the job's ranks need is known: reduce_bucket_size follows where nobody gives one. */
+void config_choose_gpu_room(struct config *config, enum config_gpu_room room);
 /* Which of these settings the file names: bits of enum config_configured. */
 unsigned config_configured(const struct config *config);
 

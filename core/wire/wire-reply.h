@@ -53,6 +53,7 @@ struct reply_formed {
     const uint8_t *gpu; /* none, or WIRE_GPU_BYTES */
     size_t n_gpu_bytes;
     uint64_t first_point;
+    uint64_t bucket_elems; /* 0: as Welcome has it */
 };
 
 struct reply_done {

@@ -38,6 +38,7 @@ struct request_declare {
 struct request_form {
     uint32_t n_params;
     bool wants_published;
+    bool from_gpu;
 };
 
 struct request_init {

@@ -190,6 +190,7 @@ static const struct wire_rule declare_rules[] = {
 static const struct wire_rule form_rules[] = {
     U32(Form, request_form, n_params),
     BOOL(Form, request_form, wants_published),
+    BOOL(Form, request_form, from_gpu),
 };
 
 static const struct wire_rule init_rules[] = {
@@ -485,6 +486,7 @@ static const struct wire_rule formed_rules[] = {
     DOUBLE(Formed, reply_formed, loss_scale, .flags = WIRE_POSITIVE),
     BYTES(Formed, reply_formed, gpu, n_gpu_bytes, .max = WIRE_GPU_BYTES),
     U64(Formed, reply_formed, first_point),
+    U64(Formed, reply_formed, bucket_elems),
 };
 
 static bool formed_check(const void *ours, struct wire_problem *problem)

@@ -9,6 +9,7 @@
 #include "core/diagnosis/diagnosis.h"
 #include "daemon/job/attendance.h"
 #include "daemon/job/form.h"
+#include "daemon/job/gpu-room.h"
 #include "daemon/job/init.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/diagnostics.h"
@@ -37,7 +38,7 @@ static struct alone *alone_of(const struct coordinator *c)
 static void declared(struct coordinator *c, bool all)
 {
     if (all)
-        job_form_now(alone_of(c)->job, "");
+        job_form_now(alone_of(c)->job, "", gpu_room_wanted(alone_of(c)->job));
 }
 
 static void have_weights(struct coordinator *c)

@@ -6,6 +6,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -48,6 +49,8 @@ static void describe(const struct job *job, struct strbuf *out)
     strbuf_add(out, "bf16.stochastic_rounding %d\n", config->bf16.stochastic_rounding);
     strbuf_add(out, "optimizer.params.optim_bits %u\n", config->optimizer.optim_bits);
     strbuf_add(out, "optimizer.params.master_weight_bits %u\n", config->optimizer.master_weight_bits);
+    if (config->zero.gpu_room != CONFIG_GPU_ROOM_NONE) /* an earlier version can take over a run that has none */
+        strbuf_add(out, "room for gradients of GPUs %d\n", (int)config->zero.gpu_room);
 }
 
 /*
@@ -111,6 +114,16 @@ static void choose_bucket_again(struct job *job, const char *text)
         job->run.chosen.zero.reduce_bucket_size = n_elems;
 }
 
+/* Its rings stay as large as they are. */
+static void choose_gpu_room_again(struct job *job, const char *text)
+{
+    static const char name[] = "\nroom for gradients of GPUs ";
+    const char *line = strstr(text, name);
+
+    if (line)
+        job->run.chosen.zero.gpu_room = (enum config_gpu_room)strtoul(line + strlen(name), NULL, 10);
+}
+
 /* An earlier version gathered in stage 3 on one node, too. */
 static void choose_stage3_again(struct job *job, const char *text)
 {
@@ -130,6 +143,7 @@ static int compare_config(struct job *job, const struct journal_record *record, 
     if (theirs.data) {
         choose_again(job, theirs.data);
         choose_bucket_again(job, theirs.data);
+        choose_gpu_room_again(job, theirs.data);
         choose_stage3_again(job, theirs.data);
         describe(job, &ours);
     }

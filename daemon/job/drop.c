@@ -136,6 +136,7 @@ void drop_now(struct job *job)
     free(job->work.parcels);
     free(job->decision.hypers);
     free(job->decision.learnt);
+    config_choose_gpu_room(&job->run.chosen, CONFIG_GPU_ROOM_NONE); /* until the next ranks have said what they need */
     job->abort.said_attempt = 0;
     job->abort.next = false;
     job->window = NULL;

@@ -29,6 +29,7 @@
 #include "daemon/job/drop.h"
 #include "daemon/job/execute.h"
 #include "daemon/job/formed.h"
+#include "daemon/job/gpu-room.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
@@ -125,6 +126,7 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
         return;
     rank->declared = true;
     rank->wants_published = request->wants_published;
+    rank->from_gpu = request->from_gpu;
     rank->resumes = job->run.has_weights ||
                     job->run.was_loaded; /* later, rank 0 of a new run may be ready before this one is answered */
     job_wait(job, rank, WAIT_FORM);
@@ -264,6 +266,7 @@ static int admit(void *userdata)
         job->layout->n_parcels);
 
     plan_bytes_by_class(job->layout, &options, &job->memory.planned);
+    gpu_room_log(job);
     return refuse_with(job, admit_memory(job, &job->memory.planned));
 }
 
@@ -532,7 +535,7 @@ static bool all_declared(const struct job *job)
     return true;
 }
 
-void job_form_now(struct job *job, const char *run_id)
+void job_form_now(struct job *job, const char *run_id, enum config_gpu_room room)
 {
     if (job->phase != JOB_WAITING)
         return;
@@ -542,6 +545,7 @@ void job_form_now(struct job *job, const char *run_id)
         coordinator_unformed(job->coordinator, 0, "a rank has gone while the job was being formed");
         return;
     }
+    config_choose_gpu_room(&job->run.chosen, room);
     job->forming.sequence = (struct sequence){.stages = stages, .ended = ended, .userdata = job};
     sequence_run(&job->forming.sequence);
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "core/config/config.h"
+
 struct diagnostic;
 struct job;
 struct layout;
@@ -31,5 +33,8 @@ void form_settle(struct job *job);
 void job_formed(struct job *job);
 void job_unformed(struct job *job, struct diagnostic *diagnostic);
 
-/* All ranks of all nodes have declared equal manifests, under that run id. "": no rank has a run id. */
-void job_form_now(struct job *job, const char *run_id);
+/*
+ * All ranks of all nodes have declared equal manifests, under that run id. "": no rank has a run id. room: for
+ * gradients of GPUs, on all nodes.
+ */
+void job_form_now(struct job *job, const char *run_id, enum config_gpu_room room);

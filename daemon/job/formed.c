@@ -180,6 +180,7 @@ static void answer_formed(struct job *job, struct job_rank *rank)
                                        .blob = rank->blob.data,
                                        .n_blob_bytes = rank->blob.n_bytes,
                                        .loss_scale = job_loss_scale(job),
+                                       .bucket_elems = job->layout->bucket_elems,
                                        .segments = found.segments,
                                        .n_segments = n,
                                        .gpu = found.gpu,

@@ -74,6 +74,7 @@ struct node {
     uint64_t loaded_digest; /* of that checkpoint's description; 0: not known */
     uint64_t loaded_step; /* behind the last one that its checkpoint has; 0: it has found none */
     uint64_t digest;
+    uint32_t gpu_room;                      /* that it wants; from DECLARED, as run_id is */
     char run_id[WIRE_MAX_RUN_ID_BYTES + 1]; /* empty: any */
     /* From ASKED. */
     struct request_step args; /* groups are owned */

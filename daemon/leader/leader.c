@@ -210,6 +210,16 @@ static bool check_runs(struct leader *leader)
     return true;
 }
 
+/* The least room that a node wants: with less than the others have, its layout would be another one. */
+static uint32_t find_gpu_room(const struct leader *leader)
+{
+    uint32_t least = CONFIG_GPU_ROOM_MICRO_BATCH;
+
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        least = MIN(least, leader->nodes[i].gpu_room);
+    return least;
+}
+
 static void try_form(struct leader *leader)
 {
     unsigned first = find_run(leader);
@@ -239,6 +249,7 @@ static void try_form(struct leader *leader)
     leader->attempt = leader->n_windows = 0;
     leader_say(leader, (struct node_message){.kind = NODE_FORM,
                                              .digest = leader->nodes[0].digest,
+                                             .pass = find_gpu_room(leader),
                                              .text = first < leader->n_nodes ? leader->nodes[first].run_id : ""});
 }
 
@@ -260,6 +271,7 @@ static void hear_declared(struct leader *leader, unsigned node, const struct nod
     }
     n->declared = true;
     n->digest = message->digest;
+    n->gpu_room = message->pass;
     strcpy(n->run_id, message->text);
     if (leader->phase == LEADER_DECLARING)
         try_form(leader);

@@ -307,15 +307,33 @@ static bool is_in_place(const struct nodes *nodes, enum node_kind kind)
     }
 }
 
+/* This node is laid out, and with this room another node's layout would be another one. Return: whether it is refused.
+ */
+static bool refuse_other_layout(struct nodes *nodes, enum config_gpu_room room)
+{
+    static const char why[] = "another node's daemon was started anew, and its ranks need other buckets";
+    const struct config *config = nodes->job->config;
+    bool is_large = config->zero.gpu_room != CONFIG_GPU_ROOM_NONE;
+
+    if (!config_chooses_bucket(config) || is_large == (room != CONFIG_GPU_ROOM_NONE))
+        return false;
+    nodes_unformed(nodes, 0, why);
+    drop_begin(nodes->job, 0, why);
+    return true;
+}
+
 /* This node may have formed its part already, when another one lost its own. */
 static void hear_form(struct nodes *nodes, const struct node_message *message)
 {
+    enum config_gpu_room room = MIN(message->pass, (uint32_t)CONFIG_GPU_ROOM_MICRO_BATCH);
     const struct job *job = nodes->job;
 
     if (job->phase != JOB_INITIALISING) {
-        job_form_now(nodes->job, message->text);
+        job_form_now(nodes->job, message->text, room);
         return;
     }
+    if (refuse_other_layout(nodes, room))
+        return;
     nodes_formed(nodes);
     if (config_loads(job->config))
         nodes_loaded(nodes, job->run.was_loaded, job->state->progress.epoch, job->run.loaded_digest);

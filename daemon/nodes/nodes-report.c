@@ -8,6 +8,7 @@
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
 #include "core/layout/manifest.h"
+#include "daemon/job/gpu-room.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
@@ -18,9 +19,9 @@
 
 void nodes_declared(struct nodes *nodes, bool declared)
 {
-    const struct job *job = nodes->job;
-    uint64_t digest =
-        job->phase == JOB_INITIALISING ? job->run.digest : manifest_digest(&job->ranks[job->world.first].manifest);
+    struct job *job = nodes->job;
+    bool is_laid_out = job->phase == JOB_INITIALISING;
+    uint64_t digest = is_laid_out ? job->run.digest : manifest_digest(&job->ranks[job->world.first].manifest);
 
     if (nodes->said_declared == declared)
         return;
@@ -30,6 +31,9 @@ void nodes_declared(struct nodes *nodes, bool declared)
                             .kind = declared ? NODE_DECLARED : NODE_UNDECLARED,
                             .digest = declared ? digest : 0,
                             .generation = nodes->generation,
+                            .pass = !declared     ? CONFIG_GPU_ROOM_NONE
+                                    : is_laid_out ? job->config->zero.gpu_room
+                                                  : gpu_room_wanted(job),
                             .text = declared && job->run.id ? job->run.id : "",
                         });
 }

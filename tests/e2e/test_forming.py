@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zerod_form() returns 0 to each rank of a new run, and ZEROD_RESUMED to a process that joins one under way."""
+"""
+zerod_form() returns 0 to each rank of a new run, and ZEROD_RESUMED to a process that joins one under way; all nodes form
+one layout.
+"""
 
 import pytest
+
+from conftest import wait_for
+from nodes import Nodes
 
 WORLD_SIZE = 8
 N_RUNS = 8
@@ -77,3 +83,26 @@ def test_who_resumes(zerod, program):
         assert ranks.wait() == 0, ranks.err()
         assert ranks.out() == "0 " * WORLD_SIZE + "then 1\n"
         daemon.stop()
+
+
+def test_another_node_begins_anew_with_other_models(zerod, build, tmp_path):
+    """
+    Two nodes whose models are on GPUs are laid out, and wait for rank 0's weights. Node 1's daemon dies, and the rank of
+    the next one has its model in host memory, for which buckets are smaller: node 0 does not go on with another layout
+    than node 1's, and the job is formed anew.
+    """
+    nodes = Nodes(zerod, tmp_path, (1, 1), {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}})
+    trainer = build.path("tests/kill-trainer")
+    waits = nodes.spawn(trainer, "--steps", 3, "--from-gpu", rank=0, failpoint="Ready.send:sleep:600000")
+    nodes.spawn(trainer, "--steps", 3, "--from-gpu", rank=1)
+    wait_for("the layout", lambda: nodes.daemons[1].status()["state"] == "initialising")
+    assert [daemon.status()["bucket_elems"] for daemon in nodes.daemons] == [50_000_000, 50_000_000]
+    nodes.daemons[1].kill()
+    nodes.start(1)
+    nodes.spawn(trainer, "--steps", 3, rank=1)
+    wait_for("node 0 gives its layout up", lambda: "its ranks need other buckets" in nodes.daemons[0].log())
+    waits.kill()
+    ranks = [nodes.spawn(trainer, "--steps", 3, *args, rank=rank) for rank, args in enumerate((["--from-gpu"], []))]
+    for rank in ranks:
+        assert rank.wait(60) == 0, rank.err() + nodes.log()
+    assert [daemon.status()["bucket_elems"] for daemon in nodes.daemons] == [8_000_000, 8_000_000]

@@ -109,7 +109,7 @@ struct trainer {
     bool says_state, is_first;     /* of its node's ranks */
     bool leaves;                   /* after the last step at once: it reads nothing that other nodes have */
     bool accumulate;
-    bool any_blob;       /* it trains no step, and so needs no blob */
+    bool any_blob; /* it trains no step, and so needs no blob */
     /* That the optimizer has: exp_avg "m", exp_avg_sq "v"; "muon": matrices the first, others both. */
     const char *moments;
     struct action actions[MAX_ACTIONS];
@@ -120,7 +120,7 @@ struct trainer {
     uint64_t hashes[N_PARAMS]; /* of the weights that step hashed_step is computed with */
     uint64_t hashed_step;
     unsigned held[MAX_HELD], n_held, n_holds; /* gathered, the oldest first */
-    bool differs, omits; /* a trainer that does not redo what its predecessor did */
+    bool differs, omits;                      /* a trainer that does not redo what its predecessor did */
     float values[MAX_ELEMS];
     uint8_t bytes[MAX_ELEMS * sizeof(float)];
 };
@@ -825,14 +825,23 @@ static bool parse_action(struct trainer *t, const char *text)
 static int parse(struct trainer *t, int argc, char **argv)
 {
     static const struct option options[] = {
-        {"steps", required_argument, NULL, 's'},   {"micro", required_argument, NULL, 'm'},
-        {"seed", required_argument, NULL, 'e'},    {"window", required_argument, NULL, 'w'},
-        {"accumulate", no_argument, NULL, 'a'},    {"any-blob", no_argument, NULL, 'b'},
-        {"at", required_argument, NULL, 't'},      {"timeout", required_argument, NULL, 'o'},
-        {"moments", required_argument, NULL, 'v'}, {"overlap", no_argument, NULL, 'l'},
-        {"windows", required_argument, NULL, 'W'}, {"writes", no_argument, NULL, 'i'},
-        {"hold", no_argument, NULL, 'h'},          {"state", no_argument, NULL, 'S'},
-        {"leave", no_argument, NULL, 'L'},         {0},
+        {"steps", required_argument, NULL, 's'},
+        {"micro", required_argument, NULL, 'm'},
+        {"seed", required_argument, NULL, 'e'},
+        {"window", required_argument, NULL, 'w'},
+        {"accumulate", no_argument, NULL, 'a'},
+        {"any-blob", no_argument, NULL, 'b'},
+        {"at", required_argument, NULL, 't'},
+        {"timeout", required_argument, NULL, 'o'},
+        {"moments", required_argument, NULL, 'v'},
+        {"overlap", no_argument, NULL, 'l'},
+        {"windows", required_argument, NULL, 'W'},
+        {"writes", no_argument, NULL, 'i'},
+        {"hold", no_argument, NULL, 'h'},
+        {"state", no_argument, NULL, 'S'},
+        {"leave", no_argument, NULL, 'L'},
+        {"from-gpu", no_argument, NULL, 'g'}, /* says so, and has no GPU */
+        {0},
     };
     int option;
 
@@ -865,6 +874,8 @@ static int parse(struct trainer *t, int argc, char **argv)
             t->any_blob = true;
         else if (option == 'l')
             t->options.flags |= ZEROD_OVERLAP_UPDATE;
+        else if (option == 'g')
+            t->options.flags |= ZEROD_COPIES_FROM_GPU;
         else if (option != 't' || !parse_action(t, optarg))
             return -1;
     }
@@ -884,7 +895,8 @@ int main(int argc, char **argv)
     if (parse(&t, argc, argv) < 0) {
         fprintf(stderr,
                 "usage: kill-trainer [--steps N] [--micro N] [--seed N] [--window N] [--accumulate] [--any-blob]\n"
-                "                    [--windows N] [--writes] [--hold] [--state] [--leave] [--overlap] [--timeout MS] "
+                "                    [--windows N] [--writes] [--hold] [--state] [--leave] [--overlap] [--from-gpu] "
+                "[--timeout MS] "
                 "[--moments m|v|mv|none|muon] [--at "
                 "STEP.MICRO.(N|end|step|window):ACTION[=N]]...\n");
         return EX_USAGE;

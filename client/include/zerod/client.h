@@ -101,6 +101,10 @@ enum zerod_flags {
     ZEROD_OVERLAP_UPDATE =
         1 << 1, /* zerod_step() returns when the step is decided, and weights change behind the caller's back until
                    zerod_wait(): for a caller that calls that before it reads them */
+    ZEROD_COPIES_FROM_GPU =
+        1 << 2, /* the model is on a GPU, and the caller copies gradients from there to where zerod_slot() says, for a
+                   daemon in host memory: if all ranks have this, buckets and rings are large, so that a GPU need not
+                   wait for room. The bits are the same */
 };
 
 /* All fields may be zero; there has to be one. */

@@ -153,6 +153,7 @@ class Client:
         optimizer: str | None = None,
         momentum: float = 0.0,
         overlap_update: bool = False,
+        copies_from_gpu: bool = False,
     ) -> None:
         self._handle = c_void_p()
         self._is_kept = False  # the handle, until the process exits
@@ -175,7 +176,7 @@ class Client:
             run_id=run_id.encode() if run_id else None,
             timeout_ms=int(timeout * 1000) if timeout else 0,
             on_duplicate=_lib.ON_DUPLICATE[on_duplicate],
-            flags=_lib.OVERLAP_UPDATE if overlap_update else 0,
+            flags=_lib.OVERLAP_UPDATE * overlap_update + _lib.COPIES_FROM_GPU * copies_from_gpu,
             client=_program().encode(),
             interrupted=_interrupted,
             optimizer=optimizer.encode() if optimizer else None,

@@ -160,7 +160,15 @@ class Optimizer(torch.optim.Optimizer):
         given = settings.given(groups, hypers)
         settings.check_type(type, HYPERS)
         self._client = Client(
-            socket, rank, run_id, timeout, on_duplicate, type, settings.momentum(type, given), overlap_update
+            socket,
+            rank,
+            run_id,
+            timeout,
+            on_duplicate,
+            type,
+            settings.momentum(type, given),
+            overlap_update,
+            placement.is_on_gpu(self.model),
         )
         self._overlaps = overlap_update
         try:
@@ -208,7 +216,7 @@ class Optimizer(torch.optim.Optimizer):
         at = f", goes on at step {self._client.position.step}" if self._resumed else ""
         return (
             f"zerod: {self.optimizer_type}, stage {job.stage}, {job.world_size} ranks, lr {rates}, weight_decay {decays}, "
-            f"{clipping}{at}; from the daemon at {socket or os.environ.get('ZEROD_SOCKET')}"
+            f"{clipping}{self._place.describe()}{at}; from the daemon at {socket or os.environ.get('ZEROD_SOCKET')}"
         )
 
     def _form(self) -> None:

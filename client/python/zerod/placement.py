@@ -61,6 +61,10 @@ class InHost:
     def __init__(self, client: Client, bound: Sequence[Bound]) -> None:
         self._client, self._bound = client, bound
 
+    def describe(self) -> str:
+        """What the line that names the run's settings says about this place; "" or a text that begins with a comma."""
+        return ""
+
     def initial(self, flat: torch.Tensor) -> torch.Tensor:
         """Returns a flat tensor of the model in memory that the daemon can read."""
         return flat
@@ -176,16 +180,28 @@ class Offload(InHost):
         self._events: list[Any] = []  # events that are free for the next copies
         self._registered = _Registered(client)
         self._ring = (0, 0)  # first address, and the one behind the last; (0, 0): not registered
+        self._n_ring_bytes = 0
+        self._room = 0  # of the ring, for pending gradients, bytes; 0: it holds all of a micro-batch, or is not registered
         self._own: dict[int, torch.Tensor] = {}  # pinned memory for gradients that get no place in the ring
         self._published: list[torch.Tensor] = []
         self._refreshed = _cuda.Event()
         self._copies = _cuda.CopyStream(device)
 
+    def describe(self) -> str:
+        holds = "holds all" if self._ring_holds_all() else "holds a part"
+        return f", the ring of {self._n_ring_bytes / 2**20:.1f} MiB {holds} of the GPU's gradients"
+
     def initial(self, flat: torch.Tensor) -> torch.Tensor:
         return flat.cpu()
 
+    def _ring_holds_all(self) -> bool:
+        """Of a micro-batch, if no parameter has a second gradient, which is pushed at once."""
+        return sum(b.n_grad_bytes for b in self._bound if b.trainable) <= self._n_ring_bytes
+
     def attach(self) -> None:
         self._ring = self._registered.add(_lib.MEMORY_RING)
+        self._n_ring_bytes = self._client.memory(_lib.MEMORY_RING)[1]
+        self._room = 0 if self._ring_holds_all() or self._ring == (0, 0) else self._n_ring_bytes // 2
         self._registered.add(_lib.MEMORY_WEIGHTS, read_only=True)
         self._client.before_close.append(self._registered.remove_all)
         for b in self._bound:
@@ -260,8 +276,8 @@ class Offload(InHost):
 
     def _make_room(self, n_bytes: int) -> int:
         """Pushes pending gradients while they fill half the ring: the daemon frees a slot only after its push."""
-        status, room = self.poll(), (self._ring[1] - self._ring[0]) // 2
-        while not status and self._pending and room and self._n_pending_bytes + n_bytes > room:
+        status = self.poll()
+        while not status and self._pending and self._room and self._n_pending_bytes + n_bytes > self._room:
             status = self._push_first()
         return status
 
@@ -374,6 +390,10 @@ class OnGpu(InHost):
 
 
 # ---- which it is -------------------------------------------------------------------------------------------
+
+
+def is_on_gpu(model: torch.nn.Module) -> bool:
+    return any(p.device.type != "meta" and _cuda.is_on_gpu(p) for p in model.parameters())
 
 
 def _device_of(bound: Sequence[Bound]) -> torch.device | None:

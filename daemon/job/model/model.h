@@ -110,6 +110,7 @@ struct job_forming {
     struct work reserve_work;
     int reserve_result; /* written by workers, atomically */
     bool has_memory;    /* all of it, also on GPUs; what remains is to load a checkpoint */
+    enum config_gpu_room gpu_room; /* that this node wanted: gpu-room.h */
 };
 
 /* The memory that the job may hold, and the memory that it has charged. */

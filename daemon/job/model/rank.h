@@ -110,6 +110,7 @@ struct job_rank {
     struct blob blob_step;           /* came with the request for the step */
     struct step_args args;
     bool wants_published; /* when it is formed */
+    bool from_gpu;        /* its model is on a GPU, which copies the gradients into the ring */
     bool wants_decision;  /* to hear of it before the step is committed */
     bool abandoned;      /* a backward was given up in this step */
     uint32_t n_given_up; /* pushes of that backward */

@@ -62,6 +62,37 @@ static void test_chosen(void **state)
     }
 }
 
+/* Models on GPUs, and the job in host memory. A size that the file gives stays. */
+static void test_bucket_for_gpus(void **state)
+{
+    static const struct {
+        const char *text;
+        uint64_t bucket_elems;
+    } cases[] = {
+        {MINIMAL, 50000000},
+        {MINIMAL "optimizer: {type: Muon}\n", 8000000},
+        {MINIMAL "zero_optimization: {reduce_bucket_size: 7}\n", 7},
+        {"listen: {socket: /a}\nworld: {size: 2, key_file: /k,\n"
+         "  nodes: [{address: \"a:1\", ranks: 1}, {address: \"b:1\", ranks: 1}]}\ncollective: gloo\n",
+         50000000},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct config *c = load_valid_with(cases[i].text, &both_engines);
+        uint64_t before = c->zero.reduce_bucket_size;
+
+        assert_int_equal(c->zero.gpu_room, CONFIG_GPU_ROOM_NONE);
+        for (enum config_gpu_room room = CONFIG_GPU_ROOM_BUCKETS; room <= CONFIG_GPU_ROOM_MICRO_BATCH; room++) {
+            config_choose_gpu_room(c, room);
+            assert_int_equal(c->zero.reduce_bucket_size, cases[i].bucket_elems);
+        }
+        config_choose_gpu_room(c, CONFIG_GPU_ROOM_NONE);
+        assert_int_equal(c->zero.reduce_bucket_size, before);
+        config_free(c);
+    }
+}
+
 static void test_defaults(void **state)
 {
     struct config *c = load_valid(MINIMAL);
@@ -689,6 +720,7 @@ static void test_files(void **state)
 TEST_GROUP(config)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bucket_for_gpus),
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_chosen),
         cmocka_unit_test(test_every_section),

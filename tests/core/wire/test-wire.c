@@ -329,6 +329,7 @@ static void assert_formed_equal(const struct reply_formed *a, const struct reply
     assert_memory_equal(a->blob, b->blob, b->n_blob_bytes);
     assert_true(a->n_tickets == b->n_tickets && a->ring_bytes == b->ring_bytes && a->digest == b->digest);
     assert_true(a->loss_scale == b->loss_scale);
+    assert_true(a->first_point == b->first_point && a->bucket_elems == b->bucket_elems);
     assert_int_equal(a->n_gpu_bytes, b->n_gpu_bytes);
     assert_memory_equal(a->gpu, b->gpu, b->n_gpu_bytes);
 }
@@ -1019,7 +1020,7 @@ static void test_envelopes(void **state)
     n = pack_request(&example_requests[REQUEST_FORM]);
     memset(trailing, 0, sizeof(trailing));
     memcpy(trailing, packet, n);
-    assert_request_refused(trailing, n + 1, "ClientMessage: 7 bytes that are not a protobuf message");
+    assert_request_refused(trailing, n + 1, "ClientMessage: 9 bytes that are not a protobuf message");
 }
 
 /* Every part of a valid packet is refused or still a message; none is read beyond its end (address

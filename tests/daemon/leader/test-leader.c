@@ -78,6 +78,8 @@ static void note_details(struct fixture *f, const struct node_message *m)
     switch (m->kind) {
     case NODE_FORM:
         note(f, " %" PRIx64 "%s%s", m->digest, m->text[0] ? " run " : "", m->text);
+        if (m->pass)
+            note(f, " room %u", m->pass);
         break;
     case NODE_REFUSE:
         note(f, "%s %s", m->proceed ? " and form again:" : "", m->text);
@@ -488,6 +490,31 @@ static void test_forming(void **state)
     expect(f, "TRAIN\n");
     assert_int_equal(leader_waits_for(f->leader), 7);
     fixture_free(f);
+}
+
+/* All nodes get the least room for gradients of GPUs that one wants; a node that declares again may want another one.
+ */
+static void test_gpu_room(void **state)
+{
+    static const struct {
+        uint32_t wanted[NODES];
+        const char *said;
+    } cases[] = {{{2, 2, 2}, "FORM 1 room 2\n"},
+                 {{2, 1, 2}, "FORM 1 room 1\n"},
+                 {{2, 1, 0}, "FORM 1\n"},
+                 {{9, 9, 9}, "FORM 1 room 2\n"}};
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct fixture *f = fixture_new(NODES, 2, false);
+
+        report(f, 1, (struct node_message){.kind = NODE_DECLARED, .digest = 1, .pass = 1});
+        report(f, 1, (struct node_message){.kind = NODE_UNDECLARED});
+        for (unsigned node = 0; node < NODES; node++)
+            report(f, node, (struct node_message){.kind = NODE_DECLARED, .digest = 1, .pass = cases[i].wanted[node]});
+        expect(f, cases[i].said);
+        fixture_free(f);
+    }
 }
 
 static void test_unequal(void **state)
@@ -1831,6 +1858,7 @@ TEST_GROUP(leader)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forming),
+        cmocka_unit_test(test_gpu_room),
         cmocka_unit_test(test_unequal),
         cmocka_unit_test(test_runs),
         cmocka_unit_test(test_cannot_form),

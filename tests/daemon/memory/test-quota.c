@@ -326,6 +326,26 @@ static struct plan_options options_of(const char *text, const struct layout *lay
     return options;
 }
 
+/* Models on GPUs: a ring holds a micro-batch if there is room for it, and if the file does not want it small. */
+static void test_budget_of_gpu_room(void **state)
+{
+    struct layout *layout = make_layout();
+    const struct budget_ranks ranks = {.first_local = 1, .n_local = 2};
+
+    (void)state;
+    for (int overlaps = 0; overlaps < 2; overlaps++)
+        for (enum config_gpu_room room = CONFIG_GPU_ROOM_NONE; room <= CONFIG_GPU_ROOM_MICRO_BATCH; room++) {
+            struct config *config =
+                load_valid(overlaps ? MINIMAL : MINIMAL "zero_optimization: {overlap_comm: false}\n");
+
+            config_choose_gpu_room(config, room);
+            assert_int_equal(budget_options(config, layout, ranks, layout->n_parcels).ring_holds_all,
+                             overlaps && room == CONFIG_GPU_ROOM_MICRO_BATCH);
+            config_free(config);
+        }
+    layout_free(layout);
+}
+
 static void test_budget_settings(void **state)
 {
     struct layout *layout = make_layout();
@@ -452,6 +472,7 @@ TEST_GROUP(quota)
         TEST(test_version_1),
         TEST(test_hybrid),
         cmocka_unit_test(test_tickets),
+        cmocka_unit_test(test_budget_of_gpu_room),
         cmocka_unit_test(test_budget_settings),
         cmocka_unit_test(test_budget_of_staging),
         cmocka_unit_test(test_budget_tables),

@@ -637,6 +637,24 @@ def test_plan_with_a_configuration(tmp_path):
     assert result.returncode == os.EX_CONFIG and "E1601" in result.stderr
 
 
+def test_plan_of_models_on_gpus(tmp_path):
+    """A ring for all gradients of a micro-batch, unless the file wants as little as goes."""
+    host, gpus = (plan("--params", "64e6", "--ranks", 2, "--dtype", "bf16", *more) for more in ((), ("--offload",)))
+    assert (host["bucket_elems"], host["offload"], gpus["bucket_elems"], gpus["offload"]) == (500_000, False, 50_000_000, True)
+    assert host["bytes_by_class"]["ring"] == pytest.approx(2 * 5 * 2 * 500_000, rel=0.02)
+    assert gpus["bytes_by_class"]["ring"] == pytest.approx(2 * 2 * 64e6, rel=0.02)
+    others = {"state", "gradient", "overflow", "staging", "weights", "pool"}
+    assert all(gpus["bytes_by_class"][c] == pytest.approx(host["bytes_by_class"][c], rel=0.02) for c in others)
+    file = tmp_path / "job.yaml"
+    file.write_text("world: {size: 2}\nzero_optimization: {overlap_comm: false, reduce_bucket_size: 1000000}\n")
+    little = plan("--config", file, "--params", "64e6", "--dtype", "bf16", "--offload")
+    assert little["bytes_by_class"]["ring"] == pytest.approx(2 * 2 * 2 * 1_000_000, rel=0.02)
+    assert " copied from GPUs,\n" in zerodctl("plan", "--params", 1, "--ranks", 1, "--offload").stdout
+    file.write_text("world: {size: 1}\ndevice: cuda\ncollective: nccl\n")
+    result = zerodctl("plan", "--config", file, "--params", 1, "--offload")
+    assert result.returncode == os.EX_USAGE and "device: cpu" in result.stderr
+
+
 def test_plan_for_people():
     result = zerodctl("plan", "--params", "7.5e9", "--ranks", 64, "--stage", 2)
     assert result.returncode == 0

@@ -20,7 +20,8 @@ import torch
 
 MAX_DELAY_S = 0.004
 
-counts = {"late": 0, "waited": 0, "back": 0}  # copies to the host, those of them that waited, copies to the GPU
+# Copies to the host, those of them that waited, copies to the GPU; waits of the program for an event that was not done.
+counts = {"late": 0, "waited": 0, "back": 0, "blocked": 0}
 problems: list[str] = []
 refuses_to_register = False
 elsewhere: dict[int, torch.device] = {}  # data_ptr() of tensors that are on another device than the usual one
@@ -176,6 +177,7 @@ class Event:
         return self._done.is_set()
 
     def wait(self):
+        counts["blocked"] += not self._done.is_set()
         self._done.wait()
 
 
