@@ -50,6 +50,45 @@ run_quietly() {
     return 1
 }
 
+# Where no terminal shows progress: seconds between two lines.
+progress_s=30
+
+# show_progress LOG: until it is killed, or the script has ended, says how many of ninja's commands are done: on a
+# terminal on one line, else now and then.
+show_progress() {
+    local log=$1 at said= n
+    for ((n = 1; ; n++)); do
+        sleep 1 >/dev/null 2>&1
+        kill -0 $$ 2>/dev/null || return 0
+        at=$(grep -o '^\[[0-9]*/[0-9]*\]' "$log" 2>/dev/null | tail -n 1)
+        at=${at//[][]/}
+        [ -n "$at" ] && [ "$at" != "$said" ] || continue
+        if [ -t 1 ]; then
+            printf '\rcompiling: %s of %s\033[K' "${at%/*}" "${at#*/}"
+        elif [ $((n % progress_s)) = 0 ]; then
+            say "compiling: ${at%/*} of ${at#*/}"
+        else
+            continue
+        fi
+        said=$at
+    done
+}
+
+# compile FOLDER [TARGET]...: the targets, or everything. Shows progress, and the output only when it fails.
+compile() {
+    local log=$1/compile.log failed= watcher
+    : >"$log"
+    show_progress "$log" &
+    watcher=$!
+    ninja -C "$@" >"$log" 2>&1 || failed=1
+    kill "$watcher" 2>/dev/null || true
+    wait "$watcher" 2>/dev/null || true
+    [ ! -t 1 ] || printf '\r\033[K'
+    [ -n "$failed" ] || return 0
+    cat "$log" >&2
+    die "compiling failed"
+}
+
 # What a script does with --gpu cannot be done here: neither passed nor failed.
 skip_gpu() {
     printf 'scripts/%s --gpu: %s; nothing was run\n' "${0##*/}" "$*" >&2
@@ -138,11 +177,10 @@ configure_tree() {
     fi
 }
 
-# build_tree FOLDER OPTION...: configures and compiles.
+# build_tree FOLDER OPTION...: configures and compiles everything.
 build_tree() {
-    local folder=$1
     configure_tree "$@"
-    run_quietly "$folder/compile.log" ninja -C "$folder" || die "compiling failed"
+    compile "$1"
 }
 
 # make_venv_of NAME MODULE...: build/NAME with these Python modules.
