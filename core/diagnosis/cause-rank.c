@@ -274,6 +274,14 @@ struct diagnostic *cause_aborted(const struct evidence_abort *e)
 
 static void explain_other_node(struct diagnostic *d, const struct evidence_stall *e)
 {
+    if (e->decided) {
+        diagnostic_field(d, "cause", "the step, or the write window, is decided, and a node has not ended it");
+        diagnostic_field(d, "fix", "see that the daemons of all nodes run, and reach node 0: then it ends by itself");
+        diagnostic_field(d, "or", "zerodctl status on node 0   (whether that node is reached, and why not)");
+        diagnostic_field(d, "or", "end the run   (if a node's daemon does not come back with what it held)");
+        diagnostic_field(d, "does not help", "the ranks of this node; zerodctl abort-step; a longer stall_timeout");
+        return;
+    }
     if (e->forming)
         diagnostic_field(d, "cause", "the job forms when all ranks of all nodes have attached and declared");
     else
@@ -333,7 +341,7 @@ struct diagnostic *cause_stalled(const struct evidence_stall *e)
     strbuf_add(&title, "stalled for ");
     print_duration(&title, e->since_ms);
     if (e->aborted)
-        strbuf_add(&title, e->forming ? ", forming given up" : ", step aborted");
+        strbuf_add(&title, e->decided ? ", wait given up" : e->forming ? ", forming given up" : ", step aborted");
     d = cause_new(&e->at, E_STALLED, strbuf_text(&title));
     strbuf_deinit(&title);
     if (!e->aborted)
@@ -346,6 +354,9 @@ struct diagnostic *cause_stalled(const struct evidence_stall *e)
     explain_stall(d, e);
     if (!e->aborted)
         diagnostic_field(d, "state", "nothing is lost, and all keep waiting; diagnostics.stall_timeout ends the wait");
+    else if (e->decided)
+        diagnostic_field(
+            d, "state", "the ranks that waited are refused; the daemon holds its part, which ends when the nodes meet");
     else if (e->forming)
         diagnostic_field(d, "state", "the ranks that waited are refused and may try again; no job was formed");
     else

@@ -255,6 +255,7 @@ struct evidence_stall {
     bool aborted; /* stall_timeout */
     bool forming;
     bool absent;     /* the awaited rank never opened the step (M7) */
+    bool decided;    /* the step or window: nothing aborts it */
     bool deadlocked; /* ranks wait in different calls, so for each other */
     bool behind_window; /* deadlocked: these calls come after the end of the window that is open */
     bool gone;       /* the processes of all awaited ranks have ended */

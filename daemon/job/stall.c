@@ -19,6 +19,7 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
 #include "daemon/job/state/save.h"
+#include "daemon/job/state/window.h"
 #include "daemon/memory/journal.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/admit.h"
@@ -156,10 +157,22 @@ static void describe_blocking(const struct job *job, char *dst, size_t size)
         snprintf(dst, size, "the end of the write window that is open");
 }
 
+/* Is a step, or a window, decided, so that no abort can end it? */
+static bool is_decided(const struct job *job)
+{
+    return job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW;
+}
+
+/* Has this node done its part of what is decided? */
+static bool is_done_here(const struct job *job)
+{
+    return job->work.n_io == 0 && !window_is_busy(job->window);
+}
+
 /* Do all ranks here wait for other nodes? dst: for which ones, a text; may be NULL. */
 static bool waits_elsewhere(const struct job *job, char *dst, size_t size)
 {
-    return (job->phase == JOB_WAITING || job->phase == JOB_TRAINING) &&
+    return (job->phase == JOB_WAITING || job->phase == JOB_TRAINING || (is_decided(job) && is_done_here(job))) &&
            coordinator_waits_elsewhere(job->coordinator, dst, size);
 }
 
@@ -260,6 +273,7 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         .since_ms = since_ms,
         .aborted = aborted,
         .forming = !job->run.has_weights,
+        .decided = is_decided(job),
         .deadlocked = is_deadlocked(job),
         .behind_window = is_deadlocked(job) && one && waits_behind_window(job, one),
         .gone = all_are_gone(job),
@@ -283,6 +297,27 @@ static int64_t find_guilty(const struct job *job)
     return guilty;
 }
 
+/* What is decided stays so, and may still end when the other nodes are back. */
+static void refuse_waiting(struct job *job, struct diagnostic *diagnostic)
+{
+    job_keep(job, diagnostic);
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (job->ranks[r].wait != WAIT_NONE)
+            job_refuse(job, &job->ranks[r], diagnostic, false);
+}
+
+static void give_up(struct job *job, uint64_t since_ms, bool elsewhere)
+{
+    struct diagnostic *diagnostic = describe_stall(job, since_ms, true, elsewhere);
+
+    if (is_decided(job))
+        refuse_waiting(job, diagnostic);
+    else if (job->run.has_weights)
+        job_abort(job, find_guilty(job), diagnostic);
+    else
+        job_refuse_forming(job, diagnostic); /* there is nothing to abort yet */
+}
+
 static void check_stall(struct job *job, uint64_t now)
 {
     uint64_t warning_ns = job->config->diagnostics.stall_warning_ms * UINT64_C(1000000);
@@ -294,8 +329,8 @@ static void check_stall(struct job *job, uint64_t now)
         if (job->ranks[r].wait != WAIT_NONE)
             longest = MAX(longest, now - job->ranks[r].wait_ns);
     }
-    for (unsigned r = 0; r < job->world.size; r++)
-        blocked |= is_blocking(job, &job->ranks[r]);
+    for (unsigned r = 0; !is_decided(job) && r < job->world.size; r++)
+        blocked |= is_blocking(job, &job->ranks[r]); /* else ranks of other nodes may have their answer already */
     elsewhere = !blocked && !is_deadlocked(job) && waits_elsewhere(job, NULL, 0);
     if (longest == 0 || !(blocked || is_deadlocked(job) || elsewhere)) {
         job->stall.interval_ns = 0;
@@ -303,14 +338,9 @@ static void check_stall(struct job *job, uint64_t now)
     }
     if (job->abort.reason)
         return; /* asked for; node 0 is to agree */
-    /* On account of other nodes it is node 0 that gives up: it knows on whose. */
-    if (timeout_ns && longest > timeout_ns && !(elsewhere && job->config->world.node != 0)) {
-        struct diagnostic *diagnostic = describe_stall(job, longest / 1000000, true, elsewhere);
-
-        if (job->run.has_weights)
-            job_abort(job, find_guilty(job), diagnostic);
-        else
-            job_refuse_forming(job, diagnostic); /* there is nothing to abort yet */
+    /* On account of other nodes it is node 0 that aborts: it knows on whose. */
+    if (timeout_ns && longest > timeout_ns && (is_decided(job) || !(elsewhere && job->config->world.node != 0))) {
+        give_up(job, longest / 1000000, elsewhere);
         return;
     }
     if (!warning_ns || longest < MAX(warning_ns, 3 * median_step_ns(job)))

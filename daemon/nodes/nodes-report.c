@@ -180,8 +180,7 @@ void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late)
     nodes_report(nodes, (struct node_message){.kind = NODE_BACK, .proceed = all, .forget = late});
 }
 
-/* This node has ended the open window, and its end stands until node 0 answers: a rank cannot begin the window again.
- */
+/* Has this node ended the open window? That stands until node 0 answers: no successor begins the window again. */
 static bool has_ended_window(const struct nodes *nodes)
 {
     return nodes->job->phase == JOB_WINDOW && nodes->said_request;

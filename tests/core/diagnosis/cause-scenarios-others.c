@@ -637,6 +637,19 @@ static struct diagnostic *e1303_other_node(const struct fixture *f)
     return cause_stalled(&e);
 }
 
+static struct diagnostic *e1303_other_node_decided(const struct fixture *f)
+{
+    struct evidence_stall e = stall(f);
+
+    e.at.rank = 2;
+    e.waiting = "rank 2, in the step";
+    e.blocking = "node 0 (10.0.0.1:7700), which decides what comes next; it knows for whom it waits";
+    e.n_params = 0;
+    e.elsewhere = e.decided = e.aborted = true;
+    e.since_ms = 600000;
+    return cause_stalled(&e);
+}
+
 static struct diagnostic *e1303_other_node_forming(const struct fixture *f)
 {
     struct evidence_stall e = stall(f);
@@ -905,6 +918,7 @@ static const struct scenario scenarios[] = {
     {"e1303-window", e1303_window, "", true},
     {"e1303-forming", e1303_forming, "", false},
     {"e1303-other-node", e1303_other_node, "", true},
+    {"e1303-other-node-decided", e1303_other_node_decided, "", false},
     {"e1303-other-node-forming", e1303_other_node_forming, "", true},
     {"e1401-memory", e1401_memory, "", false},
     {"e1401-live", e1401_live, "", false},

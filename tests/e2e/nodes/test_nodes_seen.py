@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from conftest import wait_for
+from keeper import KeptDaemon
 from nodes import Nodes
-from puppet import ABORTED, REFUSED, Puppet, form, steps
+from puppet import ABORTED, REFUSED, Puppet, all_do, form, steps
 from test_zerodctl import validator
 
 pytestmark = pytest.mark.threads
@@ -108,6 +109,36 @@ def test_given_up_on_another_node(zerod):
     assert puppets[1]("steps", 1).r == puppets[0].answer().r == 0
     attempts = {d.status()["attempt"] for d in nodes.daemons}
     assert len(attempts) == 1 and attempts.pop() >= 1
+
+
+@pytest.mark.parametrize("point, word", (("GATHER.heard", "steps 1"), ("STORE.said", "commit")), ids=("step", "window"))
+def test_decided_and_not_ended(build, tmp_path, point, word):
+    """Node 0 is away before it has ended what it decided: after stall_timeout node 1's ranks are told, and go. It ends later."""
+    def zerod(config, env=None, prefix=()):
+        node = config["world"]["node"]
+        folder = tmp_path / f"node{node}"
+        folder.mkdir()
+        return KeptDaemon(build, folder, config, env, [f"{point}:kill" if node == 0 else None, None])
+
+    nodes = Nodes(zerod, tmp_path, (1, 1), {"diagnostics": {"stall_warning": "300ms", "stall_timeout": "1s"}})
+    puppets = [Puppet(daemon, r).attach() for r, daemon in enumerate(nodes.daemons)]
+    try:
+        form(puppets)
+        if word == "commit":
+            all_do(puppets, "window")
+        for p in puppets:
+            p.tell(word)
+        nodes.daemons[0].popen.wait()
+        answer = puppets[1].answer()
+        assert answer.r == REFUSED and answer["error"]["code"] == 1303, answer
+        assert "wait given up" in answer.text and line(answer.text, "on").startswith("node 0 ("), answer.text
+        nodes.daemons[0].start_again()
+        wait_for(nodes.logs, lambda: nodes.daemons[1].status()["state"] == "training")
+    finally:
+        for p in puppets:
+            p.kill()
+        for daemon in nodes.daemons:
+            daemon.kill()
 
 
 def test_abort_on_another_node(zerod):
