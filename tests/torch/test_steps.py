@@ -7,8 +7,11 @@ import json
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import wait_for
+from ranks import Crash
+from tiers import full
 from torch import nn
 
 N_STEPS = 5
@@ -121,3 +124,88 @@ def test_steps_that_are_not_taken(zerod, start):
                         "ZeroDivisionError: division by zero", None]
     assert said[3].startswith("StepAborted: E1302 step aborted") and "E1001" in said[3]
     assert seen == [0, 0, 0, 0, 1, 1, 1]
+
+
+def accumulates(loop="steps", dies=False, leaves=False):
+    """
+    Two micro-batches a step, each time both of them. dies: ends when it has begun the second one of step 2. leaves: gives
+    its loop up there, by an exception, and comes back. Return: weights and the micro-batches that were computed.
+    """
+    import zerod
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 6))
+    opt = zerod.Optimizer(model, lr=0.01)
+    print(opt.position)  # is not the same as going on there
+    counter = Counter()
+    if loop == "user state":
+        zerod.user_state(opt, counter=counter)
+    done = []
+
+    def body(step):
+        for micro_batch in range(opt.position.micro_batch if loop == "micro-batch" else 0, 2):
+            place = counter.next() if loop == "user state" else 2 * step + micro_batch + 1
+            loss = model(torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * place + opt.rank))).pow(2).mean()
+            if (step, micro_batch) == (2, 1) and (dies or leaves and len(done) == 5):
+                raise InterruptedError
+            loss.backward()
+            done.append((step, micro_batch))
+        opt.step()
+
+    def train():
+        if loop == "epoch":
+            for step in range(opt.epoch, N_STEPS):
+                body(step)
+            return
+        for step in zerod.steps(opt, N_STEPS):
+            with step:
+                body(int(step))
+
+    try:
+        train()
+    except InterruptedError:
+        if dies:
+            return None  # without close(): it died
+        train()
+    weights = [p.detach().clone() for p in model.parameters()]
+    opt.close()
+    return weights, done
+
+
+WHOLE = [(step, micro_batch) for step in range(N_STEPS) for micro_batch in range(2)]
+
+
+@pytest.mark.parametrize("loop, lost", [("steps", 2), ("steps", 1), ("micro-batch", 1), *full(("epoch", 2))])
+def test_step_is_not_counted_twice_after_a_restart(zerod, start, run, loop, lost):
+    """A program that does not go on at the micro-batch takes the step back on all ranks; one that does goes on there."""
+    wanted = run(zerod(), accumulates)[0][0]
+    daemon = zerod()
+    first = [start(daemon, accumulates, rank, loop=loop, dies=rank >= 2 - lost) for rank in range(2)]
+    for rank in first[2 - lost:]:
+        assert rank.result() is None
+    last = first[:2 - lost] + [start(daemon, accumulates, rank, loop=loop) for rank in range(2 - lost, 2)]
+    for rank, (weights, done) in enumerate(rank.result() for rank in last):
+        assert all(torch.equal(a, b) for a, b in zip(weights, wanted, strict=True))
+        if rank >= 2 - lost:
+            assert done == WHOLE[5 if loop == "micro-batch" else 4:]
+        else:  # a survivor may have done both micro-batches before
+            assert list(dict.fromkeys(done)) == WHOLE and (len(done) > len(WHOLE)) == (loop != "micro-batch")
+
+
+def test_user_state_of_a_step_that_is_taken_back(zerod, start):
+    """Its successor cannot draw the first micro-batch's data, and says so; the next one begins where the step began."""
+    one = {"world": {"size": 1}}
+    wanted = start(zerod(one), accumulates, loop="user state").result()[0]
+    daemon = zerod(one)
+    assert start(daemon, accumulates, loop="user state", dies=True).result() is None
+    with pytest.raises(Crash, match=r"StepAborted: E1302 step aborted.* did not read opt.position.micro_batch"):
+        start(daemon, accumulates, loop="user state").result()
+    weights, done = start(daemon, accumulates, loop="user state").result()
+    assert all(torch.equal(a, b) for a, b in zip(weights, wanted, strict=True)) and done == WHOLE[4:]
+
+
+def test_loop_left_in_the_middle_of_a_step(zerod, run):
+    """By an exception that the program catches: when it comes back, the step begins anew on all ranks."""
+    wanted = run(zerod(), accumulates)[0][0]
+    for weights, done in run(zerod(), accumulates, leaves=True):
+        assert all(torch.equal(a, b) for a, b in zip(weights, wanted, strict=True)) and done == WHOLE[:5] + WHOLE[4:]

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from . import _lib, binding, muon, patches, placement, reads, settings, sites, state
 from .buffersync import BufferSync
 from .client import Client, Position, StepResult
-from .errors import ConnectionLost, GradientFault
+from .errors import ConnectionLost, GradientFault, StepAborted
 from .gradients import Gradients
 from .metrics import collect
 from .overlap import Overlap, WholeStep
@@ -52,6 +53,7 @@ class _Aside:
     """State that methods set. Lightning's wrapper has the optimizer's methods, but its attributes are copies."""
 
     user_state: Any = None
+    step_began: tuple[int, bytes] | None = None  # the last step that began here, and the user state then
     before_commit: Any = None  # called when step() has pushed all gradients, before the user state is packed
     in_window: bool = False
     amp: tuple[float, torch.Tensor] | None = None  # loss scale and found_inf of a GradScaler
@@ -235,7 +237,8 @@ class Optimizer(torch.optim.Optimizer):
             packed = place.read_frozen(len(self._bound), buffers.numel())
             binding.unpack_buffers(self.model, packed, device=place.device)
         self._frozen = [b for b in self._bound if not b.trainable]
-        self._unread = Unread(client.position, [b.param for b in self._bound if b.trainable])
+        trainable = [b.param for b in self._bound if b.trainable]
+        self._unread = Unread(client.position, trainable, weakref.WeakMethod(self._take_back))
         self.scaling = LossScale(client)
         self._aside = _Aside()
         self.result: StepResult | None = None
@@ -265,7 +268,7 @@ class Optimizer(torch.optim.Optimizer):
             self._unwatch()
             for guard in self._guards:
                 guard.remove()
-            self._unread.read()
+            self._unread.close()
             if self._client.is_mine:
                 self._give_back()
             open_optimizers.discard(self)
@@ -329,9 +332,12 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def position(self) -> Position:
-        """The step and micro-batch that this rank has to do next. A program that was started again continues here."""
-        self._unread.read()
-        return self._client.position
+        """
+        The step and micro-batch that this rank has to do next. A program that was started again continues here. If it
+        may be in the middle of a step and the program does not read position.micro_batch before its first backward,
+        the step is aborted for all ranks and begins again with micro-batch 0.
+        """
+        return self._unread.position(self._client.position)
 
     @property
     def epoch(self) -> int:
@@ -348,6 +354,35 @@ class Optimizer(torch.optim.Optimizer):
         self._unread.read()
         if self._client.position.micro_batch:
             self.abort_step("the program begins anew")
+
+    def _take_back(self) -> None:
+        """Brings all ranks to micro-batch 0 of the open step, because this program does the whole step again."""
+        at = self._client.position
+        if at.micro_batch == 0:
+            return
+        why = (
+            f"rank {self.rank} was started again at step {at.step}, micro-batch {at.micro_batch}, and its program, which "
+            "did not read opt.position.micro_batch, does the whole step again"
+        )
+        self.abort_step(why)
+        if self.user_state is not None:  # the batch of this backward was drawn behind the micro-batches that are dropped
+            raise StepAborted(f"E1302 step aborted: {why}", code=1302, step=at.step)
+
+    def step_begins(self) -> None:
+        """Called where a step begins, or is continued: rewind() restores the user state of its begin."""
+        at = self._client.position
+        if self.user_state is not None and at.micro_batch == 0 and not self.has_gradients:
+            self._aside.step_began = at.step, self.user_state.pack()
+
+    def rewind(self) -> bool:
+        """Restores the user state where the open step began. Return: False, it is not known."""
+        if self.user_state is None:
+            return True
+        step, blob = self._aside.step_began or (-1, b"")
+        if step != self._client.position.step:
+            return False
+        self.user_state.unpack(blob)
+        return True
 
     @property
     def loss_scale(self) -> float:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from ..client import Position
 from ..errors import StepAborted
 from ..optimizer import Optimizer
 
@@ -16,23 +17,32 @@ class Step(int):
 
     _opt: Optimizer
     _left: int  # how often it may still be aborted
-    _before: bytes | None = None  # user state at its beginning
     aborted = False
 
     def __enter__(self) -> Step:
-        if self._opt.user_state is not None and self._opt.position.micro_batch == 0:
-            self._before = self._opt.user_state.pack()
+        self._opt.step_begins()
         return self
 
     def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> bool:
-        if not isinstance(error, StepAborted) or self._left == 0:
+        if not isinstance(error, StepAborted) or self._left == 0 or not self._opt.rewind():
             return False
         self.aborted = True
-        if self._before is not None:
-            self._opt.user_state.unpack(self._before)
         if self._opt.rank == 0:
             print(f"zerod: step {self} begins again: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
         return True
+
+
+def _position(opt: Optimizer) -> Position:
+    """opt.position, without making it the program's knowledge in which micro-batch it is."""
+    opt._unread.read()
+    return opt._client.position
+
+
+def _leave_begun_step(opt: Optimizer) -> None:
+    """A loop that this process left in the middle of a step had gradients, which the next loop computes again."""
+    if opt.has_gradients and opt._gradients.fault is None:
+        opt.abort_step("its program left zerod.steps() in the middle of the step, and begins it again")
+        opt.rewind()
 
 
 def steps(opt: Optimizer, n_steps: int, n_retries: int = 10) -> Iterator[Step]:
@@ -47,17 +57,24 @@ def steps(opt: Optimizer, n_steps: int, n_retries: int = 10) -> Iterator[Step]:
 
     With zerod.user_state() the generators and objects are put back to where the step began, so that it draws the same
     batches again. n_retries: after so many aborts in a row StepAborted is raised, because the cause is likely to abort
-    the next attempt, too. Every rank has to loop this way. A rank that was started again in the middle of a step begins
-    at opt.position.micro_batch.
+    the next attempt, too. Every rank has to loop this way.
+
+    A rank may be started again in the middle of a step. A body that loops over micro-batches continues there:
+
+                for micro_batch in range(opt.position.micro_batch, n_micro):
+
+    If the body does not read opt.position.micro_batch before its first backward, all ranks begin the step again. They
+    also do so if this process left a loop in the middle of a step, by an exception, and comes back to zerod.steps().
     """
     n_aborted = 0
-    while (at := opt.position).step < n_steps:
+    _leave_begun_step(opt)
+    while (at := _position(opt)).step < n_steps:
         step = Step(at.step)
         step._opt, step._left = opt, n_retries - n_aborted
         yield step
-        if opt.position.step > at.step:
+        if _position(opt).step > at.step:
             n_aborted = 0
-        elif step.aborted or opt.position.attempt != at.attempt:
+        elif step.aborted or _position(opt).attempt != at.attempt:
             n_aborted += 1
         else:
             raise RuntimeError(f"step {step} was not taken: the body of zerod.steps() calls opt.step() once each time")
