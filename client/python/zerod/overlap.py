@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Optimizer(..., overlap_update=True): step() returns when the step is decided, and the daemon writes the weights while
-the next forward runs. A hook before each module's forward waits for the module's own parameters.
+the next forward runs. A hook before each module's forward waits for the module's own parameters, and for those of modules
+inside it that have no forward, such as nn.ParameterList. A read of module.weight waits as well, whichever code reads it.
 
-What reads weights without a module's forward is not seen here: it calls zerod.wait() first. Calls of the optimizer and
+Code that reads weights in another way, such as model.parameters(), calls zerod.wait() first. Calls of the optimizer and
 the next backward wait by themselves (zerod_wait() in zerod/client.h).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from ctypes import c_uint
 from typing import Any
 
 import torch
 from torch import nn
 
+from . import borrowed
 from .binding import Bound
 from .client import Client
 from .registry import open_optimizers, owners_of
@@ -55,6 +58,9 @@ class Overlap(WholeStep):
         # Before hooks that compute a weight of others, as torch.nn.utils.weight_norm's does.
         self._handles: list[Any] = [m.register_forward_pre_hook(before, prepend=True) for m in self._ids]
         self._handles += [m.register_state_dict_pre_hook(Hook(self._before_state_dict)) for m in model.modules()]
+        self._watched = [m for m in self._ids if m._parameters and not isinstance(m, torch.jit.ScriptModule)]
+        for module in self._watched:
+            borrowed.watch(module, functools.partial(self._read, module))
 
     def stepped(self) -> None:
         self._left = dict(self._ids)
@@ -75,6 +81,13 @@ class Overlap(WholeStep):
         if not module.training:  # torch's fast paths then read the weights of submodules
             self.wait()
             return
+        self._wait_for(module)
+
+    def _read(self, module: nn.Module, _param: torch.Tensor) -> None:
+        if self._left:
+            self._wait_for(module)
+
+    def _wait_for(self, module: nn.Module) -> None:
         ids = self._left.pop(module, None)
         if ids is not None:
             self._client.wait(*ids)
@@ -85,13 +98,19 @@ class Overlap(WholeStep):
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
+        for module in self._watched:
+            borrowed.unwatch(module)
 
 
-def _read_by(module: nn.Module) -> Iterable[nn.Parameter]:
+def _read_by(module: nn.Module) -> Iterator[nn.Parameter]:
     """The parameters that the module's forward reads by itself, without the forward of the module that owns them."""
     if isinstance(module, torch.jit.ScriptModule | nn.MultiheadAttention):  # the latter reads out_proj.weight
-        return module.parameters()
-    return module.parameters(recurse=False)
+        yield from module.parameters()
+        return
+    yield from module.parameters(recurse=False)
+    for child in module.children():
+        if type(child).forward is nn.Module.forward:  # a list, a dict, or a holder of parameters: nobody calls it
+            yield from _read_by(child)
 
 
 def wait(what: nn.Module | Iterable[torch.Tensor] | torch.Tensor | None = None) -> None:

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from . import borrowed
 from .binding import Bound
 from .client import Client
 from .errors import GradientFault
@@ -80,23 +81,6 @@ class _Saving:
 
 
 # ---- running modules ------------------------------------------------------------------------------------
-
-
-class _Parameters(dict[str, Any]):
-    """A module's _parameters, which tells the Sharding when a parameter is read."""
-
-    def __init__(self, sharding: Sharding, parameters: dict[str, Any]) -> None:
-        super().__init__(parameters)
-        self._sharding = sharding
-
-    def __getitem__(self, name: str) -> Any:
-        param = super().__getitem__(name)
-        if param is not None:
-            self._sharding.borrow(param)
-        return param
-
-    def __reduce__(self) -> Any:
-        return dict, (dict(self),)  # a copy of the module belongs to no Sharding
 
 
 class _Frame(NamedTuple):
@@ -176,7 +160,7 @@ class Sharding:
         self._direct[module] = unit = tuple(self._index[p] for p in module._parameters.values() if p is not None)
         for index in unit:
             self._unit_of.setdefault(index, unit)
-        module._parameters = _Parameters(self, module._parameters)
+        borrowed.watch(module, self.borrow)
         self._handles += [
             module.register_forward_pre_hook(Hook(self._before), prepend=True),
             module.register_forward_hook(Hook(self._after), always_call=True),
@@ -189,8 +173,7 @@ class Sharding:
         for handle in self._handles:
             handle.remove()
         for module in self._direct:
-            if isinstance(module._parameters, _Parameters):
-                module._parameters = dict(module._parameters)
+            borrowed.unwatch(module)
 
     # ---- gathering -----------------------------------------------------------------------------------
 

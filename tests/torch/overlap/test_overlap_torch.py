@@ -15,6 +15,7 @@ import warnings
 
 import pytest
 import torch
+from tiers import full
 from torch import nn
 
 N_STEPS = 24
@@ -167,25 +168,76 @@ def test_between_steps(zerod, run, after):
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
 
 
-def attend(overlap):
-    """A rank: the output of a large attention after a step, which reads out_proj.weight without calling out_proj."""
+class Lists(nn.Module):
+    """Layers in containers that nobody calls. `held`: it reads them by references that it took before."""
+
+    def __init__(self, kind, held=False):
+        super().__init__()
+        if kind == "dict":
+            self.weights = nn.ParameterDict({str(i): nn.Parameter(torch.randn(512, 512) / 16) for i in range(4)})
+        else:
+            self.weights = nn.ParameterList(torch.randn(512, 512) / 16 for _ in range(4))
+        self.held = [list(self.weights.parameters())] if held else []
+
+    def forward(self, x):
+        weights = self.held[0] if self.held else self.weights.values() if isinstance(self.weights, nn.ParameterDict) else self.weights
+        for weight in weights:
+            x = torch.tanh(x @ weight)
+        return x
+
+
+class Borrows(nn.Module):
+    """Reads weights of linear layers whose forward it does not call, or not before; `by`: how."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(4))
+
+    def forward(self, x):
+        if self.by == "forward":
+            for layer in self.layers:
+                x = layer.forward(x)
+            return x
+        x = nn.functional.linear(x, getattr(self.layers[3], "weight"))
+        return self.layers[3](x) if self.by == "before its call" else x
+
+
+READS = {
+    "attention": lambda: nn.MultiheadAttention(512, 4, batch_first=True),  # reads out_proj.weight without calling out_proj
+    "list": lambda: Lists("list"),
+    "dict": lambda: Lists("dict"),
+    "held list": lambda: Lists("list", held=True),
+    "other's weight": lambda: Borrows("getattr"),
+    "before its call": lambda: Borrows("before its call"),
+    "forward": lambda: Borrows("forward"),
+}
+
+
+def reads(overlap, name):
+    """A rank: the output of this model after a step."""
     import zerod
 
     torch.manual_seed(7)
-    model = nn.MultiheadAttention(512, 4, batch_first=True)
+    model = READS[name]()
     opt = zerod.Optimizer(model, lr=1e-2, overlap_update=overlap)
     x = torch.ones(1, 2, 512)
-    model(x, x, x)[0].sum().backward()
+    args = (x, x, x) if name == "attention" else (x,)
+    out = model(*args)
+    (out[0] if name == "attention" else out).sum().backward()
     opt.step()
-    out = model(x, x, x)[0].detach().clone()
+    out = model(*args)
     opt.close()
-    return out
+    assert all(type(m._parameters) is dict for m in model.modules())
+    return (out[0] if name == "attention" else out).detach().clone()
 
 
-def test_weight_of_a_module_inside(zerod, run):
+@pytest.mark.parametrize("name", ["attention", "list", "held list", "before its call",
+                                  *full("dict", "other's weight", "forward")])
+def test_weight_of_a_module_that_is_not_called(zerod, run, name):
     config = {"world": {"size": 1}, "threads": 1}
     late = zerod(config, env={"ZEROD_FAILPOINT": "update:sleep:20@*"})
-    assert torch.equal(*run(late, attend, overlap=True), *run(zerod(config), attend, overlap=False))
+    assert torch.equal(*run(late, reads, overlap=True, name=name), *run(zerod(config), reads, overlap=False, name=name))
 
 
 def first_step(timeout=None):
