@@ -245,8 +245,6 @@ def counts_requests():
         train(model, opt, range(2))
     exp_avg = state_dict["state"][3]["exp_avg"]
     said.append(dict(count))
-    opt.state[next(model.parameters())] = {"step": torch.tensor(77.0)}  # Lightning puts back what it has moved
-    assert float(opt.state[next(model.parameters())]["step"]) == 4
     plain = unpacked(packed(state_dict))["state"][3]
     return said, exp_avg, plain
 
@@ -256,6 +254,69 @@ def test_state_dict_reads_nothing_until_it_is_looked_at(zerod, run):
         assert said == [{"read_state": 0, "read_number": 0}] * 2 + [{"read_state": 2, "read_number": 1}]
         assert torch.equal(exp_avg, plain["exp_avg"]) and exp_avg.abs().sum() > 0
         assert float(plain["step"]) == 4 and type(plain["exp_avg"]) is torch.Tensor
+
+
+EDITS = {
+    "in place": lambda opt, p: opt.state[p]["exp_avg"].zero_(),
+    "in place, of a part": lambda opt, p: next(iter(opt.state.values()))["exp_avg_sq"][0].mul_(2),
+    "of the step": lambda opt, p: opt.state[p]["step"].fill_(1),
+    "assigned": lambda opt, p: opt.state[p].__setitem__("exp_avg", torch.zeros_like(p)),
+    "a name of its own": lambda opt, p: opt.state[p].update(average=p.clone()),
+    "deleted": lambda opt, p: opt.state[p].pop("exp_avg"),
+    "entry cleared": lambda opt, p: opt.state[p].clear(),
+    "entry deleted": lambda opt, p: opt.state.pop(p),
+    "entry replaced": lambda opt, p: opt.state.update({p: {"step": torch.tensor(0.0)}}),
+    "all cleared": lambda opt, p: opt.state.clear(),
+    "all replaced": lambda opt, p: setattr(opt, "state", {}),
+}
+
+
+def edits_state():
+    """Return: for each edit what the next step raised. load_state_dict() has the edit made, and the step after it is taken."""
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(make_groups(model), model=model)
+    said = {}
+    for name, edit in EDITS.items():
+        train(model, opt, [0])
+        state = opt.state_dict()
+        edit(opt, next(model.parameters()))
+        said[name] = refusal_of_a_step(opt)
+        state["state"][0]["exp_avg"].zero_()
+        opt.load_state_dict(state)
+        assert not opt.state[next(model.parameters())]["exp_avg"].any()
+    groups = [group["params"] for group in opt.param_groups]
+    groups[0].append(groups[1].pop())
+    said["moved"] = refusal_of_a_step(opt)
+    groups[1].append(groups[0].pop())
+    # What is no edit: to read, to put back, to change a copy.
+    train(model, opt, [1])
+    opt.state.update({p: {k: v.to("cpu", copy=True) for k, v in entry.items()} for p, entry in opt.state.items()})
+    opt.state[next(model.parameters())]["exp_avg"].clone().zero_()
+    opt.state["own"] = 1
+    train(model, opt, [2])
+    opt.close()
+    assert not opt.state
+    return said
+
+
+def refusal_of_a_step(opt):
+    sum(p.sum() for group in opt.param_groups for p in group["params"]).backward()
+    with pytest.raises(RuntimeError) as raised:
+        opt.step()
+    opt.abort_step()
+    return str(raised.value)
+
+
+def test_edits_of_the_state_are_refused(zerod, start):
+    """By the step after them, with their line; load_state_dict() makes them."""
+    said = start(zerod(config() | {"world": {"size": 1}}), edits_state).result()
+    for name, text in said.items():
+        print(name, text, sep=": ")
+        assert "test_optimizer_state.py:" in text and "opt.load_state_dict(state)" in text or name == "moved", (name, text)
+    assert "exp_avg of 0.weight in opt.state was read at" in said["in place"] and "changed in place" in said["in place"]
+    assert "param_groups[i]" in said["moved"] and "zerod.Optimizer(...)" in said["moved"]
 
 
 def goes_back():

@@ -22,6 +22,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from . import _lib, binding, muon, patches, placement, reads, settings, sites, state
 from .buffersync import BufferSync
 from .client import Client, Position, StepResult
+from .edits import Edits
 from .errors import ConnectionLost, GradientFault, StepAborted
 from .gradients import Gradients
 from .metrics import collect
@@ -249,7 +250,8 @@ class Optimizer(torch.optim.Optimizer):
         self._unwatch = reads.watch(self._gradients.was_pushed, self._bound, self._on_grad_read)
         self._guards = patches.attach(self)
         self._overlap = self._make_overlap()
-        self.state = state.States(self)
+        self._edits = Edits(self.param_groups)
+        self._state = state.States(self)
         self.register_state_dict_post_hook(state.finish_state_dict, prepend=True)
         self.param_ids = frozenset(id(b.param) for b in self._bound)
         self._formed = True
@@ -272,7 +274,7 @@ class Optimizer(torch.optim.Optimizer):
             if self._client.is_mine:
                 self._give_back()
             open_optimizers.discard(self)
-            self.state.clear()
+            self._state.close()
 
     def _give_back(self) -> None:
         """Leaves with detached weights. After a lost connection they are still mapped, but stage 3 cannot gather."""
@@ -454,6 +456,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _take_step(self) -> None:
         self._unread.check()
+        self._edits.check(self.param_groups)
         self._check_frozen()
         self._gradients.check_clip()
         self._push_zeros()
@@ -471,6 +474,7 @@ class Optimizer(torch.optim.Optimizer):
             self._aside.amp[1].fill_(1.0)  # GradScaler.update() reads it: all ranks' verdict, not this rank's
         self._aside.amp = None
         self._gradients.forget_step()
+        self._edits.forget()
         self._buffers.after_step()
 
     def wait(self, params: Iterable[torch.Tensor] | None = None) -> None:
@@ -711,6 +715,18 @@ class Optimizer(torch.optim.Optimizer):
             self._client.clear_fault()
 
     # ---- state ---------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> Any:
+        """torch's form of the state, to be read: see state.py. The next step refuses edits; load_state_dict() makes them."""
+        return self._state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if not self._formed:
+            self._state = value
+        elif value is not self._state:
+            self._edits.note("opt.state was replaced")
 
     def master(self, name: str) -> torch.Tensor:
         """A parameter's fp32 master weights, on any rank, between steps. Not a collective."""

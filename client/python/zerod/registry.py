@@ -29,6 +29,7 @@ class OpenOptimizer(Protocol):
     _bound: list[Bound]
     _unread: Any
     scaling: Any  # LossScale of scaling.py
+    _edits: Any
     _optimizer_load_state_dict_pre_hooks: dict[int, Callable[..., Any]]
     _optimizer_load_state_dict_post_hooks: dict[int, Callable[..., Any]]
 

@@ -2,7 +2,8 @@
 """
 Optimizer state in torch's form, read from the daemon when the program accesses it.
 
-opt.state[p] is a dict that is never empty, stores nothing and fetches a tensor at each access. The entries of
+opt.state[p] is a dict that is never empty, stores nothing and fetches a tensor at each access; the next step refuses what
+the program has changed in it (edits.py). The entries of
 state_dict() are fetched at the first access, or when they are pickled, as torch.save() does. So state_dict() itself is
 free, and a file gets the whole state as plain tensors.
 
@@ -13,7 +14,7 @@ optimizers keep it in their state and ignore it.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -61,6 +62,10 @@ def _read(opt: OpenOptimizer, b: Bound, name: str) -> torch.Tensor:
     return torch.tensor(_steps(opt, b)) if name == "step" else _read_kind(opt, b, _kinds(opt, b)[name])
 
 
+def _is_same(value: Any, ours: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == ours.shape and torch.equal(value.cpu(), ours.to(value.dtype))
+
+
 def read_master(opt: OpenOptimizer, b: Bound) -> torch.Tensor:
     return _read_kind(opt, b, _lib.MASTER)
 
@@ -94,10 +99,53 @@ class Handle(dict[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._names:
             raise KeyError(name)
-        return _read(self._opt, self._bound, name)
+        with torch.inference_mode(False):  # its tensors do not count edits
+            value = _read(self._opt, self._bound, name)
+        self._opt._edits.was_read(f"{name} of {self._bound.name} in opt.state", value)
+        return value
+
+    def _is(self, value: Any) -> bool:
+        """Is this the state as the daemon has it?"""
+        return (
+            isinstance(value, Mapping)
+            and value.keys() == set(self._names)
+            and all(_is_same(value[name], _read(self._opt, self._bound, name)) for name in self._names)
+        )
+
+    def _edited(self, how: str) -> None:
+        self._opt._edits.note(f"opt.state of {self._bound.name} was {how}")
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Ignores assignments, because the daemon has the state: Lightning moves it to a device and puts it back."""
+        if name not in self._names or not _is_same(value, _read(self._opt, self._bound, name)):
+            self._edited(f"assigned to ({name})")
+
+    def __delitem__(self, name: str) -> None:
+        self._edited(f"deleted from ({name})")
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+    def clear(self) -> None:
+        self._edited("cleared")
+
+    def pop(self, name: str, *default: Any) -> Any:
+        if name not in self:
+            return dict.pop(self, name, *default)
+        self._edited(f"deleted from ({name})")
+        return _read(self._opt, self._bound, name)
+
+    def popitem(self) -> Any:
+        return self._names[-1], self.pop(self._names[-1])
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            self[name] = default
+        return self.get(name, default)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
 
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if name in self else default
@@ -132,7 +180,7 @@ class LazyState(Handle):
 
     def _fill(self) -> None:
         if not self._filled:
-            dict.update(self, {name: super(LazyState, self).__getitem__(name) for name in self._names})
+            dict.update(self, {name: _read(self._opt, self._bound, name) for name in self._names})
             self._filled = True
 
     def is_untouched(self, opt: OpenOptimizer) -> bool:
@@ -163,6 +211,18 @@ class LazyState(Handle):
         self._fill()
         return dict.pop(self, name, *default)
 
+    def popitem(self) -> Any:
+        self._fill()
+        return dict.popitem(self)
+
+    def clear(self) -> None:
+        self._fill()
+        dict.clear(self)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        self._fill()
+        return dict.setdefault(self, name, default)
+
     def update(self, *args: Any, **kwargs: Any) -> None:
         self._fill()
         dict.update(self, *args, **kwargs)
@@ -177,17 +237,53 @@ _pytree.register_pytree_node(
 
 
 class States(defaultdict[torch.Tensor, Any]):
-    """opt.state. Entries cannot be replaced, as in a Handle."""
+    """opt.state. An entry may be replaced by one that is equal: Lightning moves entries to a device and puts them back."""
 
     def __init__(self, opt: OpenOptimizer) -> None:
         super().__init__(dict)
+        self._edits = opt._edits
         for b in opt._bound:
             if b.trainable:
                 super().__setitem__(b.param, Handle(opt, b))
 
-    def __setitem__(self, param: torch.Tensor, value: Any) -> None:
-        if param not in self:
-            super().__setitem__(param, value)
+    def _is_ours(self, key: Any) -> bool:
+        return isinstance(super().get(key), Handle)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not self._is_ours(key):
+            super().__setitem__(key, value)
+        elif value is not self[key] and not self[key]._is(value):
+            self[key]._edited("replaced")
+
+    def __delitem__(self, key: Any) -> None:
+        if self._is_ours(key):
+            self[key]._edited("deleted")
+        else:
+            super().__delitem__(key)
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        if not self._is_ours(key):
+            return super().pop(key, *default)
+        self[key]._edited("deleted")
+        return self[key]
+
+    def popitem(self) -> Any:
+        key = next(reversed(self))
+        return key, self.pop(key)
+
+    def clear(self) -> None:
+        self._edits.note("opt.state was cleared")
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
+
+    def close(self) -> None:
+        super().clear()
 
 
 # ---- the whole ------------------------------------------------------------------------------------------
@@ -320,6 +416,7 @@ def load_full_state_dict(opt: OpenOptimizer, state_dict: dict[str, Any]) -> None
         for b, entry in entries:
             _write(opt, b, entry)
     opt._unread.read()  # a checkpoint says where the program continues
+    opt._edits.forget()
     _load_groups(opt, state_dict["param_groups"])
 
 
