@@ -8,6 +8,7 @@
 #include "core/config/config-table.h"
 #include "core/config/config-value.h"
 
+#include <sched.h>
 #include <string.h>
 
 /* The build says which engines it has; the build files of a later engine set these. */
@@ -105,10 +106,14 @@ bool config_partitions_all(const struct config *config)
     return config->device == CONFIG_DEVICE_CUDA && config_stage(config) == 3 && !config_offloads(config);
 }
 
+/* sysconf() counts the machine's CPUs, also those that taskset, a cpuset or Slurm keeps from this process. */
 unsigned config_n_threads(const struct config *config)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
+    cpu_set_t set;
 
+    if (sched_getaffinity(0, sizeof(set), &set) == 0) /* fails with more CPUs than a set has */
+        n = CPU_COUNT(&set);
     return config->threads ? config->threads : (unsigned)MAX(n, 1L);
 }
 

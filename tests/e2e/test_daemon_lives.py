@@ -243,3 +243,10 @@ def test_connection_that_is_closed_alone(zerod, tmp_path, listens):
         text = puppet.answer().text
     assert ("closed this connection alone, and still listens: its log says why" in text) == listens, text
     assert ("zerod was stopped or killed, and no other daemon has answered" in text) != listens, text
+
+
+def test_threads_are_those_that_it_may_use(zerod):
+    """threads: auto: one for each CPU that the daemon may run on, not for each that the machine has."""
+    auto = {"threads": "auto"}
+    assert ", 1 threads, " in zerod(auto, prefix=("taskset", "--cpu-list", str(min(os.sched_getaffinity(0))))).log()
+    assert f", {len(os.sched_getaffinity(0))} threads, " in zerod(auto).log()
