@@ -201,17 +201,19 @@ class Plan:
 
     def write_windows(self, rng):
         """Written, also state; opened again; abandoned by a rank that dies in it, or given up by one."""
-        self.args += ["--window", rng.choice((1, 3)), "--windows", rng.choice((1, 3)), "--writes"]
+        every = rng.choice((1, 3))
+        self.args += ["--window", every, "--windows", rng.choice((1, 3)), "--writes"]
         self.end_some_lives(rng, POINTS_OF_WINDOWS, 0.6)
         if self.loads or rng.random() < 0.4:
             return
         rank = rng.choice((0, rng.randrange(self.world_size)))
         step = rng.randrange(self.n_steps) // 3 * 3
+        names = [name for name in kills.CLASSES["window"] if name != "window-mapped" or not self.device]  # GPUs map none
         self.victims = [[] for _ in self.victims]
         self.victims[rank] = rng.choice((
             [["--at", f"{step}.0.window:scribble", "--at", f"{step}.0.window:die"]],
             [["--at", f"{step}.0.window:scribble", "--at", f"{step}.0.window:die"]] * 2,
-            [p.replace("window-mapped", "WriteBegin.answered") for p in kills.kill_plan(rng, "window", 1)],  # GPUs map none
+            [f"{rng.choice(names)}:kill@{rng.randint(1, -(-self.n_steps // every))}"],
             [f"WriteState.{rng.choice(('send', 'wait', 'answered'))}:kill@{rng.randint(1, 20)}"],
         ))
 
