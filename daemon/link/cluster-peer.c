@@ -72,6 +72,17 @@ int peer_send(struct cluster_peer *peer, const void *data, size_t n_bytes)
     return r;
 }
 
+void peer_mark(struct cluster_peer *peer)
+{
+    peer->marked = peer->mailbox.n_put;
+    peer->lost_mark = false;
+}
+
+bool peer_has_marked(const struct cluster_peer *peer)
+{
+    return peer->given_up || (!peer->lost_mark && peer->mailbox.n_acknowledged >= peer->marked);
+}
+
 void peer_pump(struct cluster_peer *peer)
 {
     const struct mailbox_message *message;
@@ -150,8 +161,11 @@ bool peer_adopt(struct cluster_peer *peer, const struct link_frame *introduction
     int r = 0;
 
     /* Messages queued before any peer came go to the first one, unless they had to be dropped. */
-    if (is_another && (peer->incarnation != 0 || peer->given_up))
+    if (is_another && (peer->incarnation != 0 || peer->given_up)) {
+        peer->lost_mark = !peer_has_marked(peer);
+        peer->marked = 0;
         mailbox_reset(&peer->mailbox);
+    }
     peer->incarnation = introduction->introduction.incarnation;
     peer->given_up = false;
     if (introduction->introduction.peer_incarnation == own_incarnation)

@@ -26,6 +26,8 @@ struct cluster_peer {
     unsigned node;
     uint64_t incarnation; /* 0: never heard of */
     struct mailbox mailbox;
+    uint64_t marked;               /* number of the message that is marked */
+    bool lost_mark;                /* the process that it was for has ended without it */
     struct connection *connection; /* while the link is up; else NULL */
     bool owes_acknowledgement;
     bool given_up;     /* messages to this incarnation were dropped: it cannot continue */
@@ -48,6 +50,9 @@ void peer_explain(struct cluster_peer *peer, enum peer_reason reason, const char
 uint64_t peer_silent_ms(const struct cluster_peer *peer);
 
 /* Return: 0 or -ENOMEM. */
+/* As cluster_mark(), cluster_has_marked(). */
+void peer_mark(struct cluster_peer *peer);
+bool peer_has_marked(const struct cluster_peer *peer);
 int peer_send(struct cluster_peer *peer, const void *data, size_t n_bytes);
 
 /*

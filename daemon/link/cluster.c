@@ -283,6 +283,16 @@ int cluster_send(struct cluster *cluster, unsigned node, const void *data, size_
     return peer_send(&cluster->peers[node], data, n_bytes);
 }
 
+void cluster_mark(struct cluster *cluster, unsigned node)
+{
+    peer_mark(&cluster->peers[node]);
+}
+
+bool cluster_has_marked(const struct cluster *cluster, unsigned node)
+{
+    return peer_has_marked(&cluster->peers[node]);
+}
+
 bool cluster_is_up(const struct cluster *cluster, unsigned node)
 {
     return node < cluster->n_nodes && cluster->peers[node].connection && !cluster->peers[node].given_up;

@@ -92,6 +92,13 @@ void cluster_close(struct cluster *cluster);
  */
 int cluster_send(struct cluster *cluster, unsigned node, const void *data, size_t n_bytes);
 
+/*
+ * Marks the message that was sent last to that node, and says whether the node has received the marked one, and served
+ * it. If its process ended before that, the node has not, until a message to its successor is marked.
+ */
+void cluster_mark(struct cluster *cluster, unsigned node);
+bool cluster_has_marked(const struct cluster *cluster, unsigned node);
+
 /* Does the link to that node stand? */
 bool cluster_is_up(const struct cluster *cluster, unsigned node);
 

@@ -355,6 +355,24 @@ static int send_to(void *userdata, unsigned node, const void *data, size_t n_byt
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
+static void mark(void *userdata, unsigned node)
+{
+    struct membership *m = userdata;
+
+    if (m->cluster)
+        cluster_mark(m->cluster, node);
+}
+
+bool membership_all_have(const struct membership *m)
+{
+    if (!m || !m->cluster || m->job->config->world.node != 0 || !nodes_has_run(m->nodes))
+        return true;
+    for (unsigned i = 1; i < m->job->config->world.nodes.n_items; i++)
+        if (!cluster_has_marked(m->cluster, i))
+            return false;
+    return nodes_have_ended(m->nodes);
+}
+
 static void wake(void *userdata)
 {
     struct membership *m = userdata;
@@ -406,6 +424,7 @@ static int link_up(struct membership *m, char *why, size_t why_size)
 static int start(struct membership *m, char *why, size_t why_size)
 {
     const struct nodes_ops ops = {.send = send_to,
+                                  .mark = mark,
                                   .wake = wake,
                                   .start_engine = start_engine,
                                   .order = order,

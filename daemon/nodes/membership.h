@@ -37,6 +37,12 @@ void membership_close(struct membership *membership);
 /* Has this daemon links to the others? It has none while it holds a run that it cannot take over. NULL is fine. */
 void membership_stay_apart(struct membership *membership, bool apart);
 
+/*
+ * Have all nodes received what node 0, this node, has decided? Else they wait for it: without node 0 they cannot end
+ * it. Always true on another node, without a run, and if NULL.
+ */
+bool membership_all_have(const struct membership *membership);
+
 struct membership_node {
     const char *address;
     bool up;

@@ -155,6 +155,8 @@ void nodes_tell(void *userdata, unsigned node, const struct node_message *messag
 void nodes_send_packed(struct nodes *nodes, unsigned node, const uint8_t *packed, size_t n_bytes);
 /* Sends the last DECIDED to one node. */
 void nodes_decide_again(void *userdata, unsigned node);
+/* Node 0: what that node must have before this daemon stops is among what was sent to it. */
+void nodes_mark(struct nodes *nodes, unsigned node);
 /* Node 0: sends the message to all nodes. */
 void nodes_say(struct nodes *nodes, const struct node_message *message);
 const char *nodes_address_of(const struct nodes *nodes, unsigned node);

@@ -48,6 +48,14 @@ void nodes_updated(struct nodes *nodes)
         nodes_commit(nodes);
 }
 
+bool nodes_have_ended(const struct nodes *nodes)
+{
+    const struct job *job = nodes->job;
+
+    return job->phase != JOB_UPDATING && job->phase != JOB_COMMITTING_WINDOW &&
+           !(nodes->leader && leader_is_returning(nodes->leader));
+}
+
 /* ---- where this node stands ---------------------------------------------------------------------------- */
 
 static enum node_stand find_stand(const struct nodes *nodes)

@@ -203,6 +203,8 @@ static int lead(struct nodes *nodes, unsigned node, const void *data, size_t n_b
         return 0;
     }
     leader_hear(nodes->leader, node, &message);
+    if (message.kind == NODE_KEPT) /* what its daemon before had missed was sent again */
+        nodes_mark(nodes, node);
     while (nodes->held && !leader_is_returning(nodes->leader)) {
         _cleanup_free_ struct packet *packet = nodes->held;
 

@@ -29,6 +29,8 @@ struct nodes;
 struct nodes_ops {
     /* Return: 0 or -errno. */
     int (*send)(void *userdata, unsigned node, const void *data, size_t n_bytes);
+    /* Node 0: what was sent last to that node ends what was decided. NULL: nobody asks for that. */
+    void (*mark)(void *userdata, unsigned node);
     /* Calls nodes_serve() soon, and not from within. */
     void (*wake)(void *userdata);
     /* Ends the engine of the previous generation, and starts the next one. Return: 0; -errno and why. */
@@ -64,6 +66,9 @@ const char *nodes_hear(struct nodes *nodes, unsigned node, const void *data, siz
 
 /* The links to all other nodes are up, and at least one was down before. */
 void nodes_reconnect(struct nodes *nodes);
+
+/* Has this node ended what was decided? Node 0: it also knows where the others stand. */
+bool nodes_have_ended(const struct nodes *nodes);
 
 /* Does this daemon hold the state of a run? */
 bool nodes_has_run(const struct nodes *nodes);

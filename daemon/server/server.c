@@ -52,8 +52,8 @@ enum {
 /* Picked: how often the service manager hears of a new status. */
 #define STATUS_EVERY_NS UINT64_C(2000000000)
 
-/* Picked: a save that other nodes do not take part in by then is not waited for when this daemon is to stop. */
-#define SAVE_PATIENCE_NS UINT64_C(10000000000)
+/* Picked: other nodes that do not answer by then are not waited for when this daemon is to stop. */
+#define OTHERS_PATIENCE_NS UINT64_C(10000000000)
 
 struct server {
     const struct config *config;
@@ -79,9 +79,10 @@ struct server {
     struct diagnostic_log log;
     struct trace_files traces;
     bool stopping;
-    bool saves_to_stop; /* it stops when a checkpoint is written */
+    bool waits_to_stop; /* it stops when a checkpoint is written, and other nodes have what was decided */
+    bool saves_to_stop; /* then: a checkpoint is one of the reasons */
     bool is_unsaved;    /* it stops, and the checkpoint that was to be written before is not there */
-    uint64_t save_heard_ns; /* saves_to_stop: when that last got on here */
+    uint64_t heard_ns;  /* waits_to_stop: when this last did not wait for other nodes */
     bool told_sighup;
 };
 
@@ -304,35 +305,44 @@ static void stop_server(struct server *server, const char *why)
     uv_stop(&server->loop);
 }
 
-/* A checkpoint that is being written, or is to be, comes first. A second call does not wait for it. */
-static void stop_or_save_first(struct server *server, const char *why)
+/*
+ * A checkpoint that is being written, or is to be, comes first, and so does the end of what this node has decided for
+ * others. A second call does not wait for them.
+ */
+static void stop_or_wait_first(struct server *server, const char *why)
 {
-    if (server->config->checkpoint.save_on_stop && !server->saves_to_stop) {
+    if (server->config->checkpoint.save_on_stop && !server->waits_to_stop) {
         (void)job_save(server->job);
         job_settle(server->job);
     }
-    if (server->saves_to_stop || !save_is_busy(server->job)) {
+    if (server->waits_to_stop || (!save_is_busy(server->job) && membership_all_have(server->membership))) {
         stop_server(server, why);
         return;
     }
-    log_notice("%s: stopping when a checkpoint is written; a signal stops it at once", why);
-    server->saves_to_stop = true;
+    server->waits_to_stop = true;
+    server->saves_to_stop = save_is_busy(server->job);
+    log_notice("%s: stopping when %s; a signal stops it at once", why,
+               server->saves_to_stop ? "a checkpoint is written" : "all nodes have ended what was decided");
 }
 
-/* Once the checkpoint is written, or cannot be: other nodes may have stopped already. systemd is to wait for that. */
-static void stop_when_saved(struct server *server, uint64_t now)
+/* Once that is over, or cannot be: other nodes may have stopped already. systemd is to wait for that. */
+static void stop_when_over(struct server *server, uint64_t now)
 {
-    bool in_vain;
+    bool saves, others, in_vain;
 
-    if (!server->saves_to_stop || server->stopping)
+    if (!server->waits_to_stop || server->stopping)
         return;
-    if (!save_waits_for_others(server->job) || !server->save_heard_ns)
-        server->save_heard_ns = now;
-    in_vain = now - server->save_heard_ns > SAVE_PATIENCE_NS;
+    saves = save_is_busy(server->job);
+    others = saves ? save_waits_for_others(server->job) : !membership_all_have(server->membership);
+    if (!others || !server->heard_ns)
+        server->heard_ns = now;
+    in_vain = now - server->heard_ns > OTHERS_PATIENCE_NS;
     notify_state("EXTEND_TIMEOUT_USEC=30000000");
-    if (save_is_busy(server->job) && !in_vain)
+    if ((saves || others) && !in_vain)
         return;
-    stop_server(server, "the checkpoint is written");
+    stop_server(server, server->saves_to_stop ? "the checkpoint is written"
+                        : in_vain             ? "other nodes have not ended what was decided, and do not answer"
+                                              : "all nodes have ended what was decided");
 }
 
 static void listen_again(struct server *server)
@@ -362,7 +372,7 @@ static uint64_t rest_ns(const struct server *server, uint64_t now)
     uint64_t rest = UINT64_MAX, progress;
 
     /* Nodes tell each other several times a second that they live. */
-    if (!server->listening || server->saves_to_stop || server->membership ||
+    if (!server->listening || server->waits_to_stop || server->membership ||
         worker_pool_progress(server->pool, &progress))
         return 0;
     for (size_t i = 0; i < ARRAY_SIZE(all); i++)
@@ -416,9 +426,9 @@ static void on_tick(uv_timer_t *handle)
     tell_status(server, now);
     feed_watchdog(server, now);
     sessions_reap(&server->service);
-    stop_when_saved(server, now);
-    if (server->job->run.draining && job_is_idle(server->job) && !server->saves_to_stop)
-        stop_or_save_first(server, "drained: no trainer is left");
+    stop_when_over(server, now);
+    if (server->job->run.draining && job_is_idle(server->job) && !server->waits_to_stop)
+        stop_or_wait_first(server, "drained: no trainer is left");
     rest_if_idle(server, now);
 }
 
@@ -475,7 +485,7 @@ static int watch_work(struct server *server)
 
 static void on_signal(uv_signal_t *handle, int number)
 {
-    stop_or_save_first(handle->data, number == SIGTERM ? "SIGTERM" : "SIGINT");
+    stop_or_wait_first(handle->data, number == SIGTERM ? "SIGTERM" : "SIGINT");
 }
 
 /* Many services read their configuration again. It is said once that this one does not. */

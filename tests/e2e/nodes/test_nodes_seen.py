@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job on several nodes as its users see it: status, ranks, and what is said of nodes that are waited for or lost."""
 
+import contextlib
 import json
 import os
 import re
@@ -111,16 +112,15 @@ def test_given_up_on_another_node(zerod):
     assert len(attempts) == 1 and attempts.pop() >= 1
 
 
-@pytest.mark.parametrize("point, word", (("GATHER.heard", "steps 1"), ("STORE.said", "commit")), ids=("step", "window"))
-def test_decided_and_not_ended(build, tmp_path, point, word):
-    """Node 0 is away before it has ended what it decided: after stall_timeout node 1's ranks are told, and go. It ends later."""
+@contextlib.contextmanager
+def killed_at(build, folder, point, victim, word, **config):
+    """Two nodes whose ranks do that, and the victim's daemon is killed there, once. It is not started again by itself."""
     def zerod(config, env=None, prefix=()):
-        node = config["world"]["node"]
-        folder = tmp_path / f"node{node}"
-        folder.mkdir()
-        return KeptDaemon(build, folder, config, env, [f"{point}:kill" if node == 0 else None, None])
+        where = folder / f"node{config['world']['node']}"
+        where.mkdir()
+        return KeptDaemon(build, where, config, env, [f"{point}:kill" if config["world"]["node"] == victim else None, None])
 
-    nodes = Nodes(zerod, tmp_path, (1, 1), {"diagnostics": {"stall_warning": "300ms", "stall_timeout": "1s"}})
+    nodes = Nodes(zerod, folder, (1, 1), config)
     puppets = [Puppet(daemon, r).attach() for r, daemon in enumerate(nodes.daemons)]
     try:
         form(puppets)
@@ -128,17 +128,41 @@ def test_decided_and_not_ended(build, tmp_path, point, word):
             all_do(puppets, "window")
         for p in puppets:
             p.tell(word)
-        nodes.daemons[0].popen.wait()
-        answer = puppets[1].answer()
-        assert answer.r == REFUSED and answer["error"]["code"] == 1303, answer
-        assert "wait given up" in answer.text and line(answer.text, "on").startswith("node 0 ("), answer.text
-        nodes.daemons[0].start_again()
-        wait_for(nodes.logs, lambda: nodes.daemons[1].status()["state"] == "training")
+        nodes.daemons[victim].popen.wait()
+        yield nodes, puppets
     finally:
         for p in puppets:
             p.kill()
         for daemon in nodes.daemons:
             daemon.kill()
+
+
+@pytest.mark.parametrize("point, word", (("GATHER.heard", "steps 1"), ("STORE.said", "commit")), ids=("step", "window"))
+def test_decided_and_not_ended(build, tmp_path, point, word):
+    """Node 0 is away before it has ended what it decided: after stall_timeout node 1's ranks are told, and go. It ends later."""
+    config = {"diagnostics": {"stall_warning": "300ms", "stall_timeout": "1s"}}
+    with killed_at(build, tmp_path, point, 0, word, **config) as (nodes, puppets):
+        answer = puppets[1].answer()
+        assert answer.r == REFUSED and answer["error"]["code"] == 1303, answer
+        assert "wait given up" in answer.text and line(answer.text, "on").startswith("node 0 ("), answer.text
+        nodes.daemons[0].start_again()
+        wait_for(nodes.logs, lambda: nodes.daemons[1].status()["state"] == "training")
+
+
+@pytest.mark.parametrize("point, word", (("COMMIT.heard", "steps 1"), ("CLOSED.heard", "commit")), ids=("step", "window"))
+def test_node_0_stops_when_all_have_ended(build, tmp_path, point, word):
+    """Node 1's daemon is replaced in the last step. Node 0, which is told to stop as its ranks are through, waits for that."""
+    with killed_at(build, tmp_path, point, 1, word) as (nodes, puppets):
+        assert puppets[0].answer().r == 0
+        nodes.daemons[0].signal(signal.SIGTERM)
+        wait_for(nodes.logs, lambda: "stopping when all nodes have ended what was decided" in nodes.daemons[0].log())
+        time.sleep(0.3)
+        assert nodes.daemons[0].running()
+        nodes.daemons[1].start_again()
+        assert nodes.daemons[0].popen.wait(10 * build.patience) == 0
+        assert puppets[1].answer().r == 0
+        nodes.daemons[1].signal(signal.SIGTERM)
+        assert nodes.daemons[1].popen.wait(5 * build.patience) == 0
 
 
 def test_abort_on_another_node(zerod):
