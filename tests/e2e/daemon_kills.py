@@ -36,6 +36,13 @@ N_STEPS = 24
 N_MICRO = kills.N_MICRO
 N_CHUNKS, N_PARCELS = 15, 4  # about: they depend on the bucket size
 
+
+def at_messages(orders, reports, n):
+    """Failpoints of messages between nodes, each passed so often."""
+    names = [f"{order}.{where}" for order in orders for where in ("said", "heard", "obeyed")]
+    return dict.fromkeys([*names, *(f"{report}.reported" for report in reports)], n)
+
+
 # A failpoint of the daemon: how often a step passes it, for each rank (True) or in all.
 POINTS = {
     "Push.log": (N_MICRO * kills.N_PUSHES, True), "Push.judged": (N_MICRO * kills.N_PUSHES, True),
@@ -62,13 +69,16 @@ POINTS_OF_MUON = {"orthogonalize": N_STEPS * 4, "update": N_STEPS * 2 * N_CHUNKS
 POINTS_OF_LOADS = {"load": 3, "forming": 2, "flip": 1}  # of the checkpoint that undisturbed runs have left at this step
 LOADED_STEP = 9
 POINTS_OF_WINDOWS = {"WriteBegin.log": 6, "WriteBegin.judged": 6, "WriteState.log": 60, "WriteState.judged": 60,
-                     "WriteEnd.log": 6, "WriteEnd.judged": 6, "writing": 40, "rewrite": 40, "bringing": 3, "transfer": 20,
-                     "flip": 3, "kept": 4}
+                     "WriteEnd.log": 6, "WriteEnd.judged": 6, "writing": 40, "rewrite": 40, "bringing": 3,
+                     "transfer": 20, "flip": 3, "kept": 4, "stored": 3}
+POINTS_OF_WINDOWS_OF_NODES = at_messages(("OPEN", "WRITE", "STORE", "CLOSED"), ("WINDOW", "WINDOW_END", "STORED"), 5)
 POINTS_OF_GATHERS = {"Gather.log": 60, "Gather.judged": 60, "Release.log": 60, "Release.judged": 60, "Held.judged": 2}
 # In the last step or after it: how often a step passes them, and how often the rest of the run does.
 POINTS_OF_THE_END = {"Leave.log": (0, 2), "Leave.judged": (0, 2), "Step.judged": (2, 0), "verdict": (1, 0), "decided": (1, 0),
                      "update": (N_CHUNKS, 0), "updated": (1, 0), "flip": (1, 3), "flipped": (1, 3), "committed": (1, 0),
                      "answer": (6, 10)}
+MESSAGES_OF_THE_END = at_messages(("DECIDED", "COMMIT"), ("ASKED", "READY", "UPDATED"), (1, 0))
+POINTS_OF_SAVES_OF_NODES = at_messages(("SAVE", "PUBLISH", "SAVE_END"), ("WANT_SAVE", "SAVED"), 1)
 RECOVERY = ("adopt", "adopted")
 IN_CHUNKS = ("update", "reduce")
 FUSES_NS = {"update": 20_000, "reduce": 20_000, "bringing": 2_000_000}  # how long at most what begins there takes
@@ -77,10 +87,13 @@ FORMING = 0.3  # of the lives of daemons of several nodes: as many end while the
 
 
 class Life:
-    """How one daemon ends: at a failpoint, or so many seconds after its start, or after it was told to stop."""
+    """
+    How one daemon ends: at a failpoint, or so many seconds after its start; or so many milliseconds after it was told to
+    stop, or after a trainer has died as planned.
+    """
 
     def __init__(self, rng, n_ranks, first, several, n_steps=N_STEPS):
-        self.point, self.seconds, self.stopping = None, None, None
+        self.point, self.seconds, self.stopping, self.follows = None, None, None, None
         self.also = rng.choice((*[None] * 4, "trainer", *(["engine", "neighbour"] if several else [])))  # dies with it
         points = POINTS | POINTS_OF_NODES if several else POINTS
         points = ONCE | {name: (n * n_steps, each) for name, (n, each) in points.items()}
@@ -100,17 +113,22 @@ class Life:
         """At one of n passes of a failpoint, after so many."""
         # Most of those who are to die at a chunk die inside of it.
         how = f"fuse:{rng.randint(0, FUSES_NS[name])}" if name in FUSES_NS and rng.random() < 0.7 else "kill"
-        self.point, self.stopping = f"{name}:{how}@{n_before + rng.randint(1, n)}", None
+        self.point, self.stopping, self.follows = f"{name}:{how}@{n_before + rng.randint(1, n)}", None, None
         self.seconds = rng.uniform(0.1, 0.4)  # if it does not come there
+
+    def follow(self, rng):
+        """A successor of the trainer has come, or comes."""
+        self.point, self.seconds, self.stopping, self.follows = None, 2, None, rng.randrange(80)
 
     @classmethod
     def at(cls, point):
         life = cls(random.Random(0), 1, first=True, several=False)
-        life.point, life.seconds, life.stopping, life.also = point, None, None, None
+        life.point, life.seconds, life.stopping, life.follows, life.also = point, None, None, None, None
         return life
 
     def __repr__(self):
         when = f"{self.stopping} ms after the stop" if self.seconds is None else f"{self.seconds * 1000:.0f} ms"
+        when = when if self.follows is None else f"{self.follows} ms after a trainer"
         where = f"{self.point} or {when}" if self.point and self.seconds else self.point or when
         return where + (f" and {self.also}" if self.also else "")
 
@@ -203,11 +221,15 @@ class Plan:
         """Written, also state; opened again; abandoned by a rank that dies in it, or given up by one."""
         every = rng.choice((1, 3))
         self.args += ["--window", every, "--windows", rng.choice((1, 3)), "--writes"]
-        self.end_some_lives(rng, POINTS_OF_WINDOWS, 0.6)
+        points = POINTS_OF_WINDOWS | (POINTS_OF_WINDOWS_OF_NODES if self.n_nodes > 1 else {})
+        self.end_some_lives(rng, points, 0.6)
         if self.loads or rng.random() < 0.4:
             return
         rank = rng.choice((0, rng.randrange(self.world_size)))
         step = rng.randrange(self.n_steps) // 3 * 3
+        follower = rng.choice(self.lives)  # a daemon that dies in the window of the successor
+        if follower and rng.random() < 0.6:
+            follower[0].follow(rng)
         names = [name for name in kills.CLASSES["window"] if name != "window-mapped" or not self.device]  # GPUs map none
         self.victims = [[] for _ in self.victims]
         self.victims[rank] = rng.choice((
@@ -221,7 +243,10 @@ class Plan:
         self.config["zero_optimization"]["stage"] = 3
         self.config.pop("weights", None)
         self.own_args += ["--hold"]
-        self.end_some_lives(rng, POINTS_OF_GATHERS)
+        self.end_some_lives(rng, POINTS_OF_GATHERS, 0.5)
+        for life in itertools.chain(*self.lives):
+            if rng.random() < 0.5:  # while trainers compute
+                life.point, life.seconds = None, rng.uniform(0.02, 0.4)
 
     def restart_all(self, rng):
         """As a launcher does: when a rank has died, and others wait; or all at once; or with the daemon."""
@@ -248,8 +273,9 @@ class Plan:
                       if victim in (None, node) else [] for node, n in enumerate(self.ranks)]
         for life in itertools.chain(*self.lives):
             if rng.random() < 0.8:
-                name = rng.choice((*sorted(POINTS_OF_THE_END), *["flip"] * 6))  # then another node may have it all
-                n, n_more = POINTS_OF_THE_END[name]
+                points = POINTS_OF_THE_END | (MESSAGES_OF_THE_END if self.n_nodes > 1 else {})
+                name = rng.choice((*sorted(points), *["flip"] * 6))  # then another node may have it all
+                n, n_more = points[name]
                 life.end_at(rng, name, n + n_more, n * (self.n_steps - 1) + (name == "flip"))
             life.seconds = rng.uniform(0, 0.2) if not life.point or rng.random() < 0.2 else None
 
@@ -263,10 +289,11 @@ class Plan:
             self.lives = [[] for _ in self.lives]
             self.env = {"ZEROD_FAILPOINT": f"disk.{rng.choice(('write', 'sync', 'rename'))}:error@*"}
             return
+        points = POINTS_OF_SAVES | (POINTS_OF_SAVES_OF_NODES if self.n_nodes > 1 else {})
         for life in itertools.chain(*self.lives):
             if rng.random() < 0.7:
-                name = rng.choice(sorted(POINTS_OF_SAVES))
-                life.end_at(rng, name, -(-POINTS_OF_SAVES[name] // 3))
+                name = rng.choice(sorted(points))
+                life.end_at(rng, name, -(-points[name] // 3))
             elif rng.random() < 0.5:
                 life.point, life.seconds, life.stopping = None, None, rng.randrange(20)
 
@@ -320,7 +347,8 @@ class Job:
     def __init__(self, build, folder, plan, loads=None):
         """loads: the checkpoint that the run begins with."""
         self.build, self.folder, self.plan, self.daemons = build, folder, plan, []
-        self.began, self.trains, self.broken = time.monotonic(), None, None  # the last two: since when
+        self.began = time.monotonic()
+        self.trains = self.broken = self.victim_died = None  # since when
         self.engine_kills, self.restarts = list(plan.engine_kills), list(plan.restarts)
         config = plan.config
         if "checkpoint" in config:
@@ -349,7 +377,7 @@ class Job:
         self.see_training()
         for node, (daemon, lives) in enumerate(zip(self.daemons, self.plan.lives)):
             life = len(daemon.lives) - 1
-            if life < len(lives) and is_due(lives[life], daemon):
+            if life < len(lives) and self.is_due(lives[life], daemon):
                 daemon.signal(signal.SIGKILL)
                 daemon.popen.wait()
             if daemon.popen.poll() == -signal.SIGKILL and life < len(lives):
@@ -366,9 +394,19 @@ class Job:
             self.broken = time.monotonic()
         return self.broken is not None and time.monotonic() - self.broken > 1
 
+    def is_due(self, life, daemon):
+        """Is it time to kill this life of the daemon?"""
+        if life.stopping is not None:
+            return daemon.stops_for() * 1000 > life.stopping
+        if life.follows is not None and self.victim_died:
+            return (time.monotonic() - self.victim_died) * 1000 > life.follows
+        return life.seconds is not None and daemon.age() > life.seconds
+
     def see_training(self):
         if not self.trains and f"weights {self.plan.first_step} " in self.ranks[0].last.out():
             self.trains = time.monotonic()
+        if not self.victim_died and any(len(rank.processes) > 1 for rank in self.ranks):
+            self.victim_died = time.monotonic()
 
     def kill_engine(self):
         """Of GPUs, at the moments that the plan says, if it is not the first one that is not ready yet (E1502)."""
@@ -454,13 +492,6 @@ class Job:
             daemon.kill()
 
 
-def is_due(life, daemon):
-    """Is it time to kill this life of the daemon?"""
-    if life.stopping is not None:
-        return daemon.stops_for() * 1000 > life.stopping
-    return life.seconds is not None and daemon.age() > life.seconds
-
-
 class RunJob(Job):
     """zerodrun on each node starts the daemon and the trainers, starts them again, and stops the daemon at the end."""
 
@@ -482,7 +513,7 @@ class RunJob(Job):
         for node, (daemon, lives) in enumerate(zip(self.daemons, self.plan.lives)):
             daemon.tend()
             life = len(daemon.lives) - 1
-            if life < len(lives) and is_due(lives[life], daemon):
+            if life < len(lives) and self.is_due(lives[life], daemon):
                 daemon.signal(signal.SIGKILL)
             if life >= self.n_seen[node]:
                 self.n_seen[node] = life + 1
@@ -569,9 +600,8 @@ def check_checkpoint(build, folder, plan, path, reference):
 
 def reference_of(references, plan):
     """What an undisturbed run computes. Return: as results(), all of it, and as much as this run is to compute."""
-    with on_device(plan.device if plan.optimizer == "Muon" else ""):  # Muon's products have other bits on GPUs
-        found = references.get(plan.world_size, plan.accumulate, plan.n_steps, optimizer=plan.optimizer,
-                               state=plan.state, args=("--state", *plan.args), begin=plan.begin)
+    found = references.get(plan.world_size, plan.accumulate, plan.n_steps, optimizer=plan.optimizer, state=plan.state,
+                           args=("--state", *plan.args), begin=plan.begin)
     leaves = "--leave" in plan.own_args  # nothing that other nodes have is read in the end
     last = [("state", (plan.n_steps, 0))]
     last += [("weights", plan.n_steps)] if plan.config["zero_optimization"]["stage"] == 3 else []
@@ -586,8 +616,9 @@ def reference_of(references, plan):
 
 def one_run(build, references, folder, plan, timeout=40):
     """Return: how often daemons were killed. A failure raises AssertionError."""
-    undisturbed, reference = reference_of(references, plan)
-    begun = make_checkpoint(build, folder / "before", plan) if plan.loads else None
+    with on_device(plan.device if plan.optimizer == "Muon" else ""):  # Muon's products have other bits on GPUs
+        undisturbed, reference = reference_of(references, plan)
+        begun = make_checkpoint(build, folder / "before", plan) if plan.loads else None
     with on_device(plan.device):
         job = (RunJob if plan.by_zerodrun else Job)(build, folder, plan, begun)
     job.reference = undisturbed
