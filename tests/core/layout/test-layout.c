@@ -106,15 +106,26 @@ static void check_chunks(const struct layout *layout, uint32_t id)
     assert_int_equal(at, param->n_elems);
 }
 
-/* The partitions follow one another, and are all of the bucket; equal ones, or one and empty ones. */
+enum {
+    MAX_FIRST_RANKS = 4096,
+};
+
+/*
+ * The partitions follow one another, and are all of the bucket; equal ones, or one and empty ones. Of very many ranks with
+ * equal ones the first and the last are looked at.
+ */
 static void check_partitions(const struct layout *layout, uint32_t b)
 {
     const struct layout_bucket *bucket = &layout->buckets[b];
-    uint64_t at = 0, start, end;
+    bool skips = !layout_is_muon(layout, b) && layout->world_size > 2 * MAX_FIRST_RANKS;
+    uint64_t at = 0, start, end, n;
 
     for (uint32_t rank = 0; rank < layout->world_size; rank++) {
-        uint64_t n = layout_owned_elems(layout, b, rank, 1, &start);
-
+        if (skips && rank == MAX_FIRST_RANKS) {
+            rank = layout->world_size - MAX_FIRST_RANKS;
+            at = rank * (bucket->n_elems / layout->world_size);
+        }
+        n = layout_owned_elems(layout, b, rank, 1, &start);
         assert_int_equal(n, !layout_is_muon(layout, b) ? bucket->n_elems / layout->world_size
                             : rank == bucket->owner    ? bucket->n_elems
                                                        : 0);
