@@ -5,22 +5,34 @@
 #include "client/ctl/explain.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sysexits.h>
 
 #include "core/base/base.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/wire/status.h"
 
+/* Of what is no file, such as a pipe: picked, a run's output is far shorter, and /dev/zero has more. */
+static const uint64_t max_read_bytes = UINT64_C(1) << 30;
+
 /* Keeps the last EXPLAIN_MAX_BYTES of what it reads: an error stands at the end of a log. Return: 0 or -errno. */
 static int read_end(FILE *file, char *text, size_t *n_bytes)
 {
     size_t n, filled = 0;
+    uint64_t n_read = 0;
+    struct stat st;
 
+    if (fstat(fileno(file), &st) == 0 && S_ISREG(st.st_mode) && st.st_size > EXPLAIN_MAX_BYTES)
+        (void)fseeko(file, -(off_t)EXPLAIN_MAX_BYTES, SEEK_END);
     /* Twice the size, so that the older half is dropped once in a while, not with every read. */
     while ((n = fread(text + filled, 1, 2 * EXPLAIN_MAX_BYTES - filled, file)) > 0) {
         filled += n;
+        n_read += n;
+        if (n_read > max_read_bytes)
+            return -EFBIG;
         if (filled < 2 * EXPLAIN_MAX_BYTES)
             continue;
         memcpy(text, text + EXPLAIN_MAX_BYTES, EXPLAIN_MAX_BYTES);
@@ -86,6 +98,20 @@ static int explain(FILE *file, const char *name, bool json)
     return r;
 }
 
+/* A FIFO that nobody writes to is empty; opening it would wait otherwise. Return: NULL and errno. */
+static FILE *open_file(const char *name)
+{
+    _cleanup_close_ int fd = open(name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    FILE *file;
+
+    if (fd < 0 || fcntl(fd, F_SETFL, 0) < 0)
+        return NULL;
+    file = fdopen(fd, "r");
+    if (file)
+        (void)steal_fd(&fd);
+    return file;
+}
+
 int explain_command(int argc, char **argv, bool json)
 {
     const char *name = NULL;
@@ -104,7 +130,7 @@ int explain_command(int argc, char **argv, bool json)
     }
     if (!name || strcmp(name, "-") == 0)
         return explain(stdin, "the input", json);
-    file = fopen(name, "re");
+    file = open_file(name);
     if (!file) {
         fprintf(stderr, "zerodctl: %s: %s\n", name, strerror(errno));
         return EX_NOINPUT;

@@ -23,6 +23,8 @@ struct yaml {
 
 static const char place_marker[] = "here";
 
+enum { MAX_FLOW_DEPTH = 32 }; /* of [ and {; picked: DeepSpeed's deepest files need 6 */
+
 void yaml_free(struct yaml *yaml)
 {
     if (!yaml)
@@ -122,6 +124,39 @@ static struct config_spot spot_of_byte(const struct config_text *text, size_t at
     return spot;
 }
 
+/* Return: where the comment or the quoted text ends that begins at i; i when none does. */
+static size_t skip_text(const struct config_text *text, size_t i)
+{
+    const char *s = text->text;
+    char before = i > 0 ? s[i - 1] : '\n', quote = s[i];
+    bool begins = strchr(" \t\r\n[{,:", before) != NULL;
+
+    if (!begins || (quote != '#' && quote != '"' && quote != '\''))
+        return i;
+    for (i++; i < text->n_bytes && s[i] != (quote == '#' ? '\n' : quote); i++)
+        i += quote == '"' && s[i] == '\\';
+    return i;
+}
+
+/* The library takes seconds to refuse a text that is nested too deeply. Return: where it is, or SIZE_MAX. */
+static size_t too_deep(const struct config_text *text)
+{
+    size_t depth = 0;
+
+    for (size_t i = 0; i < text->n_bytes; i++) {
+        i = skip_text(text, i);
+        if (i >= text->n_bytes)
+            break;
+        if (text->text[i] == '[' || text->text[i] == '{')
+            depth++;
+        else if (depth > 0 && (text->text[i] == ']' || text->text[i] == '}'))
+            depth--;
+        if (depth > MAX_FLOW_DEPTH)
+            return i;
+    }
+    return SIZE_MAX;
+}
+
 static int check_text(const struct config_text *text, struct config_problems *problems)
 {
     struct config_spot nowhere = {0}, spot;
@@ -138,6 +173,13 @@ static int check_text(const struct config_text *text, struct config_problems *pr
         config_problems_add(problems, text, &spot, NULL,
                             "byte 0x%02x is no text; allowed: UTF-8 without control characters",
                             (unsigned char)text->text[at]);
+        return CONFIG_E_INVALID;
+    }
+    at = too_deep(text);
+    if (at != SIZE_MAX) {
+        spot = spot_of_byte(text, at);
+        config_problems_add(problems, text, &spot, NULL, "is nested too deeply; allowed: %d levels of [ and {",
+                            MAX_FLOW_DEPTH);
         return CONFIG_E_INVALID;
     }
     return 0;

@@ -588,10 +588,41 @@ static void test_distance(void **state)
     assert_int_equal(config_distance("ca", "abc"), 3);
 }
 
+/* The library alone would read a megabyte of brackets for seconds. Those in texts and comments do not nest. */
+static void test_nested_too_deeply(void **userdata)
+{
+    static const struct config_given given = {"/run/x.sock", 1};
+    static char deep[1000 * 1000];
+    const char *const flat[] = {"job: a # [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[\n",
+                                "# {{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{\njob: a\n",
+                                "checkpoint: {dir: '/[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[['}\n",
+                                "checkpoint: {dir: \"/\\\"[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[\"}\n"};
+    struct config *config;
+
+    (void)userdata;
+    memset(deep, '[', sizeof(deep));
+    for (size_t i = 0; i <= ARRAY_SIZE(flat); i++) {
+        bool is_deep = i == ARRAY_SIZE(flat);
+        struct config_problems problems = CONFIG_PROBLEMS_NULL;
+        struct config_source source = {.given = given, .text = {.name = "deep", .text = is_deep ? deep : flat[i]}};
+
+        source.text.n_bytes = is_deep ? sizeof(deep) : strlen(flat[i]);
+        assert_int_equal(config_load_string(&config, &source, &problems), is_deep ? CONFIG_E_INVALID : 0);
+        if (is_deep) {
+            assert_int_equal(problems.n_errors, 1);
+            assert_int_equal(problems.items[0].column, 33);
+            assert_non_null(strstr(problems.items[0].text, "is nested too deeply; allowed: 32 levels of [ and {"));
+        }
+        config_problems_deinit(&problems);
+        config_free(config);
+    }
+}
+
 TEST_GROUP(config_refusals)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_nested_too_deeply),
         cmocka_unit_test(test_refusals_of_worlds),
         cmocka_unit_test(test_several_nodes),
         cmocka_unit_test(test_devices_of_several_nodes),

@@ -813,3 +813,13 @@ def test_man_page_names_what_help_names():
         assert word in page, word
     for name in (schema.stem for schema in SCHEMAS.glob("*.json")):
         assert re.search(rf"^\.BR? {name}\b", page, re.M), name
+
+
+def test_explain_ends(build, tmp_path):
+    """Also of a FIFO that nobody writes to, and of a device without an end; a pipe is read."""
+    zerodctl = build.folder / "client/ctl/zerodctl"
+    os.mkfifo(tmp_path / "fifo")
+    for name, code in ((tmp_path / "fifo", os.EX_DATAERR), ("/dev/zero", os.EX_NOINPUT)):
+        assert subprocess.run([zerodctl, "explain", name], capture_output=True, timeout=60).returncode == code
+    said = f"{zerodctl} explain <(echo 'RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one.')"
+    assert "E1005" in subprocess.run(["bash", "-c", said], capture_output=True, text=True, timeout=60).stdout
