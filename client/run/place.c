@@ -4,12 +4,16 @@
 
 #include "client/run/place.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <json-c/json.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sysexits.h>
 
@@ -25,6 +29,80 @@ enum {
     TORCHRUN_PORT = 29500, /* the port that all nodes agree on when nobody says another */
 };
 
+static const char directory_prefix[] = "zerodrun-";
+
+enum { DIRECTORY_SUFFIX_BYTES = 6 }; /* that mkdtemp() makes */
+
+/* Each zerodrun holds a lock on its directories as long as it lives. Return: a descriptor; -1: the directory is in use.
+ */
+static int open_left(int base, const char *name)
+{
+    _cleanup_close_ int fd = openat(base, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    struct stat st;
+
+    if (fd < 0 || fstat(fd, &st) < 0 || st.st_uid != geteuid() || (st.st_mode & 07777) != 0700 ||
+        flock(fd, LOCK_EX | LOCK_NB) < 0)
+        return -1;
+    return steal_fd(&fd);
+}
+
+/* What a zerodrun left that was killed. A daemon may be stopping, or it belongs to a version without locks. */
+static void remove_left(const char *base_path, int base, const char *name)
+{
+    static const char *const files[] = {"zerod.sock", "zerod.yaml", "notify"};
+    _cleanup_close_ int fd = open_left(base, name);
+    _cleanup_free_ char *socket = NULL;
+
+    if (fd < 0)
+        return;
+    if (asprintf(&socket, "%s/%s/zerod.sock", base_path, name) < 0) {
+        socket = NULL;
+        return;
+    }
+    if (place_answers(socket))
+        return;
+    for (size_t i = 0; i < ARRAY_SIZE(files); i++)
+        (void)unlinkat(fd, files[i], 0);
+    for (unsigned i = 1; i < OPTIONS_MAX_JOBS; i++) {
+        char job[32];
+
+        snprintf(job, sizeof(job), "zerod.sock.%u", i); /* as place_number_socket() has it */
+        (void)unlinkat(fd, job, 0);
+    }
+    (void)unlinkat(base, name, AT_REMOVEDIR); /* fails if anything else is in it */
+}
+
+static void remove_all_left(const char *base_path)
+{
+    const size_t n_prefix = sizeof(directory_prefix) - 1;
+    const struct dirent *entry;
+    DIR *base = opendir(base_path);
+
+    while (base && (entry = readdir(base)))
+        if (strncmp(entry->d_name, directory_prefix, n_prefix) == 0 &&
+            strlen(entry->d_name) == n_prefix + DIRECTORY_SUFFIX_BYTES)
+            remove_left(base_path, dirfd(base), entry->d_name);
+    if (base)
+        closedir(base);
+}
+
+/* Locks the directory until this process ends, if the file system can. Return: false: another zerodrun has removed it.
+ */
+static bool hold_directory(const char *directory)
+{
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    struct stat st;
+
+    if (fd < 0)
+        return false;
+    (void)flock(fd, LOCK_EX);
+    if (fstat(fd, &st) == 0 && st.st_nlink > 0)
+        return true;
+    close(fd);
+    errno = ENOENT;
+    return false;
+}
+
 char *place_make_directory(void)
 {
     const char *bases[] = {getenv("XDG_RUNTIME_DIR"), getenv("TMPDIR"), "/tmp"};
@@ -37,7 +115,8 @@ char *place_make_directory(void)
             continue;
         if (asprintf(&directory, "%s/zerodrun-XXXXXX", bases[i]) < 0)
             break;
-        if (mkdtemp(directory))
+        remove_all_left(bases[i]);
+        if (mkdtemp(directory) && hold_directory(directory))
             return directory;
         error = errno;
         free(directory);

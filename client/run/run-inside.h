@@ -33,7 +33,7 @@
 
 enum {
     RUN_MAX_SINKS = 2 + CONFIG_MAX_LOCAL_RANKS + OPTIONS_MAX_JOBS,
-    RUN_N_FORWARDED = 5, /* signals that the ranks get, too */
+    RUN_N_FORWARDED = 6, /* signals that the ranks get, too */
 };
 
 enum run_state {
@@ -96,7 +96,7 @@ struct run {
     uint64_t n_written_bytes; /* of all sinks, when output_grace was started */
     uint64_t started_ms;
     uint64_t n_open_files; /* soft limit that zerodrun was started with */
-    int interrupted;       /* first of SIGINT, SIGTERM, SIGHUP that we got; 0: none */
+    int interrupted;       /* first of SIGINT, SIGTERM, SIGHUP, SIGQUIT that we got; 0: none */
     bool killing;          /* a second SIGINT came */
     bool abandoned;        /* the output is dropped: its threads may be in write(2), so nothing can be closed */
     struct failure failure;

@@ -20,7 +20,7 @@ enum {
     START_TIMEOUT_MS = 30 * 1000, /* picked: a daemon that takes longer to open a socket will not */
 };
 
-static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
+static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 static_assert(ARRAY_SIZE(forwarded) == RUN_N_FORWARDED, "the handles of all signals");
 
 /* ---- signals ------------------------------------------------------------------------------------------- */
@@ -55,7 +55,7 @@ static void run_signal(uv_signal_t *handle, int signum)
     struct run *run = handle->data;
     unsigned i;
 
-    if (signum == SIGINT || signum == SIGTERM || signum == SIGHUP)
+    if (signum != SIGUSR1 && signum != SIGUSR2)
         run_interrupt(run, signum);
     for (i = 0; !run->killing && i < run->place->n_ranks; i++)
         if (run->ranks[i].running)

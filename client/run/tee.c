@@ -20,7 +20,7 @@ static void make_directories(char *path)
 {
     for (char *end = strchr(path + 1, '/'); end; end = strchr(end + 1, '/')) {
         *end = '\0';
-        (void)mkdir(path, 0777);
+        (void)mkdir(path, 0775);
         *end = '/';
     }
 }
@@ -37,7 +37,7 @@ int tee_init(struct tee *tee, uv_loop_t *loop, const struct tee_spec *spec)
         return -ENOMEM;
     }
     make_directories(tee->path);
-    fd = open(tee->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY, 0666);
+    fd = open(tee->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY, 0664);
     if (fd < 0 || fstat(fd, &st) < 0)
         return -errno;
     r = sink_init(&tee->sink, loop, fd, spec->on_drained, spec->context);

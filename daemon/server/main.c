@@ -283,6 +283,7 @@ int main(int argc, char **argv)
 
     if (options.exit_now >= 0)
         return options.exit_now;
+    umask(umask(0) | S_IWOTH); /* checkpoints and traces are never everybody's to change */
     gemm_one_thread();
     r = options.check || options.print ? EX_OK : take_descriptors();
     if (r == EX_OK)

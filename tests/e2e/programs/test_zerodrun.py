@@ -1336,6 +1336,42 @@ def test_real_daemon(env, tmp_path):
     assert not list(tmp_path.glob("zerodrun-*"))
 
 
+def test_folders_of_a_killed_run_are_removed(env, tmp_path):
+    """By the next run; not those of a run that lives, nor others with such a name."""
+    mine = tmp_path / "zerodrun-mine00"
+    mine.mkdir(0o700)
+    (mine / "results").touch()
+    runs = [start(["--zerod", ZEROD, *shell("echo here; exec sleep 1000")], env) for _ in range(2)]
+    for process in runs:
+        assert process.stdout.readline()
+    before = {folder.name for folder in tmp_path.glob("zerodrun-*")}
+    runs[0].kill()
+    runs[0].wait()
+    wait_for("the daemon does not end", lambda: len(list(tmp_path.glob("zerodrun-*/zerod.sock"))) == 1)
+    assert run(["--zerod", ZEROD, *shell("exit 0")], env).returncode == 0
+    after = {folder.name for folder in tmp_path.glob("zerodrun-*")}
+    assert after < before and len(after) == 3 and len(before) == 5 and (mine / "results").exists()
+    assert list(tmp_path.glob("zerodrun-*/zerod.sock"))
+    runs[1].send_signal(signal.SIGQUIT)
+    runs[1].communicate(timeout=TIMEOUT)
+    assert runs[1].returncode == 128 + signal.SIGQUIT
+    assert [folder.name for folder in tmp_path.glob("zerodrun-*")] == [mine.name]
+
+
+def test_files_are_not_everybodys(env, tmp_path):
+    config = tmp_path / "job.yaml"
+    config.write_text(f"checkpoint: {{dir: {tmp_path}/made, save_on_stop: true}}\n")
+    trainer = [BUILD / "client/example/zerod-example", "--layers", 1, "--width", 16, "--heads", 1, "--batch", 1, "--steps", 2]
+    old = os.umask(0)
+    try:
+        result = run(["--config", config, "--zerod", ZEROD, "--tee", tmp_path / "made" / "logs", "--", *trainer], env)
+    finally:
+        os.umask(old)
+    assert result.returncode == 0, result.stderr
+    made = [tmp_path / "made", *(tmp_path / "made").rglob("*")]
+    assert len(made) > 6 and [path for path in made if path.stat().st_mode & stat.S_IWOTH] == []
+
+
 # ---- jobs ------------------------------------------------------------------------------------------------
 
 
