@@ -180,7 +180,7 @@ class Plan:
         self.begin = kills.start  # the trainers
         self.n_killed = 0  # when it has run
         drawn = self.draw_dimensions(rng) if only is None else only
-        self.dimensions = [name for name in DIMENSIONS if name in drawn]
+        self.dimensions = [name for name in DIMENSIONS if name in drawn and not (device and name in IN_HOST_MEMORY)]
         for name in self.dimensions:
             DIMENSIONS[name](self, random.Random(f"{seed} {name}"))
 
@@ -339,6 +339,7 @@ class Plan:
 
 DIMENSIONS = {"windows": Plan.write_windows, "gathered": Plan.hold_gathered, "last step": Plan.end_early,
               "save_on_stop": Plan.save_last, "restarts": Plan.restart_all, "loop": Plan.loop_as_readme}
+IN_HOST_MEMORY = ("last step", "save_on_stop", "loop")  # not of runs that are to be on GPUs
 
 
 class Job:
