@@ -49,10 +49,10 @@ void peer_explain(struct cluster_peer *peer, enum peer_reason reason, const char
 /* Milliseconds since the last frame from the peer; UINT64_MAX: never. */
 uint64_t peer_silent_ms(const struct cluster_peer *peer);
 
-/* Return: 0 or -ENOMEM. */
 /* As cluster_mark(), cluster_has_marked(). */
 void peer_mark(struct cluster_peer *peer);
 bool peer_has_marked(const struct cluster_peer *peer);
+/* Return: 0 or -ENOMEM. */
 int peer_send(struct cluster_peer *peer, const void *data, size_t n_bytes);
 
 /*
