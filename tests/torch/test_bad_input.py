@@ -666,7 +666,9 @@ def never_asks(folder):
     opt = zerod.Optimizer(model)
     train(model, opt, 2)
     wait_for("go", (folder / "go").exists, 2 * LONG)
-    train(model, opt, 2)
+    for step in zerod.steps(opt, 4):
+        with step:  # the other rank's successor takes back what its predecessor has pushed of the third
+            train(model, opt)
     opt.close()
     return opt.epoch
 
