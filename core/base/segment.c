@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <xxhash.h>
 
 #include "core/base/failpoint.h"
 #include "core/base/huge-pages.h"
@@ -168,18 +169,52 @@ static bool has_name(int fd, const char *name)
     return readlink(path, link, sizeof(link) - 1) > 0 && strcmp(link, expected) == 0;
 }
 
+/* Behind the contents, on a page of its own: whose segment it is. Fixed: later versions of the daemon read it. */
+struct stamp {
+    uint64_t mark, n_bytes, name; /* name: its hash */
+    uint64_t sum;                 /* of those before */
+};
+
+static struct stamp make_stamp(const char *name, size_t n_bytes)
+{
+    struct stamp stamp = {.mark = mark, .n_bytes = n_bytes, .name = XXH3_64bits(name, strlen(name))};
+
+    stamp.sum = XXH3_64bits(&stamp, offsetof(struct stamp, sum));
+    return stamp;
+}
+
+static int put_stamp(int fd, const char *name, size_t n_bytes)
+{
+    struct stamp stamp = make_stamp(name, n_bytes);
+    ssize_t n = pwrite(fd, &stamp, sizeof(stamp), (off_t)n_bytes);
+
+    return n == sizeof(stamp) ? 0 : n < 0 && errno != ENOSPC ? -errno : -ENOMEM;
+}
+
+static bool has_stamp(int fd, const char *name, size_t n_bytes)
+{
+    struct stamp stamp = make_stamp(name, n_bytes), found;
+
+    return pread(fd, &found, sizeof(found), (off_t)n_bytes) == sizeof(found) &&
+           memcmp(&found, &stamp, sizeof(stamp)) == 0;
+}
+
 /* The memory of an earlier daemon. Takes the descriptor. */
 static int find(struct segment *segment, const char *name, int memfd, size_t n_bytes)
 {
     enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
     _cleanup_close_ int fd = memfd;
     int seals = fcntl(fd, F_GET_SEALS), r;
+    bool stamped;
     struct stat st;
 
     if (fstat(fd, &st) < 0)
         return -errno;
-    if ((size_t)st.st_size != n_bytes || seals != SEALS || !has_name(fd, name))
+    stamped = (size_t)st.st_size == n_bytes + page_size();
+    if ((!stamped && (size_t)st.st_size != n_bytes) || seals != SEALS || !has_name(fd, name))
         return -EBADFD;
+    if (stamped && !has_stamp(fd, name, n_bytes))
+        return -EUCLEAN;
     r = segment_map(segment, fd, n_bytes);
     if (r < 0)
         return r;
@@ -235,28 +270,37 @@ int segment_find(const char *name)
     return fd < 0 ? -ENODATA : fd;
 }
 
-/* must: it may not be made anew. */
-static int make_kept(struct segment *segment, const char *name, size_t n_bytes, mode_t mode, bool must)
+struct kept_options {
+    mode_t mode;
+    bool must; /* be found: it may not be made anew */
+    bool stamped;
+};
+
+static int make_anew(struct segment *segment, const char *name, size_t n_bytes, const struct kept_options *options)
+{
+    int fd = make_memfd(name, n_bytes + (options->stamped ? page_size() : 0), options->mode, true);
+    int r = fd < 0 ? fd : take(segment, fd, n_bytes, 0);
+
+    if (r == 0 && options->stamped)
+        r = put_stamp(segment->fd, name, n_bytes);
+    return r == 0 ? segment_keep(name, segment->fd) : r;
+}
+
+static int make_kept(struct segment *segment, const char *name, size_t n_bytes, const struct kept_options *options)
 {
     int fd, r;
 
     *segment = SEGMENT_NULL;
     if (n_bytes == 0)
         return 0;
-    if (n_bytes > PTRDIFF_MAX - page_size())
+    if (n_bytes > PTRDIFF_MAX - 2 * page_size())
         return -EOVERFLOW;
     n_bytes = round_up(n_bytes, page_size());
     fd = keep_take(name);
-    if (fd >= 0) {
+    if (fd >= 0)
         r = find(segment, name, fd, n_bytes);
-    } else if (must) {
-        r = -ENODATA;
-    } else {
-        fd = make_memfd(name, n_bytes, mode, true);
-        r = fd < 0 ? fd : take(segment, fd, n_bytes, 0);
-        if (r == 0)
-            r = segment_keep(name, segment->fd);
-    }
+    else
+        r = options->must ? -ENODATA : make_anew(segment, name, n_bytes, options);
     if (r < 0) {
         note_missing(name);
         segment_deinit(segment);
@@ -268,19 +312,30 @@ static int make_kept(struct segment *segment, const char *name, size_t n_bytes, 
 
 int segment_init_kept(struct segment *segment, const char *name, size_t n_bytes)
 {
-    return keep_is_on() ? make_kept(segment, name, n_bytes, 0600, must_be_found) : segment_init(segment, name, n_bytes);
+    const struct kept_options options = {.mode = 0600, .must = must_be_found, .stamped = true};
+
+    return keep_is_on() ? make_kept(segment, name, n_bytes, &options) : segment_init(segment, name, n_bytes);
+}
+
+int segment_init_written_kept(struct segment *segment, const char *name, size_t n_bytes)
+{
+    const struct kept_options options = {.mode = 0600, .must = must_be_found};
+
+    return keep_is_on() ? make_kept(segment, name, n_bytes, &options) : segment_init(segment, name, n_bytes);
 }
 
 int segment_init_published_kept(struct segment *segment, const char *name, size_t n_bytes)
 {
-    return keep_is_on() ? make_kept(segment, name, n_bytes, 0400, must_be_found)
-                        : segment_init_published(segment, name, n_bytes);
+    const struct kept_options options = {.mode = 0400, .must = must_be_found, .stamped = true};
+
+    return keep_is_on() ? make_kept(segment, name, n_bytes, &options) : segment_init_published(segment, name, n_bytes);
 }
 
 int segment_init_published_later(struct segment *segment, const char *name, size_t n_bytes)
 {
-    return keep_is_on() ? make_kept(segment, name, n_bytes, 0400, false)
-                        : segment_init_published(segment, name, n_bytes);
+    const struct kept_options options = {.mode = 0400, .stamped = true};
+
+    return keep_is_on() ? make_kept(segment, name, n_bytes, &options) : segment_init_published(segment, name, n_bytes);
 }
 
 void segment_release_name(struct segment *segment)

@@ -50,11 +50,15 @@ int segment_init(struct segment *segment, const char *name, size_t n_bytes);
 int segment_init_published(struct segment *segment, const char *name, size_t n_bytes);
 /*
  * segment_init(), and the descriptor is given to whoever keeps descriptors; keep_confirm() says that it has arrived. If
- * an earlier daemon has left a segment of that name, it is found instead: -EBADFD when its size is another. published: as
- * segment_init_published() if nobody keeps descriptors; else only the mode keeps others from writing to it, because the
- * next daemon must.
+ * an earlier daemon has left a segment of that name, it is found instead: -EBADFD when its size is another, -EUCLEAN
+ * when the stamp behind its contents is not what it was, because something has overwritten it (earlier daemons
+ * left no stamps). published: as segment_init_published() if nobody keeps descriptors; else only the mode keeps others
+ * from writing to it, because the next daemon must.
  */
 int segment_init_kept(struct segment *segment, const char *name, size_t n_bytes);
+/* As segment_init_kept(), without a stamp: for what clients write to, because one of them could make the next daemon
+ * hold the whole job. */
+int segment_init_written_kept(struct segment *segment, const char *name, size_t n_bytes);
 int segment_init_published_kept(struct segment *segment, const char *name, size_t n_bytes);
 /*
  * As segment_init_published_kept(), but one that the earlier daemon did not have is made anew even after
@@ -80,7 +84,7 @@ void segment_unkeep(const char *name);
 /* Those that were freed stay kept after all. */
 void segments_stay_kept(void);
 /*
- * From now on, one that was not kept, or is another, is an error (-ENODATA, -EBADFD) and is not made anew.
+ * From now on, one that was not kept, or is another, is an error (-ENODATA, -EBADFD, -EUCLEAN) and is not made anew.
  * segment_missing(): its name; "": there was none.
  */
 void segments_must_be_found(bool must);

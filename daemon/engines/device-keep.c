@@ -51,7 +51,7 @@ static int make_segments(struct device_keep *keep, const struct device_plan_opti
         char name[SEGMENT_NAME_BYTES];
 
         snprintf(name, sizeof(name), "device.progress.%u", i);
-        r = segment_init_kept(&keep->progress_segments[i], name, sizeof(struct progress_page));
+        r = segment_init_written_kept(&keep->progress_segments[i], name, sizeof(struct progress_page));
     }
     return r;
 }

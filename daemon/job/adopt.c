@@ -476,8 +476,10 @@ static int take_over(struct job *job, char *why, size_t why_size)
             snprintf(why, why_size, "its memory is not as the manifest and the configuration want it: %s",
                      strerror(-r));
         if (r < 0 && *segment_missing())
-            snprintf(why, why_size, "segment \"%s\" is %s", segment_missing(),
-                     r == -ENODATA ? "missing" : "another one: its name, its size or its seals differ");
+            snprintf(why, why_size, "segment \"%s\" %s", segment_missing(),
+                     r == -ENODATA   ? "is missing"
+                     : r == -EUCLEAN ? "was overwritten"
+                                     : "is another one: its name, its size or its seals differ");
     }
     if (r == 0)
         r = restore(job, &head, why, why_size);
@@ -493,6 +495,10 @@ static int adopt(struct job *job, char *why, size_t why_size)
     struct job_survival *survival = &job->run.survival;
     int r = journal_new(&survival->journal);
 
+    if (r == -EUCLEAN || (r == 0 && journal_is_damaged(survival->journal))) {
+        snprintf(why, why_size, "its journal was overwritten");
+        return keep_passed_state() ? -EINVAL : 0; /* alone, it may be of a daemon that was killed while it made it */
+    }
     if (r < 0) {
         snprintf(why, why_size, "its journal is missing or of another size");
         return r;

@@ -33,9 +33,11 @@ struct page {
     } heads[2];
     _Atomic(uint64_t) tails[2]; /* of the logs; log i belongs to head i */
     _Atomic(uint64_t) beat_ns;  /* CLOCK_MONOTONIC */
+    _Atomic(uint32_t) check;    /* ~current, or what it is about to be; 0: of a version that did not write it */
+    uint32_t unused;
 };
 
-_Static_assert(sizeof(struct page) == 88, "a later daemon reads it");
+_Static_assert(sizeof(struct page) == 96, "a later daemon reads it");
 
 struct header {
     uint32_t n_bytes;
@@ -71,6 +73,16 @@ static void make_areas(struct journal *journal)
     assert(at == PAGE_BYTES + BASE_BYTES + 2 * (uint64_t)JOURNAL_MAX_HEAD_BYTES + 2 * LOG_BYTES);
 }
 
+static void begin_page(struct page *page)
+{
+    page->magic = MAGIC;
+    page->version = JOURNAL_VERSION;
+    page->check = ~UINT32_C(0);
+    while (page->mark == 0)
+        if (getrandom(&page->mark, sizeof(page->mark), 0) < 0)
+            page->mark = 1; /* a kernel without random numbers: one job at a time is all the same */
+}
+
 int journal_new(struct journal **out)
 {
     struct journal *journal = calloc(1, sizeof(*journal));
@@ -88,13 +100,8 @@ int journal_new(struct journal **out)
         return r;
     }
     journal->page = (struct page *)journal->segment.map;
-    if (journal->page->magic == 0) {
-        journal->page->magic = MAGIC;
-        journal->page->version = JOURNAL_VERSION;
-    }
-    while (journal->page->mark == 0)
-        if (getrandom(&journal->page->mark, sizeof(journal->page->mark), 0) < 0)
-            journal->page->mark = 1; /* a kernel without random numbers: one job at a time is all the same */
+    if (!journal->segment.found)
+        begin_page(journal->page);
     segments_mark(journal->page->mark);
     *out = journal;
     return 0;
@@ -118,6 +125,19 @@ bool journal_is_valid(const struct journal *journal)
     return journal && journal->page->magic == MAGIC && current(journal) != 0;
 }
 
+/* A daemon that is killed in the midst of make_current() leaves a head that begins an empty log, or the head before. */
+bool journal_is_damaged(const struct journal *journal)
+{
+    const struct page *page = journal->page;
+    uint32_t is = current(journal), said = ~page->check;
+
+    if (page->magic != MAGIC || is > ARRAY_SIZE(page->heads))
+        return true;
+    if (page->check == 0 || said == is)
+        return false;
+    return is == 0 || said > ARRAY_SIZE(page->heads) || (said != 0 && page->tails[is - 1] != 0);
+}
+
 uint32_t journal_version(const struct journal *journal)
 {
     return journal->page->version;
@@ -131,11 +151,22 @@ static void put(_Atomic(uint64_t) *word, uint64_t value)
     undo_order();
 }
 
+static void put_check(struct journal *journal, uint32_t value)
+{
+    atomic_store_explicit(&journal->page->check, ~value, memory_order_release);
+    undo_order();
+}
+
+/* "None" is checked before it is true, a head when it is: so neither is taken for the other, see journal_is_damaged().
+ */
 static void make_current(struct journal *journal, uint32_t value)
 {
     undo_order();
+    if (value == 0)
+        put_check(journal, value);
     atomic_store_explicit(&journal->page->current, value, memory_order_release);
     undo_order();
+    put_check(journal, value);
 }
 
 void journal_clear(struct journal *journal)

@@ -100,6 +100,10 @@ void journal_free(struct journal *journal);
 /* Has it a head? Then its memory was kept, and is to be taken over. */
 bool journal_is_valid(const struct journal *journal);
 
+/* One that was found: is its first page as no daemon leaves it? So is that of a daemon that was killed before it had
+ * kept anything else. */
+bool journal_is_damaged(const struct journal *journal);
+
 /* The version of the daemon that wrote it: differs from JOURNAL_VERSION when this one cannot read it. */
 uint32_t journal_version(const struct journal *journal);
 

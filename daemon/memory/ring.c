@@ -69,10 +69,10 @@ int ring_new(struct ring **out, const struct ring_options *options)
     if (options->on_device)
         r = make_places(ring);
     else
-        r = n_bytes < options->ring_bytes ? -EOVERFLOW : segment_init_kept(&ring->ring, name, n_bytes);
+        r = n_bytes < options->ring_bytes ? -EOVERFLOW : segment_init_written_kept(&ring->ring, name, n_bytes);
     snprintf(name, sizeof(name), "overflow.%u.%" PRIu64, options->rank, options->incarnation);
     if (r == 0 && !options->on_device)
-        r = segment_init_kept(&ring->overflow, name, options->overflow_bytes);
+        r = segment_init_written_kept(&ring->overflow, name, options->overflow_bytes);
     snprintf(name, sizeof(name), "credit.%u.%" PRIu64, options->rank, options->incarnation);
     if (r == 0)
         r = segment_init_published_kept(&ring->credit, name, credit_page_bytes(options->n_tickets));

@@ -46,7 +46,7 @@ int state_edits_new(struct state_edits **out, struct state *state, const struct 
     edits->written = calloc(n_params, sizeof(*edits->written));
     edits->counts = calloc(n_params, sizeof(*edits->counts));
     if (edits->offsets_bytes && edits->written && edits->counts)
-        r = segment_init_kept(&edits->segment, "rewrite", lay_out(edits));
+        r = segment_init_written_kept(&edits->segment, "rewrite", lay_out(edits));
     if (r < 0) {
         state_edits_free(edits);
         return r;

@@ -266,6 +266,32 @@ def test_store_differs(kept, change, why):
     assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
 
 
+JOURNAL_CURRENT = (12, 4)  # daemon/memory/journal.c: the number of the head that holds
+
+
+@pytest.mark.parametrize("name, part, why", [
+    ("journal", None, "its journal was overwritten"),
+    *full(("journal", (0, 4096), "its journal was overwritten"), ("journal", JOURNAL_CURRENT, "its journal was overwritten")),
+    ("counts", None, "segment \"counts\" was overwritten"),
+    *full(("state", None, "segment \"state\" was overwritten"), ("weights", None, "segment \"weights\" was overwritten")),
+])
+def test_store_was_overwritten(kept, name, part, why):
+    """By zeros, all of it or the beginning: it is named and held, and with its contents the run goes on."""
+    daemon, ranks = stop_midway(kept)
+    fd = dict(daemon.store.kept)[name]
+    saved = list(stores.blocks(fd, os.fstat(fd).st_size))
+    for at, data in [(at, bytes(len(data))) for at, data in saved] if part is None else [(part[0], bytes(part[1]))]:
+        os.pwrite(fd, data, at)
+    daemon.start_again()
+    is_held(daemon, why)
+    daemon.signal(signal.SIGKILL)
+    daemon.popen.wait()
+    for at, data in saved:
+        os.pwrite(fd, data, at)
+    train(daemon, ranks)
+    assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
+
+
 @pytest.mark.parametrize("change, why", [
     ({"zero_optimization": {"stage": 2}}, 'the run has "zero_optimization.stage 1", the configuration of this daemon says '
                                           '"zero_optimization.stage 2"'),

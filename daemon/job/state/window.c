@@ -288,7 +288,7 @@ static int make_segment(struct job *job)
     if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes ||
         quota_charge(&job->memory.quota, &window->charge, n_bytes) != 0)
         return -ENOMEM;
-    r = segment_init_kept(&window->segment, "window", n_bytes);
+    r = segment_init_written_kept(&window->segment, "window", n_bytes);
     if (r < 0)
         charge_deinit(&window->charge);
     return r;
@@ -472,7 +472,7 @@ int window_again(struct job *job)
     if (n_bytes == 0 || window->segment.n_bytes > 0)
         return 0;
     (void)quota_charge(&job->memory.quota, &window->charge, n_bytes); /* it is there already */
-    r = segment_init_kept(&window->segment, "window", n_bytes);
+    r = segment_init_written_kept(&window->segment, "window", n_bytes);
     if (r == 0)
         coordinator_window(job->coordinator, &window->segment);
     return r;

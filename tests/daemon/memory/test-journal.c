@@ -160,6 +160,62 @@ static void test_damage(void **state)
     journal_free(journal);
 }
 
+/* The first page, as the file has it: another daemon may have been killed between any two of its stores. */
+struct first_page {
+    uint64_t magic;
+    uint32_t version, current;
+    uint64_t mark, base_tail, heads[4], tails[2], beat;
+    uint32_t check;
+};
+
+static struct first_page *first_page(const struct journal *journal)
+{
+    size_t n_bytes;
+    const uint8_t *head;
+
+    /* The head that begins first lies behind the page and the base. */
+    head = journal_head(journal, &n_bytes);
+    return (struct first_page *)(uintptr_t)(head - (UINT64_C(1) << 30) - 65536);
+}
+
+static void test_first_page(void **state)
+{
+    struct journal *journal = make();
+    struct first_page *page;
+
+    (void)state;
+    assert_false(journal_is_damaged(journal));
+    journal_turn(journal, "head", 4);
+    page = first_page(journal);
+    assert_int_equal(page->current, 1);
+    assert_false(journal_is_damaged(journal));
+    add(journal, JOURNAL_REQUEST, 1, "record", "");
+
+    page->check = 0; /* of a version that writes none */
+    assert_false(journal_is_damaged(journal));
+    page->check = ~UINT32_C(0); /* killed while it cleared the journal */
+    assert_false(journal_is_damaged(journal));
+    page->check = ~UINT32_C(1);
+    page->current = 2; /* killed in the turn */
+    assert_false(journal_is_damaged(journal));
+    page->tails[1] = 16; /* the head before, whose log has records */
+    assert_true(journal_is_damaged(journal));
+    page->current = 0;
+    assert_true(journal_is_damaged(journal));
+    page->current = 7;
+    assert_true(journal_is_damaged(journal));
+    page->current = 1;
+    assert_false(journal_is_damaged(journal));
+    page->magic = 0;
+    assert_true(journal_is_damaged(journal));
+    page->magic = UINT64_C(0x6c616e72756f6a7a);
+    journal_give_up(journal, -ENOMEM);
+    assert_false(journal_is_damaged(journal));
+    journal_clear(journal);
+    assert_false(journal_is_damaged(journal));
+    journal_free(journal);
+}
+
 /* One event could not be recorded: from then on the journal is not valid, until another job is founded. */
 static void test_gives_up(void **state)
 {
@@ -208,9 +264,9 @@ static void test_none(void **state)
 TEST_GROUP(journal)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_turns),  cmocka_unit_test(test_base),     cmocka_unit_test(test_long_log),
-        cmocka_unit_test(test_damage), cmocka_unit_test(test_gives_up), cmocka_unit_test(test_beat),
-        cmocka_unit_test(test_none),
+        cmocka_unit_test(test_turns),  cmocka_unit_test(test_base),       cmocka_unit_test(test_long_log),
+        cmocka_unit_test(test_damage), cmocka_unit_test(test_gives_up),   cmocka_unit_test(test_beat),
+        cmocka_unit_test(test_none),   cmocka_unit_test(test_first_page),
     };
 
     return cmocka_run_group_tests_name("journal", tests, NULL, NULL);
