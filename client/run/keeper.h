@@ -3,7 +3,7 @@
 
 /*
  * zerodrun as the service manager of one daemon: it keeps the descriptors that the daemon sends to its NOTIFY_SOCKET,
- * and passes them to the next daemon, as systemd does (core/base/keep.h is the daemon's end). It also hears when the
+ * and passes them to the next daemon, as systemd does (core/base/keep.h is the daemon's end). It also notes when the
  * daemon is ready, and when the daemon needs more time to stop. A keeper listens in a private directory and obeys only
  * messages of the daemon's pid and of zerodrun's own user.
  *
@@ -44,7 +44,7 @@ struct keeper_entry {
     int access; /* O_ACCMODE */
 };
 
-/* What the owner of a keeper hears. */
+/* Callbacks of a keeper's owner. */
 struct keeper_ops {
     /* A sentence about descriptors that are not kept, once for each daemon. */
     void (*note)(void *userdata, const char *text);

@@ -46,7 +46,7 @@ static int open_left(int base, const char *name)
     return steal_fd(&fd);
 }
 
-/* What a zerodrun left that was killed. A daemon may be stopping, or it belongs to a version without locks. */
+/* Removes the directory of a zerodrun that was killed, unless a daemon still answers at its socket. */
 static void remove_left(const char *base_path, int base, const char *name)
 {
     static const char *const files[] = {"zerod.sock", "zerod.yaml", "notify"};

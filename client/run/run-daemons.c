@@ -348,7 +348,7 @@ static void run_daemon_ended(struct process *process)
     run_check_stopped(run);
 }
 
-/* One that is about to be started again is told to stop when it is ready, if there is anything that it may save. */
+/* A daemon that waits for its restart gets SIGTERM when it is ready. If no state is kept, it is not started. */
 static void run_tell_daemons_to_stop(struct run *run)
 {
     for (unsigned i = 0; i < run->place->n_jobs; i++) {

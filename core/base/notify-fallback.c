@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* notify.h without libsystemd: the service manager hears of the state; there is no watchdog and no journal. */
+/* notify.h without libsystemd: the service manager gets the state; there is no watchdog and no journal. */
 
 #include "core/base/notify.h"
 

@@ -169,7 +169,7 @@ static bool has_name(int fd, const char *name)
     return readlink(path, link, sizeof(link) - 1) > 0 && strcmp(link, expected) == 0;
 }
 
-/* Behind the contents, on a page of its own: whose segment it is. Fixed: later versions of the daemon read it. */
+/* A page after the contents says whose segment it is. The format is fixed, because later daemons read it. */
 struct stamp {
     uint64_t mark, n_bytes, name; /* name: its hash */
     uint64_t sum;                 /* of those before */
@@ -272,7 +272,7 @@ int segment_find(const char *name)
 
 struct kept_options {
     mode_t mode;
-    bool must; /* be found: it may not be made anew */
+    bool must; /* a missing segment is an error, and no new one is made */
     bool stamped;
 };
 

@@ -84,7 +84,7 @@ void segment_unkeep(const char *name);
 /* Those that were freed stay kept after all. */
 void segments_stay_kept(void);
 /*
- * From now on, one that was not kept, or is another, is an error (-ENODATA, -EBADFD, -EUCLEAN) and is not made anew.
+ * A segment that was not kept, or is another, becomes an error (-ENODATA, -EBADFD, -EUCLEAN) instead of a new one.
  * segment_missing(): its name; "": there was none.
  */
 void segments_must_be_found(bool must);

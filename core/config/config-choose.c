@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the job's ranks choose where the file leaves it open: the optimizer, and the room for their gradients. */
+/* The job's ranks choose the optimizer and the room for their gradients, if the file leaves them open. */
 
 #include "core/base/base.h"
 #include "core/config/config-problem.h"
