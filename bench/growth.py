@@ -30,10 +30,12 @@ def memfd_bytes(pid):
     """Bytes really allocated for each memfd of a process, by the first part of its name."""
     held, seen = {}, set()
     for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
-        target = fd.readlink()
+        try:
+            target, stat = fd.readlink(), fd.stat()
+        except FileNotFoundError:  # closed since the folder was read
+            continue
         if not str(target).startswith("/memfd:zerod."):
             continue
-        stat = fd.stat()
         if stat.st_ino in seen:
             continue
         seen.add(stat.st_ino)
