@@ -81,6 +81,9 @@ enum node_kind {
     NODE_PUBLISH,
     NODE_SAVE_END,
     NODE_LOAD,
+    NODE_ENDED, /* a report */
+    NODE_WANT_ENDED,
+    NODE_MAY_STOP,
 };
 
 /* Where a node stands that goes on with a run: KEPT.pass. Each is a step or a write window that is open, decided and

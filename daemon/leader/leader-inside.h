@@ -9,6 +9,7 @@
  *   leader-step.c     the step: requests, verdict, update, commit
  *   leader-window.c   write windows
  *   leader-recover.c  generations of engines
+ *   leader-stop.c     daemons that are told to stop wait for the others
  *   leader-save.c     checkpoints: all nodes save the same step, or begin with the same one
  *   leader-kept.c     nodes whose daemon was replaced, node 0 among them
  *   leader.c          life, forming, fetches, reports, nodes that the leader waits for
@@ -66,8 +67,17 @@ struct kept {
     bool waits_to_train; /* it has the initial weights, and has not heard that all have */
 };
 
+/* What a node has ended, as its last ENDED says. */
+struct ended {
+    bool said;
+    uint64_t step; /* the open one */
+    uint32_t n_windows;
+};
+
 struct node {
     struct kept kept;
+    struct ended ended;
+    bool wants_to_stop, may_stop; /* its daemon is told to stop; was told that all have ended what was decided */
     bool shown, declared, formed, connected, asked, wants_norm, summed, updated;
     bool wants_window, ends_window, stored;
     bool loaded;          /* it has looked for a checkpoint */
@@ -89,6 +99,7 @@ struct node {
 /* The checkpoint that all nodes write, and the one that is wanted next. */
 struct leader_save {
     bool wanted, under_way;
+    bool was_made; /* the last one */
     uint64_t wanted_token, token;
     uint64_t step;      /* of the last one that was said */
     uint32_t n_windows; /* closed before it in that step */
@@ -176,12 +187,21 @@ void leader_next_generation(struct leader *leader, const char *why);
 /* Starts the next generation of engines, and tells these nodes that their KEPT was heard: they go on. */
 void leader_answer_kept(struct leader *leader, uint64_t nodes);
 
+/* leader-stop.c */
+void leader_hear_ended(struct leader *leader, unsigned node, const struct node_message *message);
+/* Tells the nodes that they may stop, if all have ended what was decided. */
+void leader_try_stop(struct leader *leader);
+/* Is node 0's daemon about to stop? Nothing is decided any more. */
+bool leader_ends(const struct leader *leader);
+/* The node's daemon was replaced: nobody has told the next one to stop yet. */
+void leader_forget_stop(struct leader *leader, unsigned node);
+
 /* leader-save.c */
 void leader_hear_want_save(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_saved(struct leader *leader, unsigned node, const struct node_message *message);
 /* Says it, if one is wanted and the step is open. */
 void leader_try_save(struct leader *leader);
-/* The node's daemon was replaced. */
+/* The node's daemon was replaced. It may not have heard that the last one was made. */
 void leader_lose_save(struct leader *leader, unsigned node);
 void leader_hear_loaded(struct leader *leader, unsigned node, const struct node_message *message);
 /* Goes on when all nodes have looked for a checkpoint. */

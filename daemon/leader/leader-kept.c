@@ -165,6 +165,7 @@ static void come_back(struct leader *leader, unsigned node)
     }
     leader->nodes[node].connected = false;
     leader_lose_save(leader, node);
+    leader_forget_stop(leader, node);
     leader_forget_fetches(leader, node);
     if (!take_in(leader, node))
         abort_open(leader, node);

@@ -15,10 +15,17 @@
 
 /* ---- saving -------------------------------------------------------------------------------------------- */
 
+static struct node_message save_end(const struct leader *leader, const char *why)
+{
+    return (struct node_message){
+        .kind = NODE_SAVE_END, .tag = leader->save.token, .digest = leader->save.step, .text = why};
+}
+
 static void end_save(struct leader *leader, const char *why)
 {
     leader->save.under_way = false;
-    leader_say(leader, (struct node_message){.kind = NODE_SAVE_END, .tag = leader->save.token, .text = why});
+    leader->save.was_made = !*why;
+    leader_say(leader, save_end(leader, why));
 }
 
 /* Is it on its way to the node, which has wanted it before it heard that? A node that has saved it wants another. */
@@ -46,6 +53,7 @@ void leader_try_save(struct leader *leader)
         return;
     save->wanted = false;
     save->under_way = true;
+    save->was_made = false;
     save->token = save->wanted_token;
     save->saved = 0;
     save->step = leader->step;
@@ -82,8 +90,11 @@ void leader_hear_saved(struct leader *leader, unsigned node, const struct node_m
 
 void leader_lose_save(struct leader *leader, unsigned node)
 {
+    const struct node_message made = save_end(leader, "");
     char why[128];
 
+    if (leader->save.was_made)
+        leader->ops.tell(leader->ops.userdata, node, &made);
     if (!leader->save.under_way || (node > 0 && leader->save.saved >> node & 1))
         return; /* what it has written stands */
     snprintf(why, sizeof(why), "the daemon of node %u was replaced by another one while it was written", node);

@@ -47,7 +47,7 @@ static bool all_are_through(const struct leader *leader)
 
 void leader_try_step(struct leader *leader)
 {
-    if (leader->phase != LEADER_TRAINING || !any_asks(leader) || !all_are_through(leader))
+    if (leader->phase != LEADER_TRAINING || leader_ends(leader) || !any_asks(leader) || !all_are_through(leader))
         return;
     leader->phase = LEADER_MEASURING;
     for (unsigned i = 0; i < leader->n_nodes; i++)

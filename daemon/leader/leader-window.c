@@ -28,7 +28,7 @@ static bool wants_window(const struct node *node)
 void leader_hear_window(struct leader *leader, unsigned node)
 {
     leader->nodes[node].wants_window = true;
-    if (leader->phase != LEADER_TRAINING || !all_say(leader, wants_window))
+    if (leader->phase != LEADER_TRAINING || leader_ends(leader) || !all_say(leader, wants_window))
         return;
     leader->phase = LEADER_WINDOW;
     leader->forgets = true; /* until node 0 says otherwise: without rank 0 there is nothing to keep */

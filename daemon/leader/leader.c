@@ -525,6 +525,9 @@ void leader_hear(struct leader *leader, unsigned node, const struct node_message
     case NODE_LOADED:
         leader_hear_loaded(leader, node, message);
         break;
+    case NODE_ENDED:
+        leader_hear_ended(leader, node, message);
+        break;
     case NODE_FETCH:
         hear_fetch(leader, node, message);
         break;
@@ -537,6 +540,7 @@ void leader_hear(struct leader *leader, unsigned node, const struct node_message
         break;
     }
     leader_try_save(leader);
+    leader_try_stop(leader);
 }
 
 void leader_lose(struct leader *leader, unsigned node, const char *why)

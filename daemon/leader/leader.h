@@ -91,6 +91,9 @@ void leader_reconnect(struct leader *leader);
 /* The node's state is lost, so the job is over. */
 void leader_lose(struct leader *leader, unsigned node, const char *why);
 
+/* Was the node's daemon told to stop, and that it may? It is not waited for. */
+bool leader_is_left_by(const struct leader *leader, unsigned node);
+
 /* For status: nodes that node 0 waits for, as a mask; 0: none. And what they are to do, "to ask for the step"; static.
  */
 uint64_t leader_waits_for(const struct leader *leader);

@@ -25,6 +25,7 @@ enum {
     CONNECT_MS = 2000,       /* later: with ENGINE_GRACE_MS one that is frozen meanwhile is noticed within 3 s */
     MAX_CONNECT_MS = 20000,
     MAX_HOST_BYTES = 256,
+    AWAY_MS = 5000,
 };
 
 /* A value from another node's engine, which has started before ours. */
@@ -55,6 +56,7 @@ struct membership {
     struct traffic traffic[N_TRAFFIC];
     unsigned n_failures; /* since an order was done */
     bool has_worked;     /* an engine of this job has done an order */
+    uint64_t told_ms;    /* to stop */
     bool closing;
 };
 
@@ -363,14 +365,41 @@ static void mark(void *userdata, unsigned node)
         cluster_mark(m->cluster, node);
 }
 
-bool membership_all_have(const struct membership *m)
+void membership_tell_to_stop(struct membership *m)
 {
-    if (!m || !m->cluster || m->job->config->world.node != 0 || !nodes_has_run(m->nodes))
-        return true;
-    for (unsigned i = 1; i < m->job->config->world.nodes.n_items; i++)
-        if (!cluster_has_marked(m->cluster, i))
-            return false;
-    return nodes_have_ended(m->nodes);
+    if (!m || !m->cluster)
+        return;
+    m->told_ms = uv_now(m->loop);
+    nodes_tell_to_stop(m->nodes);
+}
+
+/* A daemon that died would have been replaced by then. One that was never heard may be about to come. */
+static bool is_away(const struct membership *m, unsigned node)
+{
+    uint64_t silent_ms = cluster_silent_ms(m->cluster, node);
+
+    if (silent_ms == UINT64_MAX)
+        silent_ms = uv_now(m->loop) - m->told_ms;
+    return !cluster_is_up(m->cluster, node) && silent_ms > AWAY_MS;
+}
+
+enum membership_stop membership_stop(const struct membership *m)
+{
+    bool waits = false, in_vain = false, may;
+
+    if (!m || !m->cluster || !nodes_has_run(m->nodes))
+        return MEMBERSHIP_MAY_STOP;
+    may = nodes_may_stop(m->nodes);
+    if (m->job->config->world.node != 0)
+        return may ? MEMBERSHIP_MAY_STOP : is_away(m, 0) ? MEMBERSHIP_WAITS_IN_VAIN : MEMBERSHIP_WAITS;
+    for (unsigned i = 1; i < m->job->config->world.nodes.n_items; i++) {
+        /* Node 0 may stop when the others have heard that they may, too. */
+        bool is_awaited = may ? !cluster_has_marked(m->cluster, i) : !nodes_is_left_by(m->nodes, i);
+
+        waits |= is_awaited;
+        in_vain |= is_awaited && is_away(m, i);
+    }
+    return in_vain ? MEMBERSHIP_WAITS_IN_VAIN : waits || !may ? MEMBERSHIP_WAITS : MEMBERSHIP_MAY_STOP;
 }
 
 static void wake(void *userdata)

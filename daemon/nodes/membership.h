@@ -37,11 +37,16 @@ void membership_close(struct membership *membership);
 /* Has this daemon links to the others? It has none while it holds a run that it cannot take over. NULL is fine. */
 void membership_stay_apart(struct membership *membership, bool apart);
 
-/*
- * Have all nodes received what node 0, this node, has decided? Else they wait for it: without node 0 they cannot end
- * it. Always true on another node, without a run, and if NULL.
- */
-bool membership_all_have(const struct membership *membership);
+/* This daemon is told to stop, and asks membership_stop() from now on. NULL is fine. */
+void membership_tell_to_stop(struct membership *membership);
+
+enum membership_stop {
+    MEMBERSHIP_MAY_STOP,      /* all nodes have ended what was decided; or there is no run, or but one node (NULL) */
+    MEMBERSHIP_WAITS,         /* some have not, and cannot without this node */
+    MEMBERSHIP_WAITS_IN_VAIN, /* one of those is away: for longer than a daemon that died would be */
+};
+
+enum membership_stop membership_stop(const struct membership *membership);
 
 struct membership_node {
     const char *address;

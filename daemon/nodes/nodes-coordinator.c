@@ -143,6 +143,7 @@ static void go_on(struct coordinator *c)
 static void tell(struct coordinator *c, bool tick)
 {
     remote_ranks_tell(nodes_from(c)->remote_ranks, tick);
+    nodes_report_end(nodes_from(c));
 }
 
 static void back(struct coordinator *c, struct job_rank *rank, bool all, bool late)

@@ -18,6 +18,14 @@ struct packet {
     uint8_t data[];
 };
 
+/* nodes-stop.c */
+struct nodes_stop {
+    bool is_told, others_are; /* to stop: this daemon; any daemon of the job */
+    bool may;                 /* all nodes have ended what was decided */
+    bool is_said;             /* ENDED, for the place below */
+    uint64_t step, n_windows;
+};
+
 struct nodes {
     struct coordinator coordinator; /* the job's view of this struct: nodes-coordinator.c */
     struct job *job;
@@ -45,6 +53,7 @@ struct nodes {
     bool said_want_save; /* a save was asked for, and node 0 has not said one */
     uint64_t load_tag;   /* of the LOAD that says that all nodes have loaded the same checkpoint */
     bool trains;      /* TRAIN was recorded, and the daemon before had not obeyed it yet */
+    struct nodes_stop stop;
     bool withdraws;   /* a withdrawal was reported, and node 0 has not answered */
     bool holds_back;  /* BACK was reported, and node 0 has not answered */
     unsigned back;    /* the rank of that BACK */
@@ -138,6 +147,14 @@ void nodes_stand(struct nodes *nodes);
 /* Engines begin again. If this node has said where it stands, the leader may not have heard what was asked before. */
 void nodes_ask_again(struct nodes *nodes);
 
+/* nodes-stop.c */
+/* Reports once that what was decided has ended here, if any daemon is told to stop. */
+void nodes_report_end(struct nodes *nodes);
+/* MAY_STOP or WANT_ENDED. */
+void nodes_hear_stop(struct nodes *nodes, enum node_kind kind);
+/* The leader is another one, or the run is over: what was said of stopping is void. */
+void nodes_forget_stop(struct nodes *nodes);
+
 /* nodes-kept.c */
 /* Obeys a recorded message of node 0, as the daemon before did. Return: 0 or -EINVAL. */
 int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes);
@@ -155,8 +172,6 @@ void nodes_tell(void *userdata, unsigned node, const struct node_message *messag
 void nodes_send_packed(struct nodes *nodes, unsigned node, const uint8_t *packed, size_t n_bytes);
 /* Sends the last DECIDED to one node. */
 void nodes_decide_again(void *userdata, unsigned node);
-/* Node 0: what that node must have before this daemon stops is among what was sent to it. */
-void nodes_mark(struct nodes *nodes, unsigned node);
 /* Node 0: sends the message to all nodes. */
 void nodes_say(struct nodes *nodes, const struct node_message *message);
 const char *nodes_address_of(const struct nodes *nodes, unsigned node);

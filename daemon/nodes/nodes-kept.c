@@ -11,6 +11,7 @@
 #include "core/base/base.h"
 #include "daemon/job/drop.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/state/save.h"
 #include "daemon/nodes/nodes-inside.h"
 #include "daemon/nodes/remote-ranks.h"
 
@@ -28,6 +29,11 @@ int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes)
         nodes_keep_packed(nodes, packed, n_bytes);
     if (message.kind == NODE_TRAIN) {
         nodes->trains = true; /* when all records are repeated, because it begins another log */
+        return 0;
+    }
+    if (message.kind == NODE_SAVE_END) {
+        if (!*message.text)
+            save_was_made(nodes->job, message.digest);
         return 0;
     }
     wrong = nodes_obey(nodes, &message, NULL, 0);

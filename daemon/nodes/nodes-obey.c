@@ -429,8 +429,14 @@ static bool obey_around(struct nodes *nodes, const struct node_message *message)
     case NODE_PUBLISH:
         save_publish(nodes->job, message->tag);
         break;
+    case NODE_WANT_ENDED:
+    case NODE_MAY_STOP:
+        nodes_hear_stop(nodes, message->kind);
+        break;
     case NODE_SAVE_END:
         save_end(nodes->job, message->tag, message->text);
+        if (!*message->text)
+            save_was_made(nodes->job, message->digest);
         break;
     case NODE_TRAIN:
         nodes_train(nodes);

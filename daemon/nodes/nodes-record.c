@@ -17,13 +17,13 @@
 bool nodes_records(enum node_kind kind)
 {
     return kind == NODE_TRAIN || kind == NODE_SETTLED || kind == NODE_WITHDRAWN || kind == NODE_NORM ||
-           kind == NODE_DECIDED || kind == NODE_HOLD || kind == NODE_BACK;
+           kind == NODE_DECIDED || kind == NODE_HOLD || kind == NODE_BACK || kind == NODE_SAVE_END;
 }
 
 /* Node 0 knows them before any other node does. */
 static bool is_recorded_when_said(enum node_kind kind)
 {
-    return kind == NODE_TRAIN || kind == NODE_DECIDED;
+    return kind == NODE_TRAIN || kind == NODE_DECIDED || kind == NODE_SAVE_END;
 }
 
 void nodes_record(struct nodes *nodes, const struct node_message *message, const uint8_t *packed, size_t n_bytes)

@@ -100,17 +100,6 @@ void nodes_passed(struct nodes *nodes, uint32_t parcel, uint32_t micro_batch)
     nodes->ops.wake(nodes->ops.userdata); /* which reports them together */
 }
 
-void nodes_mark(struct nodes *nodes, unsigned node)
-{
-    if (nodes->ops.mark && node != nodes->self)
-        nodes->ops.mark(nodes->ops.userdata, node);
-}
-
-static bool ends_what_is_decided(enum node_kind kind)
-{
-    return kind == NODE_COMMIT || kind == NODE_CLOSED;
-}
-
 void nodes_say(struct nodes *nodes, const struct node_message *message)
 {
     size_t n = pack(nodes, message);
@@ -120,8 +109,6 @@ void nodes_say(struct nodes *nodes, const struct node_message *message)
     nodes_record_said(nodes, message->kind, nodes->buffer, n);
     for (unsigned node = 1; node < nodes->n; node++)
         send_to(nodes, node, nodes->buffer, n);
-    for (unsigned node = 1; ends_what_is_decided(message->kind) && node < nodes->n; node++)
-        nodes_mark(nodes, node);
     enqueue(nodes, false, nodes->buffer, n);
     (void)failpoint_at(node_kind_name(message->kind), "said");
 }
@@ -141,6 +128,8 @@ void nodes_tell(void *userdata, unsigned node, const struct node_message *messag
 
     if (n > 0)
         nodes_send_packed(nodes, node, nodes->buffer, n);
+    if (message->kind == NODE_MAY_STOP && nodes->ops.mark && node != nodes->self)
+        nodes->ops.mark(nodes->ops.userdata, node);
 }
 
 void nodes_decide_again(void *userdata, unsigned node)

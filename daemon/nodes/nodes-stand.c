@@ -48,14 +48,6 @@ void nodes_updated(struct nodes *nodes)
         nodes_commit(nodes);
 }
 
-bool nodes_have_ended(const struct nodes *nodes)
-{
-    const struct job *job = nodes->job;
-
-    return job->phase != JOB_UPDATING && job->phase != JOB_COMMITTING_WINDOW &&
-           !(nodes->leader && leader_is_returning(nodes->leader));
-}
-
 /* ---- where this node stands ---------------------------------------------------------------------------- */
 
 static enum node_stand find_stand(const struct nodes *nodes)
@@ -106,6 +98,7 @@ void nodes_stand(struct nodes *nodes)
     nodes->said_kept = true;
     nodes->said_want_save = false;
     save_lose(nodes->job);
+    nodes_forget_stop(nodes);
     nodes_report(nodes, (struct node_message){.kind = NODE_KEPT,
                                               .step = nodes->job->state->progress.epoch,
                                               .generation = nodes->generation,

@@ -179,6 +179,7 @@ void nodes_drop(struct nodes *nodes)
     free(steal_ptr(nodes->verdict));
     free(steal_ptr(nodes->decided));
     nodes->n_passed = 0;
+    nodes_forget_stop(nodes);
     nodes->updated = nodes->stored = nodes->ends = nodes->commits = nodes->closes = nodes->said_kept = false;
     nodes->said_declared = nodes->said_formed = nodes->said_request = nodes->withdraws = nodes->holds_back =
         nodes->connected = false;
@@ -203,8 +204,6 @@ static int lead(struct nodes *nodes, unsigned node, const void *data, size_t n_b
         return 0;
     }
     leader_hear(nodes->leader, node, &message);
-    if (message.kind == NODE_KEPT) /* what its daemon before had missed was sent again */
-        nodes_mark(nodes, node);
     while (nodes->held && !leader_is_returning(nodes->leader)) {
         _cleanup_free_ struct packet *packet = nodes->held;
 

@@ -29,7 +29,7 @@ struct nodes;
 struct nodes_ops {
     /* Return: 0 or -errno. */
     int (*send)(void *userdata, unsigned node, const void *data, size_t n_bytes);
-    /* Node 0: what was sent last to that node ends what was decided. NULL: nobody asks for that. */
+    /* Node 0: before this daemon stops, that node must have what was sent last to it. NULL: nobody asks for that. */
     void (*mark)(void *userdata, unsigned node);
     /* Calls nodes_serve() soon, and not from within. */
     void (*wake)(void *userdata);
@@ -67,8 +67,14 @@ const char *nodes_hear(struct nodes *nodes, unsigned node, const void *data, siz
 /* The links to all other nodes are up, and at least one was down before. */
 void nodes_reconnect(struct nodes *nodes);
 
-/* Has this node ended what was decided? Node 0: it also knows where the others stand. */
-bool nodes_have_ended(const struct nodes *nodes);
+/*
+ * This daemon is told to stop. It may when all nodes have ended what was decided: without this one they could not, and
+ * without node 0 they would not hear of it.
+ */
+void nodes_tell_to_stop(struct nodes *nodes);
+bool nodes_may_stop(const struct nodes *nodes);
+/* Node 0: was that node's daemon told to stop, and that it may? */
+bool nodes_is_left_by(const struct nodes *nodes, unsigned node);
 
 /* Does this daemon hold the state of a run? */
 bool nodes_has_run(const struct nodes *nodes);

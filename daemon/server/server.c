@@ -315,7 +315,9 @@ static void stop_or_wait_first(struct server *server, const char *why)
         (void)job_save(server->job);
         job_settle(server->job);
     }
-    if (server->waits_to_stop || (!save_is_busy(server->job) && membership_all_have(server->membership))) {
+    membership_tell_to_stop(server->membership);
+    if (server->waits_to_stop ||
+        (!save_is_busy(server->job) && membership_stop(server->membership) != MEMBERSHIP_WAITS)) {
         stop_server(server, why);
         return;
     }
@@ -328,15 +330,16 @@ static void stop_or_wait_first(struct server *server, const char *why)
 /* Once that is over, or cannot be: other nodes may have stopped already. systemd is to wait for that. */
 static void stop_when_over(struct server *server, uint64_t now)
 {
+    enum membership_stop end = membership_stop(server->membership);
     bool saves, others, in_vain;
 
     if (!server->waits_to_stop || server->stopping)
         return;
     saves = save_is_busy(server->job);
-    others = saves ? save_waits_for_others(server->job) : !membership_all_have(server->membership);
+    others = saves ? save_waits_for_others(server->job) : end != MEMBERSHIP_MAY_STOP;
     if (!others || !server->heard_ns)
         server->heard_ns = now;
-    in_vain = now - server->heard_ns > OTHERS_PATIENCE_NS;
+    in_vain = now - server->heard_ns > OTHERS_PATIENCE_NS || (!saves && end == MEMBERSHIP_WAITS_IN_VAIN);
     notify_state("EXTEND_TIMEOUT_USEC=30000000");
     if ((saves || others) && !in_vain)
         return;

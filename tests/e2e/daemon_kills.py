@@ -143,8 +143,8 @@ TORN = r"E1302 step aborted.*or as much of that as the GPU had written when it d
 class Plan:
     """Configuration, environment, arguments of the trainers, and lives of each node's daemon."""
 
-    def __init__(self, seed, n_nodes=None, device=None, optimizer=None, only=None, settled=False):
-        """only: the dimensions of the run; random unless given. settled: without those that are known to fail."""
+    def __init__(self, seed, n_nodes=None, device=None, optimizer=None, only=None):
+        """only: the dimensions of the run; random unless given."""
         rng = random.Random(seed)
         self.seed, self.n_nodes = seed, n_nodes or rng.choice((1, 1, 1, 2, 3))
         self.ranks = rng.choice(TOPOLOGIES[self.n_nodes])
@@ -180,7 +180,7 @@ class Plan:
         self.begin = kills.start  # the trainers
         self.n_killed = 0  # when it has run
         drawn = self.draw_dimensions(rng) if only is None else only
-        left_out = (IN_HOST_MEMORY if device else ()) + (FAIL_ON_NODES if settled and self.n_nodes > 1 else ())
+        left_out = IN_HOST_MEMORY if device else ()
         self.dimensions = [name for name in DIMENSIONS if name in drawn and name not in left_out]
         for name in self.dimensions:
             DIMENSIONS[name](self, random.Random(f"{seed} {name}"))
@@ -341,9 +341,6 @@ class Plan:
 DIMENSIONS = {"windows": Plan.write_windows, "gathered": Plan.hold_gathered, "last step": Plan.end_early,
               "save_on_stop": Plan.save_last, "restarts": Plan.restart_all, "loop": Plan.loop_as_readme}
 IN_HOST_MEMORY = ("last step", "save_on_stop", "loop")  # not of runs that are to be on GPUs
-# Known to fail on several nodes: a daemon that is told to stop does not wait for a node whose next daemon has yet to
-# end the last step, and so needs its engine. The campaign shows it: --nodes 3 --only "last step".
-FAIL_ON_NODES = ("last step", "save_on_stop")
 
 
 class Job:

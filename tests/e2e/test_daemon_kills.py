@@ -31,7 +31,7 @@ STORES = Path(__file__).parent / "stores"
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_some_kills(seed):
     said = []
-    assert campaign(20, itertools.count(seed * 1_000_000), 1, said.append, settled=True) == 0, "\n".join(said)
+    assert campaign(20, itertools.count(seed * 1_000_000), 1, said.append) == 0, "\n".join(said)
 
 
 @pytest.mark.parametrize("n_nodes, device", [(1, "cuda"), (1, "cuda-offload"), (2, "cuda"), *full((3, "cuda-offload"))])
@@ -105,7 +105,7 @@ def test_killed_while_a_window_goes_back(build, tmp_path):
 @pytest.mark.parametrize("seed", range(10))
 def test_many_kills(seed):
     said = []
-    assert campaign(100, itertools.count(500_000_000 + seed * 1_000_000), 1, said.append, settled=True) == 0, "\n".join(said)
+    assert campaign(100, itertools.count(500_000_000 + seed * 1_000_000), 1, said.append) == 0, "\n".join(said)
 
 
 @pytest.fixture

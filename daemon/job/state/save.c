@@ -647,6 +647,14 @@ void save_lose(struct job *job)
         save_end(job, job->save.now->order.token, why);
 }
 
+void save_was_made(struct job *job, uint64_t step)
+{
+    if (job->save.now)
+        return;
+    job->save.has_step = true;
+    job->save.step = step;
+}
+
 /* ---- on request ---------------------------------------------------------------------------------------- */
 
 const char *job_save(struct job *job)

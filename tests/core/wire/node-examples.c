@@ -126,4 +126,7 @@ const struct node_message node_examples[N_NODE_EXAMPLES] = {
     {.kind = NODE_PUBLISH, AT, .tag = 0x123456789abcdef},
     {.kind = NODE_SAVE_END, AT, .tag = 0x123456789abcdef, .text = "node 1: no space left"},
     {.kind = NODE_LOAD, AT, .digest = 20, .forget = true},
+    {.kind = NODE_ENDED, AT, .parcel = 2, .proceed = true},
+    {.kind = NODE_WANT_ENDED, AT},
+    {.kind = NODE_MAY_STOP, AT},
 };

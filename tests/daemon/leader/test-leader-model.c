@@ -5,8 +5,8 @@
  * (400 in full), each with an order of its own in which messages are heard, engines break and steps are aborted. What
  * must hold whatever the order: a contribution is in exactly one sum of the attempt that is committed, on every node,
  * and in the order of micro-batches and passes; of a parcel one exchange is under way at a time, and of all of them no
- * more than a node has room for; all nodes save the same step, between its commit and the next decision; nobody is
- * complained about; it ends.
+ * more than a node has room for; all nodes save the same step, between its commit and the next decision; a node that is
+ * told to stop may when all have ended what was decided; nobody is complained about; it ends.
  */
 
 #include <inttypes.h>
@@ -86,6 +86,7 @@ struct node {
     bool said_request, fetching, withdraws;
     uint64_t saves;                               /* the token of what it saves; 0: nothing */
     bool publishes;                               /* node 0: all have saved */
+    bool is_told, others_stop, said_end, may_stop;
     uint32_t n_micro_batches;                     /* of this step and attempt */
     uint8_t plan[PARCELS][MICRO_BATCHES][PASSES]; /* which parts it has, as bits; 0: nothing, nor later passes */
     struct parcel parcels[PARCELS];
@@ -178,7 +179,7 @@ static void on_tell(void *userdata, unsigned node, const struct node_message *me
 {
     struct model *m = userdata;
 
-    assert_int_equal(message->kind, NODE_PUBLISH);
+    assert_true(message->kind == NODE_PUBLISH || message->kind == NODE_MAY_STOP);
     append(m, &m->nodes[node].in, message);
 }
 
@@ -528,6 +529,16 @@ static void hear_save_end(struct node *node, const struct node_message *message)
     node->publishes = false;
 }
 
+/* Nothing that was decided is under way on any node. */
+static void hear_may_stop(const struct model *m, struct node *node, const struct node_message *message)
+{
+    for (unsigned i = 0; i < m->n; i++)
+        assert_true(m->nodes[i].step >= message->step);
+    assert_int_equal(node->step, message->step);
+    assert_false(node->may_stop);
+    node->may_stop = true;
+}
+
 static bool is_stale(const struct node *node, const struct node_message *message)
 {
     return (message->kind == NODE_MEASURE || message->kind == NODE_SETTLED || message->kind == NODE_EXCHANGE ||
@@ -613,6 +624,13 @@ static void obey(struct model *m, struct node *node, const struct mail *mail)
     case NODE_SAVE_END:
         hear_save_end(node, message);
         break;
+    case NODE_WANT_ENDED:
+        node->others_stop = true;
+        node->said_end = false;
+        break;
+    case NODE_MAY_STOP:
+        hear_may_stop(m, node, message);
+        break;
     default:
         hear_step(m, node, message);
         break;
@@ -626,6 +644,7 @@ static bool finish_commit(struct model *m, struct node *node)
     if (node->state != COMMITTING)
         return false;
     node->step++;
+    node->said_end = false;
     begin_attempt(m, node);
     if (node->next_attempt > node->attempt)
         node->state = ABORTING;
@@ -733,6 +752,36 @@ static bool finish_save(struct model *m, struct node *node)
     return true;
 }
 
+static bool all_steps_are_taken(const struct model *m)
+{
+    for (unsigned i = 0; i < m->n; i++)
+        if (m->nodes[i].step < STEPS)
+            return false;
+    return true;
+}
+
+/* Node 0 at the end, because nothing is decided after that. The others go on training, as ranks do that hear nothing.
+ */
+static bool tell_to_stop(struct model *m, struct node *node)
+{
+    bool is_time = node == m->nodes ? all_steps_are_taken(m) : node->trains && draw(m, 1024) == 0;
+
+    if (node->is_told || !is_time)
+        return false;
+    node->is_told = true;
+    node->said_end = false;
+    return true;
+}
+
+static bool report_end(struct model *m, struct node *node)
+{
+    if (!(node->is_told || node->others_stop) || node->said_end || (node->state != TRAINING && node->state != ABORTING))
+        return false;
+    node->said_end = true;
+    report(m, node, (struct node_message){.kind = NODE_ENDED, .proceed = node->is_told});
+    return true;
+}
+
 static bool finish_update(struct model *m, struct node *node)
 {
     if (!node->updating)
@@ -767,7 +816,7 @@ static bool deliver(struct model *m, struct node *node, bool to_leader)
     return true;
 }
 
-enum { ACTS = 13 + PARCELS + MAX_MOTIONS };
+enum { ACTS = 15 + PARCELS + MAX_MOTIONS };
 
 static bool act(struct model *m, struct node *node, unsigned number)
 {
@@ -797,8 +846,12 @@ static bool act(struct model *m, struct node *node, unsigned number)
         return want_save(m, node);
     case 12:
         return finish_save(m, node);
+    case 13:
+        return tell_to_stop(m, node);
+    case 14:
+        return report_end(m, node);
     default:
-        number -= 13;
+        number -= 15;
         return number < PARCELS ? collect(m, node, number) : progress(m, node, &node->motions[number - PARCELS]);
     }
 }
@@ -897,7 +950,7 @@ static void model_free(struct model *m)
 static bool is_over(const struct model *m)
 {
     for (unsigned i = 0; i < m->n; i++)
-        if (m->nodes[i].step < STEPS || m->nodes[i].saves)
+        if (m->nodes[i].step < STEPS || m->nodes[i].saves || !m->nodes[i].may_stop)
             return false;
     return true;
 }

@@ -1718,6 +1718,91 @@ static void test_save_of_a_replaced_daemon(void **state)
     fixture_free(f);
 }
 
+/* ---- daemons that are told to stop ---------------------------------------------------------------------- */
+
+static void ended(struct fixture *f, unsigned node, uint32_t n_windows, bool is_told)
+{
+    report(f, node, (struct node_message){.kind = NODE_ENDED, .parcel = n_windows, .proceed = is_told});
+}
+
+static void commit_step(struct fixture *f)
+{
+    for (unsigned i = 0; i < f->n_nodes; i++)
+        asked(f, i);
+    all_sum(f);
+    report_all(f, (struct node_message){.kind = NODE_UPDATED});
+    fixture_said(f, "COMMIT\n");
+}
+
+/* It waits for all nodes to end what was decided, and it alone is told that. */
+static void test_stop(void **state)
+{
+    struct fixture *f = start(3);
+
+    ended(f, 1, 0, true);
+    expect(f, "WANT_ENDED\n");
+    ended(f, 0, 0, false);
+    commit_step(f);
+    ended(f, 1, 0, true);
+    ended(f, 2, 0, false);
+    expect(f, "");
+    ended(f, 0, 0, false);
+    expect(f, "to node 1: MAY_STOP of step 1\n");
+    ended(f, 2, 0, true);
+    expect(f, "to node 2: MAY_STOP of step 1\n");
+    assert_true(leader_is_left_by(f->leader, 1));
+    assert_false(leader_is_left_by(f->leader, 0));
+    fixture_free(f);
+}
+
+/* All hear it when node 0 stops, as they could ask nobody later; and then nothing is decided any more. */
+static void test_stop_of_node_0(void **state)
+{
+    struct fixture *f = start(3);
+
+    report_all(f, (struct node_message){.kind = NODE_WINDOW});
+    expect(f, "OPEN\n");
+    ended(f, 0, 0, true);
+    expect(f, "WANT_ENDED\n");
+    report_all(f, (struct node_message){.kind = NODE_WINDOW_END, .forget = true});
+    expect(f, "CLOSED\n");
+    ended(f, 0, 1, true);
+    ended(f, 1, 0, false); /* before it heard CLOSED */
+    ended(f, 2, 1, false);
+    expect(f, "");
+    ended(f, 1, 1, false);
+    expect(f, "to node 0: MAY_STOP of step 0\nto node 1: MAY_STOP of step 0\nto node 2: MAY_STOP of step 0\n");
+    assert_false(leader_is_left_by(f->leader, 1));
+    for (unsigned i = 0; i < f->n_nodes; i++)
+        asked(f, i);
+    expect(f, "");
+    fixture_free(f);
+}
+
+/* A daemon that is replaced says anew what it has ended; a checkpoint and what is fetched come first. */
+static void test_stop_waits(void **state)
+{
+    struct fixture *f = start(3);
+
+    fetch(f, 1, 1, FETCH_MASTER, 0);
+    want_save(f, 2, 77);
+    fixture_said(f, "SAVE 77 of step 0\n");
+    report_all(f, (struct node_message){.kind = NODE_ENDED, .proceed = true});
+    expect(f, "WANT_ENDED\n");
+    all_saved(f, 77);
+    is_published(f, 77);
+    expect(f, "SAVE_END 77 whole\n");
+    kept_at(f, 1, 0, NODE_STANDS_OPEN, true);
+    expect(f, "to node 1: SAVE_END of step 0\nto node 1: WANT_ENDED of step 0\nENGINE 2 answers 2\n");
+    assert_false(leader_is_left_by(f->leader, 1));
+    ended(f, 1, 0, false);
+    expect(f, "to node 0: MAY_STOP of step 0\nto node 1: MAY_STOP of step 0\nto node 2: MAY_STOP of step 0\n");
+    kept_at(f, 2, 0, NODE_STANDS_OPEN, true);
+    ended(f, 2, 0, false);
+    fixture_said(f, "to node 2: MAY_STOP of step 0\n");
+    fixture_free(f);
+}
+
 static struct fixture *start_loading(void)
 {
     struct fixture *f = calloc(1, sizeof(*f));
@@ -1899,6 +1984,9 @@ TEST_GROUP(leader)
         cmocka_unit_test(test_save_once_more),
         cmocka_unit_test(test_save_between_steps),
         cmocka_unit_test(test_save_of_a_replaced_daemon),
+        cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_stop_of_node_0),
+        cmocka_unit_test(test_stop_waits),
         cmocka_unit_test(test_load),
         cmocka_unit_test(test_load_another),
         cmocka_unit_test(test_load_before_form),

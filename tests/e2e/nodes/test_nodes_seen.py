@@ -113,14 +113,14 @@ def test_given_up_on_another_node(zerod):
 
 
 @contextlib.contextmanager
-def killed_at(build, folder, point, victim, word, **config):
-    """Two nodes whose ranks do that, and the victim's daemon is killed there, once. It is not started again by itself."""
+def killed_at(build, folder, point, victim, word, ranks=(1, 1), **config):
+    """Nodes whose ranks do that, and the victim's daemon is killed there, once. It is not started again by itself."""
     def zerod(config, env=None, prefix=()):
         where = folder / f"node{config['world']['node']}"
         where.mkdir()
         return KeptDaemon(build, where, config, env, [f"{point}:kill" if config["world"]["node"] == victim else None, None])
 
-    nodes = Nodes(zerod, folder, (1, 1), config)
+    nodes = Nodes(zerod, folder, ranks, config)
     puppets = [Puppet(daemon, r).attach() for r, daemon in enumerate(nodes.daemons)]
     try:
         form(puppets)
@@ -150,19 +150,36 @@ def test_decided_and_not_ended(build, tmp_path, point, word):
 
 
 @pytest.mark.parametrize("point, word", (("COMMIT.heard", "steps 1"), ("CLOSED.heard", "commit")), ids=("step", "window"))
-def test_node_0_stops_when_all_have_ended(build, tmp_path, point, word):
-    """Node 1's daemon is replaced in the last step. Node 0, which is told to stop as its ranks are through, waits for that."""
-    with killed_at(build, tmp_path, point, 1, word) as (nodes, puppets):
-        assert puppets[0].answer().r == 0
-        nodes.daemons[0].signal(signal.SIGTERM)
-        wait_for(nodes.logs, lambda: "stopping when all nodes have ended what was decided" in nodes.daemons[0].log())
+def test_all_stop_when_all_have_ended(build, tmp_path, point, word):
+    """
+    Node 1's daemon is replaced in the last step, which it cannot end without the others. They are told to stop as their ranks
+    are through, and wait for it; it is told later, and knows then that it may.
+    """
+    with killed_at(build, tmp_path, point, 1, word, ranks=(1, 1, 1)) as (nodes, puppets):
+        others = [nodes.daemons[0], nodes.daemons[2]]
+        assert puppets[0].answer().r == 0 and puppets[2].answer().r == 0
+        for daemon in others:
+            daemon.signal(signal.SIGTERM)
+            wait_for(nodes.logs, lambda: "stopping when all nodes have ended what was decided" in daemon.log())
         time.sleep(0.3)
-        assert nodes.daemons[0].running()
+        assert all(daemon.running() for daemon in others)
         nodes.daemons[1].start_again()
-        assert nodes.daemons[0].popen.wait(10 * build.patience) == 0
+        for daemon in others:
+            assert daemon.popen.wait(10 * build.patience) == 0, daemon.log()
+            assert "stopping: all nodes have ended what was decided" in daemon.log()
         assert puppets[1].answer().r == 0
         nodes.daemons[1].signal(signal.SIGTERM)
-        assert nodes.daemons[1].popen.wait(5 * build.patience) == 0
+        assert nodes.daemons[1].popen.wait(3 * build.patience) == 0
+
+
+@pytest.mark.parametrize("lost", (0, 1))
+def test_stops_without_a_node_that_is_away(build, tmp_path, lost):
+    """Its daemon is not replaced: the other one, which is told to stop, waits a few seconds and says so."""
+    with killed_at(build, tmp_path, "DECIDED.heard", lost, "steps 1") as (nodes, puppets):
+        daemon = nodes.daemons[1 - lost]
+        daemon.signal(signal.SIGTERM)
+        assert daemon.popen.wait(9 * build.patience) == 0
+        assert "stopping: other nodes have not ended what was decided, and do not answer" in daemon.log()
 
 
 def test_abort_on_another_node(zerod):

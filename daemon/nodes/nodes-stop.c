@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A daemon that is told to stop reports ENDED when nothing that was decided is under way on its node, and stops when
+ * node 0 says that all nodes have got as far (leader-stop.c).
+ */
+
+#include "core/base/base.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/state/window.h"
+#include "daemon/nodes/nodes-inside.h"
+
+static bool has_ended(const struct job *job)
+{
+    return job->phase == JOB_TRAINING || job->phase == JOB_ABORTING ||
+           (job->phase == JOB_WINDOW && !window_stores(job));
+}
+
+static bool is_said(const struct nodes_stop *stop, const struct job *job)
+{
+    return stop->is_said && stop->step == job->ledger.step && stop->n_windows == job->state->progress.n_windows;
+}
+
+void nodes_report_end(struct nodes *nodes)
+{
+    const struct job *job = nodes->job;
+    struct nodes_stop *stop = &nodes->stop;
+
+    if (!(stop->is_told || stop->others_are) || !has_ended(job) || is_said(stop, job))
+        return;
+    stop->is_said = true;
+    stop->step = job->ledger.step;
+    stop->n_windows = job->state->progress.n_windows;
+    nodes_report(nodes, (struct node_message){
+                            .kind = NODE_ENDED, .parcel = (uint32_t)stop->n_windows, .proceed = stop->is_told});
+}
+
+void nodes_tell_to_stop(struct nodes *nodes)
+{
+    if (nodes->stop.is_told)
+        return;
+    nodes->stop.is_told = true;
+    nodes->stop.is_said = false;
+    nodes_report_end(nodes);
+}
+
+void nodes_hear_stop(struct nodes *nodes, enum node_kind kind)
+{
+    if (kind == NODE_MAY_STOP) {
+        nodes->stop.may = true;
+        return;
+    }
+    nodes->stop.others_are = true;
+    nodes->stop.is_said = false;
+    nodes_report_end(nodes);
+}
+
+void nodes_forget_stop(struct nodes *nodes)
+{
+    nodes->stop.may = nodes->stop.is_said = false;
+}
+
+bool nodes_may_stop(const struct nodes *nodes)
+{
+    return nodes->stop.may;
+}
+
+bool nodes_is_left_by(const struct nodes *nodes, unsigned node)
+{
+    return leader_is_left_by(nodes->leader, node);
+}
