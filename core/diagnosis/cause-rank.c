@@ -150,6 +150,22 @@ static void explain_nobody_came(struct diagnostic *d, const struct evidence_lost
     diagnostic_field(d, "state", STEP_ABORTED);
 }
 
+static void explain_crossed(struct diagnostic *d, const struct evidence_lost *e)
+{
+    struct strbuf buf = {0};
+
+    strbuf_add(
+        &buf,
+        "its process died inside a backward. What it had pushed stays on its GPU until all nodes have pushed the\n"
+        "same. They have not for ");
+    print_duration(&buf, e->waited_ms);
+    strbuf_add(&buf, ": their ranks died, too, or wait for this one");
+    diagnostic_field_take(d, "cause", &buf);
+    diagnostic_field(d, "fix", "none is needed: the step begins again with all ranks");
+    diagnostic_field(d, "does not help", "the ranks that wait; the network");
+    diagnostic_field(d, "state", STEP_ABORTED);
+}
+
 /* Short, because it follows what the process itself has said of its end. */
 static void explain_gone(struct diagnostic *d, const struct evidence_lost *e)
 {
@@ -177,6 +193,8 @@ struct diagnostic *cause_rank_lost(const struct evidence_lost *e)
         explain_left(d, e);
     else if (e->differs)
         explain_difference(d, e);
+    else if (e->crossed)
+        explain_crossed(d, e);
     else if (e->aborted)
         explain_nobody_came(d, e);
     else

@@ -193,6 +193,7 @@ struct evidence_lost {
     bool aborted; /* no successor came, or its gradients differ: aborted for all ranks */
     bool differs; /* the successor's gradient of param differs from its predecessor's */
     bool on_gpu;  /* which a GPU wrote, maybe not to its end when the process died */
+    bool crossed; /* its successor waits for gradients of other nodes, whose ranks may wait for it */
     uint32_t param;
     const char *last_message; /* "Push", "EndBackward", ... */
     const char *outstanding;  /* "34 of 52 parameters of micro-batch 2" */

@@ -24,7 +24,10 @@
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/admit.h"
 #include "daemon/job/transaction/boundary.h"
+#include "daemon/job/transaction/collect.h"
 #include "daemon/ledger/ledger.h"
+
+enum { CROSSED_MS = 2000 }; /* picked: other ranks end a backward meanwhile, if they can */
 
 static uint64_t median_step_ns(const struct job *job)
 {
@@ -352,6 +355,32 @@ static void check_stall(struct job *job, uint64_t now)
     job_keep(job, describe_stall(job, longest / 1000000, false, elsewhere));
 }
 
+/*
+ * Where GPUs of several nodes add all ranks' gradients at once, what a rank pushed before it died stays in its ring
+ * until all nodes have pushed the same, and its successor forms after that. So ranks of two nodes that died with
+ * different parcels pushed would wait for each other.
+ */
+static void check_crossed(struct job *job, uint64_t now)
+{
+    if (!job->coordinator->sums_at_once || job->abort.reason)
+        return;
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
+        const struct job_rank *rank = &job->ranks[r];
+
+        if (rank->wait != WAIT_FORM || !rank->rings[1] || collect_is_done(job, rank) ||
+            now - rank->wait_ns < CROSSED_MS * UINT64_C(1000000))
+            continue;
+        job_abort(job, r,
+                  cause_rank_lost(&(struct evidence_lost){
+                      .at = job_at(job, rank),
+                      .aborted = true,
+                      .crossed = true,
+                      .waited_ms = CROSSED_MS,
+                  }));
+        return;
+    }
+}
+
 static void check_lost(struct job *job, uint64_t now)
 {
     uint64_t timeout_ns = job->config->limits.reattach_timeout_ms * UINT64_C(1000000);
@@ -386,6 +415,7 @@ void job_tick(struct job *job)
     now = job_now(job); /* not earlier: attendance_tick() may have noted the time of a loss */
     journal_beat(job->run.survival.journal, now);
     check_lost(job, now);
+    check_crossed(job, now);
     check_stall(job, now);
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == WAIT_SLOT)

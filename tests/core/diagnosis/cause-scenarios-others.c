@@ -463,6 +463,15 @@ static struct diagnostic *e1302_differs_on_gpu(const struct fixture *f)
     return cause_rank_lost(&e);
 }
 
+static struct diagnostic *e1302_crossed(const struct fixture *f)
+{
+    struct evidence_lost e = lost(f);
+
+    e.aborted = e.crossed = true;
+    e.waited_ms = 2000;
+    return cause_rank_lost(&e);
+}
+
 static struct diagnostic *e1302_left(const struct fixture *f)
 {
     struct evidence_lost e = lost(f);
@@ -901,6 +910,7 @@ static const struct scenario scenarios[] = {
     {"e1302-aborted", e1302_aborted, "", false},
     {"e1302-differs", e1302_differs, "", false},
     {"e1302-differs-on-gpu", e1302_differs_on_gpu, "", false},
+    {"e1302-crossed", e1302_crossed, "", false},
     {"e1302-left", e1302_left, "", false},
     {"e1302-waiting-torch", e1302_waiting_torch, "", true},
     {"e1302-differs-torch", e1302_differs_torch, "", false},

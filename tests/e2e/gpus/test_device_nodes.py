@@ -186,6 +186,16 @@ def test_trainer_killed(cluster, references, offload, stage, rank, kind):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("offload", [*full("none"), "cpu"])
+def test_ranks_of_both_nodes_killed(cluster, references, offload):
+    """Each has pushed what the other has not, and its successor waits for that: the step begins again."""
+    nodes = cluster((1, 1), zero_optimization={"stage": 2, "reduce_bucket_size": 1, "offload_optimizer": {"device": offload}})
+    plans = [[["--at", "5.1.7:sleep=500", "--at", "5.1.7:die"]]] * 2
+    judge(train(nodes, plans, n_steps=SHORT), nodes, references.get(2, n_steps=SHORT), "E1302 step aborted")
+    assert any("E1302 rank lost, step aborted: " in daemon.log() for daemon in nodes.daemons), nodes.logs()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("stage, offload", each_once((2, 3), ("none", "cpu")))
 def test_steps_are_aborted(cluster, references, stage, offload):
     """By a rank, in the middle of a backward, when it asks for the step, and in a window."""
