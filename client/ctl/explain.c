@@ -5,13 +5,13 @@
 #include "client/ctl/explain.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sysexits.h>
 
 #include "core/base/base.h"
+#include "core/base/read-file.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/wire/status.h"
 
@@ -98,25 +98,11 @@ static int explain(FILE *file, const char *name, bool json)
     return r;
 }
 
-/* A FIFO that nobody writes to is empty; opening it would wait otherwise. Return: NULL and errno. */
-static FILE *open_file(const char *name)
-{
-    _cleanup_close_ int fd = open(name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    FILE *file;
-
-    if (fd < 0 || fcntl(fd, F_SETFL, 0) < 0)
-        return NULL;
-    file = fdopen(fd, "r");
-    if (file)
-        (void)steal_fd(&fd);
-    return file;
-}
-
 int explain_command(int argc, char **argv, bool json)
 {
     const char *name = NULL;
     FILE *file;
-    int r;
+    int fd, r;
 
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--json") == 0) {
@@ -130,9 +116,10 @@ int explain_command(int argc, char **argv, bool json)
     }
     if (!name || strcmp(name, "-") == 0)
         return explain(stdin, "the input", json);
-    file = open_file(name);
+    fd = read_file_open(name);
+    file = fd < 0 ? NULL : fdopen(fd, "r");
     if (!file) {
-        fprintf(stderr, "zerodctl: %s: %s\n", name, strerror(errno));
+        fprintf(stderr, "zerodctl: %s: %s\n", name, strerror(fd < 0 ? -fd : errno));
         return EX_NOINPUT;
     }
     r = explain(file, name, json);

@@ -5,7 +5,6 @@
 #include "client/ctl/trace.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdbool.h>
@@ -19,12 +18,14 @@
 
 #include "client/ctl/ask.h"
 #include "core/base/base.h"
+#include "core/base/read-file.h"
 #include "core/trace/trace.h"
 
 enum {
     DEFAULT_STEPS = 10,
     MAX_STEPS = 1000000,
     MAX_MERGED = 64,
+    MAX_MERGED_BYTES = 1 << 30, /* of a file; picked: a profiler writes a fraction of it in a step */
 };
 
 struct options {
@@ -96,9 +97,11 @@ static char *print_to_memory(struct trace *trace)
 
 static int merge_file(struct json_object *trace, const char *path)
 {
-    _cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC);
-    struct json_object *other = fd >= 0 ? json_object_from_fd(fd) : NULL;
-    const char *why = fd < 0   ? strerror(errno)
+    _cleanup_free_ char *text = NULL;
+    size_t n_bytes = 0;
+    int r = read_file(path, MAX_MERGED_BYTES, &text, &n_bytes);
+    struct json_object *other = r == 0 && strlen(text) == n_bytes ? json_tokener_parse(text) : NULL;
+    const char *why = r < 0    ? strerror(-r)
                       : !other ? "it is not JSON; a packed file (.gz) must be unpacked first"
                                : trace_merge(trace, other);
 
@@ -106,7 +109,7 @@ static int merge_file(struct json_object *trace, const char *path)
     if (!why)
         return 0;
     fprintf(stderr, "zerodctl: --merge %s: %s\n", path, why);
-    return fd < 0 ? EX_NOINPUT : EX_DATAERR;
+    return r < 0 ? EX_NOINPUT : EX_DATAERR;
 }
 
 static int print_merged(FILE *file, struct trace *trace, const struct options *options)

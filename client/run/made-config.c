@@ -14,6 +14,8 @@
 #include "client/run/nodes.h"
 #include "core/base/base.h"
 #include "core/base/json.h"
+#include "core/base/read-file.h"
+#include "core/config/config.h"
 
 DEFINE_CLEANUP(FILE *, fclose);
 
@@ -87,17 +89,6 @@ static void print_with(FILE *file, const char *base, const char *more)
     json_object_put(root);
 }
 
-/* The config was loaded from it just before. *text: to be freed. Return: 0 or a negative errno. */
-static int read_base(const char *path, char **text)
-{
-    _cleanup_(fclosep) FILE *file = fopen(path, "re");
-    size_t size = 0;
-
-    if (!file)
-        return -errno;
-    return getdelim(text, &size, '\0', file) >= 0 ? 0 : ferror(file) ? -errno : -ENODATA;
-}
-
 static int print_nodes(FILE *file, const struct made_config *made, const char *base)
 {
     _cleanup_free_ char *more = describe_nodes(made);
@@ -112,6 +103,7 @@ static int print_nodes(FILE *file, const struct made_config *made, const char *b
 static int print_all(FILE *file, const struct made_config *made)
 {
     _cleanup_free_ char *base = NULL;
+    size_t n_bytes;
     int r = 0;
 
     if (!made->base_path)
@@ -120,8 +112,8 @@ static int print_all(FILE *file, const struct made_config *made)
         fprintf(file, "world:\n  size: %u\n", made->n_ranks);
         return 0;
     }
-    if (made->base_path)
-        r = read_base(made->base_path, &base);
+    if (made->base_path) /* the configuration was loaded from it just before */
+        r = read_file(made->base_path, CONFIG_MAX_BYTES, &base, &n_bytes);
     return r < 0 ? r : print_nodes(file, made, base ? base : "");
 }
 

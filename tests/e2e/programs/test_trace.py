@@ -227,6 +227,9 @@ def test_files_that_cannot_be_merged_or_written(zerod, tmp_path):
         bad.write_text(text)
         result = job.ctl("trace", "--merge", bad, check=False)
         assert result.returncode == 65 and f"--merge {bad}: " in result.stderr and said in result.stderr, result.stderr
+    os.mkfifo(tmp_path / "fifo")
+    for name, code in ((tmp_path / "fifo", os.EX_DATAERR), ("/dev/zero", os.EX_NOINPUT)):
+        assert job.ctl("trace", "--merge", name, check=False).returncode == code
     result = job.ctl("trace", "--merge", tmp_path / "none", check=False)
     assert result.returncode == 66 and "No such file" in result.stderr
     result = job.ctl("trace", "--output", tmp_path / "no" / "t.json", check=False)
