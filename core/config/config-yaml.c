@@ -23,7 +23,12 @@ struct yaml {
 
 static const char place_marker[] = "here";
 
-enum { MAX_FLOW_DEPTH = 32 }; /* of [ and {; picked: DeepSpeed's deepest files need 6 */
+/* What the library takes seconds or minutes for; picked: DeepSpeed's largest files need 6 levels and 200 items. */
+enum {
+    MAX_FLOW_DEPTH = 32, /* of [ and { */
+    MAX_ITEMS = 20000,   /* keys and members of lists: of the characters : , and ? */
+    MAX_ANCHORS = 1000,  /* of the character & */
+};
 
 void yaml_free(struct yaml *yaml)
 {
@@ -138,28 +143,60 @@ static size_t skip_text(const struct config_text *text, size_t i)
     return i;
 }
 
-/* The library takes seconds to refuse a text that is nested too deeply. Return: where it is, or SIZE_MAX. */
-static size_t too_deep(const struct config_text *text)
-{
-    size_t depth = 0;
+/* Counted outside of comments and quotes. */
+struct extent {
+    size_t depth, n_items, n_anchors;
+};
 
+static void extend(struct extent *extent, char c)
+{
+    if (c == '[' || c == '{')
+        extent->depth++;
+    else if (c == ']' || c == '}')
+        extent->depth -= extent->depth > 0;
+    else if (c == ':' || c == ',' || c == '?')
+        extent->n_items++;
+    else if (c == '&')
+        extent->n_anchors++;
+}
+
+static bool is_too_large(const struct extent *extent)
+{
+    return extent->depth > MAX_FLOW_DEPTH || extent->n_items > MAX_ITEMS || extent->n_anchors > MAX_ANCHORS;
+}
+
+/* Return: where the text gets too deep or too wide for the library; then *extent says which. SIZE_MAX: nowhere. */
+static size_t find_excess(const struct config_text *text, struct extent *extent)
+{
+    *extent = (struct extent){0};
     for (size_t i = 0; i < text->n_bytes; i++) {
         i = skip_text(text, i);
         if (i >= text->n_bytes)
             break;
-        if (text->text[i] == '[' || text->text[i] == '{')
-            depth++;
-        else if (depth > 0 && (text->text[i] == ']' || text->text[i] == '}'))
-            depth--;
-        if (depth > MAX_FLOW_DEPTH)
+        extend(extent, text->text[i]);
+        if (is_too_large(extent))
             return i;
     }
     return SIZE_MAX;
 }
 
+static void refuse_excess(const struct config_text *text, const struct config_spot *spot, const struct extent *extent,
+                          struct config_problems *problems)
+{
+    if (extent->depth > MAX_FLOW_DEPTH)
+        config_problems_add(problems, text, spot, NULL, "is nested too deeply; allowed: %d levels of [ and {",
+                            MAX_FLOW_DEPTH);
+    else if (extent->n_items > MAX_ITEMS)
+        config_problems_add(problems, text, spot, NULL, "has too many keys and members of lists; allowed: %d",
+                            MAX_ITEMS);
+    else
+        config_problems_add(problems, text, spot, NULL, "has too many anchors; allowed: %d", MAX_ANCHORS);
+}
+
 static int check_text(const struct config_text *text, struct config_problems *problems)
 {
     struct config_spot nowhere = {0}, spot;
+    struct extent extent;
     size_t at;
 
     if (text->n_bytes > CONFIG_MAX_BYTES) {
@@ -175,11 +212,10 @@ static int check_text(const struct config_text *text, struct config_problems *pr
                             (unsigned char)text->text[at]);
         return CONFIG_E_INVALID;
     }
-    at = too_deep(text);
+    at = find_excess(text, &extent);
     if (at != SIZE_MAX) {
         spot = spot_of_byte(text, at);
-        config_problems_add(problems, text, &spot, NULL, "is nested too deeply; allowed: %d levels of [ and {",
-                            MAX_FLOW_DEPTH);
+        refuse_excess(text, &spot, &extent, problems);
         return CONFIG_E_INVALID;
     }
     return 0;

@@ -618,11 +618,58 @@ static void test_nested_too_deeply(void **userdata)
     }
 }
 
+/* The item again and again, with its number for each '#'; to be freed. */
+static char *repeat(const char *item, size_t n)
+{
+    char *text = malloc(n * (strlen(item) + 16) + 1), *end = text;
+
+    for (size_t i = 0; i < n; i++)
+        for (const char *c = item; *c; c++)
+            end += *c == '#' ? sprintf(end, "%zu", i) : sprintf(end, "%c", *c);
+    *end = '\0';
+    return text;
+}
+
+/* The library alone would read each of them for a second, and the anchors for minutes. */
+static void test_too_wide(void **userdata)
+{
+    static const struct {
+        const char *begin, *item, *end, *expected;
+        size_t n;
+    } cases[] = {
+        {"{", "? a,", "? a}\n", "has too many keys and members of lists; allowed: 20000", 200000},
+        {"? {", "a: b,", "}\n: c\n", "has too many keys and members of lists; allowed: 20000", 150000},
+        {"", "a#: x\n", "", "has too many keys and members of lists; allowed: 20000", 20001},
+        {"a: [", "b,", "b]\n", "has too many keys and members of lists; allowed: 20000", 20001},
+        {"", "a#: &a# x\n", "", "has too many anchors; allowed: 1000", 1001},
+        {"# ", ":::::,,,,,?????&&&&&", "\njob: a\n", NULL, 10000},
+    };
+    static const struct config_given given = {"/run/x.sock", 1};
+    struct config *config;
+
+    (void)userdata;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct config_problems problems = CONFIG_PROBLEMS_NULL;
+        _cleanup_free_ char *items = repeat(cases[i].item, cases[i].n), *text = NULL;
+        struct config_source source = {.given = given, .text = {.name = "wide"}};
+
+        assert_true(asprintf(&text, "%s%s%s", cases[i].begin, items, cases[i].end) > 0);
+        source.text.text = text;
+        source.text.n_bytes = strlen(text);
+        assert_int_equal(config_load_string(&config, &source, &problems), cases[i].expected ? CONFIG_E_INVALID : 0);
+        if (cases[i].expected)
+            assert_non_null(strstr(problems.items[0].text, cases[i].expected));
+        config_problems_deinit(&problems);
+        config_free(config);
+    }
+}
+
 TEST_GROUP(config_refusals)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_nested_too_deeply),
+        cmocka_unit_test(test_too_wide),
         cmocka_unit_test(test_refusals_of_worlds),
         cmocka_unit_test(test_several_nodes),
         cmocka_unit_test(test_devices_of_several_nodes),
