@@ -99,11 +99,11 @@ static int send_manifest(struct zerod *c)
 
 static int map_segment(struct zerod *c, const struct wire_segment *segment, int fd)
 {
-    if (segment->kind == WIRE_SEGMENT_OVERFLOW && !segment->cuda)
+    if (segment->kind == WIRE_SEGMENT_OVERFLOW && !segment->cuda && !c->overflow.base)
         return mapping_init(&c->overflow, fd, segment->n_bytes, PROT_READ | PROT_WRITE);
-    if (segment->kind == WIRE_SEGMENT_CREDIT && !segment->cuda)
+    if (segment->kind == WIRE_SEGMENT_CREDIT && !segment->cuda && !c->credit.base)
         return mapping_init(&c->credit, fd, segment->n_bytes, PROT_READ);
-    if (segment->kind == WIRE_SEGMENT_PUBLISHED && !segment->cuda)
+    if (segment->kind == WIRE_SEGMENT_PUBLISHED && !segment->cuda && !c->published.base)
         return mapping_init(&c->published, fd, segment->n_bytes, PROT_READ);
     return c->memory->map(c, segment, fd);
 }
@@ -118,8 +118,8 @@ static int map_segments(struct zerod *c, const struct reply_formed *formed)
             return call_fatal(&c->call, r, "mapping zerod's memory (%llu bytes): %s",
                               (unsigned long long)formed->segments[i].n_bytes, c->memory->why(c, r));
     }
-    if (!c->credit.base)
-        return call_fatal(&c->call, -EPROTO, "zerod sent no ring");
+    if (!c->credit.base || c->credit.n_bytes < credit_page_bytes(formed->n_tickets))
+        return call_fatal(&c->call, -EPROTO, "zerod sent no page for the credits of %u slots", formed->n_tickets);
     if (c->published.base && c->published.n_bytes < published_page_bytes(c->layout->n_params))
         return call_fatal(&c->call, -EPROTO, "zerod's published page is for fewer parameters than were declared");
     return c->memory->check(c, formed);
@@ -170,6 +170,9 @@ static int send_init(struct zerod *c, uint32_t param)
     size_t size = dtype_size(p->dtype);
     uint64_t most = c->ring_bytes / size;
 
+    if (most == 0 && p->n_elems > 0)
+        return call_fatal(&c->call, -EPROTO, "zerod's ring of %llu bytes has no room for one weight",
+                          (unsigned long long)c->ring_bytes);
     for (uint64_t start = 0; start < p->n_elems; start += most) {
         uint64_t n = MIN(most, p->n_elems - start);
         struct reply reply;

@@ -22,6 +22,7 @@ int push_init(struct zerod *c, uint32_t n_tickets)
     c->slots.layout = c->layout;
     c->slots.credits = (const struct credit_page *)c->credit.base;
     c->slots.ring_bytes = c->ring_bytes;
+    c->slots.overflow_bytes = c->overflow.n_bytes;
     c->places = calloc(c->layout->n_params, sizeof(*c->places));
     c->n_pushed = calloc(c->layout->n_params, sizeof(*c->n_pushed));
     c->slotted = calloc(c->layout->n_params, sizeof(*c->slotted));

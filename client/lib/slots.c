@@ -124,7 +124,8 @@ struct ring_place {
     uint32_t at; /* index in used[] */
 };
 
-static int ask_for_place(struct slots *slots, uint32_t parcel, uint32_t pass, struct ring_place *place, bool *retry)
+static int ask_for_place(struct slots *slots, uint32_t parcel, uint32_t pass, uint64_t n_bytes,
+                         struct ring_place *place, bool *retry)
 {
     uint32_t bucket = slots->layout->parcels[parcel].bucket;
     struct request request = {
@@ -139,6 +140,9 @@ static int ask_for_place(struct slots *slots, uint32_t parcel, uint32_t pass, st
     if (r != 0)
         return r;
     *retry = reply.slot_grant.in_ring;
+    if (!*retry && (reply.slot_grant.offset_bytes > slots->overflow_bytes ||
+                    n_bytes > slots->overflow_bytes - reply.slot_grant.offset_bytes))
+        return call_fatal(slots->call, -EPROTO, "zerod granted a slot behind the end of its overflow memory");
     *place = (struct ring_place){.overflow = true, .offset_bytes = reply.slot_grant.offset_bytes, .at = slots->n_used};
     return 0;
 }
@@ -153,7 +157,7 @@ static int find_place(struct slots *slots, uint32_t parcel, uint32_t pass, uint6
         *place = (struct ring_place){0};
         if (slots->n_used < slots->n_tickets && find_gap(slots, n_bytes, &place->offset_bytes, &place->at))
             return 0;
-        r = ask_for_place(slots, parcel, pass, place, &retry);
+        r = ask_for_place(slots, parcel, pass, n_bytes, place, &retry);
     }
     return r;
 }

@@ -30,7 +30,7 @@ struct slots {
     struct call *call; /* not owned, as the next two */
     const struct layout *layout;
     const struct credit_page *credits; /* in shared memory */
-    uint64_t ring_bytes;
+    uint64_t ring_bytes, overflow_bytes;
     uint32_t *first; /* per parcel: first ticket of the open micro-batch */
     struct ticket *tickets;
     uint32_t *used; /* tickets in use, those in the ring sorted by offset */

@@ -87,7 +87,8 @@ static int fill_place(struct zerod *c, const struct reply_state_is *place, uint6
     void *base;
 
     if (place->n_elems != n_elems || place->offset_bytes > place->segments[0].n_bytes ||
-        n_bytes > place->segments[0].n_bytes - place->offset_bytes)
+        n_bytes > place->segments[0].n_bytes - place->offset_bytes ||
+        mapping_check(fd, place->offset_bytes, n_bytes) < 0)
         return call_fatal(&c->call, -EPROTO, "zerod gave a place for other state than was asked for");
     base = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)place->offset_bytes);
     if (base == MAP_FAILED)

@@ -24,6 +24,11 @@ size_t weights_param_bytes(const struct zerod *c, uint32_t param)
     return c->layout->params[param].n_elems * dtype_size(c->layout->params[param].dtype);
 }
 
+uint64_t weights_bytes(const struct zerod *c)
+{
+    return weights_is_stage3(c) ? c->layout->range_bytes : c->layout->weight_bytes;
+}
+
 uint64_t weights_offset(const struct zerod *c, uint32_t param)
 {
     const struct layout_param *p = &c->layout->params[param];

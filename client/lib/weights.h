@@ -12,6 +12,9 @@ struct zerod;
 bool weights_is_stage3(const struct zerod *c);
 size_t weights_param_bytes(const struct zerod *c, uint32_t param);
 
+/* Of all parameters, as weights_offset() places them. */
+uint64_t weights_bytes(const struct zerod *c);
+
 /* Where the layout has it: in the weight segment; in stage 3 in the range in host memory and in windows. */
 uint64_t weights_offset(const struct zerod *c, uint32_t param);
 

@@ -40,6 +40,10 @@ int zerod_write_begin(struct zerod *c)
         fd = steal_fd(&c->call.in.fds[0]);
     if (fd < 0 && c->rank == 0 && c->layout->weight_bytes > 0)
         return call_fatal(&c->call, -EPROTO, "zerod sent no write window");
+    r = fd >= 0 ? mapping_check(fd, 0, weights_bytes(c)) : 0;
+    if (r < 0)
+        return call_fatal(&c->call, r, "zerod's write window has not %llu bytes for good",
+                          (unsigned long long)weights_bytes(c));
     return c->memory->open_window(c, fd);
 }
 

@@ -117,8 +117,8 @@ static void *make_shared(const char *name, size_t n_bytes, int *fd)
 {
     void *memory;
 
-    *fd = memfd_create(name, MFD_CLOEXEC);
-    NEED(*fd >= 0 && ftruncate(*fd, n_bytes) == 0);
+    *fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    NEED(*fd >= 0 && ftruncate(*fd, n_bytes) == 0 && fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
     memory = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
     NEED(memory != MAP_FAILED);
     return memory;

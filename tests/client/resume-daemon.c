@@ -2,6 +2,7 @@
 
 #include "tests/client/resume-daemon.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -264,10 +265,10 @@ static void count_held(struct life *l, const uint32_t *params, size_t n, bool mo
 
 static void open_window(struct life *l)
 {
-    int fd = memfd_create("window", MFD_CLOEXEC);
+    int fd = memfd_create("window", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     struct wire_segment segment = {WIRE_SEGMENT_WINDOW, 64 * PAGE, false};
 
-    NEED(fd >= 0 && ftruncate(fd, 64 * PAGE) == 0);
+    NEED(fd >= 0 && ftruncate(fd, 64 * PAGE) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
     say(l,
         &(struct reply){.type = REPLY_DONE,
                         .done = {.position = position(l), .segments = &segment, .n_segments = 1, .loss_scale = 1}},
@@ -499,8 +500,8 @@ static void *share(const char *name, size_t n_bytes, int *fd)
 {
     void *memory;
 
-    *fd = memfd_create(name, MFD_CLOEXEC);
-    NEED(*fd >= 0 && ftruncate(*fd, (off_t)n_bytes) == 0);
+    *fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    NEED(*fd >= 0 && ftruncate(*fd, (off_t)n_bytes) == 0 && fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
     memory = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
     NEED(memory != MAP_FAILED);
     return memory;

@@ -3,8 +3,8 @@
 /*
  * Writes the seeds of fuzz-wire, fuzz-engine, fuzz-device, fuzz-nodes, fuzz-frame and fuzz-secure-stream: one packed
  * example of every message, and a few conversations; and those of fuzz-safetensors and fuzz-description: what a
- * checkpoint has. Usage: make-corpus DIRECTORY (which has the folders wire, engine, device, nodes, frame,
- * secure-stream, safetensors and description).
+ * checkpoint has; and those of fuzz-client: what a daemon answers a rank. Usage: make-corpus DIRECTORY (which has the
+ * folders wire, engine, device, nodes, frame, secure-stream, safetensors, description and client).
  */
 
 #include <errno.h>
@@ -344,6 +344,156 @@ static int write_descriptions(const char *directory)
     return r ? r : write_seed(directory, "description", "unsealed", text, (int)(strstr(text, ",\"xxh128_of") - text));
 }
 
+/* ---- answers of a daemon to a rank ---------------------------------------------------------------------- */
+
+enum { ANSWER_PAGE = 4096, ANSWER_RING_BYTES = 24576, ANSWER_OVERFLOW_BYTES = 65536 };
+
+struct answers {
+    struct wire_arena arena;
+    struct layout *layout;
+    uint8_t bytes[1 << 16];
+    size_t n;
+};
+
+/* As fuzz-client.c reads it. pages: of n_fds descriptors. */
+static void add_answer(struct answers *answers, const struct reply *reply, const uint16_t *pages, size_t n_fds)
+{
+    uint8_t *at = answers->bytes + answers->n;
+    int n = wire_pack_reply(&answers->arena, reply, packet, sizeof(packet));
+
+    *at++ = (uint8_t)n_fds;
+    for (size_t i = 0; i < n_fds; i++) {
+        *at++ = (uint8_t)pages[i];
+        *at++ = (uint8_t)(pages[i] >> 8);
+    }
+    *at++ = (uint8_t)n;
+    *at++ = (uint8_t)(n >> 8);
+    memcpy(at, packet, (size_t)n);
+    answers->n = (size_t)(at - answers->bytes) + (size_t)n;
+}
+
+static uint64_t weight_bytes(const struct answers *answers, unsigned stage)
+{
+    return round_up(stage == 3 ? answers->layout->range_bytes : answers->layout->weight_bytes, ANSWER_PAGE);
+}
+
+static void add_formed(struct answers *answers, unsigned stage)
+{
+    const struct wire_segment segments[] = {
+        {WIRE_SEGMENT_RING, ANSWER_RING_BYTES + ANSWER_PAGE, false},
+        {WIRE_SEGMENT_OVERFLOW, ANSWER_OVERFLOW_BYTES, false},
+        {WIRE_SEGMENT_CREDIT, ANSWER_PAGE, false},
+        {stage == 3 ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS, weight_bytes(answers, stage), false},
+        {WIRE_SEGMENT_PUBLISHED, ANSWER_PAGE, false},
+    };
+    uint16_t pages[ARRAY_SIZE(segments)];
+
+    for (size_t i = 0; i < ARRAY_SIZE(segments); i++)
+        pages[i] = (uint16_t)(segments[i].n_bytes / ANSWER_PAGE);
+    add_answer(answers,
+               &(struct reply){.type = REPLY_FORMED,
+                               .formed = {.segments = segments,
+                                          .n_segments = ARRAY_SIZE(segments),
+                                          .init_wanted = stage != 3,
+                                          .n_tickets = 8,
+                                          .ring_bytes = ANSWER_RING_BYTES,
+                                          .loss_scale = 1}},
+               pages, ARRAY_SIZE(segments));
+}
+
+static void add_welcome(struct answers *answers, unsigned stage)
+{
+    add_answer(answers,
+               &(struct reply){.type = REPLY_WELCOME,
+                               .welcome = {.version = WIRE_VERSION,
+                                           .world_size = 1,
+                                           .stage = stage,
+                                           .bucket_elems = 1024,
+                                           .server = "test",
+                                           .run_id = "run",
+                                           .optimizer = "AdamW",
+                                           .private_weights = stage == 1,
+                                           .stage3_max_live_elems = 1 << 20}},
+               NULL, 0);
+}
+
+static void add_dones(struct answers *answers, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        add_answer(answers, &(struct reply){.type = REPLY_DONE, .done = {.loss_scale = 1}}, NULL, 0);
+}
+
+/* What answers the calls of a rank in fuzz-client.c, up to its first step and beyond. */
+static void add_training(struct answers *answers, unsigned stage, bool is_first)
+{
+    const struct wire_segment state = {WIRE_SEGMENT_STATE, 5 * ANSWER_PAGE, false};
+    const struct reply grant = {.type = REPLY_SLOT_GRANT, .slot_grant = {.offset_bytes = 4096}};
+    const struct reply is = {.type = REPLY_STATE_IS,
+                             .state_is = {.segments = &state, .n_segments = 1, .n_elems = 5000}};
+
+    for (unsigned i = 0; i < 3; i++) {
+        if (!is_first || i > 0)
+            add_answer(answers, &grant, NULL, 0);
+        add_dones(answers, 1);
+    }
+    add_answer(answers, &(struct reply){.type = REPLY_STEP_DONE, .step_done = {.position = {.step = 1}}}, NULL, 0);
+    add_dones(answers, stage == 3);
+    add_answer(answers, &is, (uint16_t[]){5}, 1);
+    add_answer(answers, &(struct reply){.type = REPLY_STATE_IS, .state_is = {.norm = 2}}, NULL, 0);
+    add_dones(answers, 1);
+    add_welcome(answers, stage); /* to the question for the status */
+    add_answer(answers,
+               &(struct reply){.type = REPLY_ADMIN_PART,
+                               .admin_part = {.json = (const uint8_t *)"{}", .n_json_bytes = 2, .last = true}},
+               NULL, 0);
+}
+
+static void add_window(struct answers *answers, unsigned stage)
+{
+    const struct wire_segment state = {WIRE_SEGMENT_WINDOW_STATE, 5 * ANSWER_PAGE, false};
+    const struct wire_segment window = {WIRE_SEGMENT_WINDOW, weight_bytes(answers, stage), false};
+
+    add_answer(answers,
+               &(struct reply){.type = REPLY_DONE, .done = {.segments = &window, .n_segments = 1, .loss_scale = 1}},
+               (uint16_t[]){(uint16_t)(window.n_bytes / ANSWER_PAGE)}, 1);
+    add_answer(
+        answers,
+        &(struct reply){.type = REPLY_STATE_IS, .state_is = {.segments = &state, .n_segments = 1, .n_elems = 5000}},
+        (uint16_t[]){5}, 1);
+    add_answer(answers, &(struct reply){.type = REPLY_STATE_IS}, NULL, 0);
+    add_dones(answers, 3);
+}
+
+static int write_answers(const char *directory)
+{
+    const struct layout_decl decls[] = {
+        {.name = "a", .name_len = 1, .trainable = true, .n_dims = 1, .shape = (uint64_t[]){300}},
+        {.name = "b", .name_len = 1, .trainable = true, .n_dims = 1, .shape = (uint64_t[]){5000}},
+        {.name = "c", .name_len = 1, .n_dims = 1, .shape = (uint64_t[]){7}}};
+    static struct answers answers;
+    uint32_t bad;
+    char name[16];
+    int r = wire_arena_init(&answers.arena);
+
+    if (r == 0)
+        r = layout_new(&answers.layout, decls, ARRAY_SIZE(decls), 1, 1024, &bad);
+    for (unsigned stage = 1; stage <= 3 && r == 0; stage++) {
+        answers.n = 0;
+        add_welcome(&answers, stage);
+        add_formed(&answers, stage);
+        add_dones(&answers, stage == 3 ? 1 : 4); /* also for the initial weights */
+        add_training(&answers, stage, true);
+        add_window(&answers, stage);
+        add_dones(&answers, 2); /* an abort, and a fault that is cleared */
+        add_training(&answers, stage, false);
+        snprintf(name, sizeof(name), "stage%u", stage);
+        r = write_seed(directory, "client", name, answers.bytes, (int)answers.n);
+    }
+    layout_free(answers.layout);
+    wire_arena_deinit(&answers.arena);
+    return r;
+}
+
 int main(int argc, char **argv)
 {
     int r;
@@ -371,6 +521,8 @@ int main(int argc, char **argv)
         r = write_headers(argv[1]);
     if (!r)
         r = write_descriptions(argv[1]);
+    if (!r)
+        r = write_answers(argv[1]);
     if (r)
         fprintf(stderr, "make-corpus: %s\n", strerror(-r));
     return r ? 1 : 0;

@@ -71,35 +71,32 @@ static int map_weights(struct zerod *c, enum wire_segment_kind kind, int fd, siz
 
 static int map_segment(struct zerod *c, const struct wire_segment *segment, int fd)
 {
-    if (segment->cuda) {
-        close(fd);
-        return -EPROTO;
-    }
-    switch (segment->kind) {
-    case WIRE_SEGMENT_RING:
+    bool is_weights = segment->kind == (weights_is_stage3(c) ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS);
+
+    if (!segment->cuda && segment->kind == WIRE_SEGMENT_RING && !c->ring.base)
         return map_ring(c, fd, segment->n_bytes);
-    case WIRE_SEGMENT_WEIGHTS:
-    case WIRE_SEGMENT_POOL:
+    if (!segment->cuda && is_weights && !c->weights.base)
         return map_weights(c, segment->kind, fd, segment->n_bytes);
-    default:
-        close(fd);
-        return 0;
-    }
+    close(fd);
+    return -EPROTO;
 }
 
 static const char *why_not_mapped(const struct zerod *c, int r)
 {
-    return strerror(-r);
+    return r == -EPROTO ? "it is not what was announced" : strerror(-r);
 }
 
 static int check_segments(struct zerod *c, const struct reply_formed *formed)
 {
     uint64_t held_offset = held_pushes_offset(formed->ring_bytes);
+    uint64_t weight_bytes = weights_bytes(c);
 
-    if (!c->ring.base || c->ring.n_bytes < held_offset + sizeof(struct held_pushes))
-        return call_fatal(&c->call, -EPROTO, "zerod sent no ring");
-    if (!c->weights.base && c->layout->weight_bytes > 0)
-        return call_fatal(&c->call, -EPROTO, "zerod sent no weights");
+    if (formed->ring_bytes > c->ring.n_bytes || c->ring.n_bytes < held_offset + sizeof(struct held_pushes))
+        return call_fatal(&c->call, -EPROTO, "zerod sent no ring of %llu bytes",
+                          (unsigned long long)formed->ring_bytes);
+    if (c->weights.n_bytes < weight_bytes)
+        return call_fatal(&c->call, -EPROTO, "zerod sent %zu bytes of weights, expected at least %llu",
+                          c->weights.n_bytes, (unsigned long long)weight_bytes);
     c->call.shown = (struct held_pushes *)(c->ring.base + held_offset);
     return 0;
 }

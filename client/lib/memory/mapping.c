@@ -3,12 +3,27 @@
 /* Mappings of the daemon's shared memory, each with the descriptor that it was made from. */
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "client/lib/memory/mapping.h"
 #include "core/base/base.h"
 #include "core/base/huge-pages.h"
+
+int mapping_check(int fd, uint64_t offset_bytes, uint64_t n_bytes)
+{
+    int seals = fcntl(fd, F_GET_SEALS);
+    struct stat st;
+
+    if (seals < 0 || fstat(fd, &st) < 0)
+        return -errno;
+    if (!(seals & F_SEAL_SHRINK) || offset_bytes > (uint64_t)st.st_size ||
+        n_bytes > (uint64_t)st.st_size - offset_bytes)
+        return -EPROTO;
+    return 0;
+}
 
 /* Addresses for n_bytes (a multiple of the page size) from a multiple of HUGE_PAGE_BYTES. Return: MAP_FAILED, none. */
 static uint8_t *find_place(size_t n_bytes)
@@ -32,12 +47,13 @@ int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection
     size_t whole = round_up(n_bytes, (size_t)sysconf(_SC_PAGESIZE));
     uint8_t *place = n_bytes < HUGE_PAGE_BYTES ? NULL : find_place(whole);
     void *base = MAP_FAILED;
+    int r = place == MAP_FAILED ? -ENOMEM : mapping_check(fd, 0, n_bytes);
 
-    if (place != MAP_FAILED)
+    if (r == 0) {
         base = mmap(place, n_bytes, protection, MAP_SHARED | (place ? MAP_FIXED : 0), fd, 0);
-    if (base == MAP_FAILED) {
-        int r = -errno;
-
+        r = base == MAP_FAILED ? -errno : 0;
+    }
+    if (r < 0) {
         if (place && place != MAP_FAILED)
             munmap(place, whole);
         close(fd);
@@ -49,9 +65,13 @@ int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection
 
 int mapping_reserve(struct mapping *mapping, int fd, size_t n_bytes)
 {
-    void *base = mmap(NULL, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    int r = mapping_check(fd, 0, n_bytes);
+    void *base;
 
     mapping->fd = fd;
+    if (r < 0)
+        return r;
+    base = mmap(NULL, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED)
         return -errno;
     mapping->base = base;

@@ -14,7 +14,14 @@ struct mapping {
 
 #define MAPPING_NULL ((struct mapping){.fd = -1})
 
-/* Maps shared memory of the daemon. Takes the fd, also on failure. Return: 0 or a negative errno. */
+/*
+ * Has the file these bytes, and can nobody cut them off any more? Else a read of the mapping could end this process.
+ * Return: 0; -EPROTO: it has not, or they can; or a negative errno.
+ */
+int mapping_check(int fd, uint64_t offset_bytes, uint64_t n_bytes);
+
+/* Maps shared memory of the daemon, as mapping_check() wants it. Takes the fd, also on failure. Return: 0 or a negative
+ * errno. */
 int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection);
 
 /* Reserves addresses where nothing is readable until parts of fd are mapped there. Takes the fd: mapping_deinit()
