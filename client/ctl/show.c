@@ -127,7 +127,7 @@ static void show_classes(FILE *file, struct json_object *memory, bool on_device)
     const char *separator = ": ";
     char text[PRINT_SIZE];
 
-    if (!memory)
+    if (!json_object_is_type(memory, json_type_object))
         return;
     json_object_object_foreach(memory, key, value)
     {
@@ -290,7 +290,7 @@ static void show_collectives(FILE *file, struct json_object *engine)
                 print_bytes(sent, get_u64(o, "sent_bytes")), print_bytes(received, get_u64(o, "received_bytes")),
                 get_string(o, "n_orders"));
         if (get(o, "bytes_per_s"))
-            fprintf(file, ", %s/s", print_bytes(rate, (uint64_t)get_double(o, "bytes_per_s")));
+            fprintf(file, ", %s/s", print_bytes(rate, get_u64(o, "bytes_per_s")));
         fputc('\n', file);
     }
 }

@@ -4,6 +4,7 @@
 
 #include "client/run/nodes.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,14 +12,27 @@
 #include <sysexits.h>
 
 #include "client/run/options.h"
+#include "client/run/plain.h"
 #include "client/run/slurm.h"
 #include "core/base/base.h"
 #include "core/config/config.h"
+
+enum { HOST_BYTES = 255 }; /* as the configuration allows them in world.nodes */
+
+/* May an address have it? DNS and IPv6 need no more. */
+static bool is_host(const char *host, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_bytes; i++)
+        if (!isalnum((unsigned char)host[i]) && !strchr("-._:[]%", host[i]))
+            return false;
+    return n_bytes > 0 && n_bytes <= HOST_BYTES;
+}
 
 /* Return: 0, or -sysexits.h. */
 static int nodes_split(struct nodes *nodes, const char *list)
 {
     const char *host = list;
+    char said[256];
     size_t n_bytes;
 
     nodes->hosts = calloc(CONFIG_MAX_NODES, sizeof(*nodes->hosts));
@@ -26,9 +40,11 @@ static int nodes_split(struct nodes *nodes, const char *list)
         return -EX_OSERR;
     for (nodes->n = 0;; host += n_bytes + 1) {
         n_bytes = strcspn(host, ",");
-        if (n_bytes == 0 || nodes->n == CONFIG_MAX_NODES) {
-            fprintf(stderr, "zerodrun: nodes '%s': expected 1 to %d hosts with commas between them\n", list,
-                    CONFIG_MAX_NODES);
+        if (!is_host(host, n_bytes) || nodes->n == CONFIG_MAX_NODES) {
+            plain_text(said, sizeof(said), list, strlen(list));
+            fprintf(stderr,
+                    "zerodrun: nodes '%s': expected 1 to %d hosts (names or addresses) with commas between them\n",
+                    said, CONFIG_MAX_NODES);
             return -EX_USAGE;
         }
         nodes->hosts[nodes->n] = strndup(host, n_bytes);

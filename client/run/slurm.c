@@ -4,7 +4,9 @@
 
 #include "client/run/slurm.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +15,10 @@
 #include <sysexits.h>
 #include <unistd.h>
 
+#include "client/run/plain.h"
 #include "core/base/base.h"
+
+enum { HOSTS_BYTES = 1 << 20 }; /* picked: far more than CONFIG_MAX_NODES names, so that those are counted, too */
 
 DEFINE_CLEANUP(FILE *, fclose);
 
@@ -21,12 +26,15 @@ DEFINE_CLEANUP(FILE *, fclose);
 static bool get_number(const char *name, unsigned *value)
 {
     const char *text = getenv(name);
+    unsigned long number;
     char *end;
 
     if (!text || *text < '0' || *text > '9')
         return false;
-    *value = (unsigned)strtoul(text, &end, 10);
-    return !*end;
+    errno = 0;
+    number = strtoul(text, &end, 10);
+    *value = (unsigned)number;
+    return !*end && errno == 0 && number <= UINT_MAX;
 }
 
 bool slurm_find_step(struct slurm_step *step)
@@ -60,28 +68,47 @@ static FILE *start_scontrol(const char *node_list, pid_t *pid)
     return NULL;
 }
 
-/* One host a line becomes one between commas. Return: 0, or -1. */
-static int ask_scontrol(const char *node_list, char **hosts)
+/* Leaves nothing unread: scontrol could wait for room in the pipe. Return: bytes, or -1. */
+static ssize_t read_output(FILE *file, char *text)
 {
-    pid_t pid = 0;
-    _cleanup_(fclosep) FILE *file = start_scontrol(node_list, &pid);
-    ssize_t n = -1;
-    size_t size = 0;
-    int status;
+    size_t n = fread(text, 1, HOSTS_BYTES, file);
 
-    if (file)
-        n = getdelim(hosts, &size, '\0', file);
-    if (!file || waitpid(pid, &status, 0) < 0 || status != 0 || n <= 1)
+    while (getc(file) != EOF)
+        n = HOSTS_BYTES;
+    return ferror(file) || n == HOSTS_BYTES ? -1 : (ssize_t)n;
+}
+
+int slurm_read_hosts(FILE *file, char **hosts)
+{
+    ssize_t n;
+
+    *hosts = malloc(HOSTS_BYTES);
+    n = *hosts ? read_output(file, *hosts) : -1;
+    if (n > 0 && (*hosts)[n - 1] == '\n')
+        n--;
+    if (n <= 0 || memchr(*hosts, '\0', (size_t)n)) {
+        free(steal_ptr(*hosts));
         return -1;
-    if ((*hosts)[n - 1] == '\n')
-        (*hosts)[n - 1] = '\0';
+    }
+    (*hosts)[n] = '\0';
     for (char *end = strchr(*hosts, '\n'); end; end = strchr(end, '\n'))
         *end = ',';
     return 0;
 }
 
+static int ask_scontrol(const char *node_list, char **hosts)
+{
+    pid_t pid = 0;
+    _cleanup_(fclosep) FILE *file = start_scontrol(node_list, &pid);
+    int status, r = file ? slurm_read_hosts(file, hosts) : -1;
+
+    return file && waitpid(pid, &status, 0) >= 0 && status == 0 ? r : -1;
+}
+
 int slurm_list_hosts(const struct slurm_step *step, char **hosts)
 {
+    char said[256];
+
     *hosts = NULL;
     if (!strchr(step->node_list, '[')) {
         *hosts = strdup(step->node_list);
@@ -90,10 +117,11 @@ int slurm_list_hosts(const struct slurm_step *step, char **hosts)
     if (ask_scontrol(step->node_list, hosts) == 0)
         return 0;
     free(steal_ptr(*hosts));
+    plain_text(said, sizeof(said), step->node_list, strlen(step->node_list));
     fprintf(
         stderr,
         "zerodrun: \"scontrol show hostnames %s\" fails here, so the hosts of the step are not known: give them with "
         "--nodes HOST0,HOST1,...\n",
-        step->node_list);
+        said);
     return -EX_CONFIG;
 }

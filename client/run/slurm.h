@@ -4,6 +4,7 @@
 /* The nodes of a Slurm step, read from the variables that srun sets. */
 
 #include <stdbool.h>
+#include <stdio.h>
 
 struct slurm_step {
     unsigned n_nodes;
@@ -17,6 +18,10 @@ struct slurm_step {
  * a batch script has those of the job, too, and runs on one node.
  */
 bool slurm_find_step(struct slurm_step *step);
+
+/* Reads the output of scontrol, a host a line, to its end. *hosts: them between commas, to be freed; or NULL. Return:
+ * 0; -1, there is none, or there are more than a job can have. */
+int slurm_read_hosts(FILE *file, char **hosts);
 
 /* The hosts of the step, between commas, to be freed. Return: 0, or -sysexits.h; then a sentence is on stderr. */
 int slurm_list_hosts(const struct slurm_step *step, char **hosts);
