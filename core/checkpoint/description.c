@@ -276,13 +276,12 @@ static bool read_whole(const char *digits, struct file_hash *hash)
     return strlen(digits) == HASH_TEXT_BYTES - 1 && strspn(digits, "0123456789abcdef") == HASH_TEXT_BYTES - 1;
 }
 
-/* Return: whether it leads out of the folder, is that of another file, or cannot be printed. */
-static bool is_bad_name(const struct description *d, const char *name)
+/* Return: whether it leads out of the folder, or cannot be printed. */
+static bool is_bad_name(const char *name)
 {
     _cleanup_free_ char *clean = json_clean(name);
 
-    return !clean || strcmp(clean, name) != 0 || *name == '\0' || *name == '.' || strchr(name, '/') ||
-           description_find(d, name) != &d->files[d->n_files - 1];
+    return !clean || strcmp(clean, name) != 0 || *name == '\0' || *name == '.' || strchr(name, '/');
 }
 
 static void read_file(struct reader *reader, struct description *d, struct json_object *object)
@@ -304,9 +303,31 @@ static void read_file(struct reader *reader, struct description *d, struct json_
     file->hash.blocks = calloc(file->hash.n_blocks + 1, sizeof(*file->hash.blocks));
     if (!file->hash.blocks)
         fail(reader, -ENOMEM, "no memory");
-    else if (is_bad_name(d, file->name) || !read_whole(whole, &file->hash) || !read_blocks(blocks, &file->hash) ||
+    else if (is_bad_name(file->name) || !read_whole(whole, &file->hash) || !read_blocks(blocks, &file->hash) ||
              file->hash.n_blocks != file->n_bytes / HASH_BLOCK_BYTES + (file->n_bytes % HASH_BLOCK_BYTES > 0))
         fail(reader, -EINVAL, "what it says of file \"%.80s\" cannot be", file->name);
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Two files of one name cannot be. */
+static void check_names(struct reader *reader, const struct description *d)
+{
+    _cleanup_free_ const char **names = calloc(d->n_files + 1, sizeof(*names));
+
+    if (!names) {
+        fail(reader, -ENOMEM, "no memory");
+        return;
+    }
+    for (size_t i = 0; i < d->n_files; i++)
+        names[i] = d->files[i].name;
+    qsort(names, d->n_files, sizeof(*names), compare_names);
+    for (size_t i = 1; i < d->n_files; i++)
+        if (strcmp(names[i - 1], names[i]) == 0)
+            fail(reader, -EINVAL, "what it says of file \"%.80s\" cannot be", names[i]);
 }
 
 static void read_root(struct reader *reader, struct json_object *root, struct description *d)
@@ -331,6 +352,8 @@ static void read_root(struct reader *reader, struct json_object *root, struct de
     files = get(reader, root, "files", json_type_array);
     for (size_t i = 0; reader->result == 0 && i < json_object_array_length(files); i++)
         read_file(reader, d, json_object_array_get_idx(files, i));
+    if (reader->result == 0)
+        check_names(reader, d);
 }
 
 /* Return: whether the text is as it was written. */

@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -347,15 +348,64 @@ static void test_files_that_are_none(void **state)
     check_refused_with("\"files\":[", "\"files\":[null,", "it lacks \"name\", or that is no string");
 }
 
+/* ---- many files ---------------------------------------------------------------------------------------- */
+
+static double cpu_s(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
+    return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
+}
+
+/* Return: how long it takes to read a description with so many files. */
+static double read_many(size_t n)
+{
+    struct description d = make(), read;
+    _cleanup_free_ char *text = NULL;
+    char name[64], why[WHY_BYTES] = "";
+    double since;
+
+    for (size_t i = 0; i < n; i++) {
+        snprintf(name, sizeof(name), "model-node%zu.safetensors", (i * 7919) % n);
+        add_file(&d, name, 0);
+    }
+    text = print(&d);
+    since = cpu_s();
+    assert_int_equal(description_parse(&read, text, strlen(text), why, sizeof(why)), 0);
+    since = cpu_s() - since;
+    assert_int_equal(read.n_files, d.n_files);
+    description_deinit(&read);
+    description_deinit(&d);
+    return since;
+}
+
+/* Ten times as many take about ten times as long; when each name was compared with all others, a hundred times. */
+static void test_many_files(void **state)
+{
+    double few_s = read_many(6000), many_s = read_many(60000);
+
+    (void)state;
+    if (many_s > 1 && many_s > 40 * few_s)
+        fail_msg("6000 files: %.3f s, 60000 files: %.3f s", few_s, many_s);
+}
+
 TEST_GROUP(description)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reads_back),      cmocka_unit_test(test_find),
-        cmocka_unit_test(test_flipped_bits),    cmocka_unit_test(test_other_lengths),
-        cmocka_unit_test(test_too_large),       cmocka_unit_test(test_format),
-        cmocka_unit_test(test_lacking_fields),  cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_no_json),         cmocka_unit_test(test_names_of_files),
-        cmocka_unit_test(test_hashes_of_files), cmocka_unit_test(test_files_that_are_none),
+        cmocka_unit_test(test_many_files),
+        cmocka_unit_test(test_reads_back),
+        cmocka_unit_test(test_find),
+        cmocka_unit_test(test_flipped_bits),
+        cmocka_unit_test(test_other_lengths),
+        cmocka_unit_test(test_too_large),
+        cmocka_unit_test(test_format),
+        cmocka_unit_test(test_lacking_fields),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_no_json),
+        cmocka_unit_test(test_names_of_files),
+        cmocka_unit_test(test_hashes_of_files),
+        cmocka_unit_test(test_files_that_are_none),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
