@@ -257,6 +257,16 @@ static int answer_append(struct answer *answer, const struct reply_admin_part *p
     return 0;
 }
 
+/* Receives the next part of an answer. Each has something, so that an answer ends. */
+static int receive_part(struct control *control, struct reply *reply)
+{
+    int r = control_receive(control, REPLY_ADMIN_PART, reply);
+
+    if (r == 0 && reply->admin_part.n_json_bytes == 0 && !reply->admin_part.last)
+        r = control_fail(control, EX_PROTOCOL, "the daemon on %s sent an empty part of an answer", control->path);
+    return r;
+}
+
 int control_ask(struct control *control, const char *command, struct answer *answer)
 {
     struct request request = {
@@ -270,7 +280,7 @@ int control_ask(struct control *control, const char *command, struct answer *ans
     if (r < 0)
         return r;
     do {
-        r = control_receive(control, REPLY_ADMIN_PART, &reply);
+        r = receive_part(control, &reply);
         if (r == 0 && answer_append(answer, &reply.admin_part) < 0)
             r = control_fail(control, EX_OSERR, "the answer is too large for memory");
         if (r < 0) {

@@ -86,21 +86,26 @@ static const struct memory right = {
     .n_tickets = N_TICKETS,
 };
 
-static void begin(struct script *script, const struct memory *memory)
+static void add_welcome(struct script *script, uint32_t stage)
 {
-    *script = (struct script){.arena = WIRE_ARENA_NULL};
-    assert_int_equal(wire_arena_init(&script->arena), 0);
     add(script,
         &(struct reply){.type = REPLY_WELCOME,
                         .welcome = {.version = WIRE_VERSION,
                                     .world_size = 1,
-                                    .stage = memory->stage,
+                                    .stage = stage,
                                     .bucket_elems = 1024,
                                     .server = "test",
                                     .run_id = "",
                                     .optimizer = "AdamW",
                                     .stage3_max_live_elems = 1 << 20}},
         NULL, 0, true);
+}
+
+static void begin(struct script *script, const struct memory *memory)
+{
+    *script = (struct script){.arena = WIRE_ARENA_NULL};
+    assert_int_equal(wire_arena_init(&script->arena), 0);
+    add_welcome(script, memory->stage);
     add(script,
         &(struct reply){.type = REPLY_FORMED,
                         .formed = {.init_wanted = true,
@@ -339,13 +344,37 @@ static void test_state(void **state)
     check_state(STATE_BYTES, false, -EPROTO);
 }
 
+/* Without an end, zerodctl would wait for it for ever. */
+static void test_status_of_empty_parts(void **state)
+{
+    const char *json = NULL;
+    struct script script;
+    struct run run;
+
+    (void)state;
+    begin(&script, &right);
+    add_welcome(&script, right.stage);
+    for (unsigned i = 0; i < 3; i++)
+        add(&script, &(struct reply){.type = REPLY_ADMIN_PART, .admin_part = {.json = (const uint8_t *)""}}, NULL, 0,
+            true);
+    run = form(&script);
+    check_error(&run, zerod_status(run.c, 5000, &json), "sent an empty part of an answer");
+    assert_null(json);
+    disconnect(&run, &script);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forming),     cmocka_unit_test(test_shorter_than_announced),
-        cmocka_unit_test(test_can_be_cut),  cmocka_unit_test(test_less_than_the_job_needs),
-        cmocka_unit_test(test_other_kinds), cmocka_unit_test(test_slots),
-        cmocka_unit_test(test_windows),     cmocka_unit_test(test_state),
+        cmocka_unit_test(test_forming),
+        cmocka_unit_test(test_shorter_than_announced),
+        cmocka_unit_test(test_can_be_cut),
+        cmocka_unit_test(test_less_than_the_job_needs),
+        cmocka_unit_test(test_other_kinds),
+        cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_state),
+        cmocka_unit_test(test_status_of_empty_parts),
     };
 
     snprintf(path, sizeof(path), "/tmp/zerod-test-answers-%d.sock", (int)getpid());
