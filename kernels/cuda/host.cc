@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The switch by which tests reverse the order of emulated blocks and threads. */
+/* What all files of emulated kernels share: which block and thread runs, and the switch that reverses their order. */
 
 #include "kernels/cuda/block.h"
 
 bool emulated_backwards;
+
+__thread struct emulated_index blockIdx, threadIdx;

@@ -45,7 +45,8 @@ struct emulated_index {
     unsigned x;
 };
 
-static thread_local struct emulated_index blockIdx, threadIdx;
+/* One for all files: a file may launch another one's kernels. */
+__attribute__((visibility("hidden"))) extern __thread struct emulated_index blockIdx, threadIdx;
 
 class phase
 {
