@@ -92,6 +92,14 @@ def test_archs(tmp_path, toolkit, nccl, version, known, expected):
     assert f"-isystem{nccl}/include" in commands.replace("-isystem ", "-isystem")
 
 
+@pytest.mark.parametrize("option, expected", [("-Dcuda=auto", "sm_80"), ("-Dcuda=enabled", "sm_80, sm_90, sm_100, sm_120")])
+def test_archs_without_nccl(tmp_path, toolkit, option, expected):
+    """No program of such a build has the kernels, so one generation shows that they compile."""
+    status, text = configure(tmp_path, toolkit("13.0", NEW_ARCHS), "-Dnccl=disabled", option)
+    assert status == 0, text
+    assert f"kernels for GPUs: {expected} engines" in text
+
+
 @pytest.mark.parametrize("file", ["lib/libnccl.so.2", *full("include/nccl.h")])
 def test_not_a_folder_of_nccl(tmp_path, toolkit, nccl, file):
     (nccl / file).unlink()
