@@ -191,12 +191,16 @@ static int device_launch(struct CUstream_st *stream, void (*kernel)(list_type li
                             stream);
 }
 
+#define DEVICE_INLINE inline __attribute__((__always_inline__))
+
 #else
 #include "kernels/cuda/host.h"
+
+#define DEVICE_INLINE inline /* twice as quick to compile as with everything inlined */
 #endif
 
-#define DEVICE_FN static __device__ inline __attribute__((__always_inline__))
-#define DEVICE_MEMBER __device__ inline __attribute__((__always_inline__))
+#define DEVICE_FN static __device__ DEVICE_INLINE
+#define DEVICE_MEMBER __device__ DEVICE_INLINE
 
 /* ---- chunks -------------------------------------------------------------------------------------------- */
 
