@@ -42,7 +42,7 @@ int zerod_write_begin(struct zerod *c)
         return call_fatal(&c->call, -EPROTO, "zerod sent no write window");
     r = fd >= 0 ? mapping_check(fd, 0, weights_bytes(c)) : 0;
     if (r < 0)
-        return call_fatal(&c->call, r, "zerod's write window has not %llu bytes for good",
+        return call_fatal(&c->call, r, "zerod's write window is smaller than %llu bytes, or can be cut",
                           (unsigned long long)weights_bytes(c));
     return c->memory->open_window(c, fd);
 }

@@ -373,7 +373,7 @@ void membership_tell_to_stop(struct membership *m)
     nodes_tell_to_stop(m->nodes);
 }
 
-/* A daemon that died would have been replaced by then. One that was never heard may be about to come. */
+/* Longer than it takes to replace a daemon that died. A node that was never heard may still be starting. */
 static bool is_away(const struct membership *m, unsigned node)
 {
     uint64_t silent_ms = cluster_silent_ms(m->cluster, node);

@@ -305,7 +305,7 @@ static void check_window(size_t n_bytes, bool is_sealed)
     add(&script, &(struct reply){.type = REPLY_DONE, .done = {.segments = &segment, .n_segments = 1, .loss_scale = 1}},
         &n_bytes, 1, is_sealed);
     run = form(&script);
-    check_error(&run, zerod_write_begin(run.c), "zerod's write window has not 36352 bytes");
+    check_error(&run, zerod_write_begin(run.c), "zerod's write window is smaller than 36352 bytes");
     assert_null(zerod_window(run.c, 0));
     disconnect(&run, &script);
 }

@@ -15,8 +15,8 @@ struct mapping {
 #define MAPPING_NULL ((struct mapping){.fd = -1})
 
 /*
- * Has the file these bytes, and can nobody cut them off any more? Else a read of the mapping could end this process.
- * Return: 0; -EPROTO: it has not, or they can; or a negative errno.
+ * Checks that the file has these bytes and is sealed against shrinking: otherwise a read of the mapping could end this
+ * process. Return: 0; -EPROTO: it is too short, or is not sealed; or a negative errno.
  */
 int mapping_check(int fd, uint64_t offset_bytes, uint64_t n_bytes);
 

@@ -1779,7 +1779,7 @@ static void test_stop_of_node_0(void **state)
     fixture_free(f);
 }
 
-/* A daemon that is replaced says anew what it has ended; a checkpoint and what is fetched come first. */
+/* The next daemon of a node reports ENDED again; fetches and a checkpoint end before anybody stops. */
 static void test_stop_waits(void **state)
 {
     struct fixture *f = start(3);
