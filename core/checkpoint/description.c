@@ -45,13 +45,17 @@ void description_deinit(struct description *d)
 
 struct description_file *description_add_file(struct description *d)
 {
-    struct description_file *files = reallocarray(d->files, d->n_files + 1, sizeof(*files));
+    size_t n = d->n_files;
 
-    if (!files)
-        return NULL;
-    d->files = files;
-    files[d->n_files] = (struct description_file){0};
-    return &files[d->n_files++];
+    if ((n & (n - 1)) == 0) { /* full: there is room for a power of two */
+        struct description_file *files = reallocarray(d->files, MAX(2 * n, (size_t)1), sizeof(*files));
+
+        if (!files)
+            return NULL;
+        d->files = files;
+    }
+    d->files[d->n_files] = (struct description_file){0};
+    return &d->files[d->n_files++];
 }
 
 const struct description_file *description_find(const struct description *d, const char *name)
