@@ -234,17 +234,21 @@ static void all_have_said(struct leader *leader)
     if (!bring_to_one_place(leader))
         return;
     take_up(leader);
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader_lose_save(leader, i);
     leader_answer_kept(leader, UINT64_MAX);
     leader->last_tag = (uint64_t)leader->generation << 32; /* nodes may still report tags of the old leader */
     try_on(leader);
 }
 
-void leader_take_over(struct leader *leader, uint64_t step, bool applies)
+void leader_take_over(struct leader *leader, uint64_t step, bool applies, bool is_saved)
 {
     leader->phase = LEADER_RETURNING;
     leader->step = step;
     leader->applies = applies;
     leader->has_weights = true;
+    leader->save.was_made = is_saved;
+    leader->save.step = step;
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader->nodes[i].declared = leader->nodes[i].formed = true;
 }

@@ -74,9 +74,9 @@ void leader_refuse_without(struct leader *leader, unsigned node, unsigned code, 
 /*
  * Node 0's daemon has taken over a run from the one before it, at this step. The leader says nothing until all nodes
  * have reported where they stand (KEPT), and must not hear anything else until then. After leader_form(). applies: if
- * the step is decided, whether it is applied.
+ * the step is decided, whether it is applied. is_saved: the last committed step is on the disk.
  */
-void leader_take_over(struct leader *leader, uint64_t step, bool applies);
+void leader_take_over(struct leader *leader, uint64_t step, bool applies, bool is_saved);
 bool leader_is_returning(const struct leader *leader);
 
 /* A report of a node. Copies the parts that it keeps. */

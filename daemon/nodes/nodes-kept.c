@@ -52,6 +52,7 @@ bool nodes_has_run(const struct nodes *nodes)
 void nodes_go_on(struct nodes *nodes)
 {
     const struct job *job = nodes->job;
+    struct save_view save;
 
     nodes->n_passed = 0;
     if (nodes->trains)
@@ -60,8 +61,9 @@ void nodes_go_on(struct nodes *nodes)
         nodes_form_anew(nodes, "");
         return;
     }
+    save_describe(job, &save);
     if (nodes->leader)
-        leader_take_over(nodes->leader, job->ledger.step, job->decision.applying);
+        leader_take_over(nodes->leader, job->ledger.step, job->decision.applying, save.is_saved);
     nodes_stand(nodes);
     remote_ranks_repeat(nodes->remote_ranks);
 }

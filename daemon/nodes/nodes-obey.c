@@ -434,7 +434,8 @@ static bool obey_around(struct nodes *nodes, const struct node_message *message)
         nodes_hear_stop(nodes, message->kind);
         break;
     case NODE_SAVE_END:
-        save_end(nodes->job, message->tag, message->text);
+        if (message->tag)
+            save_end(nodes->job, message->tag, message->text);
         if (!*message->text)
             save_was_made(nodes->job, message->digest);
         break;

@@ -1430,7 +1430,7 @@ static void replace(struct fixture *f, uint64_t step)
     f->leader = NULL;
     make_leader(f, false, false);
     assert_int_equal(leader_form(f->leader, f->layout), 0);
-    leader_take_over(f->leader, step, true);
+    leader_take_over(f->leader, step, true, false);
     assert_int_equal(leader_waits_for(f->leader), 7);
     assert_string_equal(leader_waits_to(f->leader), "to say where it stands");
 }
@@ -1803,6 +1803,20 @@ static void test_stop_waits(void **state)
     fixture_free(f);
 }
 
+/* Node 0's next daemon knows it from its journal; a node that died, too, may not. */
+static void test_save_that_the_leader_before_made(void **state)
+{
+    struct fixture *f = start(2);
+
+    replace(f, 0);
+    assert_int_equal(leader_form(f->leader, f->layout), 0);
+    leader_take_over(f->leader, 0, true, true);
+    for (unsigned i = 0; i < f->n_nodes; i++)
+        kept_at(f, i, 0, NODE_STANDS_OPEN, true);
+    fixture_said(f, "to node 0: SAVE_END of step 0\nto node 1: SAVE_END of step 0\nto node 2: SAVE_END of step 0\n");
+    fixture_free(f);
+}
+
 static struct fixture *start_loading(void)
 {
     struct fixture *f = calloc(1, sizeof(*f));
@@ -1984,6 +1998,7 @@ TEST_GROUP(leader)
         cmocka_unit_test(test_save_once_more),
         cmocka_unit_test(test_save_between_steps),
         cmocka_unit_test(test_save_of_a_replaced_daemon),
+        cmocka_unit_test(test_save_that_the_leader_before_made),
         cmocka_unit_test(test_stop),
         cmocka_unit_test(test_stop_of_node_0),
         cmocka_unit_test(test_stop_waits),
