@@ -20,7 +20,7 @@ struct slurm_step {
 bool slurm_find_step(struct slurm_step *step);
 
 /* Reads the output of scontrol, a host a line, to its end. *hosts: them between commas, to be freed; or NULL. Return:
- * 0; -1, there is none, or there are more than a job can have. */
+ * 0; -1: there is no host, or there are too many for a job. */
 int slurm_read_hosts(FILE *file, char **hosts);
 
 /* The hosts of the step, between commas, to be freed. Return: 0, or -sysexits.h; then a sentence is on stderr. */

@@ -23,7 +23,7 @@ struct yaml {
 
 static const char place_marker[] = "here";
 
-/* What the library takes seconds or minutes for; picked: DeepSpeed's largest files need 6 levels and 200 items. */
+/* With more, the library takes seconds or minutes. Picked: DeepSpeed's largest files need 6 levels and 200 items. */
 enum {
     MAX_FLOW_DEPTH = 32, /* of [ and { */
     MAX_ITEMS = 20000,   /* keys and members of lists: of the characters : , and ? */

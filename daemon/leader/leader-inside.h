@@ -67,7 +67,7 @@ struct kept {
     bool waits_to_train; /* it has the initial weights, and has not heard that all have */
 };
 
-/* What a node has ended, as its last ENDED says. */
+/* The node's last ENDED: steps before this one, and so many windows of it, are over there. */
 struct ended {
     bool said;
     uint64_t step; /* the open one */
@@ -77,7 +77,8 @@ struct ended {
 struct node {
     struct kept kept;
     struct ended ended;
-    bool wants_to_stop, may_stop; /* its daemon is told to stop; was told that all have ended what was decided */
+    bool wants_to_stop; /* its daemon was told to stop, */
+    bool may_stop;      /* and node 0 has sent it MAY_STOP */
     bool shown, declared, formed, connected, asked, wants_norm, summed, updated;
     bool wants_window, ends_window, stored;
     bool loaded;          /* it has looked for a checkpoint */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Daemons that are told to stop. A step or a window that is decided needs all nodes until each has ended it, and node 0
- * to tell them so. A daemon that is told to stop therefore reports ENDED, and waits for MAY_STOP.
+ * Daemons that are told to stop. A decided step or window needs every node until the last one has ended it. So a daemon
+ * that is told to stop reports ENDED, and node 0 answers MAY_STOP when all nodes have reported the same place.
  */
 
 #include "daemon/leader/leader-inside.h"

@@ -37,7 +37,7 @@ void membership_close(struct membership *membership);
 /* Has this daemon links to the others? It has none while it holds a run that it cannot take over. NULL is fine. */
 void membership_stay_apart(struct membership *membership, bool apart);
 
-/* This daemon is told to stop, and asks membership_stop() from now on. NULL is fine. */
+/* Notes that this daemon is to stop. The caller then asks membership_stop() until it may. NULL is fine. */
 void membership_tell_to_stop(struct membership *membership);
 
 enum membership_stop {

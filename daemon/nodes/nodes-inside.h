@@ -148,11 +148,11 @@ void nodes_stand(struct nodes *nodes);
 void nodes_ask_again(struct nodes *nodes);
 
 /* nodes-stop.c */
-/* Reports once that what was decided has ended here, if any daemon is told to stop. */
+/* If a daemon of the job is told to stop: reports ENDED, once for each step and window. */
 void nodes_report_end(struct nodes *nodes);
 /* MAY_STOP or WANT_ENDED. */
 void nodes_hear_stop(struct nodes *nodes, enum node_kind kind);
-/* The leader is another one, or the run is over: what was said of stopping is void. */
+/* After the leader was replaced, or the run has ended: drops ENDED and MAY_STOP, which are sent again. */
 void nodes_forget_stop(struct nodes *nodes);
 
 /* nodes-kept.c */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A daemon that is told to stop reports ENDED when nothing that was decided is under way on its node, and stops when
- * node 0 says that all nodes have got as far (leader-stop.c).
+ * A daemon that is told to stop finishes the decided step or window, reports ENDED, and stops at node 0's MAY_STOP
+ * (leader-stop.c).
  */
 
 #include "core/base/base.h"

@@ -68,8 +68,8 @@ const char *nodes_hear(struct nodes *nodes, unsigned node, const void *data, siz
 void nodes_reconnect(struct nodes *nodes);
 
 /*
- * This daemon is told to stop. It may when all nodes have ended what was decided: without this one they could not, and
- * without node 0 they would not hear of it.
+ * Notes that this daemon is to stop. nodes_may_stop() is true when all nodes have ended every decided step and window:
+ * until then they need this node.
  */
 void nodes_tell_to_stop(struct nodes *nodes);
 bool nodes_may_stop(const struct nodes *nodes);
