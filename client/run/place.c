@@ -31,7 +31,10 @@ enum {
 
 static const char directory_prefix[] = "zerodrun-";
 
-enum { DIRECTORY_SUFFIX_BYTES = 6 }; /* that mkdtemp() makes */
+enum {
+    DIRECTORY_SUFFIX_BYTES = 6, /* that mkdtemp() makes */
+    MAX_REMOVED = 100,          /* times that others may remove a directory before it is locked */
+};
 
 /* Each zerodrun holds a lock on its directories as long as it lives. Return: a descriptor; -1: the directory is in use.
  */
@@ -86,40 +89,64 @@ static void remove_all_left(const char *base_path)
         closedir(base);
 }
 
-/* Locks the directory until this process ends, if the file system can. Return: false: another zerodrun has removed it.
- */
-static bool hold_directory(const char *directory)
+/* Locks the directory until this process ends, if the file system can. Return: 0; -ENOENT: another zerodrun has removed
+ * it; another -errno. */
+static int hold_directory(const char *directory)
 {
-    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    _cleanup_close_ int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     struct stat st;
 
     if (fd < 0)
-        return false;
+        return -errno;
     (void)flock(fd, LOCK_EX);
-    if (fstat(fd, &st) == 0 && st.st_nlink > 0)
-        return true;
-    close(fd);
-    errno = ENOENT;
-    return false;
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if (st.st_nlink == 0)
+        return -ENOENT;
+    (void)steal_fd(&fd);
+    return 0;
+}
+
+/* Between mkdtemp() and the lock another zerodrun, which begins too, may take the directory for a leftover and remove
+ * it: it is made again then. Return: the path, which the caller frees; NULL: *error says why. */
+static char *make_directory_in(const char *base, int *error)
+{
+    for (unsigned attempt = 0; attempt < MAX_REMOVED; attempt++) {
+        char *directory;
+
+        if (asprintf(&directory, "%s/%sXXXXXX", base, directory_prefix) < 0) {
+            *error = ENOMEM;
+            return NULL;
+        }
+        if (!mkdtemp(directory)) {
+            *error = errno;
+            free(directory);
+            return NULL;
+        }
+        *error = -hold_directory(directory);
+        if (*error == 0)
+            return directory;
+        free(directory);
+        if (*error != ENOENT)
+            return NULL;
+    }
+    return NULL;
 }
 
 char *place_make_directory(void)
 {
     const char *bases[] = {getenv("XDG_RUNTIME_DIR"), getenv("TMPDIR"), "/tmp"};
     int error = ENAMETOOLONG;
-    char *directory;
-    size_t i;
 
-    for (i = 0; i < ARRAY_SIZE(bases); i++) {
+    for (size_t i = 0; i < ARRAY_SIZE(bases); i++) {
+        char *directory;
+
         if (!bases[i] || bases[i][0] != '/' || strlen(bases[i]) > CONFIG_MAX_SOCKET_BYTES - 32)
             continue;
-        if (asprintf(&directory, "%s/zerodrun-XXXXXX", bases[i]) < 0)
-            break;
         remove_all_left(bases[i]);
-        if (mkdtemp(directory) && hold_directory(directory))
+        directory = make_directory_in(bases[i], &error);
+        if (directory)
             return directory;
-        error = errno;
-        free(directory);
     }
     fprintf(stderr, "zerodrun: cannot make a directory for the socket in XDG_RUNTIME_DIR, TMPDIR or /tmp: %s\n",
             strerror(error));

@@ -34,10 +34,10 @@ def env(tmp_path):
     return clean
 
 
-def start(args, env, **kwargs):
+def start(args, env, under=(), **kwargs):
     kwargs.setdefault("stdout", subprocess.PIPE)
     kwargs.setdefault("stderr", subprocess.PIPE)
-    return subprocess.Popen([str(ZERODRUN), *map(str, args)], env=env, text=True, errors="replace", **kwargs)
+    return subprocess.Popen([*under, str(ZERODRUN), *map(str, args)], env=env, text=True, errors="replace", **kwargs)
 
 
 def run(args, env, **kwargs):
@@ -1356,6 +1356,20 @@ def test_folders_of_a_killed_run_are_removed(env, tmp_path):
     runs[1].communicate(timeout=TIMEOUT)
     assert runs[1].returncode == 128 + signal.SIGQUIT
     assert [folder.name for folder in tmp_path.glob("zerodrun-*")] == [mine.name]
+
+
+def test_folder_that_another_run_removes(env, tmp_path):
+    """Two runs begin at once, and one takes the folder that the other has just made for a leftover: it makes another there."""
+    calls = tmp_path / "calls"
+    slow = ["strace", "-qq", "-o", calls, "-e", "trace=flock,mkdir", "-e", "inject=flock:delay_enter=500ms:when=1"]
+    process = start(["--zerod", ZEROD, *shell("exit 0")], env | {"ASAN_OPTIONS": "detect_leaks=0"}, under=slow)
+    wait_for("no folder is made", lambda: list(tmp_path.glob("zerodrun-*")))
+    [folder] = tmp_path.glob("zerodrun-*")
+    folder.rmdir()
+    _, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, errors
+    made = re.findall(r'mkdir\("(.*)/zerodrun-', calls.read_text())
+    assert len(made) == 3 and set(made) == {str(tmp_path)}, "the keeper's folder, once more, and the socket's"
 
 
 def test_files_are_not_everybodys(env, tmp_path):
