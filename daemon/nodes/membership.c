@@ -16,6 +16,7 @@
 #include "daemon/engines/engine.h"
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
 #include "daemon/link/cluster.h"
 #include "daemon/nodes/nodes.h"
 
@@ -383,13 +384,29 @@ static bool is_away(const struct membership *m, unsigned node)
     return !cluster_is_up(m->cluster, node) && silent_ms > AWAY_MS;
 }
 
+/* All ranks of this node have left, and one of another node has not: it may read weights and state that this node owns,
+ * or die, and its successor forms only with all nodes. */
+static bool is_needed(const struct job *job)
+{
+    bool needed = false;
+
+    for (unsigned r = 0; r < job->world.size; r++) {
+        if (job->ranks[r].left)
+            continue;
+        if (r >= job->world.first && r < job->world.end)
+            return false;
+        needed = true;
+    }
+    return needed;
+}
+
 enum membership_stop membership_stop(const struct membership *m)
 {
     bool waits = false, in_vain = false, may;
 
     if (!m || !m->cluster || !nodes_has_run(m->nodes))
         return MEMBERSHIP_MAY_STOP;
-    may = nodes_may_stop(m->nodes);
+    may = nodes_may_stop(m->nodes) && !is_needed(m->job);
     if (m->job->config->world.node != 0)
         return may ? MEMBERSHIP_MAY_STOP : is_away(m, 0) ? MEMBERSHIP_WAITS_IN_VAIN : MEMBERSHIP_WAITS;
     for (unsigned i = 1; i < m->job->config->world.nodes.n_items; i++) {

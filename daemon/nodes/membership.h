@@ -41,7 +41,8 @@ void membership_stay_apart(struct membership *membership, bool apart);
 void membership_tell_to_stop(struct membership *membership);
 
 enum membership_stop {
-    MEMBERSHIP_MAY_STOP,      /* all nodes have ended what was decided; or there is no run, or but one node (NULL) */
+    MEMBERSHIP_MAY_STOP,      /* all nodes have ended what was decided, and all ranks have left unless some of this node
+                                 stay;      or there is no run, or but one node (NULL) */
     MEMBERSHIP_WAITS,         /* some have not, and cannot without this node */
     MEMBERSHIP_WAITS_IN_VAIN, /* one of those is away: for longer than a daemon that died would be */
 };

@@ -344,8 +344,8 @@ static void stop_when_over(struct server *server, uint64_t now)
     if ((saves || others) && !in_vain)
         return;
     stop_server(server, server->saves_to_stop ? "the checkpoint is written"
-                        : in_vain             ? "other nodes have not ended what was decided, and do not answer"
-                                              : "all nodes have ended what was decided");
+                        : in_vain ? "other nodes have not ended what was decided, or have ranks that do not leave"
+                                  : "all nodes have ended what was decided");
 }
 
 static void listen_again(struct server *server)

@@ -179,7 +179,23 @@ def test_stops_without_a_node_that_is_away(build, tmp_path, lost):
         daemon = nodes.daemons[1 - lost]
         daemon.signal(signal.SIGTERM)
         assert daemon.popen.wait(9 * build.patience) == 0
-        assert "stopping: other nodes have not ended what was decided, and do not answer" in daemon.log()
+        assert "stopping: other nodes have not ended what was decided, or have ranks that do not leave" in daemon.log()
+
+
+def test_stops_when_ranks_of_other_nodes_have_left(zerod):
+    """A rank that dies after the others have left needs their nodes, or its successor waits for ever."""
+    nodes, puppets = start(zerod, (1, 1), zero_optimization={"stage": 3})
+    steps(puppets, 2)
+    puppets[1].ok("leave")
+    nodes.daemons[1].signal(signal.SIGTERM)
+    wait_for(nodes.logs, lambda: "stopping when all nodes have ended what was decided" in nodes.daemons[1].log())
+    puppets[0].kill()
+    successor = Puppet(nodes.daemons[0], 0).attach()
+    form([successor])
+    assert nodes.daemons[1].running()
+    successor.ok("leave")
+    assert nodes.daemons[1].popen.wait(5 * nodes.patience) == 0
+    assert "stopping: all nodes have ended what was decided" in nodes.daemons[1].log()
 
 
 def test_abort_on_another_node(zerod):
