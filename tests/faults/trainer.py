@@ -65,7 +65,7 @@ def plain_fault(fault: Any) -> dict[str, Any]:
     fields = [[label, text] for label, text in (fault.fields or [])]
     return {"code": int(fault.code or 0), "cause_class": fault.cause_class or "", "params": list(fault.params or []),
             "n_params": fault.n_params, "rank": fault.rank, "step": fault.step, "micro_batch": fault.micro_batch,
-            "fields": fields, "text": str(fault), "classes": classes, "warning": False}
+            "fields": fields, "text": fault.text, "classes": classes, "warning": False}
 
 
 def save_parameters(path: Path, model: torch.nn.Module | None) -> None:

@@ -110,7 +110,7 @@ class Run:
             traceback.print_exc()
             outcome = {"outcome": "failed", **described(error)}
             if outcome["type"] != "StepAborted":
-                self.release(str(error))
+                self.release(outcome["text"])
         self.save(model, outcome)
         raise SystemExit(0 if outcome["outcome"] == "trained" else 3)
 
@@ -197,7 +197,7 @@ def copy_of(value: Any) -> Any:
 
 def described(error: BaseException) -> dict[str, Any]:
     """What is compared of an exception; of zerod's also the structured part."""
-    result: dict[str, Any] = {"type": type(error).__name__, "text": str(error)}
+    result: dict[str, Any] = {"type": type(error).__name__, "text": getattr(error, "text", str(error))}
     if hasattr(error, "cause_class"):
         for name in ("code", "cause_class", "params", "n_params", "rank", "step", "micro_batch", "fields"):
             result["fault_" + name] = getattr(error, name, None)

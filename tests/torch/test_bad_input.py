@@ -28,11 +28,11 @@ ONE = {"world": {"size": 1}}
 
 
 def caught(call, *args, **kwargs):
-    """Class and text of what a call raises."""
+    """Class and text of what a call raises, with its notes."""
     try:
         call(*args, **kwargs)
     except BaseException as e:
-        return f"{type(e).__name__}: {e}"
+        return "\n".join([f"{type(e).__name__}: {e}", *getattr(e, "__notes__", [])])
     return "nothing was raised"
 
 
@@ -800,3 +800,17 @@ def test_killed_while_a_worker_holds_the_socket(zerod, start, tmp_path):
     wait_for("the loss is noticed", lambda: "E1302 warning, rank lost" in daemon.log())
     assert start(daemon, succeed).result() == 2
     (tmp_path / "enough").touch()
+
+
+@pytest.mark.parametrize("label", ("exception", "reason"))
+@pytest.mark.parametrize("quote", ("RuntimeError: CUDA out of memory", "out of memory, says the program"))
+def test_handlers_find_no_words_of_other_exceptions_in_a_fault(label, quote):
+    """Of this rank's or, one level deeper, of another rank's; the whole text and each note stay, in copies too."""
+    import zerod
+
+    text = f"E1302 step aborted\n  guilty         rank 1\n  cause          E1007\n                   {label:<14} {quote}\n  {label:<14} {quote}"
+    fault = zerod.StepAborted(text)
+    for one in (fault, pickle.loads(pickle.dumps(fault)), copy.copy(fault)):
+        assert "out of memory" not in str(one) and one.text == text
+        assert str(one).count("\n") == text.count("\n") and str(one).count("quoted below") == 2
+        assert one.__notes__ == [f"  quoted         {quote}"] * 2

@@ -10,12 +10,19 @@ The exceptions of zerod.
         DuplicateGradient ... one class for each kind, see CLASSES
         StepAborted           any of these faults, if it aborted the step for all ranks
 
-str() of a fault is the whole text, as the daemon's log has it.
+fault.text is the whole text, as the daemon's log has it. str() of a fault does not quote the program's own exceptions, since
+handlers look for their words ("out of memory") and would swallow the fault, too: a note has the quotes, so that a
+traceback shows them.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+
+_QUOTE = re.compile(r"^( +(?:exception|reason) +)(\S.*)$", re.MULTILINE)
+_TYPE = re.compile(r"([A-Za-z_][\w.]*): ")
 
 
 class Error(RuntimeError):
@@ -40,6 +47,7 @@ class GradientFault(Error):
     """
     A diagnostic. The attributes are those of the structured twin; unknown values are None, "" or [].
 
+    text         all of it
     code         1001 for E1001
     cause_class  "D1", "M4", ... (docs/diagnostics.md)
     params       names, at most five; n_params is the number of all
@@ -55,7 +63,10 @@ class GradientFault(Error):
     micro_batch: int | None = None
 
     def __init__(self, text: str, **what: Any) -> None:
-        super().__init__(text)
+        quotes: list[str] = []
+        super().__init__(_QUOTE.sub(lambda line: line[1] + _unquoted(line[2], quotes), text))
+        for quote in quotes:
+            self.add_note(f"  quoted         {quote}")
         self.text = text
         self.params: list[str] = []
         self.n_params = 0
@@ -75,6 +86,12 @@ class GradientFault(Error):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.text, self.__dict__)
+
+
+def _unquoted(quote: str, quotes: list[str]) -> str:
+    quotes.append(quote)
+    kind = _TYPE.match(quote)
+    return f"{kind[1]}, quoted below" if kind else "quoted below"
 
 
 def _rebuild(cls: type[GradientFault], text: str, attributes: dict[str, Any]) -> GradientFault:

@@ -10,8 +10,8 @@ blames the wrong parameter, it raises a fault that names the real cause, from DD
     nothing, though the step is asked for    M3 no backward, M4
     nothing at all                           X1 the wrapper's forward was bypassed: ranks drift apart
 
-If a trainer swallows the fault, each later step raises it again, until unobserve(). Observing changes no training: it
-neither reads nor clears gradients. Its cost is a few attribute reads for each gradient.
+If a trainer swallows the fault, each later step raises it again, until unobserve(), and stderr has it once. Observing
+changes no training: it neither reads nor clears gradients. Its cost is a few attribute reads for each gradient.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import functools
 import hashlib
 import itertools
 import re
+import sys
 import time
 import weakref
 from datetime import timedelta
@@ -33,7 +34,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from . import _lib, watch
+from . import _lib, sites, watch
 from ._lib import lib
 from .client import _program, fault_from
 from .errors import GradientFault
@@ -60,9 +61,11 @@ class Watched(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A gradient that became ready: in which outer backward and nested pass (0: none), how deep, which segment."""
+    """A gradient that became ready: in which outer backward, called at site, and nested pass (0: none), how deep, which
+    segment."""
 
     outer: int
+    site: bytes
     nested: int
     depth: int
     segment: watch.Segment | None
@@ -117,6 +120,7 @@ class Observer:
         self._step = 0
         # The whole run's data.
         self._told: GradientFault | None = None
+        self._printed = False  # that fault
         self._n_steps = self._n_iterations = self._n_forwards = self._n_backwards = 0
         self._reached = -1  # the last outer backward in which a gradient arrived
         self._inside = False  # DDP's forward
@@ -151,7 +155,8 @@ class Observer:
         self._counts[index] = count = self._counts[index] + 1
         if count <= 2:
             nested = now.passes[-1] if now.passes else 0
-            arrival = Arrival(now.outer, nested, len(now.passes), now.segments[-1] if now.passes else None)
+            segment = now.segments[-1] if now.passes else None
+            arrival = Arrival(now.outer, now.site, nested, len(now.passes), segment)
             (self._first if count == 1 else self._second)[index] = arrival
         self._reached = now.outer
         if not self._wrapped:
@@ -271,7 +276,7 @@ class Observer:
             push.ordinal = max(arrival.outer - self._base, 1)
             push.task, push.depth = arrival.nested or OUTERMOST, arrival.depth
             push.flags = _lib.PUSH_NESTED if arrival.nested else _lib.PUSH_SITE_IS_BACKWARD
-            push.site = now.site
+            push.site = arrival.site
             if arrival.segment is not None:
                 push.segment, push.call, push.site = arrival.segment.name, arrival.segment.call, arrival.segment.site
         return push
@@ -287,6 +292,7 @@ class Observer:
                 return
             before = (0, 0)
         if self._told is not None:
+            self._print(self._told)  # it was swallowed
             raise self._told.with_traceback(None)
         self._optimizers[optimizer] = (self._n_forwards, self._n_backwards)
         failure = self._evidence.failure
@@ -330,6 +336,14 @@ class Observer:
             raise OSError(-status, "zerod_explain")
         try:
             self._told = fault_from(error.contents)
-            return self._told
         finally:
             lib.explain_free(error)
+        if sites.find_swallower(sites.stack()):
+            self._print(self._told)
+        return self._told
+
+    def _print(self, fault: GradientFault) -> None:
+        """Once, where an except of the program may keep the fault from being seen."""
+        if not self._printed:
+            print(f"zerod.observe() raises:\n{fault.text}", file=sys.stderr, flush=True)
+        self._printed = True
