@@ -9,6 +9,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -813,6 +814,18 @@ def test_man_page_names_what_help_names():
         assert word in page, word
     for name in (schema.stem for schema in SCHEMAS.glob("*.json")):
         assert re.search(rf"^\.BR? {name}\b", page, re.M), name
+
+
+def test_explain_without_torch(build, tmp_path):
+    """python -m zerod is zerodctl, and a log is read where no torch is."""
+    for name in ("torch", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError(f'{__name__} is imported')\n")
+    log = ROOT / "tests/explain/ready-once-reentrant.txt"
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT / 'client/python'}",
+                        "PATH": f"{build.folder / 'client/ctl'}:{os.environ['PATH']}"}
+    for words in (["-m", "zerod"], ["-mzerod"], ["-X", "dev", "-m", "zerod"]):
+        ran = subprocess.run([sys.executable, *words, "explain", log], env=env, capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 0 and "use_reentrant" in ran.stdout, ran.stderr
 
 
 def test_explain_ends(build, tmp_path):
