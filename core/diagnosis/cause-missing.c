@@ -613,18 +613,21 @@ struct diagnostic *cause_graph_changed(const struct evidence_graph *e)
     return diagnostic_finish(d);
 }
 
-struct diagnostic *cause_abandoned(const struct evidence_abandoned *e)
+/* The backward may have ended well: a program whose micro-batch is open left the step, and not always the backward. */
+static void explain_left(struct diagnostic *d, enum caller caller)
 {
-    struct diagnostic *d =
-        cause_new(&e->at, E_ABANDONED,
-                  e->aborted ? "backward abandoned, step aborted" : "backward abandoned, its gradients dropped");
-    enum caller caller = caller_of(&e->at, NULL);
+    if (caller == CALLER_C) {
+        diagnostic_field(d, "cause", "zerod_leave came before zerod_step");
+        diagnostic_field(d, "fix", "zerod_leave after the last step, or zerod_abort_step first");
+        return;
+    }
+    diagnostic_field(d, "cause",
+                     "its program ended, or called opt.close(), after gradients were computed and before opt.step()");
+    diagnostic_field(d, "fix", "if the program's own output has an exception, begin with that one");
+}
 
-    if (!e->aborted)
-        diagnostic_warn(d);
-    diagnostic_class(d, "M4");
-    diagnostic_field(d, "got", "%" PRIu32 " gradient%s of this micro-batch before it was given up", e->n_dropped,
-                     e->n_dropped == 1 ? "" : "s");
+static void explain_given_up(struct diagnostic *d, const struct evidence_abandoned *e, enum caller caller)
+{
     add_reason(d, e->why);
     diagnostic_field(d, "cause", "%s",
                      caller == CALLER_C ? "the program called zerod_abandon_backward"
@@ -637,6 +640,25 @@ struct diagnostic *cause_abandoned(const struct evidence_abandoned *e)
         diagnostic_field(d, "fix", "%s",
                          caller == CALLER_C ? "zerod_begin_backward and redo this micro-batch, or zerod_abort_step"
                                             : "redo this micro-batch, or opt.abort_step()");
+}
+
+struct diagnostic *cause_abandoned(const struct evidence_abandoned *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_ABANDONED,
+                                     !e->why      ? "left before the step, step aborted"
+                                     : e->aborted ? "backward abandoned, step aborted"
+                                                  : "backward abandoned, its gradients dropped");
+    enum caller caller = caller_of(&e->at, NULL);
+
+    if (!e->aborted)
+        diagnostic_warn(d);
+    diagnostic_class(d, "M4");
+    diagnostic_field(d, "got", "%" PRIu32 " gradient%s of this micro-batch before it was given up", e->n_dropped,
+                     e->n_dropped == 1 ? "" : "s");
+    if (e->why)
+        explain_given_up(d, e, caller);
+    else
+        explain_left(d, caller);
     diagnostic_field(d, "does not help", "%s", not_unused(caller));
     if (e->aborted)
         diagnostic_field(

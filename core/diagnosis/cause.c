@@ -108,7 +108,7 @@ static void explain_early(struct diagnostic *d, const struct evidence_push *e, e
 
     if (e->cause) {
         diagnostic_field(d, "cause", "%s", e->cause);
-        diagnostic_field(d, "fix", "%s", e->fix);
+        diagnostic_field(d, "fix", "%s", e->fix[caller != CALLER_C]);
         diagnostic_field(d, "does not help", "the gradients, the other ranks, batch size");
         return;
     }

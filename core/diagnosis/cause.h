@@ -51,7 +51,8 @@ struct evidence_push {
     bool other_incarnation;
     bool asked;              /* the rank has asked for the step */
     const char *detail;      /* E_GRADIENT: "expected 4096 bytes of fp32, got 2048 of bf16" */
-    const char *cause, *fix; /* E_EARLY, of a request that is no push: why it cannot be now, what to do first */
+    const char *cause;       /* E_EARLY, of a request that is no push: why it cannot be made now; else NULL */
+    const char *const *fix;  /* then: what to do first, [0] with the C API and [1] with the Python package */
 };
 struct diagnostic *cause_push(const struct evidence_push *evidence);
 
@@ -124,7 +125,7 @@ struct diagnostic *cause_graph_changed(const struct evidence_graph *evidence);
 /* E1007 */
 struct evidence_abandoned {
     struct evidence_at at;
-    const char *why;    /* the client's words */
+    const char *why;    /* the client's words; NULL: the rank left */
     uint32_t n_dropped; /* pushes taken back */
     bool aborted;       /* some were reduced already: the step was aborted for all */
 };

@@ -36,6 +36,7 @@ if not _is_program():
     from .client import Position, StepResult
     from .errors import (
         BackwardAbandoned,
+        BackwardRuns,
         BadMessage,
         CheckpointNotLoaded,
         CheckpointNotSaved,

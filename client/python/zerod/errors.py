@@ -6,6 +6,7 @@ The exceptions of zerod.
       ConnectionLost          the daemon is gone, or was never there
       ResumeIgnored           the program was started again and does not read the job's position
       LossScaleIgnored        fp16 is enabled, and the loss is multiplied by no loss scale, or by two
+      BackwardRuns            a backward runs in another thread
       GradientFault           a diagnostic of the daemon: code, cause, fix
         DuplicateGradient ... one class for each kind, see CLASSES
         StepAborted           any of these faults, if it aborted the step for all ranks
@@ -41,6 +42,10 @@ class ResumeIgnored(Error):
 class LossScaleIgnored(Error):
     """fp16 is enabled in the daemon's configuration, and nobody has multiplied the loss by opt.loss_scale, or two have.
     The step was not asked for."""
+
+
+class BackwardRuns(Error):
+    """A backward runs in another thread. opt.step() and the like have done nothing; of two backwards neither counts."""
 
 
 class GradientFault(Error):

@@ -26,7 +26,7 @@ from . import _lib, sites, watch
 from ._lib import lib
 from .binding import Bound
 from .client import Client
-from .errors import Error, GradientFault, StepAborted, WeightsWritten
+from .errors import BackwardRuns, Error, GradientFault, StepAborted, WeightsWritten
 from .evidence import Evidence, entry_modules
 from .uncopied import Hook
 from .late import Late
@@ -100,6 +100,7 @@ class Gradients:
         self._texts: Any = None  # the objects that own the texts of the record
         self._outer = 0  # number of the outermost backward that a hook fired in last
         self._forward_since = True  # has a forward run since the last backward?
+        self._collided: BackwardRuns | None = None  # another thread began a backward during this one
         self._sequence = 0  # autograd's count of nodes when the last backward ended
         self._suspect = False  # a push of this backward was refused, or will be
         self._error: BaseException | None = None  # of a push, until the backward ends
@@ -264,7 +265,19 @@ class Gradients:
         if self._sharding:
             self._sharding.backward_begins()
 
+    def second_backward(self, sites: str) -> None:
+        self._collided = BackwardRuns(
+            f"two backwards run at the same time, {sites}, and their gradients cannot be told apart\n"
+            "  fix            one backward at a time: a lock around forward and backward, or (loss_a + loss_b).backward()\n"
+            "  state          both are given up: neither's gradients count"
+        )
+        raise self._collided
+
     def backward_ends(self, error: BaseException | None) -> None:
+        collided, self._collided = self._collided, None
+        if error is None and collided is not None:
+            self._abandon(watch.failure(collided, in_forward=False))
+            raise collided
         involved = self._outer == now.outer
         self._hooks.task = NO_TASK
         self._sequence = watch.sequence_number()
@@ -352,8 +365,17 @@ class Gradients:
         self._n_ended += 1
         self._forget_micro_batch()
 
+    def check_alone(self) -> None:
+        if watch.runs_elsewhere():
+            raise BackwardRuns(
+                f"called at {sites.user_site().decode()} while the backward of {now.site.decode()} runs in another thread\n"
+                "  fix            wait for that thread first: its gradients belong to the step\n"
+                "  state          nothing was done"
+            )
+
     def flush(self) -> None:
         """Ends the open micro-batch; raises the fault of this rank, if it has one."""
+        self.check_alone()
         self._raise_fault()
         if self._error is not None or self._suspect:
             self._raise_refusal()

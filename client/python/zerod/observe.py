@@ -246,6 +246,9 @@ class Observer:
     def backward_begins(self, _roots: Any) -> None:
         pass
 
+    def second_backward(self, _sites: str) -> None:
+        pass
+
     def backward_ends(self, error: BaseException | None) -> None:
         reached = self._reached == now.outer
         if reached:

@@ -442,7 +442,7 @@ class Optimizer(torch.optim.Optimizer):
         (zerod.wait()). A closure is called first, with gradients enabled, and step() returns its value.
 
         Raises the fault of an earlier backward, if it was not cleared; MissingGradient; NonFiniteGradient
-        (on_nonfinite: error); StepArgumentsDiffer; StepAborted; ResumeIgnored; LossScaleIgnored.
+        (on_nonfinite: error); StepArgumentsDiffer; StepAborted; ResumeIgnored; LossScaleIgnored; BackwardRuns.
         """
         loss = None
         if closure is not None:
@@ -455,6 +455,7 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def _take_step(self) -> None:
+        self._gradients.check_alone()
         self._unread.check()
         self._edits.check(self.param_groups)
         self._check_frozen()

@@ -53,6 +53,7 @@ class Watcher(Protocol):
 
     def backward_begins(self, roots: Any) -> None: ...
     def backward_ends(self, error: BaseException | None) -> None: ...
+    def second_backward(self, sites: str) -> None: ...
 
 
 class Now:
@@ -102,8 +103,17 @@ def failure(error: BaseException, in_forward: bool) -> Failure:
 # ---- backwards ------------------------------------------------------------------------------------------
 
 
+def runs_elsewhere() -> bool:
+    """Does another thread run a backward?"""
+    return now.inside and current_task() == -1
+
+
 def _outermost(backward: Any, args: Any, kwargs: Any) -> Any:
     watchers = list(_watchers)
+    if runs_elsewhere():
+        for watcher in watchers:
+            watcher.second_backward(f"at {sites.user_site().decode()} and {now.site.decode()}")
+        return backward(*args, **kwargs)
     roots = kwargs.get("tensors", args[0] if args else ())
     error: BaseException | None = None
 

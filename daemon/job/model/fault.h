@@ -10,9 +10,10 @@
 struct job;
 struct job_rank;
 
-/* A request that cannot be made now: what, why, and what comes first. Static texts. */
+/* A request that cannot be made now. Static texts; fix[0] is for callers of the C API, fix[1] for the Python package.
+ */
 struct misplaced {
-    const char *what, *cause, *fix;
+    const char *what, *cause, *fix[2];
 };
 
 /* Something of a rank was refused; sticky until cleared. Pushes that are refused alike join. */

@@ -27,8 +27,10 @@
 #include "daemon/job/model/survival.h"
 #include "daemon/job/state/window-inside.h"
 
-static const struct misplaced written_outside = {"state to be written (zerod_write_state)", "no write window is open",
-                                                 "zerod_write_begin first, on all ranks"};
+static const struct misplaced written_outside = {
+    "state to be written",
+    "no write window is open",
+    {"zerod_write_begin before zerod_write_state, on all ranks", "opt.load_state_dict() on all ranks"}};
 
 /* ---- writing state ------------------------------------------------------------------------------------- */
 

@@ -79,9 +79,14 @@ void window_forget(struct job *job)
 
 static const struct misplaced inside_step = {"a write window",
                                              "windows open between two steps, and this rank has begun one",
-                                             "zerod_write_begin before the step's first micro-batch, on all ranks"};
-static const struct misplaced not_open = {"the end of a write window", "no write window is open",
-                                          "zerod_write_begin first, on all ranks"};
+                                             {"zerod_write_begin before the step's first micro-batch, on all ranks",
+                                              "zerod.writable(model) before the step's first backward, on all ranks; a "
+                                              "forward with other\nweights inside a step: "
+                                              "torch.func.functional_call(model, {name: tensor}, args)"}};
+static const struct misplaced not_open = {
+    "the end of a write window",
+    "no write window is open",
+    {"zerod_write_begin first, on all ranks", "zerod.writable(model) on all ranks"}};
 
 /* ---- begin --------------------------------------------------------------------------------------------- */
 

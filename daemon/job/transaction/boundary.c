@@ -54,10 +54,13 @@ static struct evidence_lost differing(const struct job *job, const struct job_ra
 }
 
 static const struct misplaced step_while_open = {
-    "the step", "a micro-batch is open, and its gradients belong to the step", "zerod_end_backward before zerod_step"};
-static const struct misplaced norm_while_open = {"the gradient norm",
-                                                 "a micro-batch is open, and its gradients belong to the norm",
-                                                 "zerod_end_backward before zerod_grad_norm"};
+    "the step",
+    "a micro-batch is open, and its gradients belong to the step",
+    {"zerod_end_backward before zerod_step", "opt.step() when no backward runs, in the thread that ran it"}};
+static const struct misplaced norm_while_open = {
+    "the gradient norm",
+    "a micro-batch is open, and its gradients belong to the norm",
+    {"zerod_end_backward before zerod_grad_norm", "clip when no backward runs, in the thread that ran it"}};
 
 static void refuse_position(struct job *job, struct job_rank *rank, enum diagnostic_code code, uint64_t step,
                             uint32_t micro_batch, const char *detail)
@@ -631,10 +634,8 @@ static bool stands_half(const struct job *job, const struct job_rank *rank)
  */
 void job_give_up_open(struct job *job, struct job_rank *rank)
 {
-    struct evidence_abandoned evidence = {.at = job_at(job, rank),
-                                          .why = "the rank left inside a backward",
-                                          .n_dropped = job_n_pushed_open(job, rank),
-                                          .aborted = true};
+    struct evidence_abandoned evidence = {
+        .at = job_at(job, rank), .n_dropped = job_n_pushed_open(job, rank), .aborted = true};
 
     if (collect_has_promised(job, rank)) {
         parcels_withdraw(job->coordinator); /* then again */

@@ -354,6 +354,18 @@ static struct diagnostic *e1007_dropped(const struct fixture *f)
     });
 }
 
+static struct diagnostic *e1007_left(const struct fixture *f)
+{
+    return cause_abandoned(
+        &(struct evidence_abandoned){.at = at(f->net, TORCH, 1, 3, 0), .n_dropped = 17, .aborted = true});
+}
+
+static struct diagnostic *e1007_left_c(const struct fixture *f)
+{
+    return cause_abandoned(
+        &(struct evidence_abandoned){.at = at(f->net, "zerod-example", 1, 3, 0), .n_dropped = 1, .aborted = true});
+}
+
 static struct diagnostic *e1007_aborted(const struct fixture *f)
 {
     return cause_abandoned(&(struct evidence_abandoned){.at = at(f->net, "zerod-example", 1, 3, 2),
@@ -465,6 +477,8 @@ static const struct scenario scenarios[] = {
     {"e1006-twice", e1006_twice, "D2", false},
     {"e1007-dropped", e1007_dropped, "M4", true},
     {"e1007-aborted", e1007_aborted, "M4", false},
+    {"e1007-left", e1007_left, "M4", false},
+    {"e1007-left-c", e1007_left_c, "M4", false},
     {"e1005-m1-observed", e1005_m1_observed, "M1", false},
     {"e1005-m2-observed", e1005_m2_observed, "M2", false},
     {"e1005-m3-observed", e1005_m3_observed, "M3", false},

@@ -258,11 +258,12 @@ static struct diagnostic *e1003_not_begun(const struct fixture *f)
 
 static struct diagnostic *e1003_request(const struct fixture *f)
 {
+    static const char *const fix[2] = {"zerod_end_backward before zerod_step", "opt.step() when no backward runs"};
     struct evidence_push e = late(f, E_EARLY);
 
     e.detail = "the step";
     e.cause = "a micro-batch is open, and its gradients belong to the step";
-    e.fix = "zerod_end_backward before zerod_step";
+    e.fix = fix;
     return cause_push(&e);
 }
 
