@@ -266,6 +266,7 @@ int zerod_job(struct zerod *c, struct zerod_job *out)
         .max_live_elems = w->stage3_max_live_elems,
         .cuda = w->cuda,
         .configured = w->configured,
+        .configured_stage = w->configured_stage ? w->configured_stage : w->stage,
     };
     return 0;
 }

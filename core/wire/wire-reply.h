@@ -35,6 +35,7 @@ struct reply_welcome {
     bool resumed;
     uint64_t n_received;
     uint64_t reattach_ms;
+    uint32_t configured_stage;
 };
 
 struct reply_formed {

@@ -471,6 +471,7 @@ static const struct wire_rule welcome_rules[] = {
     BOOL(Welcome, reply_welcome, resumed),
     U64(Welcome, reply_welcome, n_received),
     U64(Welcome, reply_welcome, reattach_ms),
+    U32(Welcome, reply_welcome, configured_stage, .max = 3),
 };
 
 static const struct wire_rule formed_rules[] = {

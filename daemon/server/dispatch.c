@@ -52,6 +52,7 @@ static void welcome(struct session *session, bool resumed)
                     .version = WIRE_VERSION,
                     .world_size = config->world.size,
                     .stage = config_stage(config),
+                    .configured_stage = (uint32_t)config->zero.stage,
                     .bucket_elems = config->zero.reduce_bucket_size,
                     .on_duplicate =
                         policies[session->rank ? session->rank->on_duplicate : config->diagnostics.on_duplicate],

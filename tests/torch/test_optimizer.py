@@ -268,15 +268,16 @@ def attaches():
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         model = make_model()
-        opt = zerod.Optimizer(make_groups(model), model=model)
+        opt = zerod.Optimizer(make_groups(model), model=model, weight_decay=0.05)
     opt.close()
     return said.getvalue()
 
 
 def test_one_line_says_what_it_trains_with(zerod, run):
-    daemon = zerod({"gradient_clipping": 0.5, "zero_optimization": {"stage": 2}})
+    daemon = zerod({"gradient_clipping": 0.5, "zero_optimization": {"stage": 3}})
     first, second = run(daemon, attaches)
-    assert re.fullmatch(r"zerod: AdamW, stage 2, 2 ranks, lr [\d./]+, weight_decay [\d./]+, clipping to 0.5; "
+    assert re.fullmatch(r"zerod: AdamW, stage 3, 2 ranks, lr [\d./]+, weight_decay [\d./]+, clipping to 0.5; "
                         rf"from the daemon at {daemon.socket}\n"
-                        r"zerod: warning: the program overrules the daemon's configuration: .*\n", first), first
+                        r"zerod: warning: the program overrules the daemon's configuration: .*weight_decay 0.1/0 and not .*\n", first), \
+        first  # 0.05 is no group's
     assert second == ""

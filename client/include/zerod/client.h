@@ -220,7 +220,7 @@ struct zerod_hyper {
 /* The daemon's configuration. Strings live until zerod_close(). */
 struct zerod_job {
     unsigned world_size;
-    unsigned stage; /* 1, 2 or 3 */
+    unsigned stage; /* 1, 2 or 3: how memory is laid out. Stage 3 on one node in host memory is laid out as stage 2 */
     bool private_weights;
     enum zerod_on_duplicate on_duplicate; /* in force for this handle; never ZEROD_ON_DUPLICATE_DEFAULT */
     const char *run_id;                   /* "": none was named yet */
@@ -234,6 +234,7 @@ struct zerod_job {
     uint64_t max_live_elems;  /* stage3_max_live_parameters */
     bool cuda;                /* gradients and weights lie in device memory */
     unsigned configured;      /* which of optimizer and hyper the configuration names: enum zerod_configured */
+    unsigned configured_stage; /* zero_optimization.stage */
 };
 
 /*

@@ -128,6 +128,7 @@ class Job(ctypes.Structure):
         ("run_id", c_char_p), ("optimizer", c_char_p), ("hyper", Hyper), ("has_scheduler", c_bool),
         ("max_norm", c_double), ("mean", c_bool), ("fp16", c_bool), ("accumulation", c_uint),
         ("max_live_elems", c_uint64), ("cuda", c_bool), ("configured", c_uint),
+        ("configured_stage", c_uint),
     ]  # fmt: skip
 
 

@@ -218,7 +218,7 @@ class Optimizer(torch.optim.Optimizer):
         clipping = f"clipping to {job.max_norm:g}" if job.max_norm else "clipping: the program's"
         at = f", goes on at step {self._client.position.step}" if self._resumed else ""
         return (
-            f"zerod: {self.optimizer_type}, stage {job.stage}, {job.world_size} ranks, lr {rates}, weight_decay {decays}, "
+            f"zerod: {self.optimizer_type}, stage {job.configured_stage}, {job.world_size} ranks, lr {rates}, weight_decay {decays}, "
             f"{clipping}{self._place.describe()}{at}; from the daemon at {socket or os.environ.get('ZEROD_SOCKET')}"
         )
 

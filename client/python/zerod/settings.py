@@ -80,13 +80,14 @@ class Given:
 
 
 def given(groups: list[Any], hypers: dict[str, Any]) -> dict[str, list[Any]]:
-    """The values that the program gives for each hyperparameter, to all groups or to one."""
-    values: dict[str, list[Any]] = {name: [value] for name, value in hypers.items()}
-    for group in groups:
-        for name, value in group.items() if isinstance(group, dict) else ():
-            if name in _lib.CONFIGURED:
-                values.setdefault(name, []).append(value)
-    return values
+    """For each hyperparameter that the program gives, the values that groups have by it: their own, else the one of all."""
+    dicts = [group for group in groups if isinstance(group, dict)]
+    if len(dicts) < len(groups) or not dicts:
+        dicts.append({})  # all parameters that are given without a group
+    names = dict.fromkeys([*hypers, *(name for group in dicts for name in group if name in _lib.CONFIGURED)])
+    return {
+        name: [group.get(name, hypers.get(name)) for group in dicts if name in hypers or name in group] for name in names
+    }
 
 
 def momentum(wanted: str | None, values: dict[str, list[Any]]) -> float:

@@ -357,6 +357,7 @@ static void assert_reply_equal(const struct reply *a, const struct reply *b)
         assert_int_equal(a->welcome.resumed, b->welcome.resumed);
         assert_int_equal(a->welcome.n_received, b->welcome.n_received);
         assert_int_equal(a->welcome.reattach_ms, b->welcome.reattach_ms);
+        assert_int_equal(a->welcome.configured_stage, b->welcome.configured_stage);
         break;
     case REPLY_FORMED:
         assert_formed_equal(&a->formed, &b->formed);
