@@ -168,13 +168,25 @@ static void process_exit(uv_process_t *handle, int64_t exit_status, int term_sig
 
 /* ---- output -------------------------------------------------------------------------------------------- */
 
+/* Python's faulthandler prints such lines behind the one that names the error, between indented ones. */
+static bool is_of_fault_dump(const char *line)
+{
+    static const char *const beginnings[] = {"Current thread 0x", "Current thread's C stack trace", "Thread 0x",
+                                             "Extension modules: "};
+
+    for (size_t i = 0; i < ARRAY_SIZE(beginnings); i++)
+        if (strncmp(line, beginnings[i], strlen(beginnings[i])) == 0)
+            return true;
+    return false;
+}
+
 static void stream_remember(struct process_stream *stream, const char *line, size_t n_bytes)
 {
     char text[PROCESS_MESSAGE_BYTES - sizeof("...") + 1];
     bool is_cut = plain_text(text, sizeof(text), line, n_bytes);
     const char *said = text + torch_rank_length(stream->repeats.label, text, strlen(text));
 
-    if (*said && *said != ' ')
+    if (*said && *said != ' ' && !is_of_fault_dump(said))
         snprintf(stream->message, sizeof(stream->message), "%s%s", said, is_cut ? "..." : "");
 }
 

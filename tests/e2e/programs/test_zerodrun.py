@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import stat
@@ -580,6 +581,15 @@ exit 9
             os.kill(pid, signal.SIGKILL)
 
 
+CRASH = """
+import faulthandler, numpy, threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+faulthandler._sigsegv()
+"""
+# With the dumps of two threads and the modules. A shell would add its own words about the signal.
+CRASHES = shlex.join([sys.executable, "-c", f"import subprocess, sys\nsubprocess.run([sys.executable, '-X', 'faulthandler', '-c', {CRASH!r}])"]) + "; exit 1"
+
+
 @pytest.mark.parametrize("code, said", [
     ("exit 1", ""),
     ("kill -9 $$", ""),
@@ -590,7 +600,8 @@ exit 9
      "E1001 refused"),
     ("printf 'a\\033[31mred\\033[0m\\tb\\a \\302\\200\\377\\r\\n' >&2; exit 1", "ared b"),
     ("printf '%0251d\\303\\244%050d' 1 2 >&2; exit 1", "0" * 250 + "1..."),
-], ids=["silent", "signal", "stdout", "stderr", "details", "torch", "control", "long"])
+    (CRASHES, "Fatal Python error: Segmentation fault"),
+], ids=["silent", "signal", "stdout", "stderr", "details", "torch", "control", "long", "crash"])
 def test_last_line_names_the_first_failure(env, code, said):
     result = run(["-n", 2, "--no-daemon", *shell(f"[ $RANK = 0 ] && exec sleep 60; {code}")], env)
     end = "was killed by signal 9 (Killed)" if "kill" in code else "exited with 1"
