@@ -950,14 +950,16 @@ def test_slots_are_used_up(scene):
     s.goes_on()
 
 
-def test_ring_and_overflow_are_full(zerod):
-    """Parameters of which the ring holds few."""
+@pytest.mark.parametrize("name, param", (("e1401-overflow", 1), ("e1401-late", 0)))
+def test_ring_and_overflow_are_full(zerod, name, param):
+    """Parameters of which the ring holds few. The bucket of parameter 1 comes first: gradients behind it take memory."""
     daemon = zerod({"diagnostics": {"on_duplicate": "accumulate"}})
     s = Scene.__new__(Scene)
     s.daemon, s.ranks = daemon, trainers(daemon, declare=("many", 2, "elems=300000"))
     steps(s.ranks)
     s.before = memory(daemon)
-    s.refused("e1401-overflow", fill_slots(s, 1))
+    s.refused(name, fill_slots(s, param))
+    assert daemon.log().count("E1401") == 1, "as long as there is memory, nothing is wrong"
     s.abort()
     steps(s.ranks)
 

@@ -127,7 +127,6 @@ struct job_work {
     unsigned n_under_way;               /* reductions and verifications */
     unsigned n_io;                      /* other works: reserving, initial weights, gathering, reading */
     unsigned n_inits;                   /* of these: initial weights */
-    uint64_t late_warned_step;          /* epoch + 1 in which a late parameter was named */
 };
 
 /* Why the step is aborted. */

@@ -386,8 +386,54 @@ static uint64_t overflow_bytes(const struct job *job)
     return n;
 }
 
+/* A rank that has completed a later parcel but not this one has a parameter that comes late, or never. */
+static bool find_late(const struct job *job, uint32_t *late_rank, uint32_t *late_param)
+{
+    for (uint32_t i = 0; i + 1 < job->layout->n_parcels; i++) {
+        const struct layout_parcel *parcel = &job->layout->parcels[i], *next = parcel + 1;
+
+        for (unsigned r = job->world.first; r < job->world.end; r++) {
+            const struct ledger_rank *ledger = &job->ledger.ranks[r];
+            bool later = true;
+
+            for (uint32_t k = 0; k < next->n_parts; k++)
+                later &= ledger->entries[next->first_part + k].n_pushed > 0;
+            for (uint32_t k = 0; later && ledger->open && k < parcel->n_parts; k++) {
+                *late_param = job->layout->parts[parcel->first_part + k].param;
+                *late_rank = r;
+                if (ledger->entries[parcel->first_part + k].n_pushed == 0)
+                    return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* What to do when there is no room for gradients: with the parameter that they wait for, if it is one. */
+static void print_fix_of_slots(const struct job *job, char *fix, size_t size)
+{
+    const struct layout_param *late;
+    uint32_t rank, param;
+    char name[128];
+
+    if (!find_late(job, &rank, &param)) {
+        snprintf(fix, size,
+                 "push parameters in the same order on all ranks, end micro-batches, or raise limits.memory");
+        return;
+    }
+    late = &job->layout->params[param];
+    layout_print_name(name, sizeof(name), late->name, late->name_len);
+    snprintf(fix, size,
+             "raise limits.memory: rank %u pushes %s after all of a later bucket, and\n"
+             "gradients take memory until it comes; or declare it where its gradient comes",
+             rank, name);
+}
+
 static void refuse_slot(struct job *job, struct job_rank *rank, uint64_t n_bytes, const char *what, uint64_t allowed)
 {
+    char fix[384];
+
+    print_fix_of_slots(job, fix, sizeof(fix));
     job_fault(job, rank,
               cause_quota(&(struct evidence_quota){
                   .at = job_at(job, rank),
@@ -396,7 +442,7 @@ static void refuse_slot(struct job *job, struct job_rank *rank, uint64_t n_bytes
                   .asked = n_bytes,
                   .held = rank->rings[0]->overflow_bytes,
                   .allowed = allowed,
-                  .fix = "push parameters in the same order on all ranks, end micro-batches, or raise limits.memory",
+                  .fix = fix,
               }));
     if (rank->wait == WAIT_SLOT)
         job_is_held(job, rank);
@@ -499,50 +545,6 @@ static void start_extent(struct job *job, struct job_rank *rank, uint64_t offset
     worker_post(job->pool, &start->work);
 }
 
-/* A rank that has completed a later parcel but not this one has a parameter that comes late, or never. */
-static bool find_late(const struct job *job, uint32_t *late_rank, uint32_t *late_param)
-{
-    for (uint32_t i = 0; i + 1 < job->layout->n_parcels; i++) {
-        const struct layout_parcel *parcel = &job->layout->parcels[i], *next = parcel + 1;
-
-        for (unsigned r = job->world.first; r < job->world.end; r++) {
-            const struct ledger_rank *ledger = &job->ledger.ranks[r];
-            bool later = true;
-
-            for (uint32_t k = 0; k < next->n_parts; k++)
-                later &= ledger->entries[next->first_part + k].n_pushed > 0;
-            for (uint32_t k = 0; later && ledger->open && k < parcel->n_parts; k++) {
-                *late_param = job->layout->parts[parcel->first_part + k].param;
-                *late_rank = r;
-                if (ledger->entries[parcel->first_part + k].n_pushed == 0)
-                    return true;
-            }
-        }
-    }
-    return false;
-}
-
-static void warn_late(struct job *job)
-{
-    struct diagnostic *d;
-    uint32_t rank, param;
-
-    if (job->work.late_warned_step == job->ledger.step + 1 || !find_late(job, &rank, &param))
-        return;
-    job->work.late_warned_step = job->ledger.step + 1;
-    d = diagnostic_new(E_QUOTA, "gradients wait for a late parameter");
-    d->warning = true;
-    diagnostic_at(d, rank, (int64_t)job->ledger.step, job->ledger.ranks[rank].n_ended);
-    diagnostic_params(d, job->layout, &param, 1);
-    diagnostic_field(d, "cause",
-                     "the rank has pushed all of a later bucket, but not this parameter: its bucket %u "
-                     "stays open, and gradients behind it take further memory",
-                     job->layout->params[param].bucket);
-    diagnostic_field(d, "fix", "freeze the parameter if it is not used, or declare it where its gradient comes");
-    diagnostic_field(d, "state", "nothing was refused; the numbers are the same");
-    job_keep(job, diagnostic_finish(d));
-}
-
 /* A slot is full, and its parcel waits for ranks that are behind. */
 static bool has_full_slot(const struct job *job, const struct ring *ring)
 {
@@ -613,7 +615,6 @@ void admit_settle(struct job *job, struct job_rank *rank)
         refuse_slot(job, rank, n_bytes, "gradient slots", rank->rings[0]->overflow.n_bytes);
         return;
     }
-    warn_late(job);
     if (r == 0) {
         grant_extent(job, rank, offset, extent_bytes);
         return;
