@@ -29,11 +29,6 @@ uint64_t open_files_limit(void)
     return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
 }
 
-uint64_t open_files_if_short(int r)
-{
-    return r == -EMFILE || r == -ENFILE ? open_files_limit() : 0;
-}
-
 int open_files_check(unsigned n_ranks, char *why, size_t why_size)
 {
     uint64_t limit = open_files_limit(),

@@ -24,8 +24,6 @@ enum {
 void open_files_raise(void);
 /* Return: the limit. */
 uint64_t open_files_limit(void);
-/* Return: the limit, when r (a negative errno) says that no descriptor is left; else 0. */
-uint64_t open_files_if_short(int r);
 /* Is there room for a daemon with a job of so many ranks here? Return: 0, or -EMFILE and why. */
 int open_files_check(unsigned n_ranks, char *why, size_t why_size);
 

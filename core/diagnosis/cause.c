@@ -438,6 +438,39 @@ struct diagnostic *cause_unscaled(const struct evidence_unscaled *e)
 
 /* ---- limits, permissions, messages: E1401, E1402, E1403 ------------------------------------------------ */
 
+/* Why there is no room for what was asked, and no quota is the reason. */
+static void explain_shortage(struct diagnostic *d, const struct evidence_quota *e)
+{
+    switch (e->limit.kind) {
+    case PROCESS_LIMIT_OPEN_FILES:
+        diagnostic_field(d, "cause",
+                         "zerod has no file descriptor left for it: its limit is %" PRIu64 " (RLIMIT_NOFILE)",
+                         e->limit.limit);
+        diagnostic_field(d, "fix",
+                         "raise the limit of zerod (LimitNOFILE= of its unit, or ulimit -n), or close connections");
+        return;
+    case PROCESS_LIMIT_ADDRESS_SPACE:
+        diagnostic_field(d, "cause",
+                         "zerod may not map more memory: its limit of address space is %.1f GiB (RLIMIT_AS)",
+                         (double)e->limit.limit / (1024 * 1024 * 1024));
+        diagnostic_field(d, "fix", "start zerod without it: ulimit -v unlimited, or LimitAS=infinity in its unit");
+        return;
+    case PROCESS_LIMIT_NONE:
+        diagnostic_field(d, "cause", "the machine does not have the memory for it");
+        add_foreign(d, "fix", e->fix);
+    }
+}
+
+static void explain_excess(struct diagnostic *d, const struct evidence_quota *e)
+{
+    if (e->asked > e->allowed)
+        diagnostic_field(d, "cause", "the request alone is over the limit, by %" PRIu64 " %s", e->asked - e->allowed,
+                         e->unit);
+    else
+        diagnostic_field(d, "cause", "the request does not fit beside what is held already");
+    add_foreign(d, "fix", e->fix);
+}
+
 struct diagnostic *cause_quota(const struct evidence_quota *e)
 {
     struct diagnostic *d = cause_new(&e->at, E_QUOTA, NULL);
@@ -450,19 +483,10 @@ struct diagnostic *cause_quota(const struct evidence_quota *e)
         diagnostic_field(d, "allowed", "%" PRIu64 " %s", e->allowed, e->unit);
     }
     add_foreign(d, "sum", e->sum);
-    if (e->allowed && e->asked > e->allowed)
-        diagnostic_field(d, "cause", "the request alone is over the limit, by %" PRIu64 " %s", e->asked - e->allowed,
-                         e->unit);
-    else if (e->allowed)
-        diagnostic_field(d, "cause", "the request does not fit beside what is held already");
-    else if (e->open_files)
-        diagnostic_field(d, "cause", "zerod has no file descriptor left for it: its limit is %" PRIu64 " (RLIMIT_NOFILE)",
-                         e->open_files);
+    if (e->allowed)
+        explain_excess(d, e);
     else
-        diagnostic_field(d, "cause", "the machine does not have the memory for it");
-    add_foreign(d, "fix",
-                e->open_files ? "raise the limit of zerod (LimitNOFILE= of its unit, or ulimit -n), or close connections"
-                              : e->fix);
+        explain_shortage(d, e);
     diagnostic_field(d, "does not help", "%s",
                      e->at.rank >= 0 && !e->of_job
                          ? "permissions; the other ranks: what they hold is counted separately"

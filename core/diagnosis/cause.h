@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/base/process-limit.h"
 #include "core/diagnosis/diagnosis.h"
 #include "kernels/dtype.h"
 
@@ -274,7 +275,7 @@ struct evidence_quota {
     const char *sum; /* several lines: the classes of memory; may be NULL */
     const char *fix;
     bool of_job;         /* the limit is the job's, not the rank's */
-    uint64_t open_files; /* the limit of file descriptors, when they are what is short; else 0 */
+    struct process_limit limit; /* the daemon's, when that is what is short */
 };
 struct diagnostic *cause_quota(const struct evidence_quota *evidence);
 

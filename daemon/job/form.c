@@ -12,7 +12,7 @@
 #include "core/base/failpoint.h"
 #include "core/base/keep.h"
 #include "core/base/log.h"
-#include "core/base/open-files.h"
+#include "core/base/process-limit.h"
 #include "core/base/sequence.h"
 #include "core/base/worker.h"
 #include "core/budget/budget.h"
@@ -410,7 +410,7 @@ static struct diagnostic *out_of_memory(const struct job *job, int r)
                                                 .asked = job->memory.planned.needed,
                                                 .sum = sum,
                                                 .fix = "free memory on this machine, or make the model smaller",
-                                                .open_files = open_files_if_short(r)});
+                                                .limit = process_limit_met(r)});
 }
 
 static void open_to_ranks(struct job *job)

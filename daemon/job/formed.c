@@ -6,7 +6,7 @@
 
 #include "core/base/base.h"
 #include "core/base/keep.h"
-#include "core/base/open-files.h"
+#include "core/base/process-limit.h"
 #include "core/base/segment.h"
 #include "core/base/worker.h"
 #include "core/budget/budget.h"
@@ -57,7 +57,7 @@ static void refuse_ring(struct job *job, struct job_rank *rank, int r)
                                                    .unit = "bytes",
                                                    .asked = job->executor->ring_bytes,
                                                    .fix = "free memory on this machine",
-                                                   .open_files = open_files_if_short(r)}));
+                                                   .limit = process_limit_met(r)}));
     if (rank->wait == WAIT_FORM)
         job_is_held(job, rank);
 }

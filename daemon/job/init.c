@@ -4,7 +4,10 @@
 
 #include "daemon/job/init.h"
 
+#include <errno.h>
+
 #include "core/base/base.h"
+#include "core/base/process-limit.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
@@ -45,7 +48,8 @@ static void job_refuse_init(struct job *job, struct job_rank *rank, const struct
                                                    .unit = "bytes",
                                                    .asked = request->n_elems *
                                                             dtype_size(job->layout->params[request->param].dtype),
-                                                   .fix = "free memory on this machine"}));
+                                                   .fix = "free memory on this machine",
+                                                   .limit = process_limit_met(-ENOMEM)}));
     job_is_held(job, rank);
 }
 

@@ -116,7 +116,7 @@ static bool needs_for_job(const struct server *server, int fd)
 static void refuse_connection(struct session *session)
 {
     struct evidence_quota evidence = {
-        .at = {.rank = -1, .step = -1, .micro_batch = -1}, .what = "connections", .open_files = open_files_limit()};
+        .at = {.rank = -1, .step = -1, .micro_batch = -1}, .what = "connections", .limit = process_limit_met(-EMFILE)};
 
     session_refuse(session, session_keep(session, cause_quota(&evidence)));
 }

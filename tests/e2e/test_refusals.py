@@ -1029,6 +1029,18 @@ def test_memory_over_what_is_free(zerod):
     form([puppet])
 
 
+def test_memory_over_the_address_space(zerod, build):
+    """The daemon's own limit is to blame, not the machine."""
+    if build.sanitize:
+        pytest.skip("sanitizers need more address space than any limit leaves")
+    daemon = zerod({"world": {"size": 1}}, prefix=["sh", "-c", 'ulimit -v 900000; exec "$@"', "sh"])
+    puppet = Puppet(daemon).attach(declare=("param", "huge", 64 << 20))
+    refused_forming(daemon, puppet, "e1401-address-space")
+    puppet.attach()
+    form([puppet])
+    steps([puppet])
+
+
 def test_memory_over_the_cgroup(zerod):
     """A memfd beyond a cgroup's limit is an OOM kill, not an error: it is asked first."""
     with memory_cgroup(64 << 20) as cgroup:

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "core/base/base.h"
-#include "core/base/open-files.h"
+#include "core/base/process-limit.h"
 #include "core/base/segment.h"
 #include "core/base/worker.h"
 #include "core/diagnosis/cause.h"
@@ -115,7 +115,7 @@ static void refuse_reading(struct job *job, struct job_rank *rank, uint64_t n_by
                                       .unit = "bytes",
                                       .asked = n_bytes,
                                       .fix = "free memory on this machine",
-                                      .open_files = open_files_if_short(r)};
+                                      .limit = process_limit_met(r)};
 
     if (r == QUOTA_E_OVER) {
         evidence.what = "state to be read (limits.memory)";

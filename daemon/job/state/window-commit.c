@@ -5,8 +5,11 @@
  * the state lies on GPUs, it is loaded into the staging copy first, and is brought back in the end.
  */
 
+#include <errno.h>
+
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/base/process-limit.h"
 #include "core/config/config.h"
 #include "core/diagnosis/cause.h"
 #include "core/layout/layout.h"
@@ -148,7 +151,8 @@ static void refuse(struct job *job)
                                                                    .what = "write window",
                                                                    .unit = "bytes",
                                                                    .asked = job->executor->copy_bytes,
-                                                                   .fix = "free memory, then end the window again"})),
+                                                                   .fix = "free memory, then end the window again",
+                                                                   .limit = process_limit_met(-ENOMEM)})),
                 false);
 }
 

@@ -12,7 +12,7 @@
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/base/keep.h"
-#include "core/base/open-files.h"
+#include "core/base/process-limit.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
@@ -113,7 +113,7 @@ static bool answer_write(struct job *job, struct job_rank *rank, uint32_t param,
     int fd = segment ? segment_open_rw(segment) : -1;
 
     if (segment && fd < 0) {
-        refuse_pages(job, rank, &(struct evidence_quota){.open_files = open_files_if_short(fd)}, 0);
+        refuse_pages(job, rank, &(struct evidence_quota){.limit = process_limit_met(fd)}, 0);
         return false;
     }
     job_answer(job, rank,
@@ -232,7 +232,7 @@ void job_write_state(struct job *job, struct job_rank *rank, const struct reques
     if (rank->rank == 0 && !job->window->edits)
         r = state_edits_new(&job->window->edits, job->state, job->kernels);
     if (r < 0) {
-        refuse_pages(job, rank, &(struct evidence_quota){.open_files = open_files_if_short(r)}, 0);
+        refuse_pages(job, rank, &(struct evidence_quota){.limit = process_limit_met(r)}, 0);
         return;
     }
     if (rank->rank == 0 && request->kind == WIRE_STATE_STEP_COUNT)

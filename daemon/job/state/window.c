@@ -12,7 +12,7 @@
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/base/keep.h"
-#include "core/base/open-files.h"
+#include "core/base/process-limit.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
@@ -98,7 +98,7 @@ static void refuse_begin(struct job *job, struct job_rank *rank, uint64_t n_byte
                                       .unit = "bytes",
                                       .asked = n_bytes,
                                       .fix = "free memory on this machine",
-                                      .open_files = open_files_if_short(r)};
+                                      .limit = process_limit_met(r)};
 
     job_refuse(job, rank, job_keep(job, cause_quota(&evidence)), false);
 }

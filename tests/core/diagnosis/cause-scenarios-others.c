@@ -720,7 +720,19 @@ static struct diagnostic *e1401_descriptors(const struct fixture *f)
         .unit = "bytes",
         .asked = 4096,
         .fix = "free memory on this machine",
-        .open_files = 1024,
+        .limit = {PROCESS_LIMIT_OPEN_FILES, 1024},
+    });
+}
+
+static struct diagnostic *e1401_address_space(const struct fixture *f)
+{
+    return cause_quota(&(struct evidence_quota){
+        .at = at(f->net, TORCH, 1, 3, 0),
+        .what = "state to be read",
+        .unit = "bytes",
+        .asked = 4096,
+        .fix = "free memory on this machine",
+        .limit = {PROCESS_LIMIT_ADDRESS_SPACE, UINT64_C(3) << 30},
     });
 }
 
@@ -933,6 +945,7 @@ static const struct scenario scenarios[] = {
     {"e1401-memory", e1401_memory, "", false},
     {"e1401-live", e1401_live, "", false},
     {"e1401-machine", e1401_machine, "", false},
+    {"e1401-address-space", e1401_address_space, "", false},
     {"e1401-descriptors", e1401_descriptors, "", false},
     {"e1401-answer", e1401_answer, "", false},
     {"e1402-connect", e1402_connect, "", false},
