@@ -411,7 +411,8 @@ static int place_load_config(struct place *place, const struct run_options *opti
     const struct config_given given = {.socket = options->socket_path ? options->socket_path
                                                  : options->serve     ? NULL
                                                                       : "/run/zerod/zerod.sock",
-                                       .ranks = MAX(options->n_ranks, 1u)};
+                                       .ranks = options->n_ranks,
+                                       .usual_ranks = 1};
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     struct config *config = NULL;
     int r;
@@ -526,7 +527,8 @@ static int place_load_job(struct place *place, struct place_job *job, unsigned n
 
     if (r < 0)
         return r;
-    r = config_load(&config, job->config_path, &(struct config_given){otherwise, place->world_size}, &problems);
+    r = config_load(&config, job->config_path, &(struct config_given){.socket = otherwise, .ranks = place->world_size},
+                    &problems);
 
     if (r != 0) /* notes are the daemon's, which reads the same file */
         config_problems_print(stderr, &problems);

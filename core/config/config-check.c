@@ -180,6 +180,9 @@ static void check_several_nodes(const struct config_check *check)
                config->world.nodes.n_items);
     if (sound(check, "world.key_file") && !config->world.key_file)
         REFUSE(check, "world.key_file", "world.nodes", "more than one node needs world.key_file");
+    if (sound(check, "communication_data_type") && config->communication_data_type == DTYPE_F16)
+        REFUSE(check, "communication_data_type", "communication_data_type",
+               "gradients would not fit fp16 between nodes; allowed: fp32, bf16");
     check_addresses(check);
     check_wire(check);
 }
@@ -212,9 +215,6 @@ static void check_world(const struct config_check *check)
                config->limits.clients, config_local_ranks(config));
     if (n_nodes > 1)
         check_several_nodes(check);
-    if (n_nodes == 1 && sound(check, "communication_data_type") && config->communication_data_type != DTYPE_F32)
-        REFUSE(check, "communication_data_type", "world.nodes",
-               "is for gradients between nodes, and this job has one; allowed: fp32");
 }
 
 static void check_optimizer(const struct config_check *check)

@@ -17,7 +17,7 @@ static bool gives_schedule(const struct config *config)
     size_t n_keys;
     const struct config_key *keys = config_table(&n_keys);
 
-    for (size_t i = 0; i < n_keys; i++)
+    for (size_t i = 0; i < n_keys && config->scheduler.type != SCHEDULE_NONE; i++)
         if (config->origins[i].given && strncmp(keys[i].path, "scheduler.params.", 17) == 0)
             return true;
     return false;

@@ -5,6 +5,7 @@
 #include "core/config/config.h"
 
 #include "core/base/base.h"
+#include "core/config/config-foreign.h"
 #include "core/config/config-read.h"
 
 #include <fcntl.h>
@@ -59,22 +60,75 @@ static int read_file(const char *path, char **text, size_t *n_bytes)
     return 0;
 }
 
-int config_load(struct config **out, const char *path, const struct config_given *given,
-                struct config_problems *problems)
+/* Return: 0; CONFIG_E_INVALID with a problem at the file as a whole; -ENOMEM. *text: the caller's. */
+static int read_source_file(struct config_source *source, char **text, struct config_problems *problems)
 {
-    _cleanup_free_ char *text = NULL;
-    struct config_source source = {.text = {.name = path}, .given = given ? *given : (struct config_given){0}};
     struct config_spot nowhere = {0};
-    int r;
+    int r = read_file(source->text.name, text, &source->text.n_bytes);
 
-    *out = NULL;
-    r = read_file(path, &text, &source.text.n_bytes);
     if (r == -ENOMEM)
         return r;
     if (r < 0) {
-        config_problems_add(problems, &source.text, &nowhere, NULL, "cannot be read: %s", strerror(-r));
+        config_problems_add(problems, &source->text, &nowhere, NULL, "cannot be read: %s", strerror(-r));
         return problems->r < 0 ? problems->r : CONFIG_E_INVALID;
     }
-    source.text.text = text;
-    return config_load_string(out, &source, problems);
+    source->text.text = *text;
+    return 0;
+}
+
+/* accelerate looks from the working folder; a daemon may have another, so the folder of the file that names it serves,
+ * too. */
+static int find_named(char **found, const char *named, const char *by)
+{
+    const char *slash = strrchr(by, '/');
+
+    *found = NULL;
+    if (*named == '/' || access(named, R_OK) == 0 || !slash)
+        *found = strdup(named);
+    else if (asprintf(found, "%.*s%s", (int)(slash + 1 - by), by, named) < 0)
+        *found = NULL;
+    return *found ? 0 : -ENOMEM;
+}
+
+/* Reads the named file as the configuration, and the cover for the number of ranks. Problems of both are reported. */
+static int load_named(struct config **out, const struct config_source *cover, const char *named,
+                      struct config_problems *problems)
+{
+    _cleanup_(config_freep) struct config *ranks = calloc(1, sizeof(*ranks));
+    _cleanup_free_ char *path = NULL, *text = NULL;
+    struct config_source source = {.given = cover->given};
+    int r_cover, r;
+
+    if (!ranks || find_named(&path, named, cover->text.name) < 0)
+        return -ENOMEM;
+    r_cover = config_read_cover(ranks, cover, problems);
+    if (r_cover < 0)
+        return r_cover;
+    source.text.name = path;
+    if (source.given.ranks == 0)
+        source.given.ranks = ranks->world.size;
+    r = read_source_file(&source, &text, problems);
+    if (r == 0)
+        r = config_load_string(out, &source, problems);
+    if (r == 0 && r_cover > 0) {
+        config_free(*out);
+        *out = NULL;
+    }
+    return r ? r : r_cover;
+}
+
+int config_load(struct config **out, const char *path, const struct config_given *given,
+                struct config_problems *problems)
+{
+    _cleanup_free_ char *text = NULL, *named = NULL;
+    struct config_source source = {.text = {.name = path}, .given = given ? *given : (struct config_given){0}};
+    int r;
+
+    *out = NULL;
+    r = read_source_file(&source, &text, problems);
+    if (r == 0)
+        r = foreign_named_file(&named, &source.text);
+    if (r)
+        return r;
+    return named ? load_named(out, &source, named, problems) : config_load_string(out, &source, problems);
 }

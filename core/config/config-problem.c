@@ -205,14 +205,14 @@ static bool stands_after(const struct config_problem *a, const struct config_pro
     return a->line != b->line ? a->line > b->line : a->column > b->column;
 }
 
-void config_problems_sort(struct config_problems *problems)
+void config_problems_sort(struct config_problems *problems, size_t first)
 {
     /* Insertion: stable, and the list is short and nearly sorted. */
-    for (size_t i = 1; i < problems->n_items; i++) {
+    for (size_t i = first + 1; i < problems->n_items; i++) {
         struct config_problem problem = problems->items[i];
         size_t j = i;
 
-        for (; j > 0 && stands_after(&problems->items[j - 1], &problem); j--)
+        for (; j > first && stands_after(&problems->items[j - 1], &problem); j--)
             problems->items[j] = problems->items[j - 1];
         problems->items[j] = problem;
     }
@@ -222,7 +222,7 @@ static void config_problem_print(FILE *file, const struct config_problem *proble
 {
     fprintf(file, "%s config: %s: %s%s%s\n%s", problem->note ? "note" : "E1601", problem->place,
             problem->key ? problem->key : "", problem->key ? ": " : "", problem->text,
-            problem->source ? problem->source : "");
+            problem->source && !problem->note ? problem->source : "");
 }
 
 void config_problems_print(FILE *file, const struct config_problems *problems)

@@ -60,8 +60,9 @@ void config_problems_note(struct config_problems *problems, const struct config_
                           const struct config_spot *spot, const char *key, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
-/* By place in the file; for one place the order of discovery stays. */
-void config_problems_sort(struct config_problems *problems);
+/* Those from the first on, by place in their file; for one place the order of discovery stays. */
+void config_problems_sort(struct config_problems *problems, size_t first);
 
-/* "E1601 config: file:line:column: key: text", source line and caret, for each; notes begin with "note". */
+/* "E1601 config: file:line:column: key: text", source line and caret, for each; notes begin with "note", and are one
+ * line. */
 void config_problems_print(FILE *file, const struct config_problems *problems);

@@ -7,6 +7,7 @@
 #include "core/base/base.h"
 #include "core/base/utf8.h"
 #include "core/config/config-check.h"
+#include "core/config/config-foreign.h"
 #include "core/config/config-table.h"
 #include "core/config/config-value.h"
 #include "core/config/config-yaml.h"
@@ -32,7 +33,11 @@ struct reader {
     size_t n_keys;
     struct config_row *rows; /* one per key */
     unsigned active;         /* see config_key_applies */
-    bool scheduler_unknown;  /* there is one, of a type that is not known: all its keys apply */
+    bool optimizer_unknown;  /* there is one, of a type that is not known: all keys of optimizers apply */
+    bool scheduler_unknown;  /* likewise */
+    bool is_foreign;         /* the file is DeepSpeed's or accelerate's */
+    bool has_no_schedule;    /* the scheduler is left to the program */
+    const struct config_given *given;
     int r;                   /* sticky: -ENOMEM */
 };
 
@@ -47,6 +52,7 @@ struct pair {
 DEFINE_CLEANUP(struct yaml *, yaml_free);
 
 static void read_mapping(struct reader *reader, struct fy_node *mapping, const char *section, void *base);
+static void read_pair(struct reader *reader, struct fy_node_pair *fy_pair, const char *section, void *base);
 
 /* A text of the file as it may stand in a message: short, and nothing that a terminal would act upon. */
 static void quote(char *shown, size_t n_shown, const char *text)
@@ -82,6 +88,7 @@ static char *allowed_text(struct reader *reader, const struct config_key *key)
     return text;
 }
 
+/* NULL: none is near, or the text is known, and refused. */
 static const char *nearest_choice(const struct config_key *key, const char *text)
 {
     const char *nearest = NULL;
@@ -90,6 +97,10 @@ static const char *nearest_choice(const struct config_key *key, const char *text
     for (const struct config_choice *choice = key->choices; key->type == CONFIG_CHOICE && choice->name; choice++) {
         unsigned distance = config_distance(text, choice->name);
 
+        if (choice->refused && distance == 0)
+            return NULL;
+        if (choice->refused || choice->spelling || !config_is_near(text, choice->name))
+            continue;
         if (!nearest || distance < least) {
             nearest = choice->name;
             least = distance;
@@ -314,9 +325,22 @@ static bool is_overruled(const struct config_key *key)
     return strcmp(key->path, "gradient_clipping") == 0 || strncmp(key->path, "scheduler.", 10) == 0;
 }
 
+/* Only Hugging Face's Trainer and accelerate know the length of a run; both have a schedule of their own, too. */
+static void leave_schedule(struct reader *reader, const struct pair *pair)
+{
+    reader->has_no_schedule = true;
+    config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,
+                         "nothing fills in \"auto\" here, so the file has no schedule: the program's own counts, as a "
+                         "Trainer's does; without one the learning rate stays as it is");
+}
+
 /* Hugging Face's integration fills "auto" in; one that is left over means the default, as for DeepSpeed. */
 static void read_auto(struct reader *reader, const struct pair *pair)
 {
+    if (strcmp(pair->key->path, "scheduler.params.total_num_steps") == 0) {
+        leave_schedule(reader, pair);
+        return;
+    }
     if (pair->key->flags & CONFIG_REQUIRED) {
         refuse_value(reader, pair, pair->value, "is not filled in here, and there is no default");
         return;
@@ -327,6 +351,20 @@ static void read_auto(struct reader *reader, const struct pair *pair)
         reader->problems, reader->text, &pair->row->spot, pair->key->path, "nothing fills in \"auto\" here; %s%s%s",
         is_overruled(pair->key) ? "the program's value counts if it sets one, else the default" : "the default is used",
         pair->key->def ? ", " : "", pair->key->def ? pair->key->def : "");
+}
+
+/* DeepSpeed's 0 may be "at once": no element waits for others. */
+static void read_at_once(struct reader *reader, const struct pair *pair)
+{
+    const uint64_t *elems = (const void *)((char *)pair->base + pair->key->offset);
+
+    read_scalar(reader, pair, pair->value);
+    if (pair->row->bad || *elems > 0)
+        return;
+    pair->row->given = false;
+    config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,
+                         "0 is \"at once\" for DeepSpeed; no result depends on it, and the default is used, %s",
+                         pair->key->def);
 }
 
 static void read_value(struct reader *reader, const struct pair *pair)
@@ -366,62 +404,50 @@ static void read_value(struct reader *reader, const struct pair *pair)
             pair->row->bad = true;
         break;
     default:
-        read_scalar(reader, pair, pair->value);
+        if (key->flags & CONFIG_AT_ONCE)
+            read_at_once(reader, pair);
+        else
+            read_scalar(reader, pair, pair->value);
     }
 }
 
-/* "1.0" is "1", "False" is "false". */
-static bool same_value(const char *a, const char *b)
+/* Keys below a key that does nothing: those of the table are read. Return: how many there are. */
+static size_t read_known(struct reader *reader, const struct pair *parent)
 {
-    static const char digits[] = "-0123456789.";
-
-    if (strcasecmp(a, b) == 0)
-        return true;
-    return a[strspn(a, digits)] == '\0' && b[strspn(b, digits)] == '\0' && strtod(a, NULL) == strtod(b, NULL);
-}
-
-/* The first value of a key of a mapping; NULL when there is none. */
-static struct fy_node *value_of(struct fy_node *mapping, const char *name)
-{
-    struct fy_node_pair *pair;
+    struct fy_node_pair *fy_pair;
     void *iter = NULL;
+    size_t n_known = 0;
 
-    while (mapping && fy_node_is_mapping(mapping) && (pair = fy_node_mapping_iterate(mapping, &iter))) {
-        const char *text = fy_node_pair_key(pair) ? yaml_text(fy_node_pair_key(pair)) : NULL;
+    while (fy_node_is_mapping(parent->value) && (fy_pair = fy_node_mapping_iterate(parent->value, &iter))) {
+        const char *name = fy_node_pair_key(fy_pair) ? yaml_text(fy_node_pair_key(fy_pair)) : NULL;
 
-        if (text && strcmp(text, name) == 0)
-            return fy_node_pair_value(pair);
+        if (!name || !config_table_find(parent->key->path, name, reader->active))
+            continue;
+        read_pair(reader, fy_pair, parent->key->path, parent->base);
+        n_known++;
     }
-    return NULL;
-}
-
-static bool is_false_or_auto(struct fy_node *value)
-{
-    const char *text = value ? yaml_text(value) : NULL;
-
-    return text && (strcasecmp(text, "false") == 0 || strcmp(text, "auto") == 0);
-}
-
-/* A value that switches something off, or leaves it to others: nothing is said of one that has no effect. */
-static bool asks_for_nothing(struct fy_node *value)
-{
-    if (yaml_is_null(value) || is_false_or_auto(value) || is_false_or_auto(value_of(value, "enabled")))
-        return true;
-    if (fy_node_is_mapping(value))
-        return fy_node_mapping_item_count(value) == 0;
-    return fy_node_is_sequence(value) && fy_node_sequence_item_count(value) == 0;
+    return n_known;
 }
 
 static void read_inert(struct reader *reader, const struct pair *pair)
 {
     const char *text = yaml_text(pair->value), *accepted = pair->key->accepted, *usual = pair->key->usual;
 
-    if (accepted && !yaml_is_null(pair->value) && (!text || (strcmp(text, "auto") != 0 && !same_value(text, accepted))))
+    if (accepted && !yaml_is_null(pair->value) &&
+        (!text || (strcmp(text, "auto") != 0 && !foreign_is_among(accepted, text))))
         config_problems_add(reader->problems, reader->text, &pair->row->spot, pair->key->path,
-                            "would change what is trained: %s Allowed: %s", pair->key->sentence, accepted);
-    else if (!accepted && !(usual && text && same_value(text, usual)) && !asks_for_nothing(pair->value))
+                            "is refused: %s Allowed: %s", pair->key->sentence, accepted);
+    else if (!accepted && !(usual && text && foreign_is_among(usual, text)) && !foreign_is_off(pair->value))
         config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,
                              "has no effect here: %s", pair->key->sentence);
+    read_known(reader, pair);
+}
+
+static void read_refused(struct reader *reader, const struct pair *pair)
+{
+    if (!foreign_is_off(pair->value) && read_known(reader, pair) == 0)
+        config_problems_add(reader->problems, reader->text, &pair->row->spot, pair->key->path, "is refused: %s",
+                            pair->key->sentence);
 }
 
 /* The keys that a section has, those that DeepSpeed alone knows left out. */
@@ -459,11 +485,22 @@ static const char *active_type(const struct reader *reader, const char *section)
     return "this type";
 }
 
-/* A key that is not in the table, or is, but for another optimizer or scheduler. */
+/* Nobody knows the keys of a type that is not known. path: of the section, or of a key in it. */
+static bool is_of_unknown_type(const struct reader *reader, const char *path)
+{
+    return (reader->optimizer_unknown && strncmp(path, "optimizer.params", 16) == 0) ||
+           (reader->scheduler_unknown && strncmp(path, "scheduler.params", 16) == 0);
+}
+
+/*
+ * A key that is not in the table, or is, but for another optimizer or scheduler. DeepSpeed, too, reads over what it
+ * does not know at the top of a file, where programs have settings of their own.
+ */
 static void refuse_key(struct reader *reader, const char *section, const char *name, struct fy_node *at)
 {
-    const struct config_key *nearest = config_table_nearest(section, name, reader->active);
     bool elsewhere = config_table_find(section, name, UINT_MAX) != NULL;
+    const struct config_key *nearest = elsewhere ? NULL : config_table_nearest(section, name, reader->active);
+    bool is_settings = reader->is_foreign && !*section && !(nearest && !strchr(nearest->path, '.'));
     _cleanup_free_ char *keys = section_keys(reader, section);
     struct config_spot spot = yaml_spot(reader->yaml, at);
     char path[SHOWN_BYTES + 80], shown[SHOWN_BYTES + 8];
@@ -471,9 +508,51 @@ static void refuse_key(struct reader *reader, const char *section, const char *n
     quote(shown, sizeof(shown), name);
     shown[strlen(shown) - 1] = '\0';
     snprintf(path, sizeof(path), "%s%s%s", section, *section ? "." : "", shown + 1);
-    config_problems_add(reader->problems, reader->text, &spot, path, "%s%s; allowed here: %s; nearest valid key: %s",
-                        elsewhere ? "is not a key of " : "unknown key", elsewhere ? active_type(reader, section) : "",
-                        keys ? keys : "", nearest->path);
+    if (is_settings)
+        config_problems_note(reader->problems, reader->text, &spot, path,
+                             "unknown key: DeepSpeed ignores it, and so does zerod%s%s",
+                             nearest ? "; nearest valid key: " : "", nearest ? nearest->path : "");
+    else
+        config_problems_add(reader->problems, reader->text, &spot, path, "%s%s; allowed here: %s%s%s",
+                            elsewhere ? "is not a key of " : "unknown key",
+                            elsewhere ? active_type(reader, section) : "", keys ? keys : "",
+                            nearest ? "; nearest valid key: " : "", nearest ? nearest->path : "");
+}
+
+/* The command line, or the file's own section world, says how many ranks there are: accelerate's number does not count.
+ */
+static bool is_overruled_ranks(struct reader *reader, const struct pair *pair, const struct config_key *alias)
+{
+    const char *text = yaml_text(pair->value);
+    struct config_spot spot;
+    char ranks[16];
+
+    if (strcmp(alias->path, "num_processes") != 0 ||
+        (reader->given->ranks == 0 && !yaml_value_of(yaml_root(reader->yaml), "world")))
+        return false;
+    snprintf(ranks, sizeof(ranks), "%u", reader->given->ranks);
+    if (reader->given->ranks > 0 && text && strcmp(text, ranks) != 0) {
+        spot = yaml_spot(reader->yaml, pair->value);
+        config_problems_note(reader->problems, reader->text, &spot, alias->path,
+                             "the command line says %s, which counts", ranks);
+    }
+    return true;
+}
+
+/* An alias leads to its key. Return: false when the pair is not to be read. */
+static bool find_key(struct reader *reader, const char *section, const char *name, struct pair *pair)
+{
+    const char *text = pair->value ? yaml_text(pair->value) : NULL;
+
+    pair->key = config_table_find(section, name, reader->active);
+    while (pair->key && pair->key->kind == CONFIG_ALIAS && pair->key->same) {
+        if (is_overruled_ranks(reader, pair, pair->key))
+            return false;
+        if (text && strcmp(text, "none") == 0) /* accelerate's null */
+            return false;
+        pair->key = config_table_lookup(pair->key->same, reader->active);
+    }
+    return true;
 }
 
 /* Finds the row of a pair's key and notes where it stands. Return: false when the pair is not to be read. */
@@ -488,9 +567,11 @@ static bool find_row(struct reader *reader, const char *section, struct fy_node 
                             "a key is a plain word; allowed: key: value");
         return false;
     }
-    pair->key = config_table_find(section, name, reader->active);
+    if (foreign_is_comment(name) || !find_key(reader, section, name, pair))
+        return false;
     if (!pair->key) {
-        refuse_key(reader, section, name, key_node);
+        if (!is_of_unknown_type(reader, section))
+            refuse_key(reader, section, name, key_node);
         return false;
     }
     pair->row = &reader->rows[pair->key - reader->keys];
@@ -507,42 +588,46 @@ static bool find_row(struct reader *reader, const char *section, struct fy_node 
     return true;
 }
 
+static void read_pair(struct reader *reader, struct fy_node_pair *fy_pair, const char *section, void *base)
+{
+    struct pair pair = {.value = fy_node_pair_value(fy_pair), .base = base};
+    struct fy_node *key_node = fy_node_pair_key(fy_pair);
+
+    if (!key_node) {
+        config_problems_add(reader->problems, reader->text, &(struct config_spot){0}, *section ? section : NULL,
+                            "a value has no key; allowed: key: value");
+        return;
+    }
+    if (!find_row(reader, section, key_node, &pair))
+        return;
+    if (pair.key->kind == CONFIG_ALIAS && pair.key->type != CONFIG_SECTION)
+        return; /* deepspeed_config_file, which config_load() has followed */
+    if (pair.key->kind == CONFIG_INERT)
+        read_inert(reader, &pair);
+    else if (pair.key->kind == CONFIG_REFUSED)
+        read_refused(reader, &pair);
+    else
+        read_value(reader, &pair);
+}
+
 static void read_mapping(struct reader *reader, struct fy_node *mapping, const char *section, void *base)
 {
     struct fy_node_pair *fy_pair;
     void *iter = NULL;
 
-    while ((fy_pair = fy_node_mapping_iterate(mapping, &iter)) && reader->problems->n_dropped == 0) {
-        struct pair pair = {.value = fy_node_pair_value(fy_pair), .base = base};
-        struct fy_node *key_node = fy_node_pair_key(fy_pair);
-
-        if (!key_node) {
-            config_problems_add(reader->problems, reader->text, &(struct config_spot){0}, *section ? section : NULL,
-                                "a value has no key; allowed: key: value");
-            continue;
-        }
-        if (!find_row(reader, section, key_node, &pair))
-            continue;
-        if (pair.key->kind == CONFIG_OURS) {
-            read_value(reader, &pair);
-        } else if (pair.key->kind == CONFIG_INERT) {
-            read_inert(reader, &pair);
-        } else {
-            config_problems_add(reader->problems, reader->text, &pair.row->spot, pair.key->path, "is refused: %s",
-                                pair.key->sentence);
-        }
-    }
+    while ((fy_pair = fy_node_mapping_iterate(mapping, &iter)) && reader->problems->n_dropped == 0)
+        read_pair(reader, fy_pair, section, base);
 }
 
 /* The value of section.type among the choices of its row. Return: false when it is none of them. */
 static bool choose_type(struct fy_node *section, const char *path, int *type)
 {
     const struct config_key *key = config_table_lookup(path, UINT_MAX);
-    struct fy_node *node = value_of(section, "type");
+    struct fy_node *node = yaml_value_of(section, "type");
     const char *text = node ? yaml_text(node) : NULL;
 
     for (const struct config_choice *choice = key->choices; text && choice->name; choice++) {
-        if (strcmp(choice->name, text) == 0) {
+        if (!choice->refused && strcasecmp(choice->name, text) == 0) {
             *type = choice->value;
             return true;
         }
@@ -553,13 +638,12 @@ static bool choose_type(struct fy_node *section, const char *path, int *type)
 /* Which optimizer and scheduler there are decides which of their keys apply: so these two are read first. */
 static void choose_active(struct reader *reader)
 {
-    struct fy_node *optimizer = value_of(yaml_root(reader->yaml), "optimizer");
-    struct fy_node *scheduler = value_of(yaml_root(reader->yaml), "scheduler");
+    struct fy_node *optimizer = yaml_value_of(yaml_root(reader->yaml), "optimizer");
+    struct fy_node *scheduler = yaml_value_of(yaml_root(reader->yaml), "scheduler");
     int type = OPTIMIZER_ADAMW;
 
-    reader->active = ONLY_OPTIMIZERS;
-    if (!value_of(optimizer, "type") || choose_type(optimizer, "optimizer.type", &type))
-        reader->active = CONFIG_ONLY_OPTIMIZER(type);
+    reader->optimizer_unknown = yaml_value_of(optimizer, "type") && !choose_type(optimizer, "optimizer.type", &type);
+    reader->active = reader->optimizer_unknown ? ONLY_OPTIMIZERS : CONFIG_ONLY_OPTIMIZER(type);
 
     if (yaml_is_null(scheduler))
         return;
@@ -684,26 +768,91 @@ static void read_given(struct reader *reader, const char *path, const char *text
     config_problems_add(reader->problems, reader->text, &row->spot, path, "of the command line %s: %s", why, text);
 }
 
-static void read_all_given(struct reader *reader, const struct config_given *given)
+static void read_all_given(struct reader *reader)
 {
+    const struct config_given *given = reader->given;
     char ranks[16];
 
-    snprintf(ranks, sizeof(ranks), "%u", given->ranks);
+    snprintf(ranks, sizeof(ranks), "%u", given->ranks > 0 ? given->ranks : given->usual_ranks);
     if (given->socket)
         read_given(reader, "listen.socket", given->socket);
-    if (given->ranks > 0)
+    if (given->ranks > 0 || given->usual_ranks > 0)
         read_given(reader, "world.size", ranks);
+}
+
+/* Would DeepSpeed read the file? One of accelerate may be for torch alone. */
+static bool is_deepspeeds(const struct reader *reader)
+{
+    const char *type = yaml_text(yaml_value_of(yaml_root(reader->yaml), "distributed_type"));
+
+    return reader->is_foreign && (!type || strcmp(type, "DEEPSPEED") == 0);
+}
+
+/* Keys that a file of DeepSpeed leaves to DeepSpeed's defaults, where those would train something else. */
+static void note_defaults(struct reader *reader)
+{
+    for (size_t i = 0; is_deepspeeds(reader) && i < reader->n_keys; i++) {
+        const struct config_key *key = &reader->keys[i];
+        const struct config_row *section = section_row(reader, key->path);
+        bool is_in_section = strchr(key->path, '.') != NULL;
+
+        if (!key->elsewhere || reader->rows[i].seen || !config_key_applies(key, reader->active) ||
+            (is_in_section && (!section || !section->given || is_of_unknown_type(reader, key->path))))
+            continue;
+        config_problems_note(reader->problems, reader->text, section ? &section->spot : &(struct config_spot){0},
+                             key->path, "is not given: the default is %s, DeepSpeed's is %s",
+                             key->def ? key->def : "each group's own lr", key->elsewhere);
+    }
+}
+
+/* Notes that a value is served as another one, which trains the same. */
+static void note_served(struct reader *reader, const char *path, const char *text)
+{
+    const struct config_row *row = &reader->rows[config_table_lookup(path, reader->active) - reader->keys];
+
+    if (!row->bad)
+        config_problems_note(reader->problems, reader->text, &row->spot, path, "%s", text);
+}
+
+/* Puts the values that are used in the place of those that are only taken. */
+static void settle(struct reader *reader)
+{
+    struct config *config = reader->config;
+
+    if (config->zero.stage == 0) {
+        note_served(reader, "zero_optimization.stage",
+                    "0, nothing is partitioned: the daemon holds the state for all ranks, as in stage 1, which has the "
+                    "same numbers");
+        config->zero.stage = 1;
+    }
+    if (config->communication_data_type != DTYPE_F32 && config->world.nodes.n_items <= 1) {
+        note_served(reader, "communication_data_type",
+                    "is for gradients between nodes, and this job has one: nothing is rounded");
+        config->communication_data_type = DTYPE_F32;
+    }
+    if (reader->has_no_schedule)
+        config->scheduler.type = SCHEDULE_NONE;
+}
+
+static int reader_result(const struct reader *reader, size_t n_errors)
+{
+    if (reader->r < 0 || reader->problems->r < 0)
+        return -ENOMEM;
+    return reader->problems->n_errors > n_errors ? CONFIG_E_INVALID : 0;
 }
 
 static int read_text(struct reader *reader, const struct config_source *source)
 {
-    size_t n_errors = reader->problems->n_errors;
+    size_t n_errors = reader->problems->n_errors, n_items = reader->problems->n_items;
+    int r;
 
     choose_active(reader);
     read_mapping(reader, yaml_root(reader->yaml), "", reader->config);
-    read_all_given(reader, &source->given);
+    read_all_given(reader);
     refuse_all_missing(reader);
     read_defaults(reader);
+    note_defaults(reader);
+    settle(reader);
     config_check(&(struct config_check){
         .config = reader->config,
         .rows = reader->rows,
@@ -712,22 +861,38 @@ static int read_text(struct reader *reader, const struct config_source *source)
         .text = reader->text,
         .problems = reader->problems,
     });
-    config_problems_sort(reader->problems);
+    config_problems_sort(reader->problems, n_items);
     if (reader->config->zero.reduce_bucket_size == 0)
         reader->config->zero.reduce_bucket_size = config_usual_bucket_elems(reader->config);
-
-    if (reader->r < 0 || reader->problems->r < 0)
-        return -ENOMEM;
-    if (reader->problems->n_errors > n_errors)
-        return CONFIG_E_INVALID;
-    return keep_origins(reader);
+    r = reader_result(reader, n_errors);
+    return r ? r : keep_origins(reader);
 }
 
-int config_read(struct config *config, const struct config_source *source, struct config_problems *problems)
+/* accelerate refuses settings beside the name of the file that has them, too. */
+static int read_cover_text(struct reader *reader)
+{
+    size_t n_errors = reader->problems->n_errors, n_items = reader->problems->n_items;
+
+    choose_active(reader);
+    read_mapping(reader, yaml_root(reader->yaml), "", reader->config);
+    for (size_t i = 0; i < reader->n_keys; i++) {
+        const struct config_key *key = &reader->keys[i];
+
+        if (reader->rows[i].given && key->kind == CONFIG_OURS && key->type != CONFIG_SECTION &&
+            strcmp(key->path, "world.size") != 0)
+            config_problems_add(reader->problems, reader->text, &reader->rows[i].spot, key->path,
+                                "stands beside deepspeed_config_file, which is read instead; allowed: in that file");
+    }
+    config_problems_sort(reader->problems, n_items);
+    return reader_result(reader, n_errors);
+}
+
+static int read_source(struct config *config, const struct config_source *source, struct config_problems *problems,
+                       bool is_cover)
 {
     _cleanup_(yaml_freep) struct yaml *yaml = NULL;
     _cleanup_free_ struct config_row *rows = NULL;
-    struct reader reader = {.config = config, .text = &source->text, .problems = problems};
+    struct reader reader = {.config = config, .text = &source->text, .problems = problems, .given = &source->given};
     int r;
 
     reader.keys = config_table(&reader.n_keys);
@@ -738,6 +903,16 @@ int config_read(struct config *config, const struct config_source *source, struc
     if (r)
         return problems->r < 0 ? problems->r : r;
     reader.yaml = yaml;
+    reader.is_foreign = foreign_is_file(yaml_root(yaml));
+    return is_cover ? read_cover_text(&reader) : read_text(&reader, source);
+}
 
-    return read_text(&reader, source);
+int config_read(struct config *config, const struct config_source *source, struct config_problems *problems)
+{
+    return read_source(config, source, problems, false);
+}
+
+int config_read_cover(struct config *config, const struct config_source *source, struct config_problems *problems)
+{
+    return read_source(config, source, problems, true);
 }

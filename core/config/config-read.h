@@ -15,3 +15,9 @@ struct config_problems;
  * Return: 0, CONFIG_E_INVALID (the problems say why), or -ENOMEM.
  */
 int config_read(struct config *config, const struct config_source *source, struct config_problems *problems);
+
+/*
+ * Reads accelerate's file, which names the file that has the settings, and must have none itself. config: likewise; it
+ * has no more than world.size, 0 if the text has no number of processes that counts.
+ */
+int config_read_cover(struct config *config, const struct config_source *source, struct config_problems *problems);

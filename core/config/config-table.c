@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The table of configuration keys has one row for each key; lookups are by path, by section, and by nearness. */
+/* The table of configuration keys has one row for each key. */
 
 #include "core/config/config-table.h"
 
 #include "core/base/base.h"
 #include "core/config/config.h"
 
-#include <ctype.h>
 #include <math.h>
 #include <string.h>
 #include <syslog.h>
@@ -46,6 +45,10 @@
     }
 #define INERT_ONLY(path_, accepted_, sentence_, ...) INERT(path_, sentence_, .accepted = accepted_, __VA_ARGS__)
 #define INERT_IF_NOT(usual_, path_, sentence_) INERT(path_, sentence_, .usual = usual_)
+#define ALIAS(path_, same_, ...)                                                                                       \
+    {                                                                                                                  \
+        .path = path_, .same = same_, .sentence = "Another name of " same_ ".", .kind = CONFIG_ALIAS, __VA_ARGS__      \
+    }
 #define REFUSED(path_, sentence_, ...)                                                                                 \
     {                                                                                                                  \
         .path = path_, .sentence = sentence_, .kind = CONFIG_REFUSED, __VA_ARGS__                                      \
@@ -53,31 +56,55 @@
 
 static const struct config_choice log_levels[] = {{"error", LOG_ERR}, {"warning", LOG_WARNING}, {"notice", LOG_NOTICE},
                                                   {"info", LOG_INFO}, {"debug", LOG_DEBUG},     {}};
-static const struct config_choice devices[] = {{"cpu", CONFIG_DEVICE_CPU}, {"cuda", CONFIG_DEVICE_CUDA}, {}};
+static const struct config_choice devices[] = {
+    {"cpu", CONFIG_DEVICE_CPU}, {"cuda", CONFIG_DEVICE_CUDA}, {"gpu", .refused = "is called cuda"}, {}};
 static const struct config_choice collectives[] = {
     {"local", CONFIG_COLLECTIVE_LOCAL}, {"gloo", CONFIG_COLLECTIVE_GLOO}, {"nccl", CONFIG_COLLECTIVE_NCCL}, {}};
 static const struct config_choice stage3_on_one_node[] = {
     {"mapped", CONFIG_STAGE3_MAPPED}, {"gathered", CONFIG_STAGE3_GATHERED}, {}};
 static const struct config_choice optim_bits[] = {{"32", 32}, {"8", 8}, {}};
 static const struct config_choice master_weight_bits[] = {{"32", 32}, {"24", 24}, {}};
-static const struct config_choice offloads[] = {{"none", CONFIG_OFFLOAD_NONE}, {"cpu", CONFIG_OFFLOAD_CPU}, {}};
+static const struct config_choice offloads[] = {{"none", CONFIG_OFFLOAD_NONE},
+                                                {"cpu", CONFIG_OFFLOAD_CPU},
+                                                {"false", CONFIG_OFFLOAD_NONE, .spelling = true}, /* of cpu_offload */
+                                                {"true", CONFIG_OFFLOAD_CPU, .spelling = true},
+                                                {"nvme", .refused = "is a disk, and zerod offloads nothing to disk"},
+                                                {}};
+
+#define ONE_BIT "sends one bit for each element of a gradient, which changes what is trained"
+#define NO_OPTIMIZER "is another optimizer, which zerod does not have"
 static const struct config_choice optimizers[] = {{"AdamW", OPTIMIZER_ADAMW},
                                                   {"Adam", OPTIMIZER_ADAM},
                                                   {"SGD", OPTIMIZER_SGD},
                                                   {"Lion", OPTIMIZER_LION},
                                                   {"Adagrad", OPTIMIZER_ADAGRAD},
                                                   {"Muon", OPTIMIZER_MUON},
+                                                  {"OneBitAdam", .refused = ONE_BIT},
+                                                  {"ZeroOneAdam", .refused = ONE_BIT},
+                                                  {"OneBitLamb", .refused = ONE_BIT},
+                                                  {"Lamb", .refused = NO_OPTIMIZER},
+                                                  {"MuAdam", .refused = NO_OPTIMIZER},
+                                                  {"MuAdamW", .refused = NO_OPTIMIZER},
+                                                  {"MuSGD", .refused = NO_OPTIMIZER},
+                                                  {"NAdam", .refused = NO_OPTIMIZER},
+                                                  {"RAdam", .refused = NO_OPTIMIZER},
+                                                  {"Adamax", .refused = NO_OPTIMIZER},
+                                                  {"ASGD", .refused = NO_OPTIMIZER},
                                                   {}};
 static const struct config_choice adjust_lr_fns[] = {
     {"original", MUON_ORIGINAL}, {"match_rms_adamw", MUON_MATCH_RMS_ADAMW}, {}};
+#define NO_SCHEDULE "is another schedule, which zerod does not have; a scheduler of torch's in the program will do"
 static const struct config_choice schedulers[] = {{"WarmupLR", SCHEDULE_WARMUP},
                                                   {"WarmupDecayLR", SCHEDULE_WARMUP_DECAY},
                                                   {"WarmupCosineLR", SCHEDULE_WARMUP_COSINE},
+                                                  {"OneCycle", .refused = NO_SCHEDULE},
+                                                  {"LRRangeTest", .refused = NO_SCHEDULE},
                                                   {}};
 static const struct config_choice warmups[] = {{"log", SCHEDULE_WARMUP_LOG}, {"linear", SCHEDULE_WARMUP_LINEAR}, {}};
 static const struct config_choice allreduce_ops[] = {
     {"mean", CONFIG_ALLREDUCE_MEAN}, {"sum", CONFIG_ALLREDUCE_SUM}, {}};
-static const struct config_choice wire_types[] = {{"fp32", DTYPE_F32}, {"bf16", DTYPE_BF16}, {}};
+static const struct config_choice wire_types[] = {
+    {"fp32", DTYPE_F32}, {"bf16", DTYPE_BF16}, {"fp16", DTYPE_F16, .spelling = true}, {}};
 static const struct config_choice persist[] = {
     {"restart", CONFIG_PERSIST_RESTART}, {"off", CONFIG_PERSIST_OFF}, {}};
 static const struct config_choice weights[] = {
@@ -97,6 +124,12 @@ static const struct config_choice on_leave[] = {{"stop", CONFIG_LEAVE_STOP}, {"c
 #define MAX_ELEMS 1e12
 #define MAX_STEPS 1e12
 #define MAX_MS 2592000000.0 /* 30 days */
+#define DATA_PARALLEL "zerod is data-parallel: each rank has the whole model, and a batch of its own."
+#define QUANTIZED "Training with quantized weights is DeepSpeed's own; zerod trains the weights as they are."
+#define ENGINE_DATA "DeepSpeed's engine chooses the data; with zerod the trainers do."
+#define LAUNCHER "zerodrun starts the ranks."
+#define NO_BF16_SCALE "Only fp16 has a loss scale, for DeepSpeed, too."
+#define RATES "Write the rates into the groups of the program: lr of those with use_muon, and lr of the others."
 #define MIN_EPS 1e-30       /* still positive after rounding to fp32: 0 / (sqrt(0) + eps) must not be NaN */
 
 static const struct config_key table[] = {
@@ -139,18 +172,21 @@ static const struct config_key table[] = {
 
     SECTION("zero_optimization", "How state, gradients and weights are partitioned."),
     KEY("zero_optimization.stage", WHOLE, zero.stage,
-        "What is partitioned: 1 optimizer state, 2 gradients too, 3 weights too.", DEEPSPEED, .def = "2", RANGE(1, 3)),
+        "What is partitioned: 1 optimizer state, 2 gradients too, 3 weights too. 0 (nothing) runs as 1, with the same "
+        "numbers.",
+        DEEPSPEED, .def = "2", RANGE(0, 3)),
     KEY("zero_optimization.reduce_bucket_size", WHOLE, zero.reduce_bucket_size,
         "Largest bucket; a larger parameter is its own bucket, pushed in parts of this size. auto: 500000, with "
         "several nodes 8000000; if the models are on GPUs 50000000, with Muon 8000000.",
-        .flags = CONFIG_DEEPSPEED | CONFIG_AUTO, .unit = "elements", .def = "auto", RANGE(1, MAX_ELEMS)),
+        .flags = CONFIG_DEEPSPEED | CONFIG_AUTO | CONFIG_AT_ONCE, .unit = "elements", .def = "auto",
+        RANGE(0, MAX_ELEMS)),
     KEY("zero_optimization.overlap_comm", BOOL, zero.overlap_comm,
         "Room for several buckets in the ring, so that reductions hide behind the backward, and for a whole "
         "micro-batch if the models are on GPUs; false: for two, less memory.",
         .flags = CONFIG_DEEPSPEED | CONFIG_NULLABLE, .def = "true"),
     KEY("zero_optimization.stage3_max_live_parameters", WHOLE, zero.stage3_max_live_parameters,
-        "Stage 3: what a rank may hold gathered at one time.", DEEPSPEED, .unit = "elements", .def = "1000000000",
-        RANGE(1, MAX_ELEMS)),
+        "Stage 3: what a rank may hold gathered at one time.", .flags = CONFIG_DEEPSPEED | CONFIG_AT_ONCE,
+        .unit = "elements", .def = "1000000000", RANGE(0, MAX_ELEMS)),
     KEY("zero_optimization.stage3_on_one_node", CHOICE, zero.stage3_on_one_node,
         "Stage 3 where one node's memory has all weights. mapped: they are read where they lie, as in stage 2. "
         "gathered: only what a rank has gathered can be read, as with several nodes.",
@@ -176,15 +212,15 @@ static const struct config_key table[] = {
     SECTION("optimizer.params", "Depends on optimizer.type; what the type does not take is refused."),
     KEY("optimizer.params.lr", REAL, optimizer.hyper.lr, "Learning rate.", DEEPSPEED, .def = "0.001", RANGE(0, 1e6),
         .only = ADAMW | ADAM | SGD | MUON),
-    KEY("optimizer.params.lr", REAL, optimizer.hyper.lr, "Learning rate.", DEEPSPEED, .def = "0.0001", RANGE(0, 1e6),
-        .only = LION),
+    KEY("optimizer.params.lr", REAL, optimizer.hyper.lr, "Learning rate.", DEEPSPEED, .def = "0.0001",
+        .elsewhere = "0.001", RANGE(0, 1e6), .only = LION),
     KEY("optimizer.params.lr", REAL, optimizer.hyper.lr, "Learning rate.", DEEPSPEED, .def = "0.01", RANGE(0, 1e6),
         .only = ADAGRAD),
     KEY("optimizer.params.betas", PAIR, optimizer.hyper.beta1, "Decay of the first and second moment, per step.",
         .flags = CONFIG_DEEPSPEED | CONFIG_BELOW_MAX, .def = "[0.9, 0.999]", RANGE(0, 1), .only = ADAMW | ADAM | MUON),
     KEY("optimizer.params.betas", PAIR, optimizer.hyper.beta1,
         "Weight of the momentum in the update, and its decay per step.", .flags = CONFIG_DEEPSPEED | CONFIG_BELOW_MAX,
-        .def = "[0.9, 0.99]", RANGE(0, 1), .only = LION),
+        .def = "[0.9, 0.99]", .elsewhere = "[0.9, 0.999]", RANGE(0, 1), .only = LION),
     KEY("optimizer.params.eps", REAL, optimizer.hyper.eps, "Added to the denominator.", DEEPSPEED, .def = "1.0e-8",
         RANGE(MIN_EPS, 1), .only = ADAMW | ADAM),
     KEY("optimizer.params.eps", REAL, optimizer.hyper.eps,
@@ -193,9 +229,9 @@ static const struct config_key table[] = {
     KEY("optimizer.params.eps", REAL, optimizer.hyper.eps, "Added to the denominator.", DEEPSPEED, .def = "1.0e-10",
         RANGE(MIN_EPS, 1), .only = ADAGRAD),
     KEY("optimizer.params.weight_decay", REAL, optimizer.hyper.weight_decay, "Weight decay, decoupled.", DEEPSPEED,
-        .def = "0.01", RANGE(0, 1e3), .only = ADAMW),
+        .def = "0.01", .elsewhere = "0", RANGE(0, 1e3), .only = ADAMW),
     KEY("optimizer.params.weight_decay", REAL, optimizer.hyper.weight_decay, "Weight decay, decoupled.", DEEPSPEED,
-        .def = "0.1", RANGE(0, 1e3), .only = MUON),
+        .def = "0.1", .elsewhere = "0", RANGE(0, 1e3), .only = MUON),
     KEY("optimizer.params.weight_decay", REAL, optimizer.hyper.weight_decay,
         "Weight decay: decoupled for Lion and for Adam with adam_w_mode, else added to the gradient.", DEEPSPEED,
         .def = "0", RANGE(0, 1e3), .only = ADAM | SGD | LION | ADAGRAD),
@@ -232,14 +268,24 @@ static const struct config_key table[] = {
     KEY("optimizer.params.master_weight_bits", CHOICE, optimizer.master_weight_bits,
         "Bits of the master weights of bf16 parameters; 24: the weight, and a byte beside it.", .def = "32",
         .choices = master_weight_bits),
-    INERT_ONLY("optimizer.params.adam_w_mode", "true", "AdamW is always decoupled; type: Adam has the other mode.",
-               .only = ADAMW),
+    INERT("optimizer.params.adam_w_mode", "AdamW is always decoupled; type: Adam has the other mode.", .usual = "true",
+          .only = ADAMW),
     INERT_ONLY("optimizer.params.bias_correction", "true", "The moments' bias is always corrected.",
                .only = ADAMW | ADAM),
     INERT("optimizer.params.torch_adam", "There is one implementation.", .only = ADAMW | ADAM),
     INERT_ONLY("optimizer.params.fp32_optimizer_states", "true", "bf16.bf16_optimizer_states says what it is.",
                .only = ADAMW | ADAM),
-    REFUSED("optimizer.params.max_grad_norm", "Clipping is set for the whole job: gradient_clipping."),
+    INERT_ONLY("optimizer.params.amsgrad", "false", "The largest second moment is not kept."),
+    INERT_ONLY("optimizer.params.maximize", "false", "A loss is always minimised."),
+    INERT_ONLY("optimizer.params.max_grad_norm", "0", "Clipping is set for the whole job: gradient_clipping."),
+    INERT("optimizer.params.set_grad_none", "Gradients belong to the trainers."),
+    INERT("optimizer.params.fused", "There is one implementation."),
+    INERT("optimizer.params.foreach", "There is one implementation."),
+    INERT("optimizer.params.capturable", "There is one implementation."),
+    REFUSED("optimizer.params.muon_lr", RATES, .only = MUON),
+    REFUSED("optimizer.params.adam_lr", RATES, .only = MUON),
+    INERT_ONLY("optimizer.params.ns_method", "standard", "Iterations are the standard ones, in fp32.", .only = MUON),
+    INERT("optimizer.legacy_fusion", "There is one implementation."),
 
     SECTION("scheduler",
             "Learning rate schedule; left out, lr is constant. A client that sends lr with its step wins."),
@@ -252,14 +298,15 @@ static const struct config_key table[] = {
         .max_items = 256, .only = WARMUP | DECAY),
     KEY("scheduler.params.warmup_max_lr", NUMBERS, scheduler.warmup_max_lr,
         "Learning rate after the warm-up; a list gives one for each group; null: each group's own lr.",
-        .flags = CONFIG_DEEPSPEED | CONFIG_NULLABLE, RANGE(0, 1e6), .max_items = 256, .only = WARMUP),
+        .flags = CONFIG_DEEPSPEED | CONFIG_NULLABLE, .elsewhere = "0.001", RANGE(0, 1e6), .max_items = 256,
+        .only = WARMUP),
     KEY("scheduler.params.warmup_max_lr", NUMBERS, scheduler.warmup_max_lr,
         "Learning rate after the warm-up; a list gives one for each group.", DEEPSPEED, .def = "0.001", RANGE(0, 1e6),
         .max_items = 256, .only = DECAY),
     KEY("scheduler.params.warmup_min_ratio", REAL, scheduler.warmup_min_ratio,
         "Start of the warm-up, relative to the group's lr.", DEEPSPEED, .def = "0", RANGE(0, 1), .only = COSINE),
-    KEY("scheduler.params.warmup_num_steps", WHOLE, scheduler.warmup_num_steps, "Length of the warm-up.", DEEPSPEED,
-        .unit = "steps", .def = "1000", RANGE(1, MAX_STEPS), .only = WARMUP | DECAY | COSINE),
+    KEY("scheduler.params.warmup_num_steps", WHOLE, scheduler.warmup_num_steps, "Length of the warm-up, at least 2.",
+        DEEPSPEED, .unit = "steps", .def = "1000", RANGE(0, MAX_STEPS), .only = WARMUP | DECAY | COSINE),
     KEY("scheduler.params.warmup_type", CHOICE, scheduler.warmup_type, "Shape of the warm-up.", DEEPSPEED, .def = "log",
         .choices = warmups, .only = WARMUP | DECAY | COSINE),
     KEY("scheduler.params.total_num_steps", WHOLE, scheduler.total_num_steps, "Where the decay ends.",
@@ -274,7 +321,7 @@ static const struct config_key table[] = {
         "Micro-batches in a step. auto: step() is the boundary; a number makes any other count a fault.",
         .flags = CONFIG_AUTO, .unit = "micro-batches", .def = "auto", RANGE(1, 1e6)),
     KEY("gradient_clipping", REAL, gradient_clipping, "Largest global norm; 0, as in torch: no clipping.", DEEPSPEED,
-        .def = "0", RANGE(0, 1e12)),
+        .def = "0", .elsewhere = "1 since its version 0.19.3, and 0 before", RANGE(0, 1e12)),
     KEY("gradient_allreduce_op", CHOICE, gradient_allreduce_op, "mean divides the sum over the ranks by world.size.",
         DEEPSPEED, .def = "mean", .choices = allreduce_ops),
     KEY("communication_data_type", CHOICE, communication_data_type,
@@ -294,8 +341,10 @@ static const struct config_key table[] = {
         .unit = "overflows", .def = "2", RANGE(1, 1e6)),
     KEY("fp16.consecutive_hysteresis", BOOL, fp16.scale.consecutive_hysteresis,
         "A step without overflow refills the hysteresis; false: only a doubling does.", DEEPSPEED, .def = "false"),
-    KEY("fp16.min_loss_scale", REAL, fp16.scale.min_scale, "The scale never goes below; an overflow there is E1202.",
-        .flags = CONFIG_DEEPSPEED | CONFIG_ABOVE_MIN, .def = "1", RANGE(0, 1e20)),
+    KEY("fp16.min_loss_scale", REAL, fp16.scale.min_scale,
+        "The scale never goes below, nor below 2 to the power of -126; an overflow there is E1202.", DEEPSPEED,
+        .def = "1", RANGE(0, 1e20)),
+    INERT("fp16.opt_level", "Casting happens in the trainers."),
     INERT("fp16.auto_cast", "Casting happens in the trainers."),
     INERT_ONLY("fp16.fp16_master_weights_and_grads", "false", "Master weights and sums are always fp32."),
 
@@ -307,6 +356,13 @@ static const struct config_key table[] = {
         .def = "false"),
     INERT("bf16.enabled", "The type of each parameter comes from the trainers."),
     INERT_ONLY("bf16.bf16_master_weights_and_grads", "false", "Master weights and sums are always fp32."),
+    INERT("bf16.auto_cast", "Casting happens in the trainers."),
+    INERT_IF_NOT("0, 1", "bf16.loss_scale", NO_BF16_SCALE),
+    INERT("bf16.initial_scale_power", NO_BF16_SCALE),
+    INERT("bf16.loss_scale_window", NO_BF16_SCALE),
+    INERT("bf16.hysteresis", NO_BF16_SCALE),
+    INERT("bf16.consecutive_hysteresis", NO_BF16_SCALE),
+    INERT("bf16.min_loss_scale", NO_BF16_SCALE),
     INERT("bf16.immediate_grad_update", "Gradients are added as they come."),
     INERT("bf16.check_grad_overflow", "The check is always on."),
 
@@ -379,6 +435,8 @@ static const struct config_key table[] = {
     INERT("checkpoint.load_universal", "Every checkpoint can be loaded into any number of ranks."),
     INERT("checkpoint.use_node_local_storage", "All nodes write into checkpoint.dir, which they share."),
     INERT("checkpoint.parallel_write", "One thread fills a disk."),
+    INERT("checkpoint.checkpoint_serialization", "The format is safetensors."),
+    INERT("checkpoint.writer", "One thread fills a disk, while training goes on."),
 
     SECTION("limits", "What the daemon may hold and how long it waits."),
     KEY("limits.memory", SIZE, limits.memory_bytes,
@@ -402,23 +460,42 @@ static const struct config_key table[] = {
     INERT("prescale_gradients", "Unscaling, averaging and clipping are one factor, applied once, in fp32."),
     INERT("gradient_predivide_factor", "Unscaling, averaging and clipping are one factor, applied once, in fp32."),
     INERT("disable_allgather", "On one node weights are shared, between nodes always gathered."),
+    INERT("allgather_size", "Weights travel in the buckets of reduce_bucket_size."),
     INERT("sparse_gradients", "Gradients are pushed dense."),
     INERT("seq_parallel_communication_data_type", "Sequence parallelism belongs to the trainers."),
-    INERT("data_types", "Gradients are always accumulated in fp32."),
+    INERT("data_types", "Types are the trainers', and gradients are always accumulated in fp32."),
     INERT_IF_NOT("true", "zero_allow_untested_optimizer", "All optimizers listed here are tested."),
     INERT_IF_NOT("true", "zero_force_ds_cpu_optimizer", "There is one implementation."),
+    INERT("torch_autocast", "Casting happens in the trainers."),
+    INERT("fp8", "The type of each parameter comes from the trainers."),
     INERT("aio", "Nothing is offloaded to disk."),
-    INERT("elasticity", "The number of ranks is world.size."),
+    INERT("elasticity", "The number of ranks is world.size, and the batch belongs to the trainers."),
+    INERT("autotuning", "There are no experiments; auto and the defaults are for the job as it is."),
     INERT("activation_checkpointing", "Activations belong to the trainers."),
+    INERT("sparse_attention", "Attention belongs to the trainers; a program that reads this key itself still does."),
+    INERT("compile", "The model belongs to the trainers, and so does compiling it."),
+    INERT("graph_harvesting", "The model belongs to the trainers, and so does compiling it."),
+    INERT("eigenvalue", "It is for quantize_training alone."),
+    INERT("hybrid_engine", "Generating belongs to the trainers."),
     INERT("flops_profiler", "Profiling belongs to the trainers; zerodctl status says where a step's time goes."),
     INERT("comms_logger", "zerodctl status says where a step's time goes."),
+    INERT("comms_config", "zerodctl status says where a step's time goes."),
+    INERT("timers", "zerodctl status says where a step's time goes."),
     INERT("steps_per_print", "zerodctl status shows progress at any time."),
     INERT("wall_clock_breakdown", "zerodctl status says where a step's time goes."),
     INERT("memory_breakdown", "zerodctl status shows memory by class."),
     INERT("dump_state", "zerod --print-config shows the effective configuration."),
+    INERT("monitor_config", "Logging of metrics belongs to the trainers."),
     INERT("tensorboard", "Logging of metrics belongs to the trainers."),
     INERT("wandb", "Logging of metrics belongs to the trainers."),
     INERT("csv_monitor", "Logging of metrics belongs to the trainers."),
+    INERT("comet", "Logging of metrics belongs to the trainers."),
+    INERT("nebula", "The daemon writes checkpoints; see the section checkpoint."),
+    INERT("datastates_ckpt", "The daemon writes checkpoints; see the section checkpoint."),
+    INERT("dataloader_drop_last", "Data loaders belong to the trainers."),
+    INERT("vocabulary_size", "The model belongs to the trainers."),
+    INERT("use_data_before_expert_parallelism", "zerod is data-parallel."),
+    INERT_ONLY("sequence_parallel_size", "1", DATA_PARALLEL),
 
     INERT_IF_NOT("true", "zero_optimization.contiguous_gradients",
                  "Gradients are pushed into contiguous buckets anyway."),
@@ -434,6 +511,11 @@ static const struct config_key table[] = {
     INERT("zero_optimization.elastic_checkpoint", "Checkpoints are written by the trainers."),
     INERT_IF_NOT("true", "zero_optimization.ignore_unused_parameters",
                  "diagnostics.on_missing decides what happens to them."),
+    INERT_IF_NOT("true", "zero_optimization.find_unused_parameters",
+                 "diagnostics.on_missing decides what happens to them."),
+    INERT("zero_optimization.ignore_missing_optim_state", "checkpoint.strict says what a checkpoint may lack."),
+    INERT("zero_optimization.legacy_stage1", "There is one stage 1."),
+    INERT("zero_optimization.grad_hooks", "Gradients leave as they become ready."),
     INERT("zero_optimization.round_robin_gradients", "All owners are served by one pool of threads."),
     INERT("zero_optimization.sub_group_size", "The update runs in pieces that fit a processor's cache."),
     INERT("zero_optimization.stage3_prefetch_bucket_size",
@@ -449,143 +531,146 @@ static const struct config_key table[] = {
     INERT("zero_optimization.stage3_use_all_reduce_for_fetch_params", "Gathering is a local copy."),
     INERT("zero_optimization.stage3_allgather_sequential", "Gathering is a local copy."),
     INERT("zero_optimization.offload_param", "Weights live where the state lives; see device."),
+    INERT_ONLY("zero_optimization.offload_param.device", "none, cpu", "Nothing is offloaded to disk."),
+    INERT("zero_optimization.cpu_offload_param", "Weights live where the state lives; see device."),
+    INERT("zero_optimization.cpu_offload_use_pin_memory", "Host memory is registered by the client that needs it."),
     INERT("zero_optimization.offload_optimizer.nvme_path", "Nothing is offloaded to disk."),
     INERT("zero_optimization.offload_optimizer.buffer_count", "Nothing is offloaded to disk."),
+    INERT("zero_optimization.offload_optimizer.buffer_size", "Nothing is offloaded to disk."),
+    INERT("zero_optimization.offload_optimizer.max_in_cpu", "Nothing is offloaded to disk."),
     INERT_IF_NOT("true", "zero_optimization.offload_optimizer.pin_memory",
                  "Host memory is registered by the client that needs it."),
+    INERT("zero_optimization.offload_optimizer.pipeline", "Nothing is offloaded to disk."),
     INERT("zero_optimization.offload_optimizer.pipeline_read", "Nothing is offloaded to disk."),
     INERT("zero_optimization.offload_optimizer.pipeline_write", "Nothing is offloaded to disk."),
     INERT("zero_optimization.offload_optimizer.fast_init", "Nothing is offloaded to disk."),
-    INERT_ONLY("zero_optimization.offload_optimizer.ratio", "1.0", "The state is offloaded as a whole or not at all."),
-    INERT_ONLY("zero_optimization.offload_optimizer.super_offload", "false", "The state is offloaded by zerod itself."),
+    INERT_IF_NOT("1", "zero_optimization.offload_optimizer.ratio", "The state is offloaded as a whole or not at all."),
+    INERT("zero_optimization.offload_optimizer.super_offload", "The state is offloaded by zerod itself."),
     INERT("zero_optimization.offload_optimizer.cpuadam_cores_perc", "threads says how many threads update."),
-    INERT("zero_optimization.zero_hpz_partition_size", "A node holds its weights once, for all its ranks."),
+    INERT_IF_NOT("1", "zero_optimization.zero_hpz_partition_size", "A node holds its weights once, for all its ranks."),
     INERT_ONLY("zero_optimization.zero_quantized_weights", "false", "Weights are never quantized."),
     INERT_ONLY("zero_optimization.zero_quantized_nontrainable_weights", "false", "Weights are never quantized."),
     INERT_ONLY("zero_optimization.zero_quantized_gradients", "false",
                "Gradients are never quantized; communication_data_type can make them bf16."),
-    INERT_ONLY("zero_optimization.mics_shard_size", "-1", "Partitions are always one for each rank of the world."),
+    INERT("zero_optimization.zeropp_loco_param", "It is for zero_quantized_gradients alone."),
+    INERT_IF_NOT("-1", "zero_optimization.mics_shard_size", "Partitions are always one for each rank of the world."),
     INERT("zero_optimization.mics_hierarchical_params_gather", "A node gathers for all its ranks at once."),
     INERT("zero_optimization.memory_efficient_linear", "Layers belong to the trainers."),
     INERT("zero_optimization.pipeline_loading_checkpoint", "Checkpoints are loaded by the trainers."),
     INERT("zero_optimization.override_module_apply", "Modules belong to the trainers."),
     INERT("zero_optimization.log_trace_cache_warnings", "There is no trace to get out of step with."),
     INERT("zero_optimization.enable_sanity_checks", "The checks are always on."),
+    INERT("zero_optimization.save_muon_momentum_buffer_in_memory", "The momentum is always in memory."),
     INERT("zero_optimization.leaf_module", "The trainers say what is gathered together."),
-    REFUSED("zero_optimization.cpu_offload",
-            "Deprecated by DeepSpeed as well: write offload_optimizer: {device: cpu}."),
+
+    /* What changes the numbers, or is another kind of parallelism. */
     REFUSED("zero_optimization.zenflow",
             "Updates that lag behind their gradients change what is trained; zerod's steps are whole."),
-    REFUSED("zero_optimization.legacy_stage1", "There is one stage 1; leave the key out."),
     REFUSED("amp", "Apex is not supported; use fp16, or declare bf16 parameters."),
+    REFUSED("msamp", "Optimizer states of 8-bit floats are not supported; optimizer.params.optim_bits: 8 has another "
+                     "form of 8 bits."),
+    REFUSED("tensor_parallel", DATA_PARALLEL),
+    INERT_ONLY("tensor_parallel.autotp_size", "0, 1", DATA_PARALLEL),
+    INERT_ONLY("tensor_parallel.tp_size", "0, 1", DATA_PARALLEL),
+    REFUSED("tensor_parallel.tp", DATA_PARALLEL),
+    INERT_ONLY("tensor_parallel.tp.tp_size", "1", DATA_PARALLEL),
+    REFUSED("sequence_parallel", DATA_PARALLEL),
+    REFUSED("expert_parallel", DATA_PARALLEL),
+    REFUSED("pipeline", DATA_PARALLEL),
+    REFUSED("quantize_training", QUANTIZED),
+    REFUSED("weight_quantization", QUANTIZED),
+    REFUSED("compression_training", "Pruned and quantized layers are DeepSpeed's own; leave it out, or prune in the "
+                                    "program."),
+    REFUSED("progressive_layer_drop", "DeepSpeed's engine leaves layers out; zerod does not touch the model."),
+    REFUSED("curriculum_learning", ENGINE_DATA),
+    REFUSED("data_efficiency", ENGINE_DATA),
+
+    /* Other names that DeepSpeed has for keys. */
+    ALIAS("bfloat16", "bf16"),
+    ALIAS("zero_optimization.max_live_parameters", "zero_optimization.stage3_max_live_parameters"),
+    ALIAS("zero_optimization.prefetch_bucket_size", "zero_optimization.stage3_prefetch_bucket_size"),
+    ALIAS("zero_optimization.param_persistence_threshold", "zero_optimization.stage3_param_persistence_threshold"),
+    ALIAS("zero_optimization.model_persistence_threshold", "zero_optimization.stage3_model_persistence_threshold"),
+    ALIAS("zero_optimization.max_reuse_distance", "zero_optimization.stage3_max_reuse_distance"),
+    ALIAS("zero_optimization.gather_16bit_weights_on_model_save",
+          "zero_optimization.stage3_gather_16bit_weights_on_model_save"),
+    ALIAS("zero_optimization.gather_fp16_weights_on_model_save",
+          "zero_optimization.stage3_gather_16bit_weights_on_model_save"),
+    ALIAS("zero_optimization.stage3_gather_fp16_weights_on_model_save",
+          "zero_optimization.stage3_gather_16bit_weights_on_model_save"),
+    ALIAS("zero_optimization.module_granularity_threshold", "zero_optimization.stage3_module_granularity_threshold"),
+    ALIAS("zero_optimization.use_all_reduce_for_fetch_params",
+          "zero_optimization.stage3_use_all_reduce_for_fetch_params"),
+    ALIAS("zero_optimization.allgather_sequential", "zero_optimization.stage3_allgather_sequential"),
+    ALIAS("zero_optimization.cpu_offload", "zero_optimization.offload_optimizer.device"),
+    ALIAS("zero_optimization.cpu_offload_params", "zero_optimization.cpu_offload_param"),
+
+    /* Files of accelerate. */
+    ALIAS("num_processes", "world.size"),
+    {.path = "deepspeed_config", .kind = CONFIG_ALIAS, .sentence = "accelerate's names of DeepSpeed's keys."},
+    ALIAS("deepspeed_config.zero_stage", "zero_optimization.stage"),
+    ALIAS("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps"),
+    ALIAS("deepspeed_config.gradient_clipping", "gradient_clipping"),
+    ALIAS("deepspeed_config.offload_optimizer_device", "zero_optimization.offload_optimizer.device"),
+    ALIAS("deepspeed_config.offload_param_device", "zero_optimization.offload_param.device"),
+    ALIAS("deepspeed_config.offload_optimizer_nvme_path", "zero_optimization.offload_optimizer.nvme_path"),
+    ALIAS("deepspeed_config.zero3_save_16bit_model", "zero_optimization.stage3_gather_16bit_weights_on_model_save"),
+    {.path = "deepspeed_config.deepspeed_config_file",
+     .kind = CONFIG_ALIAS,
+     .type = CONFIG_PATH,
+     .sentence = "The DeepSpeed file that has the settings."},
+    INERT("deepspeed_config.offload_param_nvme_path", "Nothing is offloaded to disk."),
+    INERT("deepspeed_config.zero3_init_flag", "Ranks other than 0 may build the model under torch.device(\"meta\")."),
+    INERT("deepspeed_config.deepspeed_multinode_launcher", LAUNCHER),
+    INERT("deepspeed_config.deepspeed_hostfile", LAUNCHER),
+    INERT("deepspeed_config.deepspeed_exclusion_filter", LAUNCHER),
+    INERT("deepspeed_config.deepspeed_inclusion_filter", LAUNCHER),
+    INERT("deepspeed_config.deepspeed_moe_layer_cls_names", "The trainers say what is gathered together."),
+    INERT_IF_NOT("LOCAL_MACHINE", "compute_environment", LAUNCHER),
+    INERT_ONLY("distributed_type",
+               "NO, DEEPSPEED, FSDP, MULTI_CPU, MULTI_GPU, MULTI_NPU, MULTI_MLU, MULTI_SDAA, "
+               "MULTI_MUSA, MULTI_XPU, MULTI_HPU, MULTI_NEURON",
+               DATA_PARALLEL),
+    INERT_IF_NOT("no", "mixed_precision", "The type of each parameter, and casting, are the trainers'."),
+    INERT_IF_NOT("no", "downcast_bf16", "It is for TPUs alone."),
+    INERT("fp8_config", "The type of each parameter, and casting, are the trainers'."),
+    INERT_IF_NOT("1", "num_machines", "Nodes are world.nodes, or those of zerodrun --nodes."),
+    INERT_IF_NOT("0", "machine_rank", "Nodes are world.nodes, or those of zerodrun --nodes."),
+    INERT("main_process_ip", LAUNCHER),
+    INERT("main_process_port", LAUNCHER),
+    INERT_IF_NOT("main", "main_training_function", LAUNCHER),
+    INERT_IF_NOT("static", "rdzv_backend", LAUNCHER),
+    INERT_IF_NOT("true", "same_network", LAUNCHER),
+    INERT_IF_NOT("all", "gpu_ids", "Ranks see the GPUs of CUDA_VISIBLE_DEVICES."),
+    INERT("use_cpu", "The model is where the program puts it."),
+    INERT("debug", "The checks are always on."),
+    INERT("enable_cpu_affinity", LAUNCHER),
+    INERT("mpirun_config", LAUNCHER),
+    INERT("ipex_config", "The model belongs to the trainers."),
+    INERT_IF_NOT("NO", "dynamo_backend", "The model belongs to the trainers, and so does compiling it."),
+    INERT("dynamo_config", "The model belongs to the trainers, and so does compiling it."),
+    INERT("fsdp_config", "zero_optimization says what is partitioned; the numbers are the same."),
+    REFUSED("megatron_lm_config", DATA_PARALLEL),
+    REFUSED("parallelism_config", DATA_PARALLEL),
+    INERT_IF_NOT("1", "parallelism_config.parallelism_config_dp_shard_size",
+                 "zero_optimization says what is partitioned."),
+    INERT_IF_NOT("1", "parallelism_config.parallelism_config_dp_replicate_size",
+                 "zero_optimization says what is partitioned."),
+    INERT_ONLY("parallelism_config.parallelism_config_tp_size", "1", DATA_PARALLEL),
+    INERT_ONLY("parallelism_config.parallelism_config_cp_size", "1", DATA_PARALLEL),
+    INERT_ONLY("parallelism_config.parallelism_config_sp_size", "1", DATA_PARALLEL),
+    INERT("tpu_env", LAUNCHER),
+    INERT("tpu_name", LAUNCHER),
+    INERT("tpu_zone", LAUNCHER),
+    INERT("tpu_vm", LAUNCHER),
+    INERT("tpu_use_cluster", LAUNCHER),
+    INERT("tpu_use_sudo", LAUNCHER),
+    INERT("command_file", LAUNCHER),
+    INERT("commands", LAUNCHER),
 };
 
 const struct config_key *config_table(size_t *n_keys)
 {
     *n_keys = ARRAY_SIZE(table);
     return table;
-}
-
-const char *config_key_leaf(const struct config_key *key)
-{
-    const char *dot = strrchr(key->path, '.');
-
-    return dot ? dot + 1 : key->path;
-}
-
-bool config_key_applies(const struct config_key *key, unsigned active)
-{
-    return key->only == 0 || (key->only & active) != 0;
-}
-
-/* Is key a direct child of section? */
-static bool stands_in(const struct config_key *key, const char *section)
-{
-    size_t n = (size_t)(config_key_leaf(key) - key->path);
-    size_t n_section = strlen(section);
-
-    if (n == 0)
-        return n_section == 0;
-    return n == n_section + 1 && memcmp(key->path, section, n_section) == 0;
-}
-
-const struct config_key *config_table_lookup(const char *path, unsigned active)
-{
-    for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
-        if (config_key_applies(&table[i], active) && strcmp(table[i].path, path) == 0)
-            return &table[i];
-    }
-    return NULL;
-}
-
-const struct config_key *config_table_find(const char *section, const char *name, unsigned active)
-{
-    for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
-        if (config_key_applies(&table[i], active) && strcmp(config_key_leaf(&table[i]), name) == 0 &&
-            stands_in(&table[i], section))
-            return &table[i];
-    }
-    return NULL;
-}
-
-/*
- * Optimal string alignment, letters without regard to case. Three rows suffice: a swap looks two rows back.
- */
-unsigned config_distance(const char *a, const char *b)
-{
-    enum { LONGEST = 64 };
-    unsigned rows[3][LONGEST + 1];
-    size_t n_a = strnlen(a, LONGEST), n_b = strnlen(b, LONGEST);
-
-    for (size_t j = 0; j <= n_b; j++)
-        rows[0][j] = (unsigned)j;
-    for (size_t i = 1; i <= n_a; i++) {
-        unsigned *row = rows[i % 3], *above = rows[(i + 2) % 3], *above2 = rows[(i + 1) % 3];
-
-        row[0] = (unsigned)i;
-        for (size_t j = 1; j <= n_b; j++) {
-            int x = tolower((unsigned char)a[i - 1]), y = tolower((unsigned char)b[j - 1]);
-            unsigned best = MIN(above[j], row[j - 1]) + 1;
-
-            best = MIN(best, above[j - 1] + (x != y));
-            if (i > 1 && j > 1 && x == tolower((unsigned char)b[j - 2]) && y == tolower((unsigned char)a[i - 2]))
-                best = MIN(best, above2[j - 2] + 1);
-            row[j] = best;
-        }
-    }
-    return rows[n_a % 3][n_b];
-}
-
-/*
- * Nearness in quarters of a letter. A key that is only accepted costs a letter more than one that works.
- * Another section costs two and a half: "stage" at the top means zero_optimization.stage, but "sise" under
- * world is no reason to leave world.
- */
-static unsigned remoteness(const struct config_key *key, const char *section, const char *name)
-{
-    unsigned remote = 4 * config_distance(name, config_key_leaf(key));
-
-    if (key->kind != CONFIG_OURS)
-        remote += 4;
-    if (!stands_in(key, section))
-        remote += 8 + 2;
-    return remote;
-}
-
-const struct config_key *config_table_nearest(const char *section, const char *name, unsigned active)
-{
-    const struct config_key *nearest = NULL;
-    unsigned least = 0;
-
-    for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
-        unsigned remote = remoteness(&table[i], section, name);
-
-        if (table[i].kind == CONFIG_REFUSED || !config_key_applies(&table[i], active))
-            continue;
-        if (!nearest || remote < least) {
-            nearest = &table[i];
-            least = remote;
-        }
-    }
-    return nearest;
 }

@@ -16,8 +16,9 @@
 
 enum config_kind {
     CONFIG_OURS,
-    CONFIG_INERT,   /* DeepSpeed's, has no effect here: accepted, the sentence says why */
-    CONFIG_REFUSED, /* known, but refused: the sentence says what to write instead */
+    CONFIG_INERT,   /* DeepSpeed's or accelerate's, has no effect here: accepted, the sentence says why */
+    CONFIG_REFUSED, /* known, but refused unless it is switched off: the sentence says why, or what to write instead */
+    CONFIG_ALIAS,   /* another name of the key `same`; without it a section of such names */
 };
 
 enum config_type {
@@ -52,6 +53,7 @@ enum {
     CONFIG_ABOVE_MIN = 1 << 4, /* min itself is not allowed */
     CONFIG_BELOW_MAX = 1 << 5, /* max itself is not allowed */
     CONFIG_OWN = 1 << 6,       /* each node's own: need not be alike on all nodes */
+    CONFIG_AT_ONCE = 1 << 7,   /* 0, which is "at once" for DeepSpeed, is the same as leaving it out */
 };
 
 /* Bits of `only`: 1 << enum optimizer, and 1 << (8 + enum schedule_type). 0: always. */
@@ -59,8 +61,10 @@ enum {
 #define CONFIG_ONLY_SCHEDULE(type) (1u << (8 + (type)))
 
 struct config_choice {
-    const char *name; /* NULL ends the list */
+    const char *name; /* NULL ends the list; letters without regard to case */
     int value;
+    bool spelling;       /* another name of an earlier choice */
+    const char *refused; /* known, but not allowed: why */
 };
 
 struct config_key {
@@ -75,8 +79,10 @@ struct config_key {
     double min, max;  /* numbers: range; lists: of each item */
     size_t max_items; /* lists */
     const struct config_choice *choices;
-    const char *accepted; /* inert: the only value that changes nothing; NULL: any */
-    const char *usual;    /* inert: asks for what is so anyway, and is not remarked on; NULL: none */
+    const char *accepted;  /* inert: the values that change nothing, with ", " between them; NULL: any */
+    const char *usual;     /* inert: likewise those that ask for what is so anyway, and are not remarked on */
+    const char *same;      /* alias: the path of the key */
+    const char *elsewhere; /* DeepSpeed's default, if it is another and changes what is trained */
     size_t offset, size;  /* of the field; for rows under "[]" in the item's struct */
 };
 
@@ -95,8 +101,14 @@ const struct config_key *config_table_lookup(const char *path, unsigned active);
 /* Return: the row of section + "." + name (section "" at the top) among those that apply, or NULL. */
 const struct config_key *config_table_find(const char *section, const char *name, unsigned active);
 
-/* Return: the key whose name is nearest, those of the same section first. Never NULL. */
+/*
+ * Return: the key that was meant: the nearest one of the section, if it is near, or the only one of this name in
+ * another section; else NULL.
+ */
 const struct config_key *config_table_nearest(const char *section, const char *name, unsigned active);
+
+/* May name be other with a slip of the pen? One letter in four, at least one. */
+bool config_is_near(const char *name, const char *other);
 
 /* Letters to insert, drop, change or swap to make b out of a; only the first 64 bytes of each count. */
 unsigned config_distance(const char *a, const char *b);

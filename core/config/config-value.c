@@ -258,10 +258,11 @@ static const char *store_bool(const struct config_key *key, const struct config_
 static const char *store_choice(const struct config_key *key, const struct config_value *value, void *base)
 {
     for (const struct config_choice *choice = key->choices; choice->name; choice++) {
-        if (strcmp(choice->name, value->text) == 0) {
+        if (strcasecmp(choice->name, value->text) != 0)
+            continue;
+        if (!choice->refused)
             put_whole(key, base, (uint64_t)choice->value);
-            return NULL;
-        }
+        return choice->refused;
     }
     return "is not known";
 }
@@ -425,7 +426,7 @@ static void write_with_unit(FILE *file, uint64_t whole, const struct units *unit
 static void print_choice(FILE *file, const struct config_key *key, const void *base)
 {
     for (const struct config_choice *choice = key->choices; choice->name; choice++) {
-        if ((uint64_t)choice->value == get_whole(key, base))
+        if (!choice->refused && !choice->spelling && (uint64_t)choice->value == get_whole(key, base))
             fputs(choice->name, file);
     }
 }
@@ -584,8 +585,10 @@ static void allow_duration(FILE *file, const struct config_key *key)
 static void allow_choice(FILE *file, const struct config_key *key)
 {
     fputs("one of ", file);
-    for (const struct config_choice *choice = key->choices; choice->name; choice++)
-        fprintf(file, "%s%s", choice > key->choices ? ", " : "", choice->name);
+    for (const struct config_choice *choice = key->choices; choice->name; choice++) {
+        if (!choice->refused && !choice->spelling)
+            fprintf(file, "%s%s", choice > key->choices ? ", " : "", choice->name);
+    }
 }
 
 static void allow_socket(FILE *file, const struct config_key *key)

@@ -14,6 +14,7 @@
 #include <string.h>
 
 struct yaml {
+    char *copy; /* of the text, where it had comments of JSON's kind; else NULL */
     struct fy_diag *diag;
     struct fy_parser *parser;
     struct fy_document *document;
@@ -40,6 +41,7 @@ void yaml_free(struct yaml *yaml)
         fy_parser_destroy(yaml->parser);
     if (yaml->diag)
         fy_diag_unref(yaml->diag);
+    free(yaml->copy);
     free(yaml);
 }
 
@@ -143,6 +145,58 @@ static size_t skip_text(const struct config_text *text, size_t i)
     return i;
 }
 
+/* Return: where a comment ends that begins at i with // or with the mark of C; i when none does. */
+static size_t skip_json_comment(const struct config_text *text, size_t i)
+{
+    const char *s = text->text, *end = s + text->n_bytes, *stop;
+
+    if (i + 1 >= text->n_bytes || s[i] != '/' || (i > 0 && !strchr(" \t\r\n,{}[]\"", s[i - 1])))
+        return i;
+    if (s[i + 1] == '/') {
+        stop = memchr(s + i, '\n', (size_t)(end - s) - i);
+        return stop ? (size_t)(stop - s) : text->n_bytes;
+    }
+    if (s[i + 1] != '*')
+        return i;
+    stop = memmem(s + i + 2, (size_t)(end - s) - i - 2, "*/", 2);
+    return stop ? (size_t)(stop - s) + 2 : text->n_bytes;
+}
+
+/* Is the text one mapping in braces, as JSON is? Comments may come first. */
+static bool begins_with_brace(const struct config_text *text)
+{
+    size_t i = 0;
+
+    while (i < text->n_bytes && strchr(" \t\r\n\xef\xbb\xbf/#", text->text[i])) {
+        size_t end = MAX(skip_json_comment(text, i), skip_text(text, i));
+
+        i = MAX(end, i + 1);
+    }
+    return i < text->n_bytes && text->text[i] == '{';
+}
+
+/* Comments of JSON's kind become blanks, so that places stay. *copy: NULL, if there are none. Return: 0 or -ENOMEM. */
+static int blank_json_comments(const struct config_text *text, char **copy)
+{
+    for (size_t i = 0; i < text->n_bytes; i++) {
+        size_t end;
+
+        i = skip_text(text, i);
+        end = skip_json_comment(text, i);
+        if (end > i && !*copy) {
+            *copy = malloc(text->n_bytes);
+            if (!*copy)
+                return -ENOMEM;
+            memcpy(*copy, text->text, text->n_bytes);
+        }
+        for (; i < end; i++) {
+            if ((*copy)[i] != '\n' && (*copy)[i] != '\r')
+                (*copy)[i] = ' ';
+        }
+    }
+    return 0;
+}
+
 /* Counted outside of comments and quotes. */
 struct extent {
     size_t depth, n_items, n_anchors;
@@ -193,10 +247,9 @@ static void refuse_excess(const struct config_text *text, const struct config_sp
         config_problems_add(problems, text, spot, NULL, "has too many anchors; allowed: %d", MAX_ANCHORS);
 }
 
-static int check_text(const struct config_text *text, struct config_problems *problems)
+static int check_bytes(const struct config_text *text, struct config_problems *problems)
 {
     struct config_spot nowhere = {0}, spot;
-    struct extent extent;
     size_t at;
 
     if (text->n_bytes > CONFIG_MAX_BYTES) {
@@ -212,13 +265,20 @@ static int check_text(const struct config_text *text, struct config_problems *pr
                             (unsigned char)text->text[at]);
         return CONFIG_E_INVALID;
     }
-    at = find_excess(text, &extent);
-    if (at != SIZE_MAX) {
-        spot = spot_of_byte(text, at);
-        refuse_excess(text, &spot, &extent, problems);
-        return CONFIG_E_INVALID;
-    }
     return 0;
+}
+
+static int check_extent(const struct config_text *text, struct config_problems *problems)
+{
+    struct config_spot spot;
+    struct extent extent;
+    size_t at = find_excess(text, &extent);
+
+    if (at == SIZE_MAX)
+        return 0;
+    spot = spot_of_byte(text, at);
+    refuse_excess(text, &spot, &extent, problems);
+    return CONFIG_E_INVALID;
 }
 
 static int yaml_open(struct yaml *yaml, const struct config_text *text)
@@ -293,15 +353,24 @@ static int yaml_read(struct yaml *yaml, const struct config_text *text, struct c
 int yaml_new(struct yaml **out, const struct config_text *text, struct config_problems *problems)
 {
     _cleanup_(yaml_freep) struct yaml *yaml = NULL;
+    struct config_text plain = *text;
     int r;
 
-    r = check_text(text, problems);
+    r = check_bytes(text, problems);
     if (r)
         return r;
     yaml = calloc(1, sizeof(*yaml));
     if (!yaml)
         return -ENOMEM;
-    r = yaml_open(yaml, text);
+    r = begins_with_brace(text) ? blank_json_comments(text, &yaml->copy) : 0;
+    if (r < 0)
+        return r;
+    if (yaml->copy)
+        plain.text = yaml->copy;
+    r = check_extent(&plain, problems);
+    if (r)
+        return r;
+    r = yaml_open(yaml, &plain);
     if (r < 0)
         return r;
     r = yaml_read(yaml, text, problems);
@@ -345,6 +414,20 @@ const char *yaml_text(struct fy_node *node)
         return NULL;
     text = fy_node_get_scalar0(node);
     return text && strlen(text) == n_bytes ? text : NULL;
+}
+
+struct fy_node *yaml_value_of(struct fy_node *mapping, const char *name)
+{
+    struct fy_node_pair *pair;
+    void *iter = NULL;
+
+    while (mapping && fy_node_is_mapping(mapping) && (pair = fy_node_mapping_iterate(mapping, &iter))) {
+        const char *text = fy_node_pair_key(pair) ? yaml_text(fy_node_pair_key(pair)) : NULL;
+
+        if (text && strcmp(text, name) == 0)
+            return fy_node_pair_value(pair);
+    }
+    return NULL;
 }
 
 bool yaml_is_quoted(struct fy_node *node)

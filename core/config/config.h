@@ -209,8 +209,9 @@ struct config_build {
 
 /* Values of the command line, used for keys that the file lacks, as a DeepSpeed file does. 0 or NULL: not given. */
 struct config_given {
-    const char *socket; /* listen.socket */
-    unsigned ranks;     /* world.size */
+    const char *socket;   /* listen.socket */
+    unsigned ranks;       /* world.size; counts more than accelerate's num_processes */
+    unsigned usual_ranks; /* world.size if nobody gives it */
 };
 
 /* A text to read instead of a file. */
@@ -221,9 +222,9 @@ struct config_source {
 };
 
 /*
- * Reads a file; given: NULL, nothing. On success *out is the caller's (config_free) and problems may hold notes; on
- * failure *out is NULL. problems: initialised by the caller, added to, in order of place. Return: 0, CONFIG_E_INVALID,
- * or -ENOMEM.
+ * Reads a file, or the DeepSpeed file that an accelerate file names; given: NULL, nothing. On success *out is the
+ * caller's (config_free) and problems may hold notes; on failure *out is NULL. problems: initialised by the caller,
+ * added to, in order of place. Return: 0, CONFIG_E_INVALID, or -ENOMEM.
  */
 int config_load(struct config **out, const char *path, const struct config_given *given,
                 struct config_problems *problems);

@@ -12,6 +12,14 @@
  */
 static const double largest_scale = 0x1p127;
 
+/* Halving stops here at the latest: below, fp32 loses bits, and at last a gradient would be divided by 0. */
+static const double smallest_scale = 0x1p-126;
+
+static double lowest_scale(const struct lossscale *ls)
+{
+    return fmax(ls->params.min_scale, smallest_scale);
+}
+
 void lossscale_init_off(struct lossscale *ls)
 {
     *ls = (struct lossscale){.scale = 1.0};
@@ -31,7 +39,7 @@ void lossscale_init(struct lossscale *ls, const struct lossscale_params *params)
 
 bool lossscale_is_at_minimum(const struct lossscale *ls)
 {
-    return ls->dynamic && ls->hysteresis_left <= 1 && ls->scale <= ls->params.min_scale;
+    return ls->dynamic && ls->hysteresis_left <= 1 && ls->scale <= lowest_scale(ls);
 }
 
 static int lossscale_lower(struct lossscale *ls)
@@ -44,7 +52,7 @@ static int lossscale_lower(struct lossscale *ls)
         return LOSSSCALE_E_AT_MINIMUM;
 
     /* The last unit of hysteresis is not refilled here: the next overflow halves at once. */
-    ls->scale = fmax(ls->scale / 2, ls->params.min_scale);
+    ls->scale = fmax(ls->scale / 2, lowest_scale(ls));
     return 0;
 }
 

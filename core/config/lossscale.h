@@ -27,7 +27,7 @@ struct lossscale_params {
     uint64_t window;        /* steps without overflow before the one that doubles it, at least 1 */
     unsigned hysteresis;    /* overflows until it halves, at least 1 */
     bool consecutive_hysteresis;
-    double min_scale; /* > 0 */
+    double min_scale; /* 0: none of its own */
 };
 
 struct lossscale {

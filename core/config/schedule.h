@@ -39,7 +39,7 @@ struct schedule_numbers {
 struct schedule {
     enum schedule_type type;
     enum schedule_warmup warmup_type;
-    uint64_t warmup_num_steps;             /* at least 1; 1 is taken as 2, as in DeepSpeed */
+    uint64_t warmup_num_steps;             /* less than 2 is taken as 2, as in DeepSpeed */
     uint64_t total_num_steps;              /* decay, cosine */
     struct schedule_numbers warmup_min_lr; /* warmup, decay */
     struct schedule_numbers warmup_max_lr; /* warmup, decay; warmup alone: empty means each group's lr */

@@ -62,18 +62,14 @@ static void test_refusals(void **state)
         {"\"a\\e[31mb\": 1\n", "3:1", "a?[31mb", "unknown key"},
         /* keys of another type of optimizer or scheduler */
         {"optimizer: {params: {momentum: 0.9}}\n", "3:22", "optimizer.params.momentum",
-         "is not a key of AdamW; allowed here: lr, betas, eps, weight_decay, optim_bits, master_weight_bits; nearest "
-         "valid key: "
-         "optimizer.params"},
+         "is not a key of AdamW; allowed here: lr, betas, eps, weight_decay, optim_bits, master_weight_bits"},
         {"optimizer: {type: SGD, params: {beta: [0, 0]}}\n", "3:33", "optimizer.params.beta", "unknown key"},
         {"optimizer: {type: Lion, params: {eps: 1}}\n", "3:34", "optimizer.params.eps",
-         "is not a key of Lion; allowed here: lr, betas, weight_decay, optim_bits, master_weight_bits;"},
+         "is not a key of Lion; allowed here: lr, betas, weight_decay, optim_bits, master_weight_bits"},
         {"scheduler: {type: WarmupLR, params: {cos_min_ratio: 1}}\n", "3:38", "scheduler.params.cos_min_ratio",
          "is not a key of WarmupLR"},
         {"optimizer: {params: {max_grad_norm: 1}}\n", "3:37", "optimizer.params.max_grad_norm", "gradient_clipping"},
-        {"optimizer: {params: {adam_w_mode: false}}\n", "3:35", "optimizer.params.adam_w_mode", "Allowed: true"},
-        {"optimizer: {params: {bias_correction: false}}\n", "3:39", "optimizer.params.bias_correction",
-         "would change what is trained"},
+        {"optimizer: {params: {bias_correction: false}}\n", "3:39", "optimizer.params.bias_correction", "is refused: "},
         {"amp: {enabled: true}\n", "3:1", "amp", "is refused"},
         /* given twice */
         {"job: a\njob: b\n", "4:1", "job", "is given twice, first in line 3; allowed: once"},
@@ -91,7 +87,7 @@ static void test_refusals(void **state)
         {"optimizer: {params: {betas: 0.9}}\n", "3:29", "optimizer.params.betas", "is not a list"},
         {"optimizer: {params: {betas: [0.9]}}\n", "3:22", "optimizer.params.betas", "has not two items"},
         {"optimizer: {params: {betas: [0.9, [1]]}}\n", "3:22", "optimizer.params.betas", "is not a single value"},
-        {"device: gpu\n", "3:9", "device", "\"gpu\" is not known; allowed: one of cpu, cuda; nearest: cpu"},
+        {"device: gpu\n", "3:9", "device", "\"gpu\" is called cuda; allowed: one of cpu, cuda"},
         {"deterministic: yes\n", "3:16", "deterministic", "\"yes\" is not a truth value; allowed: true or false"},
         {"deterministic: \"true\"\n", "3:16", "deterministic", "is a string"},
         {"threads: \"4\"\n", "3:10", "threads", "is a string: leave the quotes out"},
@@ -101,13 +97,12 @@ static void test_refusals(void **state)
         {"gradient_clipping: 1_0\n", "3:20", "gradient_clipping", "no underscores"},
         {"gradient_clipping: 1-2\n", "3:20", "gradient_clipping", "is not a number"},
         /* out of range */
-        {"zero_optimization: {stage: 0}\n", "3:28", "zero_optimization.stage",
-         "\"0\" is out of range; allowed: a whole number from 1 to 3"},
-        {"zero_optimization: {stage: 4}\n", "3:28", "zero_optimization.stage", "is out of range"},
+        {"zero_optimization: {stage: 4}\n", "3:28", "zero_optimization.stage",
+         "\"4\" is out of range; allowed: a whole number from 0 to 3"},
         {"gradient_clipping: -1\n", "3:20", "gradient_clipping", "is out of range"},
         {"optimizer: {params: {betas: [0.9, 1.0]}}\n", "3:35", "optimizer.params.betas", "to below 1"},
         {"optimizer: {params: {eps: 0}}\n", "3:27", "optimizer.params.eps", "is out of range"},
-        {"fp16: {min_loss_scale: 0}\n", "3:24", "fp16.min_loss_scale", "above 0"},
+        {"fp16: {min_loss_scale: -1}\n", "3:24", "fp16.min_loss_scale", "from 0"},
         {"limits: {handshake_timeout: 1ms}\n", "3:29", "limits.handshake_timeout", "from 100ms to 30d"},
         {"limits: {memory: 2000TiB}\n", "3:18", "limits.memory", "is out of range"},
         /* aliases, tags, keys that are none */
@@ -130,7 +125,6 @@ static void test_refusals(void **state)
         {"collective: gloo\n", "3:13", "collective",
          "gloo needs the engine zerod-engine-gloo, which this build does not have"},
         {"collective: nccl\n", "3:13", "collective", "nccl needs the engine zerod-engine-nccl"},
-        {"communication_data_type: bf16\n", "3:26", "communication_data_type", "between nodes"},
         {"limits: {clients: 3}\n", "3:19", "limits.clients", "3 connections are fewer than the 4 ranks"},
         {"weights: private\nzero_optimization: {stage: 3}\n", "3:10", "weights", "stages 1 and 2"},
         {"optimizer: {type: SGD, params: {nesterov: true}}\n", "3:43", "optimizer.params.nesterov",
@@ -144,10 +138,10 @@ static void test_refusals(void **state)
          "scheduler.params.warmup_max_lr", "has 3 numbers, warmup_min_lr has 2"},
         /* missing */
         {"scheduler: {type: WarmupCosineLR}\n", "3:1", "scheduler.params.total_num_steps", "is missing"},
-        {"scheduler: {type: WarmupDecayLR, params: {total_num_steps: auto}}\n", "3:60",
-         "scheduler.params.total_num_steps", "is not filled in here"},
         {"scheduler: {params: {warmup_num_steps: 1}}\n", "3:1", "scheduler.type", "is missing; needed: one of"},
-        {"scheduler: {type: OneCycle, params: {cycle_min_lr: 0}}\n", "3:19", "scheduler.type", "is not known"},
+        {"scheduler: {type: OneCycle, params: {cycle_min_lr: 0}}\n", "3:19", "scheduler.type",
+         "is another schedule, which zerod does not have"},
+        {"scheduler: {type: Cosine, params: {cycle_min_lr: 0}}\n", "3:19", "scheduler.type", "is not known"},
         /* no YAML */
         {"a: [1,\n", "4:1", "", "not valid YAML"},
         {"job: \"x\n", "3:7", "", "not valid YAML: "},
@@ -160,12 +154,9 @@ static void test_refusals(void **state)
 
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[1024];
-        size_t n_problems = 1;
 
         snprintf(text, sizeof(text), MINIMAL "%s", cases[i].yaml);
-        if (strstr(cases[i].yaml, "OneCycle"))
-            n_problems = 2; /* the type, and the key that no scheduler has */
-        expect_refusal(&cases[i], text, n_problems);
+        expect_refusal(&cases[i], text, 1);
     }
 }
 
@@ -502,8 +493,6 @@ static void test_all_problems_at_once(void **state)
         "    ^~~~~~~~\n"
         "note config: f.yaml:6:18: steps_per_print: has no effect here: zerodctl status shows progress at "
         "any time.\n"
-        "    steps_per_print: 10\n"
-        "                     ^~\n"
         "E1601 config: f.yaml:8:17: diagnostics.on_duplicate: \"accumulat\" is not known; allowed: one of "
         "reject, "
         "accumulate, abort_step; nearest: accumulate\n"

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Files of DeepSpeed and accelerate switch things off, and say things, in ways of their own. */
+
+#include "core/config/config-foreign.h"
+
+#include "core/base/base.h"
+#include "core/config/config-problem.h"
+#include "core/config/config-table.h"
+#include "core/config/config-yaml.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+DEFINE_CLEANUP(struct yaml *, yaml_free);
+
+bool foreign_is_same(const char *a, const char *b)
+{
+    static const char digits[] = "-0123456789.";
+
+    if (strcasecmp(a, b) == 0)
+        return true;
+    return *a && *b && a[strspn(a, digits)] == '\0' && b[strspn(b, digits)] == '\0' &&
+           strtod(a, NULL) == strtod(b, NULL);
+}
+
+bool foreign_is_among(const char *list, const char *text)
+{
+    while (*list) {
+        size_t n = strcspn(list, ",");
+        char one[32];
+
+        snprintf(one, sizeof(one), "%.*s", (int)n, list);
+        if (foreign_is_same(one, text))
+            return true;
+        list += n;
+        list += strspn(list, ", ");
+    }
+    return false;
+}
+
+static bool is_false_or_auto(struct fy_node *value)
+{
+    const char *text = value ? yaml_text(value) : NULL;
+
+    return text && (strcasecmp(text, "false") == 0 || strcmp(text, "auto") == 0);
+}
+
+enum position { SWITCH_NONE, SWITCH_OFF, SWITCH_ON };
+
+/* The switch of a section; of one without, the switches of the sections below it together. Depth is the parser's. */
+static enum position position_of(struct fy_node *section)
+{
+    struct fy_node *enabled = yaml_value_of(section, "enabled");
+    enum position position = SWITCH_NONE;
+    struct fy_node_pair *pair;
+    void *iter = NULL;
+
+    if (enabled)
+        return is_false_or_auto(enabled) ? SWITCH_OFF : SWITCH_ON;
+    while (fy_node_is_mapping(section) && (pair = fy_node_mapping_iterate(section, &iter))) {
+        struct fy_node *value = fy_node_pair_value(pair);
+
+        if (value)
+            position = MAX(position, position_of(value));
+    }
+    return position;
+}
+
+bool foreign_is_off(struct fy_node *value)
+{
+    const char *device = yaml_text(yaml_value_of(value, "device"));
+
+    if (device && strcmp(device, "none") == 0) /* of offload_param */
+        return true;
+    if (yaml_is_null(value) || is_false_or_auto(value))
+        return true;
+    if (fy_node_is_mapping(value))
+        return fy_node_mapping_item_count(value) == 0 || position_of(value) == SWITCH_OFF;
+    return fy_node_is_sequence(value) && fy_node_sequence_item_count(value) == 0;
+}
+
+bool foreign_is_comment(const char *name)
+{
+    return *name == '_' || *name == '#' || strncmp(name, "//", 2) == 0 || strcmp(name, "comment") == 0 ||
+           strcmp(name, "comments") == 0;
+}
+
+bool foreign_is_file(struct fy_node *root)
+{
+    struct fy_node_pair *pair;
+    void *iter = NULL;
+
+    if (yaml_value_of(root, "listen"))
+        return false;
+    while (fy_node_is_mapping(root) && (pair = fy_node_mapping_iterate(root, &iter))) {
+        const char *name = fy_node_pair_key(pair) ? yaml_text(fy_node_pair_key(pair)) : NULL;
+        const struct config_key *key = name ? config_table_find("", name, UINT_MAX) : NULL;
+
+        if (key && key->kind != CONFIG_OURS)
+            return true;
+    }
+    return false;
+}
+
+int foreign_named_file(char **out, const struct config_text *text)
+{
+    _cleanup_(yaml_freep) struct yaml *yaml = NULL;
+    struct config_problems problems = CONFIG_PROBLEMS_NULL;
+    int r = yaml_new(&yaml, text, &problems);
+    const char *path = NULL;
+
+    *out = NULL;
+    config_problems_deinit(&problems);
+    if (r == 0)
+        path = yaml_text(yaml_value_of(yaml_value_of(yaml_root(yaml), "deepspeed_config"), "deepspeed_config_file"));
+    if (path && *path && !(*out = strdup(path)))
+        return -ENOMEM;
+    return r < 0 ? r : 0;
+}
