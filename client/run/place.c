@@ -170,7 +170,7 @@ static int place_make_config(struct place *place, const struct run_options *opti
     place->made_config = true;
     return made_config_write(&(struct made_config){
         .path = place->config_path,
-        .base_path = base ? options->config_path : NULL,
+        .base_path = base ? base->file : NULL,
         .socket = place->socket,
         .n_ranks = place->n_ranks,
         .nodes = &place->nodes,

@@ -429,12 +429,28 @@ static size_t read_known(struct reader *reader, const struct pair *parent)
     return n_known;
 }
 
+/* Is it one of the values that change nothing, or a list of them? */
+static bool is_accepted(const char *accepted, struct fy_node *value)
+{
+    const char *text = yaml_text(value);
+    struct fy_node *item;
+    void *iter = NULL;
+
+    if (yaml_is_null(value) || (text && (strcmp(text, "auto") == 0 || foreign_is_among(accepted, text))))
+        return true;
+    while (fy_node_is_sequence(value) && (item = fy_node_sequence_iterate(value, &iter))) {
+        text = yaml_text(item);
+        if (!text || !foreign_is_among(accepted, text))
+            return false;
+    }
+    return fy_node_is_sequence(value);
+}
+
 static void read_inert(struct reader *reader, const struct pair *pair)
 {
     const char *text = yaml_text(pair->value), *accepted = pair->key->accepted, *usual = pair->key->usual;
 
-    if (accepted && !yaml_is_null(pair->value) &&
-        (!text || (strcmp(text, "auto") != 0 && !foreign_is_among(accepted, text))))
+    if (accepted && !is_accepted(accepted, pair->value))
         config_problems_add(reader->problems, reader->text, &pair->row->spot, pair->key->path,
                             "is refused: %s Allowed: %s", pair->key->sentence, accepted);
     else if (!accepted && !(usual && text && foreign_is_among(usual, text)) && !foreign_is_off(pair->value))
@@ -793,11 +809,12 @@ static void note_defaults(struct reader *reader)
 {
     for (size_t i = 0; is_deepspeeds(reader) && i < reader->n_keys; i++) {
         const struct config_key *key = &reader->keys[i];
-        const struct config_row *section = section_row(reader, key->path);
-        bool is_in_section = strchr(key->path, '.') != NULL;
+        const struct config_row *section;
 
-        if (!key->elsewhere || reader->rows[i].seen || !config_key_applies(key, reader->active) ||
-            (is_in_section && (!section || !section->given || is_of_unknown_type(reader, key->path))))
+        if (!key->elsewhere || reader->rows[i].seen || !config_key_applies(key, reader->active))
+            continue;
+        section = section_row(reader, key->path);
+        if (strchr(key->path, '.') && (!section || !section->given || is_of_unknown_type(reader, key->path)))
             continue;
         config_problems_note(reader->problems, reader->text, section ? &section->spot : &(struct config_spot){0},
                              key->path, "is not given: the default is %s, DeepSpeed's is %s",

@@ -106,6 +106,9 @@ static void test_remarks(void **state)
         {"\"tensor_parallel\": {\"tp\": {\"tp_size\": 2}}", "tensor_parallel.tp.tp_size", "data-parallel", true},
         {"\"tensor_parallel\": {\"preset_model\": \"llama\"}", "tensor_parallel", "is refused", true},
         {"\"sequence_parallel_size\": 1"},
+        {"\"compile\": {\"enabled\": false, \"passes\": [\"z1\", \"z3\"]}"},
+        {"\"compile\": {\"enabled\": false, \"passes\": [\"z1\", \"autosp\"]}", "compile.passes", "data-parallel",
+         true},
         {"\"sequence_parallel_size\": 2", "sequence_parallel_size", "is refused", true},
         /* what would train something else */
         {"\"optimizer\": {\"type\": \"Lamb\", \"params\": {\"max_coeff\": 1}}", "optimizer.type",

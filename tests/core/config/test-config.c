@@ -480,6 +480,20 @@ static void test_deepspeed_file(void **state)
     config_problems_deinit(&problems);
 }
 
+/* The only problem with this key; a section of it may have one, too. */
+static const struct config_problem *about_key(const struct config_problems *problems, const char *path)
+{
+    const struct config_problem *found = NULL;
+
+    for (size_t i = 0; i < problems->n_items; i++) {
+        if (strcmp(problems->items[i].key, path) != 0)
+            continue;
+        assert_null(found);
+        found = &problems->items[i];
+    }
+    return found;
+}
+
 /* Every key without effect is accepted in its place, and said to be one where it asks for something. */
 static void test_inert_keys(void **state)
 {
@@ -489,6 +503,7 @@ static void test_inert_keys(void **state)
 
     for (size_t i = 0; i < n_keys; i++) {
         struct config_problems problems = CONFIG_PROBLEMS_NULL;
+        const struct config_problem *about;
         struct config *config;
         char text[1024], path[128], *part, *rest = path;
         size_t n = (size_t)snprintf(text, sizeof(text), "listen: {socket: /a}\nworld: {size: 1}\n"), depth = 0;
@@ -513,12 +528,12 @@ static void test_inert_keys(void **state)
                 config_problems_print(stderr, &problems);
                 fail_msg("%s was refused", keys[i].path);
             }
+            about = about_key(&problems, keys[i].path);
             if (j > 0 || keys[i].accepted || keys[i].usual) {
-                assert_int_equal(problems.n_items, keys[i].usual && j == 0);
+                assert_int_equal(about != NULL, keys[i].usual && j == 0);
             } else {
-                assert_int_equal(problems.n_items, 1);
-                assert_string_equal(problems.items[0].key, keys[i].path);
-                assert_non_null(strstr(problems.items[0].text, keys[i].sentence));
+                assert_non_null(about);
+                assert_non_null(strstr(about->text, keys[i].sentence));
             }
             config_free(config);
             config_problems_deinit(&problems);

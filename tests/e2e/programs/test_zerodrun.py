@@ -1264,7 +1264,7 @@ def test_socket_that_the_configuration_contradicts(env, tmp_path):
 
 DEEPSPEED = {
     "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
-    "bf16": {"enabled": "auto"}, "wall_clock_breakdown": False, "zero_allow_untested_optimizer": True,
+    "gradient_clipping": 1.0, "bf16": {"enabled": "auto"}, "wall_clock_breakdown": False, "zero_allow_untested_optimizer": True,
     "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
     "zero_optimization": {
         "stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}, "allgather_partitions": True,
@@ -1305,6 +1305,18 @@ def test_notes_of_a_deepspeed_file(env, tmp_path):
     result = run(["-n", 1, "--config", path, "--zerod", ZEROD, *python(CONNECT)], env)
     assert result.returncode == os.EX_CONFIG and "[zerod]" not in result.stderr
     assert result.stderr.count(": threads: ") == 1
+
+
+def test_accelerate_file(env, tmp_path):
+    """Its number of ranks counts unless -n says another."""
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("distributed_type: DEEPSPEED\nnum_processes: 3\ndeepspeed_config: {zero_stage: 1}\n")
+    result = run(["--config", path, "--zerod", ZEROD, *python(CONNECT)], env)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("connected ") == 3 and "3 ranks, stage 1" in result.stderr
+    result = run(["-n", 2, "--config", path, "--zerod", ZEROD, *python(CONNECT)], env)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("connected ") == 2 and "num_processes: the command line says 2, which counts" in result.stderr
 
 
 def test_ranks_of_zerod_itself(tmp_path):
