@@ -535,23 +535,37 @@ static void refuse_key(struct reader *reader, const char *section, const char *n
                             nearest ? "; nearest valid key: " : "", nearest ? nearest->path : "");
 }
 
-/* The command line, or the file's own section world, says how many ranks there are: accelerate's number does not count.
- */
-static bool is_overruled_ranks(struct reader *reader, const struct pair *pair, const struct config_key *alias)
+/* Of accelerate's number of ranks. Return: whether something else says how many there are: -n, or the section world. */
+static bool is_overruled_ranks(struct reader *reader, const struct pair *pair)
 {
     const char *text = yaml_text(pair->value);
     struct config_spot spot;
     char ranks[16];
 
-    if (strcmp(alias->path, "num_processes") != 0 ||
-        (reader->given->ranks == 0 && !yaml_value_of(yaml_root(reader->yaml), "world")))
-        return false;
+    if (reader->given->ranks == 0)
+        return yaml_value_of(yaml_root(reader->yaml), "world") != NULL;
     snprintf(ranks, sizeof(ranks), "%u", reader->given->ranks);
-    if (reader->given->ranks > 0 && text && strcmp(text, ranks) != 0) {
-        spot = yaml_spot(reader->yaml, pair->value);
-        config_problems_note(reader->problems, reader->text, &spot, alias->path,
+    spot = yaml_spot(reader->yaml, pair->value);
+    if (text && strcmp(text, ranks) != 0)
+        config_problems_note(reader->problems, reader->text, &spot, "num_processes",
                              "the command line says %s, which counts", ranks);
-    }
+    return true;
+}
+
+/* Likewise, if nothing overrules it. Return: whether it is that of several machines, which is refused. */
+static bool is_of_machines(struct reader *reader, const struct pair *pair)
+{
+    const char *n_machines = yaml_text(yaml_value_of(yaml_root(reader->yaml), "num_machines"));
+    struct config_spot spot = yaml_spot(reader->yaml, pair->value);
+    char shown[SHOWN_BYTES + 8];
+
+    if (!n_machines || foreign_is_same(n_machines, "1"))
+        return false;
+    quote(shown, sizeof(shown), n_machines);
+    config_problems_add(reader->problems, reader->text, &spot, "num_processes",
+                        "counts the ranks of all machines, and num_machines is %s; needed: zerodrun -n, the ranks of "
+                        "each, and --nodes, or world.nodes",
+                        shown);
     return true;
 }
 
@@ -562,9 +576,10 @@ static bool find_key(struct reader *reader, const char *section, const char *nam
 
     pair->key = config_table_find(section, name, reader->active);
     while (pair->key && pair->key->kind == CONFIG_ALIAS && pair->key->same) {
-        if (is_overruled_ranks(reader, pair, pair->key))
+        if (yaml_is_null(pair->value) || (text && strcmp(text, "none") == 0)) /* accelerate's null */
             return false;
-        if (text && strcmp(text, "none") == 0) /* accelerate's null */
+        if (strcmp(pair->key->path, "num_processes") == 0 &&
+            (is_overruled_ranks(reader, pair) || is_of_machines(reader, pair)))
             return false;
         pair->key = config_table_lookup(pair->key->same, reader->active);
     }

@@ -5,6 +5,8 @@
  * print as YAML that reads back to an equal one; a refused text must have a bounded list of problems that say why.
  */
 
+#include "core/config/config-foreign.h"
+#include "core/config/config-read.h"
 #include "core/config/config.h"
 
 #include <stdint.h>
@@ -94,11 +96,29 @@ static void read_with(const uint8_t *data, size_t n_bytes, const struct config_b
     config_problems_deinit(&problems);
 }
 
+/* As accelerate's file, which may name another one. */
+static void read_as_cover(const uint8_t *data, size_t n_bytes)
+{
+    struct config_problems problems = CONFIG_PROBLEMS_NULL;
+    struct config_source source = {.text = {.name = "fuzz", .text = (const char *)data, .n_bytes = n_bytes}};
+    struct config *config = calloc(1, sizeof(*config));
+    char *named = NULL;
+
+    if (!config || foreign_named_file(&named, &source.text) < 0)
+        abort();
+    if (config_read_cover(config, &source, &problems) < 0)
+        abort();
+    free(named);
+    config_free(config);
+    config_problems_deinit(&problems);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
     static const struct config_build neither, both = {.have_gloo = true, .have_nccl = true};
 
     read_with(data, n_bytes, &neither);
     read_with(data, n_bytes, &both);
+    read_as_cover(data, n_bytes);
     return 0;
 }

@@ -285,6 +285,14 @@ static void test_accelerate(void **state)
     config_free(config);
     config_problems_deinit(&problems);
 
+    /* Of several machines it is not the number of this one. */
+    snprintf(text, sizeof(text), "%snum_machines: 2\ndeepspeed_config: {deepspeed_config_file: ds.json}\n", cover);
+    write_file(folder, "acc.yaml", text);
+    assert_int_equal(config_load(&config, path, &given, &problems), CONFIG_E_INVALID);
+    assert_int_equal(problems.n_errors, 1);
+    assert_true(says(&problems, false, "num_processes", "num_machines is \"2\"; needed: zerodrun -n"));
+    config_problems_deinit(&problems);
+
     given.ranks = 2;
     assert_int_equal(config_load(&config, path, &given, &problems), 0);
     assert_int_equal(config->world.size, 2);
