@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The reader walks a YAML document by the table of keys, stores its values, and reports what is wrong with it. */
+/* The reader walks a YAML document by the table of keys, and reports what is wrong with it. */
 
 #include "core/config/config-read.h"
 
 #include "core/base/base.h"
-#include "core/base/utf8.h"
-#include "core/config/config-check.h"
 #include "core/config/config-foreign.h"
-#include "core/config/config-table.h"
+#include "core/config/config-reader.h"
 #include "core/config/config-value.h"
-#include "core/config/config-yaml.h"
 #include "core/config/config.h"
 
 #include <assert.h>
@@ -20,396 +17,11 @@
 enum {
     ONLY_OPTIMIZERS = 0x00ff,
     ONLY_SCHEDULES = 0xff00,
-    SHOWN_BYTES = 60, /* of a value or key in a message */
-};
-
-/* One reading of one text. */
-struct reader {
-    struct config *config;
-    const struct config_text *text;
-    struct config_problems *problems;
-    struct yaml *yaml;
-    const struct config_key *keys;
-    size_t n_keys;
-    struct config_row *rows; /* one per key */
-    unsigned active;         /* see config_key_applies */
-    bool optimizer_unknown;  /* there is one, of a type that is not known: all keys of optimizers apply */
-    bool scheduler_unknown;  /* likewise */
-    bool is_foreign;         /* the file is DeepSpeed's or accelerate's */
-    bool has_no_schedule;    /* the scheduler is left to the program */
-    const struct config_given *given;
-    int r;                   /* sticky: -ENOMEM */
-};
-
-/* A pair of the file that has a row in the table. */
-struct pair {
-    const struct config_key *key;
-    struct config_row *row;
-    struct fy_node *value;
-    void *base; /* the struct whose field it fills */
 };
 
 DEFINE_CLEANUP(struct yaml *, yaml_free);
 
-static void read_mapping(struct reader *reader, struct fy_node *mapping, const char *section, void *base);
 static void read_pair(struct reader *reader, struct fy_node_pair *fy_pair, const char *section, void *base);
-
-/* A text of the file as it may stand in a message: short, and nothing that a terminal would act upon. */
-static void quote(char *shown, size_t n_shown, const char *text)
-{
-    size_t n = text ? strnlen(text, SHOWN_BYTES + 1) : 0;
-    bool cut = n > SHOWN_BYTES;
-
-    if (!text) {
-        snprintf(shown, n_shown, "this value");
-        return;
-    }
-    for (n = MIN(n, (size_t)SHOWN_BYTES); cut && n > 0 && !utf8_begins(text[n]);)
-        n--;
-    snprintf(shown, n_shown, "\"%.*s%s\"", (int)n, text, cut ? "..." : "");
-    for (char *c = shown; *c; c++) {
-        if ((unsigned char)*c < ' ' || *c == 0x7f)
-            *c = '?';
-    }
-}
-
-static char *allowed_text(struct reader *reader, const struct config_key *key)
-{
-    char *text = NULL;
-    size_t n_bytes;
-    FILE *file = open_memstream(&text, &n_bytes);
-
-    if (file) {
-        config_value_allowed(file, key);
-        fclose(file);
-    }
-    if (!text)
-        reader->r = -ENOMEM;
-    return text;
-}
-
-/* NULL: none is near, or the text is known, and refused. */
-static const char *nearest_choice(const struct config_key *key, const char *text)
-{
-    const char *nearest = NULL;
-    unsigned least = 0;
-
-    for (const struct config_choice *choice = key->choices; key->type == CONFIG_CHOICE && choice->name; choice++) {
-        unsigned distance = config_distance(text, choice->name);
-
-        if (choice->refused && distance == 0)
-            return NULL;
-        if (choice->refused || choice->spelling || !config_is_near(text, choice->name))
-            continue;
-        if (!nearest || distance < least) {
-            nearest = choice->name;
-            least = distance;
-        }
-    }
-    return nearest;
-}
-
-/* "VALUE is not ...; allowed: ...; nearest: ..." at the value, or at the key where the value is nowhere. */
-static void refuse_value(struct reader *reader, const struct pair *pair, struct fy_node *at, const char *why)
-{
-    _cleanup_free_ char *allowed = allowed_text(reader, pair->key);
-    const char *text = at ? yaml_text(at) : NULL;
-    const char *nearest = text ? nearest_choice(pair->key, text) : NULL;
-    struct config_spot spot = at ? yaml_spot(reader->yaml, at) : (struct config_spot){0};
-    char shown[SHOWN_BYTES + 8];
-
-    pair->row->bad = true;
-    quote(shown, sizeof(shown), text);
-    if (at && !fy_node_is_scalar(at))
-        spot = pair->row->spot;
-    config_problems_add(reader->problems, reader->text, spot.line > 0 ? &spot : &pair->row->spot, pair->key->path,
-                        "%s %s; allowed: %s%s%s", shown, why, allowed ? allowed : "", nearest ? "; nearest: " : "",
-                        nearest ? nearest : "");
-}
-
-/* Aliases and tags have no place here: each value stands where it is used, its type is the table's. */
-static bool is_plain_yaml(struct reader *reader, struct fy_node *node, const char *path)
-{
-    struct config_spot spot;
-    const char *what = NULL;
-
-    if (node && fy_node_is_alias(node))
-        what = "an alias (*name)";
-    else if (node && fy_node_get_tag_token(node))
-        what = "a tag (!name)";
-    if (!what)
-        return true;
-    spot = yaml_spot(reader->yaml, node);
-    config_problems_add(reader->problems, reader->text, &spot, path, "%s is not supported; allowed: the value itself",
-                        what);
-    return false;
-}
-
-static void read_scalar(struct reader *reader, const struct pair *pair, struct fy_node *node)
-{
-    struct config_value value = {.text = yaml_text(node), .quoted = yaml_is_quoted(node)};
-    const char *why;
-    int r;
-
-    if (!is_plain_yaml(reader, node, pair->key->path)) {
-        pair->row->bad = true;
-        return;
-    }
-    if (!value.text) {
-        refuse_value(reader, pair, node, fy_node_is_scalar(node) ? "holds a NUL" : "is not a single value");
-        return;
-    }
-    r = config_value_store(pair->key, &value, pair->base, &why);
-    if (r < 0)
-        reader->r = r;
-    else if (r > 0)
-        refuse_value(reader, pair, node, why);
-}
-
-/* Reads n items into an array of items of key's type; what is wrong with one is said of the whole list. */
-static void read_items(struct reader *reader, const struct pair *list, enum config_type type, size_t item_bytes,
-                       void *items)
-{
-    struct config_key key = *list->key;
-    struct pair item = {.key = &key, .row = list->row, .base = items};
-    struct fy_node *node;
-    void *iter = NULL;
-
-    key.type = type;
-    key.offset = 0;
-    key.size = item_bytes;
-    while (reader->problems->n_dropped == 0 && (node = fy_node_sequence_iterate(list->value, &iter))) {
-        read_scalar(reader, &item, node);
-        key.offset += item_bytes;
-    }
-}
-
-static void read_names(struct reader *reader, const struct pair *pair, size_t n_items)
-{
-    struct config_names *names = (void *)((char *)pair->base + pair->key->offset);
-
-    names->items = calloc(n_items + 1, sizeof(*names->items));
-    if (!names->items) {
-        reader->r = -ENOMEM;
-        return;
-    }
-    names->n_items = n_items;
-    read_items(reader, pair, pair->key->type == CONFIG_NAMES ? CONFIG_NAME : CONFIG_PATTERN, sizeof(*names->items),
-               names->items);
-}
-
-/* Also one number without brackets, whose node is then no sequence. */
-static void read_numbers(struct reader *reader, const struct pair *pair, size_t n_items)
-{
-    struct schedule_numbers *numbers = (void *)((char *)pair->base + pair->key->offset);
-    struct config_key key = *pair->key;
-    struct pair single = *pair;
-
-    numbers->items = calloc(n_items, sizeof(*numbers->items));
-    if (!numbers->items) {
-        reader->r = -ENOMEM;
-        return;
-    }
-    numbers->n_items = n_items;
-    if (fy_node_is_sequence(pair->value)) {
-        read_items(reader, pair, CONFIG_REAL, sizeof(double), numbers->items);
-        return;
-    }
-    key.type = CONFIG_REAL;
-    key.offset = 0;
-    single.key = &key;
-    single.base = numbers->items;
-    read_scalar(reader, &single, pair->value);
-}
-
-/* Keys that must be there, below one section, and are not. */
-static void refuse_missing(struct reader *reader, const char *prefix, const struct config_spot *spot)
-{
-    for (size_t i = 0; i < reader->n_keys; i++) {
-        const struct config_key *key = &reader->keys[i];
-        _cleanup_free_ char *allowed = NULL;
-
-        if (!(key->flags & CONFIG_REQUIRED) || reader->rows[i].seen || !config_key_applies(key, reader->active) ||
-            strncmp(key->path, prefix, strlen(prefix)) != 0)
-            continue;
-        allowed = allowed_text(reader, key);
-        reader->rows[i].bad = true;
-        config_problems_add(reader->problems, reader->text, spot, key->path, "is missing; needed: %s",
-                            allowed ? allowed : "");
-    }
-}
-
-static bool lacks_keys(const struct reader *reader, const char *prefix)
-{
-    for (size_t i = 0; i < reader->n_keys; i++) {
-        if ((reader->keys[i].flags & CONFIG_REQUIRED) && !reader->rows[i].seen &&
-            strncmp(reader->keys[i].path, prefix, strlen(prefix)) == 0)
-            return true;
-    }
-    return false;
-}
-
-static void read_node(struct reader *reader, const struct pair *list, struct fy_node *item, struct config_node *node)
-{
-    static const char prefix[] = "world.nodes[].";
-    struct config_spot spot;
-
-    if (!fy_node_is_mapping(item)) {
-        refuse_value(reader, list, item, "is not a node");
-        return;
-    }
-    /* The rows of a node's keys are used for one node after another. */
-    for (size_t i = 0; i < reader->n_keys; i++) {
-        if (strncmp(reader->keys[i].path, prefix, strlen(prefix)) == 0)
-            reader->rows[i] = (struct config_row){0};
-    }
-    read_mapping(reader, item, "world.nodes[]", node);
-    if (!lacks_keys(reader, prefix))
-        return;
-    spot = yaml_spot(reader->yaml, item);
-    refuse_missing(reader, prefix, spot.line > 0 ? &spot : &list->row->spot);
-}
-
-static void read_nodes(struct reader *reader, const struct pair *pair, size_t n_items)
-{
-    struct config_nodes *nodes = (void *)((char *)pair->base + pair->key->offset);
-    size_t n_problems = reader->problems->n_errors;
-    struct fy_node *item;
-    void *iter = NULL;
-
-    nodes->items = calloc(n_items, sizeof(*nodes->items));
-    if (!nodes->items) {
-        reader->r = -ENOMEM;
-        return;
-    }
-    while (reader->problems->n_dropped == 0 && (item = fy_node_sequence_iterate(pair->value, &iter)))
-        read_node(reader, pair, item, &nodes->items[nodes->n_items++]);
-    if (reader->problems->n_errors > n_problems)
-        pair->row->bad = true;
-}
-
-static void read_list(struct reader *reader, const struct pair *pair)
-{
-    bool is_list = fy_node_is_sequence(pair->value);
-    int n_items = is_list ? fy_node_sequence_item_count(pair->value) : 1;
-
-    if (!is_list && (pair->key->type != CONFIG_NUMBERS || !fy_node_is_scalar(pair->value)))
-        refuse_value(reader, pair, pair->value, "is not a list");
-    else if (pair->key->type == CONFIG_PAIR && n_items != 2)
-        refuse_value(reader, pair, pair->value, "has not two items");
-    else if (pair->key->type == CONFIG_TRIPLE && n_items != 3)
-        refuse_value(reader, pair, pair->value, "has not three items");
-    else if (pair->key->type == CONFIG_PAIR || pair->key->type == CONFIG_TRIPLE)
-        read_items(reader, pair, CONFIG_REAL, sizeof(double), (char *)pair->base + pair->key->offset);
-    else if ((size_t)n_items > pair->key->max_items)
-        refuse_value(reader, pair, pair->value, "has too many items");
-    else if (pair->key->type == CONFIG_NAMES || pair->key->type == CONFIG_PATTERNS)
-        read_names(reader, pair, (size_t)n_items);
-    else if (n_items == 0)
-        refuse_value(reader, pair, pair->value, "is empty");
-    else if (pair->key->type == CONFIG_NUMBERS)
-        read_numbers(reader, pair, (size_t)n_items);
-    else
-        read_nodes(reader, pair, (size_t)n_items);
-}
-
-/* Where "auto" asks for nothing: the program's own settings count, or the default serves. */
-static bool is_auto_by_nature(const struct config_key *key)
-{
-    return strncmp(key->path, "optimizer.", 10) == 0 || strncmp(key->path, "zero_optimization.", 18) == 0;
-}
-
-/* Where the program counts if it has a value: it clips, or sends lr with its step. */
-static bool is_overruled(const struct config_key *key)
-{
-    return strcmp(key->path, "gradient_clipping") == 0 || strncmp(key->path, "scheduler.", 10) == 0;
-}
-
-/* Only Hugging Face's Trainer and accelerate know the length of a run; both have a schedule of their own, too. */
-static void leave_schedule(struct reader *reader, const struct pair *pair)
-{
-    reader->has_no_schedule = true;
-    config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,
-                         "nothing fills in \"auto\" here, so the file has no schedule: the program's own counts, as a "
-                         "Trainer's does; without one the learning rate stays as it is");
-}
-
-/* Hugging Face's integration fills "auto" in; one that is left over means the default, as for DeepSpeed. */
-static void read_auto(struct reader *reader, const struct pair *pair)
-{
-    if (strcmp(pair->key->path, "scheduler.params.total_num_steps") == 0) {
-        leave_schedule(reader, pair);
-        return;
-    }
-    if (pair->key->flags & CONFIG_REQUIRED) {
-        refuse_value(reader, pair, pair->value, "is not filled in here, and there is no default");
-        return;
-    }
-    if (is_auto_by_nature(pair->key))
-        return;
-    config_problems_note(
-        reader->problems, reader->text, &pair->row->spot, pair->key->path, "nothing fills in \"auto\" here; %s%s%s",
-        is_overruled(pair->key) ? "the program's value counts if it sets one, else the default" : "the default is used",
-        pair->key->def ? ", " : "", pair->key->def ? pair->key->def : "");
-}
-
-/* DeepSpeed's 0 may be "at once": no element waits for others. */
-static void read_at_once(struct reader *reader, const struct pair *pair)
-{
-    const uint64_t *elems = (const void *)((char *)pair->base + pair->key->offset);
-
-    read_scalar(reader, pair, pair->value);
-    if (pair->row->bad || *elems > 0)
-        return;
-    pair->row->given = false;
-    config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,
-                         "0 is \"at once\" for DeepSpeed; no result depends on it, and the default is used, %s",
-                         pair->key->def);
-}
-
-static void read_value(struct reader *reader, const struct pair *pair)
-{
-    const struct config_key *key = pair->key;
-    const char *text = yaml_text(pair->value);
-
-    if (yaml_is_null(pair->value)) {
-        /* A section whose keys are all commented out is no mistake. */
-        if (!(key->flags & CONFIG_NULLABLE) && key->type != CONFIG_SECTION)
-            refuse_value(reader, pair, NULL, "is empty");
-        return;
-    }
-    if ((key->flags & CONFIG_DEEPSPEED) && text && strcmp(text, "auto") == 0) {
-        read_auto(reader, pair);
-        return;
-    }
-    pair->row->given = true;
-    switch (key->type) {
-    case CONFIG_SECTION:
-        if (!is_plain_yaml(reader, pair->value, key->path))
-            pair->row->bad = true;
-        else if (fy_node_is_mapping(pair->value))
-            read_mapping(reader, pair->value, key->path, pair->base);
-        else
-            refuse_value(reader, pair, pair->value, "is not a section");
-        break;
-    case CONFIG_NAMES:
-    case CONFIG_PATTERNS:
-    case CONFIG_NUMBERS:
-    case CONFIG_PAIR:
-    case CONFIG_TRIPLE:
-    case CONFIG_NODES:
-        if (is_plain_yaml(reader, pair->value, key->path))
-            read_list(reader, pair);
-        else
-            pair->row->bad = true;
-        break;
-    default:
-        if (key->flags & CONFIG_AT_ONCE)
-            read_at_once(reader, pair);
-        else
-            read_scalar(reader, pair, pair->value);
-    }
-}
 
 /* Keys below a key that does nothing: those of the table are read. Return: how many there are. */
 static size_t read_known(struct reader *reader, const struct pair *parent)
@@ -519,9 +131,9 @@ static void refuse_key(struct reader *reader, const char *section, const char *n
     bool is_settings = reader->is_foreign && !*section && !(nearest && !strchr(nearest->path, '.'));
     _cleanup_free_ char *keys = section_keys(reader, section);
     struct config_spot spot = yaml_spot(reader->yaml, at);
-    char path[SHOWN_BYTES + 80], shown[SHOWN_BYTES + 8];
+    char path[READER_SHOWN_BYTES + 80], shown[READER_SHOWN_BYTES + 8];
 
-    quote(shown, sizeof(shown), name);
+    reader_quote(shown, sizeof(shown), name);
     shown[strlen(shown) - 1] = '\0';
     snprintf(path, sizeof(path), "%s%s%s", section, *section ? "." : "", shown + 1);
     if (is_settings)
@@ -557,11 +169,11 @@ static bool is_of_machines(struct reader *reader, const struct pair *pair)
 {
     const char *n_machines = yaml_text(yaml_value_of(yaml_root(reader->yaml), "num_machines"));
     struct config_spot spot = yaml_spot(reader->yaml, pair->value);
-    char shown[SHOWN_BYTES + 8];
+    char shown[READER_SHOWN_BYTES + 8];
 
     if (!n_machines || foreign_is_same(n_machines, "1"))
         return false;
-    quote(shown, sizeof(shown), n_machines);
+    reader_quote(shown, sizeof(shown), n_machines);
     config_problems_add(reader->problems, reader->text, &spot, "num_processes",
                         "counts the ranks of all machines, and num_machines is %s; needed: zerodrun -n, the ranks of "
                         "each, and --nodes, or world.nodes",
@@ -638,10 +250,10 @@ static void read_pair(struct reader *reader, struct fy_node_pair *fy_pair, const
     else if (pair.key->kind == CONFIG_REFUSED)
         read_refused(reader, &pair);
     else
-        read_value(reader, &pair);
+        reader_read_value(reader, &pair);
 }
 
-static void read_mapping(struct reader *reader, struct fy_node *mapping, const char *section, void *base)
+void reader_read_mapping(struct reader *reader, struct fy_node *mapping, const char *section, void *base)
 {
     struct fy_node_pair *fy_pair;
     void *iter = NULL;
@@ -707,7 +319,7 @@ static void refuse_all_missing(struct reader *reader)
         if (!(key->flags & CONFIG_REQUIRED) || strstr(key->path, "[]") || (section && section->bad) ||
             (reader->scheduler_unknown && strncmp(key->path, "scheduler.params.", 17) == 0))
             continue;
-        refuse_missing(reader, key->path, section ? &section->spot : &(struct config_spot){0});
+        reader_refuse_missing(reader, key->path, section ? &section->spot : &(struct config_spot){0});
     }
 }
 
@@ -879,7 +491,7 @@ static int read_text(struct reader *reader, const struct config_source *source)
     int r;
 
     choose_active(reader);
-    read_mapping(reader, yaml_root(reader->yaml), "", reader->config);
+    reader_read_mapping(reader, yaml_root(reader->yaml), "", reader->config);
     read_all_given(reader);
     refuse_all_missing(reader);
     read_defaults(reader);
@@ -906,7 +518,7 @@ static int read_cover_text(struct reader *reader)
     size_t n_errors = reader->problems->n_errors, n_items = reader->problems->n_items;
 
     choose_active(reader);
-    read_mapping(reader, yaml_root(reader->yaml), "", reader->config);
+    reader_read_mapping(reader, yaml_root(reader->yaml), "", reader->config);
     for (size_t i = 0; i < reader->n_keys; i++) {
         const struct config_key *key = &reader->keys[i];
 

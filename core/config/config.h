@@ -4,7 +4,7 @@
 /*
  * The configuration of one job: a YAML file as plain structs. Reading is strict: what is not understood is
  * refused (E1601), with every problem of the file in one go, each with file:line:column, what is allowed and
- * the nearest valid key. Every value remembers where it came from.
+ * the valid key that was probably meant. Every value remembers where it came from.
  *
  * A struct config is constant once loaded and may be read by any thread; all it points to is its own.
  * Units are in the names: _bytes, _ms; counts of elements and steps carry none.

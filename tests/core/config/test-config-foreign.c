@@ -93,6 +93,9 @@ static void test_remarks(void **state)
         /* served as another value */
         {"\"zero_optimization\": {\"stage\": 0}", "zero_optimization.stage", "as in stage 1, which has the same"},
         {"\"communication_data_type\": \"fp16\"", "communication_data_type", "nothing is rounded"},
+        {"\"zero_optimization\": true", "zero_optimization", "runs as {stage: 1}"},
+        {"\"zero_optimization\": false", "zero_optimization", "runs as {stage: 1}"},
+        {"\"zero_optimization\": 2", "zero_optimization", "is not a section", true},
         /* switches */
         {"\"amp\": {\"enabled\": false, \"opt_level\": \"O1\"}"},
         {"\"amp\": {\"enabled\": true}", "amp", "is refused", true},
