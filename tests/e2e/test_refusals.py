@@ -1033,8 +1033,8 @@ def test_memory_over_the_address_space(zerod, build):
     """The daemon's own limit is to blame, not the machine."""
     if build.sanitize:
         pytest.skip("sanitizers need more address space than any limit leaves")
-    daemon = zerod({"world": {"size": 1}}, prefix=["sh", "-c", 'ulimit -v 900000; exec "$@"', "sh"])
-    puppet = Puppet(daemon).attach(declare=("param", "huge", 64 << 20))
+    daemon = zerod({"world": {"size": 1}}, prefix=["sh", "-c", 'ulimit -v 2000000; exec "$@"', "sh"])
+    puppet = Puppet(daemon).attach(declare=("param", "huge", 128 << 20))
     refused_forming(daemon, puppet, "e1401-address-space")
     puppet.attach()
     form([puppet])
