@@ -23,8 +23,8 @@ ZEROD_TORCH_MODULES=(torch==2.13.0 numpy)
 ZEROD_CALLERS=(transformers==4.57.6 accelerate==1.15.0 peft==0.21.2 lightning==2.6.6)
 # Other versions of transformers, with which tests/callers trains the Trainer's program.
 ZEROD_OTHER_TRANSFORMERS=(5.0.0 5.16.1 5.24.0)
-# Those of tests/callers, which take a gigabyte more, and a logger.
-ZEROD_MORE_CALLERS=(trl==1.16.0 sentence-transformers==5.7.0 tensorboard==2.20.0)
+# Those of tests/callers, which take a gigabyte more, with quantized models and a logger.
+ZEROD_MORE_CALLERS=(trl==1.16.0 sentence-transformers==5.7.0 bitsandbytes==0.50.2 tensorboard==2.20.0)
 # timm needs torchvision, which needs a torch of its own. From PyPI they take 5.5 GB.
 ZEROD_TIMM_MODULES=(torch==2.14.1 torchvision==0.29.1 timm==1.0.31)
 # The documents as a site.

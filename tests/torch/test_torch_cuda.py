@@ -349,7 +349,7 @@ def test_streams_of_released_weights():
     from zerod.stage3 import Sharding
 
     client, model = Recorder(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    bound = bind(model, [{"params": list(model.parameters())}])
+    bound, _ = bind(model, [{"params": list(model.parameters())}])
     for b in bound:
         b.address = b.param.data_ptr()
     sharding = Sharding(client, model, bound)

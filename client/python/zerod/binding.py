@@ -2,9 +2,9 @@
 """
 The parameters of a model and their places in the daemon.
 
-Every parameter of the model is declared, frozen ones too, in the order of named_parameters(), and its .data is
-pointed at the published weights: memory of the daemon, mapped read-only, at an address that never changes. Each
-parameter gets a storage of its own, so that saving and sharing look as they did.
+Parameters are declared in the order of named_parameters(), and their .data is pointed at the published weights: memory
+of the daemon, mapped read-only, at an address that never changes. Each parameter gets a storage of its own, so that saving
+and sharing look as they did. Frozen parameters are declared and published, too, except those of own.py.
 
 A parameter whose strides are not those of a contiguous tensor (channels_last) keeps them. Its declared shape has the
 order of memory, so that ranks whose orders differ are refused (E1101).
@@ -22,10 +22,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _lib
+from . import _cuda, _lib
 from .client import Client, Declaration
+from .own import FINGERPRINTS, Own, is_plain
 
 BUFFERS = "(buffers)"
+OR_FROZEN = ", or freeze it, requires_grad_(False), if it is not to be trained"
 SPARSE = "zerod takes dense gradients only; make it with sparse=False"
 
 
@@ -86,7 +88,10 @@ def _strides(shape: tuple[int, ...], order: list[int]) -> tuple[int, ...]:
 
 
 def check_parameter(name: str, param: Any) -> None:
-    """Raises TypeError or ValueError that names the parameter and says what to do."""
+    """
+    Raises TypeError or ValueError that names the parameter and says what to do. A frozen parameter may be of any type,
+    layout and device.
+    """
     if not isinstance(param, torch.Tensor):
         raise TypeError(
             f"{name} is a {type(param).__name__}, not a parameter: pass the model, or groups of its parameters"
@@ -95,21 +100,23 @@ def check_parameter(name: str, param: Any) -> None:
         raise ValueError(
             f"{name} is not a leaf of autograd: only parameters can be trained, not what is computed from them"
         )
+    if param.requires_grad:
+        _check_trained(name, param)
+
+
+def _check_trained(name: str, param: torch.Tensor) -> None:
     if param.layout != torch.strided:
-        raise TypeError(f"{name} is {param.layout}: zerod holds dense parameters only")
+        raise TypeError(f"{name} is {param.layout}: zerod trains dense parameters; make it dense{OR_FROZEN}")
     if str(param.dtype) not in _lib.DTYPES:
         raise TypeError(
-            f"{name} is {param.dtype}: zerod holds float32, bfloat16 and float16; "
-            + (
-                "split it into a real and an imaginary parameter"
-                if param.is_complex()
-                else "model.float() before zerod.Optimizer(model)"
-            )
+            f"{name} is {param.dtype}: zerod trains float32, bfloat16 and float16; "
+            + ("split it into a real and an imaginary parameter" if param.is_complex() else "convert it")
+            + f" before zerod.Optimizer(model){OR_FROZEN}"
         )
     if param.device.type not in ("cpu", "meta", "cuda"):
         raise TypeError(
             f"{name} is on {param.device}: zerod trains models in host memory and on NVIDIA GPUs; "
-            "model.cpu() before zerod.Optimizer(model)"
+            f"model.cpu() before zerod.Optimizer(model){OR_FROZEN}"
         )
     if str(grad_dtype(param)) not in _lib.DTYPES:
         raise TypeError(
@@ -122,8 +129,17 @@ def _named(model: nn.Module) -> dict[nn.Parameter, str]:
     return {param: name for name, param in model.named_parameters()}
 
 
-def bind(model: nn.Module, groups: list[dict[str, Any]]) -> list[Bound]:
-    """All parameters of the model in the order of declaration. Those in no group are declared frozen."""
+def _can_publish(param: nn.Parameter, device: torch.device | None) -> bool:
+    """device: of the trained parameters; None: all of them are on the meta device."""
+    is_there = param.device.type == "meta" or device is None or _cuda.device_of(param) == device
+    return is_there and is_plain(param) and str(param.dtype) in _lib.DTYPES
+
+
+def bind(model: nn.Module, groups: list[dict[str, Any]], publish_frozen: bool = True) -> tuple[list[Bound], list[Own]]:
+    """
+    The parameters that are declared, in this order: those that are trained, and the frozen ones that zerod publishes; and
+    the others. A parameter in no group is frozen.
+    """
     names = _named(model)
     group_of = {param: g for g, group in enumerate(groups) for param in group["params"]}
 
@@ -135,17 +151,24 @@ def bind(model: nn.Module, groups: list[dict[str, Any]]) -> list[Bound]:
                     "zerod publishes the weights of one model; put several into one torch.nn.ModuleList"
                 )
     _refuse_sparse(model)
-    bound = []
-    for index, (param, name) in enumerate(names.items()):
-        check_parameter(name, param)
-        trainable = param.requires_grad and param in group_of
-        bound.append(Bound(index, name, param, group_of.get(param, 0), trainable))
-    if not any(b.trainable for b in bound):
+    trained = [param for param in names if param.requires_grad and param in group_of]
+    if not trained:
         raise ValueError(
             "no parameter of the model is trainable: every requires_grad is False, or the groups are empty"
         )
-    _refuse_shared_memory(model, bound)
-    return bound
+    device = next((_cuda.device_of(param) for param in trained if param.device.type != "meta"), None)
+    is_trained = set(trained)
+    bound: list[Bound] = []
+    own: list[Own] = []
+    for param, name in names.items():
+        if param in is_trained:
+            check_parameter(name, param)
+        elif not (publish_frozen and _can_publish(param, device)):
+            own.append(Own(name, param))
+            continue
+        bound.append(Bound(len(bound), name, param, group_of.get(param, 0), param in is_trained))
+    _refuse_shared_memory(model, bound, own)
+    return bound, own
 
 
 def _n_span(tensor: torch.Tensor) -> int:
@@ -167,12 +190,13 @@ def _have_common_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(bytes_of(b).any())
 
 
-def _refuse_shared_memory(model: nn.Module, bound: list[Bound]) -> None:
+def _refuse_shared_memory(model: nn.Module, bound: list[Bound], own: list[Own]) -> None:
     """
     Each parameter gets memory of its own. So if two of them, or one and a buffer, have the same memory without being one
     parameter, the other would no longer follow the one that is trained.
     """
     tensors = [(b.name, b.param.detach(), b.trainable) for b in bound]
+    tensors += [(o.name, o.param.detach(), False) for o in own if is_plain(o.param)]
     tensors += [(name, buffer.detach(), False) for name, buffer in model.named_buffers()]
     over: dict[int, list[tuple[str, torch.Tensor, bool]]] = {}  # those over each storage
     for entry in tensors:
@@ -260,7 +284,11 @@ def unpack_buffers(
 
 
 def declarations(
-    bound: Iterable[Bound], buffers: torch.Tensor, rank: int, initial: Callable[[torch.Tensor], torch.Tensor]
+    bound: Iterable[Bound],
+    buffers: torch.Tensor,
+    fingerprints: torch.Tensor,
+    rank: int,
+    initial: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[list[Declaration], list[torch.Tensor]]:
     """
     The manifest, and the tensors whose memory it points to: keep them until the job is formed. initial: moves a flat
@@ -283,11 +311,10 @@ def declarations(
                 _lib.DTYPES[str(b.grad_dtype)] if b.trainable else None, b.muon,
             )  # fmt: skip
         )
-    if buffers.numel():
-        keep.append(initial(buffers))
-        result.append(
-            Declaration(BUFFERS, 0, (buffers.numel() // 4,), 0, False, keep[-1].data_ptr() if rank == 0 else 0)
-        )
+    for name, packed in (BUFFERS, buffers), (FINGERPRINTS, fingerprints):
+        if packed.numel():
+            keep.append(initial(packed))
+            result.append(Declaration(name, 0, (packed.numel() // 4,), 0, False, keep[-1].data_ptr() if rank == 0 else 0))
     return result, keep
 
 

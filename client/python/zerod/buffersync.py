@@ -25,10 +25,17 @@ def _saved_buffers(model: nn.Module) -> list[tuple[nn.Module, list[str]]]:
     return [(module, names) for module, names in found if names]
 
 
-def _device_of_group(tensor: torch.Tensor) -> torch.device:
+def device_of_group(tensor: torch.Tensor) -> torch.device:
     """The device of tensors that the group can broadcast: host memory if the group supports it."""
     types = {device.type for device in getattr(dist.group.WORLD, "_device_types", ())}
     return torch.device("cpu") if "cpu" in types else tensor.device
+
+
+def has_group(rank: int, world_size: int) -> bool:
+    """Is there a process group of exactly the job's ranks?"""
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    return (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
 
 
 class BufferSync:
@@ -53,12 +60,6 @@ class BufferSync:
         self._versions = versions
         return changed
 
-    def _has_group(self) -> bool:
-        """Is there a process group of exactly the job's ranks?"""
-        if not dist.is_available() or not dist.is_initialized():
-            return False
-        return (dist.get_rank(), dist.get_world_size()) == (self._rank, self._world_size)
-
     @torch.no_grad()
     def after_step(self) -> None:
         """A collective of the process group, if there is one."""
@@ -66,10 +67,10 @@ class BufferSync:
         if not any(tensors):
             return
         changed = self._changed()
-        if not self._has_group():
+        if not has_group(self._rank, self._world_size):
             self._say_once(changed)
             return
-        device = _device_of_group(next(ts[0] for ts in tensors if ts))
+        device = device_of_group(next(ts[0] for ts in tensors if ts))
         mask = torch.tensor(changed, dtype=torch.uint8, device=device)
         dist.broadcast(mask, 0)
         self._broadcast([t for ts, wanted in zip(tensors, mask.tolist(), strict=True) if wanted for t in ts], device)

@@ -30,6 +30,7 @@ from .errors import BackwardRuns, Error, GradientFault, StepAborted, WeightsWrit
 from .evidence import Evidence, entry_modules
 from .uncopied import Hook
 from .late import Late
+from .own import Own
 from .placement import InHost, is_large
 from .reads import get_grad, grad_in_c, set_grad
 from .stage3 import Sharding
@@ -75,6 +76,7 @@ class Gradients:
         client: Client,
         model: nn.Module,
         bound: Sequence[Bound],
+        own: Sequence[Own],
         pack: Callable[[], bytes | None],
         sharding: Sharding | None,
         place: InHost,
@@ -82,7 +84,7 @@ class Gradients:
         self._client, self._model, self._bound, self._pack, self._sharding = client, model, bound, pack, sharding
         self._place = place
         self.evidence = Evidence(model, bound)
-        self._late = Late(model, bound, self._report_now)
+        self._late = Late(model, bound, own, self._report_now)
         self._wanted = int.from_bytes(bytes(b.trainable for b in bound), "little")
         self._pushed = bytearray(len(bound))  # in the open micro-batch
         self._in_step = 0  # pushed in ended micro-batches of this step: a number with a byte for each parameter

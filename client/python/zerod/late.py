@@ -19,20 +19,28 @@ from torch.nn.modules.module import (
 )
 
 from .binding import Bound
+from .errors import WrongGradient
+from .own import Own
 
 _open: weakref.WeakSet[Late] = weakref.WeakSet()
 
 
 class Late:
-    """The late parameters of one model. report: reports a fault of parameters, by index, and raises it."""
+    """
+    The late parameters of one model, and those that stay the program's own, which may be thawed. report: reports a fault of
+    parameters, by index, and raises it.
+    """
 
-    def __init__(self, model: nn.Module, bound: Sequence[Bound], report: Callable[[int, list[int], str], None]) -> None:
+    def __init__(
+        self, model: nn.Module, bound: Sequence[Bound], own: Sequence[Own], report: Callable[[int, list[int], str], None]
+    ) -> None:
         self._model, self._report = model, report
+        self._own = {id(o.param) for o in own}
         self._index = {b.name: b.index for b in bound}
         self._ids = {id(b.param) for b in bound}
         self._modules = weakref.WeakSet(model.modules())
         self._stale = False  # the model has changed since _params was made
-        self._params: list[tuple[str, nn.Parameter]] = []
+        self._params: list[tuple[str, nn.Parameter]] = [(o.name, o.param) for o in own]
         _watch_registrations()
         _open.add(self)
 
@@ -51,9 +59,15 @@ class Late:
             self._stale = False
         for name, param in self._params:
             if param.grad is not None:
-                self._refuse(name)
+                self._refuse(name, param)
 
-    def _refuse(self, name: str) -> None:
+    def _refuse(self, name: str, param: nn.Parameter) -> None:
+        if id(param) in self._own:
+            raise WrongGradient(
+                f"E1103 {name} has a gradient, and was frozen or in no group when zerod.Optimizer(model) was made: zerod has no "
+                "place for it. Unfreeze it before, or opt.close() and attach again; if it is not to be trained, requires_grad_(False)",
+                code=1103,
+            )
         if name in self._index:
             what = f"another parameter has taken the place of {name}, and has a gradient"
             self._report(1104, [self._index[name]], what)

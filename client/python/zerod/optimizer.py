@@ -19,8 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from . import _lib, binding, muon, patches, placement, reads, settings, sites, state
-from .buffersync import BufferSync
+from . import _lib, binding, buffersync, muon, own, patches, placement, reads, settings, sites, state
 from .client import Client, Position, StepResult
 from .edits import Edits
 from .errors import ConnectionLost, GradientFault, StepAborted
@@ -120,6 +119,9 @@ class Optimizer(torch.optim.Optimizer):
                   group one warning says that the ranks' buffers differ, see zerod.sync_buffers()
     overlap_update  step() returns when the step is decided, and the weights are written while the next forward runs,
                   which waits for each module's own; see zerod.wait() for what reads weights otherwise
+    publish_frozen    frozen float32, bfloat16 and float16 parameters are published as the trained ones are: all ranks of a
+                  node share one copy, which is rank 0's. False: they stay in this process's memory, as frozen parameters
+                  of other types, layouts and devices always do, for which zerod has no place, see own.py
     timeout       seconds to wait for an answer before TimeoutError; default: no limit but the daemon's stall_timeout
     type          "AdamW", "Adam", "SGD", "Lion", "Adagrad" or "Muon": if the daemon's configuration names no
                   optimizer, the daemon uses this one; another type than the configured one is refused; default: the daemon's
@@ -149,6 +151,7 @@ class Optimizer(torch.optim.Optimizer):
         on_grad_read: str = "warn",
         sync_buffers: bool = True,
         overlap_update: bool = False,
+        publish_frozen: bool = True,
         timeout: float | None = None,
         type: str | None = None,
         **hypers: Any,
@@ -173,7 +176,7 @@ class Optimizer(torch.optim.Optimizer):
             overlap_update,
             placement.is_on_gpu(self.model),
         )
-        self._overlaps = overlap_update
+        self._overlaps, self._publishes_frozen = overlap_update, publish_frozen
         try:
             _refuse_wrapped(self.model, self._client)
             settings.check_type(type, [self.optimizer_type])
@@ -224,15 +227,16 @@ class Optimizer(torch.optim.Optimizer):
 
     def _form(self) -> None:
         client = self._client
-        self._bound = binding.bind(self.model, self.param_groups)
+        self._bound, self._own = binding.bind(self.model, self.param_groups, self._publishes_frozen)
         if self.optimizer_type == "Muon":
             muon.choose(self.model, self.param_groups, self._bound)
         self._place = place = placement.place(client, self._bound)
-        buffers = binding.pack_buffers(self.model)
+        buffers, fingerprints = binding.pack_buffers(self.model), own.fingerprints(self._own)
         with place.context():
-            declarations, keep = binding.declarations(self._bound, buffers, client.rank, place.initial)
+            declarations, keep = binding.declarations(self._bound, buffers, fingerprints, client.rank, place.initial)
             self._resumed = client.form(declarations)
             del keep
+            self._make_own_equal(len(declarations) - 1, fingerprints)
             place.attach()
         if buffers.numel():
             packed = place.read_frozen(len(self._bound), buffers.numel())
@@ -244,18 +248,28 @@ class Optimizer(torch.optim.Optimizer):
         self._aside = _Aside()
         self.result: StepResult | None = None
         self.sharding = Sharding(client, self.model, self._bound, place.device) if self.stage == 3 else None
-        self._gradients = Gradients(client, self.model, self._bound, self._pack, self.sharding, place)
+        self._gradients = Gradients(client, self.model, self._bound, self._own, self._pack, self.sharding, place)
         self._n_buffer_bytes = buffers.numel()
-        self._buffers = BufferSync(self.model, client.rank, self.world_size, self._syncs_buffers)
+        self._buffers = buffersync.BufferSync(self.model, client.rank, self.world_size, self._syncs_buffers)
         self._unwatch = reads.watch(self._gradients.was_pushed, self._bound, self._on_grad_read)
         self._guards = patches.attach(self)
         self._overlap = self._make_overlap()
         self._edits = Edits(self.param_groups)
         self._state = state.States(self)
         self.register_state_dict_post_hook(state.finish_state_dict, prepend=True)
-        self.param_ids = frozenset(id(b.param) for b in self._bound)
+        self.param_ids = frozenset(id(b.param) for b in [*self._bound, *self._own])
         self._formed = True
         open_optimizers.add(self)
+
+    def _make_own_equal(self, index: int, fingerprints: torch.Tensor) -> None:
+        """index: of rank 0's fingerprints. A process that was started again attaches alone, so it takes part in no collective."""
+        if not self._own:
+            return
+        device = None
+        if not self._resumed and buffersync.has_group(self.rank, self.world_size):
+            device = buffersync.device_of_group(next(b.param for b in self._bound if b.trainable))
+        first = self._place.read_frozen(index, fingerprints.numel())
+        own.make_equal(self._own, fingerprints, first, device)
 
     def _make_overlap(self) -> WholeStep:
         is_plain = self._overlaps and type(self._place) is placement.InHost and self.sharding is None
@@ -813,8 +827,9 @@ def _check_group(model: nn.Module, groups: list[dict[str, Any]], group: dict[str
 
 
 def _refuse_attached(model: nn.Module) -> None:
+    held = {id(b.param) for owner in owners_of(model.parameters()) for b in owner._bound}
     for name, param in model.named_parameters():
-        if owners_of([param]):
+        if id(param) in held:
             raise ValueError(
                 f"{name} belongs to another zerod.Optimizer already: its gradient would be pushed twice. "
                 "Use one optimizer with several groups, or close() the first one"

@@ -393,7 +393,8 @@ class OnGpu(InHost):
 
 
 def is_on_gpu(model: torch.nn.Module) -> bool:
-    return any(p.device.type != "meta" and _cuda.is_on_gpu(p) for p in model.parameters())
+    """Are its trained parameters?"""
+    return any(p.requires_grad and p.device.type != "meta" and _cuda.is_on_gpu(p) for p in model.parameters())
 
 
 def _device_of(bound: Sequence[Bound]) -> torch.device | None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from .binding import Bound
 from .client import Client
+from .own import Own
 
 
 class OpenOptimizer(Protocol):
@@ -27,6 +28,7 @@ class OpenOptimizer(Protocol):
     sharding: Any  # Sharding of stage3.py, or None
     _client: Client
     _bound: list[Bound]
+    _own: list[Own]
     _unread: Any
     scaling: Any  # LossScale of scaling.py
     _edits: Any

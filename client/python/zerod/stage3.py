@@ -151,13 +151,13 @@ class Sharding:
         self._forward, self._backward = _Order(), _Order()
         self._handles: list[Any] = []
         for name, module in model.named_modules():
-            if any(True for _ in module.parameters()):
+            if any(param in self._index for param in module.parameters()):
                 self._install(name, module)
         _wrap_grad()
         _open.add(self)
 
     def _install(self, name: str, module: nn.Module) -> None:
-        self._direct[module] = unit = tuple(self._index[p] for p in module._parameters.values() if p is not None)
+        self._direct[module] = unit = tuple(self._index[p] for p in module._parameters.values() if p in self._index)
         for index in unit:
             self._unit_of.setdefault(index, unit)
         borrowed.watch(module, self.borrow)
@@ -339,7 +339,7 @@ class Sharding:
         outside = prefix.removesuffix(f"{name}." if name else "")
         for key, param in module._parameters.items():
             found = state_dict.get(prefix + key)
-            if param is None or found is None or found is param or not self._is_shared(found, param):
+            if param not in self._index or found is None or found is param or not self._is_shared(found, param):
                 continue
             index = self._index[param]
             first = outside + self._bound[index].name  # of the names of a tied parameter

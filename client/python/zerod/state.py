@@ -298,9 +298,9 @@ def _packed_groups(opt: OpenOptimizer) -> list[dict[str, Any]]:
     return groups
 
 
-def _in_order(opt: OpenOptimizer) -> list[Bound]:
-    """Parameters as state_dict() counts them: group by group."""
-    by_param = {b.param: b for b in opt._bound}
+def _in_order(opt: OpenOptimizer) -> list[Any]:
+    """Parameters as state_dict() counts them, Bound or Own: group by group."""
+    by_param = {b.param: b for b in [*opt._bound, *opt._own]}
     return [by_param[p] for group in opt.param_groups for p in group["params"]]
 
 

@@ -64,10 +64,11 @@ _streams: list[_Stream] = []  # the first is the current one
 
 
 def install():
+    import zerod.binding
     import zerod.placement
 
     _streams[:] = [_Stream()]
-    zerod.placement._cuda = sys.modules[__name__]
+    zerod.placement._cuda = zerod.binding._cuda = sys.modules[__name__]
 
 
 def _is_registered(tensor, write):

@@ -26,6 +26,7 @@ def _call(name, *arguments):
 
 def install():
     global _driver
+    import zerod.binding
     import zerod.placement
 
     _driver = ctypes.CDLL(os.environ["ZEROD_LIBCUDA"])
@@ -38,7 +39,7 @@ def install():
         stream = c_void_p()
         _call("cuStreamCreate", byref(stream), 1)
         _made.append(stream)
-    zerod.placement._cuda = sys.modules[__name__]
+    zerod.placement._cuda = zerod.binding._cuda = sys.modules[__name__]
 
 
 def _memory_at(address, n_bytes, owner=None):
