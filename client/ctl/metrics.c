@@ -393,6 +393,23 @@ static void put_rank_phases(struct writer *w)
     }
 }
 
+static void put_rank_waits(struct writer *w)
+{
+    char rank[NUMBER_SIZE];
+
+    for (size_t i = 0; i < array_length(w->source->ranks); i++) {
+        struct json_object *o = json_object_array_get_idx(w->source->ranks, i), *waits = find(o, "waits");
+
+        for (size_t k = 0; find_number(o, "rank", rank) && k < array_length(waits); k++) {
+            struct json_object *wait = json_object_array_get_idx(waits, k);
+
+            put_sample(w, wait, w->family->key,
+                       (struct label[MAX_LABELS]){
+                           {"rank", rank}, {"state", find_string(wait, "state")}, {"for", find_string(wait, "for")}});
+        }
+    }
+}
+
 /* 0 of a rank that does not wait. */
 static void put_waiting(struct writer *w)
 {
@@ -531,13 +548,15 @@ static const struct family families[] = {
 
     {"zerod_findings", false, NULL, "What is odd in gradients and times after the last step, by kind.", put_findings},
     {"zerod_slowest_rank_behind_seconds", false, "seconds",
-     "How much later than the first rank the last one asked for the last step.", put_slowest, "behind_ns"},
+     "How long others waited in the last step for the rank that they waited longest for.", put_slowest, "behind_ns"},
     {"zerod_rank_attached", false, NULL, "1: the rank has a connection.", put_ranks, "attached"},
     {"zerod_rank_step", false, NULL, "The step at which the rank stands.", put_ranks, "step"},
     {"zerod_rank_pushes", true, NULL, "Gradients taken from the rank's process.", put_ranks, "n_pushes"},
     {"zerod_rank_behind_seconds", true, "seconds",
-     "How much later than the node's first rank it asked for the step, over all committed steps.", put_ranks,
+     "How long others have waited for the rank, at the end of micro-batches, for room and in the step.", put_ranks,
      "behind_total_ns"},
+    {"zerod_rank_wait_seconds", true, "seconds", "How long the rank has waited, by its state and for what.",
+     put_rank_waits, "total_ns"},
     {"zerod_rank_phase_seconds", true, "seconds", "The rank's own time in steps, by phase.", put_rank_phases},
     {"zerod_rank_silent_seconds", false, "seconds", "Time since the rank's last message.", put_ranks,
      "last_message_ns"},

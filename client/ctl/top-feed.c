@@ -145,14 +145,40 @@ static struct json_object *find_rank(struct json_object *ranks, uint64_t number)
     return NULL;
 }
 
-bool feed_behind_share(const struct feed *feed, struct json_object *rank, double *share)
+/* The share of a time that is counted, since the base. Return: negative, it is not known yet. */
+static double share_of(const struct feed *feed, struct json_object *rank, uint64_t (*count)(struct json_object *rank))
 {
     const struct feed_base *base = &feed->bases[feed->bases[0].ranks ? 0 : 1];
     struct json_object *before = find_rank(base->ranks, get_u64(rank, "rank"));
-    uint64_t ns = get_u64(rank, "behind_total_ns"), before_ns = get_u64(before, "behind_total_ns");
+    uint64_t ns = count(rank), before_ns = count(before);
 
     if (!before || feed->answered_ms <= base->at_ms || ns < before_ns)
-        return false;
-    *share = MIN((double)(ns - before_ns) / ((double)(feed->answered_ms - base->at_ms) * 1e6), 1.0);
-    return true;
+        return -1;
+    return MIN((double)(ns - before_ns) / ((double)(feed->answered_ms - base->at_ms) * 1e6), 1.0);
+}
+
+static uint64_t behind_ns(struct json_object *rank)
+{
+    return get_u64(rank, "behind_total_ns");
+}
+
+static uint64_t waited_ns(struct json_object *rank)
+{
+    struct json_object *waits = get(rank, "waits");
+    uint64_t ns = 0;
+
+    for (size_t i = 0; i < array_length(waits); i++)
+        if (strcmp(get_string(array_get(waits, i), "for"), "daemon") != 0)
+            ns += get_u64(array_get(waits, i), "total_ns");
+    return ns;
+}
+
+double feed_behind_share(const struct feed *feed, struct json_object *rank)
+{
+    return share_of(feed, rank, behind_ns);
+}
+
+double feed_waited_share(const struct feed *feed, struct json_object *rank)
+{
+    return share_of(feed, rank, waited_ns);
 }

@@ -40,5 +40,6 @@ void feed_deinit(struct feed *feed);
 /* Asks the daemon. On failure the last answers stay. Return: feed->code. */
 int feed_look(struct feed *feed);
 
-/* The share of the time in which others have waited for this rank. Return: false if it is not known yet. */
-bool feed_behind_share(const struct feed *feed, struct json_object *rank, double *share);
+/* Shares of time: others have waited for this rank; it has waited for others. Return: negative, it is not known yet. */
+double feed_behind_share(const struct feed *feed, struct json_object *rank);
+double feed_waited_share(const struct feed *feed, struct json_object *rank);

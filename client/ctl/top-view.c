@@ -432,14 +432,23 @@ static void write_state(struct pen *pen, const struct feed *feed, struct json_ob
     pen_put(pen, get(rank, "fault") ? PEN_TROUBLE : is_lost ? PEN_WARNING : PEN_PLAIN, "%s", state);
 }
 
-static void write_behind(struct pen *pen, const struct feed *feed, struct json_object *rank)
+/* share: of time; negative: not known. From `most` on it is conspicuous. */
+static void write_share(struct pen *pen, double share, double most)
 {
-    double share;
-
-    if (feed_behind_share(feed, rank, &share))
-        pen_put(pen, share >= 0.2 ? PEN_WARNING : PEN_PLAIN, "%.0f %%", 100 * share);
+    if (share >= 0)
+        pen_put(pen, share >= most ? PEN_WARNING : PEN_PLAIN, "%.0f %%", 100 * share);
     else
         pen_put(pen, PEN_PLAIN, "-");
+}
+
+static void write_behind(struct pen *pen, const struct feed *feed, struct json_object *rank)
+{
+    write_share(pen, feed_behind_share(feed, rank), 0.2);
+}
+
+static void write_waited(struct pen *pen, const struct feed *feed, struct json_object *rank)
+{
+    write_share(pen, feed_waited_share(feed, rank), 2); /* it is the other that is slow */
 }
 
 static void write_since(struct pen *pen, struct json_object *rank, const char *key)
@@ -467,6 +476,7 @@ static const struct column columns[] = {
     {"MICRO-BATCH", 12, true, NULL, "micro_batch"},
     {"PUSHES", 12, true, NULL, "n_pushes"},
     {"BEHIND", 7, false, write_behind},
+    {"WAITED", 7, true, write_waited},
     {"SILENT", 7, false, write_silent},
     {"WAITS", 7, false, write_waiting},
 };
@@ -664,13 +674,14 @@ static const char help_text[] =
     "left, right      there: an older or a newer one\n"
     "?                this text, and back\n"
     "\n"
-    "time             the last step: compute is what the trainers do by themselves, wait is from the first rank that "
-    "asked for the step to the last one, update is from there to the commit. reduce runs beside the backward\n"
+    "time             the last step: compute is what the trainers do by themselves, in wait a rank waits for others, "
+    "update is from the decision to the commit. reduce runs beside the backward\n"
     "found            ranks and gradients that differ from the others\n"
     "last             the last refusals and warnings, the newest first\n"
     "\n"
     "STATE            what the rank does: computing, backward, step (it waits for the step), lost, absent, ...\n"
-    "BEHIND           share of the last 10 to 20 seconds by which it asked for steps later than the node's first rank\n"
+    "BEHIND           share of the last 10 to 20 seconds in which others waited for it\n"
+    "WAITED           share of that time in which it waited for others, where the terminal has 120 columns\n"
     "SILENT           since its last message; a rank that waits is silent, too\n"
     "WAITS            how long it has waited for others, and for whom\n"
     "\n"

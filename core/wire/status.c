@@ -645,6 +645,21 @@ static struct json_object *phases_object(struct json *j, const struct status_ran
     return o;
 }
 
+static struct json_object *waits_array(struct json *j, const struct status_rank *rank)
+{
+    struct json_object *array = json_new_array(j);
+
+    for (size_t i = 0; i < rank->n_waits; i++) {
+        struct json_object *o = json_new_object(j);
+
+        json_put_string(j, o, "state", rank->waits[i].state);
+        json_put_string(j, o, "for", rank->waits[i].what);
+        json_put_u64(j, o, "total_ns", rank->waits[i].ns);
+        json_push(j, array, o);
+    }
+    return array;
+}
+
 static struct json_object *rank_object(struct json *j, const struct status_rank *rank, uint64_t now_ns)
 {
     struct json_object *o = json_new_object(j);
@@ -660,6 +675,7 @@ static struct json_object *rank_object(struct json *j, const struct status_rank 
     json_put_u64(j, o, "n_pushes", rank->n_pushes);
     json_put_u64(j, o, "behind_total_ns", rank->behind_total_ns);
     json_put(j, o, "phases", phases_object(j, rank));
+    json_put(j, o, "waits", waits_array(j, rank));
     json_put_string(j, o, "waiting_for", rank->waiting_for);
     put_since(j, o, "waiting_ns", rank->waiting_for ? rank->waiting_since_ns : 0, now_ns);
     put_summary(j, o, "fault", rank->fault, now_ns);

@@ -41,7 +41,7 @@ enum status_memory {
 
 /* Where the time of steps goes. Reduce runs beside the trainers' backward; wait and update do not. */
 enum status_phase {
-    STATUS_PHASE_WAIT,   /* from the first rank that waits in step() to the last one's request */
+    STATUS_PHASE_WAIT,   /* time in which a rank of this node waited for ranks, here or on other nodes */
     STATUS_PHASE_REDUCE, /* time in which at least one reduction was running */
     STATUS_PHASE_UPDATE, /* from the decision to the commit */
     N_STATUS_PHASES,
@@ -54,7 +54,7 @@ struct status_bytes {
 };
 
 struct status_time {
-    uint64_t total_ns; /* over all committed steps */
+    uint64_t total_ns; /* over all committed steps; of the wait: of the step under way, too */
     uint64_t last_ns;  /* of the last committed step */
 };
 
@@ -187,8 +187,8 @@ struct status {
     const struct status_refused *refused;
     size_t n_refused;
 
-    int64_t slowest_rank;                     /* came last to the last step; negative: none */
-    uint64_t slowest_behind_ns;               /* behind the first one */
+    int64_t slowest_rank;                     /* others waited longest for it in the last step; negative: none */
+    uint64_t slowest_behind_ns;               /* how long */
     const struct diagnostic *last_diagnostic; /* NULL: none */
     const struct status_finding *findings;
     size_t n_findings;
@@ -207,6 +207,15 @@ enum status_rank_phase {
     N_STATUS_RANK_PHASES,
 };
 
+enum { STATUS_MAX_WAITS = 40 };
+
+/* How long a rank has waited: daemon/job/model/waits.h. */
+struct status_wait {
+    const char *state; /* of the rank meanwhile: "step" */
+    const char *what;  /* it has waited for: "ranks", "nodes", "daemon" */
+    uint64_t ns;       /* since the daemon began */
+};
+
 /* One rank, attached or not. */
 struct status_rank {
     uint32_t rank;
@@ -221,7 +230,9 @@ struct status_rank {
     uint64_t step;
     uint32_t micro_batch;    /* the open one, or the next */
     uint64_t n_pushes;       /* admitted, of this incarnation */
-    uint64_t behind_total_ns; /* behind the node's first rank to ask for the step, over all committed steps */
+    uint64_t behind_total_ns; /* others have waited for it, since training began */
+    struct status_wait waits[STATUS_MAX_WAITS];
+    size_t n_waits;
     uint64_t phases_ns[N_STATUS_RANK_PHASES]; /* over all steps of this daemon's that it has seen from begin to end */
     const char *waiting_for; /* "ranks 1, 3 to ask for the step"; NULL: it does not wait */
     uint64_t waiting_since_ns;

@@ -142,8 +142,12 @@ static void settle(struct job *job)
 
 void job_settle(struct job *job)
 {
+    bool changed = job->todo;
+
     while (job->todo) {
         job->todo = false;
         settle(job);
     }
+    if (changed)
+        waits_look(job, job_now(job));
 }

@@ -422,6 +422,7 @@ void job_tick(struct job *job)
             admit_settle(job, &job->ranks[r]);
     boundary_settle(job);
     save_settle(job);
+    waits_look(job, job_now(job));
 }
 
 uint64_t job_rest_ns(const struct job *job)

@@ -165,7 +165,7 @@ static void fill_step(const struct job *job, struct status *status)
     status->lr = job->decision.lr;
     status->steps_per_s = steps_per_second(job);
     status->last_step_ns = t->step_last_ns;
-    status->phases[STATUS_PHASE_WAIT] = (struct status_time){t->wait_total_ns, t->wait_last_ns};
+    status->phases[STATUS_PHASE_WAIT] = (struct status_time){job->waits.total_ns, t->wait_last_ns};
     status->phases[STATUS_PHASE_REDUCE] = (struct status_time){t->reduce_total_ns, t->reduce_shown_ns};
     status->phases[STATUS_PHASE_UPDATE] = (struct status_time){t->update_total_ns, t->update_last_ns};
     status->overlap_bytes = job->stats.counters.overlap_bytes;
@@ -349,24 +349,35 @@ static struct status make_status(struct service *service, struct status_refused 
 
 static const char *rank_word(const struct job *job, const struct job_rank *rank)
 {
-    static const char *const words[] = {
-        [WAIT_FORM] = "forming",  [WAIT_INIT] = "initialising",   [WAIT_READY] = "initialising",
-        [WAIT_SLOT] = "slot",     [WAIT_END] = "boundary",        [WAIT_OTHERS] = "step",
-        [WAIT_STEP] = "step",     [WAIT_NORM] = "norm",           [WAIT_GATHER] = "gather",
-        [WAIT_READ] = "read",     [WAIT_WINDOW_BEGIN] = "window", [WAIT_WINDOW_END] = "window",
-        [WAIT_WRITE] = "window",  [WAIT_ABANDON] = "boundary",    [WAIT_ABORT] = "abort",
-        [WAIT_ABORTED] = "abort", [WAIT_SAVE] = "checkpoint",
-    };
-
     if (rank->left)
         return "left";
     if (!rank->peer)
         return rank->lost_ns ? "lost" : "absent";
     if (rank->wait != WAIT_NONE)
-        return words[rank->wait];
+        return waits_word(rank->wait);
     if (!job->layout || !rank->formed)
         return "declaring";
     return job->ledger.ranks[rank->rank].open ? "backward" : "computing";
+}
+
+/* Adds to the wait with the same words; there are several requests of one word. */
+static void add_wait(struct status_rank *status, const char *state, const char *what, uint64_t ns)
+{
+    size_t i = 0;
+
+    while (i < status->n_waits && (status->waits[i].state != state || status->waits[i].what != what))
+        i++;
+    if (i == status->n_waits && (ns == 0 || i == STATUS_MAX_WAITS))
+        return;
+    status->n_waits += i == status->n_waits;
+    status->waits[i] = (struct status_wait){.state = state, .what = what, .ns = status->waits[i].ns + ns};
+}
+
+static void add_waits(struct status_rank *status, const struct rank_waits *waits)
+{
+    for (unsigned kind = WAIT_NONE + 1; kind < WAITS_N_KINDS; kind++)
+        for (unsigned what = 0; what < N_WAIT_FOR; what++)
+            add_wait(status, waits_word(kind), waits_for_word(what), waits->total_ns[kind][what]);
 }
 
 static struct status_rank make_rank(const struct job *job, const struct job_rank *rank)
@@ -387,7 +398,7 @@ static struct status_rank make_rank(const struct job *job, const struct job_rank
         .step = next.step,
         .micro_batch = next.micro_batch,
         .n_pushes = rank->n_pushes,
-        .behind_total_ns = rank->behind_total_ns,
+        .behind_total_ns = rank->waits.behind_total_ns,
         .phases_ns = {[STATUS_RANK_FORWARD] = rank->phases.total_ns[PHASE_FORWARD],
                       [STATUS_RANK_BACKWARD] = rank->phases.total_ns[PHASE_BACKWARD],
                       [STATUS_RANK_ROOM] = rank->phases.total_ns[PHASE_ROOM],
@@ -404,6 +415,8 @@ static struct status_rank *make_ranks(const struct job *job)
 
     for (unsigned r = job->world.first; ranks && r < job->world.end; r++)
         ranks[r - job->world.first] = make_rank(job, &job->ranks[r]);
+    for (unsigned r = job->world.first; ranks && r < job->world.end; r++)
+        add_waits(&ranks[r - job->world.first], &job->ranks[r].waits);
     return ranks;
 }
 
@@ -663,6 +676,7 @@ char *admin_answer(struct service *service, const char *command, uint32_t *exit_
         *exit_code = EX_USAGE;
         return error_json(text);
     }
+    waits_look(service->job, job_now(service->job)); /* those that have not ended count as well */
     json = found->run ? found->run(service) : found->run_with(service, argument, exit_code);
     if (found->run || !json)
         *exit_code = json ? exit_code_of(json) : EX_OSERR;

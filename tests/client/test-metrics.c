@@ -215,6 +215,8 @@ static void test_ranks(void **state)
     static const char busy[] = "[{\"rank\":3,\"attached\":true,\"waiting_ns\":null,\"behind_total_ns\":2500000000}]";
     static const char phases[] =
         "[{\"rank\":3,\"phases\":{\"forward_ns\":1500000000,\"backward_ns\":0,\"room_ns\":2,\"rest_ns\":null}}]";
+    static const char waited[] =
+        "[{\"rank\":3,\"waits\":[{\"state\":\"boundary\",\"for\":\"ranks\",\"total_ns\":2500000000},7]}]";
     static const char waits[] =
         "[{\"rank\":3,\"attached\":true,\"waiting_ns\":2000000000,\"fault\":{\"code\":\"E1001\"}}]";
 
@@ -228,6 +230,9 @@ static void test_ranks(void **state)
                     "zerod_rank_phase_seconds_total{socket=\"/s\",rank=\"3\",phase=\"forward\"} 1.500000000\n");
     assert_has_line("{}", phases,
                     "zerod_rank_phase_seconds_total{socket=\"/s\",rank=\"3\",phase=\"room\"} 0.000000002\n");
+    assert_has_line(
+        "{}", waited,
+        "zerod_rank_wait_seconds_total{socket=\"/s\",rank=\"3\",state=\"boundary\",for=\"ranks\"} 2.500000000\n");
     assert_line("{}", waits, "zerod_rank_waiting_seconds{socket=\"/s\",rank=\"3\"} 2.000000000\n");
     assert_line("{}", waits, "zerod_rank_fault{socket=\"/s\",rank=\"3\",code=\"E1001\"} 1\n");
 }

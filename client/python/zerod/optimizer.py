@@ -429,11 +429,11 @@ class Optimizer(torch.optim.Optimizer):
         lr, lr_1, lr_2, ...          learning rates of the groups in the last step
         steps_per_s                  over the last steps
         last_step_seconds            from the commit before the last to the last one
-        wait_seconds, reduce_seconds, update_seconds    phases of the last step: from the first rank that asked for the
-                                     step to the last one; reductions, beside the backward; from there to the commit
+        wait_seconds, reduce_seconds, update_seconds    phases of the last step: a rank waited for ranks, at the end of
+                                     a micro-batch or in the step; reductions, beside the backward; the update
         waited_ratio                 share (0 to 1) of the time since the last metrics() in which this rank waited for
                                      the others and the daemon, in step() and at the end of each micro-batch
-        slowest_rank, slowest_rank_behind_seconds       the last to ask for the last step, and how long after the first
+        slowest_rank, slowest_rank_behind_seconds       the rank that others waited for longest in the last step
         overlap_ratio                share of the last micro-batch's bytes that was reduced during the backward
         memory_bytes, memory_planned_bytes, memory_limit_bytes    host memory that the daemon holds, plans, may hold
         gpu_memory_bytes             GPU memory that it holds

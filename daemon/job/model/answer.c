@@ -61,6 +61,7 @@ void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait)
     rank->wait = wait;
     rank->wait_ns = job_now(job);
     phases_wait(rank, wait, rank->wait_ns);
+    waits_look(job, rank->wait_ns);
 }
 
 /* Keeps an answer for a rank that is away. One with descriptors is to a request that its client makes again. */
@@ -82,9 +83,12 @@ static void keep_answer(struct job_rank *rank, const struct reply *reply, size_t
 
 void job_answer(struct job *job, struct job_rank *rank, const struct reply *reply, int *fds, size_t n_fds)
 {
+    uint64_t now = job_now(job);
+
     timeline_answers(job, rank);
-    phases_go_on(rank, job_now(job));
+    phases_go_on(rank, now);
     rank->wait = WAIT_NONE;
+    waits_look(job, now);
     if (rank->peer == RANK_IS_AWAY)
         keep_answer(rank, reply, n_fds);
     if (rank->peer && rank->peer != RANK_IS_AWAY)

@@ -16,6 +16,7 @@
 #include "daemon/job/model/phases.h"
 #include "daemon/job/model/rank-norm.h"
 #include "daemon/job/model/stats.h"
+#include "daemon/job/model/waits.h"
 #include "daemon/job/model/zero-gradient.h"
 #include "daemon/job/model/zero-lr.h"
 #include "daemon/ledger/ledger.h"
@@ -208,6 +209,7 @@ struct job {
     struct job_zero_gradient zero_gradient;
     struct job_zero_lr zero_lr;
     struct job_slow slow;
+    struct job_waits waits;
     struct job_decision decision;
     struct job_save save;
     struct resume *resume; /* while it is being formed: the checkpoint that it begins with; owned */

@@ -64,19 +64,25 @@ void phases_push(struct job_rank *rank, uint64_t now_ns)
         spend(&rank->phases, PHASE_BACKWARD, now_ns);
 }
 
+static bool ends_backward(enum job_wait wait)
+{
+    return wait == WAIT_END || wait == WAIT_OTHERS || wait == WAIT_STEP || wait == WAIT_NORM;
+}
+
 void phases_wait(struct job_rank *rank, enum job_wait wait, uint64_t now_ns)
 {
     struct rank_phases *phases = &rank->phases;
 
-    if (wait == WAIT_SLOT) {
-        spend(phases, PHASE_BACKWARD, now_ns);
-    } else if (wait == WAIT_END || wait == WAIT_OTHERS || wait == WAIT_STEP || wait == WAIT_NORM) {
+    if (ends_backward(wait)) {
         spend(phases, PHASE_REST, now_ns);
-        phases->since_ns = 0;
         phases->is_in_backward = false;
-    } else if (wait == WAIT_WINDOW_BEGIN || wait == WAIT_WINDOW_END) {
-        phases->is_known = false; /* weights are written: no step like the others */
+    } else {
+        spend(phases, phases->is_in_backward ? PHASE_BACKWARD : PHASE_FORWARD, now_ns);
     }
+    if (wait != WAIT_SLOT)
+        phases->since_ns = 0;
+    if (wait == WAIT_WINDOW_BEGIN || wait == WAIT_WINDOW_END)
+        phases->is_known = false; /* weights are written: no step like the others */
 }
 
 void phases_go_on(struct job_rank *rank, uint64_t now_ns)

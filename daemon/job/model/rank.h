@@ -12,6 +12,7 @@
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/phases.h"
 #include "daemon/job/model/timeline.h"
+#include "daemon/job/model/waits.h"
 
 struct job;
 struct reading;
@@ -119,8 +120,7 @@ struct job_rank {
     bool proceed; /* cleared a fault of the step request: ask again without judging it */
     uint64_t n_forwards, n_backwards, n_forwards_at_step, n_backwards_at_step;
     uint64_t asked_ns;
-    uint64_t behind_ns;       /* how much later than the node's first rank it asked for the last decided step */
-    uint64_t behind_total_ns; /* the sum over all committed steps */
+    struct rank_waits waits;
     struct rank_phases phases;
     uint64_t n_pushes;
     uint64_t n_received; /* recorded requests of this incarnation */

@@ -8,7 +8,7 @@ struct job;
 struct job_times {
     uint64_t first_asked_ns, last_commit_ns, decided_ns;
     uint64_t reduce_busy_since_ns;
-    uint64_t wait_total_ns, wait_last_ns;
+    uint64_t wait_last_ns;
     uint64_t reduce_total_ns, reduce_last_ns, reduce_shown_ns; /* last: of the step under way; shown: of the last one */
     uint64_t update_total_ns, update_last_ns;
     uint64_t step_last_ns;

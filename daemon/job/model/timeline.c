@@ -103,7 +103,7 @@ void timeline_committed(const struct job *job)
 
     note(job, (struct record){.kind = RECORD_ASKED,
                               .rank = RECORD_NO_RANK,
-                              .begin_ns = times->decided_ns - times->wait_last_ns,
+                              .begin_ns = times->first_asked_ns,
                               .end_ns = times->decided_ns});
     note(job, (struct record){.kind = RECORD_UPDATE, .rank = RECORD_NO_RANK, .begin_ns = times->decided_ns});
 }

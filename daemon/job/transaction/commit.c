@@ -229,24 +229,14 @@ static void choose_hypers(struct job *job, const struct step_args *args)
         job->decision.hypers[g] = job_hyper(job, args, g);
 }
 
-static void note_waiting(struct job *job)
+static void note_times(struct job *job)
 {
-    uint64_t first = UINT64_MAX, last = 0;
+    struct job_times *times = &job->stats.times;
 
-    for (unsigned r = job->world.first; r < job->world.end; r++) {
-        if (!job->ledger.ranks[r].asked)
-            continue;
-        first = MIN(first, job->ranks[r].asked_ns);
-        if (job->ranks[r].asked_ns >= last) {
-            last = job->ranks[r].asked_ns;
-            job->stats.times.slowest_rank = r;
-        }
-    }
+    times->decided_ns = times->first_asked_ns = job_now(job);
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        job->ranks[r].behind_ns = job->ledger.ranks[r].asked ? job->ranks[r].asked_ns - first : 0;
-    job->stats.times.wait_last_ns = last > first ? last - first : 0;
-    job->stats.times.slowest_behind_ns = job->stats.times.wait_last_ns;
-    job->stats.times.decided_ns = job_now(job);
+        if (job->ledger.ranks[r].asked)
+            times->first_asked_ns = MIN(times->first_asked_ns, job->ranks[r].asked_ns);
 }
 
 static void warn_accumulated(struct job *job)
@@ -344,7 +334,7 @@ static void tell_decision(struct job *job)
 /* From here the step only rolls forward. */
 static void carry_out(struct job *job, const struct node_verdict *verdict)
 {
-    note_waiting(job);
+    note_times(job);
     warn_accumulated(job);
     missing_note_counts(job);
     alike_note_step(job, verdict->norm);

@@ -223,6 +223,8 @@ static void example_ranks(struct example *e)
             .n_pushes = 7,
             .behind_total_ns = 2500000000ull * i,
             .phases_ns = {1, 2, 3, 4},
+            .waits = {{"boundary", "ranks", 1500000000}, {"step", "daemon", 20}},
+            .n_waits = 2,
         };
     e->ranks[1].fault = e->diagnostics[0];
     e->ranks[2].waiting_for = "ranks 1, 3 to ask for the step";
@@ -599,6 +601,9 @@ static void test_ranks(void **state)
         {"3.incarnation", "null"},
         {"1.behind_total_ns", "2500000000"},
         {"1.phases", "{\"forward_ns\":1,\"backward_ns\":2,\"room_ns\":3,\"rest_ns\":4}"},
+        {"1.waits", "[{\"state\":\"boundary\",\"for\":\"ranks\",\"total_ns\":1500000000},"
+                    "{\"state\":\"step\",\"for\":\"daemon\",\"total_ns\":20}]"},
+        {"3.waits", "[]"},
         {"3.connected_ns", "null"},
     };
     struct example e;

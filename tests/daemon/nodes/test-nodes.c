@@ -997,6 +997,40 @@ static void test_one_returns(void **state)
 
 /* ---- madness ------------------------------------------------------------------------------------------- */
 
+static void pass(struct world *w, unsigned ms)
+{
+    while (mesh_advance(w->mesh))
+        continue;
+    for (unsigned i = 0; i < w->n_nodes; i++)
+        w->fixtures[i]->now_ns += ms * UINT64_C(1000000);
+}
+
+/* A node of one slow rank: its own daemon knows that others wait for it, and theirs for what they wait. */
+static void test_slow_node(void **userdata)
+{
+    const struct program program = {.stage = 2, .n_micro = 1};
+    struct world *w = world_new(&program, &(struct topology){{1, 1, 1}}, 1, 0);
+
+    (void)userdata;
+    micro_batch(w);
+    peer_ask_step(w->peers[0]);
+    pass(w, 200);
+    peer_ask_step(w->peers[1]);
+    pass(w, 50);
+    peer_ask_step(w->peers[2]);
+    for (unsigned r = 0; r < 3; r++)
+        peer_expect(w->peers[r], REPLY_STEP_DONE);
+    for (unsigned r = 0; r < 3; r++) {
+        static const unsigned waits_ms[] = {250, 50, 0}, behind_ms[] = {0, 200, 250};
+        const struct job *job = w->fixtures[r]->job;
+
+        assert_int_equal(job->ranks[r].waits.total_ns[WAIT_STEP][WAIT_FOR_NODES], waits_ms[r] * UINT64_C(1000000));
+        assert_int_equal(job->ranks[r].waits.behind_total_ns, behind_ms[r] * UINT64_C(1000000));
+        assert_int_equal(job->stats.times.wait_last_ns, waits_ms[r] * UINT64_C(1000000));
+    }
+    world_free(w);
+}
+
 static uint64_t pick(struct world *w, uint64_t n)
 {
     return mesh_draw(w->mesh, 8) ? mesh_draw(w->mesh, n) : mesh_draw(w->mesh, UINT64_MAX);
@@ -1140,6 +1174,7 @@ int main(void)
         cmocka_unit_test(test_one_returns), cmocka_unit_test(test_norm),
         cmocka_unit_test(test_reading),     cmocka_unit_test(test_breaks),
         cmocka_unit_test(test_giving_up),   cmocka_unit_test(test_dying),
+        cmocka_unit_test(test_slow_node),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
