@@ -253,14 +253,38 @@ static void print_reason(struct strbuf *buf, const char *text)
     strbuf_add_bytes(buf, text, n);
 }
 
+static void add_fix_of_abort(struct diagnostic *d, const struct evidence_abort *e)
+{
+    diagnostic_field(d, "fix", "%s",
+                     is_c(&e->at) ? "go back to zerod_epoch() and begin the step again at micro-batch 0"
+                                  : "begin the step again with its first micro-batch");
+}
+
+/* A program has asked for it, as programs that go on from a checkpoint do: nothing is wrong. */
+static struct diagnostic *begins_again(const struct evidence_abort *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_RANK_LOST, "step begins again on all ranks");
+
+    diagnostic_warn(d);
+    add_foreign(d, "reason", e->why);
+    diagnostic_field(d, "cause", "the program asked for it");
+    add_fix_of_abort(d, e);
+    diagnostic_field(d, "state",
+                     "nothing is wrong: gradients of the step are dropped on all ranks, and attempt %" PRIu32 " begins",
+                     e->new_attempt);
+    return diagnostic_finish(d);
+}
+
 struct diagnostic *cause_aborted(const struct evidence_abort *e)
 {
-    struct diagnostic *d = cause_new(&e->at, E_RANK_LOST, "step aborted for all ranks");
-    enum caller caller = caller_of(&e->at, NULL);
     const char *reason = e->reason ? e->reason->text : e->reason_text;
     const char *class = e->reason ? e->reason->cause_class : e->reason_class;
     struct strbuf buf = {0};
+    struct diagnostic *d;
 
+    if (!reason && e->at.rank >= 0)
+        return begins_again(e);
+    d = cause_new(&e->at, E_RANK_LOST, "step aborted for all ranks");
     if (class && class[0])
         diagnostic_class(d, class);
     if (e->at.rank >= 0)
@@ -269,14 +293,10 @@ struct diagnostic *cause_aborted(const struct evidence_abort *e)
     if (reason) {
         print_reason(&buf, reason);
         diagnostic_field_take(d, "cause", &buf);
-    } else if (e->at.rank >= 0) {
-        diagnostic_field(d, "cause", "rank %" PRId64 " asked for it", e->at.rank);
     } else {
         diagnostic_field(d, "cause", "an administrator asked for it (zerodctl abort-step)");
     }
-    diagnostic_field(d, "fix", "%s",
-                     caller == CALLER_C ? "go back to zerod_epoch() and begin the step again at micro-batch 0"
-                                        : "begin the step again with its first micro-batch");
+    add_fix_of_abort(d, e);
     diagnostic_field(d, "does not help", "%s",
                      e->at.rank >= 0 ? "the other ranks: they lose only this step"
                      : reason        ? "the ranks that waited: they lose only this step"

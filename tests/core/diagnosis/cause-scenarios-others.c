@@ -932,7 +932,7 @@ static const struct scenario scenarios[] = {
     {"e1302-inherited-part", e1302_inherited_part, "", false},
     {"e1302-inherited-arguments", e1302_inherited_arguments, "", false},
     {"e1302-step-aborted", e1302_step_aborted, "D2", false},
-    {"e1302-asked-for", e1302_asked_for, "", false},
+    {"e1302-asked-for", e1302_asked_for, "", true},
     {"e1302-by-administrator", e1302_by_administrator, "", false},
     {"e1303", e1303, "", true},
     {"e1303-m7-aborted", e1303_m7_aborted, "M7", false},
