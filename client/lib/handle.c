@@ -22,6 +22,8 @@
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
 
+enum { HELLO_MS = 10000 }; /* as zerod_options.timeout_ms says */
+
 /* zerod_error(NULL): why the calling thread's last zerod_connect() gave no handle. */
 static __thread struct client_error connect_error;
 
@@ -97,7 +99,8 @@ static int say_hello(struct zerod *c)
 
     c->call.on_break = resume_after_break;
     c->call.on_break_arg = c;
-    c->call.reattach_ms = (uint64_t)c->call.timeout_ms; /* until the daemon says how long it may be away */
+    /* Until the daemon says how long it may be away. */
+    c->call.reattach_ms = (uint64_t)(c->call.timeout_ms > 0 ? c->call.timeout_ms : HELLO_MS);
     c->connecting = true;
     r = call_ask(&c->call, &(struct request){.type = REQUEST_HELLO, .hello = resume_hello(c)}, REPLY_WELCOME, &reply);
     if (r == 0)
@@ -133,6 +136,12 @@ static int init(struct zerod *c, const struct zerod_options *options)
     return open_socket(c, path);
 }
 
+/* Is Hello answered only when other ranks have got somewhere? */
+static bool waits_for_others(const struct zerod *c)
+{
+    return c->flags & (ZEROD_AGAIN | ZEROD_ANEW);
+}
+
 static void on_abort(void *arg, const struct wire_position *position)
 {
     step_forget(arg, position);
@@ -161,7 +170,7 @@ int zerod_connect(struct zerod **out, const struct zerod_options *options)
         return r;
     }
     (void)failpoint("connected");
-    c->call.timeout_ms = options->timeout_ms > 0 ? options->timeout_ms : 10000;
+    c->call.timeout_ms = options->timeout_ms > 0 || waits_for_others(c) ? options->timeout_ms : HELLO_MS;
     r = say_hello(c);
     c->call.timeout_ms = options->timeout_ms;
     if (r < 0) {
@@ -183,6 +192,8 @@ int zerod_leave(struct zerod *c)
     if (r == 0)
         r = call_ask(&c->call, &(struct request){.type = REQUEST_LEAVE}, REPLY_DONE, &reply);
     c->call.left = r == 0;
+    if (r == 0) /* the rank may attach again, also from this process */
+        (void)shutdown(c->call.fd, SHUT_RDWR);
     return r;
 }
 

@@ -88,6 +88,8 @@ struct request_hello resume_hello(const struct zerod *c)
         .n_sent = resumes(c) ? c->call.recorded.n_sent : 0,
         .waits = resumes(c) && c->call.waits,
         .is_last = c->wants.is_last,
+        .again = c->flags & (ZEROD_AGAIN | ZEROD_ANEW),
+        .anew = c->flags & ZEROD_ANEW,
     };
 }
 

@@ -362,6 +362,14 @@ static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
         diagnostic_field(d, "does not help", "the ranks that wait; bucket size; a longer stall_timeout");
         return;
     }
+    if (e->again) {
+        diagnostic_field(d, "cause",
+                         "a process that has left (%s) attaches again when every rank has left, and after rank 0",
+                         leave(&e->at));
+        diagnostic_field(d, "fix", "%s on every rank, and then attach again on every rank", leave(&e->at));
+        diagnostic_field(d, "does not help", "RANK, the run id; a longer stall_timeout");
+        return;
+    }
     if (e->absent)
         diagnostic_field(d, "cause", "the rank that the others wait for never began the step");
     else
@@ -390,7 +398,9 @@ struct diagnostic *cause_stalled(const struct evidence_stall *e)
     add_foreign(d, "on", e->blocking);
     diagnostic_params(d, e->at.layout, e->params, e->n_params);
     explain_stall(d, e);
-    if (!e->aborted)
+    if (e->again && !e->aborted)
+        diagnostic_field(d, "state", "nothing is lost, and all keep waiting");
+    else if (!e->aborted)
         diagnostic_field(d, "state", "nothing is lost, and all keep waiting; diagnostics.stall_timeout ends the wait");
     else if (e->decided)
         diagnostic_field(

@@ -141,7 +141,8 @@ static void explain_parameter(struct diagnostic *d, const struct evidence_push *
                   "was declared");
         diagnostic_field(d, "fix", "%s",
                          caller == CALLER_C ? ".trainable = true for it in zerod_declare, on every rank"
-                                            : "unfreeze before zerod.Optimizer(model); attach again to change it");
+                                            : "unfreeze before zerod.Optimizer(model); opt.close() and attach again to "
+                                              "change it");
     } else {
         diagnostic_field(d, "cause", "the push names an index that the manifest does not have");
         diagnostic_field(d, "fix", "%s",

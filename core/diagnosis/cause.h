@@ -263,6 +263,7 @@ struct evidence_stall {
     bool behind_window; /* deadlocked: these calls come after the end of the window that is open */
     bool gone;       /* the processes of all awaited ranks have ended */
     bool elsewhere;  /* the awaited rank is on another node */
+    bool again;      /* processes that have left the run wait to attach again */
 };
 struct diagnostic *cause_stalled(const struct evidence_stall *evidence);
 

@@ -84,6 +84,7 @@ enum node_kind {
     NODE_ENDED, /* a report */
     NODE_WANT_ENDED,
     NODE_MAY_STOP,
+    NODE_END_RUN, /* a report */
 };
 
 /* Where a node stands that goes on with a run: KEPT.pass. Each is a step or a write window that is open, decided and

@@ -28,6 +28,8 @@ struct request_hello {
     uint64_t n_sent;
     bool waits;
     bool is_last;
+    bool again;
+    bool anew;
 };
 
 struct request_declare {

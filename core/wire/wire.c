@@ -137,6 +137,8 @@ static const struct wire_rule hello_rules[] = {
     U64(Hello, request_hello, n_sent),
     BOOL(Hello, request_hello, waits),
     BOOL(Hello, request_hello, is_last),
+    BOOL(Hello, request_hello, again),
+    BOOL(Hello, request_hello, anew),
 };
 
 static bool hello_check(const void *ours, struct wire_problem *problem)

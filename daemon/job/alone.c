@@ -8,6 +8,7 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "daemon/job/attendance.h"
+#include "daemon/job/drop.h"
 #include "daemon/job/form.h"
 #include "daemon/job/gpu-room.h"
 #include "daemon/job/init.h"
@@ -51,6 +52,11 @@ static void back(struct coordinator *c, struct job_rank *rank, bool all, bool la
     (void)all;
     if (late)
         job_is_back_late(alone_of(c)->job, rank);
+}
+
+static void end_run(struct coordinator *c)
+{
+    drop_for_next(alone_of(c)->job, DROP_FOR_NEXT);
 }
 
 /* ---- parcels ------------------------------------------------------------------------------------------- */
@@ -144,6 +150,7 @@ int alone_new(struct coordinator **out, struct job *job)
         .declared = declared,
         .have_weights = have_weights,
         .back = back,
+        .end_run = end_run,
         .want_norm = want_norm,
         .asked = asked,
         .updated = updated,

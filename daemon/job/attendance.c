@@ -28,6 +28,7 @@
 #include "daemon/job/model/survival.h"
 #include "daemon/job/state/gather.h"
 #include "daemon/job/state/read-state.h"
+#include "daemon/job/state/save.h"
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/boundary.h"
@@ -67,6 +68,8 @@ static struct diagnostic *check_owner(const struct job *job, const struct job_ra
     bool same_process =
         rank->secret == attach->hello->incarnation && rank->pid == attach->pid && rank->uid == attach->uid;
 
+    if (rank->left) /* the connection over which it said so has only not ended yet */
+        same_process = true;
     if (rank->peer && !same_process && rank->pid > 0 && rank->pid == attach->pid && rank->uid == attach->uid)
         return cause_rank_taken_by_itself(at, rank->pid);
     if (rank->peer && !same_process)
@@ -74,6 +77,70 @@ static struct diagnostic *check_owner(const struct job *job, const struct job_ra
     if (rank->incarnation && job->layout && rank->owner != attach->uid && !attach->is_admin)
         return cause_rank_owned(at, attach->uid, attach->gid, rank->owner);
     return NULL;
+}
+
+/* ---- processes that have left ---------------------------------------------------------------------------- */
+
+/* Has every rank of the world left, and ended its connection? */
+static bool nobody_is_left(const struct job *job)
+{
+    for (unsigned r = 0; r < job->world.size; r++)
+        if (!job->ranks[r].left || job->ranks[r].peer)
+            return false;
+    return true;
+}
+
+/* save_on_stop is about the end of a run, too. Return: whether a checkpoint is still to be written. */
+static bool is_to_be_saved(struct job *job)
+{
+    if (job->config->checkpoint.save_on_stop && !job->run.saves_last) {
+        job->run.saves_last = true;
+        (void)job_save(job);
+    }
+    return save_is_busy(job);
+}
+
+/*
+ * Must the process wait before it attaches again? Rank 0 waits until all ranks have left, because until then the run
+ * goes on without it. The others wait until rank 0 is back, because rank 0 says whether the run goes on.
+ */
+static bool comes_early(struct job *job, const struct job_rank *rank, const struct request_hello *hello)
+{
+    if (job->run.drop_why)
+        return true;
+    if (!job->layout || !rank->left)
+        return false;
+    if (rank->rank > 0 || !nobody_is_left(job))
+        return true;
+    if (!hello->anew)
+        return false;
+    if (!is_to_be_saved(job))
+        coordinator_end_run(job->coordinator);
+    return job->layout != NULL; /* else it was dropped at once */
+}
+
+bool attendance_must_wait(struct job *job, const struct job_attach *attach)
+{
+    const struct request_hello *hello = attach->hello;
+    const struct evidence_at at = {.rank = hello->rank, .step = -1, .micro_batch = -1};
+    struct job_rank *rank = job_is_own(job, hello->rank) ? &job->ranks[hello->rank] : NULL;
+    struct diagnostic *refusal;
+
+    if (!hello->again || !rank || job->run.survival.holds || job->run.draining)
+        return false; /* or it is refused */
+    refusal = check_owner(job, rank, attach, &at);
+    diagnostic_unref(refusal);
+    if (refusal || !comes_early(job, rank, hello))
+        return false;
+    if (!rank->again_ns)
+        rank->again_ns = job_now(job);
+    return true;
+}
+
+void attendance_waits_no_more(struct job *job, unsigned rank)
+{
+    job->ranks[rank].again_ns = 0;
+    job_todo(job);
 }
 
 static struct diagnostic *check_attach(struct job *job, const struct job_attach *attach)
@@ -308,6 +375,9 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
     choose_optimizer(job, hello);
     end_leave(job, rank);
     start_incarnation(job, rank, attach);
+    job->run.saves_last = false;
+    job->run.is_next |= hello->anew && !job->layout;
+    rank->again_ns = 0;
     if (rank->formed) /* a reconnect goes on where it was */
         rank->lost_ns = 0;
     if (rank->formed)

@@ -21,6 +21,13 @@ struct job_attach {
     bool is_admin;
 };
 
+/*
+ * Must this process, which has left and attaches again, wait? Then nothing has been recorded, and the same is asked
+ * again after the next event. attendance_waits_no_more(): it has gone meanwhile.
+ */
+bool attendance_must_wait(struct job *job, const struct job_attach *attach);
+void attendance_waits_no_more(struct job *job, unsigned rank);
+
 /* Return: 0 and *out; 1: refused, *refusal is the caller's. */
 int job_attach(struct job *job, const struct job_attach *attach, struct job_rank **out, struct diagnostic **refusal);
 

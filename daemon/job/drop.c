@@ -4,9 +4,11 @@
 
 #include "daemon/job/drop.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/log.h"
 #include "core/base/segment.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
@@ -88,6 +90,16 @@ void drop_forming(struct job *job, const char *why)
     begin(job, 0, why, false);
 }
 
+void drop_for_next(struct job *job, const char *why)
+{
+    if (job->run.drop_why)
+        return;
+    log_notice("run %s ends at step %" PRIu64 ": %s", job->run.id ? job->run.id : "without a name", job->ledger.step,
+               why);
+    job->run.drop_for_next = true;
+    begin(job, 0, why, false);
+}
+
 /* Can the job be dropped? No attached rank knows a layout, and no work uses the memory that will be freed. */
 static bool may_drop(const struct job *job)
 {
@@ -109,6 +121,8 @@ void drop_settle(struct job *job)
         drop_now(job); /* ranks may be declaring again */
     else
         drop_all(job);
+    job->run.is_next = job->run.drop_for_next;
+    job->run.drop_for_next = false;
     job_todo(job);
 }
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#define DROP_FOR_NEXT "its ranks have left it, and begin another run"
+
 struct diagnostic;
 struct job;
 struct job_rank;
@@ -15,6 +17,9 @@ void drop_begin(struct job *job, unsigned code, const char *why); /* code: of an
  * notice.
  */
 void drop_forming(struct job *job, const char *why);
+
+/* All ranks have left, and their processes begin another run. */
+void drop_for_next(struct job *job, const char *why);
 
 void drop_settle(struct job *job);
 

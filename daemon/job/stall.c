@@ -66,10 +66,32 @@ static bool is_waiting(const struct job *job, const struct job_rank *rank)
     return rank->wait != WAIT_NONE;
 }
 
+/* Its process has left, and waits to attach again. */
+static bool comes_again(const struct job *job, const struct job_rank *rank)
+{
+    (void)job;
+    return rank->again_ns > 0;
+}
+
+/* Do processes that have left wait for rank 0, which is to say whether the run goes on? */
+static bool rank_0_is_awaited(const struct job *job)
+{
+    bool any = false;
+
+    for (unsigned r = 0; r < job->world.size; r++) {
+        if (!job->ranks[r].left)
+            return false;
+        any |= job->ranks[r].again_ns > 0;
+    }
+    return any && !job->ranks[0].again_ns;
+}
+
 static bool is_blocking(const struct job *job, const struct job_rank *rank)
 {
     if (!job->layout)
         return !rank->declared || rank->wait != WAIT_FORM;
+    if (rank->rank == 0 && rank_0_is_awaited(job))
+        return true;
     /* Before there are initial weights no rank can begin, so the others wait even for a rank that has left. */
     return rank->wait == WAIT_NONE && (!rank->left || !job->run.has_weights) && !job->ledger.ranks[rank->rank].asked;
 }
@@ -121,10 +143,14 @@ static bool all_are_gone(const struct job *job)
     return any;
 }
 
+/* Those that are attached come first: those that have left wait for them. */
 static const struct job_rank *first_waiting(const struct job *job)
 {
     for (unsigned r = 0; r < job->world.size; r++)
         if (job->ranks[r].wait != WAIT_NONE)
+            return &job->ranks[r];
+    for (unsigned r = 0; r < job->world.size; r++)
+        if (job->ranks[r].again_ns)
             return &job->ranks[r];
     return NULL;
 }
@@ -252,6 +278,7 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
 {
     char ranks[256] = "", waiting[384], blocking[1024] = "";
     const struct job_rank *one = first_waiting(job);
+    bool again = one && one->wait == WAIT_NONE;
     struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
     _cleanup_free_ uint32_t *awaited = job->layout ? calloc(job->layout->n_params + 1, sizeof(*awaited)) : NULL;
     uint32_t n_awaited = awaited ? find_awaited(job, awaited) : 0;
@@ -260,8 +287,8 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         at = job_at(job, one);
     if (one && one->wait == WAIT_END && at.micro_batch > 0)
         at.micro_batch--; /* the rank waits at the end of that micro-batch, which counts as ended already */
-    list_ranks(job, is_deadlocked(job) ? waits_like_first : is_waiting, ranks, sizeof(ranks));
-    snprintf(waiting, sizeof(waiting), "%s, %s", ranks, one ? job_waits_for(job, one) : "");
+    list_ranks(job, again ? comes_again : is_deadlocked(job) ? waits_like_first : is_waiting, ranks, sizeof(ranks));
+    snprintf(waiting, sizeof(waiting), "%s, %s", ranks, again ? "to attach again" : one ? job_waits_for(job, one) : "");
     if (elsewhere)
         (void)waits_elsewhere(job, blocking, sizeof(blocking));
     else
@@ -281,6 +308,7 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         .behind_window = is_deadlocked(job) && one && waits_behind_window(job, one),
         .gone = all_are_gone(job),
         .elsewhere = elsewhere,
+        .again = again,
     });
 }
 
@@ -325,17 +353,19 @@ static void check_stall(struct job *job, uint64_t now)
 {
     uint64_t warning_ns = job->config->diagnostics.stall_warning_ms * UINT64_C(1000000);
     uint64_t timeout_ns = job->config->diagnostics.stall_timeout_ms * UINT64_C(1000000);
-    uint64_t longest = 0;
+    uint64_t longest = 0, again = 0; /* those who wait to attach again have nothing that could be aborted */
     bool blocked = false, elsewhere;
 
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         if (job->ranks[r].wait != WAIT_NONE)
             longest = MAX(longest, now - job->ranks[r].wait_ns);
+        if (job->ranks[r].again_ns)
+            again = MAX(again, now - job->ranks[r].again_ns);
     }
     for (unsigned r = 0; !is_decided(job) && r < job->world.size; r++)
         blocked |= is_blocking(job, &job->ranks[r]); /* else ranks of other nodes may have their answer already */
     elsewhere = !blocked && !is_deadlocked(job) && waits_elsewhere(job, NULL, 0);
-    if (longest == 0 || !(blocked || is_deadlocked(job) || elsewhere)) {
+    if (MAX(longest, again) == 0 || !(blocked || is_deadlocked(job) || elsewhere)) {
         job->stall.interval_ns = 0;
         return;
     }
@@ -346,6 +376,7 @@ static void check_stall(struct job *job, uint64_t now)
         give_up(job, longest / 1000000, elsewhere);
         return;
     }
+    longest = MAX(longest, again);
     if (!warning_ns || longest < MAX(warning_ns, 3 * median_step_ns(job)))
         return;
     if (job->stall.interval_ns && now - job->stall.reported_ns < job->stall.interval_ns)
@@ -428,7 +459,7 @@ void job_tick(struct job *job)
 uint64_t job_rest_ns(const struct job *job)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ranks[r].wait != WAIT_NONE)
+        if (job->ranks[r].wait != WAIT_NONE || job->ranks[r].again_ns)
             return 0; /* it may wait in vain, and for how long depends on the others */
     return MIN(attendance_rest_ns(job), save_rest_ns(job));
 }

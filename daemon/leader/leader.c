@@ -485,6 +485,16 @@ static void hear_training(struct leader *leader, unsigned node, const struct nod
     }
 }
 
+/* The ranks of all nodes have left, as rank 0's node knows. */
+static void hear_end_run(struct leader *leader, unsigned node)
+{
+    if (node != 0)
+        leader->ops.complain(leader->ops.userdata, node, "END_RUN: rank 0 is not there");
+    else if (leader->phase == LEADER_TRAINING || leader->phase == LEADER_WINDOW) /* else it is said again */
+        refuse_saying(leader,
+                      (struct node_message){.forget = true, .text = "its ranks have left it, and begin another run"});
+}
+
 void leader_hear(struct leader *leader, unsigned node, const struct node_message *message)
 {
     switch (message->kind) {
@@ -498,6 +508,9 @@ void leader_hear(struct leader *leader, unsigned node, const struct node_message
         break;
     case NODE_CONNECTED:
         leader_hear_connected(leader, node, message);
+        break;
+    case NODE_END_RUN:
+        hear_end_run(leader, node);
         break;
     case NODE_KEPT:
         leader_hear_kept(leader, node, message);

@@ -151,6 +151,11 @@ static void back(struct coordinator *c, struct job_rank *rank, bool all, bool la
     nodes_back(nodes_from(c), rank->rank, all, late);
 }
 
+static void end_run(struct coordinator *c)
+{
+    nodes_report(nodes_from(c), (struct node_message){.kind = NODE_END_RUN});
+}
+
 static bool holds_back(const struct coordinator *c)
 {
     return nodes_hold_back(nodes_from(c));
@@ -350,6 +355,7 @@ static const struct coordinator_ops ops = {
     .go_on = go_on,
     .tell = tell,
     .back = back,
+    .end_run = end_run,
     .holds_back = holds_back,
     .awaits = awaits,
     .waits_elsewhere = waits_elsewhere,

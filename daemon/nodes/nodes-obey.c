@@ -373,6 +373,10 @@ static void hear_refuse(struct nodes *nodes, const struct node_message *message)
         return;
     }
     nodes_declared(nodes, false); /* what was declared while it was on its way is refused, too */
+    if (message->forget) {
+        drop_for_next(nodes->job, message->text);
+        return;
+    }
     if (message->has_rank && (message->rank == nodes->self || nodes->said_unformed))
         return; /* it was this node, or this one too, and it has said so */
     drop_begin(nodes->job, (unsigned)message->tag, message->text);

@@ -5,6 +5,8 @@
 #include "daemon/server/dispatch.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "core/base/base.h"
 #include "core/base/keep.h"
@@ -121,6 +123,23 @@ static void record_attach(struct session *session, const struct job_attach *atta
     job_record(session->service->job, NULL, JOURNAL_ATTACH, &record, sizeof(record), packet->data, packet->n_bytes);
 }
 
+/* The packed Hello is served again after each event (sessions_reap()), until it is the rank's turn. */
+static void keep_hello(struct session *session, const struct request_hello *hello)
+{
+    const struct frame_packet *packet = session->service->packet;
+
+    if (session->hello)
+        return;
+    session->hello = malloc(packet->n_bytes);
+    if (!session->hello) {
+        session_doom(session);
+        return;
+    }
+    memcpy(session->hello, packet->data, packet->n_bytes);
+    session->n_hello_bytes = packet->n_bytes;
+    session->hello_rank = hello->rank;
+}
+
 static void attach(struct session *session, const struct request_hello *hello)
 {
     struct job *job = session->service->job;
@@ -137,6 +156,11 @@ static void attach(struct session *session, const struct request_hello *hello)
         return;
     }
     attendance_tick(job); /* its predecessor may have died while no daemon looked */
+    if (attendance_must_wait(job, &attach)) {
+        keep_hello(session, hello);
+        return;
+    }
+    free(steal_ptr(session->hello));
     record_attach(session, &attach);
     if (job_attach(job, &attach, &session->rank, &refusal) != 0) {
         session_refuse(session, refusal);

@@ -22,7 +22,7 @@ static enum standing standing_of(const struct service *service, const struct ses
 static uint64_t silent_since_ns(const struct session *session)
 {
     if (session->state == SESSION_HELLO)
-        return session->accepted_ns;
+        return session->hello ? UINT64_MAX : session->accepted_ns;
     if (session->state != SESSION_CONTROL)
         return UINT64_MAX;
     switch (session->question.state) {

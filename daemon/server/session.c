@@ -32,6 +32,7 @@ enum { LAST_ROUNDS = 64 };
 
 static void on_socket(uv_poll_t *handle, int status, int events);
 static void on_pid(uv_poll_t *handle, int status, int events);
+static void serve_packet(struct session *session, const struct frame_packet *packet);
 
 void session_set_state(struct session *session, enum session_state state)
 {
@@ -131,6 +132,9 @@ static void close_session(struct session *session)
     session_set_state(session, SESSION_CLOSED);
     unlink_session(session);
     questions_cancel(&session->service->questions, &session->question);
+    if (session->hello)
+        attendance_waits_no_more(session->service->job, session->hello_rank);
+    free(steal_ptr(session->hello));
     if (rank && rank->peer == session) { /* else a reconnect of the same process has taken the rank over */
         job_record(session->service->job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
         job_detach(session->service->job, rank);
@@ -179,12 +183,31 @@ int session_new(struct session **out, struct service *service, int fd)
     return 0;
 }
 
+/* One that is let in may let others in. */
+static void serve_waiting(struct service *service)
+{
+    bool any;
+
+    do {
+        any = false;
+        for (struct session *session = service->sessions; session; session = session->next) {
+            const struct frame_packet hello = {.data = session->hello, .n_bytes = session->n_hello_bytes};
+
+            if (!session->hello || session->doomed)
+                continue;
+            serve_packet(session, &hello);
+            any |= !session->hello;
+        }
+    } while (any);
+}
+
 void sessions_reap(struct service *service)
 {
     struct session *session, *next;
 
     if (service->job)
         job_settle(service->job);
+    serve_waiting(service);
     /* Closing one may doom another: a job tells its ranks, and one of them does not read. */
     while (service->some_doomed) {
         service->some_doomed = false;

@@ -47,6 +47,9 @@ struct session {
     struct frame_queue queue;
     struct question question; /* of a control connection: the one at work */
     struct job_rank *rank;    /* once attached */
+    uint8_t *hello;           /* the packed Hello of a process that waits to attach again; owned; NULL: none */
+    size_t n_hello_bytes;
+    unsigned hello_rank;
     uint64_t accepted_ns;
     uint64_t quiet_ns; /* of a control connection: Hello, or the last answer */
 };

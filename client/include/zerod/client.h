@@ -105,6 +105,11 @@ enum zerod_flags {
         1 << 2, /* the model is on a GPU, and the caller copies gradients from there to where zerod_slot() says, for a
                    daemon in host memory: if all ranks have this, buckets and rings are large, so that a GPU need not
                    wait for room. The bits are the same */
+    ZEROD_AGAIN =
+        1 << 3, /* this process has called zerod_leave() on an earlier handle of this rank, and goes on with the run:
+                   zerod_connect() waits until all ranks have left, and then until rank 0 has connected again */
+    ZEROD_ANEW = 1 << 4, /* as ZEROD_AGAIN, but the run is over, and another one begins, which may have other parameters
+                            and another run id: what the daemon holds is dropped. Rank 0's flag decides for all ranks */
 };
 
 /* All fields may be zero; there has to be one. */
@@ -551,9 +556,10 @@ ZEROD_API int zerod_abort_step(struct zerod *c, const char *why);
 ZEROD_API int zerod_clear_fault(struct zerod *c);
 
 /*
- * This rank is done for good; the others go on or stop, by diagnostics.on_leave. They may still read what needs no
- * other rank: zerod_weight(), zerod_gather(), zerod_read_state(). Steps and write windows are what on_leave is about.
- * Only zerod_close() is left to this one.
+ * This rank is done, and its connection ends; the others go on or stop, by diagnostics.on_leave. They may still read
+ * what needs no other rank: zerod_weight(), zerod_gather(), zerod_read_state(). Steps and write windows are what
+ * on_leave is about. Only zerod_close() is left to this one. The process may connect as this rank again: ZEROD_AGAIN,
+ * ZEROD_ANEW.
  */
 ZEROD_API int zerod_leave(struct zerod *c);
 

@@ -44,7 +44,7 @@ CONFIGURED = {"lr": 2, "betas": 4, "eps": 8, "weight_decay": 16, "momentum": 32,
               "lr_decay": 256, "ns_coefficients": 1024, "ns_steps": 2048, "adjust_lr_fn": 4096}  # fmt: skip
 CONFIGURED_OPTIMIZER, CONFIGURED_SCHEDULER, CONFIGURED_MAX_LR = 1, 512, 8192
 
-OVERLAP_UPDATE, COPIES_FROM_GPU = 2, 4  # of Options.flags
+OVERLAP_UPDATE, COPIES_FROM_GPU, AGAIN, ANEW = 2, 4, 8, 16  # of Options.flags
 
 INTERRUPTED = ctypes.CFUNCTYPE(c_int, c_void_p)
 

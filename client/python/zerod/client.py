@@ -107,7 +107,7 @@ def _is_alone() -> bool:
     return "RANK" not in os.environ and "WORLD_SIZE" not in os.environ
 
 
-def _rank(rank: int | None) -> int:
+def rank_of(rank: int | None) -> int:
     if rank is None and _is_alone():
         return 0
     text = os.environ.get("RANK", "") if rank is None else str(rank)
@@ -132,7 +132,7 @@ def _check_world(size: int, rank: int | None) -> None:
         )
 
 
-def _socket(socket: str | None) -> bytes:
+def path_of(socket: str | None) -> bytes:
     path = socket or os.environ.get("ZEROD_SOCKET", "")
     if not path:
         raise ValueError(
@@ -152,13 +152,12 @@ class Client:
         on_duplicate: str | None,
         optimizer: str | None = None,
         momentum: float = 0.0,
-        overlap_update: bool = False,
-        copies_from_gpu: bool = False,
+        flags: int = 0,
     ) -> None:
         self._handle = c_void_p()
         self._is_kept = False  # the handle, until the process exits
         self._pid = os.getpid()
-        self.rank = _rank(rank)
+        self.rank = rank_of(rank)
         self.left = False
         self.result: StepResult | None = None  # of the last step
         self.waits = Waits()
@@ -171,12 +170,12 @@ class Client:
             with contextlib.suppress(OSError, AttributeError, RuntimeError):  # a stderr that is no file
                 faulthandler.enable()  # prints the Python frames when a published weight is written to (E1106)
         options = _lib.Options(
-            socket=_socket(socket),
+            socket=path_of(socket),
             rank=self.rank,
             run_id=run_id.encode() if run_id else None,
             timeout_ms=int(timeout * 1000) if timeout else 0,
             on_duplicate=_lib.ON_DUPLICATE[on_duplicate],
-            flags=_lib.OVERLAP_UPDATE * overlap_update + _lib.COPIES_FROM_GPU * copies_from_gpu,
+            flags=flags,
             client=_program().encode(),
             interrupted=_interrupted,
             optimizer=optimizer.encode() if optimizer else None,
@@ -211,7 +210,7 @@ class Client:
             self.close()
 
     def leave(self) -> None:
-        """Tells the daemon that this rank has finished and will not attach again."""
+        """Tells the daemon that this rank has finished. This process may attach again: see again.py."""
         if not self.left:
             self.left = True
             self.check(lib.leave(self._handle))

@@ -19,8 +19,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from . import _lib, binding, buffersync, muon, own, patches, placement, reads, settings, sites, state
-from .client import Client, Position, StepResult
+from . import _lib, again, binding, buffersync, muon, own, patches, placement, reads, settings, sites, state
+from .client import Client, Position, StepResult, path_of, rank_of
 from .edits import Edits
 from .errors import ConnectionLost, GradientFault, StepAborted
 from .gradients import Gradients
@@ -46,6 +46,7 @@ HYPERS = {
 }
 SIGNED = ("dampening", "ns_coefficients")  # they may be below 0
 FLT_MAX = torch.finfo(torch.float32).max
+_FLAGS = {again.Attach.FIRST: 0, again.Attach.AGAIN: _lib.AGAIN, again.Attach.ANEW: _lib.ANEW}
 
 
 @dataclasses.dataclass
@@ -129,6 +130,9 @@ class Optimizer(torch.optim.Optimizer):
                   scheduler sets the learning rates, and starts from lr, if that is given here; it has no effect on a
                   group whose lr is changed in param_groups, as torch's schedulers do
 
+    A process that has closed its optimizer attaches again with another one: with the same model the run goes on, with
+    another one the next run begins, see again.py.
+
     Waits until all ranks are attached. Then all ranks have rank 0's weights, and the parameters of the model are the
     daemon's published weights: read-only memory, see zerod.writable().
 
@@ -165,6 +169,8 @@ class Optimizer(torch.optim.Optimizer):
         socket = _socket_of(job) if job and socket is None else socket
         given = settings.given(groups, hypers)
         settings.check_type(type, HYPERS)
+        self._path = path_of(socket)
+        self._attach = again.find(self._path, rank_of(rank), self.model, groups, run_id, type)
         self._client = Client(
             socket,
             rank,
@@ -173,8 +179,9 @@ class Optimizer(torch.optim.Optimizer):
             on_duplicate,
             type,
             settings.momentum(type, given),
-            overlap_update,
-            placement.is_on_gpu(self.model),
+            _lib.OVERLAP_UPDATE * overlap_update
+            | _lib.COPIES_FROM_GPU * placement.is_on_gpu(self.model)
+            | _FLAGS[self._attach],
         )
         self._overlaps, self._publishes_frozen = overlap_update, publish_frozen
         try:
@@ -238,7 +245,9 @@ class Optimizer(torch.optim.Optimizer):
             del keep
             self._make_own_equal(len(declarations) - 1, fingerprints)
             place.attach()
-        if buffers.numel():
+        self._began = client.position.step
+        self._layout = again.layout_of(self.model, self.param_groups)
+        if buffers.numel() and not self.goes_on:  # else the daemon's are older
             packed = place.read_frozen(len(self._bound), buffers.numel())
             binding.unpack_buffers(self.model, packed, device=place.device)
         self._frozen = [b for b in self._bound if not b.trainable]
@@ -254,6 +263,8 @@ class Optimizer(torch.optim.Optimizer):
         self._unwatch = reads.watch(self._gradients.was_pushed, self._bound, self._on_grad_read)
         self._guards = patches.attach(self)
         self._overlap = self._make_overlap()
+        if self.goes_on:
+            self._unread.read()  # this program has made the steps
         self._edits = Edits(self.param_groups)
         self._state = state.States(self)
         self.register_state_dict_post_hook(state.finish_state_dict, prepend=True)
@@ -300,12 +311,18 @@ class Optimizer(torch.optim.Optimizer):
             for b in self._bound:
                 with self._client.gathered([b.index]) if self.sharding else contextlib.nullcontext():
                     self._place.detach(b)
-            self._client.leave()
+            self._leave()
         except ConnectionLost as lost:
             if self.sharding:
                 warnings.warn(f"the weights stay with the daemon, nobody can read them here: {lost}", stacklevel=3)
         if self.sharding:
             self.sharding.close()
+
+    def _leave(self) -> None:
+        self._client.leave()
+        again.note_left(
+            self._path, self.rank, self.model, self._layout, self._client.job.run_id, self.optimizer_type
+        )
 
     # ---- where it stands -----------------------------------------------------------------------------
 
@@ -337,6 +354,16 @@ class Optimizer(torch.optim.Optimizer):
         """Had the job begun before this process attached? If so, continue at position."""
         self._unread.read()
         return self._resumed
+
+    @property
+    def known_step(self) -> int:
+        """The next step, as far as this program has heard; any thread may ask."""
+        return self._client.result.epoch if self._client.result is not None else self._began
+
+    @property
+    def goes_on(self) -> bool:
+        """Has this process itself closed the optimizer of this run before, and attached again with the same model?"""
+        return self._attach is again.Attach.AGAIN and self._resumed
 
     def save_checkpoint(self, wait: bool = False) -> None:
         """
@@ -581,8 +608,8 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def stored_user_state(self) -> bytes | None:
-        """The user state that this rank's last incarnation stored."""
-        return self._client.user_state
+        """The user state that this rank's last incarnation stored, if that was another process."""
+        return self._client.user_state if not self.goes_on else None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """
@@ -751,9 +778,12 @@ class Optimizer(torch.optim.Optimizer):
         """The whole state, fp32, in torch.optim.AdamW's form, on any rank, between steps. Not a collective."""
         return state.full_state_dict(self)
 
-    def load_full_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a full_state_dict(), or the state of torch's optimizer of this kind, from rank 0. A collective."""
-        state.load_full_state_dict(self, state_dict)
+    def load_full_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """
+        Loads a full_state_dict(), or the state of torch's optimizer of this kind, from rank 0. A collective. strict=False:
+        of another layout, from which the parameters that have the same name and shape get their moments and step counts.
+        """
+        state.load_full_state_dict(self, state_dict, strict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """

@@ -407,8 +407,22 @@ def _write(opt: OpenOptimizer, b: Bound, entry: dict[str, Any]) -> None:
         _write_tensor(opt, b, _lib.MASTER, master)
 
 
-def load_full_state_dict(opt: OpenOptimizer, state_dict: dict[str, Any]) -> None:
-    entries = _entries(opt, state_dict)
+def _entries_by_name(opt: OpenOptimizer, state_dict: dict[str, Any]) -> list[tuple[Bound, dict[str, Any]]]:
+    """The trainable parameters that the state has under their names, with their shapes."""
+    if "names" not in state_dict:
+        raise ValueError("strict=False: the state has no names of parameters, as full_state_dict() of zerod has them")
+    keys = chain.from_iterable(g["params"] for g in state_dict["param_groups"])
+    states = {name: state_dict["state"].get(key, {}) for name, key in zip(state_dict["names"], keys, strict=True)}
+    found = [(b, states[b.name]) for b in _in_order(opt) if b.trainable and states.get(b.name)]
+    return [(b, entry) for b, entry in found if _have_shape(entry, b.shape)]
+
+
+def _have_shape(entry: dict[str, Any], shape: tuple[int, ...]) -> bool:
+    return all(value is None or name == "step" or tuple(value.shape) == shape for name, value in entry.items())
+
+
+def load_full_state_dict(opt: OpenOptimizer, state_dict: dict[str, Any], strict: bool = True) -> None:
+    entries = _entries(opt, state_dict) if strict else _entries_by_name(opt, state_dict)
     for b, entry in entries:
         _check_entry(opt, b, entry)
     check_groups(opt, state_dict["param_groups"])
@@ -417,7 +431,8 @@ def load_full_state_dict(opt: OpenOptimizer, state_dict: dict[str, Any]) -> None
             _write(opt, b, entry)
     opt._unread.read()  # a checkpoint says where the program continues
     opt._edits.forget()
-    _load_groups(opt, state_dict["param_groups"])
+    if strict:
+        _load_groups(opt, state_dict["param_groups"])
 
 
 def load_state_dict(opt: OpenOptimizer, state_dict: dict[str, Any]) -> None:

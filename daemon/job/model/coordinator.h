@@ -17,6 +17,7 @@
  *     want_save, saved           save_take, save_publish, save_end
  *     stored (a window)          job_window_closed
  *     back (a rank that left)    job_is_back_late
+ *     end_run                    drop_for_next
  *
  * A job of one node is a world of one, whose coordinator decides by itself (alone.c). Among several nodes, node 0
  * decides (daemon/nodes). A coordinator leaves functions out of its table that it does not need.
@@ -73,6 +74,8 @@ struct coordinator_ops {
     void (*tell)(struct coordinator *c, bool tick);
     /* A rank that had left is back. all: all ranks of the world had left; late: the step was summed without it. */
     void (*back)(struct coordinator *c, struct job_rank *rank, bool all, bool late);
+    /* All ranks of the world have left, and rank 0, which is this node's, begins another run. */
+    void (*end_run)(struct coordinator *c);
     /* Must a rank that is back wait before it takes part? */
     bool (*holds_back)(const struct coordinator *c);
     /* Has another node's rank, inside a backward, not pushed the parameter yet? */
@@ -227,6 +230,12 @@ static inline void coordinator_back(struct coordinator *c, struct job_rank *rank
 {
     if (c->ops->back)
         c->ops->back(c, rank, all, late);
+}
+
+static inline void coordinator_end_run(struct coordinator *c)
+{
+    if (c->ops->end_run)
+        c->ops->end_run(c);
 }
 
 static inline bool coordinator_holds_back(const struct coordinator *c)

@@ -93,9 +93,12 @@ struct job_run {
     bool was_spread;                 /* several nodes: they are on this node; node 0 says when they are on all */
     bool has_weights;                /* all nodes have the initial weights */
     bool draining;
+    bool is_next;       /* its processes had a run before it on this daemon: it begins without a checkpoint */
     bool is_over;       /* a rank has failed whose launcher then ends the run: no rank has a successor */
     bool stopping;      /* the daemon ends: a rank whose connection closes is not reported as lost */
     char *drop_why;     /* why the job is being dropped, once no work is under way; owned; NULL: it is not */
+    bool saves_last;    /* the run is over, and its last step was to be saved */
+    bool drop_for_next; /* because its processes begin another run */
     unsigned drop_code; /* of the diagnostic with which another node has refused the job; 0: none */
 };
 

@@ -82,6 +82,7 @@ struct job_rank {
     char *client;             /* owned */
     const char *last_request; /* static */
     uint64_t attached_ns, last_ns, lost_ns;
+    uint64_t again_ns; /* since when its process, which has left, waits to attach again; 0: it does not. Not kept */
     bool declared, formed, ready, left;
     bool resumes; /* the run had weights when it asked to be formed */
     bool is_last; /* if its process fails, no rank is started again; not kept: a process that goes on says it again */

@@ -264,6 +264,15 @@ static void open_next(struct resume *resume)
     post(resume, open_run, open_done, 1);
 }
 
+/* The weights of a run that follows another one are its program's: what is on the disk is of a run before. */
+static int begin_without(struct job *job)
+{
+    if (tell_loaded(job))
+        return SEQUENCE_WAITS;
+    resume_free(steal_ptr(job->resume));
+    return SEQUENCE_OVER;
+}
+
 int resume_start(struct job *job)
 {
     const struct config_checkpoint *config = &job->config->checkpoint;
@@ -287,6 +296,8 @@ int resume_start(struct job *job)
         .strict = config->strict,
     };
     job->resume = resume;
+    if (job->run.is_next)
+        return begin_without(job);
     open_next(resume);
     return SEQUENCE_WAITS;
 }

@@ -129,4 +129,5 @@ const struct node_message node_examples[N_NODE_EXAMPLES] = {
     {.kind = NODE_ENDED, AT, .parcel = 2, .proceed = true},
     {.kind = NODE_WANT_ENDED, AT},
     {.kind = NODE_MAY_STOP, AT},
+    {.kind = NODE_END_RUN, AT},
 };

@@ -6,6 +6,6 @@
 
 #include "core/wire/node-wire.h"
 
-enum { N_NODE_EXAMPLES = 59 };
+enum { N_NODE_EXAMPLES = 60 };
 
 extern const struct node_message node_examples[N_NODE_EXAMPLES];

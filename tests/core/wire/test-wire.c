@@ -188,6 +188,8 @@ static void assert_request_equal(const struct request *a, const struct request *
         assert_int_equal(a->hello.n_sent, b->hello.n_sent);
         assert_int_equal(a->hello.waits, b->hello.waits);
         assert_int_equal(a->hello.is_last, b->hello.is_last);
+        assert_int_equal(a->hello.again, b->hello.again);
+        assert_int_equal(a->hello.anew, b->hello.anew);
         break;
     case REQUEST_DECLARE:
         assert_declare_equal(&a->declare, &b->declare);

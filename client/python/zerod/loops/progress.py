@@ -101,7 +101,7 @@ class Progress:
         step that this rank begins with, in the daemon's count; 0 for a loop that begins anew, such as a second loop in
         this process.
         """
-        if self.opt.resumed and self.opt not in _gone_on:
+        if self.opt.resumed and not self.opt.goes_on and self.opt not in _gone_on:
             own = generators()
             user_state(self.opt, progress=self)
             set_generators(own)  # the predecessor's are set later, where its loop would have had them

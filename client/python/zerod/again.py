@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+A process that has closed its optimizer and attaches again: k-fold, sweeps, a cell of a notebook that runs twice, layers
+that are thawed in mid-run. The daemon holds the run that all ranks have left. It goes on with the same model: the same
+module, with the same parameters to be trained, and with the weights that close() gave back. With any other model another
+run begins, as it would with one of torch's optimizers. If the program names runs, the name decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import weakref
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import binding
+
+_SAMPLE = 1024  # elements of each parameter that are compared
+
+
+class Attach(enum.Enum):
+    """What an attach is to the daemon."""
+
+    FIRST = enum.auto()  # of this process
+    AGAIN = enum.auto()  # this process goes on with the run that it has left
+    ANEW = enum.auto()  # it begins another one
+
+
+@dataclasses.dataclass
+class _Left:
+    """A run that this process has left."""
+
+    model: weakref.ref[nn.Module]
+    layout: Any
+    weights: list[tuple[int, int, int]]
+    run_id: bytes
+    optimizer: str
+
+
+_left: dict[tuple[bytes, int], _Left] = {}  # by socket and rank
+
+
+def layout_of(model: nn.Module, groups: Iterable[Any]) -> Any:
+    """What decides how the daemon lays out the run. groups: as they were given to zerod.Optimizer, or as it has them."""
+    placed: dict[int, tuple[int, Any]] = {}
+    loose = []
+    for i, group in enumerate(groups):
+        if isinstance(group, dict):
+            placed.update((id(p), (i, group.get("use_muon"))) for p in map(_param, _listed(group)))
+        else:
+            loose.append(_param(group))
+    placed.update((id(p), (0, None)) for p in loose)
+    params = tuple(
+        (name, tuple(p.shape), p.dtype, binding.grad_dtype(p), p.requires_grad and placed.get(id(p)))
+        for name, p in model.named_parameters()
+    )
+    return params, sum(b.numel() * b.element_size() for b in model.buffers())
+
+
+def _listed(group: dict[str, Any]) -> list[Any]:
+    """The parameters of a group; an iterator can be read once only, so the group gets the list, as torch does it."""
+    params = group.get("params", ())
+    if not isinstance(params, torch.Tensor | list | tuple):
+        params = group["params"] = list(params)
+    return [params] if isinstance(params, torch.Tensor) else list(params)
+
+
+def _param(entry: Any) -> Any:
+    return entry[1] if isinstance(entry, tuple) else entry
+
+
+@torch.no_grad()
+def _weights(model: nn.Module) -> list[tuple[int, int, int]]:
+    """
+    Tells whether the program has changed the weights. A change in place that torch does not count, as one of param.data, is
+    seen in a sample: a model that is initialised anew differs everywhere.
+    """
+    result = []
+    for param in model.parameters():
+        flat = param.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // _SAMPLE)].cpu().contiguous()
+        result.append((param.data_ptr(), param._version, zlib.crc32(sample.view(torch.uint8).numpy())))
+    return result
+
+
+def note_left(path: bytes, rank: int, model: nn.Module, layout: Any, run_id: bytes, optimizer: str) -> None:
+    """This process has left the run, and the model has its weights. layout: layout_of(), when the run was formed."""
+    weights = _weights(model) if rank == 0 else []
+    _left[path, rank] = _Left(weakref.ref(model), layout, weights, run_id, optimizer)
+
+
+def find(
+    path: bytes, rank: int, model: nn.Module, groups: Iterable[Any], run_id: str | None, optimizer: str | None
+) -> Attach:
+    """groups, run_id, optimizer: as the program gives them. Of the weights rank 0's count, as they do in each new run."""
+    left = _left.get((path, rank))
+    if left is None:
+        return Attach.FIRST
+    if layout_of(model, groups) != left.layout or optimizer not in (None, left.optimizer):
+        return Attach.ANEW
+    if run_id is not None:
+        return Attach.AGAIN if run_id.encode() == left.run_id else Attach.ANEW
+    is_same = left.model() is model and (rank != 0 or _weights(model) == left.weights)
+    return Attach.AGAIN if is_same else Attach.ANEW
