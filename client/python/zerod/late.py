@@ -63,19 +63,24 @@ class Late:
 
     def _refuse(self, name: str, param: nn.Parameter) -> None:
         if id(param) in self._own:
-            raise WrongGradient(
-                f"E1103 {name} has a gradient, and was frozen or in no group when zerod.Optimizer(model) was made: zerod has no "
-                "place for it. Unfreeze it before, or opt.close() and attach again; if it is not to be trained, requires_grad_(False)",
-                code=1103,
-            )
+            raise _untrained(name, "it was frozen or in no group when zerod.Optimizer(model) was made: zerod has no place for it")
         if name in self._index:
             what = f"another parameter has taken the place of {name}, and has a gradient"
             self._report(1104, [self._index[name]], what)
-        raise ValueError(
-            f"{name} has a gradient, and came after zerod.Optimizer(model): the parameters of a job are fixed when it "
-            "is formed, so nobody trains it. Add it before, or opt.close() and attach again; if it is not to be trained, "
-            "requires_grad_(False)"
-        )
+        raise _untrained(name, "it came after zerod.Optimizer(model): a job's parameters are fixed when it is formed")
+
+
+def _untrained(name: str, cause: str) -> WrongGradient:
+    """E1103 of a parameter that the daemon does not know."""
+    fields = [
+        ("cause", cause),
+        ("fix", "add or thaw it before zerod.Optimizer(model); in mid-run: opt.close(), then zerod.Optimizer(model) again"),
+        ("or", "param.requires_grad_(False)   (if it is not to be trained)"),
+        ("state", "its gradient stays in .grad, and no step uses it"),
+    ]
+    lines = [f"  {label:<14} {text}" for label, text in [("parameter", name), *fields]]
+    text = "\n".join(["E1103 gradient of a parameter that nobody trains", *lines])
+    return WrongGradient(text, code=1103, params=[name], n_params=1, fields=fields)
 
 
 @functools.cache
