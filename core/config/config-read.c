@@ -474,6 +474,8 @@ static void settle(struct reader *reader)
                     "is for gradients between nodes, and this job has one: nothing is rounded");
         config->communication_data_type = DTYPE_F32;
     }
+    if (config->checkpoint.save_on_stop == CONFIG_SAVE_AUTO)
+        config->checkpoint.save_on_stop = config->checkpoint.dir ? CONFIG_SAVE_ON_STOP : CONFIG_SAVE_NOT;
     if (reader->has_no_schedule)
         config->scheduler.type = SCHEDULE_NONE;
 }

@@ -56,6 +56,8 @@
 
 static const struct config_choice log_levels[] = {{"error", LOG_ERR}, {"warning", LOG_WARNING}, {"notice", LOG_NOTICE},
                                                   {"info", LOG_INFO}, {"debug", LOG_DEBUG},     {}};
+static const struct config_choice save_on_stop[] = {
+    {"auto", CONFIG_SAVE_AUTO}, {"true", CONFIG_SAVE_ON_STOP}, {"false", CONFIG_SAVE_NOT}, {}};
 static const struct config_choice devices[] = {
     {"cpu", CONFIG_DEVICE_CPU}, {"cuda", CONFIG_DEVICE_CUDA}, {"gpu", .refused = "is called cuda"}, {}};
 static const struct config_choice collectives[] = {
@@ -424,8 +426,10 @@ static const struct config_key table[] = {
     KEY("checkpoint.save_total_limit", WHOLE, checkpoint.save_total_limit,
         "Keep this many checkpoints; older ones are removed when a newer one is whole; 0: keep all.", OWN,
         .unit = "checkpoints", .def = "0", RANGE(0, 1e6)),
-    KEY("checkpoint.save_on_stop", BOOL, checkpoint.save_on_stop, "Save before the daemon ends on SIGTERM.", OWN,
-        .def = "false"),
+    KEY("checkpoint.save_on_stop", CHOICE, checkpoint.save_on_stop,
+        "Save before the daemon ends on SIGTERM, and when a run ends and another begins. auto: if checkpoint.dir "
+        "is given.",
+        OWN, .def = "auto", .choices = save_on_stop),
     KEY("checkpoint.load", LOAD, checkpoint.load,
         "Begin with the newest whole checkpoint of checkpoint.dir, if there is one; or with none; or with the one in "
         "that folder.",

@@ -52,6 +52,7 @@ enum config_gpu_room {
 };
 enum config_allreduce_op { CONFIG_ALLREDUCE_MEAN, CONFIG_ALLREDUCE_SUM };
 enum config_weights { CONFIG_WEIGHTS_SHARED, CONFIG_WEIGHTS_PRIVATE };
+enum config_save_on_stop { CONFIG_SAVE_NOT, CONFIG_SAVE_ON_STOP, CONFIG_SAVE_AUTO /* only until it is read */ };
 enum config_persist { CONFIG_PERSIST_RESTART, CONFIG_PERSIST_OFF };
 enum config_on_duplicate { CONFIG_DUPLICATE_REJECT, CONFIG_DUPLICATE_ACCUMULATE, CONFIG_DUPLICATE_ABORT_STEP };
 enum config_on_missing { CONFIG_MISSING_ZERO, CONFIG_MISSING_ERROR, CONFIG_MISSING_SKIP };
@@ -135,7 +136,7 @@ struct config_checkpoint {
     uint64_t save_steps;       /* 0: not by steps */
     uint64_t save_interval_ms; /* 0: not by time */
     unsigned save_total_limit; /* 0: all stay */
-    bool save_on_stop;
+    enum config_save_on_stop save_on_stop;
     char *load; /* an absolute path, CONFIG_LOAD_LATEST or CONFIG_LOAD_NEVER */
     bool strict;
     uint64_t memory_bytes; /* 0: auto */

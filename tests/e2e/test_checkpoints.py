@@ -207,7 +207,7 @@ def test_a_wrong_byte(start, tmp_path, references):
         daemon.ctl("checkpoint", "save")
     flip(folder / "step-00000030" / "optimizer.safetensors")
     daemon.stop()
-    daemon = start(config(folder))
+    daemon = start(config(folder, save_on_stop=False))
     ranks = train(daemon, 2, N_STEPS)
     assert f"{folder}/step-00000030 is not loaded, but the one before it: optimizer.safetensors: the MiB from byte 0 " \
            "is not as it was written" in daemon.log()
@@ -261,12 +261,15 @@ def test_by_time(start, tmp_path):
     assert daemon.status()["checkpoint"]["n_saved"] <= 1 + seconds / 0.3
 
 
-def test_save_on_stop(start, tmp_path):
-    daemon = start(config(tmp_path / "c", save_on_stop=True))
+@pytest.mark.parametrize("given, saves", (({}, True), ({"save_on_stop": "auto"}, True), ({"save_on_stop": False}, False)),
+                         ids=str)
+def test_save_on_stop(start, tmp_path, given, saves):
+    """A folder is enough."""
+    daemon = start(config(tmp_path / "c", **given))
     train(daemon, 2, 7)
     daemon.stop()
-    assert saved(tmp_path / "c") == ["step-00000007"]
-    assert "SIGTERM: stopping when a checkpoint is written" in daemon.log()
+    assert [folder.name for folder in tmp_path.glob("c/*")] == ["step-00000007"] * saves
+    assert ("SIGTERM: stopping when a checkpoint is written" in daemon.log()) == saves
 
 
 def test_killed_while_it_writes(build, tmp_path, references):

@@ -136,7 +136,7 @@ def test_a_folder_that_is_not_shared(begin, tmp_path):
     folder.mkdir()
     hidden.mkdir()
     other = {1: seen_as(folder, hidden)}
-    nodes = begin((1, 1), config(folder, 2, 2, save_steps=5), other)
+    nodes = begin((1, 1), config(folder, 2, 2, save_steps=5, save_on_stop=False), other)
     train(nodes, 2, 6)
     wait_for(nodes.logs, lambda: all("E1701 warning, checkpoint not saved" in daemon.log() for daemon in nodes.daemons))
     text = nodes.daemons[0].log()
