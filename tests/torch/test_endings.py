@@ -320,3 +320,24 @@ def test_reference_adapter(zerod, run):
     (n_steps, ours), (_, theirs) = run(zerod({"zero_optimization": {"stage": 2}}), reference_adapter)
     assert n_steps == N_STEPS and len(ours) == 2
     assert all(torch.equal(a, b) and a.abs().sum() > 0 for a, b in zip(ours, theirs, strict=True))
+
+
+def leaves(n_steps):
+    import torch
+    import zerod
+
+    opt = zerod.Optimizer(torch.nn.Linear(4, 1), lr=0.1)
+    applied = []
+    for _ in range(n_steps if opt.rank == 0 else 1):
+        opt.model(torch.ones(2, 4)).sum().backward()
+        opt.step()
+        applied.append(opt.result.applied)
+    opt.close()
+    return applied
+
+
+def test_a_rank_that_left_misses_nothing(zerod, run):
+    """Its gradients are not missing: neither E1005, nor a step that on_missing skips."""
+    daemon = zerod({"diagnostics": {"on_leave": "continue", "on_missing": "skip"}, "world": {"size": 2}})
+    assert run(daemon, leaves, n_steps=6) == [[True] * 6, [True]]
+    assert daemon.json("diagnostics") == []

@@ -49,7 +49,7 @@ static void find_lacking(const struct job *job, const uint32_t *ids, uint32_t n,
         uint32_t n_own = 0;
 
         for (uint32_t i = 0; i < n; i++) {
-            if (job_has_pushed(job, r, ids[i]))
+            if (job_has_pushed(job, r, ids[i]) || job->ranks[r].left)
                 continue;
             if (is_shown)
                 own[n_own] = ids[i];

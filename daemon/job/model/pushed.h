@@ -16,7 +16,10 @@ bool job_awaits(const struct job *job, const struct job_rank *rank, uint32_t par
 /* How many of them in that micro-batch. */
 uint32_t job_n_pushed_open(const struct job *job, const struct job_rank *rank);
 
-/* A bit per parameter: has any rank of this node pushed it in this step, have all? Frozen ones: none has, all have. */
+/*
+ * A bit per parameter: has any rank of this node pushed it in this step, have all that have not left? Frozen ones: none
+ * has, all have.
+ */
 void job_find_pushed(const struct job *job, uint8_t *any, uint8_t *all);
 
 /* Trainable parameters of the model. */
