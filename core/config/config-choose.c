@@ -46,6 +46,8 @@ unsigned config_configured(const struct config *config)
         bits |= (unsigned)(paths[i] && config_gives(config, paths[i])) << i;
     if (config->scheduler.type != SCHEDULE_NONE && !schedule_starts_from_lr(&config->scheduler))
         bits |= CONFIG_GIVES_MAX_LR;
+    if (config->diagnostics.on_leave == CONFIG_LEAVE_CONTINUE)
+        bits |= CONFIG_GIVES_LEAVE_CONTINUES;
     return bits | (gives_schedule(config) ? CONFIG_GIVES_SCHEDULER : 0);
 }
 

@@ -164,7 +164,8 @@ enum config_configured {
     CONFIG_GIVES_NS_COEFFICIENTS = 1 << 10,
     CONFIG_GIVES_NS_STEPS = 1 << 11,
     CONFIG_GIVES_ADJUST_LR_FN = 1 << 12,
-    CONFIG_GIVES_MAX_LR = 1 << 13, /* the schedule does not start from lr: also if its rate is a default */
+    CONFIG_GIVES_MAX_LR = 1 << 13,          /* the schedule does not start from lr: also if its rate is a default */
+    CONFIG_GIVES_LEAVE_CONTINUES = 1 << 14, /* diagnostics.on_leave: continue */
 };
 
 /* Where a value came from. */

@@ -23,8 +23,8 @@ MEAN_LIMIT, STEP_LIMIT = 0.005, 0.02
 AVERAGE_LIMIT = 1e-4
 # torch 2.13 on gloo, without zerod, was once seen to end like this: then its run is made again.
 TORCH_ABORTS = "terminate called without an active exception"
-PROGRAMS = ["trainer", "sft", "sft peft", "qlora", "qlora bf16", "qlora int8", "dpo", "sentence", "accelerated", "lightning_module",
-            "fabric_loop", "nanogpt", "cnn"]  # fmt: skip
+PROGRAMS = ["trainer", "kfold", "sft", "sft peft", "qlora", "qlora bf16", "qlora int8", "dpo", "sentence", "accelerated",
+            "lightning_module", "fabric_loop", "nanogpt", "cnn"]  # fmt: skip
 TIMM_PROGRAMS = ["timm_images", "timm_images layers"]
 
 pytestmark = pytest.mark.full
@@ -110,6 +110,16 @@ def test_timm(zerod, launch, program):
     """As the others, and each rank's average of the weights is near as well."""
     for mine, other in zip(*compare(zerod, launch, program), strict=True):
         check_averages(mine["averages"], other["averages"])
+
+
+def test_early_on_one_rank(zerod, launch):
+    """Both ranks end with on_leave: stop, and the steps that were made are those of torch."""
+    daemon = zerod({"zero_optimization": {"stage": 2}, "optimizer": None, "gradient_clipping": None})
+    ours, theirs = launch("early", str(daemon.socket)), launch("early")
+    for mine, other in zip(ours, theirs, strict=True):
+        assert len(other["losses"]) == 6 and mine["losses"] == pytest.approx(other["losses"], rel=STEP_LIMIT)
+    (said,) = daemon.json("diagnostics")
+    assert said["text"].startswith("E1302 a rank has left, the others stop: rank 0, step 6") and daemon.status()["step"] == 6
 
 
 def test_loss_with_parameters(zerod, launch):

@@ -23,6 +23,7 @@ class Text(Dataset):
         return {"input_ids": self.rows[i], "labels": self.rows[i]}
 
 
-trainer = Trainer(model=common.gpt2(), args=common.arguments(TrainingArguments, max_grad_norm=0.5), train_dataset=Text())
-trainer.train()
-common.report_trainer(trainer)
+if __name__ == "__main__":
+    trainer = Trainer(model=common.gpt2(), args=common.arguments(TrainingArguments, max_grad_norm=0.5), train_dataset=Text())
+    trainer.train()
+    common.report_trainer(trainer)

@@ -149,6 +149,7 @@ enum zerod_configured {
     ZEROD_CONFIGURED_ADJUST_LR_FN = 1 << 12,
     ZEROD_CONFIGURED_MAX_LR =
         1 << 13, /* its schedule has rates of its own (warmup_max_lr), and does not start from lr */
+    ZEROD_CONFIGURED_LEAVE_CONTINUES = 1 << 14, /* diagnostics.on_leave: continue */
 };
 
 /* A parameter. Equal on all ranks but for init. */

@@ -43,6 +43,7 @@ MASTER, EXP_AVG, EXP_AVG_SQ, GRAD_NORM, STEP_COUNT = range(5)
 CONFIGURED = {"lr": 2, "betas": 4, "eps": 8, "weight_decay": 16, "momentum": 32, "dampening": 64, "nesterov": 128,
               "lr_decay": 256, "ns_coefficients": 1024, "ns_steps": 2048, "adjust_lr_fn": 4096}  # fmt: skip
 CONFIGURED_OPTIMIZER, CONFIGURED_SCHEDULER, CONFIGURED_MAX_LR = 1, 512, 8192
+CONFIGURED_LEAVE_CONTINUES = 16384
 
 OVERLAP_UPDATE, COPIES_FROM_GPU, AGAIN, ANEW = 2, 4, 8, 16  # of Options.flags
 

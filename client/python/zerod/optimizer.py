@@ -361,6 +361,11 @@ class Optimizer(torch.optim.Optimizer):
         return self._client.result.epoch if self._client.result is not None else self._began
 
     @property
+    def goes_on_without(self) -> bool:
+        """diagnostics.on_leave: continue. Do the others go on without a rank that leaves?"""
+        return bool(self._client.job.configured & _lib.CONFIGURED_LEAVE_CONTINUES)
+
+    @property
     def goes_on(self) -> bool:
         """Has this process itself closed the optimizer of this run before, and attached again with the same model?"""
         return self._attach is again.Attach.AGAIN and self._resumed

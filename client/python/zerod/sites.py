@@ -52,9 +52,9 @@ def is_users(frame: FrameType) -> bool:
     return _place(frame.f_code.co_filename)[0] == 0
 
 
-def user_site() -> bytes:
-    """The innermost frame of the user's own code; else of an installed package; else UNKNOWN."""
-    frame: FrameType | None = sys._getframe(1)
+def user_site(frame: FrameType | None = None) -> bytes:
+    """The innermost frame of the user's own code; else of an installed package; else UNKNOWN. frame: default: the caller's."""
+    frame = frame or sys._getframe(1)
     package: FrameType | None = None
 
     while frame is not None:

@@ -18,6 +18,7 @@
 
 /* Welcome.configured goes from the daemon to the program as it is. */
 #define SAME_BIT(name) _Static_assert((int)CONFIG_GIVES_##name == (int)ZEROD_CONFIGURED_##name, "bits of " #name)
+SAME_BIT(LEAVE_CONTINUES);
 SAME_BIT(OPTIMIZER);
 SAME_BIT(LR);
 SAME_BIT(BETAS);
@@ -297,6 +298,8 @@ static void test_configured_optimizers_stay(void **state)
         assert_false(config_choose_optimizer(c, "", 0));
         assert_int_equal(c->optimizer.type, OPTIMIZER_ADAMW);
         assert_int_equal(config_configured(c), bits[i]);
+        c->diagnostics.on_leave = CONFIG_LEAVE_CONTINUE;
+        assert_int_equal(config_configured(c), bits[i] | CONFIG_GIVES_LEAVE_CONTINUES);
         config_free(c);
     }
     (void)state;

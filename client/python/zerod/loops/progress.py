@@ -26,12 +26,17 @@ import torch
 from torch import distributed
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from .. import _lib
+from .. import _lib, sites
 from ..errors import StepAborted
 from ..optimizer import Optimizer
+from ..registry import open_optimizers
 from ..userstate import UserState, user_state
 
 _WATCH_TIMEOUT = datetime.timedelta(days=365)
+_LOOK_S = 0.2  # how often a rank looks where it stands
+_SOON, _LATE = 3, 50  # so often in a row. Picked: after 10 s a collective, or a step, of ranks that all take part is over
+# Keys in the store: the rank that has gradients of this step; the rank that waits in the group after that step, and where.
+_IN_STEP, _IN_GROUP = "in step", "in group"
 _gone_on: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # whose first loop has begun
 
 
@@ -61,13 +66,18 @@ class Progress:
     begin_epoch() before the loop draws the order of its data; it puts the generators back where a method says so.
 
     more: returns what else the owner keeps; the successor reads it from `more`. sampler: the generator that draws the
-    order of the data, if it is not the process's.
+    order of the data, if it is not the process's. needs_all: see watch_group().
     """
 
     def __init__(
-        self, opt: Optimizer, more: Callable[[], Any] = lambda: None, sampler: torch.Generator | None = None
+        self,
+        opt: Optimizer,
+        more: Callable[[], Any] = lambda: None,
+        sampler: torch.Generator | None = None,
+        needs_all: bool = False,
     ) -> None:
         self.opt, self._more, self._sampler, self._scheduler = opt, more, sampler, None
+        self._needs_all = needs_all
         self._sampler_state: torch.Tensor | None = None  # as the last step left it
         self._generators: dict[str, Any] | None = None  # as they were when the last step was asked for
         self._epoch: dict[str, Any] | None = None  # both as they were when the epoch began
@@ -110,7 +120,7 @@ class Progress:
         else:
             self.opt.set_user_state(UserState(self.opt, {"progress": self}))
         _gone_on.add(self.opt)
-        watch_group()
+        watch_group(self._needs_all)
         self.opt.before_commit(self._before_commit)
         self.opt.register_step_post_hook(self._after_step)
         return self._begin
@@ -203,15 +213,46 @@ def _has_group() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-class _Watch:
-    """Ends this process when another one of the process group ends before it said that it is done."""
+def _known_step() -> int:
+    return max((opt.known_step for opt in open_optimizers), default=0)
 
-    def __init__(self) -> None:
+
+def _is_in_step() -> bool:
+    return any(opt.has_gradients for opt in open_optimizers)
+
+
+def _collective_of_main_thread() -> Any:
+    """The frame of the collective of all ranks, in which the main thread is; or None."""
+    frame, found = sys._current_frames().get(threading.main_thread().ident), None
+    while frame is not None:
+        if frame.f_code.co_filename == distributed.distributed_c10d.__file__ and "group" in frame.f_locals:
+            group = frame.f_locals["group"]
+            found = frame if group is None or group is distributed.group.WORLD else None
+        frame = frame.f_back
+    return found
+
+
+class _Watch:
+    """
+    Ends this process when another one of the process group ends before it said that it is done, and when ranks wait for
+    each other, one in the job and one in the process group. If this rank is done, and another one waits for it in the job,
+    this rank leaves the job: diagnostics.on_leave says whether the other one goes on.
+    """
+
+    def __init__(self, needs_all: bool) -> None:
+        self._needs_all = needs_all
         self._rank = distributed.get_rank()
         self._others = [rank for rank in range(distributed.get_world_size()) if rank != self._rank]
+        self._is_done = threading.Event()
+        self._done: dict[int, int] = {}  # the steps at which others were done
+        self._step = 0
+        self.is_ending = False  # the loop makes no more steps
+        self._is_said = False  # where this rank waits in the process group
+        self._has_left = False  # the job: what becomes of the others is not this rank's business any more
         self._group: Any = self._make_group()
         self._threads = [threading.Thread(target=self._wait, args=(other,), daemon=True) for other in self._others]
-        for thread in self._threads:
+        self._looking = threading.Thread(target=self._look, daemon=True)
+        for thread in (*self._threads, self._looking):
             thread.start()
         atexit.register(self.done_at_exit)
 
@@ -221,29 +262,104 @@ class _Watch:
         would take one of new_group() away while other ranks still train.
         """
         global _n_groups
-        store = distributed.PrefixStore(f"zerod-watch-{_n_groups}", distributed.distributed_c10d._get_default_store())
+        self._store = distributed.PrefixStore(f"zerod-watch-{_n_groups}", distributed.distributed_c10d._get_default_store())
         _n_groups += 1
-        return distributed.ProcessGroupGloo(store, self._rank, len(self._others) + 1, _WATCH_TIMEOUT)
+        return distributed.ProcessGroupGloo(self._store, self._rank, len(self._others) + 1, _WATCH_TIMEOUT)
 
     def _wait(self, other: int) -> None:
+        step = torch.zeros(1, dtype=torch.int64)
         try:
-            self._group.recv([torch.zeros(1)], other, 0).wait()
+            self._group.recv([step], other, 0).wait()
         except BaseException:
-            print(
-                f"zerod: rank {other} has ended, and with it the process group: rank {self._rank} ends as well, so "
-                "that all ranks are started again",
-                file=sys.stderr,
-                flush=True,
-            )
-            os._exit(1)
+            if self._has_left:
+                return
+            self._end(f"rank {other} has ended, and with it the process group", ", so that all ranks are started again")
+        self._done[other] = int(step)
+
+    def _end(self, why: str, more: str = "") -> None:
+        print(f"zerod: {why}: rank {self._rank} ends as well{more}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    # ---- ranks that wait for each other ---------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Until this rank is done. A step, or a collective, may just end, so only what is seen several times counts."""
+        n_in_step = n_in_group = 0
+        last_step, last_collective = -1, None
+        while not self._is_done.wait(_LOOK_S):
+            step, collective = _known_step() if _is_in_step() else -1, _collective_of_main_thread()
+            n_in_step = n_in_step + 1 if step >= 0 and step == last_step else 0
+            n_in_group = n_in_group + 1 if collective is not None and collective is last_collective else 0
+            last_step, last_collective = step, collective
+            with contextlib.suppress(RuntimeError):  # the store is gone, and with it the rank that has it
+                if n_in_step:
+                    self._say_that_it_is_in_step(step, n_in_step)
+                self._say_where_it_waits(collective, n_in_group)
+
+    def _say_that_it_is_in_step(self, step: int, n_seen: int) -> None:
+        """This rank has gradients of the step, which needs all ranks."""
+        if n_seen == _SOON:
+            self._store.set(_IN_STEP, f"{self._rank} {step}")
+        if n_seen >= _LATE and self._store.check([_IN_GROUP]):
+            other, said, where = self._store.get(_IN_GROUP).decode().split(" ", 2)
+            if int(said) <= step:
+                self._end(f"rank {other}, after step {said}, waits in {where}, and rank {self._rank} is in the next step")
+
+    def _say_where_it_waits(self, collective: Any, n_seen: int) -> None:
+        if n_seen >= _SOON and self.is_ending:
+            self._leave_if_awaited()  # this rank makes no call of zerod meanwhile
+        if n_seen < _LATE:
+            if self._is_said:
+                self._is_said = False
+                self._store.delete_key(_IN_GROUP)  # other ranks that wait say it again
+            return
+        step, site = _known_step(), sites.user_site(collective).decode()
+        where = f"{collective.f_code.co_name}() of torch.distributed (called at {site})"
+        for other, its_step in self._done.items():
+            self._end(f"rank {self._rank}, after step {step}, waits in {where}, and rank {other} was done after step {its_step}")
+        if not _is_in_step():  # else the others may come to this collective in the same step
+            self._is_said = True
+            self._store.set(_IN_GROUP, f"{self._rank} {step} {where}")
+
+    def _leave_if_awaited(self) -> None:
+        """This rank's loop makes no more steps."""
+        step = self._note_step()
+        if self._has_left or not self._store.check([_IN_STEP]):
+            return
+        other, its_step = self._store.get(_IN_STEP).decode().split()
+        if int(its_step) < step:
+            return
+        what = f"rank {self._rank} is done after step {step}, and rank {other} is in the next one"
+        if self._needs_all and any(opt.goes_on_without for opt in open_optimizers):
+            self._end(f"{what}, which needs the data of all ranks")
+        self._has_left = True
+        print(
+            f"zerod: {what}: rank {self._rank} leaves the job, and diagnostics.on_leave says whether the others go on",
+            file=sys.stderr,
+            flush=True,
+        )
+        for opt in list(open_optimizers):
+            opt.close()
+
+    def _note_step(self) -> int:
+        """The last step that this rank knows; when it has left, that in which it was."""
+        self._step = max(self._step, _known_step())
+        return self._step
+
+    # ---- the end --------------------------------------------------------------------------------------
 
     def done(self) -> None:
         """Waits until all others are done."""
+        self._is_done.set()
+        self._looking.join()
+        step = self._note_step()
         for other in self._others:
             with contextlib.suppress(RuntimeError):  # the rank has ended: the thread prints it
-                self._group.send([torch.zeros(1)], other, 0).wait()
-        for thread in self._threads:
-            thread.join()
+                self._group.send([torch.tensor([step])], other, 0).wait()
+        while running := [thread for thread in self._threads if thread.is_alive()]:
+            running[0].join(_LOOK_S)
+            with contextlib.suppress(RuntimeError):
+                self._leave_if_awaited()
         self._group = None  # its threads end here, not when the interpreter is half gone
 
     def done_at_exit(self) -> None:
@@ -255,14 +371,22 @@ _watch: _Watch | None = None
 _n_groups = 0  # of watches; each has names of its own in the store
 
 
-def watch_group() -> None:
+def watch_group(needs_all: bool = False) -> None:
     """
+    needs_all: each step of the loop has a collective of the process group, so that no rank can go on without another one.
+
     Starts the watch of the other ranks: a collective. Without it, a rank that waits in the daemon for a dead rank would
     never notice that their process group is gone, and the dead rank's successor would wait for the group in vain.
     """
     global _watch
     if _watch is None and _has_group():
-        _watch = _Watch()
+        _watch = _Watch(needs_all)
+
+
+def loop_ends() -> None:
+    """The loop makes no more steps. What it still does, such as saving, may need the process group."""
+    if _watch is not None:
+        _watch.is_ending = True
 
 
 def group_is_done() -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..optimizer import HYPERS, Optimizer
-from .progress import Progress, group_is_done
+from .progress import Progress, group_is_done, loop_ends
 
 if TYPE_CHECKING:
     import transformers
@@ -208,6 +208,10 @@ def _callback() -> type:
         def on_train_begin(self, _args: Any, _state: Any, _control: Any, lr_scheduler: Any = None, **_: Any) -> None:
             self._progress.restore(lr_scheduler)
 
+        def on_epoch_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+            if control.should_training_stop or state.global_step >= state.max_steps:
+                loop_ends()
+
         def on_train_end(self, *_: Any, **__: Any) -> None:
             group_is_done()
 
@@ -244,7 +248,8 @@ def resume(trainer: transformers.Trainer) -> str | None:
     together: when one ends, the others end as well. A collective: all ranks call it.
     """
     opt = _optimizer_of(trainer)
-    progress = Progress(opt, functools.partial(_state_of, weakref.ref(trainer)))
+    # A Trainer counts the tokens of all ranks in each step.
+    progress = Progress(opt, functools.partial(_state_of, weakref.ref(trainer)), needs_all=True)
     step = progress.resume()
     folder = tempfile.TemporaryDirectory(prefix="zerod-resume-", ignore_cleanup_errors=True) if step else None
     trainer.remove_callback(_callback())

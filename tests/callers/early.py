@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Trainer that stops early: with zerod on rank 0 alone. With DDP, which would hang, on all ranks."""
+
+import common
+from trainer import Text
+from transformers import TrainerCallback, TrainingArguments
+
+if common.ZEROD:
+    from zerod.integrations.transformers import ZerodTrainer as Trainer
+else:
+    from transformers import Trainer
+
+
+class Stop(TrainerCallback):
+    def on_step_end(self, _args, state, control, **_):
+        if state.global_step == 6 and (common.RANK == 0 or not common.ZEROD):
+            control.should_training_stop = True
+
+
+trainer = Trainer(model=common.gpt2(), args=common.arguments(TrainingArguments), train_dataset=Text(), callbacks=[Stop()])
+try:
+    trainer.train()
+except RuntimeError as e:  # on_leave: stop; and a process group that another rank has left
+    print(f"rank {common.RANK} ends with {type(e).__name__}: {str(e).splitlines()[0]}", flush=True)
+common.report_trainer(trainer)
