@@ -34,6 +34,7 @@ static const char help_text[] =
     "  status [--watch [SECONDS]]   the job at a glance, again and again with --watch\n"
     "  top                          the job full screen, twice a second, until q is pressed\n"
     "  ranks                        who is attached, and whom each waits for\n"
+    "  stacks                       where the program of each rank is: the Python stacks of its threads\n"
     "  params                       parameters: where they lie, who has pushed them in this step\n"
     "  diagnostics                  what was refused or warned of, in full\n"
     "  metrics                      figures for Prometheus, as OpenMetrics text\n"
@@ -193,6 +194,50 @@ static int metrics(const struct options *options)
     return r ? r : printed;
 }
 
+/* ---- stacks -------------------------------------------------------------------------------------------- */
+
+enum { STACKS_PAUSE_MS = 50, STACKS_ROUNDS = 60 }; /* a rank has 2.5 seconds to answer */
+
+static bool has_pending(struct json_object *stacks)
+{
+    size_t n = json_object_is_type(stacks, json_type_array) ? json_object_array_length(stacks) : 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (json_object_get_boolean(json_object_object_get(json_object_array_get_idx(stacks, i), "pending")))
+            return true;
+    return false;
+}
+
+/* Has the daemon ask its ranks, and waits for their answers. Return: 0 and *stacks, the caller's; or as ctl_ask(). */
+static int ask_stacks(const struct options *options, struct json_object **stacks)
+{
+    int r = ctl_ask(options->socket, "look", false, stacks);
+
+    for (int i = 0; r == 0 && i < STACKS_ROUNDS; i++) {
+        json_object_put(*stacks);
+        r = ctl_ask(options->socket, "stacks", false, stacks);
+        if (r != 0 || !has_pending(*stacks))
+            break;
+        nanosleep(&(struct timespec){.tv_nsec = STACKS_PAUSE_MS * 1000000}, NULL);
+    }
+    return r;
+}
+
+static int stacks(const struct options *options)
+{
+    struct json_object *answer;
+    int r = ask_stacks(options, &answer);
+
+    if (r != 0)
+        return r;
+    if (options->json)
+        puts(json_object_to_json_string_ext(answer, JSON_C_TO_STRING_NOSLASHESCAPE));
+    else
+        (void)show_stacks(stdout, answer);
+    json_object_put(answer);
+    return ctl_flush();
+}
+
 /* ---- report -------------------------------------------------------------------------------------------- */
 
 static int write_report(const char *path, const char *text)
@@ -217,8 +262,11 @@ static int report(const struct options *options, const char *path)
 {
     _cleanup_free_ char *text = NULL, *name = NULL;
     struct json_object *answer;
-    int r = ctl_ask(options->socket, "report", false, &answer);
+    int r = ask_stacks(options, &answer); /* so that the report has them */
 
+    json_object_put(answer);
+    if (r == 0 || r == EX_USAGE) /* an older daemon knows nothing of stacks */
+        r = ctl_ask(options->socket, "report", false, &answer);
     if (r != 0)
         return r;
     name = path ? strdup(path) : report_name(answer);
@@ -327,6 +375,8 @@ static int run_subcommand(int argc, char **argv, struct options *options)
         return resize(options, argc == 2 ? argv[1] : NULL);
     if (strcmp(argv[0], "metrics") == 0 && argc == 1)
         return metrics(options);
+    if (strcmp(argv[0], "stacks") == 0 && argc == 1)
+        return stacks(options);
     if (strcmp(argv[0], "report") == 0 && argc <= 2)
         return report(options, argv[1]);
     for (i = 0; argc == 1 && i < ARRAY_SIZE(subcommands); i++)

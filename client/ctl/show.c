@@ -444,6 +444,43 @@ int show_diagnostics(FILE *file, struct json_object *answer)
     return 0;
 }
 
+/* "step 12, micro-batch 0, computing" */
+static void show_place(FILE *file, struct json_object *o)
+{
+    _cleanup_free_ char *awaited = join(get(o, "awaited"), ", ", "");
+    uint64_t n = get_u64(o, "n_awaited");
+
+    if (!json_object_get_boolean(get(o, "attached"))) {
+        fprintf(file, ": %s\n", get_string(o, "state"));
+        return;
+    }
+    fprintf(file, " (pid %s): step %s, micro-batch %s, %s", get_string(o, "pid"), get_string(o, "step"),
+            get_string(o, "micro_batch"), get_string(o, "state"));
+    if (n > 0)
+        fprintf(file, "; has not pushed %s%s", awaited ? awaited : "",
+                n > array_length(get(o, "awaited")) ? ", ..." : "");
+    fputc('\n', file);
+}
+
+int show_stacks(FILE *file, struct json_object *answer)
+{
+    for (size_t i = 0; i < array_length(answer); i++) {
+        struct json_object *o = array_get(answer, i);
+
+        fprintf(file, "%srank %s", i ? "\n" : "", get_string(o, "rank"));
+        show_place(file, o);
+        if (get(o, "process"))
+            fprintf(file, "%s\n", get_string(o, "process"));
+        if (get(o, "stack"))
+            fprintf(file, "%s\n", get_string(o, "stack"));
+        else if (json_object_get_boolean(get(o, "attached")) && !get(o, "process"))
+            fprintf(file, "%s\n",
+                    json_object_get_boolean(get(o, "pending")) ? "it has not answered yet"
+                                                               : "it does not tell where it is");
+    }
+    return 0;
+}
+
 int show_message(FILE *file, struct json_object *answer)
 {
     fprintf(file, "%s\n", get_string(answer, "message"));

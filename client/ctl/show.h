@@ -13,4 +13,4 @@ struct json_object;
 /* Return: 0 or -ENOMEM. */
 typedef int show_fn(FILE *file, struct json_object *answer);
 
-show_fn show_status, show_ranks, show_params, show_diagnostics, show_message;
+show_fn show_status, show_ranks, show_params, show_diagnostics, show_stacks, show_message;

@@ -17,6 +17,7 @@
 #include "client/lib/push.h"
 #include "client/lib/resume.h"
 #include "client/lib/step.h"
+#include "client/lib/watch.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/wire/wire-reply.h"
@@ -213,6 +214,8 @@ void zerod_close(struct zerod *c)
 {
     if (!c)
         return;
+    if (c->call.mine && *c->call.mine)
+        watch_stop(c->watch); /* a forked child has not got its thread */
     fault_unregister(c);
     /* A forked child that holds the socket would keep the rank taken; and a child's copy must not end its parent's. */
     if (c->call.fd >= 0 && *c->call.mine)

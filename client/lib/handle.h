@@ -20,6 +20,7 @@
  *   step.c, form.c           steps and their abort; declaring and forming
  *   resume.c                 Hello; connecting again when the daemon was replaced
  *   status.c                 questions to the daemon, over a connection of their own
+ *   watch.c                  a thread that tells the daemon where the process is
  *   handle.c                 connect, close, and what is known of the job
  *
  * observe.c stands apart: it explains without a daemon. python-hook.c calls push.c, and is called by Python.
@@ -47,6 +48,7 @@
 
 struct cuda;
 struct range;
+struct watch;
 
 struct zerod {
     struct call call;
@@ -116,6 +118,8 @@ struct zerod {
     uint8_t **places;   /* per parameter: where zerod_slot() has a gradient of several parts written, or NULL */
     struct slots slots;
     struct strings strings;
+
+    struct watch *watch; /* says where the process is; NULL: there is none */
 };
 
 /* Return: 0, or the reason why this call may not be made now. */

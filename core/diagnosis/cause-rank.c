@@ -374,7 +374,10 @@ static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
         diagnostic_field(d, "cause", "the rank that the others wait for never began the step");
     else
         diagnostic_field(d, "cause", "a step needs every rank, and the one that the others wait for is behind");
-    diagnostic_field(d, "fix", "see where it is: py-spy dump --pid PID, or gdb -p PID   (its pid: zerodctl ranks)");
+    if (e->where)
+        diagnostic_field(d, "fix", "see why it stays there; zerodctl stacks looks again, at all of its threads");
+    else
+        diagnostic_field(d, "fix", "see where it is: py-spy dump --pid PID, or gdb -p PID   (its pid: zerodctl ranks)");
     diagnostic_field(d, "or", "zerodctl abort-step   (drops the step on all ranks)");
     diagnostic_field(d, "does not help", "the ranks that wait; bucket size; a longer stall_timeout");
 }
@@ -396,6 +399,8 @@ struct diagnostic *cause_stalled(const struct evidence_stall *e)
         diagnostic_class(d, "M7");
     add_foreign(d, "waits", e->waiting);
     add_foreign(d, "on", e->blocking);
+    if (e->where)
+        diagnostic_field(d, "where", "%s", e->where);
     diagnostic_params(d, e->at.layout, e->params, e->n_params);
     explain_stall(d, e);
     if (e->again && !e->aborted)

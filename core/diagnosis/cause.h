@@ -252,6 +252,7 @@ struct evidence_stall {
     struct evidence_at at;
     const char *waiting;    /* "ranks 0, 2 wait in step 4711" */
     const char *blocking;   /* "rank 1 (pid 1234, last message Push 12.3 s ago)" */
+    const char *where;      /* lines: the stacks of these ranks, as far as known; clean; NULL: nothing is known */
     const uint32_t *params; /* that are being waited for, may be none */
     size_t n_params;
     uint64_t since_ms;

@@ -43,7 +43,7 @@ static const struct wire_rule verdict_rules[] = {
 static const struct wire_table verdict_table = WIRE_TABLE(node_verdict, node_verdict, verdict_rules);
 
 static const struct wire_rule message_rules[] = {
-    ENUM(NodeMessage, node_message, kind, .min = NODE_DECLARED, .max = NODE_END_RUN),
+    ENUM(NodeMessage, node_message, kind, .min = NODE_DECLARED, .max = NODE_STACK),
     U64(NodeMessage, node_message, step),
     U32(NodeMessage, node_message, attempt),
     U32(NodeMessage, node_message, generation),

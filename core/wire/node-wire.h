@@ -85,6 +85,8 @@ enum node_kind {
     NODE_WANT_ENDED,
     NODE_MAY_STOP,
     NODE_END_RUN, /* a report */
+    NODE_LOOK,
+    NODE_STACK,
 };
 
 /* Where a node stands that goes on with a run: KEPT.pass. Each is a step or a write window that is open, decided and

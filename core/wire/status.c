@@ -699,6 +699,53 @@ char *ranks_json(const struct status_rank *ranks, size_t n, uint64_t now_ns)
     return json_text(&j, ranks_array(&j, ranks, n, now_ns));
 }
 
+/* ---- stacks -------------------------------------------------------------------------------------------- */
+
+static struct json_object *stack_object(struct json *j, const struct status_stack *stack, const struct layout *layout,
+                                        uint64_t now_ns)
+{
+    struct json_object *o = json_new_object(j), *awaited = json_new_array(j);
+    char printed[PRINTED_NAME_MAX];
+
+    json_put_u64(j, o, "rank", stack->rank->rank);
+    json_put_bool(j, o, "attached", stack->rank->attached);
+    put_process(j, o, stack->rank);
+    json_put_string(j, o, "state", stack->rank->state);
+    json_put_string(j, o, "waiting_for", stack->rank->waiting_for);
+    json_put_u64(j, o, "step", stack->rank->step);
+    json_put_u64(j, o, "micro_batch", stack->rank->micro_batch);
+    json_put_u64(j, o, "n_awaited", stack->n_awaited);
+    for (size_t i = 0; layout && i < MIN(stack->n_awaited, (size_t)STATUS_MAX_AWAITED); i++) {
+        const struct layout_param *param = &layout->params[stack->awaited[i]];
+
+        layout_print_name(printed, sizeof(printed), param->name, param->name_len);
+        json_push_string(j, awaited, printed);
+    }
+    json_put(j, o, "awaited", awaited);
+    json_put_string(j, o, "process", stack->process);
+    json_put_bool(j, o, "pending", stack->is_pending);
+    put_since(j, o, "age_ns", stack->seen_ns, now_ns);
+    json_put_string(j, o, "stack", stack->text);
+    return o;
+}
+
+static struct json_object *stacks_array(struct json *j, const struct status_stack *stacks, size_t n,
+                                        const struct layout *layout, uint64_t now_ns)
+{
+    struct json_object *array = json_new_array(j);
+
+    for (size_t i = 0; i < n; i++)
+        json_push(j, array, stack_object(j, &stacks[i], layout, now_ns));
+    return array;
+}
+
+char *stacks_json(const struct status_stack *stacks, size_t n, const struct layout *layout, uint64_t now_ns)
+{
+    struct json j = {};
+
+    return json_text(&j, stacks_array(&j, stacks, n, layout, now_ns));
+}
+
 /* ---- parameters ---------------------------------------------------------------------------------------- */
 
 /* Ranks that own elements of the parameter. */
@@ -794,6 +841,8 @@ char *report_json(const struct report *report)
     json_put_string(&j, o, "config", report->config);
     json_put(&j, o, "status", status_object(&j, s));
     json_put(&j, o, "ranks", ranks_array(&j, report->ranks, report->n_ranks, s->now_ns));
+    json_put(&j, o, "stacks",
+             stacks_array(&j, report->stacks, report->stacks ? report->n_ranks : 0, s->layout, s->now_ns));
     json_put(&j, o, "params", params_array(&j, s->layout, report->pushes, report->params));
     json_put(&j, o, "diagnostics",
              diagnostics_array(&j, report->diagnostics, report->n_diagnostics, s->layout, s->now_ns));

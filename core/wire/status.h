@@ -266,11 +266,28 @@ char *params_json(const struct layout *layout, const struct status_pushes *pushe
 /* `zerodctl diagnostics`: an array, in the order given; with a layout every parameter of each is named. */
 char *diagnostics_json(const struct diagnostic *const *list, size_t n, const struct layout *layout, uint64_t now_ns);
 
+enum { STATUS_MAX_AWAITED = 3 };
+
+/* Where a rank is. */
+struct status_stack {
+    const struct status_rank *rank;
+    const uint32_t *awaited; /* of its open micro-batch: parameters whose gradients it has not pushed, the first ones */
+    size_t n_awaited;        /* in all */
+    const char *process;     /* what the kernel says of a process that cannot answer; NULL: nothing */
+    bool is_pending;         /* its answer is to come */
+    uint64_t seen_ns;        /* 0: no answer */
+    const char *text;        /* threads and their frames; NULL: none */
+};
+
+/* `zerodctl stacks`: an array, in the order given. */
+char *stacks_json(const struct status_stack *stacks, size_t n, const struct layout *layout, uint64_t now_ns);
+
 /* Everything that `report` bundles of the daemon. */
 struct report {
     const struct status *status; /* with its layout */
     const struct status_rank *ranks;
     size_t n_ranks;
+    const struct status_stack *stacks; /* n_ranks */
     const struct status_pushes *pushes;
     const struct status_param *params;
     const struct diagnostic *const *diagnostics;

@@ -36,6 +36,7 @@ struct reply_welcome {
     uint64_t n_received;
     uint64_t reattach_ms;
     uint32_t configured_stage;
+    bool looks;
 };
 
 struct reply_formed {
@@ -120,6 +121,7 @@ enum reply_type {
     REPLY_STATE_IS,
     REPLY_REFUSED,
     REPLY_ADMIN_PART,
+    REPLY_LOOK,    /* has no fields */
     N_REPLY_TYPES, /* one more than the last */
 };
 

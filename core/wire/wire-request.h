@@ -32,6 +32,10 @@ struct request_hello {
     bool anew;
 };
 
+struct request_stack {
+    const char *text;
+};
+
 struct request_declare {
     const struct layout_decl *params;
     size_t n_params;
@@ -243,6 +247,7 @@ enum request_type {
     REQUEST_HELD,
     REQUEST_SAVE_CHECKPOINT,
     REQUEST_PUSHES,
+    REQUEST_STACK,
     N_REQUEST_TYPES, /* one more than the last */
 };
 
@@ -257,6 +262,7 @@ struct request {
         struct request_intern intern;
         struct request_push push;
         struct request_pushes pushes;
+        struct request_stack stack;
         struct request_slot_request slot_request;
         struct request_end_backward end_backward;
         struct request_abandon_backward abandon_backward;

@@ -125,7 +125,7 @@ static const struct wire_rule hello_rules[] = {
     U32(Hello, request_hello, version_min, .min = 1),
     U32(Hello, request_hello, version_max),
     U64(Hello, request_hello, features),
-    ENUM(Hello, request_hello, role, .max = WIRE_ROLE_CONTROL),
+    ENUM(Hello, request_hello, role, .max = WIRE_ROLE_WATCH),
     U32(Hello, request_hello, rank),
     STRING(Hello, request_hello, run_id, .max = WIRE_MAX_RUN_ID_BYTES),
     U64(Hello, request_hello, incarnation, .min = 1),
@@ -187,6 +187,10 @@ static const struct wire_table param_table = WIRE_TABLE(param, layout_decl, para
 
 static const struct wire_rule declare_rules[] = {
     MESSAGES(Declare, request_declare, params, n_params, .table = &param_table),
+};
+
+static const struct wire_rule stack_rules[] = {
+    STRING(Stack, request_stack, text, .max = WIRE_MAX_STACK_BYTES, .flags = WIRE_CUT | WIRE_MULTILINE),
 };
 
 static const struct wire_rule form_rules[] = {
@@ -446,6 +450,7 @@ static const struct wire_table request_tables[N_REQUEST_TYPES] = {
     [REQUEST_PREFETCH] = WIRE_TABLE(prefetch, request_prefetch, prefetch_rules),
     [REQUEST_HELD] = WIRE_TABLE(held, request_held, held_rules),
     [REQUEST_PUSHES] = WIRE_TABLE(pushes, request_pushes, pushes_rules, .check = pushes_check),
+    [REQUEST_STACK] = WIRE_TABLE(stack, request_stack, stack_rules),
 };
 
 /* ---- daemon to client ---------------------------------------------------------------------------------- */
@@ -474,6 +479,7 @@ static const struct wire_rule welcome_rules[] = {
     U64(Welcome, reply_welcome, n_received),
     U64(Welcome, reply_welcome, reattach_ms),
     U32(Welcome, reply_welcome, configured_stage, .max = 3),
+    BOOL(Welcome, reply_welcome, looks),
 };
 
 static const struct wire_rule formed_rules[] = {
@@ -560,6 +566,7 @@ static const struct wire_table reply_tables[N_REPLY_TYPES] = {
     [REPLY_STATE_IS] = WIRE_TABLE(state_is, reply_state_is, state_is_rules),
     [REPLY_REFUSED] = WIRE_TABLE(refused, reply_refused, refused_rules),
     [REPLY_ADMIN_PART] = WIRE_TABLE(admin_part, reply_admin_part, admin_part_rules),
+    [REPLY_LOOK] = TABLE_EMPTY(look),
 };
 
 /* ---- the envelope: ClientMessage and ServerMessage, which have the same shape -------------------------- */

@@ -35,8 +35,9 @@
 enum {
     WIRE_VERSION = 3,
     WIRE_MAX_BLOB_BYTES = 64 * 1024,
-    WIRE_MAX_TEXT_BYTES = 1024,  /* interned text, why, detail */
-    WIRE_MAX_NAME_BYTES = 1024,  /* of a parameter */
+    WIRE_MAX_TEXT_BYTES = 1024, /* interned text, why, detail */
+    WIRE_MAX_NAME_BYTES = 1024, /* of a parameter */
+    WIRE_MAX_STACK_BYTES = 16 * 1024,
     WIRE_MAX_RUN_ID_BYTES = 255, /* client's name, too */
     WIRE_MAX_GROUPS = 1024,
     WIRE_MAX_STRING_ID = 65535,
@@ -58,6 +59,7 @@ enum {
 enum wire_role {
     WIRE_ROLE_TRAINER = 0,
     WIRE_ROLE_CONTROL = 1,
+    WIRE_ROLE_WATCH = 2,
 };
 
 enum wire_on_duplicate {

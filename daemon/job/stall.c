@@ -8,9 +8,11 @@
 #include <stdio.h>
 
 #include "core/base/base.h"
+#include "core/base/strbuf.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "daemon/job/attendance.h"
+#include "daemon/job/look.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/diagnostics.h"
@@ -27,7 +29,10 @@
 #include "daemon/job/transaction/collect.h"
 #include "daemon/ledger/ledger.h"
 
-enum { CROSSED_MS = 2000 }; /* picked: other ranks end a backward meanwhile, if they can */
+enum {
+    CROSSED_MS = 2000, /* picked: other ranks end a backward meanwhile, if they can */
+    MAX_LOOKED_AT = 3, /* picked: so many stacks are in a text */
+};
 
 static uint64_t median_step_ns(const struct job *job)
 {
@@ -274,6 +279,52 @@ static uint32_t find_awaited(const struct job *job, uint32_t *ids)
     return n;
 }
 
+/* Do others wait for the rank, or does it wait for them in another call? */
+static bool is_looked_at(const struct job *job, const struct job_rank *rank)
+{
+    return rank->peer &&
+           (is_blocking(job, rank) || (is_deadlocked(job) && rank->wait != WAIT_NONE && !waits_like_first(job, rank)));
+}
+
+/*
+ * Asks the ranks that are waited for where they are, before the report that is due. Return: true: they have answered,
+ * or have had time enough.
+ */
+static bool has_looked(struct job *job)
+{
+    bool is_awaited = false;
+
+    for (unsigned r = 0, n = 0; r < job->world.size && n < MAX_LOOKED_AT; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (!is_looked_at(job, rank))
+            continue;
+        n++;
+        is_awaited |= job->stall.has_asked ? look_is_awaited(job, rank) : look_ask(job, rank);
+    }
+    job->stall.has_asked = true;
+    return !is_awaited;
+}
+
+/* Return: what the ranks have answered, to be freed. */
+static struct strbuf describe_where(struct job *job)
+{
+    struct strbuf where = {0};
+
+    for (unsigned r = 0, n = 0; r < job->world.size && n < MAX_LOOKED_AT; r++) {
+        struct strbuf one = {0};
+
+        if (!is_looked_at(job, &job->ranks[r]))
+            continue;
+        n++;
+        if (look_describe(job, &job->ranks[r], &one))
+            strbuf_add(&where, "%s%s", where.n_bytes > 0 ? "\n" : "", strbuf_text(&one));
+        strbuf_deinit(&one);
+    }
+    job->stall.has_asked = false;
+    return where;
+}
+
 static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, bool aborted, bool elsewhere)
 {
     char ranks[256] = "", waiting[384], blocking[1024] = "";
@@ -282,6 +333,8 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
     struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
     _cleanup_free_ uint32_t *awaited = job->layout ? calloc(job->layout->n_params + 1, sizeof(*awaited)) : NULL;
     uint32_t n_awaited = awaited ? find_awaited(job, awaited) : 0;
+    struct strbuf where = describe_where(job);
+    struct diagnostic *diagnostic;
 
     if (one)
         at = job_at(job, one);
@@ -293,10 +346,11 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         (void)waits_elsewhere(job, blocking, sizeof(blocking));
     else
         describe_blocking(job, blocking, sizeof(blocking));
-    return cause_stalled(&(struct evidence_stall){
+    diagnostic = cause_stalled(&(struct evidence_stall){
         .at = at,
         .waiting = waiting,
         .blocking = blocking,
+        .where = where.n_bytes > 0 ? strbuf_text(&where) : NULL,
         .params = awaited,
         .n_params = n_awaited,
         .absent = job->run.has_weights && all_are_absent(job),
@@ -310,6 +364,8 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         .elsewhere = elsewhere,
         .again = again,
     });
+    strbuf_deinit(&where);
+    return diagnostic;
 }
 
 /* Return: the one rank that all others wait for, -1 when there are several. */
@@ -367,19 +423,23 @@ static void check_stall(struct job *job, uint64_t now)
     elsewhere = !blocked && !is_deadlocked(job) && waits_elsewhere(job, NULL, 0);
     if (MAX(longest, again) == 0 || !(blocked || is_deadlocked(job) || elsewhere)) {
         job->stall.interval_ns = 0;
+        job->stall.has_asked = false;
         return;
     }
     if (job->abort.reason)
         return; /* asked for; node 0 is to agree */
     /* On account of other nodes it is node 0 that aborts: it knows on whose. */
     if (timeout_ns && longest > timeout_ns && (is_decided(job) || !(elsewhere && job->config->world.node != 0))) {
-        give_up(job, longest / 1000000, elsewhere);
+        if (has_looked(job))
+            give_up(job, longest / 1000000, elsewhere);
         return;
     }
     longest = MAX(longest, again);
     if (!warning_ns || longest < MAX(warning_ns, 3 * median_step_ns(job)))
         return;
     if (job->stall.interval_ns && now - job->stall.reported_ns < job->stall.interval_ns)
+        return;
+    if (!has_looked(job))
         return;
     job->stall.interval_ns = MAX(job->stall.interval_ns * 2, warning_ns);
     job->stall.reported_ns = now;

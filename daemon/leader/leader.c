@@ -525,6 +525,8 @@ void leader_hear(struct leader *leader, unsigned node, const struct node_message
         break;
     case NODE_RANK:
     case NODE_EVIDENCE:
+    case NODE_LOOK:
+    case NODE_STACK:
     case NODE_WANT_SQUARES:
     case NODE_SQUARES:
         leader->ops.say(leader->ops.userdata, message);

@@ -166,6 +166,17 @@ static bool awaits(const struct coordinator *c, unsigned rank, uint32_t param)
     return remote_ranks_awaits(nodes_from(c)->remote_ranks, rank, param);
 }
 
+static void look(struct coordinator *c, unsigned rank)
+{
+    nodes_report(nodes_from(c), (struct node_message){.kind = NODE_LOOK, .has_rank = true, .rank = rank});
+}
+
+static void say_where(struct coordinator *c, unsigned rank, const char *text)
+{
+    nodes_report(nodes_from(c),
+                 (struct node_message){.kind = NODE_STACK, .has_rank = true, .rank = rank, .text = text});
+}
+
 /* Node 0 knows for whom it waits; every other node knows that node 0 decides. */
 static bool waits_elsewhere(const struct coordinator *c, char *dst, size_t size)
 {
@@ -358,6 +369,8 @@ static const struct coordinator_ops ops = {
     .end_run = end_run,
     .holds_back = holds_back,
     .awaits = awaits,
+    .look = look,
+    .say_where = say_where,
     .waits_elsewhere = waits_elsewhere,
     .loaded = loaded,
     .resumed = resumed,

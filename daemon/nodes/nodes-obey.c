@@ -12,6 +12,7 @@
 #include "daemon/job/form.h"
 #include "daemon/job/init.h"
 #include "daemon/job/job.h"
+#include "daemon/job/look.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/resume.h"
@@ -93,6 +94,19 @@ static void hear_evidence(struct nodes *nodes, const struct node_message *messag
         request.type == REQUEST_EVIDENCE)
         remote_ranks_hear_evidence(nodes->remote_ranks, message->rank, &request.evidence);
     wire_arena_deinit(&arena);
+}
+
+/* The node that has asked hears its own question, too. */
+static void hear_look(struct nodes *nodes, const struct node_message *message)
+{
+    struct job *job = nodes->job;
+
+    if (message->rank >= job->world.size)
+        return;
+    if (message->kind == NODE_LOOK && job_is_own(job, message->rank))
+        look_ask_for_others(job, &job->ranks[message->rank]);
+    else if (message->kind == NODE_STACK && !job_is_own(job, message->rank))
+        (void)look_answered(job, &job->ranks[message->rank], message->text);
 }
 
 /* written: the arrays that rank 0 has written, and step counts, which need no bytes. Return: as exchange_write(). */
@@ -410,6 +424,10 @@ static bool obey_around(struct nodes *nodes, const struct node_message *message)
         break;
     case NODE_EVIDENCE:
         hear_evidence(nodes, message);
+        break;
+    case NODE_LOOK:
+    case NODE_STACK:
+        hear_look(nodes, message);
         break;
     case NODE_BACK:
         hear_back(nodes, message);

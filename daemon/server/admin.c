@@ -19,7 +19,9 @@
 #include "daemon/engines/devices.h"
 #include "daemon/job/findings.h"
 #include "daemon/job/job.h"
+#include "daemon/job/look.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/pushed.h"
 #include "daemon/job/model/kept.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
@@ -420,6 +422,41 @@ static struct status_rank *make_ranks(const struct job *job)
     return ranks;
 }
 
+/* Stacks of ranks, and what they point to. */
+struct stacks_view {
+    struct status_stack list[CONFIG_MAX_LOCAL_RANKS];
+    uint32_t awaited[CONFIG_MAX_LOCAL_RANKS][STATUS_MAX_AWAITED];
+};
+
+static void view_stack(const struct job *job, const struct job_rank *rank, struct status_stack *stack,
+                       uint32_t *awaited)
+{
+    *stack = (struct status_stack){.awaited = awaited,
+                                   .process = look_process(job, rank),
+                                   .is_pending = look_is_awaited(job, rank),
+                                   .seen_ns = rank->look.text ? rank->look.seen_ns : 0,
+                                   .text = rank->look.text};
+    for (uint32_t p = 0; job->layout && job->ledger.ranks[rank->rank].open && p < job->layout->n_params; p++) {
+        if (!job_awaits(job, rank, p))
+            continue;
+        if (stack->n_awaited < STATUS_MAX_AWAITED)
+            awaited[stack->n_awaited] = p;
+        stack->n_awaited++;
+    }
+}
+
+/* Return: NULL when memory is out; to be freed. */
+static struct stacks_view *view_stacks(const struct job *job, const struct status_rank *ranks)
+{
+    struct stacks_view *view = ranks ? calloc(1, sizeof(*view)) : NULL;
+
+    for (unsigned i = 0; view && i < job_n_local(job); i++) {
+        view_stack(job, &job->ranks[job->world.first + i], &view->list[i], view->awaited[i]);
+        view->list[i].rank = &ranks[i];
+    }
+    return view;
+}
+
 static struct status_param *make_params(const struct job *job)
 {
     struct status_param *params = job->layout ? calloc(job->layout->n_params + 1, sizeof(*params)) : NULL;
@@ -450,6 +487,28 @@ static char *on_ranks(struct service *service)
     _cleanup_free_ struct status_rank *ranks = make_ranks(service->job);
 
     return ranks ? ranks_json(ranks, job_n_local(service->job), service_now_ns()) : NULL;
+}
+
+/* Asks all ranks of this node; "stacks" has the answers as they come. */
+static char *on_look(struct service *service)
+{
+    struct job *job = service->job;
+    unsigned n = 0;
+    char text[64];
+
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        n += look_ask(job, &job->ranks[r]);
+    snprintf(text, sizeof(text), "%u ranks of %u are asked where they are", n, job_n_local(job));
+    return message_json(text);
+}
+
+static char *on_stacks(struct service *service)
+{
+    const struct job *job = service->job;
+    _cleanup_free_ struct status_rank *ranks = make_ranks(job);
+    _cleanup_free_ struct stacks_view *view = view_stacks(job, ranks);
+
+    return view ? stacks_json(view->list, job_n_local(job), job->layout, service_now_ns()) : NULL;
 }
 
 static bool has_pushed(const void *userdata, unsigned rank, uint32_t part)
@@ -505,6 +564,7 @@ static char *on_report(struct service *service)
     _cleanup_free_ struct findings_view *findings = view_findings(service->job);
     struct status status = make_status(service, refused, view, findings);
     _cleanup_free_ struct status_rank *ranks = make_ranks(job);
+    _cleanup_free_ struct stacks_view *stacks = view_stacks(job, ranks);
     _cleanup_free_ struct status_param *params = make_params(job);
     _cleanup_free_ char *config = print_config(service->job->config);
     const struct status_pushes pushes = pushes_of(job);
@@ -514,6 +574,7 @@ static char *on_report(struct service *service)
         .status = &status,
         .ranks = ranks,
         .n_ranks = ranks ? job_n_local(job) : 0,
+        .stacks = stacks ? stacks->list : NULL,
         .pushes = job->layout ? &pushes : NULL,
         .params = params,
         .diagnostics = list,
@@ -640,7 +701,8 @@ static const struct command {
     {"status", false, on_status},           {"ranks", false, on_ranks},       {"params", false, on_params},
     {"diagnostics", false, on_diagnostics}, {"report", false, on_report},     {"drain", true, on_drain},
     {"abort-step", true, on_abort},         {"drop", true, on_drop},          {"save", true, on_save},
-    {"resize", true, NULL, on_resize},      {"trace", false, NULL, on_trace},
+    {"resize", true, NULL, on_resize},      {"trace", false, NULL, on_trace}, {"look", false, on_look},
+    {"stacks", false, on_stacks},
 };
 
 /* "drop", or "resize 3". Return: NULL, there is none. */

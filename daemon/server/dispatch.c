@@ -14,6 +14,7 @@
 #include "core/wire/wire-reply.h"
 #include "daemon/job/attendance.h"
 #include "daemon/job/job.h"
+#include "daemon/job/look.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
@@ -74,6 +75,7 @@ static void welcome(struct session *session, bool resumed)
                     .resumed = resumed,
                     .n_received = resumed ? session->rank->n_received : 0,
                     .reattach_ms = keep_is_on() ? config->limits.reattach_timeout_ms : 0,
+                    .looks = true,
                 },
         },
         NULL, 0);
@@ -171,6 +173,18 @@ static void attach(struct session *session, const struct request_hello *hello)
     welcome(session, false);
 }
 
+/* One that comes late or twice, or belongs to no rank, is closed without a word: it tries again. */
+static void watch(struct session *session, const struct request_hello *hello)
+{
+    struct job *job = session->service->job;
+
+    session->watched = look_attach(job, hello->rank, hello->incarnation, session->peer.uid, session);
+    if (session->watched)
+        session_set_state(session, SESSION_WATCH);
+    else
+        session_doom(session);
+}
+
 static void on_hello(struct session *session, const struct request *request)
 {
     const struct request_hello *hello = &request->hello;
@@ -190,11 +204,12 @@ static void on_hello(struct session *session, const struct request *request)
         refuse_request(session, what);
         return;
     }
-    if (hello->role == WIRE_ROLE_TRAINER) {
+    if (hello->role == WIRE_ROLE_TRAINER)
         attach(session, hello);
-        return;
-    }
-    control(session);
+    else if (hello->role == WIRE_ROLE_WATCH)
+        watch(session, hello);
+    else
+        control(session);
 }
 
 /* ---- after Hello --------------------------------------------------------------------------------------- */
@@ -213,6 +228,12 @@ static void on_request(struct session *s, const struct request *r)
 static void on_admin(struct session *s, const struct request *r)
 {
     admin_request(s, &r->admin);
+}
+
+static void on_stack(struct session *s, const struct request *r)
+{
+    if (s->watched->look.watch != s || !look_answered(s->service->job, s->watched, r->stack.text))
+        refuse_request(s, "Stack, which nobody has asked for");
 }
 
 /* ---- the table ----------------------------------------------------------------------------------------- */
@@ -251,6 +272,7 @@ static const struct {
     [REQUEST_ABORT_SEEN] = {SESSION_FORMED, on_request},
     [REQUEST_LEAVE] = {RANK, on_request},
     [REQUEST_ADMIN] = {SESSION_CONTROL, on_admin},
+    [REQUEST_STACK] = {SESSION_WATCH, on_stack},
 };
 
 static const char *state_word(enum session_state state)
@@ -264,6 +286,8 @@ static const char *state_word(enum session_state state)
         return "on a formed rank";
     case SESSION_CONTROL:
         return "on a control connection";
+    case SESSION_WATCH:
+        return "on a watch";
     default:
         return "after Leave";
     }

@@ -19,6 +19,7 @@
 #include "core/wire/wire-reply.h"
 #include "daemon/job/attendance.h"
 #include "daemon/job/job.h"
+#include "daemon/job/look.h"
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/survival.h"
@@ -40,8 +41,10 @@ void session_set_state(struct session *session, enum session_state state)
         [SESSION_ATTACHED] = SESSION_HELLO,
         [SESSION_FORMED] = SESSION_ATTACHED,
         [SESSION_CONTROL] = SESSION_HELLO,
+        [SESSION_WATCH] = SESSION_HELLO,
         [SESSION_LEFT] = SESSION_ATTACHED | SESSION_FORMED,
-        [SESSION_CLOSED] = SESSION_HELLO | SESSION_ATTACHED | SESSION_FORMED | SESSION_CONTROL | SESSION_LEFT,
+        [SESSION_CLOSED] =
+            SESSION_HELLO | SESSION_ATTACHED | SESSION_FORMED | SESSION_CONTROL | SESSION_LEFT | SESSION_WATCH,
     };
 
     assert(from[state] & session->state);
@@ -139,6 +142,8 @@ static void close_session(struct session *session)
         job_record(session->service->job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
         job_detach(session->service->job, rank);
     }
+    if (session->watched)
+        look_detach(session->watched, session);
     if (session->watches_pid)
         uv_close((uv_handle_t *)&session->pid_poll, on_session_closed);
     if (session->watches_socket)

@@ -29,7 +29,8 @@ enum session_state {
     SESSION_FORMED = 1 << 2,   /* a rank that was told the layout */
     SESSION_CONTROL = 1 << 3,  /* zerodctl */
     SESSION_LEFT = 1 << 4,     /* a rank that has left */
-    SESSION_CLOSED = 1 << 5,
+    SESSION_WATCH = 1 << 5,    /* of a rank's process: says where it is */
+    SESSION_CLOSED = 1 << 6,
 };
 
 struct session {
@@ -50,6 +51,7 @@ struct session {
     uint8_t *hello;           /* the packed Hello of a process that waits to attach again; owned; NULL: none */
     size_t n_hello_bytes;
     unsigned hello_rank;
+    struct job_rank *watched; /* of a watch */
     uint64_t accepted_ns;
     uint64_t quiet_ns; /* of a control connection: Hello, or the last answer */
 };

@@ -27,6 +27,8 @@ MASKS = (
     (re.compile(r"\b\d+(\.\d+)? (ms|s|min|h)( \d+ (s|min))?\b"), "TIME"),
     (re.compile(r"(/[^\s:]*)?/tests/faults/"), "tests/faults/"),
     (re.compile(r"/[^\s:]*/site-packages/"), ""),
+    # Of a stack the innermost frame, without its line.
+    (re.compile(r"(main thread:\n +\S+:)\d+( in \S+)(\n +\S+:\d+ in \S+)*"), r"\1LINE\2"),
 )
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-libzerod through ctypes: structures and prototypes of zerod/client.h and client/lib/python-hook.h, and nothing else.
+libzerod through ctypes: structures and prototypes of zerod/client.h, and of python-hook.h and watch.h in
+client/lib, and nothing else.
 
 The library is the one beside this file, which the wheel brings, or the system's, which Debian's packages bring; the
 environment variable ZEROD_LIBRARY names another.
@@ -97,6 +98,12 @@ class Hook(ctypes.Structure):
     _fields_ = [
         ("owner", py_object), ("dtype", py_object), ("careful", py_object), ("param", c_uint), ("is_large", c_bool),
     ]  # fmt: skip
+
+
+class Python(ctypes.Structure):
+    """struct zerod_python"""
+
+    _fields_ = [("asked", c_int), ("dump", c_int), ("signal", c_int), ("main_thread", c_uint64), ("own_thread", c_uint64)]
 
 
 class Hyper(ctypes.Structure):
@@ -215,6 +222,8 @@ _IMMEDIATE = {
     "zerod_version": (c_char_p,),
     "zerod_explain": (c_int, POINTER(Observation), POINTER(POINTER(Fault))),
     "zerod_explain_free": (None, POINTER(Fault)),
+    "zerod_watch": (c_int, c_void_p, POINTER(Python)),
+    "zerod_unused_signal": (c_int,),
     "zerod_has_python": (c_bool,),
     "zerod_python_hook": (py_object, POINTER(Hooks), POINTER(Hook)),
 }

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from ctypes import byref, c_char, c_char_p, c_double, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
-from . import _lib, sites
+from . import _lib, sites, where
 from ._lib import lib
 from .errors import CLASSES, ConnectionLost, Error, GradientFault, StepAborted
 from .metrics import Waits
@@ -187,6 +187,7 @@ class Client:
             self.check(status)
             lib.job(self._handle, byref(self.job))
             _check_world(int(self.job.world_size), rank)
+            where.watch(self._handle)
         except BaseException:
             self.close()
             raise

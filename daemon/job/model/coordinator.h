@@ -80,6 +80,10 @@ struct coordinator_ops {
     bool (*holds_back)(const struct coordinator *c);
     /* Has another node's rank, inside a backward, not pushed the parameter yet? */
     bool (*awaits)(const struct coordinator *c, unsigned rank, uint32_t param);
+    /* Asks another node's daemon where its rank is: look_answered() follows. */
+    void (*look)(struct coordinator *c, unsigned rank);
+    /* Where a rank of this node is, as others have asked. */
+    void (*say_where)(struct coordinator *c, unsigned rank, const char *text);
     /* Does this node wait for other nodes? dst: receives their names as a text; may be NULL. */
     bool (*waits_elsewhere)(const struct coordinator *c, char *dst, size_t size);
 
@@ -246,6 +250,18 @@ static inline bool coordinator_holds_back(const struct coordinator *c)
 static inline bool coordinator_awaits(const struct coordinator *c, unsigned rank, uint32_t param)
 {
     return c->ops->awaits ? c->ops->awaits(c, rank, param) : false;
+}
+
+static inline void coordinator_look(struct coordinator *c, unsigned rank)
+{
+    if (c->ops->look)
+        c->ops->look(c, rank);
+}
+
+static inline void coordinator_say_where(struct coordinator *c, unsigned rank, const char *text)
+{
+    if (c->ops->say_where)
+        c->ops->say_where(c, rank, text);
 }
 
 static inline bool coordinator_waits_elsewhere(const struct coordinator *c, char *dst, size_t size)

@@ -180,6 +180,7 @@ struct job_save {
 
 struct job_stall {
     uint64_t reported_ns, interval_ns;
+    bool has_asked; /* the ranks that are waited for, where they are; for the report that is due */
 };
 
 struct job {

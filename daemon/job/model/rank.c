@@ -57,6 +57,8 @@ void rank_forget_incarnation(struct job_rank *rank)
     rank->partial = (struct partial_push){0};
     rank_evidence_reset(&rank->evidence);
     rank->timeline = (struct rank_timeline){0};
+    free(rank->look.text);
+    rank->look = (struct rank_look){0};
     rank->n_forwards = rank->n_backwards = 0; /* a successor counts from 0 */
     rank->n_forwards_at_step = rank->n_backwards_at_step = 0;
 }

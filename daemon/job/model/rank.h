@@ -70,6 +70,16 @@ struct away {
     bool dropped; /* it would have been disconnected */
 };
 
+/* Where the process is, as its watch says: daemon/job/look.h. */
+struct rank_look {
+    void *watch;       /* its session; NULL: it has none */
+    bool owes;         /* it has been asked, and has not answered: it is not asked again */
+    bool for_others;   /* so that other nodes get the answer */
+    uint64_t asked_ns; /* the last time; 0: nobody waits for an answer any more */
+    uint64_t seen_ns;  /* of the text */
+    char *text;        /* owned; NULL: none */
+};
+
 struct job_rank {
     unsigned rank;
     void *peer;           /* the session; NULL while no process is attached; RANK_IS_AWAY */
@@ -122,6 +132,7 @@ struct job_rank {
     uint64_t n_forwards, n_backwards, n_forwards_at_step, n_backwards_at_step;
     uint64_t asked_ns;
     struct rank_waits waits;
+    struct rank_look look;
     struct rank_phases phases;
     uint64_t n_pushes;
     uint64_t n_received; /* recorded requests of this incarnation */

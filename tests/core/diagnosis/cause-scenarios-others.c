@@ -595,6 +595,15 @@ static struct diagnostic *e1303(const struct fixture *f)
     return cause_stalled(&e);
 }
 
+static struct diagnostic *e1303_where(const struct fixture *f)
+{
+    struct evidence_stall e = stall(f);
+
+    e.absent = true;
+    e.where = "rank 1, main thread:\n  loader.py:21 in __next__\n  train.py:12 in <module>";
+    return cause_stalled(&e);
+}
+
 static struct diagnostic *e1303_m7_aborted(const struct fixture *f)
 {
     struct evidence_stall e = stall(f);
@@ -935,6 +944,7 @@ static const struct scenario scenarios[] = {
     {"e1302-asked-for", e1302_asked_for, "", true},
     {"e1302-by-administrator", e1302_by_administrator, "", false},
     {"e1303", e1303, "", true},
+    {"e1303-where", e1303_where, "M7", true},
     {"e1303-m7-aborted", e1303_m7_aborted, "M7", false},
     {"e1303-deadlocked", e1303_deadlocked, "", true},
     {"e1303-window", e1303_window, "", true},

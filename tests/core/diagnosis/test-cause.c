@@ -186,11 +186,11 @@ static int teardown(void **state)
 
 /* Labels in the order in which every text has them; docs/diagnostics.md says the same. */
 static const char *const labels[] = {
-    "waits",       "on",        "parameter",  "argument",      "1st push", "2nd push",  "push",    "bytes",
-    "partition",   "declared",  "ranks",      "missing",       "module",   "exception", "segment", "process",
-    "outstanding", "held by",   "what",       "asked",         "held",     "allowed",   "sum",     "expected",
-    "got",         "elsewhere", "loss scale", "minimum",       "guilty",   "reason",    "proves",  "cause",
-    "to find out", "fix",       "or",         "does not help", "state",
+    "waits",    "on",          "where",     "parameter",  "argument",      "1st push", "2nd push",  "push",
+    "bytes",    "partition",   "declared",  "ranks",      "missing",       "module",   "exception", "segment",
+    "process",  "outstanding", "held by",   "what",       "asked",         "held",     "allowed",   "sum",
+    "expected", "got",         "elsewhere", "loss scale", "minimum",       "guilty",   "reason",    "proves",
+    "cause",    "to find out", "fix",       "or",         "does not help", "state",
 };
 
 static size_t label_index(const char *label)

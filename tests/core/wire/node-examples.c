@@ -128,6 +128,8 @@ const struct node_message node_examples[N_NODE_EXAMPLES] = {
     {.kind = NODE_LOAD, AT, .digest = 20, .forget = true},
     {.kind = NODE_ENDED, AT, .parcel = 2, .proceed = true},
     {.kind = NODE_WANT_ENDED, AT},
+    {.kind = NODE_LOOK, AT, .has_rank = true, .rank = 3, .node = 1},
+    {.kind = NODE_STACK, AT, .has_rank = true, .rank = 3, .node = 1, .text = "main thread:\n  train.py:3 in load"},
     {.kind = NODE_MAY_STOP, AT},
     {.kind = NODE_END_RUN, AT},
 };

@@ -6,6 +6,6 @@
 
 #include "core/wire/node-wire.h"
 
-enum { N_NODE_EXAMPLES = 60 };
+enum { N_NODE_EXAMPLES = 62 };
 
 extern const struct node_message node_examples[N_NODE_EXAMPLES];

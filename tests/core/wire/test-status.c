@@ -39,6 +39,7 @@ struct example {
     struct traffic traffic[N_TRAFFIC];
     struct status_refused refused[3];
     struct status_rank ranks[N_RANKS];
+    struct status_stack stacks[N_RANKS];
     struct status_param params[N_PARAMS];
 };
 
@@ -206,6 +207,7 @@ static void example_status(struct example *e)
 
 static void example_ranks(struct example *e)
 {
+    static const uint32_t awaited[STATUS_MAX_AWAITED] = {0, 2, 3};
     unsigned i;
 
     for (i = 0; i < N_RANKS; i++)
@@ -230,6 +232,14 @@ static void example_ranks(struct example *e)
     e->ranks[2].waiting_for = "ranks 1, 3 to ask for the step";
     e->ranks[2].waiting_since_ns = 98ull * S;
     e->ranks[3] = (struct status_rank){.rank = 3, .state = "absent"};
+    for (i = 0; i < N_RANKS; i++)
+        e->stacks[i] = (struct status_stack){.rank = &e->ranks[i]};
+    e->stacks[1].awaited = awaited;
+    e->stacks[1].n_awaited = 4;
+    e->stacks[1].seen_ns = 97ull * S;
+    e->stacks[1].text = "main thread:\n  loader.py:21 in __next__";
+    e->stacks[2].process = "its process is stopped by a signal";
+    e->stacks[2].is_pending = true;
     e->params[0] = (struct status_param){.n_steps = 41, .has_grad_norm = true, .grad_norm = 0.25};
     e->params[1] = (struct status_param){.n_steps = 41, .has_grad_norm = true, .grad_norm = (double)INFINITY};
 }
@@ -326,6 +336,7 @@ static char *example_report(const struct example *e)
                                                                           .has_pushed = has_pushed,
                                                                           .userdata = &e->ledger},
                                         .params = e->params,
+                                        .stacks = e->stacks,
                                         .diagnostics = example_list(e),
                                         .n_diagnostics = ARRAY_SIZE(e->diagnostics),
                                         .config = "job: pretrain\n"});
@@ -343,6 +354,8 @@ static char *example_print(const struct example *e, const char *name)
         return nodes_status_of(e, 1);
     if (strcmp(name, "ranks") == 0)
         return ranks_json(e->ranks, N_RANKS, e->status.now_ns);
+    if (strcmp(name, "stacks") == 0)
+        return stacks_json(e->stacks, N_RANKS, e->layout, e->status.now_ns);
     if (strcmp(name, "params") == 0)
         return params_json(
             e->layout,
@@ -619,6 +632,33 @@ static void test_ranks(void **state)
     example_deinit(&e);
 }
 
+static void test_stacks(void **state)
+{
+    static const char *const expected[][2] = {
+        {"0.stack", "null"},
+        {"0.age_ns", "null"},
+        {"0.awaited", "[]"},
+        {"1.rank", "1"},
+        {"1.state", "\"backward\""},
+        {"1.n_awaited", "4"},
+        {"1.awaited.0", "\"layers.0.w\""},
+        {"1.age_ns", "3000000000"},
+        {"1.stack", "\"main thread:\\n  loader.py:21 in __next__\""},
+        {"2.process", "\"its process is stopped by a signal\""},
+        {"2.pending", "true"},
+        {"3.attached", "false"},
+    };
+    struct example e;
+    struct json_object *root;
+
+    example_init(&e);
+    root = parse(stacks_json(e.stacks, N_RANKS, e.layout, e.status.now_ns));
+    for (size_t i = 0; i < ARRAY_SIZE(expected); i++)
+        assert_text(root, expected[i][0], expected[i][1]);
+    json_object_put(root);
+    example_deinit(&e);
+}
+
 /* The owners, found here by walking the chunks. */
 static void assert_owners(const struct layout *layout, uint32_t id, struct json_object *owners)
 {
@@ -819,6 +859,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_values_that_json_lacks),
         cmocka_unit_test(test_doubles_read_back),
         cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_stacks),
         cmocka_unit_test(test_params),
         cmocka_unit_test(test_diagnostics),
         cmocka_unit_test(test_report_has_all),

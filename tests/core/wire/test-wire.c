@@ -239,6 +239,9 @@ static void assert_request_equal(const struct request *a, const struct request *
         assert_ids_equal(a->report.params, a->report.n_params, b->report.params, b->report.n_params);
         assert_string_equal(a->report.detail, b->report.detail);
         break;
+    case REQUEST_STACK:
+        assert_string_equal(a->stack.text, b->stack.text);
+        break;
     case REQUEST_EVIDENCE:
         assert_evidence_equal(&a->evidence, &b->evidence);
         break;
@@ -360,6 +363,7 @@ static void assert_reply_equal(const struct reply *a, const struct reply *b)
         assert_int_equal(a->welcome.n_received, b->welcome.n_received);
         assert_int_equal(a->welcome.reattach_ms, b->welcome.reattach_ms);
         assert_int_equal(a->welcome.configured_stage, b->welcome.configured_stage);
+        assert_true(a->welcome.looks == b->welcome.looks);
         break;
     case REPLY_FORMED:
         assert_formed_equal(&a->formed, &b->formed);
@@ -525,8 +529,8 @@ static void test_limits_of_hello(void **state)
 {
     REQUEST_CASE(REQUEST_HELLO, q.hello.version_min = 0, "Hello.version_min: 0, expected at least 1");
     REQUEST_CASE(REQUEST_HELLO, q.hello.version_min = 3, "Hello.version_max: 2, expected at least version_min, 3");
-    REQUEST_CASE(REQUEST_HELLO, q.hello.role = 2, "Hello.role: 2, expected 0 to 1");
-    REQUEST_CASE(REQUEST_HELLO, q.hello.role = -1, "Hello.role: -1, expected 0 to 1");
+    REQUEST_CASE(REQUEST_HELLO, q.hello.role = 3, "Hello.role: 3, expected 0 to 2");
+    REQUEST_CASE(REQUEST_HELLO, q.hello.role = -1, "Hello.role: -1, expected 0 to 2");
     REQUEST_CASE(REQUEST_HELLO, q.hello.incarnation = 0, "Hello.incarnation: 0, expected at least 1");
     REQUEST_CASE(REQUEST_HELLO, q.hello.on_duplicate = 4, "Hello.on_duplicate: 4, expected 0 to 3");
     REQUEST_CASE(REQUEST_HELLO, q.hello.run_id = text_of(255), NULL);
@@ -1003,8 +1007,8 @@ static void test_envelopes(void **state)
 
     assert_request_refused("", 0, "ClientMessage: an empty packet, expected one message");
     assert_reply_refused("", 0, "ServerMessage: an empty packet, expected one message");
-    assert_request_refused(kind_99, sizeof(kind_99), "ClientMessage: message of kind 99, expected 1 to 30");
-    assert_reply_refused(kind_99, sizeof(kind_99), "ServerMessage: message of kind 99, expected 1 to 8");
+    assert_request_refused(kind_99, sizeof(kind_99), "ClientMessage: message of kind 99, expected 1 to 31");
+    assert_reply_refused(kind_99, sizeof(kind_99), "ServerMessage: message of kind 99, expected 1 to 9");
     assert_request_refused(two, sizeof(two), "ClientMessage: 2 messages in one packet, expected one");
     assert_request_refused(hidden, sizeof(hidden), "ClientMessage: 2 messages in one packet, expected one");
     assert_request_refused(short_length, sizeof(short_length),

@@ -100,6 +100,7 @@ const struct request example_requests[N_REQUEST_TYPES] = {
                                .dtype_plus_one = 3,
                                .part = 22,
                                .point = UINT64_C(7) << 40}},
+    [REQUEST_STACK] = {.type = REQUEST_STACK, .stack = {.text = "main thread:\n  train.py:3 in load"}},
     [REQUEST_PUSHES] = {.type = REQUEST_PUSHES,
                         .pushes = {.first = {.sequence = 100001,
                                              .attempt = 2,
@@ -237,7 +238,8 @@ const struct reply example_replies[N_REPLY_TYPES] = {
                                    .resumed = true,
                                    .n_received = UINT64_C(1) << 41,
                                    .reattach_ms = 60000,
-                                   .configured_stage = 3}},
+                                   .configured_stage = 3,
+                                   .looks = true}},
     [REPLY_FORMED] = {.type = REPLY_FORMED,
                       .formed = {.resumed = true,
                                  .init_wanted = true,
@@ -322,4 +324,5 @@ const struct reply example_replies[N_REPLY_TYPES] = {
     [REPLY_ADMIN_PART] =
         {.type = REPLY_ADMIN_PART,
          .admin_part = {.json = (const uint8_t *)"{}", .n_json_bytes = 2, .last = true, .exit_code = 69}},
+    [REPLY_LOOK] = {.type = REPLY_LOOK},
 };

@@ -10,16 +10,19 @@
 
 #include "core/base/base.h"
 #include "daemon/job/job.h"
+#include "daemon/job/look.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
 #include "tests/core/wire/wire-examples.h"
 #include "tests/daemon/server/local-server.h"
 #include "tests/group.h"
 
-enum { HELLO, ATTACHED, FORMED, CONTROL, LEFT, N_STATES };
+enum { HELLO, ATTACHED, FORMED, CONTROL, LEFT, WATCH, N_STATES };
 
 static const char *const places[N_STATES] = {
     [HELLO] = "before Hello",      [ATTACHED] = "before Formed",
     [FORMED] = "on a formed rank", [CONTROL] = "on a control connection",
-    [LEFT] = "after Leave",
+    [LEFT] = "after Leave",        [WATCH] = "on a watch",
 };
 
 /* As proto/zerod.proto draws the conversation. */
@@ -38,9 +41,31 @@ static bool is_allowed(enum request_type type, unsigned state)
         return state == ATTACHED || state == FORMED;
     case REQUEST_ADMIN:
         return state == CONTROL;
+    case REQUEST_STACK:
+        return state == WATCH;
     default:
         return state == FORMED;
     }
+}
+
+/* The rank of a watch. */
+static struct client watched = {.fd = -1};
+
+static void watch(struct client *c, struct local *local)
+{
+    const struct job_rank *rank = &server_service(local->server)->job->ranks[0];
+
+    client_open(&watched, local);
+    client_hello(&watched, WIRE_ROLE_TRAINER, 0);
+    assert_int_equal(client_say(c, &(struct request){.type = REQUEST_HELLO,
+                                                     .hello = {.version_min = WIRE_VERSION,
+                                                               .version_max = WIRE_VERSION,
+                                                               .role = WIRE_ROLE_WATCH,
+                                                               .incarnation = rank->secret,
+                                                               .run_id = "",
+                                                               .client = "",
+                                                               .optimizer = ""}}),
+                     0);
 }
 
 static void bring_to(struct client *c, struct local *local, unsigned state)
@@ -55,6 +80,9 @@ static void bring_to(struct client *c, struct local *local, unsigned state)
         break;
     case CONTROL:
         client_hello(c, WIRE_ROLE_CONTROL, 0);
+        break;
+    case WATCH:
+        watch(c, local);
         break;
     case LEFT:
         client_hello(c, WIRE_ROLE_TRAINER, 0);
@@ -73,6 +101,9 @@ static void let_go(struct client *c)
     char *why;
 
     client_close(c);
+    if (watched.fd >= 0)
+        client_close(&watched);
+    watched.fd = -1;
     while (!job_is_idle(job))
         local_turn(c->local);
     assert_int_equal(job_drop(job, &why), 0);
@@ -138,6 +169,48 @@ static void test_allowed(void **userdata)
     local_stop(&local);
 }
 
+/* The daemon asks, and hears what it asked for; what it did not ask for ends the watch. A wrong name gets none. */
+static void test_watch(void **userdata)
+{
+    struct local local;
+    struct client c;
+    struct job *job;
+
+    (void)userdata;
+    local_start(&local, 1, "");
+    job = server_service(local.server)->job;
+    client_open(&c, &local);
+    watch(&c, &local);
+    while (!job->ranks[0].look.watch)
+        local_turn(&local);
+    assert_true(look_ask(job, &job->ranks[0]));
+    assert_true(look_ask(job, &job->ranks[0])); /* it has been asked already */
+    client_expect(&c, REPLY_LOOK);
+    assert_int_equal(client_say(&c, &example_requests[REQUEST_STACK]), 0);
+    while (!job->ranks[0].look.text)
+        local_turn(&local);
+    assert_string_equal(job->ranks[0].look.text, example_requests[REQUEST_STACK].stack.text);
+    assert_false(look_is_awaited(job, &job->ranks[0]));
+    assert_int_equal(client_say(&c, &example_requests[REQUEST_STACK]), 0);
+    client_expect_dropped(&c, E_BAD_MESSAGE, "Stack, which nobody has asked for");
+    while (job->ranks[0].look.watch)
+        local_turn(&local);
+    assert_false(look_ask(job, &job->ranks[0]));
+    client_close(&c);
+    client_open(&c, &local);
+    client_say(&c, &(struct request){.type = REQUEST_HELLO,
+                                     .hello = {.version_min = WIRE_VERSION,
+                                               .version_max = WIRE_VERSION,
+                                               .role = WIRE_ROLE_WATCH,
+                                               .incarnation = job->ranks[0].secret + 1,
+                                               .run_id = "",
+                                               .client = "",
+                                               .optimizer = ""}});
+    assert_int_equal(client_hear(&c), CLIENT_CLOSED);
+    let_go(&c);
+    local_stop(&local);
+}
+
 /* Each type can be made in some state, and the states above are all that there are. */
 static void test_table_is_complete(void **userdata)
 {
@@ -179,7 +252,7 @@ static void test_unknown(void **userdata)
         size_t n_bytes;
     } packets[] = {
         {{0x9a, 0x06, 0x00}, 3},       /* field 99, no bytes */
-        {{0xd2, 0x01, 0x00}, 3},       /* field 26: one beyond the last */
+        {{0x82, 0x02, 0x00}, 3},       /* field 32: one beyond the last */
         {{0x08, 0x01}, 2},             /* field 1 as a number */
         {{0xff, 0xff, 0xff, 0xff}, 4}, /* no field at all */
         {{0x0a, 0x05, 0x00}, 3},       /* longer than it is */
@@ -271,9 +344,9 @@ static void test_welcome(void **userdata)
 TEST_GROUP(dispatch)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table_is_complete), cmocka_unit_test(test_not_allowed), cmocka_unit_test(test_allowed),
-        cmocka_unit_test(test_while_waiting),     cmocka_unit_test(test_unknown),     cmocka_unit_test(test_versions),
-        cmocka_unit_test(test_welcome),
+        cmocka_unit_test(test_watch),    cmocka_unit_test(test_table_is_complete), cmocka_unit_test(test_not_allowed),
+        cmocka_unit_test(test_allowed),  cmocka_unit_test(test_while_waiting),     cmocka_unit_test(test_unknown),
+        cmocka_unit_test(test_versions), cmocka_unit_test(test_welcome),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

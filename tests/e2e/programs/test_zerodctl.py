@@ -168,14 +168,14 @@ def examples(command):
 
 @pytest.mark.parametrize("name, schema", [
     ("status", "status"), ("status-minimal", "status"), ("status-nodes", "status"), ("status-node-1", "status"),
-    ("ranks", "ranks"), ("params", "params"),
+    ("ranks", "ranks"), ("stacks", "stacks"), ("params", "params"),
     ("params-minimal", "params"), ("diagnostics", "diagnostics"), ("diagnostics-unformed", "diagnostics"),
 ])
 def test_the_daemons_json_fits_its_schema(name, schema):
     validator(schema).validate(json.loads(example(name)))
 
 
-@pytest.mark.parametrize("name", ["status", "ranks", "params", "diagnostics"])
+@pytest.mark.parametrize("name", ["status", "ranks", "stacks", "params", "diagnostics"])
 def test_schemas_notice(name):
     """A key that goes away, comes, or changes its type is noticed, in every object."""
     check = validator(name)

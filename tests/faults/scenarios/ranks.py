@@ -44,7 +44,7 @@ def train(t: Any, in_step: Any = None, n: int = 3, close: bool = True, make: Any
 
 
 @scenario(
-    Expect(1303, "M7", rank=0, step=1, micro_batch=ANY, says=("on             rank 1",), fix=("py-spy",), exception="",
+    Expect(1303, "M7", rank=0, step=1, micro_batch=ANY, says=("on             rank 1", "in dawdle"), fix=("zerodctl stacks",), exception="",
            sticky=False),
     policy=SOON, repaired_policy=LATER, pattern="slow", trains=True, echoes=(1303,))
 def slow_rank(t: Any) -> None:
