@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For mkdocs (mkdocs.yml): pages that lie beside docs/, and the proof that the site loads nothing from elsewhere."""
+"""For mkdocs (mkdocs.yml): pages beside docs/, the two languages, and the proof that the site loads nothing from elsewhere."""
 
+import os
 import re
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+CHINESE = "zh/"
+LANGUAGES = re.compile(r'<a href="([^"]+)" hreflang=')
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 # What a browser fetches by itself: not links, which it follows when somebody clicks.
 LOADED = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^>]*>
@@ -24,21 +27,41 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     """Links between docs/ and the pages beside it; the text alone of a link to a file of the repository that is no page."""
-    docs = Path(config.docs_dir)
-    folder = docs.parent if page.file.src_uri in BESIDE else docs
+    docs, uri = Path(config.docs_dir), page.file.src_uri
+    folder = ((docs.parent if uri in BESIDE else docs) / uri).parent
 
     def place(match):
         text, target, anchor = match[1], (folder / match[2]).resolve(), match[3] or ""
-        if target.is_relative_to(docs):
-            return f"[{text}]({target.relative_to(docs)}{anchor})"
-        if target.parent == docs.parent and target.name in BESIDE:
-            return f"[{text}]({target.name}{anchor})"
-        return text if target.exists() else match[0]
+        if target == docs.parent / "README.md":
+            name = "README.md"  # the site begins with docs/README.md
+        elif target.is_relative_to(docs):
+            name = target.relative_to(docs)
+        elif target.parent == docs.parent and target.name in BESIDE:
+            name = target.name
+        else:
+            return text if target.exists() else match[0]
+        return f"[{text}]({os.path.relpath(name, Path(uri).parent)}{anchor})"
 
     return LINK.sub(place, markdown)
 
 
+def on_page_context(context, page, config, nav):
+    """The theme speaks the page's language; the menu of languages leads to the same page in the other one."""
+    config.theme["language"] = "zh" if page.file.src_uri.startswith(CHINESE) else "en"
+    both = (Path(config.docs_dir) / CHINESE / page.file.src_uri.removeprefix(CHINESE)).exists()
+    for choice in config.extra["alternate"]:
+        folder = CHINESE if choice["lang"] == "zh" else ""
+        choice["link"] = folder + (page.url.removeprefix(CHINESE) if both else "index.html")
+
+
 def on_post_build(config):
-    for path in sorted(Path(config.site_dir).rglob("*")):
-        if path.suffix in (".html", ".css") and (found := LOADED.search(path.read_text(encoding="utf-8"))):
+    site = Path(config.site_dir)
+    for path in sorted(site.rglob("*")):
+        if path.suffix not in (".html", ".css"):
+            continue
+        text = path.read_text(encoding="utf-8")
+        if found := LOADED.search(text):
             raise PluginError(f"{path} loads something from elsewhere: {found[0]}")
+        for link in LANGUAGES.findall(text):
+            if not (site / link[1:] if link[0] == "/" else path.parent / link).exists():
+                raise PluginError(f"{path}: the menu of languages leads to {link}, which is not there")

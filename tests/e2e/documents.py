@@ -6,6 +6,8 @@ import re
 from conftest import ROOT
 
 DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
+# Some of them in Chinese: docs/zh/README.md is the README, docs/zh/faults.md is docs/faults.md.
+CHINESE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/zh").glob("*.md"))
 # Those that are pages of the site, too.
 BESIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 OTHERS = ["client/python/README.md", "tests/README.md", "tests/golden/README.md", "tests/systems/FINDINGS.md"]
@@ -17,6 +19,10 @@ def read(name):
 
 def without_blocks(text):
     return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def links(text):
+    return re.findall(r"\]\(([^)\s]+)\)", without_blocks(text))
 
 
 def section_of(document, heading):

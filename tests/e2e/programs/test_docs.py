@@ -11,7 +11,8 @@ What README.md and docs/ show is true. Every fenced block has a kind, and the ki
 
 Lines of the kind scripts/... are not run but must name a script that is there, with options that it has. Once, marked
 alone, the README is done literally, in a fresh copy of the tree. docs/service.md is done inside a private systemd.
-What the documents say beside their blocks is checked in test_pages.py.
+What the documents say beside their blocks is checked in test_pages.py; test_chinese_pages.py holds the pages of docs/zh/ to the
+blocks of the English ones.
 """
 
 import os

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from documents import BESIDE, DOCUMENTS, OTHERS, anchors, read, rows_of, section_of, sources, without_blocks
+from documents import BESIDE, CHINESE, DOCUMENTS, OTHERS, anchors, links, read, rows_of, section_of, sources, without_blocks
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("document", [*DOCUMENTS, *BESIDE, *OTHERS])
+@pytest.mark.parametrize("document", [*DOCUMENTS, *CHINESE, *BESIDE, *OTHERS])
 def test_links(document):
     """They lead to a file of the repository, and to a heading of it."""
-    for target in re.findall(r"\]\(([^)\s]+)\)", without_blocks(read(document))):
+    for target in links(read(document)):
         assert ":" not in target, f"{document}: {target}: nobody checks what lies elsewhere"
         path, _, anchor = target.partition("#")
         linked = (ROOT / document).parent / path if path else ROOT / document
@@ -30,7 +30,7 @@ def test_anchors():
     assert anchors(text) == ["a-key-what-why", "two-2", "e1"]
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, *BESIDE])
+@pytest.mark.parametrize("document", [*DOCUMENTS, *CHINESE, *BESIDE])
 def test_names(document):
     """Files that are named are there."""
     text = without_blocks(read(document))
@@ -66,7 +66,7 @@ def test_index():
 def test_site():
     """The site has every document, and each one once."""
     pages = re.findall(r"^ +- .*: (\S+\.md)$", read("mkdocs.yml"), re.MULTILINE)
-    assert sorted(pages) == sorted([*(Path(document).name for document in DOCUMENTS[1:]), *BESIDE])
+    assert sorted(pages) == sorted([*(document.removeprefix("docs/") for document in DOCUMENTS[1:] + CHINESE), *BESIDE])
 
 
 # ---- tables that speak of something else -------------------------------------------------------------------
