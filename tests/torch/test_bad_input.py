@@ -150,6 +150,8 @@ def wrong_parameters(zerod):
     refused("empty-list", model, [])
     refused("no-trainable", make_model().requires_grad_(False))
     refused("no-parameters", nn.Tanh())
+    refused("lazy", nn.Sequential(nn.LazyLinear(8), nn.Tanh()))
+    refused("torchscript", torch.jit.script(make_model()))
     refused("foreign", model, [make_model()[0].weight])
     refused("twice-in-groups", model, [{"params": [model[0].weight]}, {"params": [model[0].weight]}])
     refused("not-a-parameter", model, ["0.weight"])
@@ -163,6 +165,7 @@ def wrong_parameters(zerod):
     refused("betas-of-1", model, betas=(0.9, 1.0))
     refused("eps-nan", model, eps=float("nan"))
     refused("amsgrad", model, [{"params": list(model.parameters()), "amsgrad": True}])
+    refused("maximize", model, maximize=True)
     refused("on-duplicate", model, on_duplicate="add")
     for name in ("shared-memory", "shared-memory-view", "shared-memory-buffer"):
         refused(name, over_one_memory(name))

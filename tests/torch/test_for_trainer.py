@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from lion import Lion
 from tiers import full
 from test_bad_input import ONE, all_same, caught
 
@@ -54,12 +55,20 @@ def alone():
 
 
 def train_beside_trainer(folder, more, names):
-    """Trains three steps with the Trainer's own optimizer, and again with zerod's."""
+    """
+    Trains three steps with the Trainer's own optimizer, and again with zerod's. For names of bitsandbytes' optimizers, which
+    may not be there, with another one that has the same step.
+    """
     import zerod
     from transformers import Trainer
 
     alone()
-    theirs = Trainer(model=make_model(), args=arguments(folder, **more), train_dataset=Text())
+    args, same = arguments(folder, **more), None
+    if "lion" in more["optim"]:
+        same = Lion, {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2)}
+    elif "8bit" in more["optim"]:
+        args = arguments(folder, **more | {"optim": "adamw_torch"})
+    theirs = Trainer(model=make_model(), args=args, train_dataset=Text(), optimizer_cls_and_kwargs=same)
     theirs.train()
     model = make_model()
     args = arguments(folder, **more)
@@ -76,10 +85,13 @@ def train_beside_trainer(folder, more, names):
 
 @pytest.mark.parametrize(("type", "optim", "names"), [
     ("AdamW", "adamw_torch", ("lr", "betas", "eps", "weight_decay")),
-    *full(("SGD", "sgd", ("lr", "momentum", "dampening", "nesterov", "weight_decay"))),
+    ("Lion", "lion_32bit", ("lr", "betas", "weight_decay")),
+    *full(("AdamW", "adamw_8bit", ("lr", "betas", "eps", "weight_decay")),
+          ("Lion", "paged_lion_8bit", ("lr", "betas", "weight_decay")),
+          ("SGD", "sgd", ("lr", "momentum", "dampening", "nesterov", "weight_decay"))),
 ])
 def test_it_is_the_trainers_optimizer(zerod, start, tmp_path, type, optim, names):
-    params = {"lr": 1e-3, "weight_decay": 0.01, **({"betas": [0.9, 0.999]} if type == "AdamW" else {"betas": None})}
+    params = {"lr": 1e-3, "weight_decay": 0.01, **({"betas": None} if type == "SGD" else {"betas": [0.9, 0.999]})}
     daemon = zerod(ONE | {"optimizer": {"type": type, "params": params}})
     beside = start(daemon, train_beside_trainer, folder=tmp_path, more={"optim": optim}, names=names)
     distance, n_groups = beside.result()

@@ -80,6 +80,16 @@ def test_a_configured_optimizer_stays(zerod, start):
     assert start(daemon, attach, lr=0.1).result() == "AdamW"
 
 
+def attach_groups_of_torch():
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(torch.optim.AdamW(model.parameters(), fused=True).param_groups, model=model)
+    names = list(opt.param_groups[0])
+    opt.close()
+    return names
+
+
 def lines_of_attach(**kwargs):
     with contextlib.redirect_stderr(io.StringIO()) as said:
         attach(**kwargs)
@@ -88,6 +98,13 @@ def lines_of_attach(**kwargs):
 
 def warned(zerod, start, config, **kwargs):
     return start(zerod(config), lines_of_attach, **kwargs).result()
+
+
+def test_switches_of_torch_that_change_no_number(zerod, start):
+    """As people give them to torch's AdamW; also in groups, such as those of an optimizer of torch's."""
+    off = dict.fromkeys(("amsgrad", "maximize", "differentiable"), False)
+    assert start(zerod(ONE), attach, lr=0.1, fused=True, foreach=None, capturable=False, **off).result() == "AdamW"
+    assert not {"fused", "amsgrad"} & set(start(zerod(ONE), attach_groups_of_torch).result())
 
 
 def test_what_the_program_overrules_is_told(zerod, start):

@@ -165,6 +165,12 @@ class Optimizer(torch.optim.Optimizer):
         refuse_lost_settings(params)
         self._syncs_buffers = sync_buffers
         self.model, groups = _model_and_groups(params, model)
+        _refuse_shapeless(self.model)
+        hypers = settings.without_switches("", hypers)
+        groups = [
+            settings.without_switches(f" of parameter group {i}", group) if isinstance(group, dict) else group
+            for i, group in enumerate(groups)
+        ]
         _refuse_attached(self.model)
         socket = _socket_of(job) if job and socket is None else socket
         given = settings.given(groups, hypers)
@@ -828,6 +834,22 @@ def _model_and_groups(params: Any, model: nn.Module | None) -> tuple[nn.Module, 
     return model, _some(
         list(params), "the list of parameters is empty: pass the model, or groups of its parameters and model="
     )
+
+
+def _refuse_shapeless(model: nn.Module) -> None:
+    """Lazy modules before their first forward; and TorchScript, whose parameters cannot lie in the published memory."""
+    for name, param in model.named_parameters():
+        if isinstance(param, nn.parameter.UninitializedParameter):
+            raise ValueError(
+                f"{name} has no shape yet: its module gets one at its first forward. Call model(batch) once, on every rank, "
+                "before zerod.Optimizer(model)"
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TypeError(
+                f"{name or 'the model'} is a TorchScript module, which runs with weights of its own: train the module that "
+                "torch.jit.script() or trace() was given, and script it when it is trained"
+            )
 
 
 def _socket_of(job: int) -> str:

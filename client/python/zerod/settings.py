@@ -79,6 +79,24 @@ class Given:
         )
 
 
+# Arguments of torch's optimizers that choose how the same step is computed, and those that ask for another one if they are on.
+_SAME_STEP = ("fused", "foreach", "capturable")
+_OTHER_STEP = ("amsgrad", "maximize", "differentiable")
+
+
+def without_switches(where: str, values: dict[str, Any]) -> dict[str, Any]:
+    """
+    The hyperparameters without torch's switches that change no number. where: "" or "of parameter group 1". Raises ValueError
+    for a switch that is on and asks for a step that zerod does not have.
+    """
+    for name in _OTHER_STEP:
+        if values.get(name):
+            raise ValueError(
+                f"{name}={values[name]!r}{where} asks for a step that zerod does not have: {name}=False, or leave it out"
+            )
+    return {name: value for name, value in values.items() if name not in (*_SAME_STEP, *_OTHER_STEP)}
+
+
 def given(groups: list[Any], hypers: dict[str, Any]) -> dict[str, list[Any]]:
     """For each hyperparameter that the program gives, the values that groups have by it: their own, else the one of all."""
     dicts = [group for group in groups if isinstance(group, dict)]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from . import _lib
+from . import _lib, settings
 from .binding import Bound
 from .registry import OpenOptimizer
 
@@ -365,9 +365,8 @@ def _check_entry(opt: OpenOptimizer, b: Bound, entry: dict[str, Any]) -> None:
 
 
 def check_groups(opt: OpenOptimizer, groups: list[dict[str, Any]]) -> None:
-    for name in ("amsgrad", "maximize"):
-        if any(group.get(name) for group in groups):
-            raise ValueError(f"{name}=True is not a thing of the daemon's {opt.optimizer_type}")
+    for i, group in enumerate(groups):
+        settings.without_switches(f" of parameter group {i}", group)
     if opt.optimizer_type != "Muon" and any(group.get("use_muon") for group in groups):
         raise ValueError(f"use_muon=True is for Muon, and the daemon's optimizer is {opt.optimizer_type}")
 

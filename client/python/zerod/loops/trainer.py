@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import tempfile
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -27,16 +28,46 @@ if TYPE_CHECKING:
 # ---- the optimizer of its arguments ---------------------------------------------------------------------
 
 
+# Names of transformers for the steps of AdamW and Lion: bitsandbytes', on pages, and with moments of 8 bits.
+_SAME_STEP = {
+    "adamw_8bit": "AdamW", "adamw_bnb_8bit": "AdamW", "paged_adamw_8bit": "AdamW", "paged_adamw": "AdamW",
+    "paged_adamw_32bit": "AdamW", "adamw_torch_8bit": "AdamW", "lion_32bit": "Lion", "lion_8bit": "Lion",
+    "paged_lion_32bit": "Lion", "paged_lion_8bit": "Lion",
+}  # fmt: skip
+
+
+def _same_step(args: transformers.TrainingArguments) -> dict[str, Any] | None:
+    """The type and hyperparameters for such a name; None: another name, which transformers has to look up."""
+    name = str(getattr(args.optim, "value", args.optim))
+    kind = _SAME_STEP.get(name)
+    if kind is None:
+        return None
+    if name.endswith("8bit") and args.process_index == 0:
+        warnings.warn(
+            f"optim={name!r}: zerod computes {kind}'s step, and keeps its moments as the daemon is configured. "
+            "optimizer: {params: {optim_bits: 8}} in the daemon's configuration keeps them in 8 bits",
+            stacklevel=2,
+        )
+    hypers = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "weight_decay": 0.0}
+    return {"type": kind, **hypers} | ({"eps": args.adam_epsilon} if kind == "AdamW" else {})
+
+
 def _hypers(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All hyperparameters of torch's optimizer. Unset ones have torch's defaults, because the daemon's may differ."""
+    """Type and hyperparameters of torch's optimizer. Unset ones have torch's defaults, because the daemon's may differ."""
     names = HYPERS.get(kind.__name__)
     if names is None or kind.__name__ == "Muon" or not kind.__module__.startswith("torch.optim"):
         raise ValueError(
-            f"these TrainingArguments ask for {kind.__module__}.{kind.__name__}: zerod has torch's AdamW, SGD and "
-            'Adagrad for a Trainer (optim="adamw_torch", "sgd" or "adagrad")'
+            f"these TrainingArguments ask for {kind.__module__}.{kind.__name__}: zerod has AdamW, Lion, SGD and Adagrad for a "
+            'Trainer: optim="adamw_torch", "lion_32bit", "sgd" or "adagrad"'
         )
     parameters = inspect.signature(kind).parameters
-    return {name: kwargs.get(name, parameters[name].default) for name in names}
+    return {"type": kind.__name__, **{name: kwargs.get(name, parameters[name].default) for name in names}}
+
+
+def _of_own_type(hypers: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """The arguments for zerod.Optimizer. If own names another type, that one gets the hyperparameters that it has, too."""
+    names = ("type", *HYPERS.get(own.get("type", hypers["type"]), hypers))
+    return {name: value for name, value in hypers.items() if name in names} | own
 
 
 def _module_of(trainer: Any, groups: list[dict[str, Any]]) -> nn.Module:
@@ -78,8 +109,11 @@ def _class_of(trainer: Any, hypers: dict[str, Any]) -> type:
 
 def _choose(trainer: Any, own: dict[str, Any], ask: Callable[..., Any], *given: Any, **named: Any) -> tuple[type, dict[str, Any]]:
     """Replaces get_optimizer_cls_and_kwargs."""
+    same = _same_step(trainer.args)
+    if same is not None:
+        return _class_of(trainer, _of_own_type(same, own)), {}
     kind, kwargs = ask(*given, **named)
-    hypers = {"type": kind.__name__, **_hypers(kind, kwargs), **own}
+    hypers = _of_own_type(_hypers(kind, kwargs), own)
     # Under these names a subclass of Trainer gives groups of its own.
     return _class_of(trainer, hypers), {name: kwargs[name] for name in ("params", "model", "optimizer_dict") if name in kwargs}
 
