@@ -88,11 +88,11 @@ def _found_none(param: torch.Tensor) -> None:
 
 def _tell(one: _Watch, name: str, frame: Any) -> None:
     text = (
-        f"{sites.site_of(frame)} reads .grad of {name} between backward() and step() and finds None: zerod has pushed "
-        "the gradient already, so a change of it has no effect. Change it while the backward runs: "
-        "param.register_hook(lambda grad: grad.clamp(-1, 1)), before the backward. The daemon takes the mean over the "
-        "ranks, and clips for torch.nn.utils.clip_grad_norm_. For logging there is opt.grad_norm() before the step, "
-        f"opt.grad_norm({name!r}) after it; if nothing depends on it, on_grad_read='ignore'"
+        f"to log a norm, opt.grad_norm() before the step or opt.grad_norm({name!r}) after it; to change gradients, "
+        "param.register_hook(lambda grad: grad.clamp(-1, 1)) before the backward, or torch.nn.utils.clip_grad_norm_; no "
+        "all_reduce, since the daemon takes the mean over the ranks; if nothing depends on the read, on_grad_read='ignore'. "
+        f"{sites.site_of(frame)} reads .grad of {name} between backward() and step() and finds None: zerod has pushed the "
+        "gradient already, so a change of it has no effect"
     )
     if one.is_error:
         raise Error(text)
