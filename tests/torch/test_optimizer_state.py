@@ -645,7 +645,7 @@ def dcp_loads(folder, full, broadcast):
     else:
         options = StateDictOptions()
         weights, state = get_state_dict(model, opt)
-        whole = {"model": {k: v.clone() for k, v in weights.items()}, "optimizer": state}
+        whole = {"model": weights, "optimizer": state}  # the published weights themselves: dcp writes into them
         dcp.load(whole, checkpoint_id=folder)
     set_model_state_dict(model, whole["model"], options=options)
     set_optimizer_state_dict(model, opt, whole["optimizer"], options=options)

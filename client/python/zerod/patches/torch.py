@@ -8,6 +8,7 @@ Patches of torch itself.
     Module.zero_grad     is called by many trainers instead of the optimizer's
     Module.to            would copy from host memory to host memory
     load_state_dict      writes into published weights: happens inside a write window
+    dcp.load             the same, if a state_dict has published weights
     _sync_module_states  broadcasts a module's state, as Lightning does before it validates: only its buffers
 
 A step of another optimizer that has parameters of zerod's gets a warning: it finds no gradients.
@@ -15,9 +16,12 @@ A step of another optimizer that has parameters of zerod's gets a warning: it fi
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 import warnings
 import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -199,12 +203,44 @@ class _LoadGuard:
             self._opt.close_window()
 
 
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Those of a state_dict, which may be nested."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
+
+
+@functools.cache
+def _wrap_dcp(loader: Any) -> None:
+    load = loader._load_state_dict
+
+    @functools.wraps(load)
+    def watched(state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        places = {tensor.data_ptr() for tensor in _tensors(state_dict) if tensor.numel()}
+        with contextlib.ExitStack() as windows:
+            for opt in list(open_optimizers):
+                if any(b.address in places for b in opt._bound if b.n_bytes):
+                    windows.enter_context(opt.window())
+            return load(state_dict, *args, **kwargs)
+
+    loader._load_state_dict = watched
+
+
+def _wrap_dcp_if_there(*_: Any) -> None:
+    """Importing it takes seconds. Whoever loads with it has imported it before he makes the state_dict to load into."""
+    loader = sys.modules.get("torch.distributed.checkpoint.state_dict_loader")
+    if loader is not None:
+        _wrap_dcp(loader)
+
+
 # ---- installing them -----------------------------------------------------------------------------------
 
 
 def guard_loads(opt: OpenOptimizer) -> list[Any]:
     """Guards the model against load_state_dict(). Returns handles to be removed."""
-    guard, handles = _LoadGuard(opt), []
+    guard, handles = _LoadGuard(opt), [opt.model.register_state_dict_pre_hook(Hook(_wrap_dcp_if_there))]
     for module in opt.model.modules():
         handles.append(module.register_load_state_dict_pre_hook(Hook(guard.before)))
         handles.append(module.register_load_state_dict_post_hook(Hook(guard.after)))
