@@ -5,6 +5,7 @@ set by hand, and a GradScaler whose gradients are clipped without unscale_().
 """
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -58,17 +59,64 @@ class Both:
 # ---- torch.compile ---------------------------------------------------------------------------------------
 
 
-def compiled(backend, n_micro, before):
-    """before: the model is compiled before it is attached."""
+class Net(nn.Module):
+    """A class of the program's own: torch's compiler runs the hooks of such a model itself, and not those of its layers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList([nn.Linear(6, 10), nn.Linear(10, 6)])
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x).tanh())
+
+
+MADE = {"net": Net, "sequential": make_model}
+
+
+class Counting:
+    """A backend that counts the graphs that it gets."""
+
+    def __init__(self, backend):
+        self.backend, self.n_graphs = backend, 0
+
+    def __call__(self, graph, inputs):
+        self.n_graphs += 1
+        return torch._dynamo.lookup_backend(self.backend)(graph, inputs)
+
+
+def attach_compiled(model, way, compile):
+    """Return: the optimizer, and what to call."""
     import zerod
 
-    model, twin = make_model(), make_model()
-    call = torch.compile(model, backend=backend) if before else None
+    def compile_layers():
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(parent, name, compile(child))
+
+    if way == "before":
+        call = compile(model)
+        return zerod.Optimizer(call), call
+    if way == "in place":
+        model.compile(**compile.keywords)
+    elif way == "layers before":
+        compile_layers()
     opt = zerod.Optimizer(model)
-    call = call or torch.compile(model, backend=backend)
+    if way == "layers after":
+        compile_layers()
+    return opt, compile(model) if way == "after" else model
+
+
+def compiled(made, way, backend="aot_eager", n_micro=2, fullgraph=False):
+    """Trains beside torch. Return: how many graphs were made."""
+    import zerod
+
+    model, twin, counting = MADE[made](), MADE[made](), Counting(backend)
+    opt, call = attach_compiled(model, way, partial(torch.compile, backend=counting, fullgraph=fullgraph))
     hypers = {k: opt.param_groups[0][k] for k in ("lr", "betas", "eps", "weight_decay")}
     plain = torch.optim.AdamW(twin.parameters(), **hypers)
-    for step in range(3):
+    for step in range(5):
         for run, optimizer in ((call, opt), (twin, plain)):
             for micro_batch in range(n_micro):
                 loss_of(run, 10 * step + micro_batch).backward()
@@ -80,18 +128,38 @@ def compiled(backend, n_micro, before):
     with zerod.gathered(model):
         for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
             assert torch.allclose(ours, theirs, rtol=5e-6, atol=1e-7)
+    names = [name for name, _ in twin.named_parameters()]
+    assert opt.state_dict()["names"] == names
+    assert opt.grad_norm(next(name for name, _ in call.named_parameters())) == opt.grad_norm(names[0])
     opt.close()
+    return counting.n_graphs
 
 
-@pytest.mark.parametrize("stage, before", [(2, True), *full((2, False), (3, False), (3, True))])
-def test_compile(zerod, start, stage, before):
-    start(zerod(job(stage)), compiled, backend="aot_eager", n_micro=2, before=before).result()
+WAYS = ["before", "after", "in place", "layers before", "layers after"]
+
+
+@pytest.mark.parametrize("made, way", [
+    ("net", "before"), ("net", "layers before"),
+    *full(*((made, way) for made in MADE for way in WAYS if (made, way) not in (("net", "before"), ("net", "layers before")))),
+])  # fmt: skip
+def test_compile(zerod, start, made, way):
+    """Each micro-batch is one, names are the model's, and no hook of zerod's is in a graph, or cuts one."""
+    daemon = zerod(job(2))
+    n_graphs = start(daemon, compiled, made=made, way=way, fullgraph=True).result()
+    assert n_graphs == (4 if way.startswith("layers") else 2), "each is compiled once, and once without gradients"
+    assert [param["name"] for param in daemon.json("params")] == [name for name, _ in MADE[made]().named_parameters()]
+
+
+@pytest.mark.parametrize("way", full(*WAYS))
+def test_compile_in_stage_3(zerod, start, way):
+    """Weights are gathered between the graphs."""
+    start(zerod(job(3)), compiled, made="net", way=way).result()
 
 
 @pytest.mark.full  # the first call makes C++ and compiles it
 @pytest.mark.parametrize("stage", STAGES)
 def test_inductor(zerod, start, stage):
-    start(zerod(job(stage)), compiled, backend="inductor", n_micro=2, before=False).result(600)
+    start(zerod(job(stage)), compiled, made="net", way="after", backend="inductor").result(600)
 
 
 # ---- torch.func ------------------------------------------------------------------------------------------

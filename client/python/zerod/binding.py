@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _cuda, _lib
+from . import _cuda, _lib, compiled
 from .client import Client, Declaration
 from .own import FINGERPRINTS, Own, is_plain
 
@@ -126,7 +126,7 @@ def _check_trained(name: str, param: torch.Tensor) -> None:
 
 def _named(model: nn.Module) -> dict[nn.Parameter, str]:
     """The named parameters; a tied one once, under its first name."""
-    return {param: name for name, param in model.named_parameters()}
+    return {param: compiled.plain(name) for name, param in model.named_parameters()}
 
 
 def _can_publish(param: nn.Parameter, device: torch.device | None) -> bool:
@@ -197,7 +197,7 @@ def _refuse_shared_memory(model: nn.Module, bound: list[Bound], own: list[Own]) 
     """
     tensors = [(b.name, b.param.detach(), b.trainable) for b in bound]
     tensors += [(o.name, o.param.detach(), False) for o in own if is_plain(o.param)]
-    tensors += [(name, buffer.detach(), False) for name, buffer in model.named_buffers()]
+    tensors += [(compiled.plain(name), buffer.detach(), False) for name, buffer in model.named_buffers()]
     over: dict[int, list[tuple[str, torch.Tensor, bool]]] = {}  # those over each storage
     for entry in tensors:
         tensor = entry[1]
@@ -228,7 +228,7 @@ def _refuse_pair(name: str, other: str, alike: bool) -> None:
 def _refuse_sparse(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
-            raise TypeError(f"{name or 'the model'} is {type(module).__name__}(sparse=True): " + SPARSE)
+            raise TypeError(f"{compiled.plain(name) or 'the model'} is {type(module).__name__}(sparse=True): " + SPARSE)
 
 
 # ---- buffers --------------------------------------------------------------------------------------------

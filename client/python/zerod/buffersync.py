@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from . import binding
+from . import binding, compiled
 
 
 def _saved_buffers(model: nn.Module) -> list[tuple[nn.Module, list[str]]]:
@@ -43,7 +43,7 @@ class BufferSync:
 
     def __init__(self, model: nn.Module, rank: int, world_size: int, is_on: bool) -> None:
         self._owners = _saved_buffers(model) if is_on and world_size > 1 else []
-        self._names = {module: name for name, module in model.named_modules()} if self._owners else {}
+        self._names = {module: compiled.plain(name) for name, module in model.named_modules()} if self._owners else {}
         self._rank, self._world_size = rank, world_size
         self._versions = [self._version(i) for i in range(len(self._owners))]
 

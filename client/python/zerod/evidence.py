@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _lib
+from . import _lib, compiled
 from .binding import Bound
 from .uncopied import Hook
 from .watch import Failure, Segment, now
@@ -53,7 +53,7 @@ class Evidence:
     # ---- what is counted -----------------------------------------------------------------------------
 
     def count_calls(self) -> None:
-        if not self._hooks:
+        if not self._hooks and not compiled.is_used():
             called = self._called
             owners = {owner for owners in self._owners for owner in owners}
             self._hooks = [m.register_forward_pre_hook(Hook(lambda module, _: called.add(module))) for m in owners]
@@ -65,7 +65,7 @@ class Evidence:
 
     def step_ended(self) -> None:
         """Forgets the step; and stops counting when nothing has ever been missing."""
-        if self._hooks and not self._said:
+        if self._hooks and not self._said and not compiled.is_used():  # it compiles anew where hooks come or go
             self.stop()
         self._called.clear()
         self.failure = None
@@ -110,7 +110,7 @@ class Evidence:
         if not self._hooks:
             return  # was not counted in this step: it will be in the next
         called = [i for i in missing if any(owner in self._called for owner in self._owners[i])]
-        rest = sorted(set(missing) - set(called))
+        rest = [] if compiled.is_used() else sorted(set(missing) - set(called))
         evidence.called, evidence.n_called = _ids(called), len(called)
         evidence.not_called, evidence.n_not_called = _ids(rest), len(rest)
 

@@ -18,6 +18,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from . import compiled
 from .binding import Bound
 from .errors import WrongGradient
 from .own import Own
@@ -55,7 +56,7 @@ class Late:
 
     def check(self) -> None:
         if self._stale:
-            self._params = [(n, p) for n, p in self._model.named_parameters() if id(p) not in self._ids]
+            self._params = [(compiled.plain(n), p) for n, p in self._model.named_parameters() if id(p) not in self._ids]
             self._stale = False
         for name, param in self._params:
             if param.grad is not None:

@@ -34,7 +34,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from . import _lib, sites, watch
+from . import _lib, compiled, sites, watch
 from ._lib import lib
 from .client import _program, fault_from
 from .errors import GradientFault
@@ -100,7 +100,7 @@ def _reduced_parameters(ddp: DistributedDataParallel) -> list[Watched]:
     """In DDP's order, so that its indices are ours."""
     ignored = ddp.parameters_to_ignore
     named = [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad and name not in ignored]
-    return [Watched(i, name, p) for i, (name, p) in enumerate(named)]
+    return [Watched(i, compiled.plain(name), p) for i, (name, p) in enumerate(named)]
 
 
 class Observer:

@@ -19,8 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from . import _lib, again, binding, buffersync, muon, own, patches, placement, reads, settings, sites, state
-from .client import Client, Position, StepResult, path_of, rank_of
+from . import _lib, again, binding, buffersync, compiled, muon, own, patches, placement, reads, settings, sites, state
 from .edits import Edits
 from .errors import ConnectionLost, GradientFault, StepAborted
 from .gradients import Gradients
@@ -670,7 +669,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _index_of(self, name: str) -> int:
         for b in self._bound:
-            if b.name == name:
+            if b.name == compiled.plain(name):
                 return b.index
         raise KeyError(f"the model has no parameter {name!r}")
 
@@ -820,6 +819,7 @@ class Optimizer(torch.optim.Optimizer):
 
 
 def _model_and_groups(params: Any, model: nn.Module | None) -> tuple[nn.Module, list[Any]]:
+    params, model = compiled.unwrapped(params), compiled.unwrapped(model)
     if isinstance(params, nn.Module):
         if model is not None and model is not params:
             raise TypeError("two models: the first argument is the model, or groups of the parameters of model=")
@@ -871,7 +871,7 @@ def _some(params: list[Any], otherwise: str) -> list[Any]:
 def _check_group(model: nn.Module, groups: list[dict[str, Any]], group: dict[str, Any]) -> None:
     """Checks parameters before torch does, because torch's errors do not name the parameter."""
     params = group["params"] = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
-    names = {id(param): name for name, param in model.named_parameters()}
+    names = {id(param): compiled.plain(name) for name, param in model.named_parameters()}
     seen = {id(param): g for g, other in enumerate(groups) for param in other["params"]}
 
     for i, param in enumerate(entry[1] if isinstance(entry, tuple) else entry for entry in params):
@@ -888,7 +888,7 @@ def _refuse_attached(model: nn.Module) -> None:
     for name, param in model.named_parameters():
         if id(param) in held:
             raise ValueError(
-                f"{name} belongs to another zerod.Optimizer already: its gradient would be pushed twice. "
+                f"{compiled.plain(name)} belongs to another zerod.Optimizer already: its gradient would be pushed twice. "
                 "Use one optimizer with several groups, or close() the first one"
             )
 
@@ -897,7 +897,7 @@ def _refuse_wrapped(model: nn.Module, client: Client) -> None:
     """Raises E1107. The daemon makes the fault, so that its log has it too."""
     for name, module in model.named_modules():
         if isinstance(module, DistributedDataParallel | FullyShardedDataParallel | FSDPModule | DataParallel):
-            where = f"{name} of the model" if name else "the model"
+            where = f"{name} of the model" if (name := compiled.plain(name)) else "the model"
             kind = "FSDP module (fully_shard)" if isinstance(module, FSDPModule) else type(module).__name__
             client.report(1107, [], f"{where} is a {kind}; attached at {sites.user_site().decode()}")
             client.form([])

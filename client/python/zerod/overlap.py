@@ -22,7 +22,7 @@ from . import borrowed
 from .binding import Bound
 from .client import Client
 from .registry import open_optimizers, owners_of
-from .uncopied import Hook
+from .uncopied import BreakingHook, Hook
 
 
 class WholeStep:
@@ -54,7 +54,7 @@ class Overlap(WholeStep):
             if index:
                 self._ids[module] = (c_uint * len(index))(*index), len(index)
         self._left: dict[nn.Module, Any] = {}  # modules that have not waited since the last step
-        before = Hook(torch.compiler.disable(self._before))  # dynamo would take the value of _left for a constant
+        before = BreakingHook(self._before)
         # Before hooks that compute a weight of others, as torch.nn.utils.weight_norm's does.
         self._handles: list[Any] = [m.register_forward_pre_hook(before, prepend=True) for m in self._ids]
         self._handles += [m.register_state_dict_pre_hook(Hook(self._before_state_dict)) for m in model.modules()]

@@ -35,7 +35,7 @@ from . import borrowed
 from .binding import Bound
 from .client import Client
 from .errors import GradientFault
-from .uncopied import Hook
+from .uncopied import BreakingHook, Hook
 from .registry import owners_of
 
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # torch 2.6 has none
@@ -138,6 +138,7 @@ class Sharding:
         self._device_type = device.type if device is not None else "cpu"  # of the model
         self.on_fault: Any = None
         self._index = {b.param: b.index for b in bound}
+        self._names = [name for name, param in model.named_parameters() if param in self._index]  # torch.compile's, too
         self._places = sorted((b.address, b.index) for b in bound if b.n_bytes)
         self._starts = [start for start, _ in self._places]
         self._n_held = [0] * len(bound)
@@ -162,8 +163,8 @@ class Sharding:
             self._unit_of.setdefault(index, unit)
         borrowed.watch(module, self.borrow)
         self._handles += [
-            module.register_forward_pre_hook(Hook(self._before), prepend=True),
-            module.register_forward_hook(Hook(self._after), always_call=True),
+            module.register_forward_pre_hook(BreakingHook(self._before), prepend=True),
+            module.register_forward_hook(BreakingHook(self._after), always_call=True),
             module.register_state_dict_post_hook(Hook(functools.partial(self._fill_state_dict, name))),
         ]
 
@@ -342,7 +343,7 @@ class Sharding:
             if param not in self._index or found is None or found is param or not self._is_shared(found, param):
                 continue
             index = self._index[param]
-            first = outside + self._bound[index].name  # of the names of a tied parameter
+            first = outside + self._names[index]  # of the names of a tied parameter
             first = first if first in state_dict else prefix + key
             if self._is_shared(state_dict[first], param):
                 with self._client.gathered([index]):

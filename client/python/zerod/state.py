@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from . import _lib, settings
+from . import _lib, compiled, settings
 from .binding import Bound
 from .registry import OpenOptimizer
 
@@ -335,7 +335,7 @@ def _entries(opt: OpenOptimizer, state_dict: dict[str, Any]) -> list[tuple[Bound
             f"the state has groups of {sizes} parameters, this optimizer of {ours}: another model, or other groups"
         )
     for i, name in enumerate(state_dict.get("names", [])):
-        if name != order[i].name:
+        if compiled.plain(name) != order[i].name:
             raise ValueError(
                 f"parameter {i} of the state is {name}, here it is {order[i].name}: another model, or another order"
             )

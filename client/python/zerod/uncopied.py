@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 def nothing(*_: Any) -> None:
     """The function that replaces a Hook in a copy."""
@@ -16,16 +18,31 @@ def _get_nothing() -> Callable[..., None]:
 
 
 class Hook:
-    """A callable. In a copy of its module, and in a pickled one, it does nothing: those belong to no optimizer."""
+    """
+    A callable. In a copy of its module, and in a pickled one, it does nothing: those belong to no optimizer. What
+    torch.compile makes of the module has no call of it, so that it is one graph as without zerod.
+    """
 
     def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
+        self._call = torch.compiler.disable(call)
 
     def __call__(self, *args: Any) -> Any:
-        return self._call(*args)
+        # True where torch's compiler traces a module that calls this.
+        return None if torch.compiler.is_compiling() else self._call(*args)
 
     def __deepcopy__(self, _memo: Any) -> Callable[..., None]:
         return nothing
 
     def __reduce__(self) -> Any:
         return _get_nothing, ()
+
+
+# Where a module's call is not traced, as that of the outermost one often is not, the hook runs, and is not compiled by itself.
+torch._C._dynamo.eval_frame.skip_code(Hook.__call__.__code__)
+
+
+class BreakingHook(Hook):
+    """A Hook that a module cannot do without: torch.compile ends a graph where it is called, and begins the next behind it."""
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)

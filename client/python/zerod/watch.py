@@ -22,7 +22,7 @@ import torch
 from torch.autograd.graph import Node
 from torch.utils import checkpoint
 
-from . import sites
+from . import compiled, sites
 from .errors import GradientFault
 
 current_task = torch._C._current_graph_task_id
@@ -83,7 +83,7 @@ def add(watcher: Watcher, model: torch.nn.Module) -> None:
     _install()
     _watchers.add(watcher)
     for name, module in model.named_modules():
-        _names.setdefault(module, name)
+        _names.setdefault(module, compiled.plain(name))
 
 
 def remove(watcher: Watcher) -> None:

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .. import sites
+from .. import compiled, sites
 from ..registry import OpenOptimizer, open_optimizers, owners_of, with_gradients
 from ..uncopied import Hook
 
@@ -114,7 +114,7 @@ def _examine(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     is_wrapper = any(isinstance(v, torch.optim.Optimizer) and v in open_optimizers for v in vars(optimizer).values())
     if not shared or is_wrapper:
         return
-    names = [name for opt in owners_of(shared) for name, p in opt.model.named_parameters() if any(p is q for q in shared[:3])]
+    names = [compiled.plain(name) for opt in owners_of(shared) for name, p in opt.model.named_parameters() if any(p is q for q in shared[:3])]
     more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
     warnings.warn(
         f"{type(optimizer).__name__}.step() at {sites.user_site().decode()} does nothing for {', '.join(names)}{more}: "
@@ -190,7 +190,7 @@ class _LoadGuard:
 
     def before(self, module: nn.Module, _state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
         if metadata.get("assign_to_params_buffers"):
-            whose = prefix.removesuffix(".") or "the model"
+            whose = compiled.plain(prefix.removesuffix(".")) or "the model"
             what = f"load_state_dict(assign=True) would replace the parameters of {whose}"
             self._opt.refuse(1104, what, module.parameters())
         if self._outermost is None and not self._opt.is_writable:
