@@ -55,7 +55,7 @@ SAYS = {
 }
 # A text that sends its reader to the log, where it has to stand then. zerodctl, whose question was cut off, knows no more.
 SEE_LOG = re.compile(r"its log says why|has closed the connection$")
-ABORTED = re.compile(r"E1302 step aborted|E1007|no error")
+ABORTED = re.compile(r"E1302 (warning, step begins again|step aborted)|E1007|no error")
 
 
 # A line of strace's: an epoll_ctl() and what came of it.

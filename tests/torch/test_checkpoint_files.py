@@ -145,7 +145,7 @@ def test_callback_without_folder(zerod, start, tmp_path):
 
 def test_callback_on_a_full_disk(zerod, start, tmp_path):
     """The last checkpoint, for which the callback waits, cannot be written: a warning, and train() returns."""
-    daemon = zerod(ONE | {"checkpoint": {"dir": str(tmp_path / "c")}}, env={"ZEROD_FAILPOINT": "disk.write:error@*"})
+    daemon = zerod(ONE | {"checkpoint": {"dir": str(tmp_path / "c"), "save_on_stop": False}}, env={"ZEROD_FAILPOINT": "disk.write:error@*"})
     said, steps, warned = start(daemon, train_with_callback, folder=tmp_path, strategy="steps").result()
     assert (said, steps) == ("nothing was raised", 3)
     assert len(warned) == 1 and warned[0].startswith("training goes on without this checkpoint: E1701 warning")

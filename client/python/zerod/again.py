@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from . import binding
+from .own import is_plain
 
 _SAMPLE = 1024  # elements of each parameter that are compared
 
@@ -82,6 +83,8 @@ def _weights(model: nn.Module) -> list[tuple[int, int, int]]:
     """
     result = []
     for param in model.parameters():
+        if not is_plain(param):  # frozen: own.py compares it over the ranks
+            continue
         flat = param.detach().reshape(-1)
         sample = flat[:: max(1, flat.numel() // _SAMPLE)].cpu().contiguous()
         result.append((param.data_ptr(), param._version, zlib.crc32(sample.view(torch.uint8).numpy())))

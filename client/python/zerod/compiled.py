@@ -26,6 +26,6 @@ def plain(name: str) -> str:
 
 
 def is_used() -> bool:
-    """Has torch's compiler compiled anything in this process? Hooks of modules do not run in what it has compiled."""
+    """Has torch's compiler made a graph in this process? Hooks of modules do not run in what it has compiled."""
     utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(utils.counters.get("frames"))
+    return utils is not None and bool(utils.counters.get("stats"))

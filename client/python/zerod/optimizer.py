@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from . import _lib, again, binding, buffersync, compiled, muon, own, patches, placement, reads, settings, sites, state
+from .client import Client, Position, StepResult, path_of, rank_of
 from .edits import Edits
 from .errors import ConnectionLost, GradientFault, StepAborted
 from .gradients import Gradients

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -37,8 +38,18 @@ class Hook:
         return _get_nothing, ()
 
 
+def _skip(code: CodeType) -> None:
+    """As torch._dynamo.eval_frame.skip_code(), without importing the compiler, which takes seconds."""
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "skip_code"):  # torch before 2.8
+        frames.skip_code(code)
+    else:
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, frames._FrameAction.DEFAULT))
+
+
 # Where a module's call is not traced, as that of the outermost one often is not, the hook runs, and is not compiled by itself.
-torch._C._dynamo.eval_frame.skip_code(Hook.__call__.__code__)
+_skip(Hook.__call__.__code__)
 
 
 class BreakingHook(Hook):

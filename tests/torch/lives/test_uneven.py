@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, environment
 from tiers import full
 
-PROGRAM = Path(__file__).with_name("programs") / "uneven.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "uneven.py"
 DONE = "rank 0 is done after step 3, and rank 1 is in the next one"
 LEAVES = f"zerod: {DONE}: rank 0 leaves the job"
 
