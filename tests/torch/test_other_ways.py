@@ -153,6 +153,10 @@ def test_compile(zerod, start, made, way):
 @pytest.mark.parametrize("way", full(*WAYS))
 def test_compile_in_stage_3(zerod, start, way):
     """Weights are gathered between the graphs."""
+    if way == "layers before":
+        with pytest.raises(Exception, match=r"TypeError: layers.0 was compiled before zerod.Optimizer\(model\)"):
+            start(zerod(job(3)), compiled, made="net", way=way).result()
+        return
     start(zerod(job(3)), compiled, made="net", way=way).result()
 
 

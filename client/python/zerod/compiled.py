@@ -20,6 +20,13 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
+def first_wrapper(model: Any) -> str | None:
+    """The name of the first wrapper of torch.compile inside the model."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    wrappers = [n for n, m in model.named_modules() if isinstance(m, dynamo.OptimizedModule)] if dynamo is not None else []
+    return plain(wrappers[0]) if wrappers else None
+
+
 def plain(name: str) -> str:
     """The name of a module, a parameter or a buffer without torch's wrappers."""
     return ".".join(part for part in name.split(".") if part != _WRAPPED) if _WRAPPED in name else name

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from . import borrowed
+from . import borrowed, compiled
 from .binding import Bound
 from .client import Client
 from .errors import GradientFault
@@ -138,6 +138,12 @@ class Sharding:
         self._device_type = device.type if device is not None else "cpu"  # of the model
         self.on_fault: Any = None
         self._index = {b.param: b.index for b in bound}
+        wrapper = compiled.first_wrapper(model)
+        if wrapper is not None:
+            raise TypeError(
+                f"{wrapper} was compiled before zerod.Optimizer(model): in stage 3 its weights come and go, so compile layers "
+                "after it, or in place: layer.compile()"
+            )
         self._names = [name for name, param in model.named_parameters() if param in self._index]  # torch.compile's, too
         self._places = sorted((b.address, b.index) for b in bound if b.n_bytes)
         self._starts = [start for start, _ in self._places]
