@@ -39,11 +39,14 @@ class Hook:
 
 
 def _skip(code: CodeType) -> None:
-    """As torch._dynamo.eval_frame.skip_code(), without importing the compiler, which takes seconds."""
+    """
+    As torch._dynamo.eval_frame.skip_code(), without importing the compiler, which takes seconds. A torch that has neither
+    function compiles such a call by itself, for nothing.
+    """
     frames = torch._C._dynamo.eval_frame
-    if hasattr(frames, "skip_code"):  # torch before 2.8
+    if hasattr(frames, "skip_code"):
         frames.skip_code(code)
-    else:
+    elif hasattr(frames, "_FrameExecStrategy"):
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, frames._FrameAction.DEFAULT))
 
