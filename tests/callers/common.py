@@ -67,7 +67,8 @@ def sentences(n, length=12, seed=5):
 
 
 def names_of(model):
-    return {id(param): name for name, param in model.named_parameters()}
+    """As the model has them without torch.compile, whose wrappers have a name."""
+    return {id(param): name.replace("_orig_mod.", "") for name, param in model.named_parameters()}
 
 
 def report(model, losses, average=None):

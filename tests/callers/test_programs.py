@@ -24,7 +24,7 @@ AVERAGE_LIMIT = 1e-4
 # torch 2.13 on gloo, without zerod, was once seen to end like this: then its run is made again.
 TORCH_ABORTS = "terminate called without an active exception"
 PROGRAMS = ["trainer", "trainer lion", "kfold", "sft", "sft peft", "qlora", "qlora bf16", "qlora int8", "dpo", "sentence", "accelerated",
-            "lightning_module", "fabric_loop", "nanogpt", "cnn"]  # fmt: skip
+            "lightning_module", "fabric_loop", "nanogpt", "cnn", "compiled whole", "compiled layers", "compiled trainer"]  # fmt: skip
 TIMM_PROGRAMS = ["timm_images", "timm_images layers"]
 
 pytestmark = pytest.mark.full

@@ -20,13 +20,6 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
-def first_wrapper(model: Any) -> str | None:
-    """The name of the first wrapper of torch.compile inside the model."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    wrappers = [n for n, m in model.named_modules() if isinstance(m, dynamo.OptimizedModule)] if dynamo is not None else []
-    return plain(wrappers[0]) if wrappers else None
-
-
 def plain(name: str) -> str:
     """The name of a module, a parameter or a buffer without torch's wrappers."""
     return ".".join(part for part in name.split(".") if part != _WRAPPED) if _WRAPPED in name else name
@@ -35,4 +28,4 @@ def plain(name: str) -> str:
 def is_used() -> bool:
     """Has torch's compiler made a graph in this process? Hooks of modules do not run in what it has compiled."""
     utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(utils.counters.get("stats"))
+    return utils is not None and any(utils.counters.values())

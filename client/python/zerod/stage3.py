@@ -138,12 +138,6 @@ class Sharding:
         self._device_type = device.type if device is not None else "cpu"  # of the model
         self.on_fault: Any = None
         self._index = {b.param: b.index for b in bound}
-        wrapper = compiled.first_wrapper(model)
-        if wrapper is not None:
-            raise TypeError(
-                f"{wrapper} was compiled before zerod.Optimizer(model): in stage 3 its weights come and go, so compile layers "
-                "after it, or in place: layer.compile()"
-            )
         self._names = [name for name, param in model.named_parameters() if param in self._index]  # torch.compile's, too
         self._places = sorted((b.address, b.index) for b in bound if b.n_bytes)
         self._starts = [start for start, _ in self._places]
@@ -158,7 +152,8 @@ class Sharding:
         self._forward, self._backward = _Order(), _Order()
         self._handles: list[Any] = []
         for name, module in model.named_modules():
-            if any(param in self._index for param in module.parameters()):
+            is_wrapper = compiled.unwrapped(module) is not module  # it passes attributes on to the module inside
+            if not is_wrapper and any(param in self._index for param in module.parameters()):
                 self._install(name, module)
         _wrap_grad()
         _open.add(self)
