@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import Dataset
 
 ZEROD = "ZEROD_SOCKET" in os.environ
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -64,6 +65,20 @@ def sentences(n, length=12, seed=5):
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(0, 61, (n,), generator=generator).tolist()
     return [" ".join(f"w{(start + 7 * i) % 61}" for i in range(length)) for start in starts]
+
+
+class Text(Dataset):
+    """Sentences for a language model."""
+
+    def __init__(self):
+        encode = tokenizer()
+        self.rows = [encode(text)["input_ids"] for text in sentences(96)]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return {"input_ids": self.rows[i], "labels": self.rows[i]}
 
 
 def names_of(model):

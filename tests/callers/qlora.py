@@ -10,25 +10,12 @@ import tempfile
 import common
 import torch
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
-from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 if common.ZEROD:
     from zerod.integrations.transformers import ZerodTrainer as Trainer
 else:
     from transformers import Trainer
-
-
-class Text(Dataset):
-    def __init__(self):
-        encode = common.tokenizer()
-        self.rows = [encode(text)["input_ids"] for text in common.sentences(96)]
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, i):
-        return {"input_ids": self.rows[i], "labels": self.rows[i]}
 
 
 def base():
@@ -50,6 +37,6 @@ torch.manual_seed(4)
 lora = LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
 model = get_peft_model(model, lora)
 arguments = common.arguments(TrainingArguments, ddp_find_unused_parameters=False)
-trainer = Trainer(model=model, args=arguments, train_dataset=Text())
+trainer = Trainer(model=model, args=arguments, train_dataset=common.Text())
 trainer.train()
 common.report_trainer(trainer)

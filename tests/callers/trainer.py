@@ -8,25 +8,12 @@ import sys
 from pathlib import Path
 
 import common
-from torch.utils.data import Dataset
 from transformers import TrainingArguments
 
 if common.ZEROD:
     from zerod.integrations.transformers import ZerodTrainer as Trainer
 else:
     from transformers import Trainer
-
-
-class Text(Dataset):
-    def __init__(self):
-        encode = common.tokenizer()
-        self.rows = [encode(text)["input_ids"] for text in common.sentences(96)]
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, i):
-        return {"input_ids": self.rows[i], "labels": self.rows[i]}
 
 
 def lion(args):
@@ -39,7 +26,7 @@ def lion(args):
 if __name__ == "__main__":
     with_lion = "lion" in sys.argv
     args = common.arguments(TrainingArguments, max_grad_norm=0.5, **{"optim": "lion_32bit"} if with_lion else {})
-    trainer = Trainer(model=common.gpt2(), args=args, train_dataset=Text(),
+    trainer = Trainer(model=common.gpt2(), args=args, train_dataset=common.Text(),
                       optimizer_cls_and_kwargs=lion(args) if with_lion and not common.ZEROD else None)  # fmt: skip
     trainer.train()
     common.report_trainer(trainer)
