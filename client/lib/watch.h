@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The watch of a rank: a thread with a connection of its own, which tells the daemon where the process is when the
- * daemon asks. It runs even if the program hangs. The Python package starts it; a C program has none.
+ * The watch of a rank: a thread with a connection of its own. The daemon asks it where the process is. It runs even if
+ * the program hangs. The Python package starts it; a C program has none.
  *
  * The stack comes from a thread of Python, which can read it safely, but needs the interpreter lock. If code in C keeps
  * the lock for longer than a second, Python's faulthandler writes the stack without: as its handler of a signal that

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * What files of DeepSpeed and of accelerate have that zerod's own files have not: switches, comments that are keys,
- * and the name of another file. Pure functions of the nodes of a YAML document.
+ * Files of DeepSpeed and accelerate have switches, comments that are keys, and the name of another file. zerod's own
+ * files have none of these. Pure functions of the nodes of a YAML document.
  */
 
 #include <libfyaml.h>

@@ -164,7 +164,7 @@ static bool is_overruled_ranks(struct reader *reader, const struct pair *pair)
     return true;
 }
 
-/* Likewise, if nothing overrules it. Return: whether it is that of several machines, which is refused. */
+/* Does accelerate's number count the ranks of several machines? That is refused, and the problem is noted. */
 static bool is_of_machines(struct reader *reader, const struct pair *pair)
 {
     const char *n_machines = yaml_text(yaml_value_of(yaml_root(reader->yaml), "num_machines"));

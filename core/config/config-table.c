@@ -573,7 +573,7 @@ static const struct config_key table[] = {
     INERT("zero_optimization.save_muon_momentum_buffer_in_memory", "The momentum is always in memory."),
     INERT("zero_optimization.leaf_module", "The trainers say what is gathered together."),
 
-    /* What changes the numbers, or is another kind of parallelism. */
+    /* Refused: keys that change the numbers, and other kinds of parallelism. */
     REFUSED("zero_optimization.zenflow",
             "Updates that lag behind their gradients change what is trained; zerod's steps are whole."),
     REFUSED("amp", "Apex is not supported; use fp16, or declare bf16 parameters."),

@@ -65,7 +65,7 @@ class Evidence:
 
     def step_ended(self) -> None:
         """Forgets the step; and stops counting when nothing has ever been missing."""
-        if self._hooks and not self._said and not compiled.is_used():  # it compiles anew where hooks come or go
+        if self._hooks and not self._said and not compiled.is_used():  # a graph is compiled anew when hooks come or go
             self.stop()
         self._called.clear()
         self.failure = None
