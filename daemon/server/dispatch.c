@@ -162,8 +162,8 @@ static void attach(struct session *session, const struct request_hello *hello)
         keep_hello(session, hello);
         return;
     }
-    free(steal_ptr(session->hello));
     record_attach(session, &attach);
+    free(steal_ptr(session->hello)); /* which the record was made of */
     if (job_attach(job, &attach, &session->rank, &refusal) != 0) {
         session_refuse(session, refusal);
         diagnostic_unref(refusal);

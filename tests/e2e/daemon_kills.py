@@ -72,6 +72,8 @@ POINTS_OF_WINDOWS = {"WriteBegin.log": 6, "WriteBegin.judged": 6, "WriteState.lo
                      "WriteEnd.log": 6, "WriteEnd.judged": 6, "writing": 40, "rewrite": 40, "bringing": 3,
                      "transfer": 20, "flip": 3, "kept": 4, "stored": 3}
 POINTS_OF_WINDOWS_OF_NODES = at_messages(("OPEN", "WRITE", "STORE", "CLOSED"), ("WINDOW", "WINDOW_END", "STORED"), 5)
+POINTS_OF_ATTACHING_AGAIN = {"Leave.log": 6, "Leave.judged": 6, "BeginBackward.log": 8, "Form.log": 3, "Ready.log": 3,
+                             "forming": 6, "flip": 6, "answer": 60}
 POINTS_OF_GATHERS = {"Gather.log": 60, "Gather.judged": 60, "Release.log": 60, "Release.judged": 60, "Held.judged": 2}
 # In the last step or after it: how often a step passes them, and how often the rest of the run does.
 POINTS_OF_THE_END = {"Leave.log": (0, 2), "Leave.judged": (0, 2), "Step.judged": (2, 0), "verdict": (1, 0), "decided": (1, 0),
@@ -191,7 +193,8 @@ class Plan:
             return ("loop",)
         return rng.choice(((), *[(name,) for name in DIMENSIONS if name != "loop"], ("windows", "restarts"),
                            ("windows", "last step"), ("windows", "save_on_stop"), ("windows", "gathered"),
-                           ("gathered", "restarts"), ("gathered", "last step")))
+                           ("gathered", "restarts"), ("gathered", "last step"), ("again", "restarts"), ("again", "gathered"),
+                           ("again", "windows")))
 
     def kill_a_trainer(self, rng, kinds):
         plan = kills.kill_plan(rng, rng.choice(kinds), 1)
@@ -248,6 +251,21 @@ class Plan:
         for life in itertools.chain(*self.lives):
             if rng.random() < 0.5:  # while trainers compute
                 life.point, life.seconds = None, rng.uniform(0.02, 0.4)
+
+    def attach_again(self, rng):
+        """All ranks leave and attach again from the same processes: to go on, and to train the same once more."""
+        if self.begin is not kills.start or self.by_zerodrun:
+            return
+        self.victims = [[] for _ in self.victims]  # a lone successor could not tell whether it has left
+        self.end_some_lives(rng, POINTS_OF_ATTACHING_AGAIN, 0.6)
+        for life in itertools.chain(*self.lives):
+            life.also = None if life.also == "trainer" else life.also
+        if rng.random() < 0.7:
+            self.own_args += ["--again", rng.choice((1, 2, 5, 12))]
+        if "--again" not in self.own_args or rng.random() < 0.3:
+            self.own_args += ["--anew"]
+            self.saves = self.loads = False
+            self.config.pop("checkpoint", None)
 
     def restart_all(self, rng):
         """As a launcher does: when a rank has died, and others wait; or all at once; or with the daemon."""
@@ -339,7 +357,7 @@ class Plan:
 
 
 DIMENSIONS = {"windows": Plan.write_windows, "gathered": Plan.hold_gathered, "last step": Plan.end_early,
-              "save_on_stop": Plan.save_last, "restarts": Plan.restart_all, "loop": Plan.loop_as_readme}
+              "save_on_stop": Plan.save_last, "again": Plan.attach_again, "restarts": Plan.restart_all, "loop": Plan.loop_as_readme}
 IN_HOST_MEMORY = ("last step", "save_on_stop", "loop")  # not of runs that are to be on GPUs
 
 

@@ -81,6 +81,19 @@ def test_killed_after_a_window_closed(build, tmp_path):
     assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == 1
 
 
+@pytest.mark.parametrize("n_nodes", [1, 2])
+def test_killed_while_ranks_attach_again(build, tmp_path, n_nodes):
+    """Processes that waited for their turn: what the journal says of them is repeated by the next daemon."""
+    plan = Plan(2, n_nodes=n_nodes, device="", only=())
+    plan.victims = [[] for _ in plan.victims]
+    plan.saves = plan.loads = False
+    plan.config.pop("checkpoint", None)
+    plan.own_args += ["--again", 5, "--anew"]
+    points = ["Leave.log:kill@1", "BeginBackward.log:kill@1", "Leave.log:kill@1", "BeginBackward.log:kill@2"]
+    plan.lives = [[Life.at(point) for point in points] for _ in range(n_nodes)]
+    assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == 4 * n_nodes
+
+
 def test_killed_with_a_decided_step(build, tmp_path):
     """GPUs of several nodes: nothing that all nodes have added is put back, also if no daemon has heard all of it."""
     plan = Plan(2, n_nodes=2, device="cuda", only=())

@@ -16,6 +16,7 @@
  *     norm S NORM APPLIED LR        what zerod_step() said
  *     gradnorm S NORM               what zerod_grad_norm() said
  *     window S                      a write window was ended
+ *     left S                        the rank has left the job, and attaches again
  *     state S.W MASTER EXP_AVG EXP_AVG_SQ COUNTS WEIGHTS
  *                                   before step S, after W windows (--state; of each node one rank)
  *     aborted CODE TEXT             ZEROD_ABORTED, lines of the text joined by " | "; the step is begun again
@@ -108,6 +109,8 @@ struct trainer {
     bool holds;                    /* stage 3: parameters stay gathered over pushes and steps, as hooks have them */
     bool says_state, is_first;     /* of its node's ranks */
     bool leaves;                   /* after the last step at once: it reads nothing that other nodes have */
+    uint64_t again_every;          /* before each so manieth step it leaves and attaches again; 0: never */
+    bool trains_anew;              /* after the run it begins another one, which is the same */
     bool accumulate;
     bool any_blob; /* it trains no step, and so needs no blob */
     /* That the optimizer has: exp_avg "m", exp_avg_sq "v"; "muon": matrices the first, others both. */
@@ -119,6 +122,7 @@ struct trainer {
     struct progress progress;
     uint64_t hashes[N_PARAMS]; /* of the weights that step hashed_step is computed with */
     uint64_t hashed_step;
+    uint64_t again_step;                      /* it has left before that step */
     unsigned held[MAX_HELD], n_held, n_holds; /* gathered, the oldest first */
     bool differs, omits;                      /* a trainer that does not redo what its predecessor did */
     float values[MAX_ELEMS];
@@ -285,6 +289,22 @@ static int attach(struct trainer *t)
     printf("start rank %d step %" PRIu64 " micro %u attempt %u windows %u resumed %d\n", t->options.rank, at.step,
            at.micro_batch, at.attempt, at.n_windows, resumed);
     return resume(t, at);
+}
+
+/* This rank leaves, and attaches again from the same process. flag: ZEROD_AGAIN or ZEROD_ANEW. */
+static int attach_again(struct trainer *t, unsigned flag)
+{
+    int r = zerod_leave(t->client);
+
+    if (r)
+        return r;
+    printf("left %" PRIu64 "\n", zerod_epoch(t->client).step);
+    zerod_close(t->client);
+    t->client = NULL;
+    t->n_held = 0;
+    t->hashed_step = UINT64_MAX;
+    t->options.flags = (t->options.flags & ~(unsigned)(ZEROD_AGAIN | ZEROD_ANEW)) | flag;
+    return attach(t);
 }
 
 /* ---- things that happen once --------------------------------------------------------------------------- */
@@ -734,6 +754,13 @@ static int run_step(struct trainer *t, struct zerod_position at)
     return r ? r : finish_step(t, at);
 }
 
+/* Is it to leave and to attach again before this step? */
+static bool is_to_leave(const struct trainer *t, struct zerod_position at)
+{
+    return t->again_every && at.step > 0 && at.step % t->again_every == 0 && at.micro_batch == 0 &&
+           at.step != t->again_step;
+}
+
 static int train(struct trainer *t)
 {
     for (;;) {
@@ -745,6 +772,13 @@ static int train(struct trainer *t)
             return 0;
         if (t->progress.n_done != at.step * t->n_micro + at.micro_batch)
             return wrong("lost count of the micro-batches");
+        if (is_to_leave(t, at)) {
+            r = attach_again(t, ZEROD_AGAIN);
+            if (r)
+                return r;
+            t->again_step = at.step;
+            continue;
+        }
         if (at.micro_batch == 0)
             t->progress.rng_step = before.rng_step = t->progress.rng;
         r = run_step(t, at);
@@ -791,12 +825,25 @@ static int say_end_of_run(struct trainer *t)
     return r;
 }
 
-static int finish(struct trainer *t)
+static int run(struct trainer *t)
 {
-    int r = say_last_weights(t);
+    int r = train(t);
 
+    if (r == 0)
+        r = say_last_weights(t);
     if (r == 0 && !t->leaves)
         r = say_end_of_run(t);
+    return r;
+}
+
+static int run_all(struct trainer *t)
+{
+    int r = run(t);
+
+    if (r == 0 && t->trains_anew)
+        r = attach_again(t, ZEROD_ANEW);
+    if (r == 0 && t->trains_anew)
+        r = run(t);
     if (r == 0)
         r = zerod_leave(t->client);
     if (r == 0)
@@ -843,6 +890,8 @@ static int parse(struct trainer *t, int argc, char **argv)
         {"hold", no_argument, NULL, 'h'},
         {"state", no_argument, NULL, 'S'},
         {"leave", no_argument, NULL, 'L'},
+        {"again", required_argument, NULL, 'A'},
+        {"anew", no_argument, NULL, 'N'},
         {"from-gpu", no_argument, NULL, 'g'}, /* says so, and has no GPU */
         {0},
     };
@@ -871,6 +920,10 @@ static int parse(struct trainer *t, int argc, char **argv)
             t->says_state = t->is_first;
         else if (option == 'L')
             t->leaves = true;
+        else if (option == 'A')
+            t->again_every = strtoull(optarg, NULL, 10);
+        else if (option == 'N')
+            t->trains_anew = true;
         else if (option == 'a')
             t->accumulate = true;
         else if (option == 'b')
@@ -898,7 +951,8 @@ int main(int argc, char **argv)
     if (parse(&t, argc, argv) < 0) {
         fprintf(stderr,
                 "usage: kill-trainer [--steps N] [--micro N] [--seed N] [--window N] [--accumulate] [--any-blob]\n"
-                "                    [--windows N] [--writes] [--hold] [--state] [--leave] [--overlap] [--from-gpu] "
+                "                    [--windows N] [--writes] [--hold] [--state] [--leave] [--again N] [--anew] "
+                "[--overlap] [--from-gpu] "
                 "[--timeout MS] "
                 "[--moments m|v|mv|none|muon] [--at "
                 "STEP.MICRO.(N|end|step|window):ACTION[=N]]...\n");
@@ -908,9 +962,7 @@ int main(int argc, char **argv)
         t.options.on_duplicate = ZEROD_ON_DUPLICATE_ACCUMULATE;
     r = attach(&t);
     if (r == 0)
-        r = train(&t);
-    if (r == 0)
-        r = finish(&t);
+        r = run_all(&t);
     r = say_end(&t, r);
     zerod_close(t.client);
     return r;
