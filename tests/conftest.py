@@ -87,6 +87,16 @@ class Build:
             pytest.fail(f"{path} is missing: build first (scripts/build), or set ZEROD_BUILD")
         return path
 
+    def preload(self):
+        """The variables with which Python can load a libzerod that was built with sanitizers: they want to be there first."""
+        if "thread" in self.sanitize:
+            pytest.skip("Python cannot load a libzerod that was built with the thread sanitizer")
+        if not self.sanitize:
+            return {}
+        linked = subprocess.run(["ldd", self.path("client/libzerod.so")], capture_output=True, text=True, check=True).stdout
+        runtimes = re.findall(r"lib\w*san\.so\S* => (\S+)", linked)
+        return {"LD_PRELOAD": " ".join(runtimes), "ASAN_OPTIONS": "detect_leaks=0:exitcode=99"}  # Python's own leaks
+
     def compile(self, source, target):
         """Compiles a C program (its text) against libzerod and the headers of the tree into target."""
         file = Path(f"{target}.c")

@@ -16,6 +16,7 @@ function raises comes back as a Crash.
 
 import faulthandler
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
 import signal
@@ -53,10 +54,14 @@ def _rank(variables, path, function, arguments, connection):
 
 
 @pytest.fixture(scope="session")
-def server():
+def server(build):
     pytest.importorskip("torch", reason="PyTorch is not installed")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "numpy", "torch._dynamo", "torch.distributed.fsdp"])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, text in build.preload().items():
+            patch.setenv(name, text)
+        multiprocessing.forkserver.ensure_running()
     return context
 
 

@@ -215,6 +215,6 @@ def test_after_the_daemon_was_replaced(build, spawn, tmp_path):
     path = os.pathsep.join(str(build.path(folder)) for folder in ("client/run", "client/ctl", "daemon"))
     run = spawn(build.path("client/run/zerodrun"), "-n", 2, "--", sys.executable, tmp_path / "replaced.py",
                 env={"PATH": path + os.pathsep + os.environ["PATH"], "PYTHONPATH": str(ROOT / "client/python"),
-                     "ZEROD_LIBRARY": str(build.path("client/libzerod.so"))})
+                     "ZEROD_LIBRARY": str(build.path("client/libzerod.so")), **build.preload()})
     assert run.wait() == 0, run.err()
     assert "[0] told: [True, True]" in run.out(), run.out() + run.err()

@@ -396,11 +396,10 @@ opt.step()
 def run_mistake(env, tmp_path, alike, *options):
     """A program whose ranks convert the model, those of `alike` to float16."""
     pytest.importorskip("torch")
-    if Build(BUILD).sanitize:
-        pytest.skip("Python does not load a library that was built with sanitizers")
     program = tmp_path / "mistake.py"
     program.write_text(MISTAKE.replace("ALIKE", repr(alike)))
-    env = env | {"PYTHONPATH": str(ROOT / "client/python"), "ZEROD_LIBRARY": str(BUILD / "client/libzerod.so")}
+    env = env | Build(BUILD).preload()
+    env |= {"PYTHONPATH": str(ROOT / "client/python"), "ZEROD_LIBRARY": str(BUILD / "client/libzerod.so")}
     # SIGTERM, for the second of them, must not come before its text.
     return run(["-n", 2, "--zerod", ZEROD, *options, "--", sys.executable, "-c",
                 "import runpy, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
