@@ -268,6 +268,7 @@ void leader_hear_kept(struct leader *leader, unsigned node, const struct node_me
                                              .n_windows = message->parcel,
                                              .is_empty = message->proceed,
                                              .waits_to_train = message->forget};
+    leader->nodes[node].n_backs = 0;
     leader->generation = MAX(leader->generation, message->generation);
     if (leader->phase != LEADER_RETURNING) {
         come_back(leader, node);

@@ -89,6 +89,8 @@ void leader_hear_request(struct leader *leader, unsigned node, const struct node
 {
     struct node *n = &leader->nodes[node];
 
+    if (message->pass < n->n_backs)
+        return; /* for ranks that had left: it hears that they are expected back, and asks again with them */
     if (leader->phase != LEADER_TRAINING || n->asked || n->wants_norm) {
         leader->ops.complain(leader->ops.userdata, node, "ASKED: it has asked already");
         return;
@@ -145,6 +147,7 @@ void leader_hear_back(struct leader *leader, unsigned node, const struct node_me
         if (!all && i != node)
             continue;
         leader_forget_request(&leader->nodes[i]);
+        leader->nodes[i].n_backs += all;
         late |= was_passed_over(leader, i);
     }
     leader_say(leader, (struct node_message){.kind = NODE_BACK, .node = node, .proceed = all, .forget = late});

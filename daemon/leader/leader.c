@@ -87,6 +87,8 @@ int leader_form(struct leader *leader, const struct layout *layout)
     uint32_t most = 0;
 
     drop_layout(leader);
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader->nodes[i].n_backs = 0;
     if (!layout)
         return 0;
     leader->parcels = calloc(layout->n_parcels + 1, sizeof(*leader->parcels));

@@ -235,6 +235,7 @@ static void hear_back(struct nodes *nodes, const struct node_message *message)
     struct job *job = nodes->job;
     bool own = message->node == nodes->self;
 
+    nodes->n_backs += message->proceed;
     if (!job->layout)
         return;
     if (message->proceed) {

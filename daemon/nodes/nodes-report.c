@@ -86,7 +86,7 @@ void nodes_asked(struct nodes *nodes)
 {
     size_t n = job_bits_bytes(nodes->job);
     _cleanup_free_ uint8_t *any = malloc(n), *all = malloc(n);
-    struct node_message message = {.kind = NODE_ASKED, .pushed_any = any, .pushed_all = all};
+    struct node_message message = {.kind = NODE_ASKED, .pass = nodes->n_backs, .pushed_any = any, .pushed_all = all};
 
     if (nodes->said_request)
         return;
@@ -106,7 +106,7 @@ void nodes_want_norm(struct nodes *nodes)
     if (nodes->said_request)
         return;
     nodes->said_request = true;
-    nodes_report(nodes, (struct node_message){.kind = NODE_WANT_NORM});
+    nodes_report(nodes, (struct node_message){.kind = NODE_WANT_NORM, .pass = nodes->n_backs});
 }
 
 void nodes_want_window(struct nodes *nodes)

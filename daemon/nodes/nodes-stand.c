@@ -97,6 +97,7 @@ void nodes_stand(struct nodes *nodes)
 {
     nodes->said_kept = true;
     nodes->said_want_save = false;
+    nodes->n_backs = 0;
     save_lose(nodes->job);
     nodes_forget_stop(nodes);
     nodes_report(nodes, (struct node_message){.kind = NODE_KEPT,

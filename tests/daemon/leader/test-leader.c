@@ -44,6 +44,7 @@ struct fixture {
     size_t n_said;
     uint64_t step;
     uint32_t attempt; /* as last said: what nodes report with */
+    uint32_t n_backs; /* of all ranks, that all nodes have heard */
 };
 
 /* ---- what is said -------------------------------------------------------------------------------------- */
@@ -143,6 +144,7 @@ static void note_details(struct fixture *f, const struct node_message *m)
             note(f, " %" PRIu64, m->tag);
         break;
     case NODE_BACK:
+        f->n_backs += m->proceed;
         note(f, " node %u%s%s", m->node, m->proceed ? " all" : "", m->forget ? " late" : "");
         break;
     default:
@@ -223,6 +225,8 @@ static void report(struct fixture *f, unsigned node, struct node_message message
     message.step = f->step;
     message.attempt = f->attempt;
     message.node = node;
+    if (message.kind == NODE_ASKED || message.kind == NODE_WANT_NORM)
+        message.pass = f->n_backs;
     if (!message.text)
         message.text = "";
     leader_hear(f->leader, node, &message);
@@ -838,6 +842,16 @@ static void test_all_back(void **state)
     gone(f, 1);
     back(f, 0, true); /* it knows that the others have left, before they have said so here */
     expect(f, "BACK node 0 all\n");
+    f->n_backs--;
+    gone(f, 1); /* they say so before they have heard that all are back */
+    f->n_backs++;
+    ready(f, 0, 1, 0, 1);
+    ready(f, 2, 1, 0, 1);
+    expect(f, "");
+    ready(f, 1, 1, 0, 1);
+    expect(f, "EXCHANGE 6 parcel 1 at 0.1\n");
+    all_moved(f, 6, 1);
+    expect(f, "SETTLED 6 parcel 1 at 0.1\n");
     finish_step(f, 0);
     fixture_free(f);
 }
