@@ -5,18 +5,24 @@
 #include "daemon/server/listener.h"
 
 #include <ctype.h>
+#include <endian.h>
 #include <fcntl.h>
 #include <grp.h>
 #include <limits.h>
+#include <linux/posix_acl.h>
+#include <linux/posix_acl_xattr.h>
+#include <linux/xattr.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/xattr.h>
 
 #include "core/base/base.h"
 #include "core/base/keep.h"
+#include "core/base/log.h"
 #include "core/config/config.h"
 
 /* Connections that wait to be accepted; picked so that a thousand may arrive in one burst. */
@@ -200,11 +206,89 @@ static int listen_at(const char *path, mode_t mode, char *why, size_t why_size)
     return steal_fd(&fd);
 }
 
-/* The socket's group is the first of allow_groups, so that mode 0660 means what it says. */
-static void give_to_group(const struct listener *listener, const char *path)
+/* ---- who may open it ----------------------------------------------------------------------------------- */
+
+enum { MAX_ENTRIES = 4 * 64 + 4 }; /* config: at most 64 names in each of the four lists */
+
+/* An access control list, as the kernel reads it. */
+struct acl {
+    struct posix_acl_xattr_header header;
+    struct posix_acl_xattr_entry entries[MAX_ENTRIES];
+    size_t n;
+};
+
+static void add_entry(struct acl *acl, unsigned tag, unsigned permissions, uint32_t id)
 {
-    if (listener->allow.n_gids > 0 && chown(path, (uid_t)-1, listener->allow.gids[0]) < 0)
-        return; /* not allowed to: connections are judged by their credentials all the same */
+    acl->entries[acl->n++] =
+        (struct posix_acl_xattr_entry){.e_tag = htole16(tag), .e_perm = htole16(permissions), .e_id = htole32(id)};
+}
+
+static void add_users(struct acl *acl, const struct listener_ids *ids)
+{
+    for (size_t i = 0; i < ids->n_uids; i++)
+        add_entry(acl, ACL_USER, ACL_READ | ACL_WRITE, ids->uids[i]);
+}
+
+static void add_groups(struct acl *acl, const struct listener_ids *ids)
+{
+    for (size_t i = 0; i < ids->n_gids; i++)
+        add_entry(acl, ACL_GROUP, ACL_READ | ACL_WRITE, ids->gids[i]);
+}
+
+/* Return: 0, or -errno: -ENOTSUP when the file system has no such lists. */
+static int write_acl(const struct listener *listener, const char *path, mode_t mode)
+{
+    struct acl acl = {.header.a_version = htole32(POSIX_ACL_XATTR_VERSION)};
+
+    add_entry(&acl, ACL_USER_OBJ, mode >> 6 & 7, (uint32_t)ACL_UNDEFINED_ID);
+    add_users(&acl, &listener->allow);
+    add_users(&acl, &listener->admin);
+    add_entry(&acl, ACL_GROUP_OBJ, mode >> 3 & 7, (uint32_t)ACL_UNDEFINED_ID);
+    add_groups(&acl, &listener->allow);
+    add_groups(&acl, &listener->admin);
+    if (acl.n > 2) /* somebody is named, and gets no more than the group */
+        add_entry(&acl, ACL_MASK, mode >> 3 & 7, (uint32_t)ACL_UNDEFINED_ID);
+    add_entry(&acl, ACL_OTHER, mode & 7, (uint32_t)ACL_UNDEFINED_ID);
+    return lsetxattr(path, XATTR_NAME_POSIX_ACL_ACCESS, &acl, offsetof(struct acl, entries[acl.n]), 0) < 0 ? -errno : 0;
+}
+
+/*
+ * Every user and group that the configuration names can open the socket, with the rights that the mode gives a group.
+ * The owner may write this list also for groups that he is not in, to which he may not give the socket. Without such
+ * lists the socket belongs to the first of allow_groups.
+ */
+static int let_in(const struct listener *listener, const struct config_listen *config, const char *path, mode_t mode,
+                  char *why, size_t why_size)
+{
+    int r = write_acl(listener, path, mode);
+
+    if (r == 0 || listener->allow.n_gids == 0 || chown(path, (uid_t)-1, listener->allow.gids[0]) == 0)
+        return 0;
+    snprintf(why, why_size,
+             "listen.allow_groups: members of \"%s\" could not open %s: its file system has no access control lists "
+             "(%s), and user %u is not in that group. Put listen.socket below /run, or add the user to the group",
+             config->allow_groups.items[0], path, strerror(-r), geteuid());
+    return -EINVAL;
+}
+
+/*
+ * The first connection to a socket of a socket unit starts the daemon, so members of allow_groups must be able to open
+ * it before the daemon can let them in.
+ */
+static int check_socket_unit(const struct listener *listener, const struct config_listen *config, const struct stat *st,
+                             char *why, size_t why_size)
+{
+    const struct group *group = getgrgid(st->st_gid);
+
+    if (listener->allow.n_gids == 0 || (st->st_mode & S_IWOTH) || contains_gid(&listener->allow, st->st_gid))
+        return 0;
+    snprintf(why, why_size,
+             "listen.allow_groups: the socket unit gives %s to the group \"%s\", so members of \"%s\" cannot start the "
+             "daemon by connecting: add SocketGroup=%s to the section [Socket] of the socket unit "
+             "(systemctl edit), and restart that unit",
+             config->socket, group ? group->gr_name : "?", config->allow_groups.items[0],
+             config->allow_groups.items[0]);
+    return -EINVAL;
 }
 
 static int look_up_all(struct listener *listener, const struct config_listen *config, char *why, size_t why_size)
@@ -242,6 +326,33 @@ static bool is_reachable(int fd, const char *path)
            lstat(path, &st) == 0 && S_ISSOCK(st.st_mode);
 }
 
+static int take_predecessors(struct listener *listener, const struct config_listen *config, char *why, size_t why_size)
+{
+    int r;
+
+    listener->path = strdup(config->socket);
+    if (!listener->path || chmod(config->socket, config->mode) < 0) /* the configuration may have changed */
+        return -errno;
+    r = let_in(listener, config, config->socket, config->mode, why, why_size);
+    if (r == 0 && listen(listener->fd, BACKLOG) < 0) /* again, so that clients see this process at the other end */
+        r = -errno;
+    return r;
+}
+
+static int take_socket_units(struct listener *listener, const struct config_listen *config, char *why, size_t why_size)
+{
+    struct stat st;
+    int r;
+
+    if (!is_reachable(listener->fd, config->socket) || lstat(config->socket, &st) < 0)
+        return 0; /* the unit has another path */
+    r = check_socket_unit(listener, config, &st, why, why_size);
+    if (r == 0 && write_acl(listener, config->socket, st.st_mode & 0777) < 0)
+        log_notice("only the group of %s can open it: SocketUser= of its unit is not this daemon's user",
+                   config->socket);
+    return r;
+}
+
 /*
  * Takes the socket that a service manager passed. The one that a predecessor made is used only while clients reach it
  * at the configured path; else this daemon makes another one.
@@ -250,6 +361,7 @@ static bool is_reachable(int fd, const char *path)
 static int take_passed(struct listener *listener, const struct config_listen *config, char *why, size_t why_size)
 {
     bool is_ours = predecessor_made_it();
+    int r;
 
     listener->fd = keep_listen_fd();
     if (listener->fd < -1) {
@@ -265,14 +377,10 @@ static int take_passed(struct listener *listener, const struct config_listen *co
         keep_forget(KEEP_SOCKET_NAME);
         return 0;
     }
-    if (is_ours) {
-        listener->path = strdup(config->socket);
-        if (!listener->path || chmod(config->socket, config->mode) < 0) /* the configuration may have changed */
-            return -errno;
-        give_to_group(listener, config->socket);
-        if (listen(listener->fd, BACKLOG) < 0) /* again, so that clients see this process at the other end */
-            return -errno;
-    }
+    r = is_ours ? take_predecessors(listener, config, why, why_size)
+                : take_socket_units(listener, config, why, why_size);
+    if (r < 0)
+        return r;
     return fcntl(listener->fd, F_SETFL, fcntl(listener->fd, F_GETFL) | O_NONBLOCK) < 0 ? -errno : 0;
 }
 
@@ -286,7 +394,9 @@ static int make_socket(struct listener *listener, const struct config_listen *co
         return r;
     listener->fd = r;
     listener->path = strdup(config->socket);
-    give_to_group(listener, config->socket);
+    r = let_in(listener, config, config->socket, config->mode, why, why_size);
+    if (r < 0)
+        return r;
     if (keep_is_on())
         (void)keep_put(KEEP_SOCKET_NAME, listener->fd); /* without it the next daemon makes its own */
     return 0;

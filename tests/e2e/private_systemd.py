@@ -79,7 +79,7 @@ systemd-tmpfiles --create "$prefix/lib/tmpfiles.d/zerod.conf"
 # As process 1 would make it where it does not find itself in a container: credentials come to services that way.
 mount --make-rshared /
 exec env -i container=zerod-test PATH=/usr/sbin:/usr/bin:/sbin:/bin \
-    SYSTEMD_UNIT_PATH="/run/units:$prefix/lib/systemd/system" SYSTEMD_LOG_TARGET=journal-or-kmsg \
+    SYSTEMD_UNIT_PATH="/run/units:/etc/systemd/system:$prefix/lib/systemd/system" SYSTEMD_LOG_TARGET=journal-or-kmsg \
     SYSTEMD_PROC_CMDLINE=systemd.unified_cgroup_hierarchy=1 /usr/lib/systemd/systemd --system
 """
 
@@ -150,7 +150,8 @@ class PrivateSystemd:
             (units / f"{name}.target").write_text(f"[Unit]\nDescription={name}\nDefaultDependencies=no\n{wants}")
         for name in ("systemd-journald.service", "systemd-journald.socket", "systemd-journald-dev-log.socket"):
             shutil.copy(SYSTEMD.parent / "system" / name, units)
-        (units / "trainer.conf").write_text("u trainer - trainer\nm trainer zerod\nu stranger - stranger\nu alice - alice\n")
+        (units / "trainer.conf").write_text("u trainer - trainer\nm trainer zerod\nu stranger - stranger\nu alice - alice\n"
+                                            "g lab -\nu ann - ann\nm ann lab\nu operator - operator\nm operator zerod-admin\n")
         journald = self.folder / "run" / "systemd" / "journald.conf.d"
         journald.mkdir(parents=True)
         (journald / "test.conf").write_text("[Journal]\nStorage=volatile\nReadKMsg=no\nRateLimitBurst=0\n")
@@ -241,8 +242,8 @@ class PrivateSystemd:
             (folder / "test.conf").write_text(text)
         self.ctl("daemon-reload")
 
-    def zerodctl(self, job, *words, check=True):
-        return self.run(self.bin / "zerodctl", "--socket", f"/run/zerod/{job}.sock", *words, check=check)
+    def zerodctl(self, job, *words, check=True, user=None):
+        return self.run(self.bin / "zerodctl", "--socket", f"/run/zerod/{job}.sock", *words, check=check, user=user)
 
     def trainer(self, job, rank, *options, user="trainer", env=()):
         """Starts the example trainer inside. env: words NAME=VALUE."""

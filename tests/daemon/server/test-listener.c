@@ -50,13 +50,21 @@ static int make_socket(int type)
     return fd;
 }
 
-static int knock(void)
+/* Return: a connected socket, or -errno. */
+static int try_to_knock(void)
 {
     struct sockaddr_un sa = {.sun_family = AF_UNIX};
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
     snprintf(sa.sun_path, sizeof(sa.sun_path), "%s", path);
-    assert_int_equal(connect(fd, (struct sockaddr *)&sa, sizeof(sa)), 0);
+    return connect(fd, (struct sockaddr *)&sa, sizeof(sa)) == 0 ? fd : -errno;
+}
+
+static int knock(void)
+{
+    int fd = try_to_knock();
+
+    assert_true(fd >= 0);
     return fd;
 }
 
@@ -355,22 +363,52 @@ static void test_names_are_looked_up(void **userdata)
     assert_false(is_there());
 }
 
-/* So that mode 0660 lets members of the group connect. */
-static void test_socket_belongs_to_the_group(void **userdata)
+/* Return: whether a process of that user and groups can open the socket. Needs root. */
+static bool opens(uid_t uid, gid_t gid, gid_t further)
 {
-    char text[16], *groups[] = {text};
-    struct config_listen config = {.socket = path, .mode = 0660, .allow_groups = names(groups, 1)};
-    gid_t gid = geteuid() == 0 ? NOBODY : getegid();
+    pid_t pid = fork();
+    int status;
+
+    assert_true(pid >= 0);
+    if (pid == 0)
+        _exit(setgroups(1, &further) == 0 && setresgid(gid, gid, gid) == 0 && setresuid(uid, uid, uid) == 0 &&
+                      try_to_knock() >= 0
+                  ? 0
+                  : 1);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return status == 0;
+}
+
+/* Every list, not only the first name of one; the mode still says what they may. */
+static void test_named_can_open_it(void **userdata)
+{
+    char *users[] = {(char *)"54321"}, *groups[] = {(char *)"54322", (char *)"54323"};
+    char *admins[] = {(char *)"54331"}, *admin_groups[] = {(char *)"54332", (char *)"54322"};
+    struct config_listen config = {.socket = path,
+                                   .mode = 0660,
+                                   .allow_users = names(users, 1),
+                                   .allow_groups = names(groups, 2),
+                                   .admin_users = names(admins, 1),
+                                   .admin_groups = names(admin_groups, 2)};
     struct listener listener;
     struct stat st;
 
     (void)userdata;
-    snprintf(text, sizeof(text), "%u", gid);
+    if (geteuid() != 0)
+        skip();
+    assert_int_equal(chmod(folder, 0755), 0);
     assert_int_equal(listener_init(&listener, &config, why, sizeof(why)), 0);
     assert_int_equal(lstat(path, &st), 0);
-    assert_int_equal(st.st_gid, gid);
-    assert_int_equal(st.st_uid, geteuid());
     assert_int_equal(st.st_mode & 07777, 0660);
+    assert_true(opens(54321, 7, 7) && opens(54331, 7, 7));
+    assert_true(opens(7, 54322, 7) && opens(7, 7, 54323) && opens(7, 7, 54332));
+    assert_false(opens(7, 7, 7));
+    assert_false(opens(54322, 7, 7)); /* groups are no users */
+    listener_deinit(&listener);
+
+    config.mode = 0600;
+    assert_int_equal(listener_init(&listener, &config, why, sizeof(why)), 0);
+    assert_false(opens(54321, 7, 7) || opens(7, 54322, 7));
     listener_deinit(&listener);
 }
 
@@ -430,7 +468,7 @@ TEST_GROUP(listener)
         cmocka_unit_test(test_nobody_is_allowed),
         cmocka_unit_test(test_lists),
         cmocka_unit_test(test_names_are_looked_up),
-        cmocka_unit_test(test_socket_belongs_to_the_group),
+        cmocka_unit_test(test_named_can_open_it),
         cmocka_unit_test(test_peer),
     };
 

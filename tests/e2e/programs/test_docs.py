@@ -240,7 +240,7 @@ def test_service(build, tmp_path):
                 reader.follow(block, [])
                 machine.path(block.file_name()).write_text(block.text)
         assert machine.state("zerod@pretrain.service") == "active"
-        assert "zerod" in machine.run("id", "-nG", "alice").stdout.split()
+        assert "0 of 2 ranks" in machine.zerodctl("pretrain", "status", user="alice").stdout
     finally:
         machine.stop()
 

@@ -276,13 +276,43 @@ def test_gpu_job(systemd, job):
 
 
 def test_who_may_attach(systemd, job):
-    systemd.configure(job, ONE_RANK)
-    systemd.ctl("start", service(job))
-    assert systemd.zerodctl(job, "status", check=False).returncode == 0
-    member, stranger = (systemd.trainer(job, 0, "--steps", 2, user=user) for user in ("trainer", "stranger"))
-    assert steps_of(member) == [1, 2]
-    out, err = stranger.communicate(timeout=60)
-    assert stranger.returncode == 1 and "Permission denied" in out + err
+    """All whom the configuration names, also members of groups that zerod is not in, and nobody else."""
+    unit, listen = service(job), {"socket": f"/run/zerod/{job}.sock", "admin_groups": ["zerod-admin"]}
+    systemd.configure(job, ONE_RANK | {"listen": listen | {"allow_groups": ["zerod", "lab"], "allow_users": ["alice"]}})
+    systemd.ctl("start", unit)
+    for user in "trainer", "ann", "alice":
+        systemd.zerodctl(job, "status", user=user)
+    assert "no open step" in systemd.zerodctl(job, "abort-step", user="operator", check=False).stderr
+    assert "listen.admin_groups" in systemd.zerodctl(job, "abort-step", user="ann", check=False).stderr
+    assert steps_of(systemd.trainer(job, 0, "--steps", 2, user="ann")) == [1, 2]
+    out, err = systemd.trainer(job, 0, "--steps", 2, user="stranger").communicate(timeout=60)
+    assert "Permission denied" in out + err
+
+    # The daemon lays the list anew over a socket that systemd kept for it.
+    systemd.configure(job, ONE_RANK | {"listen": listen | {"allow_groups": ["lab"]}})
+    restart_after_kill(systemd, unit)
+    systemd.zerodctl(job, "status", user="ann")
+    assert "Permission denied" in systemd.zerodctl(job, "status", user="alice", check=False).stderr
+
+
+def test_socket_unit_of_another_group(systemd, job):
+    """Its members could not start the daemon: the start says what the unit lacks, and with that they can."""
+    unit, socket_unit = service(job), f"zerod@{job}.socket"
+    systemd.configure(job, ONE_RANK | {"listen": {"socket": f"/run/zerod/{job}.sock", "allow_groups": ["lab"],
+                                                  "admin_groups": ["zerod-admin"]}})
+    systemd.ctl("start", socket_unit)
+    assert systemd.ctl("start", unit, check=False).returncode != 0
+    assert (systemd.show(unit, "ExecMainStatus"), systemd.show(unit, "NRestarts")) == (str(EX_CONFIG), "0")
+    assert any("add SocketGroup=lab to the section [Socket]" in e["MESSAGE"] for e in systemd.journal("-u", unit))
+    systemd.ctl("reset-failed", unit)
+    systemd.ctl("stop", socket_unit)
+    folder = systemd.path(f"/run/units/{socket_unit}.d")
+    folder.mkdir()
+    (folder / "test.conf").write_text("[Socket]\nSocketGroup=lab\n")
+    systemd.ctl("daemon-reload")
+    systemd.ctl("start", socket_unit)
+    assert steps_of(systemd.trainer(job, 0, "--steps", 2, user="ann")) == [1, 2]
+    systemd.zerodctl(job, "status", user="operator")
 
 
 def test_last_checkpoint_is_not_there(systemd, job):
