@@ -1,16 +1,78 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The key file is read once, and refused if other users can read or write it. */
+/* The key file is read once, and refused if anybody but the daemon's user and root can read or write it. */
 
 #include "daemon/link/key-file.h"
 
+#include <endian.h>
 #include <fcntl.h>
+#include <linux/posix_acl.h>
+#include <linux/posix_acl_xattr.h>
+#include <linux/xattr.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 
 #include "core/base/base.h"
 #include "daemon/link/secure-stream.h"
+
+/* Of an access control list as the kernel tells it. */
+enum { MAX_ENTRIES = 64 };
+
+/* Does this entry name nobody but root and this process's user? */
+static bool is_harmless(const struct posix_acl_xattr_entry *entry)
+{
+    uint32_t id = le32toh(entry->e_id);
+    uint16_t tag = le16toh(entry->e_tag);
+
+    return tag == ACL_USER_OBJ || tag == ACL_MASK || (tag == ACL_USER && (id == 0 || id == geteuid())) ||
+           !(le16toh(entry->e_perm) & (ACL_READ | ACL_WRITE));
+}
+
+/*
+ * May anybody but the owner, root and this process's user read or write it? A list counts where there is one: systemd
+ * gives a credential to the unit's user in that way, and the group's digit of the mode is then no group's.
+ */
+static bool is_open_to_others(int fd, const struct stat *st)
+{
+    struct {
+        struct posix_acl_xattr_header header;
+        struct posix_acl_xattr_entry entries[MAX_ENTRIES];
+    } acl;
+    ssize_t n_bytes = fgetxattr(fd, XATTR_NAME_POSIX_ACL_ACCESS, &acl, sizeof(acl));
+
+    if (n_bytes < (ssize_t)sizeof(acl.header)) /* none, or one that is too long */
+        return st->st_mode & (S_IRWXG | S_IRWXO);
+    for (size_t i = 0; i < ((size_t)n_bytes - sizeof(acl.header)) / sizeof(acl.entries[0]); i++)
+        if (!is_harmless(&acl.entries[i]))
+            return true;
+    return false;
+}
+
+static const char *user_name(uid_t uid)
+{
+    const struct passwd *entry = getpwuid(uid);
+    static char number[16]; /* getpwuid() has a static result, too */
+
+    snprintf(number, sizeof(number), "%u", uid);
+    return entry ? entry->pw_name : number;
+}
+
+/* What is there, and what cures it. Return: -EPERM. */
+static int refuse(const struct stat *st, const char *path, char *why, size_t why_size)
+{
+    int n = snprintf(why, why_size, "world.key_file %s: it belongs to %s, mode %04o; ", path, user_name(st->st_uid),
+                     (unsigned)st->st_mode & 07777);
+    size_t at = MIN((size_t)MAX(n, 0), why_size);
+
+    snprintf(why + at, why_size - at,
+             "the daemon's user has to own it, and nobody else may read it: chown %s %s && chmod 0400 %s%s",
+             user_name(geteuid()), path, path,
+             st->st_mode & (S_IRWXG | S_IRWXO) ? " (and make a new key, if somebody may have read this one)" : "");
+    return -EPERM;
+}
 
 /* Return: 0, or -errno with a sentence. */
 static int check_key_file(int fd, const char *path, char *why, size_t why_size)
@@ -23,12 +85,8 @@ static int check_key_file(int fd, const char *path, char *why, size_t why_size)
         snprintf(why, why_size, "world.key_file %s: this is not a file", path);
         return -EINVAL;
     }
-    if (st.st_mode & (S_IROTH | S_IWOTH)) {
-        snprintf(why, why_size,
-                 "world.key_file %s: others can read or write it (mode %04o); make a new key, and chmod 0640 it", path,
-                 (unsigned)st.st_mode & 07777);
-        return -EPERM;
-    }
+    if ((st.st_uid != geteuid() && st.st_uid != 0) || is_open_to_others(fd, &st))
+        return refuse(&st, path, why, why_size);
     if (st.st_size > KEY_FILE_MAX_BYTES) {
         snprintf(why, why_size, "world.key_file %s: has more than %d bytes, which is no key", path, KEY_FILE_MAX_BYTES);
         return -EFBIG;
@@ -79,8 +137,11 @@ int key_file_read(struct secure_stream_key *key, const char *path, char *why, si
 {
     _cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     int r = fd < 0 ? -errno : 0;
+    struct stat st;
 
     *why = '\0';
+    if (r == -EACCES && stat(path, &st) == 0)
+        r = refuse(&st, path, why, why_size);
     if (r == 0)
         r = check_key_file(fd, path, why, why_size);
     if (r == 0)

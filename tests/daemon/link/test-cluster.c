@@ -843,8 +843,10 @@ static void expect_no_start(const struct node_options *options, int error, const
 
 static void write_file(const char *path, mode_t mode, const void *data, size_t n_bytes)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int fd;
 
+    (void)chmod(path, 0600); /* what an earlier one has left */
+    fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     assert_int_equal(write(fd, data, n_bytes), n_bytes);
     assert_int_equal(fchmod(fd, mode), 0);
@@ -863,13 +865,15 @@ static void test_key_files(void **userdata)
     } cases[] = {
         {"0123456789012345678901234567890\n", 32, 0600, -EINVAL, "has 31 bytes, a key has at least 32"},
         {"01234567890123456789012345678901\n", 33, 0600, 0, ""},
-        {"01234567890123456789012345678901", 32, 0640, 0, ""},
-        {"01234567890123456789012345678901", 32, 0644, -EPERM, "others can read or write it (mode 0644)"},
-        {"01234567890123456789012345678901", 32, 0602, -EPERM, "others can read or write it"},
+        {"01234567890123456789012345678901", 32, 0400, 0, ""},
+        {"01234567890123456789012345678901", 32, 0640, -EPERM, "mode 0640; the daemon's user has to own it"},
+        {"01234567890123456789012345678901", 32, 0604, -EPERM, "&& chmod 0400 /tmp/zerod-key-"},
+        {"01234567890123456789012345678901", 32, 0602, -EPERM, "mode 0602"},
+        {"01234567890123456789012345678901", 32, 0420, -EPERM, "mode 0420"},
         {"", 0, 0600, -EINVAL, "has 0 bytes"},
         {(const char *)large, sizeof(large), 0600, -EFBIG, "which is no key"},
     };
-    char path[] = "/tmp/zerod-key-XXXXXX", why[300];
+    char path[] = "/tmp/zerod-key-XXXXXX", why[400];
     struct secure_stream_key key, first;
 
     (void)userdata;
@@ -882,6 +886,13 @@ static void test_key_files(void **userdata)
             first = key;
         if (i == 2)
             assert_memory_equal(&key, &first, sizeof(key)); /* the newline does not count */
+    }
+    if (geteuid() == 0) {
+        write_file(path, 0400, cases[1].data, cases[1].n_bytes);
+        assert_int_equal(chown(path, 54321, 0), 0);
+        assert_int_equal(key_file_read(&key, path, why, sizeof(why)), -EPERM);
+        SAYS(why, "it belongs to 54321, mode 0400; the daemon's user has to own it");
+        SAYS(why, "chown root /tmp/zerod-key-");
     }
     assert_int_equal(unlink(path), 0);
     assert_int_equal(key_file_read(&key, path, why, sizeof(why)), -ENOENT);

@@ -24,6 +24,7 @@ from conftest import ROOT, Daemon, wait_for
 from private_systemd import PrivateSystemd, children
 
 EX_IOERR = 74
+EX_NOPERM = 77
 EX_CONFIG = 78
 WATCHDOG_S = 1.0
 ONE_RANK = {"world": {"size": 1}, "threads": 1}
@@ -216,6 +217,35 @@ def test_two_nodes(systemd, job):
     finally:
         for name in names:
             systemd.ctl("stop", service(name), check=False)
+
+
+def test_who_may_read_the_key(systemd, job):
+    """
+    A trainer of the group zerod could speak as a node if it could read the key: the start refuses such a file, says what is
+    there, and the command that it names cures it. So does the command of the manual.
+    """
+    systemd.run("ip", "link", "set", "lo", "up")
+    key, unit = f"/etc/zerod/{job}.key", service(job)
+    systemd.path(key).write_bytes(os.urandom(48))
+    nodes = [{"address": f"127.77.2.{i + 1}:7700", "ranks": 1} for i in range(2)]
+    systemd.configure(job, {"collective": "gloo", "world": {"size": 2, "nodes": nodes, "node": 0, "key_file": key}},
+                      drop_in_of_the_manual().replace("LoadCredential=", "#"))
+    for owner, mode in ("root:zerod", "0640"), ("root:root", "0600"), ("zerod:zerod", "0440"), ("trainer:zerod", "0440"):
+        systemd.run("chown", owner, key)
+        systemd.run("chmod", mode, key)
+        assert systemd.ctl("start", unit, check=False).returncode != 0
+        assert (systemd.show(unit, "ExecMainStatus"), systemd.show(unit, "NRestarts")) == (str(EX_NOPERM), "0")
+        said = [e["MESSAGE"] for e in systemd.journal("-u", unit) if "world.key_file" in e["MESSAGE"]][-1]
+        assert f"it belongs to {owner.split(':')[0]}, mode {mode}" in said
+        systemd.ctl("reset-failed", unit)
+    systemd.run("sh", "-c", re.search(r"chown .* && chmod \S+ \S+", said)[0])
+    systemd.ctl("start", unit)
+    assert systemd.run("cat", key, user="trainer", check=False).returncode != 0
+    systemd.ctl("stop", unit)
+    command = re.search(r"`(install .*)`", (ROOT / "docs/nodes.md").read_text())[1].replace("/etc/zerod/pretrain.key", key)
+    systemd.run("sh", "-c", f"cd /run && head -c 48 /dev/urandom >pretrain.key && {command}")
+    systemd.ctl("start", unit)
+    assert systemd.run("cat", key, user="trainer", check=False).returncode != 0
 
 
 GPU_DROP_IN = ROOT / "config/zerod@.service.d/gpu.conf"
