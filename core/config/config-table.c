@@ -419,6 +419,11 @@ static const struct config_key table[] = {
         "Folder of the job's checkpoints, which all nodes see; it is made if its parent exists. Left out, none is "
         "written or loaded.",
         .flags = CONFIG_NULLABLE),
+    KEY("checkpoint.allow_groups", NAMES, checkpoint.allow_groups,
+        "Groups (names or ids) whose members may read the checkpoints that are written from now on. The folder's own "
+        "group and all others then may not. Left out, the daemon's umask says who may: in the unit of systemd only its "
+        "user.",
+        OWN, .max_items = 64),
     KEY("checkpoint.save_steps", WHOLE, checkpoint.save_steps, "Save each time so many steps are committed; 0: not so.",
         OWN, .unit = "steps", .def = "0", RANGE(0, MAX_STEPS)),
     KEY("checkpoint.save_interval", DURATION, checkpoint.save_interval_ms,

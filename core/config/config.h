@@ -133,6 +133,7 @@ struct config_diagnostics {
 
 struct config_checkpoint {
     char *dir;                 /* absolute; NULL: nothing is saved or loaded */
+    struct config_names allow_groups;
     uint64_t save_steps;       /* 0: not by steps */
     uint64_t save_interval_ms; /* 0: not by time */
     unsigned save_total_limit; /* 0: all stay */

@@ -14,12 +14,15 @@ struct diagnostic *cause_not_saved(const struct evidence_at *at, const char *dir
     if (dir)
         diagnostic_field(d, "what", "checkpoint in %s", dir);
     diagnostic_field(d, "cause", "%s", why);
-    if (dir)
+    if (dir) {
         diagnostic_field(d, "fix",
                          "free space there, or let the daemon's user write there; the next save tries again\n"
                          "(zerodctl checkpoint save does it at once)");
-    else
+        diagnostic_field(d, "or",
+                         "ReadWritePaths=%s   (in a drop-in of its unit, whose sandbox has only /var/lib/zerod)", dir);
+    } else {
         diagnostic_field(d, "fix", "name a folder in the configuration: checkpoint: {dir: PATH}");
+    }
     diagnostic_field(d, "does not help", "the trainers; the gradients");
     diagnostic_field(d, "state", "the daemon and the job go on; checkpoints that were whole stay whole");
     return diagnostic_finish(d);

@@ -292,13 +292,10 @@ static void remove_old(const struct writing *w)
 
 /* ---- in order ------------------------------------------------------------------------------------------ */
 
-/* Makes the folder of the checkpoints, if need be, and syncs its name. If it was there already, its parent need not be
- * a folder that we can open. */
-static int make_dir(const struct checkpoint_order *order)
+int checkpoint_make_dir(const struct disk *disk, const char *dir)
 {
-    const struct disk *disk = order->disk;
-    int made = disk->make_folder(disk, AT_FDCWD, order->dir), r;
-    _cleanup_free_ char *copy = strdup(order->dir);
+    int made = disk->make_folder(disk, AT_FDCWD, dir), r;
+    _cleanup_free_ char *copy = strdup(dir);
     _cleanup_close_ int parent = -1;
 
     if (made < 0 && made != -EEXIST)
@@ -343,7 +340,7 @@ static int begin(struct writing *w)
     int r;
 
     w->at = w->order->dir;
-    r = make_dir(w->order);
+    r = checkpoint_make_dir(w->order->disk, w->order->dir);
     if (r == 0)
         r = open_dir(w);
     if (r < 0)

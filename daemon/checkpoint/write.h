@@ -71,3 +71,7 @@ void checkpoint_order_deinit(struct checkpoint_order *order);
 int checkpoint_write(struct checkpoint_order *order, char *why, size_t why_size);
 /* Node 0 of several, when all have written what they own. Return: likewise. */
 int checkpoint_publish(struct checkpoint_order *order, char *why, size_t why_size);
+
+/* Makes the folder of the checkpoints, if need be, and syncs its name. If it was there already, its parent need not be
+ * a folder that we can open. Return: 0 or -errno. */
+int checkpoint_make_dir(const struct disk *disk, const char *dir);

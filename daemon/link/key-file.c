@@ -4,52 +4,15 @@
 
 #include "daemon/link/key-file.h"
 
-#include <endian.h>
 #include <fcntl.h>
-#include <linux/posix_acl.h>
-#include <linux/posix_acl_xattr.h>
-#include <linux/xattr.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/xattr.h>
 
+#include "core/base/acl.h"
 #include "core/base/base.h"
 #include "daemon/link/secure-stream.h"
-
-/* Of an access control list as the kernel tells it. */
-enum { MAX_ENTRIES = 64 };
-
-/* Does this entry name nobody but root and this process's user? */
-static bool is_harmless(const struct posix_acl_xattr_entry *entry)
-{
-    uint32_t id = le32toh(entry->e_id);
-    uint16_t tag = le16toh(entry->e_tag);
-
-    return tag == ACL_USER_OBJ || tag == ACL_MASK || (tag == ACL_USER && (id == 0 || id == geteuid())) ||
-           !(le16toh(entry->e_perm) & (ACL_READ | ACL_WRITE));
-}
-
-/*
- * May anybody but the owner, root and this process's user read or write it? A list counts where there is one: systemd
- * gives a credential to the unit's user in that way, and the group's digit of the mode is then no group's.
- */
-static bool is_open_to_others(int fd, const struct stat *st)
-{
-    struct {
-        struct posix_acl_xattr_header header;
-        struct posix_acl_xattr_entry entries[MAX_ENTRIES];
-    } acl;
-    ssize_t n_bytes = fgetxattr(fd, XATTR_NAME_POSIX_ACL_ACCESS, &acl, sizeof(acl));
-
-    if (n_bytes < (ssize_t)sizeof(acl.header)) /* none, or one that is too long */
-        return st->st_mode & (S_IRWXG | S_IRWXO);
-    for (size_t i = 0; i < ((size_t)n_bytes - sizeof(acl.header)) / sizeof(acl.entries[0]); i++)
-        if (!is_harmless(&acl.entries[i]))
-            return true;
-    return false;
-}
 
 static const char *user_name(uid_t uid)
 {
@@ -85,7 +48,8 @@ static int check_key_file(int fd, const char *path, char *why, size_t why_size)
         snprintf(why, why_size, "world.key_file %s: this is not a file", path);
         return -EINVAL;
     }
-    if ((st.st_uid != geteuid() && st.st_uid != 0) || is_open_to_others(fd, &st))
+    /* systemd gives a credential to the unit's user by a list; the group's digit of the mode is then no group's. */
+    if ((st.st_uid != geteuid() && st.st_uid != 0) || acl_lets_others(fd, st.st_mode))
         return refuse(&st, path, why, why_size);
     if (st.st_size > KEY_FILE_MAX_BYTES) {
         snprintf(why, why_size, "world.key_file %s: has more than %d bytes, which is no key", path, KEY_FILE_MAX_BYTES);

@@ -4,22 +4,16 @@
 
 #include "daemon/server/listener.h"
 
-#include <ctype.h>
-#include <endian.h>
 #include <fcntl.h>
 #include <grp.h>
 #include <limits.h>
-#include <linux/posix_acl.h>
-#include <linux/posix_acl_xattr.h>
-#include <linux/xattr.h>
-#include <pwd.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <sys/xattr.h>
 
+#include "core/base/acl.h"
 #include "core/base/base.h"
 #include "core/base/keep.h"
 #include "core/base/log.h"
@@ -30,58 +24,7 @@ enum { BACKLOG = 1024 };
 
 /* ---- who may ------------------------------------------------------------------------------------------- */
 
-static bool parse_id(const char *name, unsigned long *id)
-{
-    char *end;
-
-    errno = 0;
-    *id = strtoul(name, &end, 10);
-    return isdigit((unsigned char)name[0]) && !*end && errno == 0 && *id < UINT32_MAX;
-}
-
-static int look_up_users(struct listener_ids *ids, const struct config_names *names, char *why, size_t why_size)
-{
-    ids->uids = calloc(names->n_items + 1, sizeof(*ids->uids));
-    if (!ids->uids)
-        return -ENOMEM;
-    for (size_t i = 0; i < names->n_items; i++) {
-        unsigned long id;
-        const struct passwd *entry = parse_id(names->items[i], &id) ? NULL : getpwnam(names->items[i]);
-
-        if (entry)
-            id = entry->pw_uid;
-        else if (!parse_id(names->items[i], &id)) {
-            snprintf(why, why_size, "listen: there is no user \"%s\"", names->items[i]);
-            return -ENOENT;
-        }
-        ids->uids[ids->n_uids++] = (uid_t)id;
-    }
-    return 0;
-}
-
-static int look_up_groups(struct listener_ids *ids, const struct config_names *names, char *why, size_t why_size)
-{
-    ids->gids = calloc(names->n_items + 1, sizeof(*ids->gids));
-    if (!ids->gids)
-        return -ENOMEM;
-    for (size_t i = 0; i < names->n_items; i++) {
-        unsigned long id;
-        const struct group *entry = parse_id(names->items[i], &id) ? NULL : getgrnam(names->items[i]);
-
-        if (entry)
-            id = entry->gr_gid;
-        else if (!parse_id(names->items[i], &id)) {
-            snprintf(why, why_size,
-                     "listen: there is no group \"%s\" on this machine (systemd-sysusers makes that of the service)",
-                     names->items[i]);
-            return -ENOENT;
-        }
-        ids->gids[ids->n_gids++] = (gid_t)id;
-    }
-    return 0;
-}
-
-static bool contains_gid(const struct listener_ids *ids, gid_t gid)
+static bool contains_gid(const struct accounts *ids, gid_t gid)
 {
     for (size_t i = 0; i < ids->n_gids; i++)
         if (ids->gids[i] == gid)
@@ -89,7 +32,7 @@ static bool contains_gid(const struct listener_ids *ids, gid_t gid)
     return false;
 }
 
-static bool matches(const struct listener_ids *ids, const struct listener_peer *peer)
+static bool matches(const struct accounts *ids, const struct listener_peer *peer)
 {
     if (peer->uid == 0 || peer->uid == geteuid() || contains_gid(ids, peer->gid))
         return true;
@@ -208,48 +151,16 @@ static int listen_at(const char *path, mode_t mode, char *why, size_t why_size)
 
 /* ---- who may open it ----------------------------------------------------------------------------------- */
 
-enum { MAX_ENTRIES = 4 * 64 + 4 }; /* config: at most 64 names in each of the four lists */
-
-/* An access control list, as the kernel reads it. */
-struct acl {
-    struct posix_acl_xattr_header header;
-    struct posix_acl_xattr_entry entries[MAX_ENTRIES];
-    size_t n;
-};
-
-static void add_entry(struct acl *acl, unsigned tag, unsigned permissions, uint32_t id)
-{
-    acl->entries[acl->n++] =
-        (struct posix_acl_xattr_entry){.e_tag = htole16(tag), .e_perm = htole16(permissions), .e_id = htole32(id)};
-}
-
-static void add_users(struct acl *acl, const struct listener_ids *ids)
-{
-    for (size_t i = 0; i < ids->n_uids; i++)
-        add_entry(acl, ACL_USER, ACL_READ | ACL_WRITE, ids->uids[i]);
-}
-
-static void add_groups(struct acl *acl, const struct listener_ids *ids)
-{
-    for (size_t i = 0; i < ids->n_gids; i++)
-        add_entry(acl, ACL_GROUP, ACL_READ | ACL_WRITE, ids->gids[i]);
-}
-
-/* Return: 0, or -errno: -ENOTSUP when the file system has no such lists. */
+/* Return: 0, or -errno: -ENOTSUP when the file system has no access control lists. */
 static int write_acl(const struct listener *listener, const char *path, mode_t mode)
 {
-    struct acl acl = {.header.a_version = htole32(POSIX_ACL_XATTR_VERSION)};
+    struct acl acl = {.mode = mode, .named = mode >> 3 & (S_IROTH | S_IWOTH)};
 
-    add_entry(&acl, ACL_USER_OBJ, mode >> 6 & 7, (uint32_t)ACL_UNDEFINED_ID);
-    add_users(&acl, &listener->allow);
-    add_users(&acl, &listener->admin);
-    add_entry(&acl, ACL_GROUP_OBJ, mode >> 3 & 7, (uint32_t)ACL_UNDEFINED_ID);
-    add_groups(&acl, &listener->allow);
-    add_groups(&acl, &listener->admin);
-    if (acl.n > 2) /* somebody is named, and gets no more than the group */
-        add_entry(&acl, ACL_MASK, mode >> 3 & 7, (uint32_t)ACL_UNDEFINED_ID);
-    add_entry(&acl, ACL_OTHER, mode & 7, (uint32_t)ACL_UNDEFINED_ID);
-    return lsetxattr(path, XATTR_NAME_POSIX_ACL_ACCESS, &acl, offsetof(struct acl, entries[acl.n]), 0) < 0 ? -errno : 0;
+    acl_add_users(&acl, listener->allow.uids, listener->allow.n_uids);
+    acl_add_users(&acl, listener->admin.uids, listener->admin.n_uids);
+    acl_add_groups(&acl, listener->allow.gids, listener->allow.n_gids);
+    acl_add_groups(&acl, listener->admin.gids, listener->admin.n_gids);
+    return acl_write(&acl, path, false);
 }
 
 /*
@@ -293,14 +204,14 @@ static int check_socket_unit(const struct listener *listener, const struct confi
 
 static int look_up_all(struct listener *listener, const struct config_listen *config, char *why, size_t why_size)
 {
-    int r = look_up_users(&listener->allow, &config->allow_users, why, why_size);
+    int r = accounts_users(&listener->allow, &config->allow_users, "listen", why, why_size);
 
     if (r == 0)
-        r = look_up_groups(&listener->allow, &config->allow_groups, why, why_size);
+        r = accounts_groups(&listener->allow, &config->allow_groups, "listen", why, why_size);
     if (r == 0)
-        r = look_up_users(&listener->admin, &config->admin_users, why, why_size);
+        r = accounts_users(&listener->admin, &config->admin_users, "listen", why, why_size);
     if (r == 0)
-        r = look_up_groups(&listener->admin, &config->admin_groups, why, why_size);
+        r = accounts_groups(&listener->admin, &config->admin_groups, "listen", why, why_size);
     return r;
 }
 
@@ -430,10 +341,8 @@ void listener_deinit(struct listener *listener)
     free(listener->path);
     if (listener->fd >= 0)
         close(listener->fd);
-    free(listener->allow.uids);
-    free(listener->allow.gids);
-    free(listener->admin.uids);
-    free(listener->admin.gids);
+    accounts_deinit(&listener->allow);
+    accounts_deinit(&listener->admin);
     *listener = LISTENER_NULL;
 }
 

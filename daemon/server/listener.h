@@ -14,19 +14,14 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-struct config_listen;
+#include "daemon/server/accounts.h"
 
-struct listener_ids {
-    uid_t *uids;
-    size_t n_uids;
-    gid_t *gids;
-    size_t n_gids;
-};
+struct config_listen;
 
 struct listener {
     int fd;
     char *path; /* to be removed at the end; NULL: not made by a daemon */
-    struct listener_ids allow, admin;
+    struct accounts allow, admin;
 };
 
 struct listener_peer {

@@ -32,6 +32,7 @@
 #include "daemon/memory/journal.h"
 #include "daemon/nodes/membership.h"
 #include "daemon/server/admin.h"
+#include "daemon/server/checkpoint-folder.h"
 #include "daemon/server/companion.h"
 #include "daemon/server/diagnostic-log.h"
 #include "daemon/server/dispatch.h"
@@ -78,6 +79,7 @@ struct server {
     uint64_t progress_seen, stuck_since_ns;
     struct diagnostic_log log;
     struct trace_files traces;
+    struct checkpoint_folder folder;
     bool stopping;
     bool waits_to_stop; /* it stops when a checkpoint is written, and other nodes have what was decided */
     bool saves_to_stop; /* then: a checkpoint is one of the reasons */
@@ -602,6 +604,8 @@ static int start_server(struct server *server, char *why, size_t why_size)
     if (r < 0)
         return r;
     r = listener_init(&server->listener, &server->config->listen, why, why_size);
+    if (r == 0) /* not before: the listener changes the umask, which is also that thread's */
+        r = checkpoint_folder_try(&server->folder, server->job, why, why_size);
     if (r == 0)
         r = start_handles(server);
     if (r == 0)
@@ -686,6 +690,7 @@ void server_free(struct server *server)
         job_settle(server->job);
     sessions_reap(&server->service);
     worker_pool_free(server->pool);
+    checkpoint_folder_leave(&server->folder);
     job_free(server->job); /* it stops its engine: before the membership goes, whose callbacks end with it */
     membership_close(server->membership);
     uv_walk(&server->loop, close_handle, NULL);

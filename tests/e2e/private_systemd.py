@@ -9,7 +9,7 @@ A real systemd as process 1 of private namespaces, with zerod installed in it as
     systemd.stop()
 
 It has its own mounts, processes, network and cgroups. /etc is an overlay, so the users made in it are seen inside only;
-the installed tree is laid over the build's prefix; /run, /tmp and /var/tmp are its own. journald runs in it. Of the
+the installed tree is laid over the build's prefix; /run, /tmp, /var/tmp and /var/lib/zerod are its own. journald runs in it. Of the
 machine's units it knows those of journald; the targets that units refer to are empty. It needs root, and a kernel that
 lets root do this: PrivateSystemd.missing() says why not. When this process dies, all of it goes.
 """
@@ -74,6 +74,8 @@ mount -t tmpfs -o mode=755 tmpfs /run
 cp -r "$folder/run/." /run
 mount -t tmpfs -o mode=1777 tmpfs /var/tmp
 mount -t tmpfs -o mode=1777 tmpfs /tmp
+mkdir -p /var/lib/zerod
+mount -t tmpfs tmpfs /var/lib/zerod
 systemd-sysusers "$prefix/lib/sysusers.d/zerod.conf" /run/units/trainer.conf
 systemd-tmpfiles --create "$prefix/lib/tmpfiles.d/zerod.conf"
 # As process 1 would make it where it does not find itself in a container: credentials come to services that way.

@@ -190,6 +190,7 @@ def test_a_full_disk(start, tmp_path, references, call):
   cause          {what}: No space left on device
   fix            free space there, or let the daemon's user write there; the next save tries again
                  (zerodctl checkpoint save does it at once)
+  or             ReadWritePaths={tmp_path}/c   (in a drop-in of its unit, whose sandbox has only /var/lib/zerod)
   does not help  the trainers; the gradients
   state          the daemon and the job go on; checkpoints that were whole stay whole
 """ in re.sub(r"(step-000000|: step )\d\d\b", r"\1NN", daemon.log())

@@ -241,6 +241,7 @@ def test_service(build, tmp_path):
                 machine.path(block.file_name()).write_text(block.text)
         assert machine.state("zerod@pretrain.service") == "active"
         assert "0 of 2 ranks" in machine.zerodctl("pretrain", "status", user="alice").stdout
+        assert machine.run("ls", "/var/lib/zerod/pretrain", user="alice").stdout == ""
     finally:
         machine.stop()
 

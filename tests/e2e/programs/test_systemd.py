@@ -345,6 +345,46 @@ def test_socket_unit_of_another_group(systemd, job):
     systemd.zerodctl(job, "status", user="operator")
 
 
+def test_who_may_read_checkpoints(systemd, job):
+    """A user of the job's group copies his model; a stranger, and zerod's own group, may not even list."""
+    dir = f"/var/lib/zerod/{job}"
+    systemd.configure(job, ONE_RANK | {"listen": {"socket": f"/run/zerod/{job}.sock", "allow_groups": ["lab"]},
+                                       "checkpoint": {"dir": dir, "allow_groups": ["lab"]}})
+    systemd.ctl("start", service(job))
+    assert steps_of(systemd.trainer(job, 0, "--steps", 2, user="ann")) == [1, 2]
+    systemd.ctl("stop", service(job))
+    model = f"{dir}/step-00000002/model.safetensors"
+    systemd.run("cp", model, "/tmp/model.safetensors", user="ann")
+    assert systemd.path("/tmp/model.safetensors").read_bytes() == systemd.path(model).read_bytes()
+    assert "whole and right" in systemd.run(systemd.bin / "zerodctl", "checkpoint", "verify", f"{dir}/step-00000002",
+                                            user="ann").stdout
+    assert systemd.run("touch", f"{dir}/mine", f"{dir}/step-00000002/mine", user="ann", check=False).returncode != 0
+    assert systemd.run("sh", "-c", f"echo no >>{model}", user="ann", check=False).returncode != 0
+    for user in "stranger", "trainer":
+        assert systemd.run("ls", dir, user=user, check=False).returncode != 0
+        assert systemd.run("cat", model, user=user, check=False).returncode != 0
+
+
+def test_folder_outside_of_the_sandbox(systemd, job):
+    """It is said at the start, not at the first save, and with the line that E1701 names a checkpoint is written."""
+    dir = f"/srv/{job}"
+    systemd.run("mount", "-t", "tmpfs", "tmpfs", "/srv")
+    systemd.run("install", "-d", "-o", "zerod", dir)
+    systemd.configure(job, ONE_RANK | {"checkpoint": {"dir": dir}})
+    systemd.ctl("start", service(job))
+    wait_for("no E1701", lambda: systemd.journal("-u", service(job), "ZEROD_CODE=E1701"))
+    said = systemd.journal("-u", service(job), "ZEROD_CODE=E1701")[0]["MESSAGE"]
+    assert "Read-only file system" in said
+    systemd.ctl("stop", service(job))
+    assert systemd.show(service(job), "Result") == "success"  # nothing was trained, so nothing is lost
+    systemd.drop_in(job, f"[Service]\n{re.search('ReadWritePaths=[^ ]+', said)[0]}\n")
+    systemd.ctl("start", service(job))
+    assert steps_of(systemd.trainer(job, 0, "--steps", 2)) == [1, 2]
+    systemd.ctl("stop", service(job))
+    assert systemd.path(f"{dir}/step-00000002/model.safetensors").exists()
+    assert len(systemd.journal("-u", service(job), "ZEROD_CODE=E1701")) == 1
+
+
 def test_last_checkpoint_is_not_there(systemd, job):
     """The unit has failed when the checkpoint of save_on_stop could not be written."""
     systemd.configure(job, ONE_RANK | {"checkpoint": {"dir": f"/var/lib/zerod/{job}", "save_on_stop": True}},

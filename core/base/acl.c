@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Access control lists are written and judged here. libacl would be one more library, for as many lines. */
+
+#include "core/base/acl.h"
+
+#include <endian.h>
+#include <linux/posix_acl.h>
+#include <linux/posix_acl_xattr.h>
+#include <linux/xattr.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+
+#include "core/base/base.h"
+
+struct encoded {
+    struct posix_acl_xattr_header header;
+    struct posix_acl_xattr_entry entries[ACL_MAX_ENTRIES];
+    size_t n;
+};
+
+void acl_add_users(struct acl *acl, const uid_t *uids, size_t n)
+{
+    for (size_t i = 0; i < n && acl->n_uids < ACL_MAX_NAMES; i++)
+        acl->uids[acl->n_uids++] = uids[i];
+}
+
+void acl_add_groups(struct acl *acl, const gid_t *gids, size_t n)
+{
+    for (size_t i = 0; i < n && acl->n_gids < ACL_MAX_NAMES; i++)
+        acl->gids[acl->n_gids++] = gids[i];
+}
+
+static void add(struct encoded *encoded, unsigned tag, mode_t permissions, uint32_t id)
+{
+    encoded->entries[encoded->n++] =
+        (struct posix_acl_xattr_entry){.e_tag = htole16(tag), .e_perm = htole16(permissions & 7), .e_id = htole32(id)};
+}
+
+int acl_write(const struct acl *acl, const char *path, bool inherited)
+{
+    const char *attribute = inherited ? XATTR_NAME_POSIX_ACL_DEFAULT : XATTR_NAME_POSIX_ACL_ACCESS;
+    const uint32_t nobody = (uint32_t)ACL_UNDEFINED_ID;
+    struct encoded encoded = {.header.a_version = htole32(POSIX_ACL_XATTR_VERSION)};
+
+    add(&encoded, ACL_USER_OBJ, acl->mode >> 6, nobody);
+    for (size_t i = 0; i < acl->n_uids; i++)
+        add(&encoded, ACL_USER, acl->named, acl->uids[i]);
+    add(&encoded, ACL_GROUP_OBJ, acl->mode >> 3, nobody);
+    for (size_t i = 0; i < acl->n_gids; i++)
+        add(&encoded, ACL_GROUP, acl->named, acl->gids[i]);
+    if (encoded.n > 2) /* the most that the file's group and those that are named may: the mode shows it */
+        add(&encoded, ACL_MASK, (acl->mode >> 3) | acl->named, nobody);
+    add(&encoded, ACL_OTHER, acl->mode, nobody);
+    return lsetxattr(path, attribute, &encoded, offsetof(struct encoded, entries[encoded.n]), 0) < 0 ? -errno : 0;
+}
+
+/* Does this entry name nobody but the owner, root and this process's user? */
+static bool is_harmless(const struct posix_acl_xattr_entry *entry)
+{
+    uint32_t id = le32toh(entry->e_id);
+    uint16_t tag = le16toh(entry->e_tag);
+
+    return tag == ACL_USER_OBJ || tag == ACL_MASK || (tag == ACL_USER && (id == 0 || id == geteuid())) ||
+           !(le16toh(entry->e_perm) & (ACL_READ | ACL_WRITE));
+}
+
+bool acl_lets_others(int fd, mode_t mode)
+{
+    struct encoded acl;
+    ssize_t n_bytes = fgetxattr(fd, XATTR_NAME_POSIX_ACL_ACCESS, &acl, offsetof(struct encoded, n));
+
+    if (n_bytes < (ssize_t)sizeof(acl.header)) /* none, or one that is too long: then the mode has its mask */
+        return mode & (S_IRWXG | S_IRWXO);
+    for (size_t i = 0; i < ((size_t)n_bytes - sizeof(acl.header)) / sizeof(acl.entries[0]); i++)
+        if (!is_harmless(&acl.entries[i]))
+            return true;
+    return false;
+}

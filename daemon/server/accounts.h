@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* The numbers of the users and groups that the configuration names. They are looked up once, at the start. */
+
+#include <stddef.h>
+#include <sys/types.h>
+
+struct config_names;
+
+struct accounts {
+    uid_t *uids;
+    size_t n_uids;
+    gid_t *gids;
+    size_t n_gids;
+};
+
+/* section: of the configuration, for the sentence. Return: 0, or -errno with a sentence; -ENOENT: there is no such user
+ * or group. accounts_deinit() is needed in any case. */
+int accounts_users(struct accounts *accounts, const struct config_names *names, const char *section, char *why,
+                   size_t why_size);
+int accounts_groups(struct accounts *accounts, const struct config_names *names, const char *section, char *why,
+                    size_t why_size);
+void accounts_deinit(struct accounts *accounts);
