@@ -5,6 +5,7 @@
 #include "client/control/control.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -80,20 +81,75 @@ static int control_fail_silent(struct control *control)
                         CONTROL_SILENCE_MS / 1000);
 }
 
-static int control_wait(struct control *control, short events)
+/* Of the process at the other end. 0: the kernel does not say, or it is the service manager that made the socket. */
+static pid_t peer_pid(const struct control *control)
+{
+    struct ucred cred;
+    socklen_t size = sizeof(cred);
+
+    return getsockopt(control->fd, SOL_SOCKET, SO_PEERCRED, &cred, &size) == 0 && cred.pid > 1 ? cred.pid : 0;
+}
+
+/* By a signal, or a debugger. */
+static bool is_stopped(pid_t pid)
+{
+    char path[64], text[512], *end;
+    _cleanup_close_ int fd = -1;
+    ssize_t n;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+    if (n <= 0)
+        return false;
+    text[n] = '\0';
+    end = strrchr(text, ')'); /* behind the name is the state */
+    return end && (strncmp(end, ") T", 3) == 0 || strncmp(end, ") t", 3) == 0);
+}
+
+/* The daemon has been silent for CONTROL_NOTICE_MS. Return: 0: it may still answer. */
+static int note_silence(struct control *control)
+{
+    pid_t pid = peer_pid(control);
+
+    if (pid > 0 && is_stopped(pid))
+        return control_fail(control, EX_TEMPFAIL,
+                            "the daemon on %s does not answer: its process %d is stopped, by a signal or a debugger; "
+                            "kill -CONT %d lets it go on",
+                            control->path, pid, pid);
+    if (!control->told_silence)
+        fprintf(stderr, "%s: the daemon on %s has not answered for %d s; waiting for up to %d s\n",
+                program_invocation_short_name, control->path, CONTROL_NOTICE_MS / 1000, CONTROL_SILENCE_MS / 1000);
+    control->told_silence = true;
+    return 0;
+}
+
+/* Return: > 0, it is ready; 0, it was silent; or a negative code. */
+static int wait_for(struct control *control, short events, int timeout_ms)
 {
     const struct control_idle *idle = control->idle;
     struct pollfd fds[] = {{.fd = control->fd, .events = events}, {.fd = idle ? idle->fd : -1, .events = POLLIN}};
     int r;
 
     do {
-        r = poll(fds, ARRAY_SIZE(fds), patience_ms(control));
+        r = poll(fds, ARRAY_SIZE(fds), MIN(timeout_ms, patience_ms(control)));
         if (r > 0 && fds[1].revents && idle->call(idle->userdata) != 0)
             return control_fail(control, EX_TEMPFAIL, "the waiting was ended");
     } while ((r < 0 && errno == EINTR) || (r > 0 && !fds[0].revents));
-    if (r < 0)
-        return control_fail(control, EX_OSERR, "poll: %s", strerror(errno));
-    return r == 0 ? control_fail_silent(control) : 0;
+    return r < 0 ? control_fail(control, EX_OSERR, "poll: %s", strerror(errno)) : r;
+}
+
+static int control_wait(struct control *control, short events)
+{
+    bool person_waits = control->until_ms == 0;
+    int r = wait_for(control, events, person_waits ? CONTROL_NOTICE_MS : CONTROL_SILENCE_MS);
+
+    if (r == 0 && person_waits) {
+        r = note_silence(control);
+        if (r == 0)
+            r = wait_for(control, events, CONTROL_SILENCE_MS - CONTROL_NOTICE_MS);
+    }
+    return r == 0 ? control_fail_silent(control) : MIN(r, 0);
 }
 
 static int control_send(struct control *control, const struct request *request)

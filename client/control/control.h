@@ -10,6 +10,7 @@
  * a sentence for people, and only control_deinit() is left.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "core/wire/frame.h"
@@ -17,6 +18,7 @@
 
 enum {
     CONTROL_SILENCE_MS = 30 * 1000, /* picked: a daemon whose loop is blocked for longer is ended by its watchdog */
+    CONTROL_NOTICE_MS = 3 * 1000,   /* picked: if there is no limit, a person waits, who hears now of the silence */
 };
 
 /* Another descriptor that is served while the program waits for the daemon: call() reads it whenever it is readable. */
@@ -31,6 +33,7 @@ struct control {
     const char *path;  /* not owned */
     uint64_t until_ms; /* CLOCK_MONOTONIC, when all must have ended; 0: no limit */
     const struct control_idle *idle; /* not owned; NULL: it only waits */
+    bool told_silence;
     struct wire_arena arena;
     struct frame_buffer buffer;
     char error[1024];

@@ -111,6 +111,7 @@ def test_packages(root, made, tmp_path):
     assert f"zerod-exporter {version()}" in root.run("zerod-exporter --version")
     root.run("cd /usr/share; ls bash-completion/completions/zerodrun fish/vendor_completions.d/zerodrun.fish zsh/vendor-completions/_zerod")
     assert "job" in root.run("zerod --config /usr/share/zerod/stage2.yaml --print-config")
+    assert "# As a system service" in root.run("cat /usr/share/doc/zerod/docs/service.md")
     if root.suite == "trixie":
         trains(root)
     else:  # its torch is too old

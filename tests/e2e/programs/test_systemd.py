@@ -515,6 +515,18 @@ def test_watchdog_blocked_loop(systemd, job):
     assert "0 of 1 ranks" in systemd.zerodctl(job, "status").stdout
 
 
+def test_frozen_daemon(systemd, job):
+    """zerodctl says so, and does not wait for the watchdog."""
+    systemd.configure(job, ONE_RANK)
+    systemd.ctl("start", service(job))
+    pid, began = systemd.kill_main(service(job), signal.SIGSTOP), time.monotonic()
+    said = systemd.zerodctl(job, "status", check=False)
+    assert time.monotonic() - began < 5
+    assert (said.returncode, said.stdout) == (75, "") and f"process {pid} is stopped" in said.stderr
+    systemd.run("sh", "-c", re.search(r"kill -CONT \d+", said.stderr)[0])
+    assert "0 of 1 ranks" in systemd.zerodctl(job, "status").stdout
+
+
 # Stops single threads, as SIGSTOP cannot, until their process is gone. A thread that is traced has to be waited for.
 STOP_THREADS = """
 import ctypes, os, sys
