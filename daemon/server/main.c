@@ -2,6 +2,7 @@
 
 /* zerod: the ZeRO optimizer as a service. Options, configuration, and out again with an exit code of sysexits.h. */
 
+#include <fcntl.h>
 #include <getopt.h>
 #include <signal.h>
 #include <stdio.h>
@@ -147,30 +148,86 @@ static int take_descriptors(void)
 }
 
 /*
- * The configuration is wrong. If this process ended, the service manager would give up the state that it keeps for it; so
- * it stays until the file has changed and is right.
+ * A start with the state of a run cannot succeed: the configuration is wrong, or names what is not there. If this
+ * process ended for good, the service manager would give up the state that it keeps for it. So the first such start
+ * fails once, and systemctl restart says so; systemd starts the next one, which finds this mark among what was kept,
+ * and holds the state until the file has changed.
  */
-static int wait_for_config(struct config **config, const struct options *options)
+#define TOLD_NAME "told"
+
+/* Is this process the service's own, and not one of a program in the service? */
+static bool systemd_started_it(void)
+{
+    const char *pid = getenv("SYSTEMD_EXEC_PID");
+
+    return pid && strtol(pid, NULL, 10) == getpid();
+}
+
+static bool was_told(void)
+{
+    _cleanup_close_ int fd = keep_take(TOLD_NAME);
+
+    return fd >= 0;
+}
+
+/* Return: whether this process is to end, so that somebody hears of it, and the next one will hold the state. */
+static bool may_tell(void)
+{
+    _cleanup_close_ int fd = systemd_started_it() ? open("/dev/null", O_RDONLY | O_CLOEXEC) : -1;
+
+    if (fd < 0 || keep_put(TOLD_NAME, fd) < 0 || keep_confirm(KEEP_TIMEOUT_MS) < 0)
+        return false;
+    fprintf(stderr, "zerod: the state of a run is kept: the next start holds it, and waits until this is right\n");
+    return true;
+}
+
+static void wait_for_change(const char *path, struct stat *last)
 {
     enum { LOOK_EVERY_US = 200 * 1000 };
-    const char *path = options->config;
-    struct stat last = {0}, now;
-    int r = EX_CONFIG;
+    struct stat now;
 
-    fprintf(stderr, "zerod: the state of a run is kept for this daemon: it waits until %s is right, and holds the state\n",
-            path);
-    notify_state("READY=1\nSTATUS=holds the state of a run, and waits for a valid configuration");
-    (void)stat(path, &last);
-    while (r == EX_CONFIG || r == EX_OSERR) {
+    do {
         usleep(LOOK_EVERY_US);
         notify_state("WATCHDOG=1");
-        if (stat(path, &now) < 0 || (now.st_ino == last.st_ino && now.st_mtim.tv_sec == last.st_mtim.tv_sec &&
-                                     now.st_mtim.tv_nsec == last.st_mtim.tv_nsec))
-            continue;
-        last = now;
+    } while (stat(path, &now) < 0 || (now.st_ino == last->st_ino && now.st_mtim.tv_sec == last->st_mtim.tv_sec &&
+                                      now.st_mtim.tv_nsec == last->st_mtim.tv_nsec));
+    *last = now;
+}
+
+static void hold(const char *path, struct stat *last)
+{
+    fprintf(stderr,
+            "zerod: the state of a run is kept for this daemon: it holds the state until %s has changed and is right "
+            "(touch it, if something else was wrong)\n",
+            path);
+    notify_state("READY=1\nSTATUS=holds the state of a run, and waits for a valid configuration");
+    (void)stat(path, last);
+}
+
+static int wait_for_config(struct config **config, const struct options *options)
+{
+    struct stat last = {0};
+    int r = EX_CONFIG;
+
+    hold(options->config, &last);
+    while (r == EX_CONFIG || r == EX_OSERR) {
+        wait_for_change(options->config, &last);
         r = load_config(config, options);
     }
     return r;
+}
+
+/* What the configuration names is not there, or not permitted. Return: the exit code that makes systemd start the next
+ * one. */
+static int wait_and_start_again(const struct options *options, bool told)
+{
+    struct stat last = {0};
+
+    if (told || !may_tell()) {
+        hold(options->config, &last);
+        wait_for_change(options->config, &last);
+    }
+    return EX_TEMPFAIL;
 }
 
 /* As listen.socket has to be. */
@@ -242,6 +299,7 @@ static int serve(const struct config *config)
         log_error("%s", why);
         return exit_code(r);
     }
+    keep_forget(TOLD_NAME);
     if (log_start() < 0)
         log_error("there is no thread for the log: a reader that is slow makes the daemon slow");
     companion = start_companion();
@@ -279,6 +337,7 @@ int main(int argc, char **argv)
 {
     struct options options = parse_options(argc, argv);
     struct config *config = NULL;
+    bool kept, told;
     int r;
 
     if (options.exit_now >= 0)
@@ -286,10 +345,12 @@ int main(int argc, char **argv)
     umask(umask(0) | S_IWOTH); /* checkpoints and traces are never everybody's to change */
     gemm_one_thread();
     r = options.check || options.print ? EX_OK : take_descriptors();
+    told = was_told();
+    kept = keep_passed_state();
     if (r == EX_OK)
         r = load_config(&config, &options);
-    if (r == EX_CONFIG && keep_passed_state())
-        r = wait_for_config(&config, &options);
+    if (r == EX_CONFIG && kept)
+        r = !told && may_tell() ? EX_TEMPFAIL : wait_for_config(&config, &options);
     if (r == EX_OK && options.n_ranks > 0 && options.n_ranks != config->world.size) {
         fprintf(stderr, "zerod: --ranks %u, but %s has world.size %u\n", options.n_ranks, options.config,
                 config->world.size);
@@ -303,6 +364,8 @@ int main(int argc, char **argv)
         r = say_checked(config, options.config);
     else if (r == EX_OK)
         r = serve(config);
+    if ((r == EX_CONFIG || r == EX_NOPERM) && kept && systemd_started_it())
+        r = wait_and_start_again(&options, told);
     config_free(config);
     keep_deinit();
     return r;

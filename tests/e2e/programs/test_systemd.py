@@ -669,6 +669,35 @@ def outlive(systemd, job, unit, file):
     assert status(systemd, job)["n_daemons"] == 54
 
 
+def test_restart_with_a_wrong_file(systemd, job):
+    """
+    systemctl restart fails, the run is held, and the mended file is taken without a further command: whether the file
+    cannot be read, or names a group that there is not.
+    """
+    unit, file = service(job), systemd.path(f"/etc/zerod/{job}.yaml")
+    systemd.configure(job, ONE_RANK)
+    systemd.ctl("start", unit)
+    trainer = systemd.trainer(job, 0, "--steps", 1_000_000)
+    wait_for("no training", lambda: status(systemd, job)["step"] > 2)
+    good = file.read_text()
+    wrong = json.dumps(json.loads(good) | {"checkpoint": {"dir": f"/var/lib/zerod/{job}", "allow_groups": ["no-such-group"]}})
+    for text, why in ("wrold: {size: 1}\n", "wrold"), (wrong, "there is no group"):
+        file.write_text(text)
+        restarted = systemd.ctl("restart", unit, check=False)
+        assert restarted.returncode != 0 and f"Job for {unit} failed" in restarted.stderr
+        wait_for("it does not hold", lambda: "holds the state of a run" in systemd.show(unit, "StatusText"))
+        assert any(why in e["MESSAGE"] for e in systemd.journal("-u", unit))
+        n_starts = systemd.show(unit, "NRestarts")
+        time.sleep(1)
+        assert systemd.show(unit, "NRestarts") == n_starts and trainer.poll() is None
+        file.write_text(good)
+        wait_for("it does not go on", lambda: systemd.zerodctl(job, "status", check=False).returncode == 0)
+        step = status(systemd, job)["step"]
+        wait_for("it does not go on", lambda: status(systemd, job)["step"] > step)
+    systemd.ctl("restart", unit)
+    end_trainers(systemd, job, [trainer])
+
+
 # ---- what is told to NOTIFY_SOCKET -----------------------------------------------------------------------------------------
 
 
