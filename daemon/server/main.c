@@ -16,6 +16,7 @@
 #include "core/base/log.h"
 #include "core/base/notify.h"
 #include "core/config/config.h"
+#include "daemon/server/check.h"
 #include "daemon/server/companion.h"
 #include "daemon/server/server.h"
 #include "daemon/server/service.h"
@@ -23,7 +24,7 @@
 
 static const char usage[] =
     "usage: zerod --config FILE [--socket PATH] [--ranks N] [--no-successors] [--trace-dir DIR]\n"
-    "             [--check | --print-config]\n"
+    "             [--check [--user NAME] | --print-config]\n"
     "\n"
     "Holds the sharded optimizer state of one training job on this node: takes gradients\n"
     "from trainers over a local socket, reduces, updates, publishes the weights.\n"
@@ -34,6 +35,8 @@ static const char usage[] =
     "      --no-successors nobody starts a rank again that ends: one line says that it is gone\n"
     "      --trace-dir DIR as diagnostics.trace_dir, unless the file has it\n"
     "      --check         validate the configuration and exit\n"
+    "      --user NAME     with --check: look at the machine as this user, too; root does so\n"
+    "                      as zerod if FILE is in /etc/zerod\n"
     "      --print-config  print every effective value with its origin and exit\n"
     "  -V, --version       print the version and exit\n"
     "  -h, --help          print this and exit\n"
@@ -41,7 +44,7 @@ static const char usage[] =
     "SIGTERM and SIGINT stop it cleanly. See zerod(8), zerod.yaml(5).\n";
 
 struct options {
-    const char *config, *socket, *trace_dir;
+    const char *config, *socket, *trace_dir, *user;
     unsigned n_ranks; /* 0: not given */
     bool check, print, no_successors;
     int exit_now; /* -1: go on */
@@ -64,11 +67,17 @@ static int parse_ranks(const char *text, unsigned *n_ranks)
 static struct options parse_options(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"no-successors", no_argument, NULL, 'n'}, {"trace-dir", required_argument, NULL, 't'},
-        {"config", required_argument, NULL, 'c'},  {"check", no_argument, NULL, 'k'},
-        {"print-config", no_argument, NULL, 'p'},  {"version", no_argument, NULL, 'V'},
-        {"help", no_argument, NULL, 'h'},          {"socket", required_argument, NULL, 's'},
-        {"ranks", required_argument, NULL, 'r'},   {0},
+        {"no-successors", no_argument, NULL, 'n'},
+        {"trace-dir", required_argument, NULL, 't'},
+        {"config", required_argument, NULL, 'c'},
+        {"check", no_argument, NULL, 'k'},
+        {"print-config", no_argument, NULL, 'p'},
+        {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'},
+        {"socket", required_argument, NULL, 's'},
+        {"ranks", required_argument, NULL, 'r'},
+        {"user", required_argument, NULL, 'u'},
+        {0},
     };
     struct options options = {.exit_now = -1};
     int c;
@@ -92,6 +101,9 @@ static struct options parse_options(int argc, char **argv)
         case 't':
             options.trace_dir = optarg;
             break;
+        case 'u':
+            options.user = optarg;
+            break;
         case 'k':
             options.check = true;
             break;
@@ -111,6 +123,11 @@ static struct options parse_options(int argc, char **argv)
             options.exit_now = EX_USAGE;
             return options;
         }
+    }
+    if (options.user && !options.check) {
+        fputs("zerod: --user is for --check: systemd starts the daemon as its user\n", stderr);
+        options.exit_now = EX_USAGE;
+        return options;
     }
     if (!options.config || optind < argc) {
         fprintf(stderr, options.config ? "zerod: unexpected argument \"%s\"\n" : "zerod: --config FILE is missing\n",
@@ -317,8 +334,8 @@ static int serve(const struct config *config)
     return code;
 }
 
-/* Return: EX_OK, or EX_CONFIG after a sentence. */
-static int say_checked(const struct config *config, const char *path)
+/* user: as whom; "": only the file is looked at. Return: EX_OK, or EX_CONFIG after a sentence. */
+static int say_checked(const struct config *config, const char *path, const char *user)
 {
     char huge_pages[256], why[256];
     const struct gemm *gemm;
@@ -328,8 +345,15 @@ static int say_checked(const struct config *config, const char *path)
         return EX_CONFIG;
     }
     huge_pages_describe(NULL, huge_pages, sizeof(huge_pages));
-    printf("%s: ok (users, groups and the socket's folder are looked at when the daemon starts)\n%s\n", path,
-           huge_pages);
+    if (*user && !check_places(config)) {
+        fprintf(stderr, "zerod: %s: looked at as user %s\n", path, user);
+        return EX_CONFIG;
+    }
+    if (*user)
+        printf("%s: ok, with users, groups, key and folders as user %s sees them\n", path, user);
+    else
+        printf("%s: ok (users, groups and the socket's folder are looked at when the daemon starts)\n", path);
+    puts(huge_pages);
     return EX_OK;
 }
 
@@ -337,6 +361,7 @@ int main(int argc, char **argv)
 {
     struct options options = parse_options(argc, argv);
     struct config *config = NULL;
+    const char *user = "";
     bool kept, told;
     int r;
 
@@ -344,6 +369,10 @@ int main(int argc, char **argv)
         return options.exit_now;
     umask(umask(0) | S_IWOTH); /* checkpoints and traces are never everybody's to change */
     gemm_one_thread();
+    if (options.check)
+        user = check_become(options.user, options.config);
+    if (!user)
+        return EX_USAGE;
     r = options.check || options.print ? EX_OK : take_descriptors();
     told = was_told();
     kept = keep_passed_state();
@@ -361,7 +390,7 @@ int main(int argc, char **argv)
     if (r == EX_OK && options.print)
         r = config_print(stdout, config) < 0 ? EX_IOERR : EX_OK;
     else if (r == EX_OK && options.check)
-        r = say_checked(config, options.config);
+        r = say_checked(config, options.config, user);
     else if (r == EX_OK)
         r = serve(config);
     if ((r == EX_CONFIG || r == EX_NOPERM) && kept && systemd_started_it())

@@ -411,6 +411,30 @@ def test_wrong_configuration(systemd, job):
     systemd.ctl("reset-failed", service(job))
 
 
+def test_checked_as_the_units_user(systemd, job):
+    """zerod --check by root finds what the unit's user may not, all of it at once."""
+    file, key = f"/etc/zerod/{job}.yaml", f"/etc/zerod/{job}.key"
+    check = [systemd.bin / "zerod", "--config", file, "--check"]
+    systemd.path(key).write_bytes(os.urandom(48))
+    systemd.path(key).chmod(0o640)
+    nodes = [{"address": f"127.77.3.{i + 1}:7700", "ranks": 1} for i in range(2)]
+    systemd.configure(job, {"collective": "gloo", "world": {"size": 2, "nodes": nodes, "node": 0, "key_file": key},
+                            "listen": {"socket": "/etc/zerod.sock", "allow_groups": ["no-such-group"]},
+                            "checkpoint": {"dir": "/etc/zerod/checkpoints"}})
+    found = systemd.run(*check, check=False)
+    assert found.returncode == EX_CONFIG and f"{file}: looked at as user zerod" in found.stderr
+    for part in ('no group "no-such-group"', f"chown zerod {key}", "listen.socket /etc/zerod.sock: its folder cannot be written",
+                 "checkpoint.dir /etc/zerod/checkpoints: /etc/zerod cannot be written"):
+        assert part in found.stderr
+    assert systemd.run(*check, "--user", "root", check=False).stderr.count("zerod: ") == 3  # group, key, and who looked
+    systemd.configure(job, ONE_RANK | {"checkpoint": {"dir": f"/var/lib/zerod/{job}"}})
+    systemd.path(file).chmod(0o600)
+    found = systemd.run(*check, check=False)
+    assert found.returncode != 0 and "Permission denied" in found.stderr
+    systemd.path(file).chmod(0o644)
+    assert "as user zerod sees them" in systemd.run(*check).stdout
+
+
 def test_journal(systemd, job):
     systemd.configure(job, ONE_RANK)
     systemd.ctl("start", service(job))
