@@ -357,6 +357,20 @@ uint64_t attendance_rest_ns(const struct job *job)
 
 /* ---- ranks that come and go ---------------------------------------------------------------------------- */
 
+/* A client that waits for the cause to go away says Hello several times a second. Its refusal is logged once. */
+static bool is_refused_again(struct job *job, const struct request_hello *hello, const struct diagnostic *refusal)
+{
+    struct job_rank *rank = hello->rank < job->world.size ? &job->ranks[hello->rank] : NULL;
+    bool again;
+
+    if (!rank)
+        return false;
+    again = rank->refused_secret == hello->incarnation && rank->refused_code == refusal->code;
+    rank->refused_secret = hello->incarnation;
+    rank->refused_code = refusal->code;
+    return again;
+}
+
 int job_attach(struct job *job, const struct job_attach *attach, struct job_rank **out, struct diagnostic **refusal)
 {
     const struct request_hello *hello = attach->hello;
@@ -364,7 +378,8 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
 
     *refusal = check_attach(job, attach);
     if (*refusal) {
-        job_keep_stranger(job, diagnostic_ref(*refusal));
+        if (!is_refused_again(job, hello, *refusal))
+            job_keep_stranger(job, diagnostic_ref(*refusal));
         return 1;
     }
     rank = &job->ranks[hello->rank];
@@ -384,6 +399,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
         executor_attend(job->executor, rank->rank - job->world.first, TRAINER_FOUND, rank->incarnation);
     rank->peer = attach->peer;
     rank->is_last = hello->is_last;
+    rank->refused_code = 0;
     job->run.is_over = false;
     rank->pid = attach->pid;
     rank->uid = attach->uid;

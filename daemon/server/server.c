@@ -75,7 +75,7 @@ struct server {
     bool resting;                  /* no tick is due within TICK_MS */
     bool rested;                   /* before this tick */
     uint64_t watchdog_ns, fed_ns, status_ns;
-    char status[256]; /* what the service manager was told last */
+    char status[640]; /* what the service manager was told last */
     uint64_t progress_seen, stuck_since_ns;
     struct diagnostic_log log;
     struct trace_files traces;
@@ -228,6 +228,11 @@ static void describe_status(const struct server *server, char *text, size_t size
     const struct job *job = server->job;
     unsigned n_here = 0;
 
+    if (job->run.survival.holds) { /* as zerodctl status has it */
+        snprintf(text, size, "STATUS=holds the state of a run (E1304): %s; zerodctl drop begins anew",
+                 job->run.survival.holds);
+        return;
+    }
     for (unsigned r = job->world.first; r < job->world.end; r++)
         n_here += job->ranks[r].peer != NULL;
     snprintf(text, size, "STATUS=%s, %u of %u ranks, step %" PRIu64, words[job->phase], n_here, job_n_local(job),

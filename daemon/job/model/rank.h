@@ -92,6 +92,8 @@ struct job_rank {
     char *client;             /* owned */
     const char *last_request; /* static */
     uint64_t attached_ns, last_ns, lost_ns;
+    uint64_t refused_secret; /* of the process whose Hello was refused last */
+    unsigned refused_code;   /* why; 0: none was */
     uint64_t again_ns; /* since when its process, which has left, waits to attach again; 0: it does not. Not kept */
     bool declared, formed, ready, left;
     bool resumes; /* the run had weights when it asked to be formed */

@@ -722,6 +722,35 @@ def test_restart_with_a_wrong_file(systemd, job):
     end_trainers(systemd, job, [trainer])
 
 
+def test_held_run_is_said_once(systemd, job):
+    """
+    Ranks ask a daemon that cannot take their run over several times a second: it refuses each of them in the journal once.
+    `systemctl status` and zerodctl say the same cause.
+    """
+    unit, file = service(job), systemd.path(f"/etc/zerod/{job}.yaml")
+    systemd.configure(job, {"world": {"size": 2}})
+    systemd.ctl("start", unit)
+    trainers = [systemd.trainer(job, rank, "--steps", 1_000_000) for rank in (0, 1)]
+    wait_for("no training", lambda: re.match(r"training, 2 of 2 ranks, step [1-9]", systemd.show(unit, "StatusText")))
+    good = json.loads(file.read_text())
+    file.write_text(json.dumps(good | {"persist": "off"}))
+    restart_after_kill(systemd, unit)
+    time.sleep(4)
+    refused = systemd.journal("-u", unit, "ZEROD_CODE=E1304")
+    assert sorted(e.get("ZEROD_RANK", "") for e in refused) == ["", "0", "1"], len(refused)
+    held = status(systemd, job)["held"]
+    assert "persist: off" in held
+    assert systemd.show(unit, "StatusText") == \
+        f"holds the state of a run (E1304): {held}; zerodctl drop begins anew"
+    assert f"held      {held}; zerodctl drop begins anew\n" in systemd.zerodctl(job, "status").stdout
+
+    file.write_text(json.dumps(good))
+    systemd.ctl("restart", unit)
+    step = status(systemd, job)["step"]
+    wait_for("it does not go on", lambda: status(systemd, job)["step"] > step)
+    end_trainers(systemd, job, trainers)
+
+
 # ---- what is told to NOTIFY_SOCKET -----------------------------------------------------------------------------------------
 
 
