@@ -23,6 +23,8 @@ ZEROD_TORCH_MODULES=(torch==2.13.0 numpy)
 ZEROD_CALLERS=(transformers==4.57.6 accelerate==1.15.0 peft==0.21.2 lightning==2.6.6)
 # Other versions of transformers, with which tests/callers trains the Trainer's program.
 ZEROD_OTHER_TRANSFORMERS=(5.0.0 5.16.1 5.24.0)
+# Other versions of torch, with which compiled models are trained. From PyPI each takes 5 GB.
+ZEROD_OTHER_TORCHES=(2.6.0 2.11.0 2.14.1)
 # Those of tests/callers, which take a gigabyte more, with quantized models and a logger.
 ZEROD_MORE_CALLERS=(trl==1.16.0 sentence-transformers==5.7.0 bitsandbytes==0.50.2 tensorboard==2.20.0)
 # timm needs torchvision, which needs a torch of its own. From PyPI they take 5.5 GB.
@@ -245,6 +247,11 @@ make_callers_venv() {
 # make_transformers_venv VERSION: build/venv-transformers-VERSION.
 make_transformers_venv() {
     make_venv_of "venv-transformers-$1" "${ZEROD_TEST_MODULES[@]}" "${ZEROD_TORCH_MODULES[@]}" "${ZEROD_CALLERS[@]/#transformers==*/transformers==$1}"
+}
+
+# make_other_torch_venv VERSION: build/venv-torch-VERSION.
+make_other_torch_venv() {
+    make_venv_of "venv-torch-$1" "${ZEROD_TEST_MODULES[@]}" "torch==$1" numpy
 }
 
 # make_timm_venv: build/venv-timm, for tests/callers/timm_images.py.

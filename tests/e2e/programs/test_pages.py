@@ -95,6 +95,8 @@ def test_versions_that_are_tested():
         assert tested.startswith(version), f"{name}: {version} is tested"
     others = re.search(r"^ZEROD_OTHER_TRANSFORMERS=\((.*)\)$", read("scripts/common.sh"), re.MULTILINE)[1].split()
     assert said["transformers"][1].endswith(f"; the Trainer also with {', '.join(others)}")
+    torches = re.search(r"^ZEROD_OTHER_TORCHES=\((.*)\)$", read("scripts/common.sh"), re.MULTILINE)[1].split()
+    assert f"; compiled models also with {', '.join(torches)};" in said["torch"][1]
     modules = re.search(r"^ZEROD_TIMM_MODULES=\((.*)\)$", read("scripts/common.sh"), re.MULTILINE)[1].split()
     of_timm = dict(module.split("==") for module in modules)
     assert said[f"timm, with torchvision {of_timm['torchvision']}"][1] == of_timm["timm"]
