@@ -212,7 +212,8 @@ class Plan:
     def save_meanwhile(self, rng):
         """Checkpoints are written all the time, and some lives end within that."""
         self.config["checkpoint"] = {"save_steps": rng.choice((1, 2, 5)), "save_total_limit": rng.choice((0, 1, 3)),
-                                     "memory": rng.choice((1, 200_000, "auto"))}
+                                     "memory": rng.choice((1, 200_000, "auto")),
+                                     "save_on_stop": False}  # its failpoints are of the run, not of the stop
         self.end_some_lives(rng, POINTS_OF_SAVES)
 
     def end_some_lives(self, rng, points, share=0.3):
