@@ -9,6 +9,16 @@
 
 #include <math.h>
 
+const char *optimizer_name(enum optimizer optimizer)
+{
+    static const char *const names[N_OPTIMIZERS] = {
+        [OPTIMIZER_ADAMW] = "AdamW", [OPTIMIZER_ADAM] = "Adam",       [OPTIMIZER_SGD] = "SGD",
+        [OPTIMIZER_LION] = "Lion",   [OPTIMIZER_ADAGRAD] = "Adagrad", [OPTIMIZER_MUON] = "Muon",
+    };
+
+    return names[optimizer];
+}
+
 struct optimizer_moments optimizer_moments(enum optimizer optimizer, const struct hyper *hyper)
 {
     switch (optimizer) {

@@ -28,6 +28,9 @@ enum optimizer {
     N_OPTIMIZERS,
 };
 
+/* "AdamW". Adam with decoupled weight decay is AdamW: config_optimizer_name(). */
+const char *optimizer_name(enum optimizer optimizer);
+
 /* torch's adjust_lr_fn: which factor of the learning rate a matrix has (muon_lr_factor()). */
 enum muon_adjust_lr {
     MUON_ORIGINAL,

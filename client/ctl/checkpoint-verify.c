@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* `zerodctl checkpoint verify`: reads all bytes, and names those that are not as they were written. */
+/* `zerodctl checkpoint verify`: reads all bytes, and names those that are not as they were written, or what else
+ * loading would refuse. */
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -15,6 +16,7 @@
 #include "client/ctl/print.h"
 #include "core/base/base.h"
 #include "core/base/json.h"
+#include "core/checkpoint/check.h"
 
 /* MiB of a file, one after the other, that differ. */
 struct run {
@@ -91,7 +93,7 @@ static void on_progress(void *userdata, uint64_t n_bytes_done, uint64_t n_bytes)
 
 /* ---- one checkpoint ------------------------------------------------------------------------------------ */
 
-/* why: "", all of it could be read. */
+/* why: "", nothing but these MiB is wrong. */
 static void note(struct verification *v, struct checked *c, int64_t n_differ, const char *why)
 {
     uint64_t n_bytes = 0;
@@ -104,7 +106,7 @@ static void note(struct verification *v, struct checked *c, int64_t n_differ, co
     v->n_bad += n_differ != 0 || *why;
     if (v->print) {
         if (*why)
-            checkpoint_say(stdout, "%s: not whole: %s\n", c->path, why);
+            checkpoint_say(stdout, "%s: cannot be loaded (E1702): %s\n", c->path, why);
         else if (n_differ == 0)
             printf("%s: whole and right, %s\n", c->path, print_bytes(text, n_bytes));
         return;
@@ -124,9 +126,21 @@ static bool is_gone(int dir, const char *name)
     return faccessat(dir, name, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT;
 }
 
-/* listed: it was there a moment ago. Return: 0, or a code of sysexits.h after a sentence: there is nothing to verify.
- */
-static int verify_one(struct verification *v, int dir, const char *name, const char *path, bool listed)
+/* An open checkpoint: its bytes, and what they say. Return: how many MiB differ; or -errno and a sentence. */
+static int64_t verify_open(int fd, struct checked *c, const struct folder_verifier *verifier, char *why,
+                           size_t why_size)
+{
+    int64_t n_differ = folder_verify(fd, &c->description, verifier, why, why_size);
+
+    end_run(c);
+    checkpoint_progress_clear(&c->progress);
+    return n_differ == 0 ? checkpoint_check(fd, &c->description, why, why_size) : n_differ;
+}
+
+/* listed: the entry of its folder's list, where it was a moment ago; or NULL. Return: 0, or a code of sysexits.h after
+ * a sentence: there is nothing to verify. */
+static int verify_one(struct verification *v, int dir, const char *name, const char *path,
+                      const struct folder_entry *listed)
 {
     struct checked c = {
         .path = path, .print = v->print, .j = &v->j, .differs = v->print ? NULL : json_new_array(&v->j)};
@@ -137,10 +151,12 @@ static int verify_one(struct verification *v, int dir, const char *name, const c
 
     checkpoint_progress_init(&c.progress, path);
     if (fd >= 0) {
-        n_differ = folder_verify(fd, &c.description, &verifier, why, sizeof(why));
-        end_run(&c);
-        checkpoint_progress_clear(&c.progress);
+        n_differ = verify_open(fd, &c, &verifier, why, sizeof(why));
         close(fd);
+    }
+    if (n_differ == 0 && listed && !listed->whole) { /* whole as such, but not under this name */
+        snprintf(why, sizeof(why), "%s", listed->why);
+        n_differ = -EINVAL;
     }
     if (n_differ < 0 && is_gone(dir, name)) {
         json_object_put(c.differs);
@@ -166,7 +182,7 @@ static int verify_place(struct verification *v, const struct checkpoint_options 
         char name[FOLDER_NAME_BYTES];
 
         folder_name(name, place.list.entries[i].step);
-        r = path ? verify_one(v, place.fd, name, path, true) : ctl_fail(strerror(ENOMEM), EX_OSERR);
+        r = path ? verify_one(v, place.fd, name, path, &place.list.entries[i]) : ctl_fail(strerror(ENOMEM), EX_OSERR);
     }
     if (r == 0 && v->n == 0)
         r = checkpoint_none(&place);
@@ -204,9 +220,8 @@ static int print_end(struct verification *v)
     if (r != 0 || v->n_bad == 0)
         return r;
     fprintf(stderr,
-            "zerodctl: %zu of %zu checkpoints %s not as written, and zerod will not load %s: restore the files from a "
-            "copy, "
-            "or remove the folder\n",
+            "zerodctl: %zu of %zu checkpoints %s not as written, and zerod will not load %s (E1702): restore the files "
+            "from a copy, or remove the folder\n",
             v->n_bad, v->n, v->n_bad == 1 ? "is" : "are", v->n_bad == 1 ? "it" : "them");
     return EX_DATAERR;
 }
@@ -218,7 +233,7 @@ int checkpoint_verify(const struct checkpoint_options *options)
 
     v.checkpoints = v.print ? NULL : json_new_array(&v.j);
     if (options->path && is_checkpoint(options->path))
-        r = verify_one(&v, AT_FDCWD, options->path, options->path, false);
+        r = verify_one(&v, AT_FDCWD, options->path, options->path, NULL);
     else
         r = verify_place(&v, options);
     if (r == 0)

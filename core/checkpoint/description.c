@@ -20,6 +20,9 @@
 
 enum { BLOCK_DIGITS = 16 };
 
+/* What parameters can be of. */
+static const char *const dtype_names[] = {[DTYPE_F32] = "fp32", [DTYPE_BF16] = "bf16", [DTYPE_F16] = "fp16"};
+
 #define SEAL ",\"xxh128_of_the_above\":\""
 
 void description_drop_files(struct description *d)
@@ -35,6 +38,11 @@ void description_drop_files(struct description *d)
 void description_deinit(struct description *d)
 {
     description_drop_files(d);
+    for (size_t i = 0; i < d->n_params; i++) {
+        free(d->params[i].name);
+        free(d->params[i].shape);
+    }
+    free(d->params);
     free(d->version);
     free(d->job);
     free(d->run);
@@ -82,7 +90,6 @@ static struct json_object *scale_object(struct json *j, const struct description
 
 static struct json_object *params_array(struct json *j, const struct layout *layout)
 {
-    static const char *const dtypes[] = {[DTYPE_F32] = "fp32", [DTYPE_BF16] = "bf16", [DTYPE_F16] = "fp16"};
     struct json_object *array = json_new_array(j);
 
     for (uint32_t i = 0; i < layout->n_params; i++) {
@@ -90,7 +97,7 @@ static struct json_object *params_array(struct json *j, const struct layout *lay
         struct json_object *object = json_new_object(j), *shape = json_new_array(j);
 
         json_put_string(j, object, "name", p->name);
-        json_put_string(j, object, "dtype", dtypes[p->dtype]);
+        json_put_string(j, object, "dtype", dtype_names[p->dtype]);
         for (uint32_t d = 0; d < p->n_dims; d++)
             json_push_u64(j, shape, p->shape[d]);
         json_put(j, object, "shape", shape);
@@ -258,6 +265,62 @@ static void read_scale(struct reader *reader, struct json_object *root, struct d
     };
 }
 
+static enum dtype find_dtype(struct reader *reader, const char *name)
+{
+    for (size_t i = 0; name && i < ARRAY_SIZE(dtype_names); i++)
+        if (dtype_names[i] && strcmp(name, dtype_names[i]) == 0)
+            return (enum dtype)i;
+    fail(reader, -EINVAL, "it has a parameter of a type that cannot be");
+    return DTYPE_F32;
+}
+
+static void read_shape(struct reader *reader, struct json_object *shape, struct description_param *param)
+{
+    size_t n = json_object_array_length(shape);
+    bool fits = n <= LAYOUT_MAX_DIMS;
+
+    param->shape = calloc(n + 1, sizeof(*param->shape));
+    if (!param->shape) {
+        fail(reader, -ENOMEM, "no memory");
+        return;
+    }
+    param->n_elems = 1;
+    param->n_dims = (uint32_t)n;
+    for (size_t i = 0; fits && i < n; i++) {
+        struct json_object *value = json_object_array_get_idx(shape, i);
+
+        param->shape[i] = json_object_get_uint64(value);
+        fits = json_object_is_type(value, json_type_int) && json_object_get_int64(value) >= 0 &&
+               !__builtin_mul_overflow(param->n_elems, param->shape[i], &param->n_elems);
+    }
+    if (!fits)
+        fail(reader, -EINVAL, "its parameter \"%.80s\" has a shape that cannot be", param->name);
+}
+
+static void read_param(struct reader *reader, struct description_param *param, struct json_object *object)
+{
+    _cleanup_free_ char *dtype = get_string(reader, object, "dtype");
+    struct json_object *shape = get(reader, object, "shape", json_type_array);
+
+    param->name = get_string(reader, object, "name");
+    param->trainable = json_object_get_boolean(get(reader, object, "trainable", json_type_boolean));
+    param->dtype = find_dtype(reader, dtype);
+    if (reader->result == 0)
+        read_shape(reader, shape, param);
+}
+
+static void read_params(struct reader *reader, struct json_object *root, struct description *d)
+{
+    struct json_object *params = get(reader, root, "parameters", json_type_array);
+    size_t n = params ? json_object_array_length(params) : 0;
+
+    d->params = calloc(n + 1, sizeof(*d->params));
+    if (!d->params)
+        fail(reader, -ENOMEM, "no memory");
+    for (size_t i = 0; reader->result == 0 && i < n; i++)
+        read_param(reader, &d->params[d->n_params++], json_object_array_get_idx(params, i));
+}
+
 /* Return: whether the digits are those of as many blocks. */
 static bool read_blocks(const char *digits, struct file_hash *hash)
 {
@@ -353,6 +416,7 @@ static void read_root(struct reader *reader, struct json_object *root, struct de
     d->optimizer = get_string(reader, root, "optimizer");
     d->configuration = get_string(reader, root, "configuration");
     read_scale(reader, root, &d->loss_scale);
+    read_params(reader, root, d);
     files = get(reader, root, "files", json_type_array);
     for (size_t i = 0; reader->result == 0 && i < json_object_array_length(files); i++)
         read_file(reader, d, json_object_array_get_idx(files, i));

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "core/checkpoint/hash.h"
+#include "kernels/dtype.h"
 
 struct json;
 struct json_object;
@@ -30,6 +31,16 @@ struct description_file {
     struct file_hash hash;
 };
 
+/* A parameter of the job that wrote it. */
+struct description_param {
+    char *name; /* as headers have it; owned */
+    enum dtype dtype;
+    bool trainable;
+    uint32_t n_dims;
+    uint64_t *shape; /* owned */
+    uint64_t n_elems;
+};
+
 /* As struct lossscale has them; of a scale that is not dynamic only `scale` counts. */
 struct description_scale {
     bool dynamic;
@@ -45,6 +56,8 @@ struct description {
     uint64_t n_applied;
     unsigned world_size, n_nodes, stage;
     struct description_scale loss_scale;
+    struct description_param *params; /* owned; a description that is written takes them from the layout */
+    size_t n_params;
     struct description_file *files; /* owned */
     size_t n_files;
     uint64_t digest; /* of the text from which it was read */

@@ -156,12 +156,9 @@ unsigned config_local_ranks(const struct config *config)
 
 const char *config_optimizer_name(const struct config_optimizer *optimizer)
 {
-    static const char *const names[N_OPTIMIZERS] = {
-        [OPTIMIZER_ADAMW] = "AdamW", [OPTIMIZER_ADAM] = "Adam",       [OPTIMIZER_SGD] = "SGD",
-        [OPTIMIZER_LION] = "Lion",   [OPTIMIZER_ADAGRAD] = "Adagrad", [OPTIMIZER_MUON] = "Muon",
-    };
+    bool is_adamw = optimizer->type == OPTIMIZER_ADAM && optimizer->hyper.adam_w_mode;
 
-    return names[optimizer->type == OPTIMIZER_ADAM && optimizer->hyper.adam_w_mode ? OPTIMIZER_ADAMW : optimizer->type];
+    return optimizer_name(is_adamw ? OPTIMIZER_ADAMW : optimizer->type);
 }
 
 unsigned config_first_rank_of(const struct config *config, unsigned node)

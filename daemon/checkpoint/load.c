@@ -16,12 +16,12 @@
 #include "core/base/failpoint.h"
 #include "core/checkpoint/box.h"
 #include "core/checkpoint/folder.h"
-#include "core/checkpoint/safetensors.h"
+#include "core/checkpoint/sources.h"
 #include "core/checkpoint/tensors.h"
 #include "core/layout/layout.h"
 #include "daemon/checkpoint/disk.h"
 #include "daemon/checkpoint/groups.h"
-#include "daemon/checkpoint/targets.h"
+#include "daemon/checkpoint/state-targets.h"
 #include "daemon/memory/state.h"
 #include "kernels/convert.h"
 
@@ -39,24 +39,21 @@ struct place {
     bool is_lower;                /* only the lower bytes of masters are kept: struct target */
 };
 
-/* A file of tensors. */
-struct source {
-    enum tensor_file kind;
-    const struct description_file *file;
-    int fd;
-    struct safetensors header;
+/* How a file of tensors is read. */
+struct reading {
+    const struct source *source;
     struct place *places; /* per tensor */
-    uint32_t first_piece, n_pieces;
+    uint32_t first_piece;
 };
 
 struct loading {
     struct loading_options options;
     char path[4096 + FOLDER_NAME_BYTES];
     struct description description;
-    struct source *sources; /* n_sources */
-    size_t n_sources;
+    struct sources sources;
+    struct reading *readings; /* per source */
     uint32_t n_pieces;
-    struct targets targets;
+    struct state_targets targets;
     struct groups groups;
     struct blob *blobs; /* per rank of this node */
     char note[LOADING_WHY_BYTES];
@@ -81,33 +78,6 @@ static int fail(char *why, int r, const char *format, ...)
 
 /* ---- places -------------------------------------------------------------------------------------------- */
 
-/* Can the elements be converted when they are read? Then none of them lies in two MiB of the file. */
-static bool is_converted(const struct safetensors_tensor *tensor, const struct target *target)
-{
-    return target->is_moment && (tensor->dtype == DTYPE_F32 || tensor->dtype == DTYPE_BF16) &&
-           tensor->offset_bytes % dtype_size((enum dtype)tensor->dtype) == 0;
-}
-
-/* Which elements of the target's tensor this is. Return: whether it can be a part of it at all. */
-static bool find_box(const struct source *source, const struct safetensors_tensor *tensor, const struct target *target,
-                     struct box *box)
-{
-    size_t n_bytes = target->n_dims * sizeof(*tensor->shape);
-
-    *box = (struct box){0};
-    if ((tensor->dtype != target->dtype && !is_converted(tensor, target)) || tensor->n_dims != target->n_dims)
-        return false;
-    if (target->is_lower && tensor->offset_bytes % sizeof(float) != 0)
-        return false;
-    if (n_bytes > 0) {
-        if (!source->header.sharded && memcmp(tensor->shape, target->shape, n_bytes) != 0)
-            return false;
-        memcpy(box->offset, tensor->starts, n_bytes);
-        memcpy(box->shape, tensor->shape, n_bytes);
-    }
-    return box_is_range(target->shape, target->n_dims, box);
-}
-
 /* Return: which bytes of the box this node keeps, and where it keeps them. */
 static struct place find_place(const struct safetensors_tensor *tensor, const struct target *target,
                                const struct box *box)
@@ -131,34 +101,25 @@ static struct place find_place(const struct safetensors_tensor *tensor, const st
 }
 
 /* Finds the place of a tensor. One that the job does not have gets none. */
-static int place_tensor(struct loading *l, struct source *source, size_t index, char *why)
+static int place_tensor(struct loading *l, struct reading *reading, size_t index, char *why)
 {
-    const struct safetensors_tensor *tensor = &source->header.tensors[index];
-    struct target *target = targets_find(&l->targets, source->kind, tensor->name);
+    const struct safetensors_tensor *tensor = &reading->source->header.tensors[index];
+    struct target *target;
     struct box box;
+    int r = targets_place(&l->targets.all, reading->source, tensor, &target, &box, why, LOADING_WHY_BYTES);
 
-    if (!target)
-        return 0;
-    if (!find_box(source, tensor, target, &box))
-        return fail(why, -EINVAL, "%s has another shape or type there than in this job", target->name);
-    target->n_found++;
-    target->n_found_elems += box.n_elems;
-    source->places[index] = find_place(tensor, target, &box);
-    return 0;
+    if (r == 0 && target)
+        reading->places[index] = find_place(tensor, target, &box);
+    return r;
 }
 
-/* Boxes of a tensor are disjoint, so those that have as many elements as the tensor are all of it. */
 static int check_found(struct loading *l, const struct target *target, char *why)
 {
-    if (target->n_found == 0 && (l->options.strict || !target->may_lack))
-        return fail(why, -EINVAL, "it lacks %s, which this job has", target->name);
-    if (target->n_found == 0 && l->n_lacking++ == 0)
+    bool may_lack = target->may_lack && !l->options.strict;
+
+    if (target->n_found == 0 && may_lack && l->n_lacking++ == 0)
         snprintf(l->first_lacking, sizeof(l->first_lacking), "%s", target->name);
-    if (target->n_found > 0 && target->n_found_elems < target->n_elems)
-        return fail(why, -EINVAL, "it lacks a part of %s", target->name);
-    if (target->n_found_elems > target->n_elems)
-        return fail(why, -EINVAL, "it has a part of %s twice", target->name);
-    return 0;
+    return targets_check(&l->targets.all, target, may_lack, why, LOADING_WHY_BYTES);
 }
 
 /* Does the box have the first element of the whole tensor? Just one box of each tensor has it. */
@@ -174,11 +135,11 @@ static const char *find_unknown(struct loading *l)
 {
     const char *first = NULL;
 
-    for (size_t s = 0; s < l->n_sources; s++) {
-        const struct source *source = &l->sources[s];
+    for (size_t s = 0; s < l->sources.n; s++) {
+        const struct source *source = &l->sources.list[s];
 
         for (size_t i = 0; source->kind != TENSOR_RANKS && i < source->header.n; i++) {
-            if (source->places[i].known)
+            if (l->readings[s].places[i].known)
                 continue;
             first = first ? first : source->header.tensors[i].name;
             l->n_ignored += is_first_box(&source->header.tensors[i]);
@@ -205,18 +166,18 @@ static int place_all(struct loading *l, char *why)
     const char *unknown;
     int r = 0;
 
-    if (targets_init(&l->targets, l->options.state, l->options.optimizer) < 0)
+    if (state_targets_init(&l->targets, l->options.state, l->options.optimizer) < 0)
         return fail(why, -ENOMEM, "no memory");
-    for (size_t s = 0; s < l->n_sources; s++)
-        for (size_t i = 0; r == 0 && i < l->sources[s].header.n; i++)
-            r = place_tensor(l, &l->sources[s], i, why);
-    for (size_t i = 0; r == 0 && i < l->targets.n; i++)
-        r = check_found(l, &l->targets.list[i], why);
+    for (size_t s = 0; s < l->sources.n; s++)
+        for (size_t i = 0; r == 0 && i < l->sources.list[s].header.n; i++)
+            r = place_tensor(l, &l->readings[s], i, why);
+    for (size_t i = 0; r == 0 && i < l->targets.all.n; i++)
+        r = check_found(l, &l->targets.all.list[i], why);
     if (r < 0)
         return r;
     unknown = find_unknown(l);
     if (unknown && l->options.strict)
-        return fail(why, -EINVAL, "it has %s, which this job lacks", unknown);
+        return targets_unknown(&l->targets.all, unknown, why, LOADING_WHY_BYTES);
     note(l, unknown);
     return 0;
 }
@@ -227,18 +188,19 @@ static int place_blob(struct loading *l, unsigned rank, struct blob *blob)
     char name[32];
 
     tensor_rank_name(name, sizeof(name), rank);
-    for (size_t s = 0; s < l->n_sources; s++) {
-        struct source *source = &l->sources[s];
+    for (size_t s = 0; s < l->sources.n; s++) {
+        const struct source *source = &l->sources.list[s];
         const struct safetensors_tensor *tensor =
             source->kind == TENSOR_RANKS ? safetensors_find(&source->header, name) : NULL;
 
         if (!tensor)
             continue;
         *blob = (struct blob){.data = malloc(tensor->n_bytes + 1), .n_bytes = tensor->n_bytes};
-        source->places[tensor - source->header.tensors] = (struct place){.known = true,
-                                                                         .at = blob->data,
-                                                                         .from = tensor->offset_bytes,
-                                                                         .to = tensor->offset_bytes + tensor->n_bytes};
+        l->readings[s].places[tensor - source->header.tensors] =
+            (struct place){.known = true,
+                           .at = blob->data,
+                           .from = tensor->offset_bytes,
+                           .to = tensor->offset_bytes + tensor->n_bytes};
         return blob->data ? 0 : -ENOMEM;
     }
     return 0;
@@ -259,119 +221,21 @@ static int place_blobs(struct loading *l)
 
 /* ---- opening ------------------------------------------------------------------------------------------- */
 
-static size_t block_bytes(const struct source *source, uint64_t block)
+/* Return: 0 or -ENOMEM. */
+static int plan_reading(struct loading *l)
 {
-    return MIN(source->file->n_bytes - block * HASH_BLOCK_BYTES, (uint64_t)HASH_BLOCK_BYTES);
-}
+    l->readings = calloc(l->sources.n, sizeof(*l->readings));
+    for (size_t s = 0; l->readings && s < l->sources.n; s++) {
+        const struct source *source = &l->sources.list[s];
+        struct place *places = calloc(source->header.n + 1, sizeof(*places));
 
-/* Compares the hash of a MiB, or of the rest. r: of reading it. Return: 0; or -errno and a sentence. */
-static int check_block(const struct source *source, uint64_t block, const uint8_t *bytes, int r, char *why)
-{
-    if (r < 0)
-        return fail(why, r, "%s: %s", source->file->name, strerror(-r));
-    if (hash_block(bytes, block_bytes(source, block)) != source->file->hash.blocks[block])
-        return fail(why, -EBADMSG, "%s: the MiB from byte %" PRIu64 " is not as it was written", source->file->name,
-                    block * HASH_BLOCK_BYTES);
-    return 0;
-}
-
-static int read_block(const struct source *source, uint64_t block, uint8_t *dst, char *why)
-{
-    int r = folder_read(source->fd, dst, block_bytes(source, block), block * HASH_BLOCK_BYTES);
-
-    return check_block(source, block, dst, r, why);
-}
-
-/* Reads the blocks in which the header lies. *n: how long it is. Return: its bytes, to be freed; or NULL, and *r is
- * set. */
-static uint8_t *read_header_bytes(const struct source *source, uint64_t *n, int *r, char *why)
-{
-    uint8_t *bytes = calloc(1, MAX(block_bytes(source, 0), (size_t)SAFETENSORS_LENGTH_BYTES)), *more;
-
-    *n = 0;
-    *r = !bytes ? fail(why, -ENOMEM, "no memory") : source->file->n_bytes > 0 ? read_block(source, 0, bytes, why) : 0;
-    if (*r == 0) {
-        *n = safetensors_header_bytes(bytes, source->file->n_bytes);
-        if (*n == 0)
-            *r = fail(why, -EINVAL, "%s is no safetensors file", source->file->name);
-    }
-    if (*r == 0 && *n > HASH_BLOCK_BYTES) {
-        more = realloc(bytes, round_up(*n, HASH_BLOCK_BYTES));
-        if (!more)
-            *r = fail(why, -ENOMEM, "no memory");
-        bytes = more ? more : bytes;
-    }
-    for (uint64_t block = 1; *r == 0 && block * HASH_BLOCK_BYTES < *n; block++)
-        *r = read_block(source, block, bytes + block * HASH_BLOCK_BYTES, why);
-    if (*r == 0)
-        return bytes;
-    free(bytes);
-    return NULL;
-}
-
-static int read_header(struct source *source, char *why)
-{
-    char what[LOADING_WHY_BYTES / 2];
-    uint64_t n;
-    int r;
-    _cleanup_free_ uint8_t *bytes = read_header_bytes(source, &n, &r, why);
-
-    if (!bytes)
-        return r;
-    r = safetensors_parse(&source->header, bytes, n, source->file->n_bytes, what, sizeof(what));
-    if (r == SAFETENSORS_E_INVALID)
-        return fail(why, -EINVAL, "%s: %s", source->file->name, what);
-    source->places = r == 0 ? calloc(source->header.n + 1, sizeof(*source->places)) : NULL;
-    return source->places ? 0 : fail(why, -ENOMEM, "no memory");
-}
-
-static int open_source(struct loading *l, int folder, enum tensor_file kind, const struct description_file *file,
-                       char *why)
-{
-    struct source *source = &l->sources[l->n_sources++];
-    int r;
-
-    *source = (struct source){.kind = kind, .file = file, .first_piece = l->n_pieces};
-    source->fd = folder_open_file(folder, file, why, LOADING_WHY_BYTES);
-    if (source->fd < 0)
-        return source->fd;
-    source->n_pieces = (uint32_t)div_round_up(file->hash.n_blocks, PIECE_BLOCKS);
-    l->n_pieces += source->n_pieces;
-    r = read_header(source, why);
-    if (r == 0)
+        l->readings[s] = (struct reading){.source = source, .places = places, .first_piece = l->n_pieces};
+        if (!places)
+            return -ENOMEM;
+        l->n_pieces += (uint32_t)div_round_up(source->file->hash.n_blocks, PIECE_BLOCKS);
         (void)fcntl(source->fd, F_SETFL, O_DIRECT); /* for read_past_cache(); not every file system can */
-    return r;
-}
-
-static bool has_model(const struct description *d)
-{
-    for (size_t i = 0; i < d->n_files; i++)
-        if (tensor_file_kind(d->files[i].name) == TENSOR_MODEL)
-            return true;
-    return false;
-}
-
-/* All files of tensors, as many as nodes have written. Others are of no use here. */
-static int open_sources(struct loading *l, int folder, char *why)
-{
-    const struct description *d = &l->description;
-    char model[TENSOR_FILE_BYTES];
-    int r = 0;
-
-    if (!has_model(d)) {
-        tensor_file_name(model, TENSOR_MODEL, -1, 0);
-        return fail(why, -EINVAL, "it has no %s", model);
     }
-    l->sources = calloc(d->n_files, sizeof(*l->sources));
-    if (!l->sources)
-        return fail(why, -ENOMEM, "no memory");
-    for (size_t i = 0; r == 0 && i < d->n_files; i++) {
-        enum tensor_file kind = tensor_file_kind(d->files[i].name);
-
-        if (kind != TENSOR_N_FILES)
-            r = open_source(l, folder, kind, &d->files[i], why);
-    }
-    return r;
+    return l->readings ? 0 : -ENOMEM;
 }
 
 /* A checkpoint of another optimizer has other moments, so that fails with the name of one; this says it better. */
@@ -388,13 +252,15 @@ static int open_checkpoint(struct loading *l, int dir, const char *name, char *w
     int r = MIN(folder, 0);
 
     if (r == 0)
-        r = open_sources(l, folder, why);
+        r = sources_open(&l->sources, folder, &l->description, why, LOADING_WHY_BYTES);
     if (r == -EBADMSG || r == -EIO) { /* bytes that are wrong are as bad in a header as behind it */
         snprintf(l->why, sizeof(l->why), "%s", why);
         l->failed = r;
         l->n_pieces = 1;
         return 0;
     }
+    if (r == 0 && plan_reading(l) < 0)
+        r = fail(why, -ENOMEM, "no memory");
     if (r == 0)
         r = check_optimizer(l, l->options.optimizer_name, why);
     if (r == 0)
@@ -460,15 +326,13 @@ void loading_free(struct loading *l)
         return;
     for (unsigned i = 0; l->blobs && i < l->options.state->n_ranks; i++)
         blob_reset(&l->blobs[i]);
-    for (size_t i = 0; i < l->n_sources; i++) {
-        safetensors_deinit(&l->sources[i].header);
-        free(l->sources[i].places);
-        closep(&l->sources[i].fd);
-    }
-    free(l->sources);
+    for (size_t s = 0; l->readings && s < l->sources.n; s++)
+        free(l->readings[s].places);
+    free(l->readings);
+    sources_deinit(&l->sources);
     free(l->blobs);
     groups_deinit(&l->groups);
-    targets_deinit(&l->targets);
+    state_targets_deinit(&l->targets);
     description_deinit(&l->description);
     pthread_mutex_destroy(&l->lock);
     free(l);
@@ -482,7 +346,7 @@ void loading_free(struct loading *l)
  */
 static int read_past_cache(const struct source *source, uint64_t block, uint8_t *buffer)
 {
-    size_t n = block_bytes(source, block);
+    size_t n = source_block_bytes(source, block);
     uint64_t at = block * HASH_BLOCK_BYTES;
 
     if (pread(source->fd, buffer, round_up(n, DISK_ALIGN_BYTES), (off_t)at) >= (ssize_t)n)
@@ -518,17 +382,18 @@ static int put(struct loading *l, const struct place *place, uint64_t from, uint
  * Bytes [at, at + n) of the file: each goes to the place of its tensor. bytes: they are right; NULL: none is copied.
  * Return: 1: some of them have a place on this node; 0; or -ENOMEM.
  */
-static int spread(struct loading *l, const struct source *source, const uint8_t *bytes, uint64_t at, size_t n)
+static int spread(struct loading *l, const struct reading *reading, const uint8_t *bytes, uint64_t at, size_t n)
 {
-    size_t first = safetensors_at(&source->header, at);
+    const struct safetensors *header = &reading->source->header;
+    size_t first = safetensors_at(header, at);
     uint64_t end = at + n;
     int r = 0;
 
-    for (size_t i = first < source->header.n ? first : 0; i < source->header.n; i++) {
-        const struct place *place = &source->places[i];
+    for (size_t i = first < header->n ? first : 0; i < header->n; i++) {
+        const struct place *place = &reading->places[i];
         uint64_t from = MAX(at, place->from), to = MIN(end, place->to);
 
-        if (source->header.tensors[i].offset_bytes >= end)
+        if (header->tensors[i].offset_bytes >= end)
             break;
         if (from >= to)
             continue;
@@ -542,21 +407,23 @@ static int spread(struct loading *l, const struct source *source, const uint8_t 
 
 /* A node that has all ranks reads everything, so that a wrong byte is noticed wherever it is. One of several nodes
  * leaves the rest to the others. */
-static bool is_read_here(struct loading *l, const struct source *source, uint64_t block)
+static bool is_read_here(struct loading *l, const struct reading *reading, uint64_t block)
 {
     const struct state *state = l->options.state;
 
     return state->n_ranks == state->layout->world_size ||
-           spread(l, source, NULL, block * HASH_BLOCK_BYTES, block_bytes(source, block)) > 0;
+           spread(l, reading, NULL, block * HASH_BLOCK_BYTES, source_block_bytes(reading->source, block)) > 0;
 }
 
-static int load_block(struct loading *l, const struct source *source, uint64_t block, uint8_t *buffer)
+static int load_block(struct loading *l, const struct reading *reading, uint64_t block, uint8_t *buffer)
 {
+    const struct source *source = reading->source;
     char why[LOADING_WHY_BYTES];
-    int r = check_block(source, block, buffer, read_past_cache(source, block, buffer), why);
+    int r = read_past_cache(source, block, buffer);
 
+    r = source_check_block(source, block, buffer, r, why, sizeof(why));
     if (r == 0)
-        r = spread(l, source, buffer, block * HASH_BLOCK_BYTES, block_bytes(source, block));
+        r = spread(l, reading, buffer, block * HASH_BLOCK_BYTES, source_block_bytes(source, block));
     if (r >= 0)
         return 0;
     if (r == -ENOMEM)
@@ -579,8 +446,8 @@ uint32_t loading_n_pieces(const struct loading *l)
  */
 static void clear_lacking(const struct loading *l)
 {
-    for (size_t i = 0; i < l->targets.n; i++) {
-        const struct target *target = &l->targets.list[i];
+    for (size_t i = 0; i < l->targets.all.n; i++) {
+        const struct target *target = &l->targets.all.list[i];
 
         assert(target->n_found > 0 || !target->is_lower); /* masters may not lack */
         if (target->n_found == 0 && target->first_elem < target->end_elem)
@@ -590,7 +457,7 @@ static void clear_lacking(const struct loading *l)
 
 int loading_read(struct loading *l, uint32_t piece)
 {
-    const struct source *source;
+    const struct reading *reading;
     _cleanup_free_ uint8_t *buffer = NULL;
     uint64_t first, end;
     int r = l->failed;
@@ -600,16 +467,16 @@ int loading_read(struct loading *l, uint32_t piece)
     (void)failpoint("load");
     if (piece == 0)
         clear_lacking(l);
-    source = &l->sources[l->n_sources - 1];
-    while (piece < source->first_piece)
-        source--;
-    first = (uint64_t)(piece - source->first_piece) * PIECE_BLOCKS;
-    end = MIN(first + PIECE_BLOCKS, (uint64_t)source->file->hash.n_blocks);
+    reading = &l->readings[l->sources.n - 1];
+    while (piece < reading->first_piece)
+        reading--;
+    first = (uint64_t)(piece - reading->first_piece) * PIECE_BLOCKS;
+    end = MIN(first + PIECE_BLOCKS, (uint64_t)reading->source->file->hash.n_blocks);
     if (posix_memalign((void **)&buffer, DISK_ALIGN_BYTES, HASH_BLOCK_BYTES) != 0)
         return -ENOMEM;
     for (uint64_t block = first; r == 0 && block < end; block++)
-        if (is_read_here(l, source, block))
-            r = load_block(l, source, block, buffer);
+        if (is_read_here(l, reading, block))
+            r = load_block(l, reading, block, buffer);
     return r;
 }
 

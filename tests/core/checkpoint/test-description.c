@@ -94,6 +94,10 @@ static void check_same(const struct description *a, const struct description *b)
     assert_true(a->loss_scale.n_steps == b->loss_scale.n_steps);
     assert_true(a->loss_scale.window_start == b->loss_scale.window_start);
     assert_int_equal(a->n_files, b->n_files);
+    assert_int_equal(b->n_params, 3);
+    assert_true(b->params[0].trainable && b->params[0].dtype == DTYPE_BF16 && b->params[0].n_elems == 15);
+    assert_true(!b->params[1].trainable && b->params[1].n_dims == 1 && b->params[1].shape[0] == 3);
+    assert_true(b->params[2].n_dims == 0 && b->params[2].n_elems == 1);
     for (size_t i = 0; i < a->n_files; i++) {
         assert_string_equal(a->files[i].name, b->files[i].name);
         assert_int_equal(a->files[i].n_bytes, b->files[i].n_bytes);
@@ -262,6 +266,10 @@ static void test_lacking_fields(void **state)
                                           {"hysteresis_left", "int"},
                                           {"steps", "int"},
                                           {"window_start", "int"},
+                                          {"parameters", "array"},
+                                          {"trainable", "boolean"},
+                                          {"dtype", "string"},
+                                          {"shape", "array"},
                                           {"files", "array"},
                                           {"name", "string"},
                                           {"bytes", "int"},
@@ -293,6 +301,18 @@ static void test_numbers(void **state)
     check_refused_with("\"world_size\":8", "\"world_size\":4294967304", "its \"world_size\" is too large");
     check_refused_with("\"nodes\":1", "\"nodes\":4294967297", "its \"nodes\" is too large");
     check_refused_with("\"stage\":2", "\"stage\":4294967298", "its \"stage\" is too large");
+}
+
+static void test_parameters(void **state)
+{
+    (void)state;
+    check_refused_with("\"dtype\":\"bf16\"", "\"dtype\":\"int8\"", "it has a parameter of a type that cannot be");
+    check_refused_with("\"shape\":[3]", "\"shape\":[-3]", "its parameter \"frozen\" has a shape that cannot be");
+    check_refused_with("\"shape\":[3]", "\"shape\":[\"3\"]", "its parameter \"frozen\" has a shape that cannot be");
+    check_refused_with("\"shape\":[3]", "\"shape\":[4294967296,4294967296]",
+                       "its parameter \"frozen\" has a shape that cannot be");
+    check_refused_with("\"shape\":[3]", "\"shape\":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]",
+                       "its parameter \"frozen\" has a shape that cannot be");
 }
 
 static void test_no_json(void **state)
@@ -402,6 +422,7 @@ TEST_GROUP(description)
         cmocka_unit_test(test_format),
         cmocka_unit_test(test_lacking_fields),
         cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_parameters),
         cmocka_unit_test(test_no_json),
         cmocka_unit_test(test_names_of_files),
         cmocka_unit_test(test_hashes_of_files),

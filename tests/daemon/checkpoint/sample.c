@@ -43,8 +43,6 @@ static const struct sample_param all_kinds[] = {
     {"(wide)", DTYPE_F32, false, 1, {2}},
 };
 
-static const char *const optimizer_names[N_OPTIMIZERS] = {"AdamW", "Adam", "SGD", "Lion", "Adagrad", "Muon"};
-
 static const struct kernels *kernels(void)
 {
     static const struct kernels *chosen;
@@ -275,7 +273,7 @@ static struct checkpoint_order order_of(const struct sample *s, const struct sam
                                      .cancelled = save->cancelled,
                                      .description = {.version = strdup("0"),
                                                      .job = strdup("job"),
-                                                     .optimizer = strdup(optimizer_names[s->options.optimizer]),
+                                                     .optimizer = strdup(optimizer_name(s->options.optimizer)),
                                                      .configuration = strdup(""),
                                                      .step = save->step,
                                                      .world_size = s->options.world_size,
@@ -353,7 +351,7 @@ int sample_load(struct sample *s, const struct sample_load *load, uint64_t *step
                                             .before_step = load->before_step ? load->before_step : UINT64_MAX,
                                             .state = s->state,
                                             .optimizer = s->options.optimizer,
-                                            .optimizer_name = optimizer_names[s->options.optimizer],
+                                            .optimizer_name = optimizer_name(s->options.optimizer),
                                             .strict = load->strict};
     struct loading *loading = NULL;
     int r;

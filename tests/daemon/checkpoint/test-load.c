@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "core/base/base.h"
+#include "core/checkpoint/check.h"
 #include "core/checkpoint/folder.h"
 #include "core/checkpoint/safetensors.h"
 #include "daemon/checkpoint/disk.h"
@@ -462,6 +463,25 @@ static void write_box(struct description *d, const struct hand_box *box)
     free(bytes);
 }
 
+/* What loading says of a checkpoint, checkpoint_check() says too, and calls this job its job. */
+static void check_agreement(const char *path, int r, const char *why)
+{
+    char checked[SAMPLE_WHY_BYTES] = "", *its;
+    struct description d;
+    int folder = folder_open(AT_FDCWD, path, &d, checked, sizeof(checked));
+
+    assert_true(folder >= 0);
+    assert_int_equal(checkpoint_check(folder, &d, checked, sizeof(checked)), r);
+    its = strstr(checked, "its job");
+    if (its)
+        memmove(its + strlen("this job"), its + strlen("its job"), strlen(its + strlen("its job")) + 1);
+    if (its)
+        memcpy(its, "this job", strlen("this job"));
+    assert_string_equal(checked, why);
+    close(folder);
+    description_deinit(&d);
+}
+
 /* Writes a checkpoint of these files and loads it; then t has all its values. Return: as sample_load(). */
 static int load_boxes(const struct hand_box *boxes, size_t n, bool strict, char *why)
 {
@@ -485,6 +505,8 @@ static int load_boxes(const struct hand_box *boxes, size_t n, bool strict, char 
     text = description_print(&d, s->layout);
     write_file(CHECKPOINT_DESCRIPTION, text, strlen(text));
     r = sample_load(s, &(struct sample_load){.dir = scratch, .strict = strict}, &step, why);
+    if (strict)
+        check_agreement(path, r, why);
     for (unsigned i = 0; r == 0 && i < 20; i++)
         assert_true(((const float *)(const void *)state_frozen(s->state, 0))[i] == (float)i);
     sample_free(s);

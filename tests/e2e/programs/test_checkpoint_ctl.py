@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """zerodctl checkpoint, with and without a daemon, on checkpoints that are right and on damaged ones."""
 
+import ctypes
 import json
 import os
 import random
@@ -197,7 +198,7 @@ def test_a_flipped_byte(copy, ctl, name):
     result = ctl("checkpoint", "verify", copy)
     assert result.returncode == os.EX_DATAERR
     assert result.stdout.startswith(f"{where}{copy}/step-00000002: whole and right") and result.stdout.count("\n") == 2
-    assert result.stderr.startswith("zerodctl: 1 of 2 checkpoints is not as written, and zerod will not load it: restore")
+    assert result.stderr.startswith("zerodctl: 1 of 2 checkpoints is not as written, and zerod will not load it (E1702): restore")
     assert ctl("checkpoint", "verify", copy / "step-00000002").returncode == 0
     value = answer("verify", ctl("--json", "checkpoint", "verify", file.parent), os.EX_DATAERR)
     assert not value["right"] and value["checkpoints"][0]["why"] is None
@@ -209,7 +210,7 @@ def test_a_flipped_byte_in_the_description(copy, ctl):
     flip(file, file.stat().st_size // 2)
     result = ctl("checkpoint", "verify", copy)
     assert result.returncode == os.EX_DATAERR
-    assert f"{copy}/step-00000003: not whole: zerod.json: its bytes are not those that were written\n" in result.stdout
+    assert f"{copy}/step-00000003: cannot be loaded (E1702): zerod.json: its bytes are not those that were written\n" in result.stdout
     value = answer("verify", ctl("--json", "checkpoint", "verify", copy), os.EX_DATAERR)
     assert [c["right"] for c in value["checkpoints"]] == [False, True]
 
@@ -269,7 +270,7 @@ def test_files_that_are_not_as_written(copy, ctl, name, damage, why):
         expected = "zerod.json: its bytes are not those that were written"
     result = ctl("checkpoint", "verify", copy / "step-00000003")
     assert result.returncode == os.EX_DATAERR
-    assert re.fullmatch(rf"{copy}/step-00000003: not whole: {expected}\n", result.stdout)
+    assert re.fullmatch(rf"{copy}/step-00000003: cannot be loaded \(E1702\): {expected}\n", result.stdout)
     value = answer("verify", ctl("--json", "checkpoint", "verify", copy), os.EX_DATAERR)
     assert re.fullmatch(expected, value["checkpoints"][0]["why"]) and value["checkpoints"][1]["right"]
     assert answer("list", ctl("--json", "checkpoint", "list", copy))["checkpoints"][0]["why"] == \
@@ -311,7 +312,7 @@ def test_folders_that_cannot_be_read(job, public):
     result = as_nobody(public, "checkpoint", "verify", copy)
     assert result.returncode == os.EX_DATAERR
     assert re.search(r"step-00000003: whole and right", result.stdout)
-    assert result.stdout.endswith("not whole: step-00000002: Permission denied\n")
+    assert result.stdout.endswith("cannot be loaded (E1702): step-00000002: Permission denied\n")
     (copy / "step-00000002").chmod(0o755)
     copy.chmod(0)
     try:
@@ -335,6 +336,158 @@ def test_progress_on_a_terminal(copy, ctl, build):
     finally:
         os.close(ours)
         os.close(its)
+
+
+# What loading refuses though all bytes are those that zerod.json names: each rewrites a checkpoint, and seals it again.
+
+
+class Hash128(ctypes.Structure):
+    _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
+
+
+def xxh3():
+    library = ctypes.CDLL("libxxhash.so.0")
+    library.XXH3_64bits.restype, library.XXH3_128bits.restype = ctypes.c_uint64, Hash128
+    for call in (library.XXH3_64bits, library.XXH3_128bits):
+        call.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    return library
+
+
+def hash128(data):
+    value = xxh3().XXH3_128bits(data, len(data))
+    return f"{value.high:016x}{value.low:016x}"
+
+
+def reseal(checkpoint, change=lambda described: None):
+    """zerod.json as it would be if the files had been written as they are now."""
+    path = checkpoint / "zerod.json"
+    described = json.loads(path.read_text())
+    described.pop("xxh128_of_the_above")
+    for file in described["files"]:
+        data = (checkpoint / file["name"]).read_bytes()
+        blocks = [data[at:at + MIB] for at in range(0, len(data), MIB)]
+        file |= {"bytes": len(data), "xxh128": hash128(data),
+                 "xxh64_of_each_mib": "".join(f"{xxh3().XXH3_64bits(b, len(b)):016x}" for b in blocks)}
+    change(described)
+    text = json.dumps(described, separators=(",", ":"))[:-1]
+    path.write_text(f'{text},"xxh128_of_the_above":"{hash128(text.encode())}"}}\n')
+
+
+def rewrite(checkpoint, name, change):
+    """change(): takes the header and the tensors' bytes. Return: what takes their place."""
+    data = (checkpoint / name).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header, rest = change(json.loads(data[8:8 + length]), data[8 + length:])
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    text += b" " * (-len(text) % 64)
+    (checkpoint / name).write_bytes(len(text).to_bytes(8, "little") + text + rest)
+
+
+def edit(name, change):
+    def damage(checkpoint):
+        def edited(header, rest):
+            return change(header) or header, rest
+
+        rewrite(checkpoint, name, edited)
+        reseal(checkpoint)
+    return damage
+
+
+def largest(header):
+    return max((key for key in header if key != "__metadata__"), key=lambda key: header[key]["data_offsets"])
+
+
+def drop(kind):
+    """Takes the last tensor of that kind away."""
+    def damage(checkpoint):
+        def dropped(header, rest):
+            gone = max((k for k in header if k.endswith(kind)), key=lambda k: header[k]["data_offsets"])
+            begin, end = header.pop(gone)["data_offsets"]
+            for tensor in header.values():
+                if tensor.get("data_offsets", [0])[0] >= end:
+                    tensor["data_offsets"] = [at - (end - begin) for at in tensor["data_offsets"]]
+            return header, rest[:begin] + rest[end:]
+
+        rewrite(checkpoint, "optimizer.safetensors" if kind.startswith(".") else "model.safetensors", dropped)
+        reseal(checkpoint)
+    return damage
+
+
+def twice(checkpoint):
+    shutil.copy(checkpoint / "model.safetensors", checkpoint / "model-node1.safetensors")
+    reseal(checkpoint)
+    reseal(checkpoint, lambda d: d["files"].append(d["files"][0] | {"name": "model-node1.safetensors"}))
+
+
+def describe(change):
+    return lambda checkpoint: reseal(checkpoint, change)
+
+
+def no_header(checkpoint):
+    (checkpoint / "model.safetensors").write_bytes(b"\xff" * 100)
+    reseal(checkpoint)
+
+
+def longer(checkpoint):
+    with open(checkpoint / "optimizer.safetensors", "ab") as file:
+        file.write(b"....")
+    reseal(checkpoint)
+
+
+REFUSED = {
+    "no model": (describe(lambda d: d["files"].pop(0)), "it has no model.safetensors"),
+    "no header": (no_header, "model.safetensors is no safetensors file"),
+    "no JSON": (edit("model.safetensors", lambda h: json.dumps(h)[:-1]), "model.safetensors: its header is no JSON object"),
+    "a name twice": (edit("model.safetensors", lambda h: json.dumps(h).replace("{", '{"__metadata__": {"format": "pt"}, ', 1)),
+                     "model.safetensors: its header has two values of one name"),
+    "a gap": (longer, "optimizer.safetensors: its tensors do not fill it: it was cut short, or has gaps"),
+    "a size": (edit("model.safetensors", lambda h: h[largest(h)]["shape"].append(2)),
+               r'model.safetensors: its header says something of tensor ".*" that cannot be'),
+    "a shape": (edit("model.safetensors", lambda h: h[largest(h)]["shape"].append(1)),
+                ".* has another shape or type there than in JOB"),
+    "a type": (edit("model.safetensors", lambda h: h[largest(h)].update(dtype="I32")),
+               ".* has another shape or type there than in JOB"),
+    "a parameter lacks": (drop("weight"), r"it lacks .*weight, which JOB has"),
+    "a moment lacks": (drop(".exp_avg"), r"it lacks state\..*\.exp_avg, which JOB has"),
+    "a count lacks": (drop(".step"), r"it lacks state\..*\.step, which JOB has"),
+    "another name": (edit("optimizer.safetensors", lambda h: h.update({"x": h.pop(largest(h))})),
+                     "it lacks state.*, which JOB has"),
+    "a tensor twice": (twice, "it has a part of .* twice"),
+    "one more": (edit("model.safetensors", lambda h: h.update({"x": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}})),
+                 "it has x, which JOB lacks"),
+    "a field lacks": (describe(lambda d: d.pop("world_size")), 'zerod.json: it lacks "world_size", or that is no int'),
+}
+
+
+@pytest.mark.parametrize("damage, why", REFUSED.values(), ids=REFUSED)
+def test_verify_says_what_loading_refuses(zerod, copy, ctl, damage, why):
+    checkpoint = copy / "step-00000003"
+    reseal(checkpoint)
+    assert ctl("checkpoint", "verify", checkpoint).returncode == 0  # the test's seal is zerod's
+    damage(checkpoint)
+    value = answer("verify", ctl("--json", "checkpoint", "verify", checkpoint), os.EX_DATAERR)["checkpoints"][0]
+    assert (value["right"], value["differs"]) == (False, [])
+    assert re.fullmatch(why.replace("JOB", "its job"), value["why"]), value["why"]
+    text = ctl("checkpoint", "verify", checkpoint)
+    assert text.stdout == f"{checkpoint}: cannot be loaded (E1702): {value['why']}\n"
+    daemon = zerod({"world": {"size": 1}, "checkpoint": {"load": str(checkpoint)}})
+    rank = daemon.spawn(daemon.build.path("client/example/zerod-example"), *SMALL, "--steps", 4, rank=0)
+    assert rank.wait() != 0
+    cause, = re.findall(r"E1702 checkpoint not loaded\n.*\n  cause +(.*)\n", daemon.log())
+    assert cause == value["why"].replace("its job", "this job")
+
+
+def test_verify_says_that_a_checkpoint_has_another_name(zerod, copy, ctl):
+    """One that was copied to another step's name is not found as the latest; by its path it can be loaded."""
+    (copy / "step-00000003").rename(copy / "step-00000009")
+    shutil.rmtree(copy / "step-00000002")
+    result = ctl("checkpoint", "verify", copy)
+    assert (result.returncode, result.stdout) == (
+        os.EX_DATAERR, f"{copy}/step-00000009: cannot be loaded (E1702): zerod.json is of step 3\n")
+    daemon = zerod({"world": {"size": 1}, "checkpoint": {"dir": str(copy), "save_on_stop": False}})
+    rank = daemon.spawn(daemon.build.path("client/example/zerod-example"), *SMALL, "--steps", 4, rank=0)
+    assert rank.wait() != 0 and "of step-00000009: zerod.json is of step 3" in daemon.log()
+    assert ctl("checkpoint", "verify", copy / "step-00000009").returncode == 0
 
 
 # ---- save ------------------------------------------------------------------------------------------------

@@ -1,31 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The tensors that a job has in its checkpoints (targets.h). */
+/* The tensors of this job, and where they are kept (state-targets.h). */
 
-#include "daemon/checkpoint/targets.h"
+#include "daemon/checkpoint/state-targets.h"
 
 #include <string.h>
 
 #include "core/base/base.h"
-#include "core/base/json.h"
 #include "core/layout/layout.h"
 #include "daemon/memory/state.h"
 
 enum { MAX_PER_PARAM = 5 }; /* weights, two moments, master, count */
-
-/* Takes the name, which may be NULL: no memory. */
-static int add(struct targets *targets, char *name, const struct target *target)
-{
-    _cleanup_free_ char *original = name;
-    struct target *added = &targets->list[targets->n];
-
-    *added = *target;
-    added->name = name ? json_clean(name) : NULL; /* as headers have it */
-    if (!added->name)
-        return -ENOMEM;
-    targets->n++;
-    return 0;
-}
 
 /* All of the parameter, kept nowhere. */
 static struct target whole_param(const struct layout_param *p, enum tensor_file kind, int dtype)
@@ -77,7 +62,7 @@ static int add_weights(struct targets *targets, const struct state *state, uint3
         keep_owned(&target, state, id, STATE_MASTER);
     else if (state_is_master24(state, p->bucket))
         keep_owned_weights(&target, state, id);
-    return add(targets, strdup(p->name), &target);
+    return targets_add(targets, strdup(p->name), &target);
 }
 
 static int add_values(struct targets *targets, const struct state *state, uint32_t id, enum state_kind kind,
@@ -88,7 +73,7 @@ static int add_values(struct targets *targets, const struct state *state, uint32
 
     target.may_lack = target.is_moment = kind != STATE_MASTER;
     keep_owned(&target, state, id, kind);
-    return add(targets, tensor_state_name(p->name, key), &target);
+    return targets_add(targets, tensor_state_name(p->name, key), &target);
 }
 
 static int add_count(struct targets *targets, const struct layout_param *p, float *count)
@@ -96,10 +81,11 @@ static int add_count(struct targets *targets, const struct layout_param *p, floa
     struct target target = {.kind = TENSOR_OPTIMIZER, .dtype = DTYPE_F32, .n_elems = 1, .may_lack = true};
 
     keep_all(&target, count);
-    return add(targets, tensor_state_name(p->name, TENSOR_STEP), &target);
+    return targets_add(targets, tensor_state_name(p->name, TENSOR_STEP), &target);
 }
 
-static int add_param(struct targets *targets, const struct state *state, enum optimizer optimizer, uint32_t id)
+static int add_param(struct targets *targets, const struct state *state, enum optimizer optimizer, uint32_t id,
+                     float *count)
 {
     const struct layout_param *p = &state->layout->params[id];
     int r = add_weights(targets, state, id);
@@ -113,64 +99,27 @@ static int add_param(struct targets *targets, const struct state *state, enum op
         r = add_values(targets, state, id, STATE_EXP_AVG_SQ, tensor_moment_key(optimizer, true));
     if (r == 0 && p->dtype != DTYPE_F32)
         r = add_values(targets, state, id, STATE_MASTER, TENSOR_MASTER);
-    return r == 0 ? add_count(targets, p, &targets->counts[id]) : r;
+    return r == 0 ? add_count(targets, p, count) : r;
 }
 
-static int compare(enum tensor_file kind, const char *name, const struct target *target)
-{
-    return kind != target->kind ? (kind < target->kind ? -1 : 1) : strcmp(name, target->name);
-}
-
-static int compare_targets(const void *a, const void *b)
-{
-    const struct target *x = *(struct target *const *)a;
-
-    return compare(x->kind, x->name, *(struct target *const *)b);
-}
-
-int targets_init(struct targets *targets, const struct state *state, enum optimizer optimizer)
+int state_targets_init(struct state_targets *targets, const struct state *state, enum optimizer optimizer)
 {
     const struct layout *layout = state->layout;
-    size_t capacity = MAX_PER_PARAM * (size_t)layout->n_params;
-    int r = 0;
+    int r = targets_init(&targets->all, MAX_PER_PARAM * (size_t)layout->n_params, "this job");
 
-    *targets = (struct targets){.list = calloc(capacity, sizeof(*targets->list)),
-                                .by_name = calloc(capacity, sizeof(*targets->by_name)),
-                                .counts = calloc(layout->n_params, sizeof(*targets->counts))};
-    if (!targets->list || !targets->by_name || !targets->counts)
-        return -ENOMEM;
+    targets->counts = calloc(layout->n_params, sizeof(*targets->counts));
+    if (!targets->counts)
+        r = -ENOMEM;
     for (uint32_t i = 0; r == 0 && i < layout->n_params; i++)
-        r = add_param(targets, state, optimizer, i);
-    for (size_t i = 0; i < targets->n; i++)
-        targets->by_name[i] = &targets->list[i];
-    qsort(targets->by_name, targets->n, sizeof(*targets->by_name), compare_targets);
+        r = add_param(&targets->all, state, optimizer, i, &targets->counts[i]);
+    if (r == 0)
+        targets_sort(&targets->all);
     return r;
 }
 
-void targets_deinit(struct targets *targets)
+void state_targets_deinit(struct state_targets *targets)
 {
-    for (size_t i = 0; i < targets->n; i++)
-        free(targets->list[i].name);
-    free(targets->list);
-    free(targets->by_name);
+    targets_deinit(&targets->all);
     free(targets->counts);
-    *targets = (struct targets){0};
-}
-
-struct target *targets_find(const struct targets *targets, enum tensor_file kind, const char *name)
-{
-    size_t first = 0, end = targets->n;
-
-    while (first < end) {
-        size_t middle = first + (end - first) / 2;
-        int order = compare(kind, name, targets->by_name[middle]);
-
-        if (order == 0)
-            return targets->by_name[middle];
-        if (order < 0)
-            end = middle;
-        else
-            first = middle + 1;
-    }
-    return NULL;
+    targets->counts = NULL;
 }
