@@ -83,7 +83,8 @@ def steps_of(trainer):
 
 def test_verify_has_nothing_to_say(systemd):
     systemd.configure("verify", {"world": {"size": 1}})
-    result = systemd.run("systemd-analyze", "verify", "--man=no", "zerod@verify.service", "zerod@verify.socket")
+    result = systemd.run("systemd-analyze", "verify", "--man=no", "zerod@verify.service", "zerod@verify.socket",
+                         "zerod@verify.target")
     assert result.stdout + result.stderr == ""
 
 
@@ -480,7 +481,10 @@ def nobody_is_refused(path):
 
 
 def test_socket_activation(systemd, job):
-    """The first connection starts the daemon; the socket outlives it, so that nobody is ever turned away."""
+    """
+    The first connection starts the daemon. The socket outlives one that crashes, is restarted or drained, so that nobody is
+    turned away; a stop of the service closes it, or a trainer that waits would start the daemon again, empty.
+    """
     unit, path = service(job), systemd.path(f"/run/zerod/{job}.sock")
     systemd.configure(job, ONE_RANK)
     systemd.ctl("start", f"zerod@{job}.socket")
@@ -492,14 +496,43 @@ def test_socket_activation(systemd, job):
     with nobody_is_refused(path):
         for _ in range(3):
             restart_after_kill(systemd, unit)
-        systemd.ctl("stop", unit)
-        wait_for("nobody started it again", lambda: systemd.state(unit) == "active")
-
-    systemd.ctl("stop", unit)
-    assert path.exists(), "the daemon removed a socket that is not its own"
+        systemd.ctl("restart", unit)
+        drained = systemd.main_pid(unit)
+        systemd.zerodctl(job, "drain")
+        wait_for("nobody started it again",
+                 lambda: systemd.state(unit) == "active" and systemd.main_pid(unit) not in (0, drained))
     assert "0 of 1 ranks" in systemd.zerodctl(job, "status").stdout
-    systemd.ctl("stop", f"zerod@{job}.socket", unit)
+
+    trainer = systemd.trainer(job, 0, "--steps", 1_000_000)
+    wait_for("no training", lambda: status(systemd, job)["step"] > 2)
+    pid = ranks(systemd, job)[0]
+    systemd.ctl("stop", unit)
+    time.sleep(1)  # the trainer connects again and again
+    assert (systemd.state(unit), systemd.state(f"zerod@{job}.socket")) == ("inactive", "inactive")
     assert not path.exists()
+    systemd.run("kill", "-KILL", pid, check=False)
+    trainer.communicate(timeout=60)
+
+
+def test_restart_of_the_socket(systemd, job):
+    """A daemon has the socket that clients reach: it is restarted with the unit, keeps the run, and is stopped with it."""
+    unit, socket_unit = service(job), f"zerod@{job}.socket"
+    systemd.configure(job, ONE_RANK)
+    systemd.ctl("start", socket_unit)
+    trainer = systemd.trainer(job, 0, "--steps", 1_000_000)
+    wait_for("no training", lambda: status(systemd, job)["step"] > 2)
+    systemd.ctl("restart", socket_unit)
+    step = status(systemd, job)["step"]
+    wait_for("it does not go on", lambda: status(systemd, job)["step"] > step)
+    assert step > 2 and status(systemd, job)["n_daemons"] == 2
+    end_trainers(systemd, job, [trainer])
+    systemd.ctl("stop", unit)
+    assert systemd.state(socket_unit) == "inactive"
+
+    systemd.ctl("start", socket_unit)
+    systemd.zerodctl(job, "status")
+    systemd.ctl("stop", socket_unit)
+    assert (systemd.state(unit), systemd.show(unit, "Result")) == ("inactive", "success")
 
 
 def restart_after_kill(systemd, unit):
