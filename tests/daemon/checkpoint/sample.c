@@ -12,6 +12,8 @@
 #include <cmocka.h>
 
 #include "core/base/base.h"
+#include "core/checkpoint/check.h"
+#include "core/checkpoint/folder.h"
 #include "daemon/checkpoint/disk.h"
 #include "daemon/checkpoint/write.h"
 #include "daemon/memory/snapshot.h"
@@ -344,6 +346,19 @@ static void check_blobs(const struct sample *s, const struct loading *loading, u
     }
 }
 
+/* A checkpoint with all that a job has is one that the job which wrote it can load. */
+static void check_whole(const struct loading *loading)
+{
+    char why[SAMPLE_WHY_BYTES] = "";
+    struct description d;
+    int folder = folder_open(AT_FDCWD, loading_path(loading), &d, why, sizeof(why));
+
+    if (folder < 0 || checkpoint_check(folder, &d, why, sizeof(why)) != 0)
+        fail_msg("%s: %s", loading_path(loading), why);
+    close(folder);
+    description_deinit(&d);
+}
+
 int sample_load(struct sample *s, const struct sample_load *load, uint64_t *step, char *why)
 {
     const struct loading_options options = {.dir = load->dir,
@@ -364,6 +379,8 @@ int sample_load(struct sample *s, const struct sample_load *load, uint64_t *step
     for (uint32_t i = loading_n_pieces(loading); r == 0 && i-- > 0;) /* any order will do */
         r = loading_read(loading, i);
     if (r == 0) {
+        if (load->strict)
+            check_whole(loading);
         loading_finish(loading);
         *step = loading_description(loading)->step;
         if (load->seed)

@@ -473,8 +473,8 @@ def test_verify_says_what_loading_refuses(zerod, copy, ctl, damage, why):
     daemon = zerod({"world": {"size": 1}, "checkpoint": {"load": str(checkpoint)}})
     rank = daemon.spawn(daemon.build.path("client/example/zerod-example"), *SMALL, "--steps", 4, rank=0)
     assert rank.wait() != 0
-    cause, = re.findall(r"E1702 checkpoint not loaded\n.*\n  cause +(.*)\n", daemon.log())
-    assert cause == value["why"].replace("its job", "this job")
+    told = wait_for("the refusal", lambda: re.search(r"E1702 checkpoint not loaded\n.*\n  cause +(.*)\n", daemon.log()))
+    assert told[1] == value["why"].replace("its job", "this job")
 
 
 def test_verify_says_that_a_checkpoint_has_another_name(zerod, copy, ctl):
@@ -486,7 +486,8 @@ def test_verify_says_that_a_checkpoint_has_another_name(zerod, copy, ctl):
         os.EX_DATAERR, f"{copy}/step-00000009: cannot be loaded (E1702): zerod.json is of step 3\n")
     daemon = zerod({"world": {"size": 1}, "checkpoint": {"dir": str(copy), "save_on_stop": False}})
     rank = daemon.spawn(daemon.build.path("client/example/zerod-example"), *SMALL, "--steps", 4, rank=0)
-    assert rank.wait() != 0 and "of step-00000009: zerod.json is of step 3" in daemon.log()
+    assert rank.wait() != 0
+    wait_for("the refusal", lambda: "of step-00000009: zerod.json is of step 3" in daemon.log())
     assert ctl("checkpoint", "verify", copy / "step-00000009").returncode == 0
 
 
