@@ -17,6 +17,7 @@
 #include <time.h>
 
 #include "core/base/base.h"
+#include "core/base/who-may.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
@@ -40,8 +41,13 @@ static int control_fail(struct control *control, int code, const char *format, .
 
 static int control_fail_errno(struct control *control, const char *what, int error)
 {
-    if (error == EACCES || error == EPERM)
-        return control_fail(control, EX_NOPERM, "not allowed to connect to %s: %s", control->path, strerror(error));
+    char who[WHO_MAY_BYTES];
+
+    if (error == EACCES || error == EPERM) {
+        who_may_open(control->path, who);
+        return control_fail(control, EX_NOPERM, "not allowed to connect to %s: %s%s", control->path, strerror(error),
+                            who);
+    }
     return control_fail(control, EX_UNAVAILABLE, "no daemon on %s: %s: %s", control->path, what, strerror(error));
 }
 

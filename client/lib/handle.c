@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -20,6 +21,7 @@
 #include "client/lib/watch.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/base/who-may.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
 
@@ -66,6 +68,17 @@ static int watch_forks(struct zerod *c)
     return 0;
 }
 
+static int connect_fail_errno(const char *path, int error)
+{
+    char hint[WHO_MAY_BYTES] = "";
+
+    if (error == ENOENT || error == ECONNREFUSED)
+        snprintf(hint, sizeof(hint), "; is the daemon running (zerod --config FILE)?");
+    else if (error == EACCES || error == EPERM)
+        who_may_open(path, hint);
+    return connect_fail(-error, "cannot connect to zerod at %s: %s%s", path, strerror(error), hint);
+}
+
 static int open_socket(struct zerod *c, const char *path)
 {
     struct sockaddr_un sa = {.sun_family = AF_UNIX};
@@ -77,10 +90,7 @@ static int open_socket(struct zerod *c, const char *path)
     c->call.address = sa;
     c->call.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (c->call.fd < 0 || connect(c->call.fd, (struct sockaddr *)&sa, sizeof(sa)) < 0)
-        return connect_fail(-errno, "cannot connect to zerod at %s: %s%s", path, strerror(errno),
-                            errno == ENOENT || errno == ECONNREFUSED ? "; is the daemon running (zerod --config FILE)?"
-                            : errno == EACCES ? "; your user may not open the socket: listen.mode, listen.allow_groups"
-                                              : "");
+        return connect_fail_errno(path, errno);
     return 0;
 }
 

@@ -14,11 +14,11 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sysexits.h>
 
 #include "client/control/control.h"
 #include "client/ctl/resize.h"
+#include "client/run/answers.h"
 #include "client/run/environment.h"
 #include "client/run/made-config.h"
 #include "client/run/options.h"
@@ -62,7 +62,7 @@ static void remove_left(const char *base_path, int base, const char *name)
         socket = NULL;
         return;
     }
-    if (place_answers(socket))
+    if (answers_now(socket))
         return;
     for (size_t i = 0; i < ARRAY_SIZE(files); i++)
         (void)unlinkat(fd, files[i], 0);
@@ -334,6 +334,22 @@ static int place_compare_node(const struct place *place)
     return -EX_CONFIG;
 }
 
+static int place_ask_and_compare(struct place *place, const struct run_options *options)
+{
+    int r = place_ask_daemon(place, options);
+
+    return r < 0 ? r : place_compare_node(place);
+}
+
+/* config: what --config names; NULL: nothing. Its daemon gets a file of ours, with the ranks. */
+static int place_prepare_daemon(struct place *place, const struct run_options *options, const struct config *config)
+{
+    place->told.ranks = false;
+    if (!place->directory)
+        place->directory = place_make_directory();
+    return place->directory ? place_make_config(place, options, config) : -EX_CANTCREAT;
+}
+
 static int place_add_nodes(struct place *place, const struct run_options *options, const struct config *config)
 {
     static const char *const keys[] = {"world.size", "world.node", "world.key_file"};
@@ -355,20 +371,18 @@ static int place_add_nodes(struct place *place, const struct run_options *option
         r = place_choose_socket(place, options->socket_path, config);
     if (r < 0 || options->no_daemon)
         return r;
-    if (place_answers(place->socket)) {
-        r = place_ask_daemon(place, options);
-        return r < 0 ? r : place_compare_node(place);
-    }
-    place->told.ranks = false;
-    if (!place->directory)
-        place->directory = place_make_directory();
-    return place->directory ? place_make_config(place, options, config) : -EX_CANTCREAT;
+    r = answers_or_refuses(place->socket, !options->no_daemon);
+    if (r > 0)
+        r = place_ask_and_compare(place, options);
+    else if (r == 0)
+        r = place_prepare_daemon(place, options, config);
+    return r;
 }
 
 static int place_from_config(struct place *place, const struct run_options *options, const struct config *config)
 {
     const struct config_world *world = &config->world;
-    int r;
+    int r, answers = 0;
 
     place->world_size = world->size;
     place->n_ranks = config_local_ranks(config);
@@ -379,9 +393,11 @@ static int place_from_config(struct place *place, const struct run_options *opti
     if (!place->config_path)
         return -EX_OSERR;
     r = place_choose_socket(place, options->socket_path, config);
+    if (r == 0)
+        r = answers = answers_or_refuses(place->socket, !options->no_daemon);
     if (r < 0)
         return r;
-    if (place->n_nodes == 1 && place_answers(place->socket)) /* its run may have another number of ranks */
+    if (place->n_nodes == 1 && answers) /* its run may have another number of ranks */
         return place_ask_daemon(place, options);
     if (options->n_ranks > 0 && options->n_ranks != place->n_ranks) {
         fprintf(stderr, "zerodrun: -n %u, but %s has %u ranks on this node (world.size %u)\n", options->n_ranks,
@@ -390,8 +406,7 @@ static int place_from_config(struct place *place, const struct run_options *opti
     }
     if (place->n_nodes > 1 && place_choose_master(place, options, world->nodes.items[0].address) < 0)
         return -EX_OSERR;
-    if (place->told.socket || strcmp(place->socket, config->listen.socket) == 0 || options->no_daemon ||
-        place_answers(place->socket))
+    if (place->told.socket || strcmp(place->socket, config->listen.socket) == 0 || options->no_daemon || answers)
         return 0;
     fprintf(stderr, "zerodrun: nobody answers on %s, and a daemon with %s would listen on %s\n", place->socket,
             place->config_path, config->listen.socket);
@@ -443,17 +458,12 @@ static int place_without_config(struct place *place, const struct run_options *o
         return r;
     if (socket_path && *socket_path)
         place->socket = strdup(socket_path);
-    if (place->socket && place_answers(place->socket)) {
-        r = place_ask_daemon(place, options);
-        return r < 0 ? r : place_compare_node(place);
-    }
-    if (options->no_daemon)
-        return 0;
-    if (place->socket)
-        place->directory = place_make_directory();
-    else if ((r = place_make_socket(place)) < 0)
-        return r;
-    return place->directory ? place_make_config(place, options, NULL) : -EX_CANTCREAT;
+    r = answers_or_refuses(place->socket, !options->no_daemon);
+    if (r > 0)
+        return place_ask_and_compare(place, options);
+    if (r == 0 && !options->no_daemon && !place->socket)
+        r = place_make_socket(place);
+    return r < 0 || options->no_daemon ? r : place_prepare_daemon(place, options, NULL);
 }
 
 static int place_choose_run_id(struct place *place, const struct run_options *options)
@@ -518,7 +528,8 @@ static int place_number_socket(const struct place *place, unsigned number, char 
     return -EX_OSERR;
 }
 
-static int place_load_job(struct place *place, struct place_job *job, unsigned number)
+static int place_load_job(struct place *place, const struct run_options *options, struct place_job *job,
+                          unsigned number)
 {
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     _cleanup_free_ char *otherwise = NULL;
@@ -544,7 +555,8 @@ static int place_load_job(struct place *place, struct place_job *job, unsigned n
         fprintf(stderr, "zerodrun: %s has the socket of the first job, %s: each job needs its own\n", job->config_path,
                 job->socket);
         r = -EX_CONFIG;
-    } else if (!place_answers(job->socket)) { /* else place_fit_job() asks the daemon */
+    } else if ((r = answers_or_refuses(job->socket, !options->no_daemon)) ==
+               0) { /* else place_fit_job() asks the daemon */
         r = place_compare_ranks(place, job->config_path, config->world.size, config_first_rank(config),
                                 config_local_ranks(config));
     }
@@ -556,6 +568,8 @@ static int place_load_job(struct place *place, struct place_job *job, unsigned n
 static int place_copy_job(struct place *place, const struct run_options *options, struct place_job *job,
                           unsigned number)
 {
+    int r;
+
     if (place->n_nodes > 1) {
         fprintf(stderr, "zerodrun: on several nodes each job needs a --config of its own, with other ports\n");
         return -EX_USAGE;
@@ -566,8 +580,9 @@ static int place_copy_job(struct place *place, const struct run_options *options
         return -EX_OSERR;
     job->config_path = place->config_path;
     job->told = (struct place_told){.socket = true, .ranks = place->told.ranks};
-    if (options->no_daemon || job->config_path || place_answers(job->socket))
-        return 0;
+    r = answers_or_refuses(job->socket, !options->no_daemon);
+    if (r != 0 || options->no_daemon || job->config_path)
+        return r;
     fprintf(stderr, "zerodrun: nobody answers on %s, and there is no --config to start a daemon with\n", job->socket);
     return -EX_USAGE;
 }
@@ -579,7 +594,7 @@ static int place_fit_job(const struct place *place, const struct run_options *op
     struct place its = {.socket = job->socket, .n_nodes = 1};
     int r;
 
-    if (!place_answers(job->socket))
+    if (!answers_now(job->socket))
         return 0;
     with_ranks.n_ranks = place->n_nodes == 1 ? place->n_ranks : 0;
     r = place_ask_daemon(&its, &with_ranks);
@@ -592,12 +607,12 @@ static int place_add_jobs(struct place *place, const struct run_options *options
     int r = 0;
 
     place->n_jobs = options->n_jobs;
-    for (unsigned i = 1; r == 0 && i < place->n_jobs; i++) {
+    for (unsigned i = 1; r >= 0 && i < place->n_jobs; i++) {
         struct place_job *job = &place->more[i - 1];
 
         job->config_path = options->more_config_paths[i - 1];
-        r = job->config_path ? place_load_job(place, job, i) : place_copy_job(place, options, job, i);
-        if (r == 0)
+        r = job->config_path ? place_load_job(place, options, job, i) : place_copy_job(place, options, job, i);
+        if (r >= 0)
             r = place_fit_job(place, options, job);
     }
     return r;
@@ -651,17 +666,6 @@ void place_deinit(struct place *place)
     free(place->master_addr);
     nodes_deinit(&place->nodes);
     *place = (struct place){};
-}
-
-bool place_answers(const char *path)
-{
-    _cleanup_close_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-
-    if (fd < 0 || !path || strlen(path) >= sizeof(address.sun_path))
-        return false;
-    strcpy(address.sun_path, path);
-    return connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0;
 }
 
 int place_describe(const struct place *place, unsigned local, struct environment *env)

@@ -50,8 +50,5 @@ void place_deinit(struct place *place);
  * NULL, then a sentence is on stderr. */
 char *place_make_directory(void);
 
-/* Does a daemon accept connections on the socket? */
-bool place_answers(const char *socket);
-
 /* Sets the environment of rank number `local` of this node. Return: 0 or -ENOMEM. */
 int place_describe(const struct place *place, unsigned local, struct environment *env);

@@ -12,6 +12,7 @@
 #include <sysexits.h>
 #include <unistd.h>
 
+#include "client/run/answers.h"
 #include "client/run/attached.h"
 #include "core/base/base.h"
 #include "core/base/open-files.h"
@@ -136,7 +137,7 @@ static int run_start_daemon(struct run_daemon *daemon)
 const struct run_daemon *run_find_silent(const struct run *run)
 {
     for (unsigned i = 0; i < run->place->n_jobs; i++)
-        if (run->daemons[i].running && !place_answers(run->daemons[i].socket))
+        if (run->daemons[i].running && !answers_now(run->daemons[i].socket))
             return &run->daemons[i];
     return NULL;
 }
@@ -214,7 +215,7 @@ int run_begin_daemon(struct run_daemon *daemon)
     struct run *run = daemon->run;
     int r;
 
-    if (place_answers(daemon->socket)) {
+    if (answers_now(daemon->socket)) {
         if (!run->options->serve)
             return 0;
         run_error(run, EX_UNAVAILABLE, "a daemon answers on %s already", daemon->socket);

@@ -78,3 +78,40 @@ bool acl_lets_others(int fd, mode_t mode)
             return true;
     return false;
 }
+
+/* Adds the groups that the list names. Return: whether the file's own group may write it. */
+static bool add_named_groups(const struct encoded *acl, gid_t *gids, size_t max, size_t *n)
+{
+    bool own = false;
+
+    for (size_t i = 0; i < acl->n; i++) {
+        bool may = le16toh(acl->entries[i].e_perm) & ACL_WRITE;
+        uint16_t tag = le16toh(acl->entries[i].e_tag);
+
+        own = own || (may && tag == ACL_GROUP_OBJ);
+        if (may && tag == ACL_GROUP && *n < max)
+            gids[(*n)++] = le32toh(acl->entries[i].e_id);
+    }
+    return own;
+}
+
+int acl_groups(const char *path, gid_t *gids, size_t max)
+{
+    struct encoded acl;
+    ssize_t n_bytes;
+    struct stat st;
+    size_t n = 0;
+    bool own;
+
+    if (lstat(path, &st) < 0)
+        return -errno;
+    own = st.st_mode & S_IWGRP; /* with a list that is its mask: nobody whom it names may more */
+    n_bytes = own ? lgetxattr(path, XATTR_NAME_POSIX_ACL_ACCESS, &acl, offsetof(struct encoded, n)) : 0;
+    if (n_bytes >= (ssize_t)sizeof(acl.header)) {
+        acl.n = ((size_t)n_bytes - sizeof(acl.header)) / sizeof(acl.entries[0]);
+        own = add_named_groups(&acl, gids, max, &n);
+    }
+    if (n == 0 && own && max > 0)
+        gids[n++] = st.st_gid;
+    return (int)n;
+}

@@ -28,3 +28,6 @@ void acl_add_groups(struct acl *acl, const gid_t *gids, size_t n);
 int acl_write(const struct acl *acl, const char *path, bool inherited);
 /* May anybody but the owner, root and this process's user read or write the open file? mode: the file's. */
 bool acl_lets_others(int fd, mode_t mode);
+/* The groups that the list names and that may write the file; if it names none, the file's own group if that may.
+ * Return: how many, at most max; or -errno: the file cannot be looked at. */
+int acl_groups(const char *path, gid_t *gids, size_t max);

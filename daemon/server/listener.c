@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <limits.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -91,6 +92,28 @@ static struct sockaddr_un address(const char *path)
     return sa;
 }
 
+static const char *user_name(uid_t uid)
+{
+    const struct passwd *user = getpwuid(uid);
+
+    return user ? user->pw_name : "?";
+}
+
+/* st: of the socket; error: of connecting to it. */
+static int say_in_use(const char *path, const struct stat *st, int error, char *why, size_t why_size)
+{
+    if (error == EACCES || error == EPERM)
+        snprintf(why, why_size,
+                 "%s: there is a socket of user %s, to which this daemon's user may not connect: stop the daemon that "
+                 "made it, or remove it if there is none",
+                 path, user_name(st->st_uid));
+    else if (error == EPROTOTYPE)
+        snprintf(why, why_size, "%s: a socket of another kind is in use there: %s", path, strerror(error));
+    else
+        snprintf(why, why_size, "%s: there is a socket, and connecting to it fails: %s", path, strerror(error));
+    return -EADDRINUSE;
+}
+
 /* Return: 0 when the path is free now, else -errno with a sentence. */
 static int clear_path(const char *path, char *why, size_t why_size)
 {
@@ -113,12 +136,13 @@ static int clear_path(const char *path, char *why, size_t why_size)
                  "%s: another daemon already listens there; stop it, or give this job its own listen.socket", path);
         return -EADDRINUSE;
     }
-    if (errno != ECONNREFUSED) {
-        snprintf(why, why_size, "%s: a socket of another kind is in use there: %s", path, strerror(errno));
-        return -EADDRINUSE;
-    }
-    (void)unlink(path); /* left behind by a daemon that was killed */
-    return 0;
+    if (errno != ECONNREFUSED)
+        return say_in_use(path, &st, errno, why, why_size);
+    if (unlink(path) == 0 || errno == ENOENT) /* left behind by a daemon that was killed */
+        return 0;
+    snprintf(why, why_size, "%s: no daemon listens on that socket of user %s, and it cannot be removed: %s", path,
+             user_name(st.st_uid), strerror(errno));
+    return -EADDRINUSE;
 }
 
 static int listen_at(const char *path, mode_t mode, char *why, size_t why_size)

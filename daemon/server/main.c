@@ -165,12 +165,14 @@ static int take_descriptors(void)
 }
 
 /*
- * A start with the state of a run cannot succeed: the configuration is wrong, or names what is not there. If this
- * process ended for good, the service manager would give up the state that it keeps for it. So the first such start
- * fails once, and systemctl restart says so; systemd starts the next one, which finds this mark among what was kept,
- * and holds the state until the file has changed.
+ * A start with the state of a run cannot succeed: the configuration is wrong, or names what is not there or in use. If
+ * this process ended for good, the service manager would give up the state that it keeps for it. So the first such
+ * start fails once, and systemctl restart says so; systemd starts the next one, which finds this mark among what was
+ * kept, and holds the state until the file has changed.
  */
 #define TOLD_NAME "told"
+
+enum { RETRY_MS = 10 * 1000 }; /* picked: the journal has some lines for each start */
 
 /* Is this process the service's own, and not one of a program in the service? */
 static bool systemd_started_it(void)
@@ -198,13 +200,18 @@ static bool may_tell(void)
     return true;
 }
 
-static void wait_for_change(const char *path, struct stat *last)
+/* retry_ms: the most that it waits; 0: for ever. */
+static void wait_for_change(const char *path, struct stat *last, unsigned retry_ms)
 {
-    enum { LOOK_EVERY_US = 200 * 1000 };
+    enum { LOOK_EVERY_MS = 200 };
+    unsigned waited_ms = 0;
     struct stat now;
 
     do {
-        usleep(LOOK_EVERY_US);
+        if (retry_ms > 0 && waited_ms >= retry_ms)
+            return;
+        usleep(LOOK_EVERY_MS * 1000);
+        waited_ms += LOOK_EVERY_MS;
         notify_state("WATCHDOG=1");
     } while (stat(path, &now) < 0 || (now.st_ino == last->st_ino && now.st_mtim.tv_sec == last->st_mtim.tv_sec &&
                                       now.st_mtim.tv_nsec == last->st_mtim.tv_nsec));
@@ -221,6 +228,18 @@ static void hold(const char *path, struct stat *last)
     (void)stat(path, last);
 }
 
+/* An address comes free without a word. */
+static void hold_and_retry(const char *path, struct stat *last)
+{
+    fprintf(
+        stderr,
+        "zerod: the state of a run is kept for this daemon: it holds the state, and tries again every %d s, or when "
+        "%s has changed\n",
+        RETRY_MS / 1000, path);
+    notify_state("READY=1\nSTATUS=holds the state of a run, and waits for an address that is in use");
+    (void)stat(path, last);
+}
+
 static int wait_for_config(struct config **config, const struct options *options)
 {
     struct stat last = {0};
@@ -228,21 +247,22 @@ static int wait_for_config(struct config **config, const struct options *options
 
     hold(options->config, &last);
     while (r == EX_CONFIG || r == EX_OSERR) {
-        wait_for_change(options->config, &last);
+        wait_for_change(options->config, &last, 0);
         r = load_config(config, options);
     }
     return r;
 }
 
-/* What the configuration names is not there, or not permitted. Return: the exit code that makes systemd start the next
- * one. */
-static int wait_and_start_again(const struct options *options, bool told)
+/* What the configuration names is not there, not permitted or in use (EX_UNAVAILABLE). Return: the exit code that makes
+ * systemd start the next one. */
+static int wait_and_start_again(const struct options *options, bool told, int why)
 {
+    bool is_in_use = why == EX_UNAVAILABLE;
     struct stat last = {0};
 
     if (told || !may_tell()) {
-        hold(options->config, &last);
-        wait_for_change(options->config, &last);
+        (is_in_use ? hold_and_retry : hold)(options->config, &last);
+        wait_for_change(options->config, &last, is_in_use ? RETRY_MS : 0);
     }
     return EX_TEMPFAIL;
 }
@@ -393,8 +413,8 @@ int main(int argc, char **argv)
         r = say_checked(config, options.config, user);
     else if (r == EX_OK)
         r = serve(config);
-    if ((r == EX_CONFIG || r == EX_NOPERM) && kept && systemd_started_it())
-        r = wait_and_start_again(&options, told);
+    if ((r == EX_CONFIG || r == EX_NOPERM || r == EX_UNAVAILABLE) && kept && systemd_started_it())
+        r = wait_and_start_again(&options, told, r);
     config_free(config);
     keep_deinit();
     return r;

@@ -436,6 +436,68 @@ def test_checked_as_the_units_user(systemd, job):
     assert "as user zerod sees them" in systemd.run(*check).stdout
 
 
+def socket_of_another(systemd, job):
+    """Some daemon listens on /run/zerod/JOB-another.sock."""
+    path = systemd.path(f"/run/zerod/{job}-another.sock")
+    path.unlink(missing_ok=True)
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.bind(str(path))
+    s.listen(1000)
+    path.chmod(0o666)
+    return s
+
+
+def test_socket_in_use(systemd, job):
+    """The start fails for good and says whose socket it is; when it is gone, the next one succeeds."""
+    unit, path = service(job), systemd.path(f"/run/zerod/{job}-another.sock")
+    systemd.configure(job, ONE_RANK | {"listen": {"socket": f"/run/zerod/{job}-another.sock"}})
+    with contextlib.closing(socket_of_another(systemd, job)):
+        for mode, why in (0o600, "a socket of user root, to which this daemon's user may not connect"), (0o666, "another daemon"):
+            path.chmod(mode)
+            assert systemd.ctl("start", unit, check=False).returncode != 0
+            time.sleep(0.5)
+            assert (systemd.show(unit, "ExecMainStatus"), systemd.show(unit, "NRestarts")) == (str(os.EX_UNAVAILABLE), "0")
+            assert why in [e["MESSAGE"] for e in systemd.journal("-u", unit, "_COMM=zerod")][-1]
+            systemd.ctl("reset-failed", unit)
+    systemd.ctl("start", unit)
+
+
+def test_zerodrun_beside_the_unit(systemd, job):
+    """It never starts a daemon where the unit's is or will be, and names the command that helps; after that it works."""
+    unit, path = service(job), f"/run/zerod/{job}.sock"
+    config = {"listen": {"socket": path, "allow_groups": ["lab"], "admin_groups": ["zerod-admin"]}}
+    systemd.configure(job, ONE_RANK | config)
+    systemd.ctl("start", unit)
+
+    def zerodrun(*options, user=None):
+        return systemd.run(systemd.bin / "zerodrun", *options, "--", "true", user=user, check=False)
+
+    refused = zerodrun("--socket", path, user="stranger")
+    assert (refused.returncode, refused.stdout) == (EX_NOPERM, "")
+    assert refused.stderr == (f"zerodrun: not allowed to connect to {path}: Permission denied; members of lab, zerod-admin may "
+                              "(as root: usermod -aG lab stranger; then log in again)\n")
+    for asks in (systemd.zerodctl(job, "status", user="stranger", check=False).stderr,
+                 systemd.trainer(job, 0, user="stranger").communicate(timeout=60)[1]):
+        assert refused.stderr.partition("denied; ")[2].strip() in asks
+    systemd.run(*re.search(r"usermod -aG \w+ \w+", refused.stderr)[0].split())
+    assert zerodrun("--socket", path, user="stranger").returncode == 0
+    systemd.run("gpasswd", "-d", "stranger", "lab")
+
+    systemd.ctl("stop", unit)
+    for options in ["--config", f"/etc/zerod/{job}.yaml"], ["--socket", path]:
+        refused = zerodrun(*options)
+        assert refused.returncode == os.EX_UNAVAILABLE and not systemd.path(path).exists()
+    assert zerodrun("--no-daemon", "--socket", path).returncode == 0  # its ranks may wait for the unit
+    stale = f"/tmp/{job}.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+        s.bind(str(systemd.path(stale)))
+    systemd.run("chown", "zerod", stale)
+    assert f"{stale}, a socket of user zerod" in zerodrun("--socket", stale).stderr
+    assert zerodrun("--socket", f"/run/{job}.sock").returncode == 0  # root's own folder, as in a container
+    systemd.run(*re.search(r"systemctl start [\w@.-]+", refused.stderr)[0].split())
+    assert zerodrun("--socket", path).returncode == 0 and systemd.state(unit) == "active"
+
+
 def test_journal(systemd, job):
     systemd.configure(job, ONE_RANK)
     systemd.ctl("start", service(job))
@@ -729,7 +791,7 @@ def outlive(systemd, job, unit, file):
 def test_restart_with_a_wrong_file(systemd, job):
     """
     systemctl restart fails, the run is held, and the mended file is taken without a further command: whether the file
-    cannot be read, or names a group that there is not.
+    cannot be read, or names a group that there is not, or a socket that another daemon has.
     """
     unit, file = service(job), systemd.path(f"/etc/zerod/{job}.yaml")
     systemd.configure(job, ONE_RANK)
@@ -738,7 +800,9 @@ def test_restart_with_a_wrong_file(systemd, job):
     wait_for("no training", lambda: status(systemd, job)["step"] > 2)
     good = file.read_text()
     wrong = json.dumps(json.loads(good) | {"checkpoint": {"dir": f"/var/lib/zerod/{job}", "allow_groups": ["no-such-group"]}})
-    for text, why in ("wrold: {size: 1}\n", "wrold"), (wrong, "there is no group"):
+    another = socket_of_another(systemd, job)
+    taken = json.dumps(json.loads(good) | {"listen": {"socket": f"/run/zerod/{job}-another.sock"}})
+    for text, why in ("wrold: {size: 1}\n", "wrold"), (wrong, "there is no group"), (taken, "another daemon already listens"):
         file.write_text(text)
         restarted = systemd.ctl("restart", unit, check=False)
         assert restarted.returncode != 0 and f"Job for {unit} failed" in restarted.stderr
@@ -753,6 +817,23 @@ def test_restart_with_a_wrong_file(systemd, job):
         wait_for("it does not go on", lambda: status(systemd, job)["step"] > step)
     systemd.ctl("restart", unit)
     end_trainers(systemd, job, [trainer])
+    another.close()
+
+
+@pytest.mark.full
+def test_address_comes_free(systemd, job):
+    """A daemon that holds the state of a run tries again, and not often."""
+    unit, file = service(job), systemd.path(f"/etc/zerod/{job}.yaml")
+    systemd.configure(job, ONE_RANK)
+    systemd.ctl("start", unit)
+    assert steps_of(systemd.trainer(job, 0, "--steps", 2)) == [1, 2]
+    file.write_text(file.read_text().replace(f"{job}.sock", f"{job}-another.sock"))
+    with contextlib.closing(socket_of_another(systemd, job)):
+        restart_after_kill(systemd, unit)
+        time.sleep(15)
+        assert systemd.show(unit, "StatusText") == "holds the state of a run, and waits for an address that is in use"
+        assert int(systemd.show(unit, "NRestarts")) in (2, 3)
+    wait_for("it does not go on", lambda: systemd.show(unit, "StatusText") == "training, 0 of 1 ranks, step 2")
 
 
 def test_held_run_is_said_once(systemd, job):

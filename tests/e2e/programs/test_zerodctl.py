@@ -446,7 +446,8 @@ def test_not_allowed_by_the_file():
             result = subprocess.run([program, "--socket", path, "status"], capture_output=True, text=True,
                                     timeout=TIMEOUT, **become)
     assert result.returncode == os.EX_NOPERM, result.stderr
-    assert result.stderr == f"zerodctl: not allowed to connect to {path}: Permission denied\n"
+    assert result.stderr == (f"zerodctl: not allowed to connect to {path}: Permission denied; listen.allow_users, "
+                             "listen.allow_groups and listen.mode of the job say who may\n")
 
 
 @pytest.mark.parametrize("packet, code, said", [

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """zerodrun with small shell and Python trainers: environment, output, exit codes, restarts, signals, daemon."""
 
+import contextlib
 import json
 import os
 import re
@@ -952,6 +953,25 @@ def test_running_daemon_is_used(zerod, env):
     assert result.stderr == (f"zerodrun: -n 2, but the daemon on {daemon.socket} has world.size 3: there is no state yet "
                              "that 2 ranks could go on with: set world.size, and restart the daemon\n")
     assert daemon.running()
+
+
+def test_busy_daemon_is_no_missing_one(env, tmp_path):
+    """Its queue is full: zerodrun waits for it, and starts none of its own."""
+    path = tmp_path / "job.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s, contextlib.ExitStack() as clients:
+        s.bind(str(path))
+        s.listen(0)
+        with pytest.raises(BlockingIOError):
+            for _ in range(9):
+                client = clients.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK))
+                client.connect(str(path))
+        process = start(["--socket", path, "--zerod", "/nowhere/zerod", *shell("echo never")], env)
+        wait_for("it does not connect", lambda: "unix_wait_for_peer" in Path(f"/proc/{process.pid}/wchan").read_text()
+                 or process.poll() is not None)
+        s.shutdown(socket.SHUT_RDWR)
+        out, err = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, out) == (os.EX_UNAVAILABLE, "")
+    assert err == f"zerodrun: no daemon on {path}: connect: Connection refused\n"
 
 
 def test_running_daemon_of_a_further_job(zerod, env, tmp_path):
