@@ -40,6 +40,7 @@ from .client import _program, fault_from
 from .errors import GradientFault
 from .evidence import Evidence
 from .gradients import OUTERMOST
+from .uncopied import Hook
 from .watch import now
 
 TWICE, MISSING, BYPASSED = range(3)  # enum zerod_observed
@@ -73,27 +74,24 @@ class Arrival(NamedTuple):
 
 def observe(ddp_model: DistributedDataParallel, *, patience: float = 10.0) -> DistributedDataParallel:
     """
-    Watches ddp_model, which is returned, until unobserve(). patience: when gradients are missing in the first step, how
-    many seconds to wait for the other ranks to say whether they miss the same.
+    Watches ddp_model, which is returned, until unobserve(); it may be compiled. patience: when gradients are missing in the
+    first step, how many seconds to wait for the other ranks to say whether they miss the same.
     """
-    if not isinstance(ddp_model, DistributedDataParallel):
+    ddp = compiled.unwrapped(ddp_model)
+    if not isinstance(ddp, DistributedDataParallel):
         raise TypeError(
-            f"zerod.observe() takes a model in DistributedDataParallel, not {type(ddp_model).__name__}: with the Trainer, "
+            f"zerod.observe() takes a model in DistributedDataParallel, not {type(ddp).__name__}: with the Trainer, "
             "trainer.add_callback(zerod.observe_callback(trainer)); with accelerate, what prepare() has returned"
         )
-    if _observer_of(ddp_model) is None:
-        ddp_model.__dict__["_zerod_observer"] = Observer(ddp_model, patience)
+    if "_zerod_observer" not in ddp.__dict__:
+        ddp.__dict__["_zerod_observer"] = Observer(ddp, patience)
     return ddp_model
 
 
 def unobserve(ddp_model: DistributedDataParallel) -> None:
-    observer = ddp_model.__dict__.pop("_zerod_observer", None)
+    observer = compiled.unwrapped(ddp_model).__dict__.pop("_zerod_observer", None)
     if observer is not None:
         observer.close()
-
-
-def _observer_of(ddp_model: DistributedDataParallel) -> Observer | None:
-    return ddp_model.__dict__.get("_zerod_observer")
 
 
 def _reduced_parameters(ddp: DistributedDataParallel) -> list[Watched]:
@@ -134,7 +132,7 @@ class Observer:
             w.param.register_post_accumulate_grad_hook(functools.partial(self._arrived, w.index)) for w in self._params
         ]
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
-        self._handles.append(ddp.module.register_forward_pre_hook(self._before_module))
+        self._handles.append(ddp.module.register_forward_pre_hook(Hook(self._before_module)))
         self._forward = ddp.forward
         ddp.forward = self._watched_forward  # type: ignore[method-assign]
         watch.add(self, ddp.module)

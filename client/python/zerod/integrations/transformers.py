@@ -12,6 +12,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback
 
+from .. import compiled
 from ..errors import CheckpointNotSaved
 from ..loops.trainer import create, resume
 from ..observe import observe
@@ -131,5 +132,5 @@ class Observe(TrainerCallback):
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         trainer = self._trainer()
-        if trainer is not None and isinstance(trainer.model_wrapped, DistributedDataParallel):
+        if trainer is not None and isinstance(compiled.unwrapped(trainer.model_wrapped), DistributedDataParallel):
             observe(trainer.model_wrapped)
