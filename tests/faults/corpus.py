@@ -10,7 +10,8 @@ A scenario is a program, a function of one argument (trial.Trial), that every ra
 
 It is run twice: faulty, where exactly that has to be said, and repaired as the text proposes, where nothing may be said
 and the parameters must be those of plain torch. Without an expectation it is a guard: there is only the second run.
-The status of each run may have only those findings that its scenario expects (Found).
+The status of each run may have only those findings that its scenario expects (Found). No run may have other warnings than those
+of its scenario (remarks), be they Python's on a rank's stderr or lines in the daemon's log.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import quiet
+
 # Laid under each policy. Stalls are looked for where a scenario is about them: on a machine under load they are true.
-CONFIG: dict[str, Any] = {
+CONFIG: dict[str, Any] = quiet.CONFIG | {
     "job": "faults",
     "listen": {"mode": "0600"},
     "world": {"size": 2},
@@ -108,6 +111,7 @@ class Scenario:
     trains: bool  # the faulty run goes on to the end, and its parameters are compared too
     tolerates: tuple[int, ...]  # codes that the daemon may write down of a guard or a twin, because they are true
     echoes: tuple[int, ...]  # what else may be said in the faulty run
+    remarks: tuple[str, ...]  # words of warnings without a code that are true, in each run
     direct: Callable[[Any], None] | None  # the runner's part, where it is more than starting all ranks
     twin: bool  # there is a repaired program
     hooks: bool  # torch's hooks are counted to show that params is what torch does
@@ -141,7 +145,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 def scenario(expect: Expected = None, *, policy: Mapping[str, Any] | None = None,
              repaired_policy: Mapping[str, Any] | None = None, world: int = 2, stages: tuple[int, ...] = (2,),
              pattern: str = "", trains: bool = False, tolerates: tuple[int, ...] = (), echoes: tuple[int, ...] = (),
-             direct: Callable[[Any], None] | None = None, twin: bool = True, hooks: bool | None = None,
+             remarks: tuple[str, ...] = (), direct: Callable[[Any], None] | None = None, twin: bool = True, hooks: bool | None = None,
              fresh: bool = False, limit: float = 120) -> Callable[[Program], Program]:
     def register(program: Program) -> Program:
         name = program.__name__.replace("_", "-")
@@ -149,7 +153,7 @@ def scenario(expect: Expected = None, *, policy: Mapping[str, Any] | None = None
         counts = isinstance(expect, Expect) and expect.cause_class in ("D1", "D2", "M1", "M2", "M5")
         _corpus.scenarios[name] = Scenario(
             name, program, expect, policy or {}, repaired_policy or {}, world, stages, pattern, trains, tolerates,
-            echoes, direct, twin and expect is not None, counts if hooks is None else hooks, fresh, limit,
+            echoes, remarks, direct, twin and expect is not None, counts if hooks is None else hooks, fresh, limit,
             (program.__doc__ or "").strip())
         return program
 

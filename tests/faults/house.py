@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import conftest  # the house of the other end-to-end tests: it knows how a daemon is started and stopped
+import quiet
 
 from . import trainer
 from .corpus import Scenario
@@ -111,6 +112,7 @@ class Run:
     ranks: list[Rank] = field(default_factory=list)
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
+    logged: list[str] = field(default_factory=list)  # by the daemons
     complaint: str = ""  # of the run itself: a daemon that did not end well, a mark that nobody set
     daemon: Any = None
 
@@ -138,10 +140,6 @@ class Run:
     def wait(self, *ranks: Rank) -> None:
         for rank in ranks:
             rank.wait()
-
-    def _daemons(self) -> list[Any]:
-        """One for each node."""
-        return getattr(self.daemon, "daemons", [self.daemon])
 
     # Methods for a scenario's direct().
 
@@ -193,8 +191,9 @@ class Run:
             rank.kill()
         try:
             self.diagnostics = self.daemon.json("diagnostics")
-            self.findings = [f for daemon in self._daemons() for f in daemon.status()["findings"]]
+            self.findings = quiet.findings_of(self.daemon)
             self.daemon.stop()
+            self.logged = quiet.said_in_log(self.daemon.log())
         except BaseException as error:  # pytest.fail's is one, and the row has to tell it
             self.complaint = self.complaint or f"the daemon: {error}"
             self.daemon.kill()

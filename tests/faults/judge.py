@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import quiet
+
 from . import house
 from .corpus import ALL, ANY, Expect, Found, Refused, Scenario
 
@@ -171,6 +173,7 @@ def judge_faulty(run: house.Run) -> Verdict:
     verdict = judges[type(expect)](run, expect)
     if not isinstance(expect, Found):
         judge_findings(run, verdict)
+    judge_asides(run, verdict)
     judge_ends(run, verdict)
     return verdict
 
@@ -178,13 +181,17 @@ def judge_faulty(run: house.Run) -> Verdict:
 def judge_findings(run: house.Run, verdict: Verdict) -> None:
     """Where none is expected."""
     if run.findings:
-        verdict.worse("false_alarm", *[f"the status should have no finding: {mask(brief_finding(f))}" for f in run.findings])
+        verdict.worse("false_alarm", *[f"the status should have no finding: {mask(quiet.brief(f))}" for f in run.findings])
 
 
-def brief_finding(found: dict[str, Any]) -> str:
-    """zero-gradient head.weight: ..."""
-    rank = None if found["rank"] is None else f"rank {found['rank']}"
-    return " ".join(filter(None, (found["kind"], rank, found["param"]))) + f": {found['text']}"
+def judge_asides(run: house.Run, verdict: Verdict, codes: tuple[int, ...] | None = None) -> None:
+    """What is written beside diagnostics and findings. codes: those that may be in a line; None: any."""
+    lines = run.logged + [line for rank in run.ranks for line in quiet.said_in(rank.err())]
+    for line in lines:
+        code = quiet.CODE.search(line)
+        is_meant = (codes is None or int(code.group()[1:]) in codes) if code else any(w in line for w in run.scenario.remarks)
+        if not is_meant:
+            verdict.worse("false_alarm", f"also said: {mask(line)}")
 
 
 def on_several_nodes() -> bool:
@@ -197,7 +204,7 @@ def judge_found(run: house.Run, expect: Found) -> Verdict:
     if not run.findings:
         verdict.worse("silent", "the status has no finding")
         return verdict
-    verdict.said = {"brief": brief_finding(run.findings[0])}
+    verdict.said = {"brief": quiet.brief(run.findings[0])}
     got = sorted((f["kind"], f["rank"], f["param"]) for f in run.findings)
     want = sorted((expect.kind, expect.rank, param) for param in expect.params or (None,))
     if not (got == want or (on_several_nodes() and set(got) <= set(want))):
@@ -359,6 +366,7 @@ def judge_clean(run: house.Run) -> Verdict:
         verdict.said = noise[0]
         verdict.worse("false_alarm", *[f"it should be silent: {mask(brief(f))}" for f in noise])
     judge_findings(run, verdict)
+    judge_asides(run, verdict, run.scenario.tolerates)
     if run.complaint:
         verdict.worse("wrong", run.complaint)
     last = {r.order.rank: r for r in run.ranks}  # the last life of each

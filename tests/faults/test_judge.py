@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The judge itself: a row of the corpus holds only when everything about it is right."""
 
+import ast
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +40,7 @@ class FakeRank:
     facts: dict
     status: int | None = 0
     arrays: dict | None = None
+    printed: str = ""
 
     @property
     def order(self):
@@ -50,7 +53,7 @@ class FakeRank:
         return {"faults": [], "error": None, "again": None, "done": False, "ended": True} | self.facts
 
     def err(self):
-        return ""
+        return self.printed
 
     def parameters(self):
         return self.arrays
@@ -62,6 +65,7 @@ class FakeRun:
     ranks: list
     diagnostics: list = field(default_factory=list)
     findings: list = field(default_factory=list)
+    logged: list = field(default_factory=list)
     complaint: str = ""
 
 
@@ -156,6 +160,46 @@ def test_finding_of_another_scenario():
     assert judge.judge_faulty(run).verdict == "false_alarm"
     guard = FakeRun(corpus.load()["plain"], [FakeRank(r, {"done": True}) for r in range(2)], findings=[FINDING])
     assert judge.judge_clean(guard).verdict == "false_alarm"
+
+
+WARNING = "train.py:7: ZerodWarning: clip_grad_norm_ at train.py:7 came before the last backward of its step\n  clip()\n"
+LOGGED = "zerod[faults]: there is not enough memory for what is not kept"
+
+
+def quiet_guard():
+    run = FakeRun(corpus.load()["plain"], [FakeRank(r, {"done": True}) for r in range(2)])
+    run.ranks[0].printed = "train.py:7: UserWarning: of torch\nzerod: AdamW, stage 2 (train.py)\n"
+    return run
+
+
+@pytest.mark.parametrize("printed, logged", [(WARNING, []), ("", [LOGGED])], ids=["warning", "log"])
+def test_asides(printed, logged):
+    """Warnings without a code, beside the expected fault and in a program without one."""
+    for run, judged in ((faulty(), judge.judge_faulty), (quiet_guard(), judge.judge_clean)):
+        assert judged(run).verdict == "right"
+        run.ranks[0].printed += printed
+        run.logged += logged
+        assert judged(run).verdict == "false_alarm"
+
+
+def test_code_in_an_output():
+    """That neither an exception nor a diagnostic has."""
+    run = quiet_guard()
+    run.ranks[1].printed = "zerod: step 3 begins again: E1302 a rank has left\n"
+    assert judge.judge_clean(run).verdict == "false_alarm"
+    run = faulty()
+    run.logged = ["zerod[faults]: " + TEXT.splitlines()[0]]
+    assert judge.judge_faulty(run).verdict == "right"
+
+
+def test_every_warning_has_the_category():
+    """By which quiet.py knows it."""
+    package = Path(__file__).resolve().parents[2] / "client/python/zerod"
+    calls = [(path.name, call) for path in package.rglob("*.py") for call in ast.walk(ast.parse(path.read_text()))
+             if isinstance(call, ast.Call) and ast.unparse(call.func) == "warnings.warn"]  # fmt: skip
+    assert len(calls) > 5
+    for name, call in calls:
+        assert [ast.unparse(category) for category in call.args[1:]] == ["ZerodWarning"], f"{name}:{call.lineno}"
 
 
 def test_numbers():

@@ -64,6 +64,7 @@ if not _is_program():
         WeightsRepointed,
         WeightsWritten,
         WrongGradient,
+        ZerodWarning,
     )
     from .integrations import resume_lightning
     from .loops.accelerator import epochs

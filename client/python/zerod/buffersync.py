@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from . import binding, compiled
+from .errors import ZerodWarning
 
 
 def _saved_buffers(model: nn.Module) -> list[tuple[nn.Module, list[str]]]:
@@ -99,6 +100,7 @@ class BufferSync:
                     "buffers, and each rank has its own: there is no process group (torch.distributed) to broadcast "
                     "rank 0's at each step, as DDP does. zerod.sync_buffers(model) on all ranks does so where it matters, "
                     "before an evaluation or a save; zerod.Optimizer(..., sync_buffers=False), if they are to differ",
+                    ZerodWarning,
                     stacklevel=2,
                 )
             self._owners = []

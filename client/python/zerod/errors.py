@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The exceptions of zerod.
+The exceptions of zerod, and the category of its warnings.
 
     Error
       ConnectionLost          the daemon is gone, or was never there
@@ -28,6 +28,10 @@ _TYPE = re.compile(r"([A-Za-z_][\w.]*): ")
 
 class Error(RuntimeError):
     """The base of all exceptions of zerod, except for wrong arguments (ValueError, TypeError)."""
+
+
+class ZerodWarning(UserWarning):
+    """The category of all warnings of this package. A filter of the program can choose them: warnings.filterwarnings()."""
 
 
 class ConnectionLost(Error):

@@ -26,7 +26,7 @@ from . import _lib, sites, watch
 from ._lib import lib
 from .binding import Bound
 from .client import Client
-from .errors import BackwardRuns, Error, GradientFault, StepAborted, WeightsWritten
+from .errors import BackwardRuns, Error, GradientFault, StepAborted, WeightsWritten, ZerodWarning
 from .evidence import Evidence, entry_modules
 from .uncopied import Hook
 from .late import Late
@@ -456,6 +456,7 @@ class Gradients:
         warnings.warn(
             f"clip_grad_norm_ at {self._first_clip[1]} came before the last backward of its step: torch clips the gradients that "
             "are there, zerod all gradients of the step, once. Call it after the last backward",
+            ZerodWarning,
             stacklevel=2,
         )
 

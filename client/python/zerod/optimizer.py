@@ -22,7 +22,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from . import _lib, again, binding, buffersync, compiled, muon, own, patches, placement, reads, settings, sites, state
 from .client import Client, Position, StepResult, path_of, rank_of
 from .edits import Edits
-from .errors import ConnectionLost, GradientFault, StepAborted
+from .errors import ConnectionLost, GradientFault, StepAborted, ZerodWarning
 from .gradients import Gradients
 from .metrics import collect
 from .overlap import Overlap, WholeStep
@@ -312,7 +312,7 @@ class Optimizer(torch.optim.Optimizer):
         try:
             self._overlap.wait()
         except (ConnectionLost, TimeoutError) as lost:
-            warnings.warn(f"some weights may lack the last step, which zerod had not written: {lost}", stacklevel=3)
+            warnings.warn(f"some weights may lack the last step, which zerod had not written: {lost}", ZerodWarning, stacklevel=3)
         try:
             for b in self._bound:
                 with self._client.gathered([b.index]) if self.sharding else contextlib.nullcontext():
@@ -320,7 +320,7 @@ class Optimizer(torch.optim.Optimizer):
             self._leave()
         except ConnectionLost as lost:
             if self.sharding:
-                warnings.warn(f"the weights stay with the daemon, nobody can read them here: {lost}", stacklevel=3)
+                warnings.warn(f"the weights stay with the daemon, nobody can read them here: {lost}", ZerodWarning, stacklevel=3)
         if self.sharding:
             self.sharding.close()
 

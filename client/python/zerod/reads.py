@@ -22,7 +22,7 @@ from torch import nn
 
 from . import read_notes, sites
 from .binding import Bound
-from .errors import Error
+from .errors import Error, ZerodWarning
 
 grad_in_c = torch._C.TensorBase.__dict__["grad"]
 get_grad: Callable[[torch.Tensor], torch.Tensor | None] = grad_in_c.__get__
@@ -97,7 +97,7 @@ def _tell(one: _Watch, name: str, frame: Any) -> None:
     if one.is_error:
         raise Error(text)
     _end(one)  # once is enough
-    warnings.warn(text, stacklevel=_CALLER + 1)
+    warnings.warn(text, ZerodWarning, stacklevel=_CALLER + 1)
 
 
 _watched = property(_get, lambda p, grad: set_grad(p, grad), lambda p: grad_in_c.__delete__(p), grad_in_c.__doc__)

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback
 
 from .. import compiled
-from ..errors import CheckpointNotSaved
+from ..errors import CheckpointNotSaved, ZerodWarning
 from ..loops.trainer import create, resume
 from ..observe import observe
 from ..optimizer import Optimizer
@@ -83,7 +83,7 @@ class DaemonCheckpoint(TrainerCallback):
             try:
                 ours.save_checkpoint(wait=control.should_training_stop)
             except CheckpointNotSaved as e:
-                warnings.warn(f"training goes on without this checkpoint: {e}", stacklevel=2)
+                warnings.warn(f"training goes on without this checkpoint: {e}", ZerodWarning, stacklevel=2)
 
     on_epoch_end = on_step_end
 

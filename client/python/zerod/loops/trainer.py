@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..errors import ZerodWarning
 from ..optimizer import HYPERS, Optimizer
 from .progress import Progress, group_is_done, loop_ends
 
@@ -46,6 +47,7 @@ def _same_step(args: transformers.TrainingArguments) -> dict[str, Any] | None:
         warnings.warn(
             f"optim={name!r}: zerod computes {kind}'s step, and keeps its moments as the daemon is configured. "
             "optimizer: {params: {optim_bits: 8}} in the daemon's configuration keeps them in 8 bits",
+            ZerodWarning,
             stacklevel=2,
         )
     hypers = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "weight_decay": 0.0}

@@ -30,6 +30,7 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import compiled, sites
+from ..errors import ZerodWarning
 from ..registry import OpenOptimizer, open_optimizers, owners_of, with_gradients
 from ..uncopied import Hook
 
@@ -120,6 +121,7 @@ def _examine(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         f"{type(optimizer).__name__}.step() at {sites.user_site().decode()} does nothing for {', '.join(names)}{more}: "
         "zerod.Optimizer trains these parameters, and their gradients are in the daemon. Leave that optimizer out, or give it "
         "other parameters; for two optimizers of zerod's, each has a model and a daemon of its own",
+        ZerodWarning,
         stacklevel=2,
     )
 
