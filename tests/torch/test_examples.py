@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The examples of client/python/examples, as their users start them: under zerodrun, two ranks.
+The examples of client/python/examples, as their users start them: under zerodrun, two ranks. zerod says nothing (quiet.py).
 """
 
 import json
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import quiet
 from tiers import full
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,19 +49,16 @@ def run_reference(command):
     return run(command)
 
 
-def zerodrun(folder, stage, *command, **more):
+def zerodrun(zerod, stage, *command, **more):
     """Runs command as the ranks of a job. more: further sections of the configuration."""
-    config = folder / "zerod.yaml"
-    config.write_text(json.dumps({
-        "job": "example",
-        "listen": {"socket": str(folder / "zerod.sock"), "mode": "0600"},
+    daemon = zerod(quiet.CONFIG | {
         "world": {"size": WORLD},
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": 5000},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 5000, "stage3_on_one_node": None},
         "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "betas": [0.9, 0.95], "weight_decay": 0.01}},
         **more,
-    }))
-    return run([BUILD / "client/run/zerodrun", "--zerod", BUILD / "daemon/zerod", "-n", WORLD, "--config", config, "--",
-                *command])
+    })  # fmt: skip
+    output = run([BUILD / "client/run/zerodrun", "--socket", daemon.socket, "-n", WORLD, "--", *command])
+    assert quiet.said_in(output) + quiet.said_by(daemon) == [], output
 
 
 def steps_of(folder, rank=0):
@@ -69,10 +67,10 @@ def steps_of(folder, rank=0):
 
 
 @pytest.mark.parametrize("stage", full(1, 2, 3))
-def test_gpt_is_its_reference(tmp_path, stage):
+def test_gpt_is_its_reference(zerod, tmp_path, stage):
     """The weights are those of the same training in one process, bit for bit; hyperparameters are the daemon's."""
     python, gpt = sys.executable, EXAMPLES / "gpt"
-    zerodrun(tmp_path, stage, python, gpt / "train.py", *SMALL, "--out", tmp_path, gradient_clipping=1.0,
+    zerodrun(zerod, stage, python, gpt / "train.py", *SMALL, "--out", tmp_path, gradient_clipping=1.0,
              scheduler={"type": "WarmupCosineLR", "params": {"warmup_num_steps": 4, "total_num_steps": 12}})
     rates = [step["lr"] for step in steps_of(tmp_path)]
     assert len(rates) == 12 and len(set(rates)) > 4, rates
@@ -85,13 +83,13 @@ def test_gpt_is_its_reference(tmp_path, stage):
 
 
 @pytest.mark.full
-def test_gpt_is_ddp(tmp_path):
+def test_gpt_is_ddp(zerod, tmp_path):
     """With the hyperparameters in the trainer the losses are those of DistributedDataParallel and AdamW."""
     folders = {name: tmp_path / name for name in ("zerod", "ddp")}
     for folder in folders.values():
         folder.mkdir()
     train = [EXAMPLES / "gpt/train.py", *SMALL, "--lr", "3e-3", "--out"]
-    zerodrun(tmp_path, 2, sys.executable, *train, folders["zerod"])
+    zerodrun(zerod, 2, sys.executable, *train, folders["zerod"])
     run_reference([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", WORLD, *train,
                    folders["ddp"], "--ddp"])
     for rank in range(WORLD):
@@ -105,10 +103,10 @@ def test_gpt_is_ddp(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("stage", "more"), [(2, []), (3, []), (2, ["--reentrant"])], ids=["2", "3", "2-reentrant"])
-def test_lora(tmp_path, stage, more):
+def test_lora(zerod, tmp_path, stage, more):
     """The example trains the adapter, and nothing else."""
     pytest.importorskip("peft", reason="peft is not installed")
-    zerodrun(tmp_path, stage, sys.executable, EXAMPLES / "lora/train.py", "--out", tmp_path, *more)
+    zerodrun(zerod, stage, sys.executable, EXAMPLES / "lora/train.py", "--out", tmp_path, *more)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
     for rank in ranks:
         assert rank["steps"] == 60
