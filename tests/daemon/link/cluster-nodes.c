@@ -82,16 +82,42 @@ static struct sockaddr_in local(uint16_t port)
         .sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
 }
 
-/* Return: a listening socket; *port: where. */
-static int listen_somewhere(uint16_t *port)
+/* Return: a socket with an address of that port, 0: of any; or negative. */
+static int bind_at(uint16_t port)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), on = 1;
-    struct sockaddr_in address = local(0);
-    socklen_t size = sizeof(address);
+    struct sockaddr_in address = local(port);
 
     assert_true(fd >= 0);
     assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)), 0);
-    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    if (bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+/* Return: a free port. The kernel itself gives away those from 32768 on, so nobody else gets this one meanwhile. */
+static uint16_t find_port(void)
+{
+    for (unsigned i = 0;; i++) {
+        uint16_t port = (uint16_t)(16384 + ((unsigned)getpid() + i) % 16384);
+        int fd = bind_at(port);
+
+        if (fd >= 0) {
+            close(fd);
+            return port;
+        }
+    }
+}
+
+/* Return: a listening socket; *port: where. */
+static int listen_somewhere(uint16_t *port)
+{
+    struct sockaddr_in address;
+    socklen_t size = sizeof(address);
+    int fd = bind_at(0);
+
+    assert_true(fd >= 0);
     assert_int_equal(listen(fd, 64), 0);
     assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &size), 0);
     *port = ntohs(address.sin_port);
@@ -429,7 +455,7 @@ void harness_begin(void)
     assert_true(fd >= 0);
     close(fd);
     n_nodes = 0; /* a test that failed has left some */
-    close(listen_somewhere(&node_port));
+    node_port = find_port();
     proxy = (struct proxy){.on = false};
     proxy.listener = listen_somewhere(&proxy.port);
     for (size_t i = 0; i < MAX_CHANNELS; i++)
