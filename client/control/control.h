@@ -18,7 +18,7 @@
 
 enum {
     CONTROL_SILENCE_MS = 30 * 1000, /* picked: a daemon whose loop is blocked for longer is ended by its watchdog */
-    CONTROL_NOTICE_MS = 3 * 1000,   /* picked: if there is no limit, a person waits, who hears now of the silence */
+    CONTROL_NOTICE_MS = 3 * 1000,   /* picked: without a limit a person waits, and is told of the silence now */
 };
 
 /* Another descriptor that is served while the program waits for the daemon: call() reads it whenever it is readable. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What loading refuses by a checkpoint's files alone (check.h). */
+/* Finds whether loading would refuse a checkpoint, by its files alone (check.h). */
 
 #include "core/checkpoint/check.h"
 

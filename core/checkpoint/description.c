@@ -20,7 +20,7 @@
 
 enum { BLOCK_DIGITS = 16 };
 
-/* What parameters can be of. */
+/* The types of parameters. */
 static const char *const dtype_names[] = {[DTYPE_F32] = "fp32", [DTYPE_BF16] = "bf16", [DTYPE_F16] = "fp16"};
 
 #define SEAL ",\"xxh128_of_the_above\":\""

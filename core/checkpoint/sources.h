@@ -32,7 +32,7 @@ struct sources {
 int sources_open(struct sources *sources, int folder, const struct description *d, char *why, size_t why_size);
 void sources_deinit(struct sources *sources);
 
-/* Of a MiB, or of the rest. */
+/* Return: the size of the block: a MiB, or the rest of the file. */
 size_t source_block_bytes(const struct source *source, uint64_t block);
 /* Compares its hash. r: of reading it. Return: 0; or -errno and a sentence. */
 int source_check_block(const struct source *source, uint64_t block, const uint8_t *bytes, int r, char *why,

@@ -81,7 +81,7 @@ struct node {
     bool may_stop;      /* and node 0 has sent it MAY_STOP */
     bool shown, declared, formed, connected, asked, wants_norm, summed, updated;
     bool wants_window, ends_window, stored;
-    uint32_t n_backs;     /* BACK of all ranks that were said since its KEPT */
+    uint32_t n_backs;     /* how many BACK of all ranks it was told since its KEPT */
     bool loaded;          /* it has looked for a checkpoint */
     uint64_t loaded_digest; /* of that checkpoint's description; 0: not known */
     uint64_t loaded_step; /* behind the last one that its checkpoint has; 0: it has found none */

@@ -90,7 +90,7 @@ void leader_hear_request(struct leader *leader, unsigned node, const struct node
     struct node *n = &leader->nodes[node];
 
     if (message->pass < n->n_backs)
-        return; /* for ranks that had left: it hears that they are expected back, and asks again with them */
+        return; /* the node asked before it heard that its ranks are expected back; it will ask again with them */
     if (leader->phase != LEADER_TRAINING || n->asked || n->wants_norm) {
         leader->ops.complain(leader->ops.userdata, node, "ASKED: it has asked already");
         return;

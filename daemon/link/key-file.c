@@ -23,7 +23,7 @@ static const char *user_name(uid_t uid)
     return entry ? entry->pw_name : number;
 }
 
-/* What is there, and what cures it. Return: -EPERM. */
+/* Says owner and mode, and the command that mends them. Return: -EPERM. */
 static int refuse(const struct stat *st, const char *path, char *why, size_t why_size)
 {
     int n = snprintf(why, why_size, "world.key_file %s: it belongs to %s, mode %04o; ", path, user_name(st->st_uid),

@@ -57,7 +57,7 @@ struct nodes {
     bool withdraws;   /* a withdrawal was reported, and node 0 has not answered */
     bool holds_back;  /* BACK was reported, and node 0 has not answered */
     unsigned back;    /* the rank of that BACK */
-    uint32_t n_backs; /* BACK of all ranks that were heard since KEPT was said */
+    uint32_t n_backs; /* how many BACK of all ranks it has heard since it said KEPT */
     uint64_t *passed; /* parcels that were passed over in passed_micro_batch: reported together */
     uint32_t n_passed, passed_micro_batch;
     uint64_t *masks;            /* scratch, per part of the largest parcel */
