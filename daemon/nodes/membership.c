@@ -303,6 +303,22 @@ static void link_is_up(void *userdata, unsigned node)
         reconnect_if_all_are_up(m);
 }
 
+static bool all_ranks_have_left(const struct job *job)
+{
+    for (unsigned r = 0; r < job->world.size; r++)
+        if (!job->ranks[r].left)
+            return false;
+    return true;
+}
+
+/* Daemons stop one after the other when a run ends: nobody waits for a node that was told that it may. */
+static bool is_missed(const struct membership *m, unsigned node)
+{
+    bool was_free = m->job->config->world.node == 0 ? nodes_is_left_by(m->nodes, node) : nodes_may_stop(m->nodes);
+
+    return !was_free || (!m->told_ms && !all_ranks_have_left(m->job));
+}
+
 static void link_is_down(void *userdata, unsigned node, const char *why)
 {
     struct membership *m = userdata;
@@ -311,6 +327,8 @@ static void link_is_down(void *userdata, unsigned node, const char *why)
     struct nodes_status status = nodes_status(m->nodes);
     char waits[128] = "this node, for all that node 0 decides";
 
+    if (!is_missed(m, node))
+        return;
     if (config->world.node == 0 && status.waits_for >> node & 1)
         snprintf(waits, sizeof(waits), "node 0, for it %s", status.waits_to);
     else if (config->world.node == 0)

@@ -196,6 +196,25 @@ def test_stops_when_ranks_of_other_nodes_have_left(zerod):
     successor.ok("leave")
     assert nodes.daemons[1].popen.wait(5 * nodes.patience) == 0
     assert "stopping: all nodes have ended what was decided" in nodes.daemons[1].log()
+    no_node_is_missed(nodes)
+
+
+def test_all_stop_while_a_rank_stays(zerod):
+    """Node 1 stops first, and node 0 is to stop as well."""
+    nodes, puppets = start(zerod, (1, 1))
+    steps(puppets, 2)
+    puppets[0].ok("leave")
+    nodes.daemons[0].signal(signal.SIGTERM)
+    wait_for(nodes.logs, lambda: "stopping when all nodes have ended what was decided" in nodes.daemons[0].log())
+    nodes.daemons[1].signal(signal.SIGTERM)
+    assert nodes.daemons[1].popen.wait(5 * nodes.patience) == 0
+    no_node_is_missed(nodes)
+
+
+def no_node_is_missed(nodes):
+    """By node 0, as node 1 has left."""
+    wait_for(nodes.logs, lambda: "node 1: the connection was lost" in nodes.daemons[0].log())
+    assert "E1501" not in [d["code"] for d in nodes.daemons[0].json("diagnostics")]
 
 
 def test_abort_on_another_node(zerod):
