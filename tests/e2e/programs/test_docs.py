@@ -2,8 +2,9 @@
 """
 What README.md and docs/ show is true. Every fenced block has a kind, and the kind says what is done with it:
 
-    sh        run with bash -eu; blocks of a document share a folder and the exported variables
-    console   run too, and what follows a line "$ COMMAND" must be what that command prints, times aside; "..." leaves lines out
+    sh        run with bash -eu; blocks of a document share a folder and the exported variables. zerod says nothing (quiet.py)
+    console   run too, and what follows a line "$ COMMAND" must be what that command prints, times aside; "..." leaves lines out.
+              A file log... into which it prints the rest is of a right run: zerod says nothing in it (quiet.py)
     python    a fragment must compile; a program, whose file is named in its first line, must be run by a later block
     c         compiled with -Wall -Werror; the name of the file stands in its first line. A program must be run by a later block
     yaml      must pass `zerod --check`; "# NAME" in the first line names the file
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import quiet
 from conftest import ROOT
 from documents import DOCUMENTS
 from private_systemd import PrivateSystemd
@@ -109,7 +111,8 @@ class Reader:
         handlers[block.kind](block, later)
 
     def do_sh(self, block, later):
-        self.shell(block, block.text, 900 if self.literally else 60)
+        output = self.shell(block, block.text, 900 if self.literally else 60)
+        assert quiet.said_in(output) == [], f"{block}\n{output}"
 
     def do_console(self, block, later):
         parts = re.split(r"^\$ (.*)\n", block.text, flags=re.MULTILINE)
@@ -117,6 +120,8 @@ class Reader:
         for command, shown in zip(parts[1::2], parts[2::2]):
             printed = self.shell(block, command)
             assert agree(plain(printed), plain(shown)), f"{block}: $ {command}\n{printed}is not\n{shown}"
+            for log in [*self.folder.glob("log*"), *self.folder.glob("node*/log")]:
+                assert quiet.said_in(log.read_text()) == [], f"{block}: $ {command}\n{log.read_text()}"
 
     def do_c(self, block, later):
         name = block.file_name() or "fragment.c"
