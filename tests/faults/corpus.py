@@ -10,8 +10,8 @@ A scenario is a program, a function of one argument (trial.Trial), that every ra
 
 It is run twice: faulty, where exactly that has to be said, and repaired as the text proposes, where nothing may be said
 and the parameters must be those of plain torch. Without an expectation it is a guard: there is only the second run.
-The status of each run may have only those findings that its scenario expects (Found). No run may have other warnings than those
-of its scenario (remarks), be they Python's on a rank's stderr or lines in the daemon's log.
+The status of each run may have only those findings that its scenario expects (Found). No run may have warnings of zerod's without a
+code, be they Python's on a rank's stderr or lines in the daemon's log, but the faulty one those of its scenario (remarks).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Scenario:
     trains: bool  # the faulty run goes on to the end, and its parameters are compared too
     tolerates: tuple[int, ...]  # codes that the daemon may write down of a guard or a twin, because they are true
     echoes: tuple[int, ...]  # what else may be said in the faulty run
-    remarks: tuple[str, ...]  # words of warnings without a code that are true, in each run
+    remarks: tuple[str, ...]  # words of warnings without a code in the faulty run
     direct: Callable[[Any], None] | None  # the runner's part, where it is more than starting all ranks
     twin: bool  # there is a repaired program
     hooks: bool  # torch's hooks are counted to show that params is what torch does

@@ -184,14 +184,23 @@ def judge_findings(run: house.Run, verdict: Verdict) -> None:
         verdict.worse("false_alarm", *[f"the status should have no finding: {mask(quiet.brief(f))}" for f in run.findings])
 
 
-def judge_asides(run: house.Run, verdict: Verdict, codes: tuple[int, ...] | None = None) -> None:
-    """What is written beside diagnostics and findings. codes: those that may be in a line; None: any."""
-    lines = run.logged + [line for rank in run.ranks for line in quiet.said_in(rank.err())]
-    for line in lines:
-        code = quiet.CODE.search(line)
-        is_meant = (codes is None or int(code.group()[1:]) in codes) if code else any(w in line for w in run.scenario.remarks)
-        if not is_meant:
+def judge_asides(run: house.Run, verdict: Verdict) -> None:
+    """What is written beside diagnostics and findings: it may have those codes that were judged, and the scenario's remarks."""
+    for line in lines_of(run):
+        if not quiet.CODE.search(line) and not any(words in line for words in run.scenario.remarks):
             verdict.worse("false_alarm", f"also said: {mask(line)}")
+
+
+def judge_lines(run: house.Run, verdict: Verdict) -> None:
+    """As judge_asides(), of a run without a fault."""
+    for line in lines_of(run):
+        code = quiet.CODE.search(line)
+        if not code or int(code.group()[1:]) not in run.scenario.tolerates:
+            verdict.worse("false_alarm", f"also said: {mask(line)}")
+
+
+def lines_of(run: house.Run) -> list[str]:
+    return run.logged + [line for rank in run.ranks for line in quiet.said_in(rank.err())]
 
 
 def on_several_nodes() -> bool:
@@ -366,7 +375,7 @@ def judge_clean(run: house.Run) -> Verdict:
         verdict.said = noise[0]
         verdict.worse("false_alarm", *[f"it should be silent: {mask(brief(f))}" for f in noise])
     judge_findings(run, verdict)
-    judge_asides(run, verdict, run.scenario.tolerates)
+    judge_lines(run, verdict)
     if run.complaint:
         verdict.worse("wrong", run.complaint)
     last = {r.order.rank: r for r in run.ranks}  # the last life of each

@@ -14,6 +14,8 @@ from torch.nn.functional import mse_loss
 from ..corpus import Refused, scenario
 from ..models import Net
 
+READ = "reads .grad of embed.weight between backward() and step() and finds None"
+
 
 def train_and(t: Any, faulty: Any, repaired: Any = None, prepare: Any = None) -> None:
     """faulty, repaired: what the program does with the model between backward() and step()."""
@@ -35,14 +37,14 @@ def train_and(t: Any, faulty: Any, repaired: Any = None, prepare: Any = None) ->
 
 @scenario(Refused(("AttributeError",), says=("has no attribute 'norm'", "reads .grad of embed.weight", "zerod has pushed",
                                              "opt.grad_norm()", "clip_grad_norm_", "gradient_clipping")),
-          pattern="reads")
+          pattern="reads", remarks=(READ,))
 def norm_by_hand(t: Any) -> None:
     """The program adds the squares of all gradients itself."""
     train_and(t, lambda model: sum(p.grad.norm() ** 2 for p in model.parameters()), lambda model: t.clip(model, 1e9))
 
 
 @scenario(Refused(("TypeError",), says=("NoneType", "reads .grad of embed.weight", "the mean over all ranks")),
-          pattern="reads")
+          pattern="reads", remarks=(READ,))
 def mean_by_hand(t: Any) -> None:
     """The program takes the mean over the ranks itself. The daemon does."""
     train_and(t, lambda model: [torch.distributed.all_reduce(p.grad) for p in model.parameters()])
