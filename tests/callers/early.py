@@ -2,7 +2,6 @@
 """A Trainer that stops early: with zerod on rank 0 alone. With DDP, which would hang, on all ranks."""
 
 import common
-from trainer import Text
 from transformers import TrainerCallback, TrainingArguments
 
 if common.ZEROD:
@@ -17,7 +16,7 @@ class Stop(TrainerCallback):
             control.should_training_stop = True
 
 
-trainer = Trainer(model=common.gpt2(), args=common.arguments(TrainingArguments), train_dataset=Text(), callbacks=[Stop()])
+trainer = Trainer(model=common.gpt2(), args=common.arguments(TrainingArguments), train_dataset=common.Text(), callbacks=[Stop()])
 try:
     trainer.train()
 except RuntimeError as e:  # on_leave: stop; and a process group that another rank has left

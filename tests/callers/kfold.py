@@ -3,7 +3,6 @@
 
 import common
 from torch.utils.data import Subset
-from trainer import Text
 from transformers import TrainingArguments
 
 if common.ZEROD:
@@ -12,7 +11,7 @@ else:
     from transformers import Trainer
 
 K = 3
-losses, data = [], Text()
+losses, data = [], common.Text()
 for fold in range(K):
     rest = Subset(data, [i for i in range(len(data)) if i % K != fold])
     trainer = Trainer(model=common.gpt2(), args=common.arguments(TrainingArguments), train_dataset=rest)
