@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Programs as people write them, for each caller that zerod supports: trained with zerod, and with torch's optimizer under
-DistributedDataParallel. The loss curves agree, and the daemon took its steps with the settings that torch's optimizer had,
-group by group. timm needs a torchvision, which needs another torch: scripts/test --part timm has an environment for it.
+DistributedDataParallel. The loss curves agree, the daemon took its steps with the settings that torch's optimizer had, group by
+group, and zerod says nothing (quiet.py). timm needs a torchvision, which needs another torch: scripts/test --part timm has an environment for it.
 """
 
 import importlib.util
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import quiet
 from conftest import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +22,7 @@ WORLD = 2
 MEAN_LIMIT, STEP_LIMIT = 0.005, 0.02
 # Of an averaged weight, relative to the larger of itself and its parameter's root mean square.
 AVERAGE_LIMIT = 1e-4
+CONFIG = quiet.CONFIG | {"zero_optimization": {"stage": 2}, "optimizer": None, "gradient_clipping": None}
 # torch 2.13 on gloo, without zerod, was once seen to end like this: then its run is made again.
 TORCH_ABORTS = "terminate called without an active exception"
 PROGRAMS = ["trainer", "trainer lion", "kfold", "sft", "sft peft", "qlora", "qlora bf16", "qlora int8", "dpo", "sentence", "accelerated",
@@ -32,15 +34,16 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture
 def launch(build, tmp_path):
-    def go(program, socket=None):
-        """Return: what the ranks reported."""
+    def go(program, daemon=None, is_quiet=True):
+        """Return: what the ranks reported. is_quiet: zerod says nothing."""
+        socket = daemon and daemon.socket
         out = tmp_path / ("zerod" if socket else "torch")
         out.mkdir()
         name, *words = program.split()
         starts = [build.path("client/run/zerodrun"), "--socket", socket, "-n", WORLD, "--", sys.executable] if socket else [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", WORLD]
         variables = {"PYTHONPATH": ROOT / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"), "HF_HUB_OFFLINE": 1,
-                     "OMP_NUM_THREADS": 1, "PYTHONDONTWRITEBYTECODE": 1, "CALLERS_OUT": out, "PYTHONWARNINGS": "ignore"}
+                     "OMP_NUM_THREADS": 1, "PYTHONDONTWRITEBYTECODE": 1, "CALLERS_OUT": out}
         command = [str(word) for word in [*starts, Path(__file__).with_name(f"{name}.py"), *words]]
         for _ in range(1 if socket else 3):
             result = subprocess.run(command, env=environment(variables), text=True, timeout=600, stdin=subprocess.DEVNULL,
@@ -48,6 +51,7 @@ def launch(build, tmp_path):
             if TORCH_ABORTS not in result.stdout:
                 break
         assert result.returncode == 0, result.stdout[-8000:]
+        assert not is_quiet or quiet.said_in(result.stdout) == [], result.stdout[-8000:]
         return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
 
     return go
@@ -76,15 +80,15 @@ def check_groups(ours, theirs):
 
 def compare(zerod, launch, program):
     """Return: what the ranks reported, with zerod and with torch's optimizer."""
-    daemon = zerod({"zero_optimization": {"stage": 2}, "optimizer": None, "gradient_clipping": None})
-    ours, theirs = launch(program, str(daemon.socket)), launch(program)
+    daemon = zerod(CONFIG)
+    ours, theirs = launch(program, daemon), launch(program)
     for mine, other in zip(ours, theirs, strict=True):
         assert len(mine["losses"]) == len(other["losses"]) >= 12
         assert mine["losses"] == pytest.approx(other["losses"], rel=STEP_LIMIT)
         assert sum(mine["losses"]) == pytest.approx(sum(other["losses"]), rel=MEAN_LIMIT)
     assert sum(theirs[0]["losses"][-4:]) < sum(theirs[0]["losses"][:4]), "nothing was learnt"
     check_groups(arrived(daemon), theirs[0]["groups"])
-    assert daemon.json("diagnostics") == []
+    assert quiet.said_by(daemon) == []
     return ours, theirs
 
 
@@ -114,8 +118,8 @@ def test_timm(zerod, launch, program):
 
 def test_early_on_one_rank(zerod, launch):
     """Both ranks end with on_leave: stop, and the steps that were made are those of torch."""
-    daemon = zerod({"zero_optimization": {"stage": 2}, "optimizer": None, "gradient_clipping": None})
-    ours, theirs = launch("early", str(daemon.socket)), launch("early")
+    daemon = zerod(CONFIG)
+    ours, theirs = launch("early", daemon, is_quiet=False), launch("early")
     for mine, other in zip(ours, theirs, strict=True):
         assert len(other["losses"]) == 6 and mine["losses"] == pytest.approx(other["losses"], rel=STEP_LIMIT)
     (said,) = daemon.json("diagnostics")
@@ -124,12 +128,12 @@ def test_early_on_one_rank(zerod, launch):
 
 def test_loss_with_parameters(zerod, launch):
     """They are trained as well, from all ranks' gradients. Under DDP they are in no reducer, and each rank has its own."""
-    daemon = zerod({"zero_optimization": {"stage": 2}, "optimizer": None, "gradient_clipping": None})
-    ours = launch("sentence loss", str(daemon.socket))
+    daemon = zerod(CONFIG)
+    ours = launch("sentence loss", daemon)
     assert sum(ours[0]["losses"][-4:]) < sum(ours[0]["losses"][:4])
     names = [name for group in arrived(daemon) for name in group["params"]]
     assert {"classifier.weight", "classifier.bias"} <= set(names) and len(names) > 30
-    assert daemon.json("diagnostics") == []
+    assert quiet.said_by(daemon) == []
 
 
 def scalars(folder):
@@ -148,8 +152,8 @@ def scalars(folder):
 @pytest.mark.parametrize("kind, where, shift", [("trainer", "train/", 0), ("lightning", "", -1), ("fabric", "", 0), ("plain", "", 0)])
 def test_figures_are_logged(zerod, launch, tmp_path, kind, where, shift):
     """TensorBoard has the job's figures, every three steps, beside what the framework logs at these steps."""
-    daemon = zerod({"zero_optimization": {"stage": 2}, "optimizer": None, "gradient_clipping": None})
-    launch(f"logged {kind}", str(daemon.socket))
+    daemon = zerod(CONFIG)
+    launch(f"logged {kind}", daemon)
     found = scalars(tmp_path / "zerod" / "logs")
     steps = found[f"{where}zerod/step"]
     assert steps == {step + shift: step for step in (3, 6, 9, 12)}, steps
