@@ -311,11 +311,17 @@ static bool all_ranks_have_left(const struct job *job)
     return true;
 }
 
-/* Daemons stop one after the other when a run ends: nobody waits for a node that was told that it may. */
+/*
+ * Daemons stop one after the other. Nobody waits for a node that was told that it may stop; before there is a run no
+ * node asks, and ranks that are here may wait.
+ */
 static bool is_missed(const struct membership *m, unsigned node)
 {
-    bool was_free = m->job->config->world.node == 0 ? nodes_is_left_by(m->nodes, node) : nodes_may_stop(m->nodes);
+    bool was_free;
 
+    if (!nodes_has_run(m->nodes))
+        return job_anybody_is_here(m->job);
+    was_free = m->job->config->world.node == 0 ? nodes_is_left_by(m->nodes, node) : nodes_may_stop(m->nodes);
     return !was_free || (!m->told_ms && !all_ranks_have_left(m->job));
 }
 

@@ -211,10 +211,21 @@ def test_all_stop_while_a_rank_stays(zerod):
     no_node_is_missed(nodes)
 
 
-def no_node_is_missed(nodes):
-    """By node 0, as node 1 has left."""
+@pytest.mark.parametrize("is_waited_for", (False, True))
+def test_stops_before_there_is_a_run(zerod, is_waited_for):
+    nodes = Nodes(zerod, Path(zerod.folder), (1, 1))
+    wait_for(nodes.logs, lambda: ") is here" in nodes.daemons[0].log())
+    waiting = [Puppet(nodes.daemons[0], 0).attach()] if is_waited_for else []
+    nodes.daemons[1].signal(signal.SIGTERM)
+    no_node_is_missed(nodes, ["E1501"] if is_waited_for else [])
+    for puppet in waiting:
+        puppet.kill()
+
+
+def no_node_is_missed(nodes, codes=()):
+    """By node 0, as node 1 has left. codes: what it says nevertheless."""
     wait_for(nodes.logs, lambda: "node 1: the connection was lost" in nodes.daemons[0].log())
-    assert "E1501" not in [d["code"] for d in nodes.daemons[0].json("diagnostics")]
+    assert [d["code"] for d in nodes.daemons[0].json("diagnostics") if d["code"] == "E1501"] == list(codes)
 
 
 def test_abort_on_another_node(zerod):
