@@ -30,8 +30,10 @@
 enum {
     FIRST_PAUSE_MS = 10,
     MAX_PAUSE_MS = 250,
-    /* A daemon that is stopped for good removes its socket, and the job should end soon. A daemon that is started by
-     * hand in place of another makes the socket anew within this time; service managers never remove it. */
+    /* A daemon that is stopped for good removes its socket. If it was killed, its service manager closes the socket
+     * when it starts no other daemon. The job should end soon in both cases. A daemon that is started by hand in place
+     * of another makes the socket anew within this time; service managers keep it open until the next daemon listens.
+     */
     ABSENT_MS = 2000,
 };
 
@@ -111,7 +113,7 @@ int resume_keep_welcome(struct zerod *c, const struct reply_welcome *welcome)
 
 struct attempts {
     int64_t pause_ms;
-    int64_t absent_ms; /* since when the socket's path does not exist; 0: it does */
+    int64_t absent_ms; /* since when the socket does not exist or is closed; 0: it accepts connections */
 };
 
 /* The next connection gets the descriptor of the last. Return: 0, CALL_BROKEN (try again) or fatal. */
@@ -123,7 +125,7 @@ static int connect_again(struct call *call, struct attempts *attempts)
         attempts->absent_ms = 0;
         return dup3(fd, call->fd, O_CLOEXEC) < 0 ? CALL_BROKEN : 0;
     }
-    if (fd < 0 || errno != ENOENT)
+    if (fd < 0 || (errno != ENOENT && errno != ECONNREFUSED))
         attempts->absent_ms = 0;
     else if (attempts->absent_ms == 0)
         attempts->absent_ms = call_now_ms();

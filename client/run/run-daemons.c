@@ -87,7 +87,7 @@ static int run_start_daemon(struct run_daemon *daemon)
         .argv = argv,
         .label = daemon->label,
         .color = OUTPUT_DAEMON_COLOR,
-        .death_signal = SIGTERM,
+        .death_signal = SIGINT,
         .fds = daemon->keeper.fds,
         .n_fds = daemon->is_kept ? daemon->keeper.n : 0,
         .n_open_files = run->n_open_files,
@@ -149,10 +149,11 @@ static void run_note_of_keeper(void *userdata, const char *text)
     run_note(daemon->run, "%s: %s", daemon->label, text);
 }
 
+/* For good: what the keeper holds ends with zerodrun. */
 static void daemon_stop(struct run_daemon *daemon)
 {
     daemon->is_stopping = true;
-    process_signal(&daemon->process, SIGTERM);
+    process_signal(&daemon->process, SIGINT);
 }
 
 /* It took over from one that died while it was stopping. */
@@ -250,7 +251,7 @@ static bool daemon_has_stopped(const struct run_daemon *daemon)
     const struct process *process = &daemon->process;
     bool has_state = daemon->is_kept && keeper_holds_state(&daemon->keeper);
 
-    return daemon->is_stopping && (process_exit_code(process) == 0 || (process->term_signal == SIGTERM && !has_state));
+    return daemon->is_stopping && (process_exit_code(process) == 0 || (process->term_signal == SIGINT && !has_state));
 }
 
 /* A daemon that exits while it stops has said why; one that was killed may have left what it was to save. */
@@ -349,7 +350,7 @@ static void run_daemon_ended(struct process *process)
     run_check_stopped(run);
 }
 
-/* A daemon that waits for its restart gets SIGTERM when it is ready. If no state is kept, it is not started. */
+/* A daemon that waits for its restart gets SIGINT when it is ready. If no state is kept, it is not started. */
 static void run_tell_daemons_to_stop(struct run *run)
 {
     for (unsigned i = 0; i < run->place->n_jobs; i++) {

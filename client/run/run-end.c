@@ -22,7 +22,8 @@ void run_grace_over(uv_timer_t *timer)
 {
     struct run *run = timer->data;
 
-    run_note(run, "still running %.0f s after SIGTERM: killed", run->options->grace_ms / 1e3);
+    run_note(run, "still running %.0f s after %s: killed", run->options->grace_ms / 1e3,
+             run->n_running > 0 ? "SIGTERM" : "SIGINT");
     run_kill(run);
 }
 

@@ -432,8 +432,8 @@ static const struct config_key table[] = {
         "Keep this many checkpoints; older ones are removed when a newer one is whole; 0: keep all.", OWN,
         .unit = "checkpoints", .def = "0", RANGE(0, 1e6)),
     KEY("checkpoint.save_on_stop", CHOICE, checkpoint.save_on_stop,
-        "Save before the daemon ends on SIGTERM, and when a run ends and another begins. auto: if checkpoint.dir "
-        "is given.",
+        "Save before the daemon ends on SIGTERM or SIGINT, and when a run ends and another begins. auto: if "
+        "checkpoint.dir is given.",
         OWN, .def = "auto", .choices = save_on_stop),
     KEY("checkpoint.load", LOAD, checkpoint.load,
         "Begin with the newest whole checkpoint of checkpoint.dir, if there is one; or with none; or with the one in "

@@ -2,7 +2,7 @@
 
 /*
  * Ranks as processes: taken, lost, waited for, and the abort of a step as the innocent see it. E1301, E1302,
- * E1303, E1304.
+ * E1303, E1304, E1305.
  */
 
 #include <inttypes.h>
@@ -430,6 +430,54 @@ struct diagnostic *cause_held(const struct evidence_at *at, const char *why)
     diagnostic_field(d, "or", "zerodctl drop   (begins anew: masters, moments and the open step of the run are lost)");
     diagnostic_field(d, "does not help", "the trainers; the gradients");
     diagnostic_field(d, "state", "nothing was changed: the memory of the run is held as the last daemon left it");
+    return diagnostic_finish(d);
+}
+
+/* ---- E1305 --------------------------------------------------------------------------------------------- */
+
+/* What the next run begins with, and how this one would have lost nothing. */
+static void add_what_was_saved(struct diagnostic *d, const struct evidence_stopped *e)
+{
+    if (e->at.step < 0)
+        diagnostic_field(d, "fix", "start the daemon and the ranks again");
+    else if (e->is_saved)
+        diagnostic_field(d, "fix",
+                         "start the daemon and the ranks again: the run begins with step %" PRId64 ", from %s",
+                         e->at.step, e->dir);
+    else if (e->dir)
+        diagnostic_field(
+            d, "fix", "start the daemon and the ranks again: the run begins with the newest checkpoint in %s, if any",
+            e->dir);
+    else
+        diagnostic_field(d, "fix", "start the daemon and the ranks again, from what the program has saved");
+    if (e->at.step >= 0 && !e->saves_on_stop)
+        diagnostic_field(d, "or", "next time %s: a daemon that stops saves the last step",
+                         e->dir ? "checkpoint.save_on_stop: true" : "checkpoint.dir in the configuration");
+}
+
+struct diagnostic *cause_stopped(const struct evidence_stopped *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_STOPPED, NULL);
+
+    if (e->is_kept)
+        diagnostic_field(d, "cause",
+                         "zerod was told to stop for good (%s): by systemctl stop, a shutdown, or the end of zerodrun",
+                         e->signal);
+    else
+        diagnostic_field(d, "cause", "zerod was told to stop (%s), and nobody keeps the state of the run", e->signal);
+    add_what_was_saved(d, e);
+    if (e->is_kept)
+        diagnostic_field(d, "or", "next time systemctl restart: the next daemon goes on with the run, ranks only wait");
+    else
+        diagnostic_field(d, "or", "next time under systemd or zerodrun, which keep the state for the next daemon");
+    diagnostic_field(d, "or", "next time zerodctl drain: the daemon stops when all ranks have left");
+    diagnostic_field(d, "does not help", "the training program; a longer limits.reattach_timeout");
+    if (e->at.step < 0)
+        diagnostic_field(d, "state", "nothing is lost: the job was not formed");
+    else if (e->is_saved)
+        diagnostic_field(d, "state", "saved: the checkpoint has all that was committed");
+    else
+        diagnostic_field(d, "state", "lost: masters and moments%s", e->dir ? " since that checkpoint" : "");
     return diagnostic_finish(d);
 }
 

@@ -304,6 +304,16 @@ const struct report_text *cause_report_text(enum diagnostic_code code);
 /* A rank that another user has formed. */
 /* E1304. why: a sentence on what keeps this daemon from taking over what an earlier one left. */
 struct diagnostic *cause_held(const struct evidence_at *at, const char *why);
+/* E1305 */
+struct evidence_stopped {
+    struct evidence_at at; /* step: the open one; -1: the job was not formed */
+    const char *signal;
+    bool is_kept;       /* by a service manager, which then has said that it starts no other daemon */
+    const char *dir;    /* of checkpoints; NULL: none is configured */
+    bool saves_on_stop; /* checkpoint.save_on_stop */
+    bool is_saved;      /* a checkpoint has all that was committed */
+};
+struct diagnostic *cause_stopped(const struct evidence_stopped *evidence);
 /* E1701, a warning, and E1702. dir: NULL, none is configured. why: a sentence that names the file. */
 struct diagnostic *cause_not_saved(const struct evidence_at *at, const char *dir, const char *why);
 /* dir: of all checkpoints; it cannot be opened or listed. */

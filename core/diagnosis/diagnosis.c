@@ -56,6 +56,8 @@ enum { LABEL_WIDTH = 15 };
     X(1303, E_STALLED, "stalled", "Someone has waited longer than is usual for this job.")                             \
     X(1304, E_HELD, "state is held, attach refused",                                                                   \
       "The state of an earlier daemon is here, and this one cannot take it over.")                                     \
+    X(1305, E_STOPPED, "daemon stopped, the run ends",                                                                 \
+      "The daemon was told to stop while ranks were attached, and no other one goes on with the run.")                 \
     X(1401, E_QUOTA, "over quota, refused", "More was asked for than the client or the job may hold.")                 \
     X(1402, E_NOT_ALLOWED, "not allowed", "The user may not connect, or may not do this.")                             \
     X(1403, E_BAD_MESSAGE, "bad message refused", "A message breaks the protocol.")                                    \

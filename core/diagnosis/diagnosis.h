@@ -43,6 +43,7 @@ enum diagnostic_code {
     E_RANK_LOST = 1302,
     E_STALLED = 1303,
     E_HELD = 1304,
+    E_STOPPED = 1305,
     E_QUOTA = 1401,
     E_NOT_ALLOWED = 1402,
     E_BAD_MESSAGE = 1403,

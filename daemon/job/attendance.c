@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/keep.h"
 #include "core/base/log.h"
 #include "core/config/config.h"
 #include "core/diagnosis/cause.h"
@@ -412,6 +413,30 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
         job->ledger.ranks[rank->rank].accumulate = rank->on_duplicate == CONFIG_DUPLICATE_ACCUMULATE;
     *out = rank;
     return 0;
+}
+
+void attendance_end(struct job *job, const char *signal)
+{
+    const struct config_checkpoint *config = &job->config->checkpoint;
+    struct evidence_stopped evidence = {
+        .at = {.rank = -1,
+               .step = job->run.has_weights ? (int64_t)job->ledger.step : -1,
+               .micro_batch = -1,
+               .client = job_client(job)},
+        .signal = signal,
+        .is_kept = keep_is_on(),
+        .dir = config->dir,
+        .saves_on_stop = config->save_on_stop,
+    };
+    struct diagnostic *diagnostic;
+    struct save_view save;
+
+    save_describe(job, &save);
+    evidence.is_saved = save.is_saved;
+    job->run.stopping = true;
+    diagnostic = job_keep(job, cause_stopped(&evidence));
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        job_disconnect(job, &job->ranks[r], diagnostic);
 }
 
 static void describe_debt(const struct job *job, const struct job_rank *rank, char *dst, size_t size)

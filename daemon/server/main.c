@@ -7,7 +7,9 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sysexits.h>
 
 #include "core/base/base.h"
@@ -41,7 +43,8 @@ static const char usage[] =
     "  -V, --version       print the version and exit\n"
     "  -h, --help          print this and exit\n"
     "\n"
-    "SIGTERM and SIGINT stop it cleanly. See zerod(8), zerod.yaml(5).\n";
+    "SIGTERM and SIGINT stop it cleanly. If a service manager keeps the run, the next daemon goes on\n"
+    "with it after SIGTERM; SIGINT ends the run. See zerod(8), zerod.yaml(5).\n";
 
 struct options {
     const char *config, *socket, *trace_dir, *user;
@@ -200,6 +203,28 @@ static bool may_tell(void)
     return true;
 }
 
+/* The socket that an earlier daemon has made. */
+static struct sockaddr_un kept_socket;
+
+static void find_kept_socket(void)
+{
+    const struct keep_passed *passed;
+    socklen_t size = sizeof(kept_socket) - 1;
+
+    for (size_t i = 0; (passed = keep_passed(i)); i++)
+        if (strcmp(passed->name, KEEP_SOCKET_NAME) == 0)
+            (void)getsockname(passed->fd, (struct sockaddr *)&kept_socket, &size);
+}
+
+/* SIGINT while the state is held: the service manager gives it up, and no other daemon will listen there. */
+static void end_hold(int number)
+{
+    (void)number;
+    if (kept_socket.sun_path[0])
+        (void)unlink(kept_socket.sun_path);
+    _exit(EX_OK);
+}
+
 /* retry_ms: the most that it waits; 0: for ever. */
 static void wait_for_change(const char *path, struct stat *last, unsigned retry_ms)
 {
@@ -218,25 +243,22 @@ static void wait_for_change(const char *path, struct stat *last, unsigned retry_
     *last = now;
 }
 
-static void hold(const char *path, struct stat *last)
+/* An address comes free without a word: whoever waits for one tries again. */
+static void hold(const char *path, struct stat *last, bool is_in_use)
 {
-    fprintf(stderr,
-            "zerod: the state of a run is kept for this daemon: it holds the state until %s has changed and is right "
-            "(touch it, if something else was wrong)\n",
-            path);
-    notify_state("READY=1\nSTATUS=holds the state of a run, and waits for a valid configuration");
-    (void)stat(path, last);
-}
-
-/* An address comes free without a word. */
-static void hold_and_retry(const char *path, struct stat *last)
-{
-    fprintf(
-        stderr,
-        "zerod: the state of a run is kept for this daemon: it holds the state, and tries again every %d s, or when "
-        "%s has changed\n",
-        RETRY_MS / 1000, path);
-    notify_state("READY=1\nSTATUS=holds the state of a run, and waits for an address that is in use");
+    if (is_in_use)
+        fprintf(stderr,
+                "zerod: the state of a run is kept for this daemon: it holds the state, and tries again every %d s, or "
+                "when %s has changed\n",
+                RETRY_MS / 1000, path);
+    else
+        fprintf(stderr,
+                "zerod: the state of a run is kept for this daemon: it holds the state until %s has changed and is "
+                "right (touch it, if something else was wrong)\n",
+                path);
+    signal(SIGINT, end_hold);
+    notify_state(is_in_use ? "READY=1\nSTATUS=holds the state of a run, and waits for an address that is in use"
+                           : "READY=1\nSTATUS=holds the state of a run, and waits for a valid configuration");
     (void)stat(path, last);
 }
 
@@ -245,7 +267,7 @@ static int wait_for_config(struct config **config, const struct options *options
     struct stat last = {0};
     int r = EX_CONFIG;
 
-    hold(options->config, &last);
+    hold(options->config, &last, false);
     while (r == EX_CONFIG || r == EX_OSERR) {
         wait_for_change(options->config, &last, 0);
         r = load_config(config, options);
@@ -261,7 +283,7 @@ static int wait_and_start_again(const struct options *options, bool told, int wh
     struct stat last = {0};
 
     if (told || !may_tell()) {
-        (is_in_use ? hold_and_retry : hold)(options->config, &last);
+        hold(options->config, &last, is_in_use);
         wait_for_change(options->config, &last, is_in_use ? RETRY_MS : 0);
     }
     return EX_TEMPFAIL;
@@ -343,7 +365,8 @@ static int serve(const struct config *config)
     code = server_run(server) == 0 ? EX_OK : EX_IOERR;
     if (server_may_be_replaced(server)) {
         if (code == EX_OK)
-            log_notice("trainers are attached, and the state of their run is kept: the next daemon goes on with it");
+            log_notice("trainers are attached, and the state of their run is kept: the next daemon goes on with it, if "
+                       "the service manager starts one");
         log_stop();
         _exit(code);
     }
@@ -396,6 +419,7 @@ int main(int argc, char **argv)
     r = options.check || options.print ? EX_OK : take_descriptors();
     told = was_told();
     kept = keep_passed_state();
+    find_kept_socket();
     if (r == EX_OK)
         r = load_config(&config, &options);
     if (r == EX_CONFIG && kept)

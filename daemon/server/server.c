@@ -85,6 +85,7 @@ struct server {
     bool saves_to_stop; /* then: a checkpoint is one of the reasons */
     bool is_unsaved;    /* it stops, and the checkpoint that was to be written before is not there */
     uint64_t heard_ns;  /* waits_to_stop: when this last did not wait for other nodes */
+    const char *signal; /* that told it to stop; NULL: none yet */
     bool told_sighup;
 };
 
@@ -309,6 +310,8 @@ static void stop_server(struct server *server, const char *why)
     else
         log_notice("stopping: %s", why);
     notify_state("STOPPING=1");
+    if (server->job->run.ends && attendance_has_ranks(server->job))
+        attendance_end(server->job, server->signal);
     uv_stop(&server->loop);
 }
 
@@ -493,9 +496,14 @@ static int watch_work(struct server *server)
     return r < 0 ? r : open_files_watch(&server->work_poll, UV_READABLE, on_work);
 }
 
+/* Service managers send SIGINT when they start no other daemon, and give up what they keep. */
 static void on_signal(uv_signal_t *handle, int number)
 {
-    stop_or_wait_first(handle->data, number == SIGTERM ? "SIGTERM" : "SIGINT");
+    struct server *server = handle->data;
+
+    server->signal = number == SIGTERM ? "SIGTERM" : "SIGINT";
+    server->job->run.ends |= number == SIGINT || !keep_is_on();
+    stop_or_wait_first(server, server->signal);
 }
 
 /* Many services read their configuration again. It is said once that this one does not. */
@@ -674,7 +682,8 @@ bool server_may_be_replaced(const struct server *server)
 {
     const struct job *job = server->job;
 
-    return job && journal_is_valid(job->run.survival.journal) && (server->is_unsaved || attendance_has_ranks(job));
+    return job && !job->run.ends && journal_is_valid(job->run.survival.journal) &&
+           (server->is_unsaved || attendance_has_ranks(job));
 }
 
 void server_free(struct server *server)

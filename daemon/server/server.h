@@ -22,9 +22,9 @@ void server_free(struct server *server);
 int server_run(struct server *server);
 
 /*
- * The state of the run is kept, and the next daemon may need it: trainers are attached, or the last step is not saved.
- * A daemon that ends then has nothing to tidy up, as little as one that is killed: its memory, its socket and its
- * journal are as they should be.
+ * The state of the run is kept, and the next daemon may need it: trainers are attached, or the last step is not saved,
+ * and it was not SIGINT that ended this one. A daemon that ends then has nothing to tidy up, as little as one that is
+ * killed: its memory, its socket and its journal are as they should be.
  */
 bool server_may_be_replaced(const struct server *server);
 

@@ -422,16 +422,27 @@ static struct run begin_with_death(struct resume_life first, struct resume_life 
 
 static const char stopped[] = "zerod has closed the connection: it was stopped or killed; see its log";
 
-static void test_socket_is_gone(void **state)
+static void check_given_up(struct resume_life life)
 {
-    struct run run =
-        begin_with_death((struct resume_life){.unlinks = true, .after_ms = 3000}, (struct resume_life){0}, USUAL_MS);
+    struct run run = begin_with_death(life, (struct resume_life){0}, USUAL_MS);
     double from = seconds();
     int r = zerod_step(run.c, NULL, NULL);
 
-    (void)state;
     assert_true(seconds() - from >= 2);
     check_fatal(&run, r, -ECONNRESET, stopped);
+}
+
+static void test_socket_is_gone(void **state)
+{
+    (void)state;
+    check_given_up((struct resume_life){.unlinks = true, .after_ms = 3000});
+}
+
+/* The daemon was killed, and its service manager has closed all that it kept. */
+static void test_socket_is_closed(void **state)
+{
+    (void)state;
+    check_given_up((struct resume_life){.deaf = true, .after_ms = 3000});
 }
 
 static void test_socket_is_made_anew(void **state)
@@ -588,6 +599,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_forming_begins_again),
         cmocka_unit_test(test_another_job),
         cmocka_unit_test(test_socket_is_gone),
+        cmocka_unit_test(test_socket_is_closed),
         cmocka_unit_test(test_socket_is_made_anew),
         cmocka_unit_test(test_nobody_listens),
         cmocka_unit_test(test_nobody_answers),

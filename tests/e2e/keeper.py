@@ -291,7 +291,7 @@ class RunNode:
 
     def stops_for(self):
         """How long the present daemon has known that it is to end, in seconds."""
-        if "SIGTERM" not in self.daemon.last.err():
+        if "SIGINT" not in self.daemon.last.err():
             self.stopping_since = None
         elif self.stopping_since is None:
             self.stopping_since = time.monotonic()

@@ -273,6 +273,22 @@ def test_save_on_stop(start, tmp_path, given, saves):
     assert ("SIGTERM: stopping when a checkpoint is written" in daemon.log()) == saves
 
 
+def test_stopped_while_it_trains(start, tmp_path):
+    """No step is made after the one that is saved, and the ranks are told which one that is."""
+    daemon = start(config(tmp_path / "c"), env={"ZEROD_FAILPOINT": "disk.sync:sleep:300"})
+    ranks = trainers(daemon)
+    for rank in ranks:
+        rank.tell("steps 1000000")
+    wait_for("some steps", lambda: daemon.status()["step"] > 5)
+    daemon.stop()
+    texts = [rank.answer().text for rank in ranks]
+    [name] = saved(tmp_path / "c")
+    step = int(name.removeprefix("step-"))
+    for text in texts:
+        assert text.startswith(f"E1305 daemon stopped, the run ends: step {step}\n"), text
+        assert f"the run begins with step {step}, from {tmp_path / 'c'}\n" in text
+
+
 def test_killed_while_it_writes(build, tmp_path, references):
     """The daemon dies at each call: the next one removes what is left, writes it again, and the bits are the same."""
     points = [f"disk.{call}:kill" for call in ("make_folder", "create", "write", "sync", "rename", "remove_folder")]

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Build, Daemon, environment, merge, wait_for
+from keeper import KeptDaemon
 from puppet import (ABORTED, FROZEN, GOLDEN, REFUSED, RESUMED, Puppet, all_do, diagnostics, form, golden, mask, memory,
                     memory_cgroup, said_alike, segments, state, steps, trainers)
 from test_hostile import as_nobody, open_daemon, run  # noqa: F401
@@ -1264,6 +1265,35 @@ def test_directory_not_writable(build):
         golden("start-not-writable", text)
 
 
+# ---- E1305: the daemon is stopped --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number, formed, name", [
+    (signal.SIGTERM, True, "e1305-not-kept"), (signal.SIGINT, True, "e1305-kept"), (signal.SIGINT, False, "e1305-forming")])
+def test_daemon_is_stopped(build, tmp_path, number, formed, name):
+    """All ranks are told, whether they wait in a call or compute, and the socket is removed."""
+    kind = Daemon if name == "e1305-not-kept" else KeptDaemon
+    daemon = kind(build, tmp_path)
+    try:
+        ranks = [Puppet(daemon, r).attach() for r in range(2)]
+        if formed:
+            form(ranks)
+            steps(ranks, BEFORE)
+        ranks[0].tell("steps 1" if formed else "form")
+        wait_for("rank 0 waits", lambda: daemon.json("ranks")[0]["waiting_for"])
+        daemon.signal(number)
+        answers = [ranks[0].answer(5), ranks[1]("steps 1" if formed else "form")]
+        assert [a.error["code"] for a in answers] == [1305] * 2, answers
+        golden(name, answers[0].text)
+        assert answers[1].text == answers[0].text
+        wait_for("the end", lambda: not daemon.running())
+        assert answers[0].text.rstrip("\n") in daemon.log() and daemon.log().count("E130") == 1, daemon.log()
+        assert "the next daemon goes on with it" not in daemon.log()
+        daemon.stop()  # exit status 0, and no socket
+    finally:
+        daemon.kill()
+
+
 # ---- nothing is forgotten ------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -1273,7 +1303,7 @@ def test_every_code_and_every_text():
     codes = {name[1:5] for name in names if name[0] == "e"}
     # E1501 to E1503 need several nodes.
     assert codes == {"1001", "1002", "1003", "1004", "1005", "1006", "1007", "1101", "1102", "1103", "1104", "1105", "1106",
-                     "1107", "1108", "1109", "1110", "1201", "1202", "1301", "1302", "1303", "1401", "1402", "1403", "1601"}
+                     "1107", "1108", "1109", "1110", "1201", "1202", "1301", "1302", "1303", "1305", "1401", "1402", "1403", "1601"}
     source = "".join(Path(__file__).with_name(name).read_text() for name in ("test_refusals.py", "test_evidence.py"))
     for name in names:
         code, _, rest = name.partition("-")

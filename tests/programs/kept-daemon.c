@@ -132,7 +132,7 @@ int main(int argc, char **argv)
     setlinebuf(stdout);
     if (argc < 3 || !read_path(argv[2]) || keep_init() < 0)
         return EX_USAGE;
-    signal(SIGTERM, stop);
+    signal(SIGINT, stop);
     memory = open_memory();
     listening = open_socket();
     printf("confirmed %d\n", keep_confirm(CONFIRM_MS));

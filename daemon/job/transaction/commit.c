@@ -499,6 +499,12 @@ static bool all_left(const struct job *job)
     return true;
 }
 
+/* The run ends under ranks that train: no checkpoint would have a further step. */
+static bool is_cut_short(const struct job *job)
+{
+    return job->run.ends && job_anybody_is_here(job) && !all_left(job);
+}
+
 void job_decide(struct job *job)
 {
     const struct asked asked = {
@@ -532,7 +538,7 @@ void commit_settle(struct job *job)
             job_answer_done(job, rank);
         }
     }
-    if (!all_reduced(job) || save_loads(job))
+    if (!all_reduced(job) || save_loads(job) || is_cut_short(job))
         return;
     if (all_want_norm(job))
         coordinator_want_norm(job->coordinator);

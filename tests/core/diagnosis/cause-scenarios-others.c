@@ -250,6 +250,45 @@ static struct diagnostic *e1304(const struct fixture *f)
                            "\"zero_optimization.stage 2\"");
 }
 
+static struct diagnostic *stopped(const struct fixture *f, int64_t step, struct evidence_stopped evidence)
+{
+    evidence.at = at(f->net, "zerod-example", -1, step, -1);
+    return cause_stopped(&evidence);
+}
+
+static struct diagnostic *e1305(const struct fixture *f)
+{
+    return stopped(f, 1000, (struct evidence_stopped){.signal = "SIGINT", .is_kept = true});
+}
+
+static struct diagnostic *e1305_saved(const struct fixture *f)
+{
+    return stopped(f, 1000,
+                   (struct evidence_stopped){.signal = "SIGINT",
+                                             .is_kept = true,
+                                             .dir = "/var/lib/zerod/pretrain",
+                                             .saves_on_stop = true,
+                                             .is_saved = true});
+}
+
+static struct diagnostic *e1305_not_saved(const struct fixture *f)
+{
+    return stopped(f, 1000,
+                   (struct evidence_stopped){.signal = "SIGINT", .is_kept = true, .dir = "/var/lib/zerod/pretrain"});
+}
+
+static struct diagnostic *e1305_not_kept(const struct fixture *f)
+{
+    return stopped(
+        f, 1000,
+        (struct evidence_stopped){.signal = "SIGTERM", .dir = "/var/lib/zerod/pretrain", .saves_on_stop = true});
+}
+
+static struct diagnostic *e1305_forming(const struct fixture *f)
+{
+    return stopped(f, -1, (struct evidence_stopped){.signal = "SIGINT", .is_kept = true});
+}
+
 static struct diagnostic *e1701(const struct fixture *f)
 {
     struct evidence_at at = {.rank = -1, .step = 1000, .micro_batch = -1};
@@ -908,6 +947,11 @@ static const struct scenario scenarios[] = {
     {"e1108", e1108, "", false},
     {"e1108-not-given", e1108_not_given, "", false},
     {"e1304", e1304, "", false},
+    {"e1305", e1305, "", false},
+    {"e1305-saved", e1305_saved, "", false},
+    {"e1305-not-saved", e1305_not_saved, "", false},
+    {"e1305-not-kept", e1305_not_kept, "", false},
+    {"e1305-forming", e1305_forming, "", false},
     {"e1701", e1701, "", true},
     {"e1702", e1702, "", false},
     {"e1702-folder", e1702_folder, "", false},

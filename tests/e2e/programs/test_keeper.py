@@ -219,7 +219,7 @@ def test_serve(start, config, path, number):
     subprocess.run([BUILD / "client" / "ctl" / "zerodctl", "--socket", path, "status"], check=True, timeout=TIMEOUT)
     assert run.end(number) == 0
     assert not path.exists()
-    assert "stopping: SIGTERM" in run.err.read_text()
+    assert "stopping: SIGINT" in run.err.read_text()
 
 
 def test_serve_where_a_daemon_serves(start, config, path):

@@ -72,9 +72,10 @@ def connect(path):
     return s
 
 
-def steps_of(trainer):
+def steps_of(trainer, *others):
     out, err = trainer.communicate(timeout=60)
     assert trainer.returncode == 0, out + err
+    assert [other.wait(60) for other in others] == [0] * len(others)
     return [int(n) for n in re.findall(r"^step +(\d+)/", out, re.MULTILINE)]
 
 
@@ -816,8 +817,13 @@ def test_restart_with_a_wrong_file(systemd, job):
         step = status(systemd, job)["step"]
         wait_for("it does not go on", lambda: status(systemd, job)["step"] > step)
     systemd.ctl("restart", unit)
-    end_trainers(systemd, job, [trainer])
     another.close()
+    file.write_text(wrong)
+    systemd.ctl("restart", unit, check=False)
+    wait_for("it does not hold", lambda: "holds the state of a run" in systemd.show(unit, "StatusText"))
+    systemd.ctl("stop", unit)
+    assert not systemd.path(f"/run/zerod/{job}.sock").exists()
+    end_soon([trainer], "it was stopped or killed")
 
 
 @pytest.mark.full
@@ -834,6 +840,62 @@ def test_address_comes_free(systemd, job):
         assert systemd.show(unit, "StatusText") == "holds the state of a run, and waits for an address that is in use"
         assert int(systemd.show(unit, "NRestarts")) in (2, 3)
     wait_for("it does not go on", lambda: systemd.show(unit, "StatusText") == "training, 0 of 1 ranks, step 2")
+
+
+def two_that_train(systemd, job):
+    trainers = [systemd.trainer(job, rank, "--steps", 1_000_000) for rank in (0, 1)]
+    wait_for("no training", lambda: re.match(r"training, 2 of 2 ranks, step [1-9]", systemd.show(service(job), "StatusText")))
+    return trainers
+
+
+def end_soon(trainers, said):
+    """The trainers end by themselves."""
+    began = time.monotonic()
+    for trainer in trainers:
+        out, err = trainer.communicate(timeout=60)
+        assert trainer.returncode != 0 and said in out + err, out + err
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("saves", [True, False], ids=["saves", "has no folder"])
+def test_stop_under_the_ranks(systemd, job, saves):
+    """After a restart the run goes on; a stop ends it: the ranks, and the journal, say so at once, and with what it begins again."""
+    unit, dir = service(job), f"/var/lib/zerod/{job}"
+    systemd.configure(job, {"world": {"size": 2}} | ({"checkpoint": {"dir": dir}} if saves else {}))
+    systemd.ctl("start", unit)
+    trainers = two_that_train(systemd, job)
+    systemd.ctl("restart", unit)
+    step = status(systemd, job)["step"]
+    wait_for("it does not go on", lambda: status(systemd, job)["step"] > step)
+    assert all(trainer.poll() is None for trainer in trainers) and not systemd.journal("-u", unit, "ZEROD_CODE=E1305")
+    n_before = sum("the next daemon goes on with it" in e["MESSAGE"] for e in systemd.journal("-u", unit))
+
+    systemd.ctl("stop", unit)
+    end_soon(trainers, "E1305 daemon stopped, the run ends")
+    assert not systemd.path(f"/run/zerod/{job}.sock").exists()
+    assert (systemd.show(unit, "Result"), systemd.show(unit, "ExecMainStatus")) == ("success", "0")
+    said = [e["MESSAGE"] for e in systemd.journal("-u", unit)]
+    assert (n_before, sum("the next daemon goes on with it" in text for text in said)) == (1, 1)
+    [text] = [e["MESSAGE"] for e in systemd.journal("-u", unit, "ZEROD_CODE=E1305")]
+    assert "by systemctl stop" in text
+    if saves:
+        last = max(int(folder.name.removeprefix("step-")) for folder in systemd.path(dir).glob("step-*"))
+        assert f"the run begins with step {last}, from {dir}\n" in text
+        systemd.ctl("start", unit)
+        assert steps_of(systemd.trainer(job, 0, "--steps", last + 1), systemd.trainer(job, 1, "--steps", last + 1)) == [last + 1]
+    else:
+        assert "lost: masters and moments\n" in text + "\n"
+
+
+def test_end_without_a_word(systemd, job):
+    """The daemon is killed, and systemd starts no other one: the ranks do not wait for one."""
+    unit = service(job)
+    systemd.configure(job, {"world": {"size": 2}}, "[Service]\nRestart=no\n")
+    systemd.ctl("start", unit)
+    trainers = two_that_train(systemd, job)
+    systemd.kill_main(unit)
+    end_soon(trainers, "it was stopped or killed")
+    systemd.ctl("reset-failed", unit)
 
 
 def test_held_run_is_said_once(systemd, job):

@@ -830,8 +830,7 @@ def stop(*_):
     write()
     os.unlink(path)
     sys.exit(0)
-signal.signal(signal.SIGTERM, stop)
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGINT, stop)
 write()
 while True:
     server.accept()[0].close()
@@ -1451,7 +1450,7 @@ def test_jobs_have_a_daemon_each(env, tmp_path):
     got = connections(result)
     first = got[0]["ZEROD_SOCKET"]
     assert got[0] == got[1] == {"ZEROD_SOCKET": first, "ZEROD_SOCKET_1": first + ".1", "ZEROD_SOCKET_2": first + ".2"}
-    assert result.stderr.count("stopping: SIGTERM") == 3
+    assert result.stderr.count("stopping: SIGINT") == 3
     assert not list(tmp_path.glob("zerodrun-*")), "the private directory is left"
 
 
@@ -1494,7 +1493,7 @@ time.sleep(60)
     result = run(["-n", 1, "--jobs", 2, "--zerod", ZEROD, "--daemon-restarts", 0, *python(kill)], env)
     assert result.returncode == 128 + signal.SIGKILL
     assert re.search(r"zerod\.1 \(pid \d+\) was killed by signal 9 \(Killed\) while ranks were running", result.stderr)
-    assert result.stderr.count("stopping: SIGTERM") == 1 and not list(tmp_path.glob("zerodrun-*"))
+    assert result.stderr.count("stopping: SIGINT") == 1 and not list(tmp_path.glob("zerodrun-*"))
 
 
 @pytest.mark.parametrize("path", ["relative.sock", "/" + "x" * 107])
