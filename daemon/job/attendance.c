@@ -39,14 +39,6 @@
 #include "daemon/step/executor.h"
 #include "kernels/gemm.h"
 
-static bool everybody_left(const struct job *job)
-{
-    for (unsigned r = 0; r < job->world.size; r++)
-        if (!job->ranks[r].left)
-            return false;
-    return true;
-}
-
 /* Return: NULL when the run may attach (and the run id is noted), else the refusal. */
 static struct diagnostic *check_run(struct job *job, const struct evidence_at *at, const char *run_id)
 {
@@ -203,7 +195,7 @@ void job_is_back_late(struct job *job, struct job_rank *rank)
 /* The rank is back; when all had left they are all expected back. */
 static void end_leave(struct job *job, struct job_rank *rank)
 {
-    bool all = everybody_left(job), was_left = rank->left, missed = false;
+    bool all = job_all_left(job), was_left = rank->left, missed = false;
 
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *back = &job->ranks[r];

@@ -303,14 +303,6 @@ static void link_is_up(void *userdata, unsigned node)
         reconnect_if_all_are_up(m);
 }
 
-static bool all_ranks_have_left(const struct job *job)
-{
-    for (unsigned r = 0; r < job->world.size; r++)
-        if (!job->ranks[r].left)
-            return false;
-    return true;
-}
-
 /*
  * Daemons stop one after the other. Nobody waits for a node that was told that it may stop; before there is a run no
  * node asks, and ranks that are here may wait.
@@ -322,7 +314,7 @@ static bool is_missed(const struct membership *m, unsigned node)
     if (!nodes_has_run(m->nodes))
         return job_anybody_is_here(m->job);
     was_free = m->job->config->world.node == 0 ? nodes_is_left_by(m->nodes, node) : nodes_may_stop(m->nodes);
-    return !was_free || (!m->told_ms && !all_ranks_have_left(m->job));
+    return !was_free || (!m->told_ms && !job_all_left(m->job));
 }
 
 static void link_is_down(void *userdata, unsigned node, const char *why)

@@ -92,3 +92,21 @@ bool job_anybody_is_here(const struct job *job)
             return true;
     return false;
 }
+
+static bool have_left(const struct job *job, unsigned first, unsigned end)
+{
+    for (unsigned r = first; r < end; r++)
+        if (!job->ranks[r].left)
+            return false;
+    return true;
+}
+
+bool job_all_left(const struct job *job)
+{
+    return have_left(job, 0, job->world.size);
+}
+
+bool job_own_left(const struct job *job)
+{
+    return have_left(job, job->world.first, job->world.end);
+}

@@ -168,6 +168,10 @@ void rank_forget_away(struct job_rank *rank);
 
 /* Is a rank of this node attached, or away? */
 bool job_anybody_is_here(const struct job *job);
+/* Have all ranks left? */
+bool job_all_left(const struct job *job);
+/* Have all ranks of this node left? Then it has nothing more to say, and the others' steps are not to wait for it. */
+bool job_own_left(const struct job *job);
 
 static inline bool job_rank_is_here(const struct job_rank *rank)
 {

@@ -490,19 +490,10 @@ static void answer_norm(struct job *job, double norm)
     }
 }
 
-/* A node whose ranks have all left has nothing more to say, and the others' steps are not to wait for it. */
-static bool all_left(const struct job *job)
-{
-    for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (!job->ranks[r].left)
-            return false;
-    return true;
-}
-
 /* The run ends under ranks that train: no checkpoint would have a further step. */
 static bool is_cut_short(const struct job *job)
 {
-    return job->run.ends && job_anybody_is_here(job) && !all_left(job);
+    return job->run.ends && job_anybody_is_here(job) && !job_own_left(job);
 }
 
 void job_decide(struct job *job)
@@ -542,7 +533,7 @@ void commit_settle(struct job *job)
         return;
     if (all_want_norm(job))
         coordinator_want_norm(job->coordinator);
-    else if (all_asked(job) || all_left(job))
+    else if (all_asked(job) || job_own_left(job))
         coordinator_asked(job->coordinator);
 }
 
