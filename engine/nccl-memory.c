@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #include "core/base/base.h"
+#include "core/base/print-number.h"
 
 static void restore_all(struct nccl_engine *engine);
 
@@ -60,11 +61,23 @@ static void find_driver(struct nccl_engine *engine)
     driver.get_uuid = (__typeof__(driver.get_uuid))find_entry(engine, "cuDeviceGetUuid");
 }
 
+static void fail_for_room(struct nccl_engine *engine, const struct nccl_gpu *gpu, const char *what, uint64_t n_bytes)
+{
+    char free_text[PRINT_SIZE], total_text[PRINT_SIZE], needed_text[PRINT_SIZE];
+    size_t n_free = 0, n_total = 0;
+
+    engine_use(engine, gpu);
+    engine_check_cuda(engine, gpu, cudaMemGetInfo(&n_free, &n_total), "cudaMemGetInfo");
+    engine_fail(engine, "GPU %d is full: %s of %s are free, and %s more are needed (%s)", gpu->device,
+                print_bytes(free_text, n_free), print_bytes(total_text, n_total), print_bytes(needed_text, n_bytes),
+                what);
+}
+
 static void check_driver(struct nccl_engine *engine, const struct nccl_gpu *gpu, CUresult r, const char *what,
                          uint64_t n_bytes)
 {
     if (r == CUDA_ERROR_OUT_OF_MEMORY)
-        engine_fail(engine, "GPU %d has no %" PRIu64 " bytes left (%s)", gpu->device, n_bytes, what);
+        fail_for_room(engine, gpu, what, n_bytes);
     if (r != CUDA_SUCCESS)
         engine_fail(engine, "GPU %d: %s: driver error %d", gpu->device, what, (int)r);
 }
@@ -122,7 +135,11 @@ uint8_t *memory_scratch(struct nccl_engine *engine, const struct nccl_gpu *gpu, 
 {
     void *at = NULL;
 
-    engine_check_cuda(engine, gpu, cudaMalloc(&at, n_bytes), "cudaMalloc");
+    cudaError_t r = cudaMalloc(&at, n_bytes);
+
+    if (r == cudaErrorMemoryAllocation)
+        fail_for_room(engine, gpu, "cudaMalloc", n_bytes);
+    engine_check_cuda(engine, gpu, r, "cudaMalloc");
     return at;
 }
 

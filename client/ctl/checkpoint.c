@@ -17,7 +17,7 @@
 
 #include "client/ctl/ask.h"
 #include "client/ctl/checkpoint-inside.h"
-#include "client/ctl/print.h"
+#include "client/ctl/table.h"
 #include "core/base/base.h"
 #include "core/base/json.h"
 

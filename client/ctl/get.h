@@ -8,7 +8,7 @@
 
 #include <json-c/json.h>
 
-#include "client/ctl/print.h"
+#include "client/ctl/table.h"
 
 static inline struct json_object *get(struct json_object *o, const char *key)
 {

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sysexits.h>
 
-#include "client/ctl/print.h"
+#include "client/ctl/table.h"
 #include "core/base/base.h"
 #include "core/base/json.h"
 #include "core/budget/budget.h"

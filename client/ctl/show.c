@@ -12,7 +12,7 @@
 #include <json-c/json.h>
 
 #include "client/ctl/get.h"
-#include "client/ctl/print.h"
+#include "client/ctl/table.h"
 #include "core/base/base.h"
 
 /* "0, 2, 3", or none when there is nothing; to be freed. */

@@ -16,7 +16,7 @@
 
 #include "client/control/control.h"
 #include "client/ctl/get.h"
-#include "client/ctl/print.h"
+#include "client/ctl/table.h"
 #include "client/ctl/top-feed.h"
 #include "client/ctl/top-pen.h"
 #include "core/base/base.h"

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/print-number.h"
 #include "core/diagnosis/cause-common.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis-build.h"
@@ -98,15 +99,24 @@ struct diagnostic *cause_device(const struct evidence_node *e)
     return diagnostic_finish(d);
 }
 
-struct diagnostic *cause_device_unformed(const struct evidence_at *at, const char *why)
+struct diagnostic *cause_device_unformed(const struct evidence_device_unformed *e)
 {
-    struct diagnostic *d = cause_new(at, E_ENGINE, "job not formed: no engine for the GPUs");
+    struct diagnostic *d = cause_new(&e->at, E_ENGINE, "job not formed: no engine for the GPUs");
+    char gpu_text[PRINT_SIZE], host_text[PRINT_SIZE];
 
-    add_foreign(d, "cause", why);
+    diagnostic_field(d, "asked", "about %s of each GPU, beside what the training program needs",
+                     print_bytes(gpu_text, e->gpu_bytes));
+    add_foreign(d, "cause", e->why);
     diagnostic_field(
         d, "fix",
         "as the cause says; if it says nothing, make the GPUs reachable for zerod (nvidia-smi as its user;\n"
         "CUDA_VISIBLE_DEVICES; one GPU for each rank of the node), or free their memory");
+    if (e->offloaded_gpu_bytes > 0)
+        diagnostic_field(d, "or",
+                         "zero_optimization.offload_optimizer.device: cpu, which needs about %s of each GPU,\n"
+                         "and %s of the host's memory",
+                         print_bytes(gpu_text, e->offloaded_gpu_bytes),
+                         print_bytes(host_text, e->offloaded_host_bytes));
     diagnostic_field(d, "or", "device: cpu, with the state in host memory");
     diagnostic_field(d, "does not help", "the model, the training program, the other ranks");
     diagnostic_field(d, "state", "no job was formed and no memory is held: declare again on every rank");

@@ -320,6 +320,14 @@ static void explain_other_node(struct diagnostic *d, const struct evidence_stall
         diagnostic_field(d, "does not help", "the ranks of this node; zerodctl abort-step; a longer stall_timeout");
         return;
     }
+    if (e->cut_off) {
+        diagnostic_field(d, "cause",
+                         "nothing goes on without node 0: its run or its machine has ended, or the network is down");
+        diagnostic_field(d, "fix", "see that its daemon runs, and is reached from here: then the wait ends by itself");
+        diagnostic_field(d, "or", "end the run here, too   (if it has ended there)");
+        diagnostic_field(d, "does not help", "the ranks of this node; zerodctl abort-step; a longer stall_timeout");
+        return;
+    }
     if (e->forming)
         diagnostic_field(d, "cause", "the job forms when all ranks of all nodes have attached and declared");
     else
@@ -382,6 +390,12 @@ static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
     diagnostic_field(d, "does not help", "the ranks that wait; bucket size; a longer stall_timeout");
 }
 
+/* Nothing was aborted, because this node alone may not. */
+static bool is_kept_open(const struct evidence_stall *e)
+{
+    return e->decided || (e->cut_off && !e->forming);
+}
+
 struct diagnostic *cause_stalled(const struct evidence_stall *e)
 {
     struct strbuf title = {0};
@@ -390,7 +404,7 @@ struct diagnostic *cause_stalled(const struct evidence_stall *e)
     strbuf_add(&title, "stalled for ");
     print_duration(&title, e->since_ms);
     if (e->aborted)
-        strbuf_add(&title, e->decided ? ", wait given up" : e->forming ? ", forming given up" : ", step aborted");
+        strbuf_add(&title, is_kept_open(e) ? ", wait given up" : e->forming ? ", forming given up" : ", step aborted");
     d = cause_new(&e->at, E_STALLED, strbuf_text(&title));
     strbuf_deinit(&title);
     if (!e->aborted)
@@ -407,7 +421,7 @@ struct diagnostic *cause_stalled(const struct evidence_stall *e)
         diagnostic_field(d, "state", "nothing is lost, and all keep waiting");
     else if (!e->aborted)
         diagnostic_field(d, "state", "nothing is lost, and all keep waiting; diagnostics.stall_timeout ends the wait");
-    else if (e->decided)
+    else if (is_kept_open(e))
         diagnostic_field(
             d, "state", "the ranks that waited are refused; the daemon holds its part, which ends when the nodes meet");
     else if (e->forming)

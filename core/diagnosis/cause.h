@@ -241,9 +241,17 @@ struct diagnostic *cause_node_silent(const struct evidence_node *evidence); /* i
 /* why: names the keys, with the values "there" and "here". */
 struct diagnostic *cause_nodes_differ(const struct evidence_node *evidence);
 struct diagnostic *cause_engine(const struct evidence_node *evidence);
-/* E1502 of an engine of GPUs: generation is of the next one; or none was ever ready, and the job is not formed. */
+/* E1502 of an engine of GPUs: generation is of the next one. */
 struct diagnostic *cause_device(const struct evidence_node *evidence);
-struct diagnostic *cause_device_unformed(const struct evidence_at *at, const char *why);
+/* E1502: no engine of GPUs was ever ready, and the job is not formed. */
+struct evidence_device_unformed {
+    struct evidence_at at;
+    const char *why;
+    uint64_t gpu_bytes;           /* what zerod needs of each GPU */
+    uint64_t offloaded_gpu_bytes; /* with offload_optimizer; 0: the state is offloaded, or cannot be */
+    uint64_t offloaded_host_bytes;
+};
+struct diagnostic *cause_device_unformed(const struct evidence_device_unformed *evidence);
 
 struct diagnostic *cause_node_reborn(const struct evidence_node *evidence); /* its state is gone, too */
 
@@ -264,6 +272,7 @@ struct evidence_stall {
     bool behind_window; /* deadlocked: these calls come after the end of the window that is open */
     bool gone;       /* the processes of all awaited ranks have ended */
     bool elsewhere;  /* the awaited rank is on another node */
+    bool cut_off;    /* elsewhere: node 0 is not reached */
     bool again;      /* processes that have left the run wait to attach again */
 };
 struct diagnostic *cause_stalled(const struct evidence_stall *evidence);

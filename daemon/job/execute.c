@@ -7,6 +7,9 @@
 #include <unistd.h>
 
 #include "core/base/base.h"
+#include "core/budget/budget.h"
+#include "core/budget/plan.h"
+#include "core/config/config.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/diagnosis/evidence.h"
@@ -33,6 +36,39 @@ static void on_formed(void *userdata)
     job_formed(userdata);
 }
 
+/* Of each GPU and of the host, on this node; with the state in host memory if `offload`. */
+static struct plan_bytes needed(const struct job *job, bool offload)
+{
+    const struct budget_ranks ranks = {.first_local = job->world.first, .n_local = job_n_local(job)};
+    struct config config = *job->config;
+    struct plan_options options;
+    struct plan_bytes bytes;
+
+    if (offload)
+        config.zero.offload_optimizer = CONFIG_OFFLOAD_CPU;
+    options = budget_options(&config, job->layout, ranks, job->layout->n_parcels);
+    plan_bytes_by_class(job->layout, &options, &bytes);
+    bytes.device /= ranks.n_local;
+    return bytes;
+}
+
+static struct diagnostic *explain_unformed(const struct job *job, const char *why)
+{
+    struct evidence_device_unformed evidence = {
+        .at = {.rank = -1, .step = -1, .micro_batch = -1},
+        .why = why,
+        .gpu_bytes = needed(job, false).device,
+    };
+    struct plan_bytes offloaded;
+
+    if (!config_offloads(job->config) && job->config->optimizer.type != OPTIMIZER_MUON) {
+        offloaded = needed(job, true);
+        evidence.offloaded_gpu_bytes = offloaded.device;
+        evidence.offloaded_host_bytes = offloaded.needed;
+    }
+    return cause_device_unformed(&evidence);
+}
+
 static void on_unformed(void *userdata, int result, const char *why)
 {
     struct job *job = userdata;
@@ -40,7 +76,7 @@ static void on_unformed(void *userdata, int result, const char *why)
     if (result == -ECANCELED)
         job_todo(job); /* a job that is given up has waited for it */
     else
-        job_unformed(job, cause_device_unformed(&(struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1}, why));
+        job_unformed(job, explain_unformed(job, why));
 }
 
 /* On several nodes the coordinator waits until the engines of all nodes are ready. */

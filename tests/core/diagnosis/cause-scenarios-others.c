@@ -707,6 +707,19 @@ static struct diagnostic *e1303_other_node_decided(const struct fixture *f)
     return cause_stalled(&e);
 }
 
+static struct diagnostic *e1303_cut_off(const struct fixture *f)
+{
+    struct evidence_stall e = stall(f);
+
+    e.at.rank = 2;
+    e.waiting = "rank 2, in the step";
+    e.blocking = "node 0 (10.0.0.1:7700), which decides what comes next; it is not reached";
+    e.n_params = 0;
+    e.elsewhere = e.cut_off = e.aborted = true;
+    e.since_ms = 600000;
+    return cause_stalled(&e);
+}
+
 static struct diagnostic *e1303_other_node_forming(const struct fixture *f)
 {
     struct evidence_stall e = stall(f);
@@ -915,6 +928,17 @@ static struct diagnostic *e1502_not_started(const struct fixture *f)
     return engine_failed(f, "node 1 (10.0.0.2:7700) has no engine: the engine cannot be set up: Too many open files");
 }
 
+static struct diagnostic *e1502_full(const struct fixture *f)
+{
+    return cause_device_unformed(&(struct evidence_device_unformed){
+        .at = {.rank = -1, .step = -1, .micro_batch = -1},
+        .why = "GPU 0 is full: 3.25 GiB of 79.6 GiB are free, and 7.45 GiB more are needed (cuMemCreate)",
+        .gpu_bytes = UINT64_C(30) << 30,
+        .offloaded_gpu_bytes = UINT64_C(8) << 30,
+        .offloaded_host_bytes = UINT64_C(98) << 30,
+    });
+}
+
 static struct diagnostic *e1503(const struct fixture *f)
 {
     return cause_node_reborn(&(struct evidence_node){
@@ -996,6 +1020,7 @@ static const struct scenario scenarios[] = {
     {"e1303-other-node", e1303_other_node, "", true},
     {"e1303-other-node-decided", e1303_other_node_decided, "", false},
     {"e1303-other-node-forming", e1303_other_node_forming, "", true},
+    {"e1303-cut-off", e1303_cut_off, "", false},
     {"e1401-memory", e1401_memory, "", false},
     {"e1401-live", e1401_live, "", false},
     {"e1401-machine", e1401_machine, "", false},
@@ -1014,6 +1039,7 @@ static const struct scenario scenarios[] = {
     {"e1502", e1502, "", true},
     {"e1502-said", e1502_said, "", true},
     {"e1502-not-started", e1502_not_started, "", true},
+    {"e1502-full", e1502_full, "", false},
     {"e1503", e1503, "", false},
 };
 

@@ -488,7 +488,7 @@ static void test_what_does_not_fit(void **state)
                 "GPU 1 has compute capability 9.0, and zerod was built for 8.x, 9.x and later: leave it out "
                 "(CUDA_VISIBLE_DEVICES), or build zerod with a CUDA that knows it");
     check_words("cuMemCreate:error=CUDA_ERROR_OUT_OF_MEMORY@2", &patient,
-                "GPU 0 has no 2097152 bytes left (cuMemCreate)");
+                "GPU 0 is full: 1021 MiB of 1.00 GiB are free, and 2.00 MiB more are needed (cuMemCreate)");
 }
 
 static void test_errors(void **state)

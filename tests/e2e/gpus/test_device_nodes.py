@@ -155,7 +155,7 @@ def test_not_formed(cluster, node):
     for _ in range(2):
         for answer in all_do(ranks, "form"):
             assert answer.r == REFUSED and answer["error"]["code"] == 1502, answer
-            assert "bytes left (cuMemCreate)" in answer.text, answer.text
+            assert "are needed (cuMemCreate)" in answer.text, answer.text
         for daemon in nodes.daemons:
             wait_for(daemon.log, lambda d=daemon: not d.status()["formed"])
         for rank in ranks:

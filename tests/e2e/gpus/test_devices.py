@@ -128,7 +128,7 @@ def test_engine_hangs(zerod, reference, entry):
 
 
 @pytest.mark.parametrize("env, said", [
-    (sim("cuMemCreate:error=CUDA_ERROR_OUT_OF_MEMORY@2"), "bytes left (cuMemCreate)"),
+    ({"ZEROD_SIM": "memory=9"}, "GPU 0 is full: 952 KiB of 9.00 MiB are free, and 2.00 MiB more are needed (cuMemCreate)"),
     ({"ZEROD_SIM": "devices=1"}, "this node has 2 ranks, and 1 of its GPUs can be seen"),
     ({"ZEROD_DEVICE_ENGINE": "/nowhere/zerod-engine-nccl"}, "/nowhere/zerod-engine-nccl"),
     ({"ZEROD_DEVICE_ENGINE": "/bin/true"}, "exited with status 0"),
@@ -340,7 +340,7 @@ def test_next_engine_and_successor_fit(zerod, gpus):
 def test_less_memory_does_not_suffice(zerod, gpus):
     daemon, ranks = on_one_machine(zerod, ENOUGH - 2)
     answers = all_do(ranks, "form")
-    assert all(a.r == REFUSED and "bytes left" in a.text or "OUT_OF_MEMORY" in a.text for a in answers), answers
+    assert all(a.r == REFUSED and "is full" in a.text or "OUT_OF_MEMORY" in a.text for a in answers), answers
 
 
 # ---- what is said is the same -----------------------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 #pragma once
 
 /*
- * Numbers as people read them, and tables. A table is filled cell by cell, row after row, and then printed
- * with every column as wide as its widest cell.
+ * Tables. A table is filled cell by cell, row after row, and then printed with every column as wide as its widest cell.
  */
 
 #include <stdbool.h>
@@ -11,17 +10,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum {
-    PRINT_SIZE = 32, /* enough for what the next three write */
-    TABLE_MAX_COLUMNS = 16,
-};
+#include "core/base/print-number.h"
 
-/* "853 ns", "12.3 ms", "4.56 s", "3 min 20 s", "2 h 5 min", "3 d 4 h" */
-char *print_duration(char *dst, uint64_t ns);
-/* "512 B", "1.50 KiB", "23.4 GiB" */
-char *print_bytes(char *dst, uint64_t n_bytes);
-/* "950", "12.3 k", "1.20 M", "7.50 G" */
-char *print_count(char *dst, uint64_t n);
+enum { TABLE_MAX_COLUMNS = 16 };
 
 struct table {
     const char *const *heads; /* n_columns, static */
