@@ -362,6 +362,7 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         .behind_window = is_deadlocked(job) && one && waits_behind_window(job, one),
         .gone = all_are_gone(job),
         .elsewhere = elsewhere,
+        .cut_off = coordinator_is_cut_off(job->coordinator),
         .again = again,
     });
     strbuf_deinit(&where);
@@ -384,7 +385,7 @@ static int64_t find_guilty(const struct job *job)
     return guilty;
 }
 
-/* What is decided stays so, and may still end when the other nodes are back. */
+/* What is decided, or an attempt that node 0 alone may abort, stays so, and may still end when the nodes are back. */
 static void refuse_waiting(struct job *job, struct diagnostic *diagnostic)
 {
     job_keep(job, diagnostic);
@@ -397,7 +398,7 @@ static void give_up(struct job *job, uint64_t since_ms, bool elsewhere)
 {
     struct diagnostic *diagnostic = describe_stall(job, since_ms, true, elsewhere);
 
-    if (is_decided(job))
+    if (is_decided(job) || (job->run.has_weights && coordinator_is_cut_off(job->coordinator)))
         refuse_waiting(job, diagnostic);
     else if (job->run.has_weights)
         job_abort(job, find_guilty(job), diagnostic);
@@ -410,7 +411,7 @@ static void check_stall(struct job *job, uint64_t now)
     uint64_t warning_ns = job->config->diagnostics.stall_warning_ms * UINT64_C(1000000);
     uint64_t timeout_ns = job->config->diagnostics.stall_timeout_ms * UINT64_C(1000000);
     uint64_t longest = 0, again = 0; /* those who wait to attach again have nothing that could be aborted */
-    bool blocked = false, elsewhere;
+    bool blocked = false, cut_off = coordinator_is_cut_off(job->coordinator), elsewhere;
 
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         if (job->ranks[r].wait != WAIT_NONE)
@@ -420,16 +421,17 @@ static void check_stall(struct job *job, uint64_t now)
     }
     for (unsigned r = 0; !is_decided(job) && r < job->world.size; r++)
         blocked |= is_blocking(job, &job->ranks[r]); /* else ranks of other nodes may have their answer already */
-    elsewhere = !blocked && !is_deadlocked(job) && waits_elsewhere(job, NULL, 0);
+    elsewhere = cut_off || (!blocked && !is_deadlocked(job) && waits_elsewhere(job, NULL, 0));
     if (MAX(longest, again) == 0 || !(blocked || is_deadlocked(job) || elsewhere)) {
         job->stall.interval_ns = 0;
         job->stall.has_asked = false;
         return;
     }
-    if (job->abort.reason)
+    if (job->abort.reason && !cut_off)
         return; /* asked for; node 0 is to agree */
     /* On account of other nodes it is node 0 that aborts: it knows on whose. */
-    if (timeout_ns && longest > timeout_ns && (is_decided(job) || !(elsewhere && job->config->world.node != 0))) {
+    if (timeout_ns && longest > timeout_ns &&
+        (is_decided(job) || cut_off || !(elsewhere && job->config->world.node != 0))) {
         if (has_looked(job))
             give_up(job, longest / 1000000, elsewhere);
         return;

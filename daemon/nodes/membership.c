@@ -483,9 +483,17 @@ static int link_up(struct membership *m, char *why, size_t why_size)
     return cluster_new(&m->cluster, &options, why, why_size);
 }
 
+static bool reaches(void *userdata, unsigned node)
+{
+    const struct membership *m = userdata;
+
+    return cluster_is_up(m->cluster, node);
+}
+
 static int start(struct membership *m, char *why, size_t why_size)
 {
     const struct nodes_ops ops = {.send = send_to,
+                                  .reaches = reaches,
                                   .mark = mark,
                                   .wake = wake,
                                   .start_engine = start_engine,

@@ -177,6 +177,13 @@ static void say_where(struct coordinator *c, unsigned rank, const char *text)
                  (struct node_message){.kind = NODE_STACK, .has_rank = true, .rank = rank, .text = text});
 }
 
+static bool is_cut_off(const struct coordinator *c)
+{
+    const struct nodes *nodes = nodes_from(c);
+
+    return nodes->self != 0 && nodes->ops.reaches && !nodes->ops.reaches(nodes->ops.userdata, 0);
+}
+
 /* Node 0 knows for whom it waits; every other node knows that node 0 decides. */
 static bool waits_elsewhere(const struct coordinator *c, char *dst, size_t size)
 {
@@ -186,8 +193,8 @@ static bool waits_elsewhere(const struct coordinator *c, char *dst, size_t size)
 
     if (status.node != 0) {
         if (dst)
-            snprintf(dst, size, "node 0 (%s), which decides what comes next; it knows for whom it waits",
-                     nodes_address_of(nodes, 0));
+            snprintf(dst, size, "node 0 (%s), which decides what comes next; it %s", nodes_address_of(nodes, 0),
+                     is_cut_off(c) ? "is not reached" : "knows for whom it waits");
         return true;
     }
     for (unsigned i = 1; dst && i < status.n_nodes && at < size - 1; i++)
@@ -372,6 +379,7 @@ static const struct coordinator_ops ops = {
     .look = look,
     .say_where = say_where,
     .waits_elsewhere = waits_elsewhere,
+    .is_cut_off = is_cut_off,
     .loaded = loaded,
     .resumed = resumed,
     .want_save = want_save,

@@ -82,15 +82,23 @@ static void give_up(struct nodes *nodes, const char *why)
     nodes_report(nodes, (struct node_message){.kind = NODE_ABORT, .reason = why});
 }
 
+/* Return: whether the request is to be reported now: not if it was, or if the job makes it again when ENGINE comes. */
+static bool begin_request(struct nodes *nodes)
+{
+    bool begins = !nodes->said_request && !nodes->said_kept;
+
+    nodes->said_request = true;
+    return begins;
+}
+
 void nodes_asked(struct nodes *nodes)
 {
     size_t n = job_bits_bytes(nodes->job);
     _cleanup_free_ uint8_t *any = malloc(n), *all = malloc(n);
     struct node_message message = {.kind = NODE_ASKED, .pass = nodes->n_backs, .pushed_any = any, .pushed_all = all};
 
-    if (nodes->said_request)
+    if (!begin_request(nodes))
         return;
-    nodes->said_request = true;
     if (!any || !all) {
         give_up(nodes, "out of memory for the list of pushed parameters");
         return;
@@ -103,17 +111,15 @@ void nodes_asked(struct nodes *nodes)
 
 void nodes_want_norm(struct nodes *nodes)
 {
-    if (nodes->said_request)
+    if (!begin_request(nodes))
         return;
-    nodes->said_request = true;
     nodes_report(nodes, (struct node_message){.kind = NODE_WANT_NORM, .pass = nodes->n_backs});
 }
 
 void nodes_want_window(struct nodes *nodes)
 {
-    if (nodes->said_request)
+    if (!begin_request(nodes))
         return;
-    nodes->said_request = true;
     nodes_report(nodes, (struct node_message){.kind = NODE_WINDOW});
 }
 
@@ -122,9 +128,8 @@ void nodes_end_window(struct nodes *nodes, const struct state_edits *edits, bool
     size_t n = edits ? state_edits_list(edits, NULL) : 0;
     _cleanup_free_ uint64_t *numbers = calloc(n + 1, sizeof(*numbers));
 
-    if (nodes->said_request)
+    if (!begin_request(nodes))
         return;
-    nodes->said_request = true;
     if (!numbers) {
         give_up(nodes, "out of memory for the list of what was written");
         return;
@@ -177,7 +182,10 @@ void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late)
         return;
     nodes->holds_back = true;
     nodes->back = rank;
-    nodes_report(nodes, (struct node_message){.kind = NODE_BACK, .proceed = all, .forget = late});
+    nodes->back_waits = nodes->said_kept && !late;
+    nodes->back_is_all = all;
+    if (!nodes->back_waits)
+        nodes_report(nodes, (struct node_message){.kind = NODE_BACK, .proceed = all, .forget = late});
 }
 
 /* Has this node ended the open window? That stands until node 0 answers: no successor begins the window again. */
@@ -194,7 +202,7 @@ bool nodes_hold_back(const struct nodes *nodes)
 
 void nodes_end_request(struct nodes *nodes)
 {
-    nodes->said_request = nodes->holds_back = false;
+    nodes->said_request = nodes->holds_back = nodes->back_waits = false;
 }
 
 /* Return: whether every local rank has pushed every part. */

@@ -110,13 +110,27 @@ void nodes_stand(struct nodes *nodes)
                                               .forget = !nodes->job->run.has_weights});
 }
 
+/*
+ * Node 0 knows of no request: of an earlier one it forgot when it heard KEPT, and since then none was reported. When
+ * ENGINE has been obeyed the job asks again, with the rank that is back.
+ */
+static void begin_requests_again(struct nodes *nodes)
+{
+    bool all_are_back = nodes->back_waits && nodes->back_is_all, is_asked = nodes->holds_back && !nodes->back_waits;
+
+    nodes_end_request(nodes);
+    nodes->holds_back = is_asked;
+    if (all_are_back)
+        nodes_back(nodes, nodes->back, true, false);
+}
+
 void nodes_ask_again(struct nodes *nodes)
 {
     if (!nodes->said_kept)
         return;
     nodes->said_kept = false;
     exchange_ask_again(nodes->exchange);
-    if (nodes->job->phase == JOB_WINDOW || (nodes->job->phase == JOB_TRAINING && is_empty(nodes)))
-        nodes_end_request(nodes); /* and when this message has been obeyed the job asks again */
+    if (nodes->job->phase == JOB_WINDOW || nodes->job->phase == JOB_TRAINING)
+        begin_requests_again(nodes);
     nodes_abort_again(nodes);
 }

@@ -29,6 +29,8 @@ struct nodes;
 struct nodes_ops {
     /* Return: 0 or -errno. */
     int (*send)(void *userdata, unsigned node, const void *data, size_t n_bytes);
+    /* Is the link to that node up? NULL: all are. */
+    bool (*reaches)(void *userdata, unsigned node);
     /* Node 0: before this daemon stops, that node must have what was sent last to it. NULL: nobody asks for that. */
     void (*mark)(void *userdata, unsigned node);
     /* Calls nodes_serve() soon, and not from within. */

@@ -542,7 +542,19 @@ class RunJob(Job):
                     self.kill_also(lives[life - 1].also, node)
         self.kill_ranks()
         statuses = [daemon.popen.poll() for daemon in self.daemons]
-        return None in statuses and not self.is_broken(statuses)
+        return None in statuses and not self.is_broken(statuses) and not self.is_over_elsewhere(statuses)
+
+    def is_over_elsewhere(self, statuses):
+        """
+        The other nodes have ended the run in order, as all ranks had left. One of them had died with its daemon while it left: its
+        successor has come too late, and waits for those nodes until stall_timeout.
+        """
+        for rank in self.ranks:
+            rank.is_late = len(rank.processes) > 1 and not rank.last.out()
+        late = [rank.is_late for daemon, status in zip(self.daemons, statuses) if status is None for rank in daemon.ranks
+                if "done" not in rank.last.out()]
+        return (statuses[0] == 0 and set(statuses) == {0, None} and late and all(late)
+                and "stopping: all nodes have ended what was decided" in self.daemons[0].log())
 
     @staticmethod
     def has_died(rank):
@@ -566,7 +578,7 @@ class RunJob(Job):
         statuses = [daemon.popen.poll() for daemon in self.daemons]
         path = self.folder / "checkpoints" / f"step-{self.plan.n_steps:08}"
         is_missing = self.plan.saves_on_stop and not path.exists()
-        if any(statuses) != is_missing:
+        if any(statuses) != is_missing:  # None: late, is_over_elsewhere()
             raise Failure("lost", f"zerodrun ended with {statuses}, and {path} is {'not ' * is_missing}there\n"
                                   f"{self.describe()}")
         if path.exists():

@@ -86,6 +86,8 @@ struct coordinator_ops {
     void (*say_where)(struct coordinator *c, unsigned rank, const char *text);
     /* Does this node wait for other nodes? dst: receives their names as a text; may be NULL. */
     bool (*waits_elsewhere)(const struct coordinator *c, char *dst, size_t size);
+    /* Is the node that decides another one, and not reached? */
+    bool (*is_cut_off)(const struct coordinator *c);
 
     /* ---- checkpoints ---- */
     /*
@@ -267,6 +269,11 @@ static inline void coordinator_say_where(struct coordinator *c, unsigned rank, c
 static inline bool coordinator_waits_elsewhere(const struct coordinator *c, char *dst, size_t size)
 {
     return c->ops->waits_elsewhere ? c->ops->waits_elsewhere(c, dst, size) : false;
+}
+
+static inline bool coordinator_is_cut_off(const struct coordinator *c)
+{
+    return c->ops->is_cut_off ? c->ops->is_cut_off(c) : false;
 }
 
 static inline bool coordinator_loaded(struct coordinator *c, bool found, uint64_t step, uint64_t digest)

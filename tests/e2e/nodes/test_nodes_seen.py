@@ -137,14 +137,19 @@ def killed_at(build, folder, point, victim, word, ranks=(1, 1), **config):
             daemon.kill()
 
 
-@pytest.mark.parametrize("point, word", (("GATHER.heard", "steps 1"), ("STORE.said", "commit")), ids=("step", "window"))
-def test_decided_and_not_ended(build, tmp_path, point, word):
-    """Node 0 is away before it has ended what it decided: after stall_timeout node 1's ranks are told, and go. It ends later."""
+@pytest.mark.parametrize("point, word, why", (
+    ("Step.log", "steps 1", "nothing goes on without node 0"),
+    ("GATHER.heard", "steps 1", "the step, or the write window, is decided"),
+    ("STORE.said", "commit", "the step, or the write window, is decided"),
+), ids=("open", "step", "window"))
+def test_node_0_is_away(build, tmp_path, point, word, why):
+    """After stall_timeout node 1's ranks are told, and go. What node 0 had decided ends when it is back."""
     config = {"diagnostics": {"stall_warning": "300ms", "stall_timeout": "1s"}}
     with killed_at(build, tmp_path, point, 0, word, **config) as (nodes, puppets):
         answer = puppets[1].answer()
         assert answer.r == REFUSED and answer["error"]["code"] == 1303, answer
-        assert "wait given up" in answer.text and line(answer.text, "on").startswith("node 0 ("), answer.text
+        assert "wait given up" in answer.text and line(answer.text, "cause").startswith(why), answer.text
+        assert line(answer.text, "on").endswith("which decides what comes next; it is not reached")
         nodes.daemons[0].start_again()
         wait_for(nodes.logs, lambda: nodes.daemons[1].status()["state"] == "training")
 
@@ -170,6 +175,23 @@ def test_all_stop_when_all_have_ended(build, tmp_path, point, word):
         assert puppets[1].answer().r == 0
         nodes.daemons[1].signal(signal.SIGTERM)
         assert nodes.daemons[1].popen.wait(3 * build.patience) == 0
+
+
+def test_back_before_node_0_has_answered(build, tmp_path):
+    """
+    A rank and its daemon die as it leaves. What its node had asked for is void, so its successor waits for no answer to that.
+    """
+    with killed_at(build, tmp_path, "Leave.log", 1, "leave") as (nodes, puppets):
+        leading, killed = nodes.daemons
+        puppets.pop().kill()
+        leading.signal(signal.SIGSTOP)
+        killed.start_again()
+        puppets.append(Puppet(killed, 1).attach())
+        puppets[1].tell("form")
+        time.sleep(0.3)
+        leading.signal(signal.SIGCONT)
+        assert puppets[1].answer().r == 1  # it resumes
+        puppets[1].ok("leave")
 
 
 @pytest.mark.parametrize("lost", (0, 1))
