@@ -15,6 +15,7 @@
 #include "core/base/base.h"
 #include "core/base/json.h"
 #include "core/base/read-file.h"
+#include "core/config/config-problem.h"
 #include "core/config/config.h"
 
 DEFINE_CLEANUP(FILE *, fclose);
@@ -75,11 +76,12 @@ static void print_small(FILE *file, const struct made_config *made)
 /* Adds the keys of `more`, an object of JSON, to a text of YAML or JSON. */
 static void print_with(FILE *file, const char *base, const char *more)
 {
-    size_t n_blank = strspn(base, " \t\r\n");
+    const struct config_text text = {.text = base, .n_bytes = strlen(base)};
+    size_t brace = config_find_brace(&text);
     struct json_object *root;
 
-    if (base[n_blank] == '{') { /* one mapping in braces: ours come first in it */
-        fprintf(file, "%.*s, %s", (int)strlen(more) - 1, more, base + n_blank + 1);
+    if (brace < text.n_bytes) { /* ours come first in the mapping */
+        fprintf(file, "%.*s%.*s, %s", (int)brace, base, (int)strlen(more) - 1, more, base + brace + 1);
         return;
     }
     fprintf(file, "%s\n", base);

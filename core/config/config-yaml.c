@@ -149,8 +149,9 @@ static size_t skip_text(const struct config_text *text, size_t i)
 static size_t skip_json_comment(const struct config_text *text, size_t i)
 {
     const char *s = text->text, *end = s + text->n_bytes, *stop;
+    bool is_first = i == 0 || (i == 3 && memcmp(s, "\xef\xbb\xbf", 3) == 0); /* the mark of UTF-8 */
 
-    if (i + 1 >= text->n_bytes || s[i] != '/' || (i > 0 && !strchr(" \t\r\n,{}[]\"", s[i - 1])))
+    if (i + 1 >= text->n_bytes || s[i] != '/' || !(is_first || strchr(" \t\r\n,{}[]\"", s[i - 1])))
         return i;
     if (s[i + 1] == '/') {
         stop = memchr(s + i, '\n', (size_t)(end - s) - i);
@@ -162,8 +163,7 @@ static size_t skip_json_comment(const struct config_text *text, size_t i)
     return stop ? (size_t)(stop - s) + 2 : text->n_bytes;
 }
 
-/* Is the text one mapping in braces, as JSON is? Comments may come first. */
-static bool begins_with_brace(const struct config_text *text)
+size_t config_find_brace(const struct config_text *text)
 {
     size_t i = 0;
 
@@ -172,7 +172,7 @@ static bool begins_with_brace(const struct config_text *text)
 
         i = MAX(end, i + 1);
     }
-    return i < text->n_bytes && text->text[i] == '{';
+    return i < text->n_bytes && text->text[i] == '{' ? i : text->n_bytes;
 }
 
 /* Comments of JSON's kind become blanks, so that places stay. *copy: NULL, if there are none. Return: 0 or -ENOMEM. */
@@ -362,7 +362,7 @@ int yaml_new(struct yaml **out, const struct config_text *text, struct config_pr
     yaml = calloc(1, sizeof(*yaml));
     if (!yaml)
         return -ENOMEM;
-    r = begins_with_brace(text) ? blank_json_comments(text, &yaml->copy) : 0;
+    r = config_find_brace(text) < text->n_bytes ? blank_json_comments(text, &yaml->copy) : 0;
     if (r < 0)
         return r;
     if (yaml->copy)

@@ -1129,7 +1129,8 @@ def train_on_two_nodes(env, tmp_path, build, options, envs=({}, {})):
     return said
 
 
-@pytest.mark.parametrize("text", [None, "job: mine\ngradient_clipping: 0", ' {"zero_optimization": {"stage": 1}}\n'],
+@pytest.mark.parametrize("text", [None, "job: mine\ngradient_clipping: 0",
+                                  '\ufeff// of ours\n {"zero_optimization": {"stage": 1}}\n'],
                          ids=["none", "yaml", "json"])
 def test_two_nodes_of_the_command_line(env, tmp_path, build, text):
     """Without a configuration, or with one that lists no nodes."""
