@@ -60,7 +60,6 @@ def train(folder):
     trainer = Trainer(model=model, args=args, train_dataset=Text(), optimizers=(optimizer, None))
     trainer.add_callback(zerod.checkpoint_callback())
     trainer.train()
-    model.config.save_pretrained(folder / "checkpoints" / "step-00000003")
     names = {id(p): name for name, p in model.named_parameters()}
     order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
     moments = {order[i]: state for i, state in optimizer.full_state_dict()["state"].items()}
@@ -77,6 +76,8 @@ def test_others_open_it(zerod, start, tmp_path):
     assert theirs == []  # the Trainer has written none itself
     folder = tmp_path / "checkpoints" / "step-00000003"
     assert sorted(p.name for p in folder.parent.iterdir()) == ["step-00000002", "step-00000003"]
+    assert (folder.parent / "step-00000002" / "config.json").exists()  # for which nobody waited
+    assert daemon.ctl("checkpoint", "verify", str(folder)).returncode == 0
     result = subprocess.run([sys.executable, "-c", OTHERS, folder], capture_output=True, text=True,
                             env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"})
     assert result.returncode == 0, result.stderr
@@ -150,3 +151,23 @@ def test_callback_on_a_full_disk(zerod, start, tmp_path):
     assert (said, steps) == ("nothing was raised", 3)
     assert len(warned) == 1 and warned[0].startswith("training goes on without this checkpoint: E1701 warning")
     assert "No space left on device" in warned[0] and "the daemon and the job go on" in warned[0]
+
+
+def test_callback_may_not_write_config_json(zerod, start, tmp_path):
+    """One warning; the checkpoints are there, and training is not disturbed."""
+    daemon = zerod(ONE | {"checkpoint": {"dir": str(tmp_path / "c")}})
+    said, steps, warned = start(daemon, train_without_permission, folder=tmp_path).result()
+    assert (said, steps) == ("nothing was raised", 3)
+    [text] = warned
+    assert "from_pretrained needs config.json" in text and "model.config.save_pretrained()" in text
+
+
+def train_without_permission(folder):
+    """As train_with_callback(), of a user who may not write to the daemon's folder."""
+    import transformers
+
+    def refuse(_self, path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    transformers.PretrainedConfig.save_pretrained = refuse
+    return train_with_callback(folder, "steps")

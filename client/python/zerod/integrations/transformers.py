@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -55,11 +58,17 @@ class DaemonCheckpoint(TrainerCallback):
     returns. If one cannot be written, there is a warning and training goes on. Training does not begin if the daemon has no
     folder for checkpoints.
 
+    Beside the files of a checkpoint it writes the model's config.json, which from_pretrained needs; if it may not, because
+    another user's daemon owns the folder, there is one warning that says how to.
+
     opt: the trainer's zerod.Optimizer, if it has none when training begins.
     """
 
     def __init__(self, opt: Optimizer | None = None) -> None:
         self._opt = opt
+        self._folder = Path()  # of the job's checkpoints
+        self._without_config: list[Path] = []  # checkpoints that were asked for
+        self._has_warned = False
 
     def _ours(self, optimizer: Any) -> Optimizer:
         return self._opt or getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
@@ -73,8 +82,13 @@ class DaemonCheckpoint(TrainerCallback):
                 "add checkpoint: {dir: PATH} to the file that zerodrun --config or zerod --config reads, or leave this "
                 "callback out"
             )
+        if status is not None:
+            self._folder = Path(status["checkpoint"]["dir"])
 
-    def on_step_end(self, _args: Any, _state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+    def on_step_end(
+        self, _args: Any, _state: Any, control: Any, optimizer: Any = None, model: Any = None, **_: Any
+    ) -> None:
+        self._add_configs(model)
         if not control.should_save:
             return
         control.should_save = False
@@ -84,8 +98,48 @@ class DaemonCheckpoint(TrainerCallback):
                 ours.save_checkpoint(wait=control.should_training_stop)
             except CheckpointNotSaved as e:
                 warnings.warn(f"training goes on without this checkpoint: {e}", ZerodWarning, stacklevel=2)
+            else:
+                self._without_config.append(self._folder / f"step-{ours.epoch:08}")
 
     on_epoch_end = on_step_end
+
+    def on_train_end(
+        self, _args: Any, _state: Any, _control: Any, optimizer: Any = None, model: Any = None, **_: Any
+    ) -> None:
+        """A checkpoint that is still being written gets its config.json as well, if that is soon."""
+        deadline = time.monotonic() + 10
+        while self._without_config and self._is_being_written(optimizer) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._add_configs(model)
+
+    def _is_being_written(self, optimizer: Any) -> bool:
+        status = self._ours(optimizer)._client.status(5.0)["checkpoint"]
+        return bool(status["wanted"] or status["saving"])
+
+    def _add_configs(self, model: Any) -> None:
+        """To checkpoints that are whole now: their folders have their names then."""
+        config = getattr(model, "config", None)
+        if not self._without_config or not hasattr(config, "save_pretrained"):
+            self._without_config.clear()
+            return
+        config = copy.deepcopy(config)
+        config.architectures = [type(model).__name__]
+        for folder in [f for f in self._without_config if f.exists()]:
+            self._without_config.remove(folder)
+            try:
+                config.save_pretrained(folder)
+            except OSError as e:
+                self._warn_of_config(folder, e)
+
+    def _warn_of_config(self, folder: Path, error: OSError) -> None:
+        if not self._has_warned:
+            warnings.warn(
+                f"from_pretrained needs config.json beside the weights, and this process cannot write it ({error}): call "
+                f"model.config.save_pretrained() for a copy of {folder} that is yours. No later checkpoint is warned of",
+                ZerodWarning,
+                stacklevel=2,
+            )
+        self._has_warned = True
 
 
 class ZerodMetrics(TrainerCallback):
