@@ -27,13 +27,15 @@ void peer_deinit(struct cluster_peer *peer)
 
 void peer_explain(struct cluster_peer *peer, enum peer_reason reason, const char *format, ...)
 {
+    /* Of a node that was reached before, E1501 warns if anybody waits for it. */
+    bool is_told = reason == PEER_LOST || (reason == PEER_UNREACHABLE && peer->heard_ms != UINT64_MAX);
     va_list args;
 
     va_start(args, format);
     vsnprintf(peer->why, sizeof(peer->why), format, args);
     va_end(args);
     peer->is_silent = reason == PEER_SILENT;
-    log_limited(&peer->limits[reason], uv_now(peer->loop), LOG_WARNING,
+    log_limited(&peer->limits[reason], uv_now(peer->loop), is_told ? LOG_NOTICE : LOG_WARNING,
                 reason == PEER_DIFFERENT ? "node %u %s" : "node %u: %s", peer->node, peer->why);
 }
 

@@ -487,7 +487,7 @@ static bool reaches(void *userdata, unsigned node)
 {
     const struct membership *m = userdata;
 
-    return cluster_is_up(m->cluster, node);
+    return m->cluster && cluster_is_up(m->cluster, node); /* a daemon that holds a run has none */
 }
 
 static int start(struct membership *m, char *why, size_t why_size)

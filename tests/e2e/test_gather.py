@@ -120,7 +120,8 @@ def test_the_daemon_ends_while_a_hint_is_carried_out(zerod, anywhere):
     ranks = trainers(daemon)
     ranks[0].ok("prefetch", 0)
     daemon.stop()
-    assert ranks[0]("gather", 0).r < 0
+    answer = ranks[0]("gather", 0)
+    assert answer.r == REFUSED and answer.error["code"] == 1305, answer
     assert ranks[0]("prefetch", 0).r < 0
 
 
