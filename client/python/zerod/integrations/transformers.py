@@ -51,6 +51,14 @@ class ZerodTrainer(ZerodMixin, Trainer):
     """Trainer, with zerod's optimizer: see ZerodMixin."""
 
 
+def identity(folder: Path) -> int | None:
+    """Another number when another folder has come into its place; None: there is none."""
+    try:
+        return folder.stat().st_ino
+    except OSError:
+        return None
+
+
 class DaemonCheckpoint(TrainerCallback):
     """
     With this callback the daemon writes a checkpoint whenever a Trainer's arguments say that one is due (save_strategy,
@@ -67,7 +75,7 @@ class DaemonCheckpoint(TrainerCallback):
     def __init__(self, opt: Optimizer | None = None) -> None:
         self._opt = opt
         self._folder = Path()  # of the job's checkpoints
-        self._without_config: list[Path] = []  # checkpoints that were asked for
+        self._without_config: dict[Path, int | None] = {}  # checkpoints that were asked for: what was there before
         self._has_warned = False
 
     def _ours(self, optimizer: Any) -> Optimizer:
@@ -94,12 +102,14 @@ class DaemonCheckpoint(TrainerCallback):
         control.should_save = False
         ours = self._ours(optimizer)
         if ours.rank == 0:
+            folder = self._folder / f"step-{ours.epoch:08}"
+            before = identity(folder)
             try:
                 ours.save_checkpoint(wait=control.should_training_stop)
             except CheckpointNotSaved as e:
                 warnings.warn(f"training goes on without this checkpoint: {e}", ZerodWarning, stacklevel=2)
             else:
-                self._without_config.append(self._folder / f"step-{ours.epoch:08}")
+                self._without_config[folder] = before
 
     on_epoch_end = on_step_end
 
@@ -123,9 +133,9 @@ class DaemonCheckpoint(TrainerCallback):
             self._without_config.clear()
             return
         config = copy.deepcopy(config)
-        config.architectures = [type(model).__name__]
-        for folder in [f for f in self._without_config if f.exists()]:
-            self._without_config.remove(folder)
+        config.architectures = [type(compiled.unwrapped(model)).__name__]
+        for folder in [f for f, before in self._without_config.items() if identity(f) not in (None, before)]:
+            del self._without_config[folder]
             try:
                 config.save_pretrained(folder)
             except OSError as e:
