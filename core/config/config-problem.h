@@ -23,7 +23,8 @@ struct config_text {
     size_t n_bytes;
 };
 
-/* Where the one mapping in braces begins that the text is, as JSON is; comments may come first. n_bytes: it is none. */
+/* A text of JSON is one mapping in braces. Return: the place of its first brace, behind comments; n_bytes: it is none.
+ */
 size_t config_find_brace(const struct config_text *text);
 
 /* A place in a text, lines and columns (code points) from 1. line 0: the text as a whole. */

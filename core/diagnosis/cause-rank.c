@@ -449,7 +449,7 @@ struct diagnostic *cause_held(const struct evidence_at *at, const char *why)
 
 /* ---- E1305 --------------------------------------------------------------------------------------------- */
 
-/* What the next run begins with, and how this one would have lost nothing. */
+/* Says with which step the next run begins, and which setting saves the last one. */
 static void add_what_was_saved(struct diagnostic *d, const struct evidence_stopped *e)
 {
     if (e->at.step < 0)

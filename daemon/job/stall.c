@@ -385,7 +385,7 @@ static int64_t find_guilty(const struct job *job)
     return guilty;
 }
 
-/* What is decided, or an attempt that node 0 alone may abort, stays so, and may still end when the nodes are back. */
+/* Aborts nothing: a decided step, or one that node 0 alone may abort, goes on when the nodes are back. */
 static void refuse_waiting(struct job *job, struct diagnostic *diagnostic)
 {
     job_keep(job, diagnostic);

@@ -27,7 +27,7 @@ void peer_deinit(struct cluster_peer *peer)
 
 void peer_explain(struct cluster_peer *peer, enum peer_reason reason, const char *format, ...)
 {
-    /* Of a node that was reached before, E1501 warns if anybody waits for it. */
+    /* If somebody waits for a node that was reached before, E1501 warns of it. */
     bool is_told = reason == PEER_LOST || (reason == PEER_UNREACHABLE && peer->heard_ms != UINT64_MAX);
     va_list args;
 

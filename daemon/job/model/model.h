@@ -95,7 +95,7 @@ struct job_run {
     bool draining;
     bool is_next;       /* its processes had a run before it on this daemon: it begins without a checkpoint */
     bool is_over;       /* a rank has failed whose launcher then ends the run: no rank has a successor */
-    bool ends;          /* the daemon was told to stop, and no other one goes on with the run */
+    bool ends;          /* the daemon was told to stop for good: there will be no next one */
     bool stopping;      /* the daemon ends: a rank whose connection closes is not reported as lost */
     char *drop_why;     /* why the job is being dropped, once no work is under way; owned; NULL: it is not */
     bool saves_last;    /* the run is over, and its last step was to be saved */
