@@ -23,8 +23,7 @@ struct config_text {
     size_t n_bytes;
 };
 
-/* A text of JSON is one mapping in braces. Return: the place of its first brace, behind comments; n_bytes: it is none.
- */
+/* Return: the offset of the brace with which a text of JSON begins, behind comments; n_bytes: it is not JSON. */
 size_t config_find_brace(const struct config_text *text);
 
 /* A place in a text, lines and columns (code points) from 1. line 0: the text as a whole. */

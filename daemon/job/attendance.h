@@ -41,7 +41,7 @@ void attendance_tick(struct job *job);
 uint64_t attendance_rest_ns(const struct job *job);
 /* Is a rank of this node attached, or away and not gone? */
 bool attendance_has_ranks(const struct job *job);
-/* Tells all ranks that the daemon ends and that no other one goes on with the run, and disconnects them. */
+/* The run ends with this daemon: tells all ranks, and disconnects them. */
 void attendance_end(struct job *job, const char *signal);
 /* Makes the job's configuration the daemon's, with this optimizer unless the daemon's names one. */
 void attendance_choose(struct job *job, const char *optimizer, double momentum);
