@@ -186,6 +186,7 @@ void leader_try_spread(struct leader *leader);
 void leader_hear_connected(struct leader *leader, unsigned node, const struct node_message *message);
 /* Ends the engines of all nodes and starts new ones. why: of the end; "": there is none to tell. */
 void leader_next_generation(struct leader *leader, const char *why);
+void leader_hear_broken(struct leader *leader, unsigned node, const struct node_message *message);
 /* Starts the next generation of engines, and tells these nodes that their KEPT was heard: they go on. */
 void leader_answer_kept(struct leader *leader, uint64_t nodes);
 

@@ -87,6 +87,17 @@ void leader_hear_connected(struct leader *leader, unsigned node, const struct no
         resume(leader);
 }
 
+void leader_hear_broken(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    if (message->generation != leader->generation || leader->phase < LEADER_STARTING)
+        return;
+    leader->nodes[node].connected = false;
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (leader_is_left_by(leader, i))
+            return; /* its engine has ended with it, and the next generation begins when it is back */
+    leader_next_generation(leader, message->text);
+}
+
 void leader_reconnect(struct leader *leader)
 {
     if (leader->phase >= LEADER_STARTING)

@@ -518,8 +518,7 @@ void leader_hear(struct leader *leader, unsigned node, const struct node_message
         leader_hear_kept(leader, node, message);
         break;
     case NODE_BROKEN:
-        if (message->generation == leader->generation && leader->phase >= LEADER_STARTING)
-            leader_next_generation(leader, message->text);
+        leader_hear_broken(leader, node, message);
         break;
     case NODE_VALUE:
         if (message->generation == leader->generation)

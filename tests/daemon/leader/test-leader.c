@@ -1769,6 +1769,23 @@ static void test_stop(void **state)
     fixture_free(f);
 }
 
+/* The engine of a node that has stopped is gone, which other engines report: nothing is wrong until it is back. */
+static void test_engines_of_a_stop(void **state)
+{
+    struct fixture *f = start(3);
+
+    report_all(f, (struct node_message){.kind = NODE_ENDED, .proceed = false});
+    ended(f, 1, 0, true);
+    fixture_said(f, "WANT_ENDED\nto node 1: MAY_STOP of step 0\n");
+    report(f, 2, (struct node_message){.kind = NODE_BROKEN, .generation = 1, .text = "the engine of node 2 says: EOF"});
+    expect(f, "");
+    fetch(f, 0, 1, FETCH_MASTER, 0);
+    expect(f, "");
+    kept_at(f, 1, 0, NODE_STANDS_OPEN, true);
+    fixture_said(f, "ENGINE 2");
+    fixture_free(f);
+}
+
 /* All hear it when node 0 stops, as they could ask nobody later; and then nothing is decided any more. */
 static void test_stop_of_node_0(void **state)
 {
@@ -2014,6 +2031,7 @@ TEST_GROUP(leader)
         cmocka_unit_test(test_save_of_a_replaced_daemon),
         cmocka_unit_test(test_save_that_the_leader_before_made),
         cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_engines_of_a_stop),
         cmocka_unit_test(test_stop_of_node_0),
         cmocka_unit_test(test_stop_waits),
         cmocka_unit_test(test_load),
