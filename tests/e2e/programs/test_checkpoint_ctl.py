@@ -517,7 +517,7 @@ def test_save_that_takes_a_while(zerod, build, tmp_path):
     if not build.options.get("failpoints"):
         pytest.skip("a build without failpoints: meson setup -Dfailpoints=true")
     folder = tmp_path / "c"
-    daemon = zerod({"checkpoint": {"dir": str(folder)}}, {"ZEROD_FAILPOINT": "save:sleep:1000"})
+    daemon = zerod({"checkpoint": {"dir": str(folder)}}, {"ZEROD_FAILPOINT": f"save:sleep:{1000 * build.patience}"})
     train(daemon, 1)
     asked = check("save", daemon.json("checkpoint", "save", "--no-wait"))
     assert asked == {"schema_version": 1, "saved": False, "new": True, "step": 1, "path": None}

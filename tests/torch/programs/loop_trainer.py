@@ -64,10 +64,11 @@ def run(variables, out, err, n_steps):
     train(n_steps)
 
 
-def server(library):
+def server(build):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "numpy", "torch._dynamo", "torch.distributed.fsdp", "zerod"])
-    with unittest.mock.patch.dict(os.environ, {"ZEROD_LIBRARY": library, "PYTHONPATH": str(PACKAGE)}):
+    variables = {"ZEROD_LIBRARY": str(build.path("client/libzerod.so")), "PYTHONPATH": str(PACKAGE)} | build.preload()
+    with unittest.mock.patch.dict(os.environ, variables):
         multiprocessing.forkserver.ensure_running()
     return context
 
@@ -75,11 +76,11 @@ def server(library):
 class Fork:
     """As conftest.Process."""
 
-    def __init__(self, folder, name, variables, n_steps):
+    def __init__(self, build, folder, name, variables, n_steps):
         self.out_path, self.err_path = Path(folder) / f"{name}.out", Path(folder) / f"{name}.err"
         self.out_path.touch()
         self.err_path.touch()
-        self.process = server(variables["ZEROD_LIBRARY"]).Process(target=run, args=(variables, self.out_path, self.err_path, n_steps))
+        self.process = server(build).Process(target=run, args=(variables, self.out_path, self.err_path, n_steps))
         self.process.start()
         self.pid = self.process.pid
 
@@ -112,11 +113,10 @@ class LoopLives(kills.Lives):
     def start(self):
         life, daemon = len(self.processes), self.daemon
         at = daemon.daemons[daemon.node_of(self.rank)] if hasattr(daemon, "node_of") else daemon
-        variables = {"RANK": str(self.rank), "ZEROD_SOCKET": str(at.socket), "OMP_NUM_THREADS": "1",
-                     "ZEROD_LIBRARY": str(daemon.build.path("client/libzerod.so"))}
+        variables = {"RANK": str(self.rank), "ZEROD_SOCKET": str(at.socket), "OMP_NUM_THREADS": "1"}
         if life < len(self.plan):
             variables["ZEROD_FAILPOINT"] = self.plan[life]
-        self.processes.append(Fork(at.folder, f"loop.rank{self.rank}-{life}", variables, self.args))
+        self.processes.append(Fork(daemon.build, at.folder, f"loop.rank{self.rank}-{life}", variables, self.args))
         at.others.append(self.last)
 
 
