@@ -53,7 +53,7 @@ static void show_daemon(FILE *file, struct json_object *o)
                 print_duration(since, get_u64(o, "replaced_ns")), print_duration(away, get_u64(o, "away_ns")),
                 get_u64(o, "n_daemons"));
     if (get(o, "held"))
-        fprintf(file, "held      %s; zerodctl drop begins anew\n", get_string(o, "held"));
+        fprintf(file, "held      %s; zerodctl drop discards it\n", get_string(o, "held"));
 }
 
 static void show_model(FILE *file, struct json_object *o)

@@ -118,7 +118,7 @@ static void write_replaced(struct pen *pen, struct json_object *o)
     }
     if (get(o, "held")) {
         pen_label(pen, "held");
-        pen_put(pen, PEN_TROUBLE, "%s; zerodctl drop begins anew", get_string(o, "held"));
+        pen_put(pen, PEN_TROUBLE, "%s; zerodctl drop discards it", get_string(o, "held"));
     }
     pen_end_line(pen);
 }

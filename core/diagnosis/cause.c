@@ -287,7 +287,8 @@ struct diagnostic *cause_other_run(const struct evidence_at *at, const char *hel
     cause_remedies(d,
                    (const struct remedy[]){
                        {"fix", strbuf_text(&buf), "go on with the run that is held"},
-                       {"or", "zerodctl drop", "forget its state, for good, and start anew"},
+                       {"or", "zerodctl drop",
+                        "discard its state; the next run begins with the newest checkpoint, if there is one"},
                    },
                    2);
     strbuf_deinit(&buf);

@@ -108,6 +108,11 @@ bool job_is_idle(const struct job *job)
            job->phase == JOB_WINDOW;
 }
 
+enum job_phase job_shown_phase(const struct job *job)
+{
+    return job->phase == JOB_TRAINING && job_is_idle(job) ? JOB_WAITING : job->phase;
+}
+
 int job_drop(struct job *job, char **why)
 {
     if (job->run.survival.holds) {

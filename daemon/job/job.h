@@ -42,4 +42,5 @@ void job_settle(struct job *job);
 /* For zerodctl. Return: 0, or positive with *why a sentence to be freed by the caller. */
 int job_drop(struct job *job, char **why);
 bool job_is_idle(const struct job *job); /* nobody is attached */
-
+/* The phase that users are told: a job that nobody is attached to waits. */
+enum job_phase job_shown_phase(const struct job *job);

@@ -52,7 +52,7 @@ static const char *phase_word(const struct job *job)
 
     if (job->run.survival.holds)
         return "holding";
-    return job->run.draining ? "draining" : words[job->phase];
+    return job->run.draining ? "draining" : words[job_shown_phase(job)];
 }
 
 static double steps_per_second(const struct job *job)

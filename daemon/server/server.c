@@ -230,14 +230,14 @@ static void describe_status(const struct server *server, char *text, size_t size
     unsigned n_here = 0;
 
     if (job->run.survival.holds) { /* as zerodctl status has it */
-        snprintf(text, size, "STATUS=holds the state of a run (E1304): %s; zerodctl drop begins anew",
+        snprintf(text, size, "STATUS=holds the state of a run (E1304): %s; zerodctl drop discards it",
                  job->run.survival.holds);
         return;
     }
     for (unsigned r = job->world.first; r < job->world.end; r++)
         n_here += job->ranks[r].peer != NULL;
-    snprintf(text, size, "STATUS=%s, %u of %u ranks, step %" PRIu64, words[job->phase], n_here, job_n_local(job),
-             job->layout ? job->ledger.step : 0);
+    snprintf(text, size, "STATUS=%s, %u of %u ranks, step %" PRIu64, words[job_shown_phase(job)], n_here,
+             job_n_local(job), job->layout ? job->ledger.step : 0);
 }
 
 /* How long there is nothing to tell; UINT64_MAX: until it changes. */

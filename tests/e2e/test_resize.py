@@ -95,7 +95,7 @@ def test_an_open_step_is_begun_again(start):
     for rank in ranks:
         rank.last.wait()
     step = daemon.status()["step"]
-    assert 0 < step < N_STEPS and daemon.status()["state"] == "training"
+    assert 0 < step < N_STEPS and daemon.status()["state"] == "waiting"
     wait_for("all are missed", lambda: daemon.status()["n_attached"] == 0)
     daemon.ctl("resize", 2)
     assert len(finals(train(daemon, 2, N_STEPS))) == 1

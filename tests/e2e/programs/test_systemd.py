@@ -839,7 +839,7 @@ def test_address_comes_free(systemd, job):
         time.sleep(15)
         assert systemd.show(unit, "StatusText") == "holds the state of a run, and waits for an address that is in use"
         assert int(systemd.show(unit, "NRestarts")) in (2, 3)
-    wait_for("it does not go on", lambda: systemd.show(unit, "StatusText") == "training, 0 of 1 ranks, step 2")
+    wait_for("it does not go on", lambda: systemd.show(unit, "StatusText") == "waiting for ranks, 0 of 1 ranks, step 2")
 
 
 def two_that_train(systemd, job):
@@ -917,8 +917,8 @@ def test_held_run_is_said_once(systemd, job):
     held = status(systemd, job)["held"]
     assert "persist: off" in held
     assert systemd.show(unit, "StatusText") == \
-        f"holds the state of a run (E1304): {held}; zerodctl drop begins anew"
-    assert f"held      {held}; zerodctl drop begins anew\n" in systemd.zerodctl(job, "status").stdout
+        f"holds the state of a run (E1304): {held}; zerodctl drop discards it"
+    assert f"held      {held}; zerodctl drop discards it\n" in systemd.zerodctl(job, "status").stdout
 
     file.write_text(json.dumps(good))
     systemd.ctl("restart", unit)
