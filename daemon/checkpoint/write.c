@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 
 #include "core/base/base.h"
+#include "core/base/strbuf.h"
 #include "core/checkpoint/folder.h"
 #include "core/checkpoint/safetensors.h"
 #include "core/checkpoint/tensors.h"
@@ -47,6 +48,7 @@ void checkpoint_order_deinit(struct checkpoint_order *order)
         free(order->blobs[i].data);
     free(order->blobs);
     free(order->counts);
+    free(order->replaced_run);
     description_deinit(&order->description);
 }
 
@@ -377,6 +379,26 @@ static int write_files(struct writing *w)
     return r;
 }
 
+/* The one that had the name has the hidden name now. */
+static void note_replaced(struct writing *w)
+{
+    const char *run = w->order->description.run;
+    char why[FOLDER_WHY_BYTES];
+    struct description d;
+    _cleanup_close_ int folder = folder_open(w->dir, w->hidden, &d, why, sizeof(why));
+
+    if (folder < 0)
+        return;
+    if (w->order->follows_another || strcmp(d.run ? d.run : "", run ? run : "") != 0) {
+        struct strbuf printable = {0};
+
+        strbuf_add_foreign(&printable, d.run ? d.run : "");
+        w->order->replaced_run = strdup(strbuf_text(&printable));
+        strbuf_deinit(&printable);
+    }
+    description_deinit(&d);
+}
+
 /*
  * All of it is on the disk: it gets its name. One that has the name already, of an earlier run, gets the hidden name
  * instead, and is removed when that is on the disk, now or before the next save.
@@ -399,8 +421,10 @@ static int publish(struct writing *w)
     w->published = r == 0;
     if (r == 0)
         r = disk->sync(disk, w->dir);
-    if (r == 0 && replaces)
+    if (r == 0 && replaces) {
+        note_replaced(w);
         (void)disk->remove_folder(disk, w->dir, w->hidden);
+    }
     return r;
 }
 

@@ -57,6 +57,9 @@ struct checkpoint_order {
     /* Called when the checkpoint, or this node's part, is on the disk, before older ones are removed. May be NULL. */
     void (*on_disk)(void *userdata);
     void *userdata;
+    bool follows_another; /* the daemon had a run before this one, which has not saved this step yet */
+    char *replaced_run; /* owned; whose checkpoint of this step was there; "": it has no name; NULL: none, or this run's
+                         */
     atomic_bool cancelled; /* -ECANCELED soon, and no sentence */
     _Atomic(uint64_t) n_bytes_done;
     _Atomic(uint64_t) n_bytes; /* of all files but the description; known, but for headers, soon after it began */

@@ -234,6 +234,20 @@ def test_a_wrong_byte(start, tmp_path, references):
     assert told in daemon.log() and all(told.replace("\n", " | ") in rank.last.out() for rank in ranks)
 
 
+def test_another_run_in_the_folder(start, build, tmp_path):
+    """Its steps are overwritten, which the log says; a run that saves its own step once more is no such case."""
+    folder = tmp_path / "c"
+    for run, replaced in (("one", None), ("two", "one"), ("two", None)):
+        daemon = start(config(folder, load="never"))
+        program = build.path("tests/kill-trainer")
+        ranks = [daemon.spawn(program, "--steps", 3, rank=r, env={"ZEROD_RUN_ID": run}) for r in range(2)]
+        assert [rank.wait() for rank in ranks] == [0, 0]
+        daemon.ctl("checkpoint", "save")
+        said = re.findall(r"it replaces step-00000003 of another run, (.*): runs that", daemon.log())
+        assert said == [replaced] * bool(replaced)
+        daemon.stop()
+
+
 def test_a_file_in_place_of_the_folder(start, tmp_path):
     """The advice is about the folder, not about the program."""
     folder = tmp_path / "c"

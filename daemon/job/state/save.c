@@ -239,6 +239,10 @@ static void note_saved(struct job *job, const struct saving *saving)
     log_notice("saved %s/%s: %.1f MB in %.1f s; at most %.1f MB were put aside, and updates waited %.1f s for the disk",
                job->config->checkpoint.dir, name, (double)save->last_bytes / 1e6, (double)save->last_ns / 1e9,
                (double)saving->peak_bytes / 1e6, (double)save->last_waited_ns / 1e9);
+    if (saving->order.replaced_run)
+        log_line(LOG_WARNING,
+                 "it replaces %s of another run%s%s: runs that share a checkpoint.dir overwrite one another's steps",
+                 name, *saving->order.replaced_run ? ", " : "", saving->order.replaced_run);
 }
 
 /* Training goes on, and so does what is on the disk. */
@@ -454,6 +458,7 @@ static int load(struct job *job)
 static void begin(struct job *job, uint64_t token)
 {
     struct saving *saving = job->save.pool ? calloc(1, sizeof(*saving)) : NULL;
+    bool is_own = job->save.has_step && job->save.step == job->state->progress.epoch;
     int r = -ENOMEM;
 
     job->save.now = saving;
@@ -467,6 +472,7 @@ static void begin(struct job *job, uint64_t token)
         saving->job = job;
         saving->began_ns = job->save.begun_ns;
         saving->order.token = token;
+        saving->order.follows_another = job->run.is_next && !is_own;
         r = prepare(job, saving);
     }
     if (r == 0)

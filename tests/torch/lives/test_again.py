@@ -345,9 +345,12 @@ def test_daemon_dies_in_between(build, zerod, start, run, tmp_path, anew):
 
 
 def test_the_end_of_each_run_is_saved(zerod, run, n_nodes, tmp_path):
-    """save_on_stop: before the run is dropped. load: latest is for the first run: the next one begins with its own weights."""
+    """save_on_stop: before the run is dropped. load: latest is for the first run: the next one begins with its own weights.
+    Each overwrites the last step of the one before, which the log says."""
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     daemon = zerod(config(checkpoint={"dir": str(folder), "save_on_stop": True, "load": "latest"}))
-    assert run(daemon, folds, n_folds=2) == [[(False, 0)] * 2] * WORLD
-    assert daemon.log().count(f"saved {folder}/step-") >= 1, daemon.log()
+    assert run(daemon, folds, n_folds=3) == [[(False, 0)] * 3] * WORLD
+    name = f"step-{N_STEPS:08}"
+    assert daemon.log().count(f"saved {folder}/{name}") >= 2, daemon.log()
+    assert daemon.log().count(f"it replaces {name} of another run: runs that share") == 1, daemon.log()
