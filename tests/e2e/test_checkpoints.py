@@ -243,7 +243,7 @@ def test_another_run_in_the_folder(start, build, tmp_path):
         ranks = [daemon.spawn(program, "--steps", 3, rank=r, env={"ZEROD_RUN_ID": run}) for r in range(2)]
         assert [rank.wait() for rank in ranks] == [0, 0]
         daemon.ctl("checkpoint", "save")
-        said = re.findall(r"it replaces step-00000003 of another run, (.*): runs that", daemon.log())
+        said = re.findall(r"step-00000003 replaces that of another run, (.*): runs that", daemon.log())
         assert said == [replaced] * bool(replaced)
         daemon.stop()
 

@@ -241,7 +241,7 @@ static void note_saved(struct job *job, const struct saving *saving)
                (double)saving->peak_bytes / 1e6, (double)save->last_waited_ns / 1e9);
     if (saving->order.replaced_run)
         log_line(LOG_WARNING,
-                 "it replaces %s of another run%s%s: runs that share a checkpoint.dir overwrite one another's steps",
+                 "%s replaces that of another run%s%s: runs that share a checkpoint.dir overwrite one another's steps",
                  name, *saving->order.replaced_run ? ", " : "", saving->order.replaced_run);
 }
 

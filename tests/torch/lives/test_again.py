@@ -353,4 +353,4 @@ def test_the_end_of_each_run_is_saved(zerod, run, n_nodes, tmp_path):
     assert run(daemon, folds, n_folds=3) == [[(False, 0)] * 3] * WORLD
     name = f"step-{N_STEPS:08}"
     assert daemon.log().count(f"saved {folder}/{name}") >= 2, daemon.log()
-    assert daemon.log().count(f"it replaces {name} of another run: runs that share") == 1, daemon.log()
+    assert daemon.log().count(f"{name} replaces that of another run: runs that share") == 1, daemon.log()
