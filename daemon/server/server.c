@@ -291,11 +291,9 @@ static const char *why_unsaved(const struct server *server)
         return NULL;
     if (job->run.survival.holds)
         return job->run.survival.holds;
-    if (!save_is_busy(job))
-        return save_failure(job);
-    if (!save_waits_for_others(job))
-        return "it was stopped before that was done";
-    return save_is_found(job) ? NULL : "the other nodes do not answer";
+    if (save_is_busy(job))
+        return save_waits_for_others(job) ? "the other nodes do not answer" : "it was stopped before that was done";
+    return save_failure(job);
 }
 
 /* why: what made it stop. */

@@ -4,7 +4,6 @@
 
 #include "daemon/job/state/save.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -715,25 +714,6 @@ bool save_waits_for_others(const struct job *job)
 bool save_is_busy(const struct job *job)
 {
     return job->save.now || job->save.wanted;
-}
-
-bool save_is_found(const struct job *job)
-{
-    char name[FOLDER_NAME_BYTES], why[FOLDER_WHY_BYTES];
-    struct description d = {0};
-    _cleanup_close_ int dir = -EBADF, folder = -EBADF;
-    bool is_it;
-
-    if (!job->state || !job->config->checkpoint.dir || job->state->progress.n_windows > 0)
-        return false;
-    folder_name(name, job->state->progress.epoch);
-    dir = open(job->config->checkpoint.dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir >= 0)
-        folder = folder_open(dir, name, &d, why, sizeof(why));
-    is_it = folder >= 0 && d.step == job->state->progress.epoch && d.n_applied == job->state->progress.n_applied &&
-            strcmp(d.run ? d.run : "", job->run.id ? job->run.id : "") == 0;
-    description_deinit(&d);
-    return is_it;
 }
 
 const char *save_failure(const struct job *job)

@@ -43,8 +43,6 @@ bool save_has_copy(const struct job *job);
 bool save_waits_for_others(const struct job *job);
 /* Is one wanted, or under way? */
 bool save_is_busy(const struct job *job);
-/* Looks for the last committed step on the disk. For a node whose daemon was replaced, when the others have gone. */
-bool save_is_found(const struct job *job);
 /* Return: why the last one is not on the disk; NULL: it is, or none was begun. Valid until the next event. */
 const char *save_failure(const struct job *job);
 /* For those who show it, or wait for it. */

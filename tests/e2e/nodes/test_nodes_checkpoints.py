@@ -198,25 +198,6 @@ def test_a_save_that_ended_before_it_began(begin, tmp_path):
     assert "step-00000006" in save(nodes.daemons[1])
 
 
-@pytest.mark.parametrize("is_published", (True, pytest.param(False, marks=pytest.mark.full)))
-def test_nobody_can_say_whether_it_is_there(begin, tmp_path, is_published):
-    """Node 1 dies before it hears of the end of a checkpoint, and node 0 is gone: the next daemon looks at the disk."""
-    envs = [{}, {"ZEROD_FAILPOINT": "SAVE_END.heard:kill" if is_published else "SAVE.heard:kill"}]
-    folder = tmp_path / "checkpoints"
-    nodes = begin((1, 1), config(folder, 2, 2, load="never", save_on_stop=True), envs=envs, kind=KeptDaemon)
-    train(nodes, 2, 6)
-    first, daemon = nodes.daemons
-    first.ctl("checkpoint", "save", "--no-wait")
-    daemon.popen.wait(30 * nodes.patience)
-    first.kill()
-    assert (folder / "step-00000006").exists() == is_published
-    daemon.start_again()
-    wait_for("the next daemon", lambda: daemon.is_settled() and daemon.listens())
-    daemon.signal(signal.SIGTERM)
-    assert daemon.wait(30) == (os.EX_OK if is_published else os.EX_IOERR), nodes.logs()
-    daemon.kill()
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("first", (0, 1))
 def test_stopped_one_after_the_other(begin, tmp_path, first):
