@@ -441,8 +441,8 @@ struct diagnostic *cause_held(const struct evidence_at *at, const char *why)
     diagnostic_field(d, "fix",
                      "restore the version and the configuration that the run was started with, and restart the "
                      "daemon: it resumes the run");
-    diagnostic_field(d, "or",
-                     "zerodctl drop   (discards it; the next run begins with the newest checkpoint, if there is one)");
+    diagnostic_field(
+        d, "or", "zerodctl drop   (discards the run; the next one begins with the newest checkpoint, if there is one)");
     diagnostic_field(d, "does not help", "the trainers; the gradients");
     diagnostic_field(d, "state", "nothing was changed: the memory of the run is held as the last daemon left it");
     return diagnostic_finish(d);

@@ -58,8 +58,8 @@ struct checkpoint_order {
     void (*on_disk)(void *userdata);
     void *userdata;
     bool follows_another; /* the daemon had a run before this one, which has not saved this step yet */
-    char *replaced_run; /* owned; whose checkpoint of this step was there; "": it has no name; NULL: none, or this run's
-                         */
+    /* Whose checkpoint of this step was there. "": its run has no id; NULL: there was none, or this run's. Owned. */
+    char *replaced_run;
     atomic_bool cancelled; /* -ECANCELED soon, and no sentence */
     _Atomic(uint64_t) n_bytes_done;
     _Atomic(uint64_t) n_bytes; /* of all files but the description; known, but for headers, soon after it began */
