@@ -35,15 +35,21 @@ static const struct gpus_options two_nodes = {.n_nodes = 2, .n_local = 2};
 
 static unsigned n_restarts;
 
-/* All engines die with one, and all of the next generation are well. */
-static void restart(struct gpus *gpus)
+/* All engines end, and those of the next generation have no fault and no short timeout. */
+static void start_well(struct gpus *gpus)
 {
-    n_restarts++;
     gpus_stop(gpus);
     gpus->fault = NULL;
     gpus->timeout_ms = GPUS_PATIENCE_MS;
     gpus_start(gpus);
     gpus_wait_ready(gpus);
+}
+
+/* After a failure: all engines die with one. */
+static void restart(struct gpus *gpus)
+{
+    n_restarts++;
+    start_well(gpus);
 }
 
 static void copy(struct gpus *gpus, uint32_t kinds)
@@ -165,12 +171,9 @@ static bool survive(const struct gpus_options *options, const char *fault, uint6
         fail_msg("%s: a restart that nothing asked for", fault);
     gpus.fault = NULL;
     uv_close((uv_handle_t *)&timer, NULL);
-    /* The checks below need engines that have no fault ordered. */
-    if (n_restarts == before) {
-        gpus_stop(&gpus);
-        gpus_start(&gpus);
-        gpus_wait_ready(&gpus);
-    }
+    /* The checks below need engines that have no fault ordered, and as long as it takes. */
+    if (n_restarts == before)
+        start_well(&gpus);
     gpus_check_gradients(&gpus);
     gpus_check_squares(&gpus);
     gpus_check_state(&gpus);
