@@ -87,6 +87,7 @@ def wrong_places(zerod, folder):
 
     said["no-daemon"] = caught(zerod.Optimizer, model, socket=str(folder / "nobody.sock"))
     said["not-a-socket"] = caught(zerod.Optimizer, model, socket=str(folder / "plain.sock"))
+    said["lr-for-socket"] = caught(zerod.Optimizer, model, 1e-3)
     socket = os.environ.pop("ZEROD_SOCKET")
     said["no-socket"] = caught(zerod.Optimizer, model)
     os.environ["ZEROD_SOCKET"] = socket

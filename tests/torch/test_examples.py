@@ -28,8 +28,8 @@ def environment():
                   "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def run(command, timeout=300):
-    result = subprocess.run([str(word) for word in command], env=environment(), text=True, timeout=timeout,
+def run(command, timeout=300, **variables):
+    result = subprocess.run([str(word) for word in command], env=environment() | variables, text=True, timeout=timeout,
                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert result.returncode == 0, result.stdout
     return result.stdout
@@ -145,3 +145,36 @@ def test_failure_has_the_last_word(tmp_path, restarts):
     assert sum("is gone (pid" in line for line in lines) == 2, result.stdout
     if restarts == 0:
         assert re.search(r"failed after .* rank 1 exited with 1; its last message: \"ValueError: a mistake", lines[-1])
+
+
+WITHOUT_NUMPY = """
+import copy, torch, zerod
+
+try:
+    torch.zeros(1).numpy()
+    raise SystemExit("numpy is there")
+except RuntimeError:
+    pass
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+opt = zerod.Optimizer(model)
+zerod.user_state(opt, buffers=zerod.buffers(model))
+for step in zerod.steps(opt, 4):
+    with step:
+        opt.zero_grad()
+        model(torch.randn(16, 4)).pow(2).mean().backward()
+        opt.step()
+    if opt.epoch == 2:
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+opt.close()
+"""
+
+
+def test_without_numpy(zerod, tmp_path):
+    """torch can be installed without it, and zerod does not need it either."""
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('No module named numpy')\n")
+    (tmp_path / "train.py").write_text(re.search(r"```python\n(# train.py.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1])
+    (tmp_path / "buffers.py").write_text(WITHOUT_NUMPY)
+    for program in ("train.py", "buffers.py"):
+        daemon = zerod({"world": {"size": WORLD}})
+        run([BUILD / "client/run/zerodrun", "--socket", daemon.socket, "-n", WORLD, "--", sys.executable, tmp_path / program],
+            PYTHONPATH=f"{tmp_path}:{ROOT / 'client/python'}")

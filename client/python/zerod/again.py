@@ -87,7 +87,7 @@ def _weights(model: nn.Module) -> list[tuple[int, int, int]]:
             continue
         flat = param.detach().reshape(-1)
         sample = flat[:: max(1, flat.numel() // _SAMPLE)].cpu().contiguous()
-        result.append((param.data_ptr(), param._version, zlib.crc32(sample.view(torch.uint8).numpy())))
+        result.append((param.data_ptr(), param._version, zlib.crc32(binding.copy_bytes(sample))))
     return result
 
 

@@ -251,6 +251,11 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
+def copy_bytes(tensor: torch.Tensor) -> bytes:
+    """The bytes of a contiguous tensor in host memory. Its numpy() would fail where numpy is not installed."""
+    return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
 def pack_buffers(model: nn.Module, saved: bool = False) -> torch.Tensor:
     """All buffers one after the other, in whole floats; zeros where a buffer is on the meta device."""
     sizes = [b.numel() * b.element_size() for _, _, b in _buffers(model, saved)]

@@ -139,6 +139,11 @@ def path_of(socket: str | None) -> bytes:
             "no socket: zerodrun -n N -- python TRAIN.py starts a daemon and the ranks; or start a daemon with "
             "zerodrun --serve --config FILE, and set ZEROD_SOCKET to its socket, or pass socket="
         )
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(
+            f"the second argument is the path of the daemon's socket, not {path!r}: name the others, as in "
+            "zerod.Optimizer(model, lr=1e-3)"
+        )
     return os.fsencode(path)
 
 

@@ -37,7 +37,7 @@ class Buffers:
         self._model = model
 
     def state_dict(self) -> bytes:
-        return binding.pack_buffers(self._model, saved=True).numpy().tobytes()
+        return binding.copy_bytes(binding.pack_buffers(self._model, saved=True))
 
     def load_state_dict(self, state: bytes) -> None:
         size = binding.pack_buffers(self._model, saved=True).numel()
