@@ -4,11 +4,20 @@
 
 #include "core/wire/journal-wire.h"
 
+#include <assert.h>
+#include <stddef.h>
+
 #include "core/base/base.h"
 #include "core/wire/device-wire.h"
 #include "core/wire/wire-envelope.h"
 #include "core/wire/wire-rule.h"
 #include "proto/journal.pb-c.h"
+
+/* So a field of these structs has the same offset in those. */
+static_assert(offsetof(struct stored_rank, kept) == 0 && offsetof(struct stored_head, kept) == 0, "kept comes first");
+
+/* A string that its struct owns. */
+#define OWN_STRING(M, S, field, ...) WIRE_SCALAR(WIRE_STRING, char *, char *, M, S, field, __VA_ARGS__)
 
 static const struct wire_rule slot_rules[] = {
     U32(StoredSlot, stored_slot, ticket),       U32(StoredSlot, stored_slot, use),
@@ -21,32 +30,38 @@ static const struct wire_table slot_table = WIRE_TABLE(stored_slot, stored_slot,
 
 static const struct wire_rule rank_rules[] = {
     U32(StoredRank, stored_rank, rank),
-    U64(StoredRank, stored_rank, incarnation),
-    U64(StoredRank, stored_rank, secret),
+    U64(StoredRank, rank_kept, incarnation),
+    U64(StoredRank, rank_kept, secret),
     BOOL(StoredRank, stored_rank, is_here),
-    U32(StoredRank, stored_rank, owner),
-    I64(StoredRank, stored_rank, pid),
-    U32(StoredRank, stored_rank, uid),
-    U32(StoredRank, stored_rank, gid),
-    STRING(StoredRank, stored_rank, client, .max = WIRE_MAX_RUN_ID_BYTES),
-    BOOL(StoredRank, stored_rank, formed),
-    BOOL(StoredRank, stored_rank, ready),
-    BOOL(StoredRank, stored_rank, left),
-    BOOL(StoredRank, stored_rank, resumes),
-    U64(StoredRank, stored_rank, lost_ns),
-    ENUM(StoredRank, stored_rank, on_duplicate, .max = WIRE_ON_DUPLICATE_ABORT_STEP),
-    U64(StoredRank, stored_rank, n_received),
+    U32(StoredRank, rank_kept, owner),
+    I64(StoredRank, rank_kept, pid),
+    U32(StoredRank, rank_kept, uid),
+    U32(StoredRank, rank_kept, gid),
+    OWN_STRING(StoredRank, rank_kept, client, .max = WIRE_MAX_RUN_ID_BYTES),
+    BOOL(StoredRank, rank_kept, formed),
+    BOOL(StoredRank, rank_kept, ready),
+    BOOL(StoredRank, rank_kept, left),
+    BOOL(StoredRank, rank_kept, resumes),
+    U64(StoredRank, rank_kept, lost_ns),
+    ENUM(StoredRank, rank_kept, on_duplicate, .max = WIRE_ON_DUPLICATE_ABORT_STEP),
+    U64(StoredRank, rank_kept, n_received),
     U64(StoredRank, stored_rank, last_sequence),
     BOOL(StoredRank, stored_rank, has_ended),
     U64(StoredRank, stored_rank, ended_step),
     U32(StoredRank, stored_rank, ended_micro_batch),
     BOOL(StoredRank, stored_rank, has_blob),
-    BYTES(StoredRank, stored_rank, blob, n_blob_bytes, .max = WIRE_MAX_BLOB_BYTES),
-    U64(StoredRank, stored_rank, n_forwards),
-    U64(StoredRank, stored_rank, n_backwards),
-    U64(StoredRank, stored_rank, n_pushes),
+    {.name = "blob",
+     .kind = WIRE_BYTES,
+     .proto_offset = offsetof(Zerod__V1__StoredRank, blob),
+     .offset = offsetof(struct rank_kept, blob.data),
+     .count_offset = offsetof(struct rank_kept, blob.n_bytes),
+     .n_count_bytes = sizeof(size_t),
+     .max = WIRE_MAX_BLOB_BYTES},
+    U64(StoredRank, rank_kept, n_forwards),
+    U64(StoredRank, rank_kept, n_backwards),
+    U64(StoredRank, rank_kept, n_pushes),
     BOOL(StoredRank, stored_rank, has_notice),
-    BOOL(StoredRank, stored_rank, again_reported),
+    BOOL(StoredRank, rank_kept, again_reported),
     ENUM(StoredRank, stored_rank, wait, .max = STORED_WAIT_OTHER),
     MESSAGES(StoredRank, stored_rank, slots, n_slots, .table = &slot_table),
     BOOL(StoredRank, stored_rank, has_ring),
@@ -55,13 +70,13 @@ static const struct wire_table rank_table = WIRE_TABLE(stored_rank, stored_rank,
 
 static const struct wire_rule head_rules[] = {
     ENUM(StoredHead, stored_head, turn, .max = TURN_WINDOW),
-    U32(StoredHead, stored_head, n_daemons),
-    STRING(StoredHead, stored_head, run_id, .max = WIRE_MAX_RUN_ID_BYTES),
-    U64(StoredHead, stored_head, digest),
-    U64(StoredHead, stored_head, n_incarnations),
-    BOOL(StoredHead, stored_head, given_weights),
-    BOOL(StoredHead, stored_head, has_weights),
-    BOOL(StoredHead, stored_head, draining),
+    U32(StoredHead, job_kept, n_daemons),
+    OWN_STRING(StoredHead, job_kept, run_id, .max = WIRE_MAX_RUN_ID_BYTES),
+    U64(StoredHead, job_kept, digest),
+    U64(StoredHead, job_kept, n_incarnations),
+    BOOL(StoredHead, job_kept, given_weights),
+    BOOL(StoredHead, job_kept, has_weights),
+    BOOL(StoredHead, job_kept, draining),
     U64(StoredHead, stored_head, step),
     U32(StoredHead, stored_head, attempt),
     U64(StoredHead, stored_head, n_applied),
@@ -74,22 +89,23 @@ static const struct wire_rule head_rules[] = {
     U32(StoredHead, stored_head, hysteresis_left),
     U64(StoredHead, stored_head, n_scaled_steps),
     U64(StoredHead, stored_head, window_start),
-    BOOL(StoredHead, stored_head, applied),
-    BOOL(StoredHead, stored_head, has_norm),
-    DOUBLE(StoredHead, stored_head, norm),
-    DOUBLE(StoredHead, stored_head, lr),
-    U32(StoredHead, stored_head, n_missing),
+    BOOL(StoredHead, job_kept, applied),
+    BOOL(StoredHead, job_kept, has_norm),
+    DOUBLE(StoredHead, job_kept, norm),
+    DOUBLE(StoredHead, job_kept, lr),
+    U32(StoredHead, job_kept, n_missing),
     BOOL(StoredHead, stored_head, has_learnt),
     BYTES(StoredHead, stored_head, learnt, n_learnt_bytes),
     MESSAGE(StoredHead, stored_head, notice, .table = &wire_diagnostic_table,
             .has_offset = offsetof(struct stored_head, has_notice)),
     MESSAGES(StoredHead, stored_head, ranks, n_ranks, .table = &rank_table),
-    U64(StoredHead, stored_head, n_steps_applied),
-    U64(StoredHead, stored_head, n_steps_skipped),
-    U64(StoredHead, stored_head, n_aborts),
-    U64(StoredHead, stored_head, n_admitted),
-    U64(StoredHead, stored_head, n_reattaches),
-    U64(StoredHead, stored_head, saved_step),
+    U64(StoredHead, job_kept, n_steps_applied),
+    U64(StoredHead, job_kept, n_steps_skipped),
+    U64(StoredHead, job_kept, n_aborts),
+    U64(StoredHead, job_kept, n_admitted),
+    U64(StoredHead, job_kept, n_reattaches),
+    U64(StoredHead, job_kept, saved_step),
+    U32(StoredHead, job_kept, n_all_backs),
 };
 static const struct wire_table head_table = WIRE_TABLE(stored_head, stored_head, head_rules);
 

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/base/blob.h"
 #include "core/wire/wire-arena.h"
 #include "core/wire/wire.h"
 
@@ -39,35 +40,57 @@ struct stored_slot {
     uint64_t n_bytes;
 };
 
-struct stored_rank {
-    uint32_t rank;
-    uint64_t incarnation;
-    uint64_t secret;
-    bool is_here;
-    uint32_t owner;
+/*
+ * What the next daemon knows of a rank. The daemon's rank contains this struct, and the journal's rules point into it,
+ * so a field that is added here needs a rule. Text and bytes belong to the rank; those of a head that was read, to the
+ * arena.
+ */
+struct rank_kept {
+    uint64_t incarnation; /* this daemon's number of the process, not secret; 0: never attached */
+    uint64_t secret;      /* the client's own name of its incarnation: never shown */
+    uint32_t owner;       /* uid that formed the rank */
     int64_t pid;
-    uint32_t uid;
-    uint32_t gid;
-    const char *client;
-    bool formed;
-    bool ready;
-    bool left;
-    bool resumes;
-    uint64_t lost_ns;
+    uint32_t uid, gid;
+    char *client;
+    bool formed, ready, left;
+    bool resumes;     /* the run had weights when it asked to be formed */
+    uint64_t lost_ns; /* when its process was lost; 0: it was not */
     enum wire_on_duplicate on_duplicate;
-    uint64_t n_received;
+    uint64_t n_received; /* recorded requests of this incarnation */
+    uint64_t n_forwards, n_backwards, n_pushes;
+    bool again_reported; /* that its gradients are accumulated */
+    struct blob blob;    /* of the last committed step */
+};
+
+/* The same of a job. */
+struct job_kept {
+    uint32_t n_daemons;      /* so far, that served the run */
+    char *run_id;            /* NULL: none yet */
+    uint64_t digest;         /* of the manifest */
+    uint64_t n_incarnations; /* so far, of all ranks */
+    bool given_weights;      /* rank 0 has given all initial weights, or they are those of a checkpoint */
+    bool has_weights;        /* all nodes have the initial weights */
+    bool draining;
+    bool applied; /* the last step, or the one under way: decided to be applied */
+    bool has_norm;
+    double norm, lr;    /* of the last step */
+    uint32_t n_missing; /* parameters that no rank has pushed in the last step, or in the one under way */
+    uint64_t n_steps_applied, n_steps_skipped, n_aborts, n_admitted, n_reattaches;
+    uint64_t saved_step;  /* of the last checkpoint that is whole */
+    uint32_t n_all_backs; /* several nodes: how often node 0 has said that all ranks are back */
+};
+
+/* A rank in the head, with what other modules have of it. */
+struct stored_rank {
+    struct rank_kept kept;
+    uint32_t rank;
+    bool is_here;
     uint64_t last_sequence;
     bool has_ended;
     uint64_t ended_step;
     uint32_t ended_micro_batch;
     bool has_blob;
-    const uint8_t *blob;
-    size_t n_blob_bytes;
-    uint64_t n_forwards;
-    uint64_t n_backwards;
-    uint64_t n_pushes;
     bool has_notice;
-    bool again_reported;
     enum stored_wait wait;
     const struct stored_slot *slots;
     size_t n_slots;
@@ -75,14 +98,8 @@ struct stored_rank {
 };
 
 struct stored_head {
+    struct job_kept kept;
     enum stored_turn turn;
-    uint32_t n_daemons;
-    const char *run_id;
-    uint64_t digest;
-    uint64_t n_incarnations;
-    bool given_weights;
-    bool has_weights;
-    bool draining;
     uint64_t step;
     uint32_t attempt;
     uint64_t n_applied;
@@ -95,11 +112,6 @@ struct stored_head {
     uint32_t hysteresis_left;
     uint64_t n_scaled_steps;
     uint64_t window_start;
-    bool applied;
-    bool has_norm;
-    double norm;
-    double lr;
-    uint32_t n_missing;
     bool has_learnt;
     const uint8_t *learnt;
     size_t n_learnt_bytes;
@@ -107,12 +119,6 @@ struct stored_head {
     struct wire_diagnostic notice;
     const struct stored_rank *ranks;
     size_t n_ranks;
-    uint64_t n_steps_applied;
-    uint64_t n_steps_skipped;
-    uint64_t n_aborts;
-    uint64_t n_admitted;
-    uint64_t n_reattaches;
-    uint64_t saved_step;
 };
 
 /* As wire_pack_request() and wire_unpack_request(). */

@@ -97,43 +97,38 @@ static enum job_wait restore_wait(enum stored_wait wait)
     return waits[wait];
 }
 
+/* What lies in the arena is copied. */
+static void restore_kept(const struct job *job, const struct stored_rank *stored, struct rank_kept *kept)
+{
+    *kept = stored->kept;
+    kept->client = *stored->kept.client ? strdup(stored->kept.client) : NULL;
+    kept->on_duplicate = attendance_policy(job, stored->kept.on_duplicate);
+    kept->lost_ns = MIN(stored->kept.lost_ns, job->run.survival.found_ns);
+    kept->blob = (struct blob){0};
+    if (stored->has_blob)
+        blob_set(&kept->blob, stored->kept.blob.data, stored->kept.blob.n_bytes);
+}
+
 static int restore_rank(struct job *job, const struct stored_rank *stored, struct diagnostic *notice)
 {
     struct job_rank *rank = &job->ranks[stored->rank];
     struct ledger_rank *ledger = &job->ledger.ranks[stored->rank];
     int r = 0;
 
-    rank->incarnation = stored->incarnation;
-    rank->secret = stored->secret;
-    rank->owner = stored->owner;
-    rank->pid = stored->pid;
-    rank->uid = stored->uid;
-    rank->gid = stored->gid;
-    rank->client = *stored->client ? strdup(stored->client) : NULL;
+    restore_kept(job, stored, &rank->kept);
+    rank_forget_step(rank); /* the head was written between two steps */
+    rank->process.declared = rank->kept.formed;
+    rank->process.abort_notice = stored->has_notice ? diagnostic_ref(notice) : NULL;
+    if (stored->has_blob)
+        blob_set(&rank->blob, rank->kept.blob.data, rank->kept.blob.n_bytes);
     rank->peer = stored->is_here ? RANK_IS_AWAY : NULL;
-    rank->formed = rank->declared = stored->formed;
-    rank->ready = stored->ready;
-    rank->left = stored->left;
-    rank->resumes = stored->resumes;
-    job->run.was_loaded |= stored->resumes && !job->run.has_weights;
-    rank->lost_ns = MIN(stored->lost_ns, job->run.survival.found_ns);
-    rank->on_duplicate = attendance_policy(job, stored->on_duplicate);
-    rank->n_received = stored->n_received;
-    rank->n_forwards = rank->n_forwards_at_step = stored->n_forwards;
-    rank->n_backwards = rank->n_backwards_at_step = stored->n_backwards;
-    rank->n_pushes = stored->n_pushes;
-    rank->again_reported = stored->again_reported;
-    rank->abort_notice = stored->has_notice ? diagnostic_ref(notice) : NULL;
     rank->attached_ns = rank->last_ns = job->run.survival.found_ns;
-    if (stored->has_blob) {
-        blob_set(&rank->blob, stored->blob, stored->n_blob_bytes);
-        blob_set(&rank->blob_committed, stored->blob, stored->n_blob_bytes);
-    }
-    ledger->incarnation = stored->incarnation;
+    job->run.was_loaded |= rank->kept.resumes && !job->kept.has_weights;
+    ledger->incarnation = rank->kept.incarnation;
     ledger->last_sequence = stored->last_sequence;
     ledger->last_ended = ledger->last_ended_at_commit = (struct ledger_position){
         .valid = stored->has_ended, .step = stored->ended_step, .micro_batch = stored->ended_micro_batch};
-    ledger->accumulate = rank->on_duplicate == CONFIG_DUPLICATE_ACCUMULATE;
+    ledger->accumulate = rank->kept.on_duplicate == WIRE_ON_DUPLICATE_ACCUMULATE;
     if (stored->has_ring)
         r = formed_find_ring(job, rank);
     if (r == 0 && stored->has_ring && !restore_slots(stored, rank->rings[0]))
@@ -145,15 +140,10 @@ static int restore_rank(struct job *job, const struct stored_rank *stored, struc
 
 static void restore_job(struct job *job, const struct stored_head *head)
 {
-    struct job_counters *counters = &job->stats.counters;
     struct lossscale *scale = &job->decision.lossscale;
 
-    job->run.survival.n_daemons = head->n_daemons;
-    job->run.id = *head->run_id ? strdup(head->run_id) : NULL;
-    job->run.n_incarnations = head->n_incarnations;
-    job->run.given_weights = head->given_weights;
-    job->run.has_weights = head->has_weights;
-    job->run.draining = head->draining;
+    job->kept = head->kept;
+    job->kept.run_id = *head->kept.run_id ? strdup(head->kept.run_id) : NULL;
     job->ledger.step = head->step;
     job->ledger.attempt = head->attempt;
     job->state->progress.epoch = head->step;
@@ -167,23 +157,13 @@ static void restore_job(struct job *job, const struct stored_head *head)
         scale->n_steps = head->n_scaled_steps;
         scale->window_start = head->window_start;
     }
-    job->decision.applying = head->applied;
-    job->decision.has_norm = head->has_norm;
-    job->decision.norm = head->norm;
-    job->decision.lr = head->lr;
-    job->missing.n_params = head->n_missing;
     job->decision.has_learnt = head->has_learnt && head->n_learnt_bytes == job->layout->n_params;
     if (job->decision.has_learnt)
         memcpy(job->decision.learnt, head->learnt, head->n_learnt_bytes);
-    counters->applied = head->n_steps_applied;
-    counters->skipped = head->n_steps_skipped;
-    counters->aborts = head->n_aborts;
-    counters->admitted = head->n_admitted;
-    counters->reattaches = head->n_reattaches;
-    job->save.has_step = head->saved_step > 0;
-    job->save.step = job->save.last_step = head->saved_step;
+    job->save.has_step = head->kept.saved_step > 0;
+    job->save.step = head->kept.saved_step;
     job->stats.times.last_commit_ns = job_now(job);
-    job->phase = head->has_weights ? JOB_TRAINING : JOB_INITIALISING;
+    job->phase = head->kept.has_weights ? JOB_TRAINING : JOB_INITIALISING;
 }
 
 /* Those that the daemon before had still to answer when it wrote the head; most of them have their answer already. */
@@ -211,7 +191,11 @@ static int restore(struct job *job, const struct stored_head *head, char *why, s
     struct diagnostic *notice = head->has_notice ? restore_notice(&head->notice) : NULL;
     int r = 0;
 
-    restore_job(job, head);
+    if (head->kept.digest != job->kept.digest) {
+        snprintf(why, why_size, "the manifest of its journal is not the one of its head");
+        r = -EINVAL;
+    } else
+        restore_job(job, head);
     for (size_t i = 0; r == 0 && i < head->n_ranks; i++) {
         if (!job_is_own(job, head->ranks[i].rank))
             r = -EINVAL;
@@ -418,7 +402,7 @@ static void go_on(struct job *job)
         for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++)
             if (rank->rings[i])
                 ring_end_replay(rank->rings[i]);
-        if (rank->peer && !rank->formed) { /* it declares again, or another process does in its place */
+        if (rank->peer && !rank->kept.formed) { /* it declares again, or another process does in its place */
             job_record(job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
             job_detach(job, rank);
         }
@@ -585,7 +569,7 @@ int job_adopt(struct job *job, char *why, size_t why_size)
         forget_rest();
     forget_names(survival);
     if (r == 1) {
-        survival->n_daemons++;
+        job->kept.n_daemons++;
         survival->away_ns = survival->found_ns - MIN(journal_last_beat(survival->journal), survival->found_ns);
         timeline_opened(job);
         go_on(job);

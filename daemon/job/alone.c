@@ -131,7 +131,7 @@ static void device_failed(struct coordinator *c, uint32_t generation, const char
 {
     struct job *job = alone_of(c)->job;
     struct evidence_at at = {
-        .rank = -1, .step = job->run.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
+        .rank = -1, .step = job->kept.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
 
     job_keep(job, cause_device(&(struct evidence_node){.at = at, .generation = generation, .why = why}));
 }

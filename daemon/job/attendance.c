@@ -44,10 +44,10 @@ static struct diagnostic *check_run(struct job *job, const struct evidence_at *a
 {
     if (!run_id || !*run_id)
         return NULL;
-    if (job->run.id && strcmp(job->run.id, run_id) != 0)
-        return cause_other_run(at, job->run.id, run_id, job->state ? job->state->progress.epoch : 0);
-    if (!job->run.id)
-        job->run.id = strdup(run_id);
+    if (job->kept.run_id && strcmp(job->kept.run_id, run_id) != 0)
+        return cause_other_run(at, job->kept.run_id, run_id, job->state ? job->state->progress.epoch : 0);
+    if (!job->kept.run_id)
+        job->kept.run_id = strdup(run_id);
     return NULL;
 }
 
@@ -58,17 +58,18 @@ static struct diagnostic *check_run(struct job *job, const struct evidence_at *a
 static struct diagnostic *check_owner(const struct job *job, const struct job_rank *rank,
                                       const struct job_attach *attach, const struct evidence_at *at)
 {
-    bool same_process =
-        rank->secret == attach->hello->incarnation && rank->pid == attach->pid && rank->uid == attach->uid;
+    bool same_process = rank->kept.secret == attach->hello->incarnation && rank->kept.pid == attach->pid &&
+                        rank->kept.uid == attach->uid;
 
-    if (rank->left) /* the connection over which it said so has only not ended yet */
+    if (rank->kept.left) /* the connection over which it said so has only not ended yet */
         same_process = true;
-    if (rank->peer && !same_process && rank->pid > 0 && rank->pid == attach->pid && rank->uid == attach->uid)
-        return cause_rank_taken_by_itself(at, rank->pid);
+    if (rank->peer && !same_process && rank->kept.pid > 0 && rank->kept.pid == attach->pid &&
+        rank->kept.uid == attach->uid)
+        return cause_rank_taken_by_itself(at, rank->kept.pid);
     if (rank->peer && !same_process)
-        return cause_rank_taken(at, rank->pid, rank->attached_ns, job_now(job));
-    if (rank->incarnation && job->layout && rank->owner != attach->uid && !attach->is_admin)
-        return cause_rank_owned(at, attach->uid, attach->gid, rank->owner);
+        return cause_rank_taken(at, rank->kept.pid, rank->attached_ns, job_now(job));
+    if (rank->kept.incarnation && job->layout && rank->kept.owner != attach->uid && !attach->is_admin)
+        return cause_rank_owned(at, attach->uid, attach->gid, rank->kept.owner);
     return NULL;
 }
 
@@ -78,7 +79,7 @@ static struct diagnostic *check_owner(const struct job *job, const struct job_ra
 static bool nobody_is_left(const struct job *job)
 {
     for (unsigned r = 0; r < job->world.size; r++)
-        if (!job->ranks[r].left || job->ranks[r].peer)
+        if (!job->ranks[r].kept.left || job->ranks[r].peer)
             return false;
     return true;
 }
@@ -101,7 +102,7 @@ static bool comes_early(struct job *job, const struct job_rank *rank, const stru
 {
     if (job->run.drop_why)
         return true;
-    if (!job->layout || !rank->left)
+    if (!job->layout || !rank->kept.left)
         return false;
     if (rank->rank > 0 || !nobody_is_left(job))
         return true;
@@ -112,6 +113,19 @@ static bool comes_early(struct job *job, const struct job_rank *rank, const stru
     return job->layout != NULL; /* else it was dropped at once */
 }
 
+/*
+ * The process has closed the connection over which it left. If a daemon died just then, the next one still expects that
+ * connection.
+ */
+static void detach_if_it_left(struct job *job, struct job_rank *rank, const struct job_attach *attach)
+{
+    if (rank->peer != RANK_IS_AWAY || !rank->kept.left || rank->kept.pid <= 0 || rank->kept.pid != attach->pid ||
+        rank->kept.uid != attach->uid)
+        return;
+    job_record(job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
+    job_detach(job, rank);
+}
+
 bool attendance_must_wait(struct job *job, const struct job_attach *attach)
 {
     const struct request_hello *hello = attach->hello;
@@ -119,10 +133,12 @@ bool attendance_must_wait(struct job *job, const struct job_attach *attach)
     struct job_rank *rank = job_is_own(job, hello->rank) ? &job->ranks[hello->rank] : NULL;
     struct diagnostic *refusal;
 
-    if (!hello->again || !rank || job->run.survival.holds || job->run.draining)
+    if (!hello->again || !rank || job->run.survival.holds || job->kept.draining)
         return false; /* or it is refused */
     refusal = check_owner(job, rank, attach, &at);
     diagnostic_unref(refusal);
+    if (!refusal)
+        detach_if_it_left(job, rank, attach);
     if (refusal || !comes_early(job, rank, hello))
         return false;
     if (!rank->again_ns)
@@ -153,7 +169,7 @@ static struct diagnostic *check_attach(struct job *job, const struct job_attach 
         return cause_held(&at, job->run.survival.holds);
     if (job->run.drop_why && job->phase != JOB_WAITING && job->phase != JOB_RESERVING) /* else it may declare anew */
         return drop_describe(job);
-    if (job->run.draining)
+    if (job->kept.draining)
         return cause_not_allowed(&at, attach->uid, attach->gid, "the job is being drained: no rank may attach");
     if (hello->rank < job->world.first || hello->rank >= job->world.end) {
         snprintf(what, sizeof(what), "Hello.rank: %u runs on another node; this is node %u, with ranks %u to %u",
@@ -189,21 +205,21 @@ void job_is_back_late(struct job *job, struct job_rank *rank)
                                                     .rank = rank->rank,
                                                     .step = (int64_t)job->ledger.step,
                                                     .micro_batch = -1,
-                                                    .client = rank->client}));
+                                                    .client = rank->kept.client}));
 }
 
 /* The rank is back; when all had left they are all expected back. */
 static void end_leave(struct job *job, struct job_rank *rank)
 {
-    bool all = job_all_left(job), was_left = rank->left, missed = false;
+    bool all = job_all_left(job), was_left = rank->kept.left, missed = false;
 
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *back = &job->ranks[r];
 
-        if (!back->left || (!all && back != rank))
+        if (!back->kept.left || (!all && back != rank))
             continue;
         missed |= job->layout && was_passed_over(job, back);
-        back->left = false;
+        back->kept.left = false;
     }
     if (was_left && job->phase == JOB_TRAINING)
         coordinator_back(job->coordinator, rank, all, missed);
@@ -215,32 +231,32 @@ void job_all_are_back(struct job *job, bool own)
 {
     for (unsigned r = 0; r < job->world.size; r++)
         if (own || r < job->world.first || r >= job->world.end)
-            job->ranks[r].left = false;
+            job->ranks[r].kept.left = false;
 }
 
 static void start_incarnation(struct job *job, struct job_rank *rank, const struct job_attach *attach)
 {
     /* A process that has no layout declares again, also if the daemon before was about to tell it. */
-    bool goes_on = rank->incarnation && rank->secret == attach->hello->incarnation &&
-                   (attach->hello->resumes || !rank->formed || !job->run.survival.found_ns);
-    bool successor = rank->incarnation && !goes_on;
+    bool goes_on = rank->kept.incarnation && rank->kept.secret == attach->hello->incarnation &&
+                   (attach->hello->resumes || !rank->kept.formed || !job->run.survival.found_ns);
+    bool successor = rank->kept.incarnation && !goes_on;
 
-    if (!job->layout || !rank->incarnation)
-        rank->owner = attach->uid;
+    if (!job->layout || !rank->kept.incarnation)
+        rank->kept.owner = attach->uid;
     if (!goes_on) {
         rank_forget_incarnation(rank);
-        rank->incarnation = ++job->run.n_incarnations;
-        rank->secret = attach->hello->incarnation;
+        rank->kept.incarnation = ++job->kept.n_incarnations;
+        rank->kept.secret = attach->hello->incarnation;
     }
     if (!job->layout)
         return;
     if (successor)
         collect_keep_promises(job, rank);
     if (successor)
-        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_REPLACED, rank->incarnation);
-    if (ledger_attach(&job->ledger, rank->rank, rank->incarnation) == 1 && successor) {
-        job->stats.counters.reattaches++;
-        rank->proceed &= job->ledger.ranks[rank->rank].asked; /* only a request that stands can proceed unjudged */
+        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_REPLACED, rank->kept.incarnation);
+    if (ledger_attach(&job->ledger, rank->rank, rank->kept.incarnation) == 1 && successor) {
+        job->kept.n_reattaches++;
+        rank->step.proceed &= job->ledger.ranks[rank->rank].asked; /* only a request that stands can proceed unjudged */
         collect_release_ring(job, rank, false);
     }
 }
@@ -271,15 +287,15 @@ static void choose_optimizer(struct job *job, const struct request_hello *hello)
     attendance_choose(job, optimizer, hello->momentum);
 }
 
-enum config_on_duplicate attendance_policy(const struct job *job, enum wire_on_duplicate wanted)
+enum wire_on_duplicate attendance_policy(const struct job *job, enum wire_on_duplicate wanted)
 {
-    static const enum config_on_duplicate policies[] = {
-        [WIRE_ON_DUPLICATE_REJECT] = CONFIG_DUPLICATE_REJECT,
-        [WIRE_ON_DUPLICATE_ACCUMULATE] = CONFIG_DUPLICATE_ACCUMULATE,
-        [WIRE_ON_DUPLICATE_ABORT_STEP] = CONFIG_DUPLICATE_ABORT_STEP,
+    static const enum wire_on_duplicate policies[] = {
+        [CONFIG_DUPLICATE_REJECT] = WIRE_ON_DUPLICATE_REJECT,
+        [CONFIG_DUPLICATE_ACCUMULATE] = WIRE_ON_DUPLICATE_ACCUMULATE,
+        [CONFIG_DUPLICATE_ABORT_STEP] = WIRE_ON_DUPLICATE_ABORT_STEP,
     };
 
-    return wanted == WIRE_ON_DUPLICATE_AS_CONFIGURED ? job->config->diagnostics.on_duplicate : policies[wanted];
+    return wanted == WIRE_ON_DUPLICATE_AS_CONFIGURED ? policies[job->config->diagnostics.on_duplicate] : wanted;
 }
 
 /* ---- ranks that are away ------------------------------------------------------------------------------- */
@@ -289,11 +305,11 @@ bool job_resume(struct job *job, const struct job_attach *attach, struct job_ran
     const struct request_hello *hello = attach->hello;
     struct job_rank *rank = hello->rank < job->world.size ? &job->ranks[hello->rank] : NULL;
 
-    if (!rank || rank->peer != RANK_IS_AWAY || rank->away.dropped || rank->secret != hello->incarnation ||
-        rank->pid != attach->pid || rank->uid != attach->uid)
+    if (!rank || rank->peer != RANK_IS_AWAY || rank->away.dropped || rank->kept.secret != hello->incarnation ||
+        rank->kept.pid != attach->pid || rank->kept.uid != attach->uid)
         return false;
     rank->peer = attach->peer;
-    rank->is_last = hello->is_last;
+    rank->process.is_last = hello->is_last;
     rank->last_ns = job_now(job);
     *out = rank;
     job_todo(job);
@@ -308,7 +324,7 @@ static uint64_t timeout_ns(const struct job *job)
 /* A process in a PID namespace that this daemon does not see has pid 0, and can only be waited for. */
 static bool is_gone(const struct job *job, const struct job_rank *rank)
 {
-    return rank->away.dropped || (rank->pid > 0 && kill((pid_t)rank->pid, 0) < 0 && errno == ESRCH) ||
+    return rank->away.dropped || (rank->kept.pid > 0 && kill((pid_t)rank->kept.pid, 0) < 0 && errno == ESRCH) ||
            job_now(job) - job->run.survival.found_ns > timeout_ns(job);
 }
 
@@ -386,23 +402,23 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
     job->run.saves_last = false;
     job->run.is_next |= hello->anew && !job->layout;
     rank->again_ns = 0;
-    if (rank->formed) /* a reconnect goes on where it was */
-        rank->lost_ns = 0;
-    if (rank->formed)
-        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_FOUND, rank->incarnation);
+    if (rank->kept.formed) /* a reconnect goes on where it was */
+        rank->kept.lost_ns = 0;
+    if (rank->kept.formed)
+        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_FOUND, rank->kept.incarnation);
     rank->peer = attach->peer;
-    rank->is_last = hello->is_last;
+    rank->process.is_last = hello->is_last;
     rank->refused_code = 0;
     job->run.is_over = false;
-    rank->pid = attach->pid;
-    rank->uid = attach->uid;
-    rank->gid = attach->gid;
-    free(rank->client);
-    rank->client = strdup(hello->client);
+    rank->kept.pid = attach->pid;
+    rank->kept.uid = attach->uid;
+    rank->kept.gid = attach->gid;
+    free(rank->kept.client);
+    rank->kept.client = strdup(hello->client);
     rank->attached_ns = rank->last_ns = job_now(job);
-    rank->on_duplicate = attendance_policy(job, hello->on_duplicate);
+    rank->kept.on_duplicate = attendance_policy(job, hello->on_duplicate);
     if (job->layout)
-        job->ledger.ranks[rank->rank].accumulate = rank->on_duplicate == CONFIG_DUPLICATE_ACCUMULATE;
+        job->ledger.ranks[rank->rank].accumulate = rank->kept.on_duplicate == WIRE_ON_DUPLICATE_ACCUMULATE;
     *out = rank;
     return 0;
 }
@@ -412,7 +428,7 @@ void attendance_end(struct job *job, const char *signal)
     const struct config_checkpoint *config = &job->config->checkpoint;
     struct evidence_stopped evidence = {
         .at = {.rank = -1,
-               .step = job->run.has_weights ? (int64_t)job->ledger.step : -1,
+               .step = job->kept.has_weights ? (int64_t)job->ledger.step : -1,
                .micro_batch = -1,
                .client = job_client(job)},
         .signal = signal,
@@ -452,13 +468,14 @@ static void report_lost(struct job *job, struct job_rank *rank)
     struct diagnostic *diagnostic;
 
     if (job->config->no_successors || job->run.is_over) {
-        log_notice("rank %u is gone (pid %" PRId64 "), and nobody starts it again", rank->rank, (int64_t)rank->pid);
+        log_notice("rank %u is gone (pid %" PRId64 "), and nobody starts it again", rank->rank,
+                   (int64_t)rank->kept.pid);
         return;
     }
     describe_debt(job, rank, outstanding, sizeof(outstanding));
     diagnostic = cause_rank_lost(&(struct evidence_lost){
         .at = job_at(job, rank),
-        .pid = rank->pid,
+        .pid = rank->kept.pid,
         .last_message = rank->last_request,
         .outstanding = outstanding,
     });
@@ -471,24 +488,24 @@ void job_detach(struct job *job, struct job_rank *rank)
     rank_forget_away(rank);
     job_release_reading(job, rank);
     rank->wait = WAIT_NONE; /* a request for the step stands: the ledger has it */
-    if (rank->formed)
-        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_LOST, rank->incarnation);
-    job_fault_reset(&rank->fault);
-    rank_evidence_reset(&rank->evidence); /* of how this process came to push nothing */
+    if (rank->kept.formed)
+        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_LOST, rank->kept.incarnation);
+    job_fault_reset(&rank->process.fault);
+    rank_evidence_reset(&rank->step.evidence); /* of how this process came to push nothing */
     if (!job->layout) {
         rank_forget_incarnation(rank);
-        rank->incarnation = 0;
+        rank->kept.incarnation = 0;
         if (!job_anybody_is_here(job)) /* nothing is held that the run id could be the name of */
-            free(steal_ptr(job->run.id));
+            free(steal_ptr(job->kept.run_id));
     } else {
         gather_detach(job, rank);
         window_detach(job, rank);
         /* A successor that dies before it is formed does not give its rank more time. */
-        if (!rank->left && job->run.has_weights && !rank->lost_ns)
-            rank->lost_ns = job_now(job);
+        if (!rank->kept.left && job->kept.has_weights && !rank->kept.lost_ns)
+            rank->kept.lost_ns = job_now(job);
         /* When all ranks are dropped, no rank waits for a successor. */
-        job->run.is_over |= !rank->left && rank->is_last;
-        if (!rank->left && rank->formed && !job->run.stopping && !job->run.drop_why)
+        job->run.is_over |= !rank->kept.left && rank->process.is_last;
+        if (!rank->kept.left && rank->kept.formed && !job->run.stopping && !job->run.drop_why)
             report_lost(job, rank);
     }
     job_todo(job);
@@ -513,12 +530,12 @@ void job_stop_waiting(struct job *job)
 
 void job_leave(struct job *job, struct job_rank *rank)
 {
-    rank->left = true;
-    rank->lost_ns = 0; /* no rank waits for it any more */
+    rank->kept.left = true;
+    rank->kept.lost_ns = 0; /* no rank waits for it any more */
     if (job->layout)
         job_give_up_open(job, rank);
-    rank->abort_notice = (diagnostic_unref(rank->abort_notice), NULL);
-    job_fault_reset(&rank->fault);
+    rank->process.abort_notice = (diagnostic_unref(rank->process.abort_notice), NULL);
+    job_fault_reset(&rank->process.fault);
     job_answer_done(job, rank);
     job_stop_waiting(job);
     job_todo(job);

@@ -45,7 +45,8 @@ bool attendance_has_ranks(const struct job *job);
 void attendance_end(struct job *job, const char *signal);
 /* Makes the job's configuration the daemon's, with this optimizer unless the daemon's names one. */
 void attendance_choose(struct job *job, const char *optimizer, double momentum);
-enum config_on_duplicate attendance_policy(const struct job *job, enum wire_on_duplicate wanted);
+/* Return: what it means here, never WIRE_ON_DUPLICATE_AS_CONFIGURED. */
+enum wire_on_duplicate attendance_policy(const struct job *job, enum wire_on_duplicate wanted);
 /* The peer is gone: process dead, or connection closed. */
 void job_detach(struct job *job, struct job_rank *rank);
 void job_leave(struct job *job, struct job_rank *rank);

@@ -202,7 +202,7 @@ void base_write(struct job *job)
     else
         journal_give_up(job->run.survival.journal, -ENOMEM);
     strbuf_deinit(&config);
-    write_manifest(job, &job->ranks[job->world.first].manifest);
+    write_manifest(job, &job->ranks[job->world.first].process.manifest);
 }
 
 int base_read(struct job *job, struct manifest *manifest, char *why, size_t why_size)

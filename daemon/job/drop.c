@@ -35,10 +35,10 @@
 struct diagnostic *drop_describe(const struct job *job)
 {
     struct evidence_at at = {
-        .rank = -1, .step = job->run.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
+        .rank = -1, .step = job->kept.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
     struct diagnostic *differ;
 
-    if (job->run.has_weights)
+    if (job->kept.has_weights)
         return cause_node_reborn(&(struct evidence_node){.at = at, .why = job->run.drop_why});
     if (job->run.drop_code == E_OTHER_RUN)
         return cause_runs_differ(&at, job->run.drop_why);
@@ -94,8 +94,8 @@ void drop_for_next(struct job *job, const char *why)
 {
     if (job->run.drop_why)
         return;
-    log_notice("run %s ends at step %" PRIu64 ": %s", job->run.id ? job->run.id : "without a name", job->ledger.step,
-               why);
+    log_notice("run %s ends at step %" PRIu64 ": %s", job->kept.run_id ? job->kept.run_id : "without a name",
+               job->ledger.step, why);
     job->run.drop_for_next = true;
     begin(job, 0, why, false);
 }
@@ -138,7 +138,7 @@ void drop_now(struct job *job)
         ring_orphan(steal_ptr(rank->rings[1]));
         free(rank->gathered);
         rank->gathered = NULL;
-        rank->formed = false;
+        rank->kept.formed = false;
     }
     if (!job->run.stopping)
         journal_clear(job->run.survival.journal); /* first: what is freed below is of no use to the next daemon */
@@ -168,8 +168,9 @@ void drop_now(struct job *job)
     job->zero_lr = (struct job_zero_lr){0};
     job->slow = (struct job_slow){0};
     job->alike = (struct job_alike){0};
-    job->run.given_weights = job->run.was_loaded = job->run.was_spread = job->run.has_weights =
-        job->decision.has_learnt = job->decision.has_norm = false;
+    job->kept.given_weights = job->run.was_loaded = job->run.was_spread = job->kept.has_weights =
+        job->decision.has_learnt = job->kept.has_norm = false;
+    job->kept.n_missing = job->kept.n_all_backs = 0;
     job->run.loaded_digest = 0;
     journal_free(steal_ptr(job->run.survival.journal));
     if (!job->run.stopping)
@@ -205,9 +206,9 @@ void drop_all(struct job *job)
 {
     drop_now(job);
     job_reset_loss_scale(job);
-    free(job->run.id);
-    job->run.id = NULL;
-    job->run.draining = false;
+    free(job->kept.run_id);
+    job->kept.run_id = NULL;
+    job->kept.draining = false;
     job->run.chosen.zero =
         job->run.configured->zero; /* what a run of an earlier version had may not be the next one's */
     if (job->coordinator->alone)

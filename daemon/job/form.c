@@ -51,20 +51,20 @@ void job_declare(struct job *job, struct job_rank *rank, const struct request_de
 {
     struct evidence_at at = job_at_forming(rank);
 
-    if (rank->declared) {
+    if (rank->process.declared) {
         job_fault(job, rank,
                   cause_declare(&at, "parameters were declared after Form", "declare all of them before zerod_form"));
         return;
     }
     for (size_t i = 0; i < request->n_params; i++) {
-        if (manifest_add(&rank->manifest, &request->params[i]) == 0)
+        if (manifest_add(&rank->process.manifest, &request->params[i]) == 0)
             continue;
         job_fault(job, rank,
                   cause_quota(&(struct evidence_quota){.at = at,
                                                        .what = "manifest",
                                                        .unit = "parameters",
                                                        .asked = request->n_params,
-                                                       .held = rank->manifest.n,
+                                                       .held = rank->process.manifest.n,
                                                        .allowed = MANIFEST_MAX_PARAMS,
                                                        .fix = "declare fewer or larger parameters"}));
         return;
@@ -76,7 +76,7 @@ static bool is_held(struct job *job, struct job_rank *rank)
 {
     if (!job_is_held(job, rank))
         return false;
-    manifest_deinit(&rank->manifest);
+    manifest_deinit(&rank->process.manifest);
     return true;
 }
 
@@ -86,8 +86,8 @@ static bool refuse_muon(struct job *job, struct job_rank *rank, const struct evi
     const struct config_optimizer *optimizer = &job->config->optimizer;
     char name[128], what[256];
 
-    for (uint32_t p = 0; optimizer->type != OPTIMIZER_MUON && p < rank->manifest.n; p++) {
-        const struct layout_decl *decl = &rank->manifest.decls[p];
+    for (uint32_t p = 0; optimizer->type != OPTIMIZER_MUON && p < rank->process.manifest.n; p++) {
+        const struct layout_decl *decl = &rank->process.manifest.decls[p];
 
         if (!decl->muon)
             continue;
@@ -107,28 +107,29 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
 
     if (is_held(job, rank))
         return;
-    if (request->n_params != rank->manifest.n) {
+    if (request->n_params != rank->process.manifest.n) {
         snprintf(what, sizeof(what), "Form.n_params: %u, but %u parameters were declared", request->n_params,
-                 rank->manifest.n);
+                 rank->process.manifest.n);
         job_drop_peer(job, rank, what);
         return;
     }
-    if (rank->manifest.n == 0) {
+    if (rank->process.manifest.n == 0) {
         job_fault(job, rank,
                   cause_declare(&at, "no parameter was declared",
                                 "zerod_clear_fault, zerod_declare, and then zerod_form again"));
-    } else if (!refuse_muon(job, rank, &at) && job->layout && manifest_digest(&rank->manifest) != job->run.digest) {
+    } else if (!refuse_muon(job, rank, &at) && job->layout &&
+               manifest_digest(&rank->process.manifest) != job->kept.digest) {
         job_fault(job, rank,
                   cause_declare(&at, "the manifest is not the one that this run was formed with",
                                 "start the same model, or end the run: zerodctl drop"));
     }
     if (is_held(job, rank))
         return;
-    rank->declared = true;
-    rank->wants_published = request->wants_published;
-    rank->from_gpu = request->from_gpu;
-    rank->resumes = job->run.has_weights ||
-                    job->run.was_loaded; /* later, rank 0 of a new run may be ready before this one is answered */
+    rank->process.declared = true;
+    rank->process.wants_published = request->wants_published;
+    rank->process.from_gpu = request->from_gpu;
+    rank->kept.resumes = job->kept.has_weights ||
+                         job->run.was_loaded; /* later, rank 0 of a new run may be ready before this one is answered */
     job_wait(job, rank, WAIT_FORM);
     job_todo(job);
 }
@@ -214,12 +215,12 @@ static int compare_manifests(void *userdata)
 {
     struct job *job = userdata;
     const struct manifest *manifests[STEP_MAX_WORLD] = {NULL};
-    uint64_t digest = manifest_digest(&job->ranks[job->world.first].manifest);
+    uint64_t digest = manifest_digest(&job->ranks[job->world.first].process.manifest);
     bool equal = true;
 
     for (unsigned r = job->world.first; r < job->world.end; r++) {
-        manifests[r] = &job->ranks[r].manifest;
-        equal &= manifest_digest(&job->ranks[r].manifest) == digest;
+        manifests[r] = &job->ranks[r].process.manifest;
+        equal &= manifest_digest(&job->ranks[r].process.manifest) == digest;
     }
     return refuse_with(job, equal ? NULL : cause_manifest(manifests, job->world.size));
 }
@@ -227,7 +228,7 @@ static int compare_manifests(void *userdata)
 /* Return: NULL and job->layout, else the refusal. */
 static struct diagnostic *make_layout(struct job *job)
 {
-    const struct manifest *manifest = &job->ranks[job->world.first].manifest;
+    const struct manifest *manifest = &job->ranks[job->world.first].process.manifest;
     struct evidence_at at = job_at_forming(NULL);
     char name[128], what[256];
     const char *key;
@@ -245,7 +246,7 @@ static struct diagnostic *make_layout(struct job *job)
                              r == LAYOUT_E_TOO_LARGE ? "the parameters have more elements in all than can be laid out"
                                                      : "out of memory for the layout",
                              "declare a smaller model");
-    job->run.digest = manifest_digest(manifest);
+    job->kept.digest = manifest_digest(manifest);
     if (schedule_check_groups(&job->config->scheduler, job->layout->n_groups, &key) == 0)
         return NULL;
     snprintf(what, sizeof(what), "scheduler.params.%s has not one value per parameter group (%u groups)", key,
@@ -417,15 +418,15 @@ static void open_to_ranks(struct job *job)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         if (job->ranks[r].peer)
-            ledger_attach(&job->ledger, r, job->ranks[r].incarnation);
-        job->ledger.ranks[r].accumulate = job->ranks[r].on_duplicate == CONFIG_DUPLICATE_ACCUMULATE;
+            ledger_attach(&job->ledger, r, job->ranks[r].kept.incarnation);
+        job->ledger.ranks[r].accumulate = job->ranks[r].kept.on_duplicate == WIRE_ON_DUPLICATE_ACCUMULATE;
     }
     job->phase = JOB_INITIALISING;
     resume_apply(job);
-    job->run.survival.n_daemons = 1;
+    job->kept.n_daemons = 1;
     base_write(job);
     job_turn(job, TURN_FORMED);
-    if (job->phase == JOB_INITIALISING && job->run.given_weights)
+    if (job->phase == JOB_INITIALISING && job->kept.given_weights)
         coordinator_resumed(job->coordinator);
     job_todo(job);
 }
@@ -504,10 +505,10 @@ int form_again(struct job *job, const struct manifest *manifest)
     int r;
 
     for (uint32_t p = 0; p < manifest->n; p++)
-        if (manifest_add(&first->manifest, &manifest->decls[p]) != 0)
+        if (manifest_add(&first->process.manifest, &manifest->decls[p]) != 0)
             return -ENOMEM;
     refusal = make_layout(job);
-    manifest_deinit(&first->manifest);
+    manifest_deinit(&first->process.manifest);
     if (refusal) {
         diagnostic_unref(refusal);
         return -EINVAL;
@@ -530,7 +531,7 @@ int form_again(struct job *job, const struct manifest *manifest)
 static bool all_declared(const struct job *job)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (!job->ranks[r].declared || job->ranks[r].wait != WAIT_FORM)
+        if (!job->ranks[r].process.declared || job->ranks[r].wait != WAIT_FORM)
             return false;
     return true;
 }
@@ -539,8 +540,8 @@ void job_form_now(struct job *job, const char *run_id, enum config_gpu_room room
 {
     if (job->phase != JOB_WAITING)
         return;
-    if (!job->run.id && *run_id)
-        job->run.id = strdup(run_id);
+    if (!job->kept.run_id && *run_id)
+        job->kept.run_id = strdup(run_id);
     if (!all_declared(job)) {
         coordinator_unformed(job->coordinator, 0, "a rank has gone while the job was being formed");
         return;

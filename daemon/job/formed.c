@@ -92,16 +92,16 @@ static void ring_is_freed(void *userdata, const struct ring *ring)
 static int make_ring(struct job *job, struct job_rank *rank)
 {
     return ring_new(&rank->rings[0], &(struct ring_options){
-                                      .rank = rank->rank,
-                                      .incarnation = rank->incarnation,
-                                      .ring_bytes = job->executor->ring_bytes,
-                                      .on_device = job->executor->on_gpus,
-                                      .overflow_bytes = job->layout->arena_bytes,
-                                      .n_parcels = job->layout->n_parcels,
-                                      .n_tickets = budget_n_tickets(job->layout->n_parcels),
-                                      .freed = ring_is_freed,
-                                      .userdata = job,
-                                  });
+                                         .rank = rank->rank,
+                                         .incarnation = rank->kept.incarnation,
+                                         .ring_bytes = job->executor->ring_bytes,
+                                         .on_device = job->executor->on_gpus,
+                                         .overflow_bytes = job->layout->arena_bytes,
+                                         .n_parcels = job->layout->n_parcels,
+                                         .n_tickets = budget_n_tickets(job->layout->n_parcels),
+                                         .freed = ring_is_freed,
+                                         .userdata = job,
+                                     });
 }
 
 /* Return: 0 or -errno. */
@@ -138,7 +138,7 @@ static int find_segments(const struct job *job, const struct job_rank *rank, str
     for (size_t i = 0; i < EXECUTOR_SEGMENTS; i++) {
         if (all.segments[i].n_bytes == 0)
             continue;
-        if (all.segments[i].kind == WIRE_SEGMENT_PUBLISHED && !rank->wants_published) {
+        if (all.segments[i].kind == WIRE_SEGMENT_PUBLISHED && !rank->process.wants_published) {
             closep(&all.fds[i]);
             continue;
         }
@@ -163,30 +163,31 @@ static void answer_formed(struct job *job, struct job_rank *rank)
         return;
     }
     job_record(job, rank, JOURNAL_FORMED, NULL, 0, NULL, 0);
-    rank->formed = true;
-    rank->lost_ns = 0;
-    job_answer(job, rank,
-               &(struct reply){.type = REPLY_FORMED,
-                               .formed =
-                                   {
-                                       .resumed = rank->resumes,
-                                       .init_wanted = !job->run.given_weights && rank->rank == 0,
-                                       .position = job_position(job, rank),
-                                       .n_tickets = ring->n_tickets,
-                                       .ring_bytes = ring->ring_bytes,
-                                       .digest = job->run.digest,
-                                       .first_point = job->executor->on_gpus ? progress_first(rank->incarnation) : 0,
-                                       .has_blob = rank->blob.data != NULL,
-                                       .blob = rank->blob.data,
-                                       .n_blob_bytes = rank->blob.n_bytes,
-                                       .loss_scale = job_loss_scale(job),
-                                       .bucket_elems = job->layout->bucket_elems,
-                                       .segments = found.segments,
-                                       .n_segments = n,
-                                       .gpu = found.gpu,
-                                       .n_gpu_bytes = found.gpu ? WIRE_GPU_BYTES : 0,
-                                   }},
-               found.fds, n);
+    rank->kept.formed = true;
+    rank->kept.lost_ns = 0;
+    job_answer(
+        job, rank,
+        &(struct reply){.type = REPLY_FORMED,
+                        .formed =
+                            {
+                                .resumed = rank->kept.resumes,
+                                .init_wanted = !job->kept.given_weights && rank->rank == 0,
+                                .position = job_position(job, rank),
+                                .n_tickets = ring->n_tickets,
+                                .ring_bytes = ring->ring_bytes,
+                                .digest = job->kept.digest,
+                                .first_point = job->executor->on_gpus ? progress_first(rank->kept.incarnation) : 0,
+                                .has_blob = rank->blob.data != NULL,
+                                .blob = rank->blob.data,
+                                .n_blob_bytes = rank->blob.n_bytes,
+                                .loss_scale = job_loss_scale(job),
+                                .bucket_elems = job->layout->bucket_elems,
+                                .segments = found.segments,
+                                .n_segments = n,
+                                .gpu = found.gpu,
+                                .n_gpu_bytes = found.gpu ? WIRE_GPU_BYTES : 0,
+                            }},
+        found.fds, n);
 }
 
 int formed_find_ring(struct job *job, struct job_rank *rank)
@@ -202,9 +203,9 @@ int formed_find_ring(struct job *job, struct job_rank *rank)
 int formed_again(struct job *job, struct job_rank *rank)
 {
     ring_orphan(steal_ptr(rank->rings[1])); /* what its predecessor had ended is in the sums */
-    rank->formed = rank->declared = true;
-    rank->resumes = job->run.has_weights || job->run.was_loaded;
-    rank->lost_ns = 0;
+    rank->kept.formed = rank->process.declared = true;
+    rank->kept.resumes = job->kept.has_weights || job->run.was_loaded;
+    rank->kept.lost_ns = 0;
     return rank->rings[0] ? 0 : formed_find_ring(job, rank);
 }
 

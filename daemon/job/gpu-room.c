@@ -21,14 +21,14 @@ static unsigned n_from_gpu(const struct job *job)
     unsigned n = 0;
 
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        n += job->ranks[r].from_gpu;
+        n += job->ranks[r].process.from_gpu;
     return n;
 }
 
 /* Host memory that forming the job takes with that room. 0: the parameters cannot be laid out, or memory is out. */
 static uint64_t needed_with(const struct job *job, enum config_gpu_room room)
 {
-    const struct manifest *manifest = &job->ranks[job->world.first].manifest;
+    const struct manifest *manifest = &job->ranks[job->world.first].process.manifest;
     const struct budget_ranks ranks = {.first_local = job->world.first, .n_local = job_n_local(job)};
     struct config config = *job->config;
     struct layout *layout = NULL;

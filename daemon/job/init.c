@@ -80,7 +80,7 @@ static const char *check_init(const struct job *job, const struct job_rank *rank
     const struct layout_param *param;
     uint64_t ring_bytes = rank->rings[0] ? rank->rings[0]->ring_bytes : 0, n_bytes;
 
-    if (job->phase != JOB_INITIALISING || job->run.given_weights || rank->rank != 0 || !rank->rings[0])
+    if (job->phase != JOB_INITIALISING || job->kept.given_weights || rank->rank != 0 || !rank->rings[0])
         return "Init: only rank 0 sends initial weights, once, when Formed asks for them";
     if (request->param >= job->layout->n_params)
         return "Init.param: no such parameter";
@@ -130,7 +130,7 @@ void job_init(struct job *job, struct job_rank *rank, const struct request_init 
 /* The step was aborted after Formed was sent: what that said is no longer so. */
 static void answer_rewound(struct job *job, struct job_rank *rank)
 {
-    diagnostic_unref(steal_ptr(rank->abort_notice));
+    diagnostic_unref(steal_ptr(rank->process.abort_notice));
     job_answer(job, rank,
                &(struct reply){
                    .type = REPLY_DONE,
@@ -146,27 +146,27 @@ static void answer_rewound(struct job *job, struct job_rank *rank)
 
 void job_ready(struct job *job, struct job_rank *rank)
 {
-    if (rank->abort_notice && !rank->ready) {
-        rank->ready = true;
+    if (rank->process.abort_notice && !rank->kept.ready) {
+        rank->kept.ready = true;
         answer_rewound(job, rank);
         return;
     }
     if (job_is_held(job, rank))
         return;
-    rank->ready = true;
-    if (!job->run.has_weights)
+    rank->kept.ready = true;
+    if (!job->kept.has_weights)
         job_wait(job, rank, WAIT_READY);
-    if (job->phase == JOB_INITIALISING && rank->rank == 0 && !job->run.given_weights) {
-        job->run.given_weights = true;
+    if (job->phase == JOB_INITIALISING && rank->rank == 0 && !job->kept.given_weights) {
+        job->kept.given_weights = true;
         coordinator_have_weights(job->coordinator);
-    } else if (job->run.has_weights)
+    } else if (job->kept.has_weights)
         job_answer_done(job, rank);
     job_todo(job);
 }
 
 void job_train(struct job *job)
 {
-    job->run.has_weights = true;
+    job->kept.has_weights = true;
     job->phase = JOB_TRAINING;
     job->stats.times.last_commit_ns = job_now(job);
     step_open(job->step);

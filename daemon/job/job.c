@@ -87,7 +87,7 @@ void job_free(struct job *job)
     free(job->abort.text);
     free(job->abort.class);
     free(job->run.drop_why);
-    free(job->run.id);
+    free(job->kept.run_id);
     free(job->run.survival.holds);
     for (size_t i = 0; i < job->run.survival.n_held; i++)
         free(job->run.survival.held[i]);

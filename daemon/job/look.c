@@ -44,7 +44,7 @@ static char read_state(int64_t pid)
 
 static char state_of(const struct job *job, const struct job_rank *rank)
 {
-    return job_is_own(job, rank->rank) && rank->peer ? read_state(rank->pid) : 0;
+    return job_is_own(job, rank->rank) && rank->peer ? read_state(rank->kept.pid) : 0;
 }
 
 /* It cannot answer. */
@@ -63,7 +63,7 @@ const char *look_process(const struct job *job, const struct job_rank *rank)
     case 't':
         return "its process is stopped by a debugger";
     case 'D': /* of a moment, if another thread has answered */
-        return rank->look.text
+        return rank->process.look.text
                    ? NULL
                    : "its process waits inside the kernel, where nothing interrupts it: for a disk, or a driver";
     default:
@@ -77,26 +77,27 @@ struct job_rank *look_attach(struct job *job, unsigned number, uint64_t secret, 
 {
     struct job_rank *rank = job_is_own(job, number) ? &job->ranks[number] : NULL;
 
-    if (!rank || !rank->peer || rank->secret != secret || rank->uid != uid)
+    if (!rank || !rank->peer || rank->kept.secret != secret || rank->kept.uid != uid)
         return NULL;
-    rank->look.watch = peer;
-    rank->look.owes = false;
-    rank->look.asked_ns = 0;
+    rank->process.look.watch = peer;
+    rank->process.look.owes = false;
+    rank->process.look.asked_ns = 0;
     return rank;
 }
 
 void look_detach(struct job_rank *rank, const void *peer)
 {
-    if (rank->look.watch != peer)
+    if (rank->process.look.watch != peer)
         return;
-    rank->look.watch = NULL;
-    rank->look.owes = false;
-    rank->look.asked_ns = 0;
+    rank->process.look.watch = NULL;
+    rank->process.look.owes = false;
+    rank->process.look.asked_ns = 0;
 }
 
 bool look_is_awaited(const struct job *job, const struct job_rank *rank)
 {
-    return rank->look.asked_ns > 0 && job_now(job) - rank->look.asked_ns < PATIENCE_MS * UINT64_C(1000000);
+    return rank->process.look.asked_ns > 0 &&
+           job_now(job) - rank->process.look.asked_ns < PATIENCE_MS * UINT64_C(1000000);
 }
 
 bool look_ask(struct job *job, struct job_rank *rank)
@@ -105,17 +106,17 @@ bool look_ask(struct job *job, struct job_rank *rank)
 
     if (look_is_awaited(job, rank))
         return true;
-    if (rank->look.seen_ns > 0 && job_now(job) - rank->look.seen_ns < FRESH_MS * UINT64_C(1000000))
+    if (rank->process.look.seen_ns > 0 && job_now(job) - rank->process.look.seen_ns < FRESH_MS * UINT64_C(1000000))
         return false;
-    free(steal_ptr(rank->look.text)); /* it is of an earlier moment */
-    if (job_is_own(job, rank->rank) && (!rank->look.watch || is_stopped(job, rank)))
+    free(steal_ptr(rank->process.look.text)); /* it is of an earlier moment */
+    if (job_is_own(job, rank->rank) && (!rank->process.look.watch || is_stopped(job, rank)))
         return false;
-    rank->look.asked_ns = job_now(job);
+    rank->process.look.asked_ns = job_now(job);
     if (!job_is_own(job, rank->rank))
         coordinator_look(job->coordinator, rank->rank);
-    else if (!rank->look.owes)
-        job->ops.answer(job->ops.userdata, rank->look.watch, &look, NULL, 0);
-    rank->look.owes = true;
+    else if (!rank->process.look.owes)
+        job->ops.answer(job->ops.userdata, rank->process.look.watch, &look, NULL, 0);
+    rank->process.look.owes = true;
     return true;
 }
 
@@ -123,26 +124,26 @@ void look_ask_for_others(struct job *job, struct job_rank *rank)
 {
     const char *process, *text;
 
-    rank->look.for_others = look_ask(job, rank);
-    if (rank->look.for_others)
+    rank->process.look.for_others = look_ask(job, rank);
+    if (rank->process.look.for_others)
         return;
     process = look_process(job, rank);
-    text = rank->look.text ? rank->look.text : "";
+    text = rank->process.look.text ? rank->process.look.text : "";
     coordinator_say_where(job->coordinator, rank->rank, process ? process : text);
 }
 
 bool look_answered(struct job *job, struct job_rank *rank, const char *text)
 {
-    if (!rank->look.owes)
+    if (!rank->process.look.owes)
         return false;
-    rank->look.owes = false;
-    free(rank->look.text);
-    rank->look.text = *text ? strdup(text) : NULL;
-    rank->look.seen_ns = job_now(job);
-    rank->look.asked_ns = 0;
-    if (rank->look.for_others)
+    rank->process.look.owes = false;
+    free(rank->process.look.text);
+    rank->process.look.text = *text ? strdup(text) : NULL;
+    rank->process.look.seen_ns = job_now(job);
+    rank->process.look.asked_ns = 0;
+    if (rank->process.look.for_others)
         coordinator_say_where(job->coordinator, rank->rank, text);
-    rank->look.for_others = false;
+    rank->process.look.for_others = false;
     return true;
 }
 
@@ -179,13 +180,13 @@ bool look_describe(const struct job *job, const struct job_rank *rank, struct st
 
     if (process)
         strbuf_add(buf, "rank %u: %s", rank->rank, process);
-    else if (rank->look.text)
+    else if (rank->process.look.text)
         strbuf_add(buf, "rank %u, ", rank->rank);
-    else if (job_is_own(job, rank->rank) && rank->look.watch)
+    else if (job_is_own(job, rank->rank) && rank->process.look.watch)
         strbuf_add(buf, "rank %u: its process does not say", rank->rank);
     else
         return false;
-    if (!process && rank->look.text)
-        add_thread(buf, rank->look.text);
+    if (!process && rank->process.look.text)
+        add_thread(buf, rank->process.look.text);
     return true;
 }

@@ -22,32 +22,32 @@ enum { MAX_STRING_BYTES = 4 << 20 }; /* per incarnation; call sites of a large m
 void job_intern(struct job *job, struct job_rank *rank, const struct request_intern *request)
 {
     size_t n_bytes = strlen(request->text) + 1;
-    char **strings = rank->strings;
+    char **strings = rank->process.strings;
 
-    if (rank->string_bytes + n_bytes > MAX_STRING_BYTES) {
+    if (rank->process.string_bytes + n_bytes > MAX_STRING_BYTES) {
         job_fault(job, rank,
                   cause_quota(&(struct evidence_quota){.at = job_at(job, rank),
                                                        .what = "interned strings",
                                                        .unit = "bytes",
                                                        .asked = n_bytes,
-                                                       .held = rank->string_bytes,
+                                                       .held = rank->process.string_bytes,
                                                        .allowed = MAX_STRING_BYTES,
                                                        .fix = "intern each call site once and use its id"}));
         return;
     }
-    if (request->id >= rank->n_strings) {
-        uint32_t n = MAX(request->id + 1, rank->n_strings * 2);
+    if (request->id >= rank->process.n_strings) {
+        uint32_t n = MAX(request->id + 1, rank->process.n_strings * 2);
 
-        strings = realloc(rank->strings, n * sizeof(*strings));
+        strings = realloc(rank->process.strings, n * sizeof(*strings));
         if (!strings)
             return; /* the site will be unknown */
-        memset(strings + rank->n_strings, 0, (n - rank->n_strings) * sizeof(*strings));
-        rank->strings = strings;
-        rank->n_strings = n;
+        memset(strings + rank->process.n_strings, 0, (n - rank->process.n_strings) * sizeof(*strings));
+        rank->process.strings = strings;
+        rank->process.n_strings = n;
     }
     free(strings[request->id]);
     strings[request->id] = strdup(request->text);
-    rank->string_bytes += n_bytes;
+    rank->process.string_bytes += n_bytes;
 }
 
 /* Was it the step that was held, so that the rank may have it all the same? What a push did is no such thing. */
@@ -68,15 +68,15 @@ static bool is_of_step(const struct fault *fault)
 
 void job_clear_fault(struct job *job, struct job_rank *rank)
 {
-    struct diagnostic *notice = steal_ptr(rank->abort_notice);
+    struct diagnostic *notice = steal_ptr(rank->process.abort_notice);
 
     if (notice) {
         job_refuse(job, rank, notice, true);
         diagnostic_unref(notice);
         return;
     }
-    rank->proceed = is_of_step(&rank->fault);
-    job_fault_reset(&rank->fault);
+    rank->step.proceed = is_of_step(&rank->process.fault);
+    job_fault_reset(&rank->process.fault);
     job_answer_done(job, rank);
 }
 
@@ -98,7 +98,7 @@ void job_report(struct job *job, struct job_rank *rank, const struct request_rep
     }
     job_fault(job, rank,
               cause_report(&at, (enum diagnostic_code)request->code, request->params, request->n_params,
-                           request->detail, rank->formed));
+                           request->detail, rank->kept.formed));
 }
 
 void job_evidence(struct job *job, struct job_rank *rank, const struct request_evidence *request)
@@ -109,5 +109,5 @@ void job_evidence(struct job *job, struct job_rank *rank, const struct request_e
         return;
     }
     if (request->step == job->ledger.step && request->attempt == job->ledger.attempt)
-        rank_evidence_set(&rank->evidence, request, job->layout->n_params);
+        rank_evidence_set(&rank->step.evidence, request, job->layout->n_params);
 }

@@ -108,7 +108,7 @@ static void (*const verbs[N_REQUEST_TYPES])(struct job *job, struct job_rank *ra
 void request_serve(struct job *job, struct job_rank *rank, const struct request *request)
 {
     rank->last_request = request_type_name(request->type);
-    rank->n_received += request_is_recorded(request->type);
+    rank->kept.n_received += request_is_recorded(request->type);
     if (request_is_recorded(request->type))
         free(steal_ptr(rank->away.answer)); /* it was to the request before */
     verbs[request->type](job, rank, request);

@@ -71,7 +71,7 @@ static int check(const struct job *job, unsigned n_ranks, char **why)
             "a job %s gets another number of ranks by way of a checkpoint: save one, end the job, and start it "
             "with the other number and checkpoint.load: latest",
             job->coordinator->alone ? "on GPUs" : "of several nodes");
-    if (!job->run.has_weights)
+    if (!job->kept.has_weights)
         return refuse(why, RESIZE_E_NOT_ALLOWED,
                       "there is no state yet that %u ranks could go on with: set world.size, and restart the daemon",
                       n_ranks);
@@ -137,7 +137,7 @@ static int make_ranks(const struct job *job, struct resized *new, unsigned n_ran
         new->gathered[r] = calloc(new->layout->n_params, sizeof(*new->gathered[r]));
         if (!new->gathered[r])
             return -ENOMEM;
-        (void)ledger_attach(&new->ledger, r, job->run.n_incarnations + 1 + r);
+        (void)ledger_attach(&new->ledger, r, job->kept.n_incarnations + 1 + r);
     }
     new->ledger.step = job->ledger.step;
     new->ledger.attempt = job->ledger.attempt + 1; /* pushes of the open step are void */
@@ -165,7 +165,7 @@ static int make(const struct job *job, struct resized *new, unsigned n_ranks)
 static void log_left_out(const struct job *job)
 {
     for (unsigned r = 0; r < job->world.size; r++)
-        if (job->ranks[r].blob_committed.data) {
+        if (job->ranks[r].kept.blob.data) {
             log_notice("what ranks had stored (loader position, random state) is left out: it was that of %u ranks",
                        job->world.size);
             return;
@@ -177,12 +177,12 @@ static void use_ranks(struct job *job, struct resized *new, unsigned n_ranks)
     uint32_t owners[CONFIG_MAX_LOCAL_RANKS];
 
     for (unsigned r = 0; r < n_ranks; r++)
-        owners[r] = job->ranks[MIN(r, job->world.size - 1)].owner;
+        owners[r] = job->ranks[MIN(r, job->world.size - 1)].kept.owner;
     log_left_out(job);
     drop_ranks(job, n_ranks);
     for (unsigned r = 0; r < n_ranks; r++) {
-        job->ranks[r].owner = owners[r];
-        job->ranks[r].incarnation = ++job->run.n_incarnations;
+        job->ranks[r].kept.owner = owners[r];
+        job->ranks[r].kept.incarnation = ++job->kept.n_incarnations;
         job->ranks[r].gathered = steal_ptr(new->gathered[r]);
     }
 }

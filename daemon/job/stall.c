@@ -84,7 +84,7 @@ static bool rank_0_is_awaited(const struct job *job)
     bool any = false;
 
     for (unsigned r = 0; r < job->world.size; r++) {
-        if (!job->ranks[r].left)
+        if (!job->ranks[r].kept.left)
             return false;
         any |= job->ranks[r].again_ns > 0;
     }
@@ -94,11 +94,12 @@ static bool rank_0_is_awaited(const struct job *job)
 static bool is_blocking(const struct job *job, const struct job_rank *rank)
 {
     if (!job->layout)
-        return !rank->declared || rank->wait != WAIT_FORM;
+        return !rank->process.declared || rank->wait != WAIT_FORM;
     if (rank->rank == 0 && rank_0_is_awaited(job))
         return true;
     /* Before there are initial weights no rank can begin, so the others wait even for a rank that has left. */
-    return rank->wait == WAIT_NONE && (!rank->left || !job->run.has_weights) && !job->ledger.ranks[rank->rank].asked;
+    return rank->wait == WAIT_NONE && (!rank->kept.left || !job->kept.has_weights) &&
+           !job->ledger.ranks[rank->rank].asked;
 }
 
 /* Does a rank wait for what comes only after the end of the window that is open? */
@@ -141,7 +142,7 @@ static bool all_are_gone(const struct job *job)
 
         if (!is_blocking(job, rank))
             continue;
-        if (rank->peer || !rank->pid)
+        if (rank->peer || !rank->kept.pid)
             return false;
         any = true;
     }
@@ -176,16 +177,16 @@ static void describe_blocking(const struct job *job, char *dst, size_t size)
 
         if (deadlocked && rank->wait != WAIT_NONE && !waits_like_first(job, rank))
             at += (size_t)snprintf(dst + at, size - at, "%srank %u (pid %" PRId64 ", waits %s)", at ? "; " : "", r,
-                                   rank->pid, job_waits_for(job, rank));
+                                   rank->kept.pid, job_waits_for(job, rank));
         if (!is_blocking(job, rank))
             continue;
         if (!rank->peer)
             at += (size_t)snprintf(dst + at, size - at, "%srank %u (%s)", at ? "; " : "", r,
-                                   rank->pid ? "its process is gone" : "never attached");
+                                   rank->kept.pid ? "its process is gone" : "never attached");
         else
             at += (size_t)snprintf(dst + at, size - at,
                                    "%srank %u (pid %" PRId64 ", last message %s %" PRIu64 " ms ago)", at ? "; " : "", r,
-                                   rank->pid, rank->last_request ? rank->last_request : "none", ago_ms);
+                                   rank->kept.pid, rank->last_request ? rank->last_request : "none", ago_ms);
     }
     if (deadlocked && at == 0)
         snprintf(dst, size, "the end of the write window that is open");
@@ -353,10 +354,10 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         .where = where.n_bytes > 0 ? strbuf_text(&where) : NULL,
         .params = awaited,
         .n_params = n_awaited,
-        .absent = job->run.has_weights && all_are_absent(job),
+        .absent = job->kept.has_weights && all_are_absent(job),
         .since_ms = since_ms,
         .aborted = aborted,
-        .forming = !job->run.has_weights,
+        .forming = !job->kept.has_weights,
         .decided = is_decided(job),
         .deadlocked = is_deadlocked(job),
         .behind_window = is_deadlocked(job) && one && waits_behind_window(job, one),
@@ -398,9 +399,9 @@ static void give_up(struct job *job, uint64_t since_ms, bool elsewhere)
 {
     struct diagnostic *diagnostic = describe_stall(job, since_ms, true, elsewhere);
 
-    if (is_decided(job) || (job->run.has_weights && coordinator_is_cut_off(job->coordinator)))
+    if (is_decided(job) || (job->kept.has_weights && coordinator_is_cut_off(job->coordinator)))
         refuse_waiting(job, diagnostic);
-    else if (job->run.has_weights)
+    else if (job->kept.has_weights)
         job_abort(job, find_guilty(job), diagnostic);
     else
         job_refuse_forming(job, diagnostic); /* there is nothing to abort yet */
@@ -482,15 +483,15 @@ static void check_lost(struct job *job, uint64_t now)
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
-        if (!rank->lost_ns || rank->peer || now - rank->lost_ns < timeout_ns)
+        if (!rank->kept.lost_ns || rank->peer || now - rank->kept.lost_ns < timeout_ns)
             continue;
         if (list_ranks(job, is_waiting, waiting, sizeof(waiting)) == 0)
             continue;
-        rank->lost_ns = now; /* those who begin the step again wait as long again */
+        rank->kept.lost_ns = now; /* those who begin the step again wait as long again */
         job_abort(job, rank->rank,
                   cause_rank_lost(&(struct evidence_lost){
                       .at = job_at(job, rank),
-                      .pid = rank->pid,
+                      .pid = rank->kept.pid,
                       .aborted = true,
                       .last_message = rank->last_request,
                       .waited_ms = timeout_ns / 1000000,

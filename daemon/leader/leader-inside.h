@@ -65,6 +65,7 @@ struct kept {
     uint32_t n_windows;  /* that it has closed before the step */
     bool is_empty;       /* it has nothing of the open step */
     bool waits_to_train; /* it has the initial weights, and has not heard that all have */
+    uint32_t n_all_backs; /* BACK of all ranks that it has heard in this run */
 };
 
 /* The node's last ENDED: steps before this one, and so many windows of it, are over there. */
@@ -81,7 +82,6 @@ struct node {
     bool may_stop;      /* and node 0 has sent it MAY_STOP */
     bool shown, declared, formed, connected, asked, wants_norm, summed, updated;
     bool wants_window, ends_window, stored;
-    uint32_t n_backs;     /* how many BACK of all ranks it was told since its KEPT */
     bool loaded;          /* it has looked for a checkpoint */
     uint64_t loaded_digest; /* of that checkpoint's description; 0: not known */
     uint64_t loaded_step; /* behind the last one that its checkpoint has; 0: it has found none */
@@ -125,6 +125,7 @@ struct leader {
     unsigned n_all_sources;
     struct leader_ops ops;
     enum leader_phase phase;
+    uint32_t n_all_backs; /* in this run, BACK of all ranks: what a node reports that has heard fewer is out of date */
     const struct layout *layout;
     struct leader_parcel *parcels;
     struct place *places;

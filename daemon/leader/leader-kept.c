@@ -136,6 +136,20 @@ static bool has_moved_any(const struct leader *leader)
     return false;
 }
 
+/* All ranks had left, and those of the node are expected back since; its daemon died before it heard that. */
+static void expect_back(struct leader *leader, unsigned node)
+{
+    if (leader->nodes[node].kept.n_all_backs >= leader->n_all_backs)
+        return;
+    leader->ops.tell(leader->ops.userdata, node,
+                     &(struct node_message){.kind = NODE_BACK,
+                                            .step = leader->step,
+                                            .attempt = leader->attempt,
+                                            .node = node,
+                                            .pass = leader->n_all_backs,
+                                            .proceed = true});
+}
+
 /* Return: false: the step, or the window, cannot go on with that node, and is aborted. */
 static bool take_in(struct leader *leader, unsigned node)
 {
@@ -167,6 +181,7 @@ static void come_back(struct leader *leader, unsigned node)
     leader_lose_save(leader, node);
     leader_forget_stop(leader, node);
     leader_forget_fetches(leader, node);
+    expect_back(leader, node);
     if (!take_in(leader, node))
         abort_open(leader, node);
     leader_answer_kept(leader, UINT64_C(1) << node);
@@ -233,6 +248,10 @@ static void all_have_said(struct leader *leader)
 {
     if (!bring_to_one_place(leader))
         return;
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader->n_all_backs = MAX(leader->n_all_backs, leader->nodes[i].kept.n_all_backs);
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        expect_back(leader, i);
     take_up(leader);
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader_lose_save(leader, i);
@@ -267,8 +286,8 @@ void leader_hear_kept(struct leader *leader, unsigned node, const struct node_me
                                              .attempt = (uint32_t)message->tag,
                                              .n_windows = message->parcel,
                                              .is_empty = message->proceed,
-                                             .waits_to_train = message->forget};
-    leader->nodes[node].n_backs = 0;
+                                             .waits_to_train = message->forget,
+                                             .n_all_backs = message->micro_batch};
     leader->generation = MAX(leader->generation, message->generation);
     if (leader->phase != LEADER_RETURNING) {
         come_back(leader, node);

@@ -89,7 +89,7 @@ void leader_hear_request(struct leader *leader, unsigned node, const struct node
 {
     struct node *n = &leader->nodes[node];
 
-    if (message->pass < n->n_backs)
+    if (message->pass < leader->n_all_backs)
         return; /* the node asked before it heard that its ranks are expected back; it will ask again with them */
     if (leader->phase != LEADER_TRAINING || n->asked || n->wants_norm) {
         leader->ops.complain(leader->ops.userdata, node, "ASKED: it has asked already");
@@ -147,10 +147,12 @@ void leader_hear_back(struct leader *leader, unsigned node, const struct node_me
         if (!all && i != node)
             continue;
         leader_forget_request(&leader->nodes[i]);
-        leader->nodes[i].n_backs += all;
         late |= was_passed_over(leader, i);
     }
-    leader_say(leader, (struct node_message){.kind = NODE_BACK, .node = node, .proceed = all, .forget = late});
+    leader->n_all_backs += all;
+    leader_say(leader,
+               (struct node_message){
+                   .kind = NODE_BACK, .node = node, .pass = leader->n_all_backs, .proceed = all, .forget = late});
 }
 
 /* ---- sums ---------------------------------------------------------------------------------------------- */

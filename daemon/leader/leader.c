@@ -87,8 +87,7 @@ int leader_form(struct leader *leader, const struct layout *layout)
     uint32_t most = 0;
 
     drop_layout(leader);
-    for (unsigned i = 0; i < leader->n_nodes; i++)
-        leader->nodes[i].n_backs = 0;
+    leader->n_all_backs = 0;
     if (!layout)
         return 0;
     leader->parcels = calloc(layout->n_parcels + 1, sizeof(*leader->parcels));
@@ -525,6 +524,9 @@ void leader_hear(struct leader *leader, unsigned node, const struct node_message
             leader->ops.say(leader->ops.userdata, message);
         break;
     case NODE_RANK:
+        if (message->pass >= leader->n_all_backs) /* else the node has not heard yet that its ranks are expected back */
+            leader->ops.say(leader->ops.userdata, message);
+        break;
     case NODE_EVIDENCE:
     case NODE_LOOK:
     case NODE_STACK:

@@ -407,7 +407,7 @@ static bool is_needed(const struct job *job)
     bool needed = false;
 
     for (unsigned r = 0; r < job->world.size; r++) {
-        if (job->ranks[r].left)
+        if (job->ranks[r].kept.left)
             continue;
         if (r >= job->world.first && r < job->world.end)
             return false;

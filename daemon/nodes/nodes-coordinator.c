@@ -73,8 +73,9 @@ static struct diagnostic *compare_manifests(struct coordinator *c)
         return NULL;
     for (unsigned node = 0; node < job->config->world.nodes.n_items; node++)
         for (unsigned i = 0; i < job->config->world.nodes.items[node].ranks; i++, rank++)
-            manifests[rank] = job_is_own(job, rank) && job->ranks[rank].manifest.n > 0 ? &job->ranks[rank].manifest
-                                                                                       : nodes_manifest(nodes, node);
+            manifests[rank] = job_is_own(job, rank) && job->ranks[rank].process.manifest.n > 0
+                                  ? &job->ranks[rank].process.manifest
+                                  : nodes_manifest(nodes, node);
     return cause_manifest(manifests, job->world.size);
 }
 

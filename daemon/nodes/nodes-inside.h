@@ -58,7 +58,6 @@ struct nodes {
     bool holds_back;  /* BACK was, or is to be, reported, and node 0 has not answered */
     unsigned back;    /* the rank of that BACK */
     bool back_waits, back_is_all; /* BACK is still to be reported, after ENGINE; it is for all ranks */
-    uint32_t n_backs; /* how many BACK of all ranks it has heard since it said KEPT */
     uint64_t *passed; /* parcels that were passed over in passed_micro_batch: reported together */
     uint32_t n_passed, passed_micro_batch;
     uint64_t *masks;            /* scratch, per part of the largest parcel */

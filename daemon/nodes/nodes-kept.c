@@ -46,7 +46,7 @@ bool nodes_has_run(const struct nodes *nodes)
 {
     const struct job *job = nodes->job;
 
-    return (job->run.has_weights || (job->run.was_spread && !nodes->leader)) && !job->run.drop_why;
+    return (job->kept.has_weights || (job->run.was_spread && !nodes->leader)) && !job->run.drop_why;
 }
 
 void nodes_go_on(struct nodes *nodes)
@@ -63,7 +63,7 @@ void nodes_go_on(struct nodes *nodes)
     }
     save_describe(job, &save);
     if (nodes->leader)
-        leader_take_over(nodes->leader, job->ledger.step, job->decision.applying, save.is_saved);
+        leader_take_over(nodes->leader, job->ledger.step, job->kept.applied, save.is_saved);
     nodes_stand(nodes);
     remote_ranks_repeat(nodes->remote_ranks);
 }
@@ -94,7 +94,7 @@ static void lose(struct nodes *nodes, unsigned node)
         leader_lose(nodes->leader, node, nodes->why);
         return;
     }
-    if (!nodes->job->run.has_weights) {
+    if (!nodes->job->kept.has_weights) {
         nodes_form_anew(nodes, nodes->why);
         return;
     }

@@ -47,7 +47,7 @@ const struct manifest *nodes_manifest(const struct nodes *nodes, unsigned node)
 static void show_manifest(struct nodes *nodes)
 {
     const struct job *job = nodes->job;
-    const struct manifest *manifest = &job->ranks[job->world.first].manifest;
+    const struct manifest *manifest = &job->ranks[job->world.first].process.manifest;
     const struct request request = {.type = REQUEST_DECLARE,
                                     .declare = {.params = manifest->decls, .n_params = manifest->n}};
     _cleanup_free_ uint8_t *bytes = malloc(NODE_MESSAGE_MAX_BYTES);
@@ -235,10 +235,10 @@ static void hear_back(struct nodes *nodes, const struct node_message *message)
     struct job *job = nodes->job;
     bool own = message->node == nodes->self;
 
-    nodes->n_backs += message->proceed;
     if (!job->layout)
         return;
     if (message->proceed) {
+        job->kept.n_all_backs = message->pass;
         job_all_are_back(job, !nodes->holds_back);
         remote_ranks_repeat(nodes->remote_ranks);
     }
@@ -352,7 +352,7 @@ static void hear_form(struct nodes *nodes, const struct node_message *message)
     nodes_formed(nodes);
     if (config_loads(job->config))
         nodes_loaded(nodes, job->run.was_loaded, job->state->progress.epoch, job->run.loaded_digest);
-    if (job->run.given_weights && nodes->leader)
+    if (job->kept.given_weights && nodes->leader)
         nodes_have_weights(nodes);
 }
 

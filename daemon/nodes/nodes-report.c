@@ -21,7 +21,7 @@ void nodes_declared(struct nodes *nodes, bool declared)
 {
     struct job *job = nodes->job;
     bool is_laid_out = job->phase == JOB_INITIALISING;
-    uint64_t digest = is_laid_out ? job->run.digest : manifest_digest(&job->ranks[job->world.first].manifest);
+    uint64_t digest = is_laid_out ? job->kept.digest : manifest_digest(&job->ranks[job->world.first].process.manifest);
 
     if (nodes->said_declared == declared)
         return;
@@ -34,7 +34,7 @@ void nodes_declared(struct nodes *nodes, bool declared)
                             .pass = !declared     ? CONFIG_GPU_ROOM_NONE
                                     : is_laid_out ? job->config->zero.gpu_room
                                                   : gpu_room_wanted(job),
-                            .text = declared && job->run.id ? job->run.id : "",
+                            .text = declared && job->kept.run_id ? job->kept.run_id : "",
                         });
 }
 
@@ -95,7 +95,8 @@ void nodes_asked(struct nodes *nodes)
 {
     size_t n = job_bits_bytes(nodes->job);
     _cleanup_free_ uint8_t *any = malloc(n), *all = malloc(n);
-    struct node_message message = {.kind = NODE_ASKED, .pass = nodes->n_backs, .pushed_any = any, .pushed_all = all};
+    struct node_message message = {
+        .kind = NODE_ASKED, .pass = nodes->job->kept.n_all_backs, .pushed_any = any, .pushed_all = all};
 
     if (!begin_request(nodes))
         return;
@@ -113,7 +114,7 @@ void nodes_want_norm(struct nodes *nodes)
 {
     if (!begin_request(nodes))
         return;
-    nodes_report(nodes, (struct node_message){.kind = NODE_WANT_NORM, .pass = nodes->n_backs});
+    nodes_report(nodes, (struct node_message){.kind = NODE_WANT_NORM, .pass = nodes->job->kept.n_all_backs});
 }
 
 void nodes_want_window(struct nodes *nodes)

@@ -97,7 +97,6 @@ void nodes_stand(struct nodes *nodes)
 {
     nodes->said_kept = true;
     nodes->said_want_save = false;
-    nodes->n_backs = 0;
     save_lose(nodes->job);
     nodes_forget_stop(nodes);
     nodes_report(nodes, (struct node_message){.kind = NODE_KEPT,
@@ -106,8 +105,9 @@ void nodes_stand(struct nodes *nodes)
                                               .pass = find_stand(nodes),
                                               .tag = highest_attempt(nodes->job),
                                               .parcel = n_windows(nodes),
+                                              .micro_batch = nodes->job->kept.n_all_backs,
                                               .proceed = is_empty(nodes),
-                                              .forget = !nodes->job->run.has_weights});
+                                              .forget = !nodes->job->kept.has_weights});
 }
 
 /*

@@ -180,7 +180,6 @@ void nodes_drop(struct nodes *nodes)
     free(steal_ptr(nodes->decided));
     nodes->n_passed = 0;
     nodes_forget_stop(nodes);
-    nodes->n_backs = 0;
     nodes->updated = nodes->stored = nodes->ends = nodes->commits = nodes->closes = nodes->said_kept = false;
     nodes->said_declared = nodes->said_formed = nodes->said_request = nodes->withdraws = nodes->holds_back =
         nodes->connected = false;

@@ -68,7 +68,7 @@ int param_norm_ask(struct nodes *nodes, struct job_rank *rank, uint32_t param)
     question->next = nodes->param_norms;
     question->number = nodes->n_param_norms++;
     question->rank = rank->rank;
-    question->incarnation = rank->incarnation;
+    question->incarnation = rank->kept.incarnation;
     question->param = param;
     nodes->param_norms = question;
     job_wait(job, rank, WAIT_READ);
@@ -97,7 +97,7 @@ static void answer(struct job *job, const struct param_norm *question)
 {
     struct job_rank *rank = &job->ranks[question->rank];
 
-    if (rank->wait != WAIT_READ || rank->incarnation != question->incarnation)
+    if (rank->wait != WAIT_READ || rank->kept.incarnation != question->incarnation)
         return; /* its process has gone */
     job_answer(job, rank,
                &(struct reply){

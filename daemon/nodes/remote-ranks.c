@@ -97,12 +97,12 @@ static void look_at(const struct job *job, const struct job_rank *rank, uint64_t
 
     memset(numbers, 0, N_NUMBERS * sizeof(*numbers));
     numbers[HERE] = rank->peer != NULL;
-    numbers[LEFT] = rank->left;
-    numbers[DECLARED] = rank->declared;
+    numbers[LEFT] = rank->kept.left;
+    numbers[DECLARED] = rank->process.declared;
     numbers[WAIT] = rank->wait;
     numbers[WAITED_MS] = rank->wait != WAIT_NONE ? (now - rank->wait_ns) / 1000000 : 0;
     numbers[SILENT_MS] = (now - rank->last_ns) / 1000000;
-    numbers[PID] = (uint64_t)rank->pid;
+    numbers[PID] = (uint64_t)rank->kept.pid;
     numbers[LAST_REQUEST] = type_of(rank->last_request);
     if (job->layout) {
         const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
@@ -150,9 +150,10 @@ static void tell(struct nodes *nodes, const struct job_rank *rank, const struct 
     struct node_message message = {.kind = NODE_RANK,
                                    .has_rank = true,
                                    .rank = rank->rank,
+                                   .pass = job->kept.n_all_backs,
                                    .numbers = now->numbers,
                                    .n_numbers = N_NUMBERS,
-                                   .text = rank->client ? rank->client : ""};
+                                   .text = rank->kept.client ? rank->kept.client : ""};
     _cleanup_free_ uint8_t *pushed = job->layout ? calloc(job_bits_bytes(job), 1) : NULL;
     _cleanup_free_ uint8_t *awaited = list_awaited(job, rank);
     _cleanup_free_ struct wire_hyper *groups = job->layout ? calloc(job->layout->n_groups, sizeof(*groups)) : NULL;
@@ -180,10 +181,10 @@ static void tell_evidence(struct nodes *nodes, const struct job_rank *rank, uint
     _cleanup_free_ uint32_t *ids = NULL;
     struct request_evidence evidence;
 
-    if (rank->evidence.present)
+    if (rank->step.evidence.present)
         ids = calloc(job->layout->n_params + 1, sizeof(*ids));
     if (ids)
-        rank_evidence_describe(&rank->evidence, job->layout->n_params, ids, &evidence);
+        rank_evidence_describe(&rank->step.evidence, job->layout->n_params, ids, &evidence);
     if (ids || *digest)
         nodes_evidence(nodes, rank->rank, ids ? &evidence : NULL, digest);
 }
@@ -262,18 +263,18 @@ void remote_ranks_hear(struct remote_ranks *remote, const struct node_message *m
         numbers[LAST_REQUEST] >= N_REQUEST_TYPES || job_is_own(job, message->rank))
         return; /* its own come back to it, too */
     rank = &job->ranks[message->rank];
-    left = numbers[LEFT] && !rank->left;
+    left = numbers[LEFT] && !rank->kept.left;
     rank->rank = message->rank;
     rank->peer = numbers[HERE] ? rank : NULL; /* somebody, and never asked for more */
-    rank->left = numbers[LEFT];
-    rank->declared = numbers[DECLARED];
+    rank->kept.left = numbers[LEFT];
+    rank->process.declared = numbers[DECLARED];
     rank->wait = (enum job_wait)numbers[WAIT];
     rank->wait_ns = now - MIN(numbers[WAITED_MS] * 1000000, now);
     rank->last_ns = now - MIN(numbers[SILENT_MS] * 1000000, now);
-    rank->pid = (int64_t)numbers[PID];
+    rank->kept.pid = (int64_t)numbers[PID];
     rank->last_request = numbers[LAST_REQUEST] ? request_type_name((enum request_type)numbers[LAST_REQUEST]) : NULL;
-    free(rank->client);
-    rank->client = message->text[0] ? strdup(message->text) : NULL;
+    free(rank->kept.client);
+    rank->kept.client = message->text[0] ? strdup(message->text) : NULL;
     free(steal_ptr(remote->awaited[message->rank]));
     if (job->layout && message->step == job->ledger.step && message->attempt == job->ledger.attempt) {
         keep_progress(job, rank, message);
@@ -297,10 +298,10 @@ void remote_ranks_hear_evidence(struct remote_ranks *remote, unsigned rank, cons
 
     if (!job->layout || rank >= job->world.size || job_is_own(job, rank))
         return;
-    rank_evidence_reset(&job->ranks[rank].evidence);
+    rank_evidence_reset(&job->ranks[rank].step.evidence);
     if (evidence && are_params(job, evidence->not_called, evidence->n_not_called) &&
         are_params(job, evidence->called, evidence->n_called))
-        rank_evidence_set(&job->ranks[rank].evidence, evidence, job->layout->n_params);
+        rank_evidence_set(&job->ranks[rank].step.evidence, evidence, job->layout->n_params);
 }
 
 void remote_ranks_forget(struct remote_ranks *remote)
@@ -311,7 +312,7 @@ void remote_ranks_forget(struct remote_ranks *remote)
         if (job_is_own(job, r)) {
             remote->told[r - job->world.first].evidence = 0;
         } else {
-            rank_evidence_reset(&job->ranks[r].evidence);
+            rank_evidence_reset(&job->ranks[r].step.evidence);
             free(steal_ptr(remote->awaited[r]));
         }
 }

@@ -52,7 +52,7 @@ static const char *phase_word(const struct job *job)
 
     if (job->run.survival.holds)
         return "holding";
-    return job->run.draining ? "draining" : words[job_shown_phase(job)];
+    return job->kept.draining ? "draining" : words[job_shown_phase(job)];
 }
 
 static double steps_per_second(const struct job *job)
@@ -138,13 +138,13 @@ static void fill_counters(const struct job *job, struct status *status)
     for (unsigned r = job->world.first; r < job->world.end; r++)
         overflows += job->ranks[r].rings[0] ? job->ranks[r].rings[0]->n_overflows : 0;
     status->counters = (struct status_counters){
-        .n_pushes_admitted = c->admitted,
+        .n_pushes_admitted = job->kept.n_admitted,
         .n_pushes_retried = c->retried,
         .n_pushes_dropped = c->dropped,
         .n_pushes_accumulated = c->accumulated,
         .n_pushes_redone = c->redone,
-        .n_aborts = c->aborts,
-        .n_reattaches = c->reattaches,
+        .n_aborts = job->kept.n_aborts,
+        .n_reattaches = job->kept.n_reattaches,
         .n_overflow_slots = overflows,
         .n_warnings = c->warnings,
     };
@@ -156,15 +156,15 @@ static void fill_step(const struct job *job, struct status *status)
 
     status->step = job->layout ? job->ledger.step : 0;
     status->attempt = job->layout ? job->ledger.attempt : 0;
-    status->n_applied = job->stats.counters.applied;
-    status->n_skipped = job->stats.counters.skipped;
+    status->n_applied = job->kept.n_steps_applied;
+    status->n_skipped = job->kept.n_steps_skipped;
     status->n_missing_steps = job->missing.n_missing;
-    status->n_missing_params = job->missing.n_params;
+    status->n_missing_params = job->kept.n_missing;
     status->loss_scale = job_loss_scale(job);
-    status->has_grad_norm = job->decision.has_norm;
+    status->has_grad_norm = job->kept.has_norm;
     status->groups = job->decision.has_hypers ? job->decision.hypers : NULL;
-    status->grad_norm = job->decision.norm;
-    status->lr = job->decision.lr;
+    status->grad_norm = job->kept.norm;
+    status->lr = job->kept.lr;
     status->steps_per_s = steps_per_second(job);
     status->last_step_ns = t->step_last_ns;
     status->phases[STATUS_PHASE_WAIT] = (struct status_time){job->waits.total_ns, t->wait_last_ns};
@@ -172,7 +172,7 @@ static void fill_step(const struct job *job, struct status *status)
     status->phases[STATUS_PHASE_UPDATE] = (struct status_time){t->update_total_ns, t->update_last_ns};
     status->overlap_bytes = job->stats.counters.overlap_bytes;
     status->overlap_reduced_bytes = job->stats.counters.overlap_reduced_bytes;
-    status->slowest_rank = job->decision.has_norm && t->slowest_rank < job->world.size ? (int64_t)t->slowest_rank : -1;
+    status->slowest_rank = job->kept.has_norm && t->slowest_rank < job->world.size ? (int64_t)t->slowest_rank : -1;
     status->slowest_behind_ns = t->slowest_behind_ns;
 }
 
@@ -262,7 +262,7 @@ static struct status_checkpoint view_checkpoint(const struct job *job)
                    .began_ns = view.began_ns,
                    .waited_ns = view.waited_ns},
         .has_last = save->last_ended_ns > 0,
-        .last = {.step = save->last_step,
+        .last = {.step = job->kept.saved_step,
                  .n_bytes = save->last_bytes,
                  .ended_ns = save->last_ended_ns,
                  .took_ns = save->last_ns,
@@ -311,7 +311,7 @@ static struct status make_status(struct service *service, struct status_refused 
     struct status status = {
         .now_ns = service_now_ns(),
         .job = config->job,
-        .run_id = job->run.id,
+        .run_id = job->kept.run_id,
         .state = phase_word(job),
         .version = service_version(),
         .isa = service->kernels->isa,
@@ -319,7 +319,7 @@ static struct status make_status(struct service *service, struct status_refused 
         .socket_path = config->listen.socket,
         .pid = getpid(),
         .started_ns = service->started_ns,
-        .n_daemons = job->run.survival.journal ? job->run.survival.n_daemons : 0,
+        .n_daemons = job->run.survival.journal ? job->kept.n_daemons : 0,
         .found_ns = job->run.survival.found_ns,
         .away_ns = job->run.survival.away_ns,
         .held = job->run.survival.holds,
@@ -351,13 +351,13 @@ static struct status make_status(struct service *service, struct status_refused 
 
 static const char *rank_word(const struct job *job, const struct job_rank *rank)
 {
-    if (rank->left)
+    if (rank->kept.left)
         return "left";
     if (!rank->peer)
-        return rank->lost_ns ? "lost" : "absent";
+        return rank->kept.lost_ns ? "lost" : "absent";
     if (rank->wait != WAIT_NONE)
         return waits_word(rank->wait);
-    if (!job->layout || !rank->formed)
+    if (!job->layout || !rank->kept.formed)
         return "declaring";
     return job->ledger.ranks[rank->rank].open ? "backward" : "computing";
 }
@@ -390,16 +390,16 @@ static struct status_rank make_rank(const struct job *job, const struct job_rank
     return (struct status_rank){
         .rank = rank->rank,
         .attached = rank->peer != NULL,
-        .pid = rank->pid,
-        .uid = rank->uid,
+        .pid = rank->kept.pid,
+        .uid = rank->kept.uid,
         .state = rank_word(job, rank),
-        .client = rank->client,
-        .incarnation = rank->incarnation,
+        .client = rank->kept.client,
+        .incarnation = rank->kept.incarnation,
         .connected_since_ns = rank->peer ? rank->attached_ns : 0,
         .last_message_ns = rank->last_ns,
         .step = next.step,
         .micro_batch = next.micro_batch,
-        .n_pushes = rank->n_pushes,
+        .n_pushes = rank->kept.n_pushes,
         .behind_total_ns = rank->waits.behind_total_ns,
         .phases_ns = {[STATUS_RANK_FORWARD] = rank->phases.total_ns[PHASE_FORWARD],
                       [STATUS_RANK_BACKWARD] = rank->phases.total_ns[PHASE_BACKWARD],
@@ -407,7 +407,7 @@ static struct status_rank make_rank(const struct job *job, const struct job_rank
                       [STATUS_RANK_REST] = rank->phases.total_ns[PHASE_REST]},
         .waiting_for = rank->wait != WAIT_NONE ? job_waits_for(job, rank) : NULL,
         .waiting_since_ns = rank->wait != WAIT_NONE ? rank->wait_ns : 0,
-        .fault = rank->fault.diagnostic,
+        .fault = rank->process.fault.diagnostic,
     };
 }
 
@@ -434,8 +434,8 @@ static void view_stack(const struct job *job, const struct job_rank *rank, struc
     *stack = (struct status_stack){.awaited = awaited,
                                    .process = look_process(job, rank),
                                    .is_pending = look_is_awaited(job, rank),
-                                   .seen_ns = rank->look.text ? rank->look.seen_ns : 0,
-                                   .text = rank->look.text};
+                                   .seen_ns = rank->process.look.text ? rank->process.look.seen_ns : 0,
+                                   .text = rank->process.look.text};
     for (uint32_t p = 0; job->layout && job->ledger.ranks[rank->rank].open && p < job->layout->n_params; p++) {
         if (!job_awaits(job, rank, p))
             continue;
@@ -464,7 +464,7 @@ static struct status_param *make_params(const struct job *job)
     for (uint32_t p = 0; params && p < job->layout->n_params; p++)
         params[p] = (struct status_param){
             .n_steps = job->state->progress.counts[p],
-            .has_grad_norm = job->decision.has_norm && param_norm_is_here(job, p),
+            .has_grad_norm = job->kept.has_norm && param_norm_is_here(job, p),
             .grad_norm = step_param_norm(job->step, step_squares(job->step, p)),
         };
     return params;
@@ -585,7 +585,7 @@ static char *on_report(struct service *service)
 
 static char *on_drain(struct service *service)
 {
-    service->job->run.draining = true;
+    service->job->kept.draining = true;
     log_notice("draining: no rank may attach, the daemon ends with the last one");
     return message_json("draining: no rank may attach any more; the daemon ends when the last trainer has left");
 }

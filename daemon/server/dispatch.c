@@ -40,45 +40,39 @@ static void welcome(struct session *session, bool resumed)
 {
     const struct job *job = session->service->job;
     const struct config *config = job->config;
-    static const enum wire_on_duplicate policies[] = {
-        [CONFIG_DUPLICATE_REJECT] = WIRE_ON_DUPLICATE_REJECT,
-        [CONFIG_DUPLICATE_ACCUMULATE] = WIRE_ON_DUPLICATE_ACCUMULATE,
-        [CONFIG_DUPLICATE_ABORT_STEP] = WIRE_ON_DUPLICATE_ABORT_STEP,
-    };
 
-    session_send(
-        session,
-        &(struct reply){
-            .type = REPLY_WELCOME,
-            .welcome =
-                {
-                    .version = WIRE_VERSION,
-                    .world_size = config->world.size,
-                    .stage = config_stage(config),
-                    .configured_stage = (uint32_t)config->zero.stage,
-                    .bucket_elems = config->zero.reduce_bucket_size,
-                    .on_duplicate =
-                        policies[session->rank ? session->rank->on_duplicate : config->diagnostics.on_duplicate],
-                    .server = service_version(),
-                    .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
-                    .run_id = job->run.id,
-                    .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
-                    .optimizer = config_optimizer_name(&config->optimizer),
-                    .hyper = job_wire_hyper(&config->optimizer.hyper),
-                    .has_scheduler = config->scheduler.type != SCHEDULE_NONE,
-                    .max_norm = config->gradient_clipping,
-                    .mean = config->gradient_allreduce_op == CONFIG_ALLREDUCE_MEAN,
-                    .fp16 = config->fp16.enabled,
-                    .accumulation = (uint32_t)config->gradient_accumulation_steps,
-                    .cuda = config->device == CONFIG_DEVICE_CUDA,
-                    .configured = config_configured(config),
-                    .resumed = resumed,
-                    .n_received = resumed ? session->rank->n_received : 0,
-                    .reattach_ms = keep_is_on() ? config->limits.reattach_timeout_ms : 0,
-                    .looks = true,
-                },
-        },
-        NULL, 0);
+    session_send(session,
+                 &(struct reply){
+                     .type = REPLY_WELCOME,
+                     .welcome =
+                         {
+                             .version = WIRE_VERSION,
+                             .world_size = config->world.size,
+                             .stage = config_stage(config),
+                             .configured_stage = (uint32_t)config->zero.stage,
+                             .bucket_elems = config->zero.reduce_bucket_size,
+                             .on_duplicate = session->rank ? session->rank->kept.on_duplicate
+                                                           : attendance_policy(job, WIRE_ON_DUPLICATE_AS_CONFIGURED),
+                             .server = service_version(),
+                             .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
+                             .run_id = job->kept.run_id,
+                             .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
+                             .optimizer = config_optimizer_name(&config->optimizer),
+                             .hyper = job_wire_hyper(&config->optimizer.hyper),
+                             .has_scheduler = config->scheduler.type != SCHEDULE_NONE,
+                             .max_norm = config->gradient_clipping,
+                             .mean = config->gradient_allreduce_op == CONFIG_ALLREDUCE_MEAN,
+                             .fp16 = config->fp16.enabled,
+                             .accumulation = (uint32_t)config->gradient_accumulation_steps,
+                             .cuda = config->device == CONFIG_DEVICE_CUDA,
+                             .configured = config_configured(config),
+                             .resumed = resumed,
+                             .n_received = resumed ? session->rank->kept.n_received : 0,
+                             .reattach_ms = keep_is_on() ? config->limits.reattach_timeout_ms : 0,
+                             .looks = true,
+                         },
+                 },
+                 NULL, 0);
 }
 
 /* Trainers are never more than the ranks, for which limits.clients must leave room; so it counts the others. */
@@ -111,7 +105,7 @@ static void resume(struct session *session, const struct request_hello *hello)
     session_set_state(session, SESSION_ATTACHED);
     session_set_state(session, SESSION_FORMED);
     welcome(session, true);
-    if (rank->away.answer && hello->waits && hello->n_sent == rank->n_received)
+    if (rank->away.answer && hello->waits && hello->n_sent == rank->kept.n_received)
         session_send_packed(session, rank->away.answer, rank->away.n_answer_bytes);
     rank_forget_away(rank);
 }
@@ -232,7 +226,7 @@ static void on_admin(struct session *s, const struct request *r)
 
 static void on_stack(struct session *s, const struct request *r)
 {
-    if (s->watched->look.watch != s || !look_answered(s->service->job, s->watched, r->stack.text))
+    if (s->watched->process.look.watch != s || !look_answered(s->service->job, s->watched, r->stack.text))
         refuse_request(s, "Stack, which nobody has asked for");
 }
 
@@ -308,7 +302,7 @@ void dispatch_request(struct session *session, const struct request *request)
         session->rank->last_ns = service_now_ns();
         session->rank->last_request = request_type_name(request->type);
         /* Formed was answered: from here on it is a rank that takes part. */
-        if (session->state == SESSION_ATTACHED && session->rank->formed)
+        if (session->state == SESSION_ATTACHED && session->rank->kept.formed)
             session_set_state(session, SESSION_FORMED);
     }
     if (!(table[request->type].states & session->state)) {

@@ -440,7 +440,7 @@ static void on_tick(uv_timer_t *handle)
     feed_watchdog(server, now);
     sessions_reap(&server->service);
     stop_when_over(server, now);
-    if (server->job->run.draining && job_is_idle(server->job) && !server->waits_to_stop)
+    if (server->job->kept.draining && job_is_idle(server->job) && !server->waits_to_stop)
         stop_or_wait_first(server, "drained: no trainer is left");
     rest_if_idle(server, now);
 }
@@ -562,8 +562,8 @@ static void take_over(struct server *server)
     if (r == 1)
         log_notice("took over the job from the daemon before, which lived %.1f s ago: run %s, step %" PRIu64
                    ", attempt %u; %u daemons so far",
-                   (double)job->run.survival.away_ns / 1e9, job->run.id ? job->run.id : "without a name",
-                   job->ledger.step, job->ledger.attempt, job->run.survival.n_daemons);
+                   (double)job->run.survival.away_ns / 1e9, job->kept.run_id ? job->kept.run_id : "without a name",
+                   job->ledger.step, job->ledger.attempt, job->kept.n_daemons);
 }
 
 static int start_server(struct server *server, char *why, size_t why_size)

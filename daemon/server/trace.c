@@ -168,7 +168,7 @@ static void file_is_written(uv_work_t *work, int status)
 static bool is_training(const struct job *job)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ranks[r].peer && !job->ranks[r].left)
+        if (job->ranks[r].peer && !job->ranks[r].kept.left)
             return true;
     return false;
 }

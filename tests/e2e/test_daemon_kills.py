@@ -94,6 +94,22 @@ def test_killed_while_ranks_attach_again(build, tmp_path, n_nodes):
     assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == 4 * n_nodes
 
 
+@pytest.mark.parametrize("node, point", [(1, "BACK.heard"), *full((1, "BACK.obeyed"), (0, "BACK.said"), (0, "BACK.heard"), (0, "BACK.obeyed"),
+                                                                  (1, "Leave.judged"), (0, "Leave.judged"))])
+def test_killed_while_all_are_back(build, tmp_path, node, point):
+    """All ranks had left, and rank 0 is back: the next daemon expects its ranks, too, whatever it had heard of that."""
+    plan = Plan(2, n_nodes=2, device="", only=())
+    plan.victims = [[] for _ in plan.victims]
+    plan.saves = plan.loads = False
+    plan.config.pop("checkpoint", None)
+    plan.own_args += ["--again", 5]
+    plan.lives = [[], []]
+    plan.lives[node] = [Life.at(f"{point}:kill@{n}") for n in (1, 2)]
+    began = time.monotonic()
+    assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == 2
+    assert time.monotonic() - began < 15 * build.patience, "it waited for limits.reattach_timeout"
+
+
 def test_killed_with_a_decided_step(build, tmp_path):
     """GPUs of several nodes: nothing that all nodes have added is put back, also if no daemon has heard all of it."""
     plan = Plan(2, n_nodes=2, device="cuda", only=())

@@ -33,15 +33,15 @@ uint64_t job_now(const struct job *job)
 const char *job_client(const struct job *job)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ranks[r].client)
-            return job->ranks[r].client;
+        if (job->ranks[r].kept.client)
+            return job->ranks[r].kept.client;
     return NULL;
 }
 
 struct evidence_at job_at(const struct job *job, const struct job_rank *rank)
 {
     struct evidence_at at = {
-        .layout = job->layout, .rank = rank->rank, .step = -1, .micro_batch = -1, .client = rank->client};
+        .layout = job->layout, .rank = rank->rank, .step = -1, .micro_batch = -1, .client = rank->kept.client};
 
     if (job->layout) {
         at.step = (int64_t)job->ledger.step;
@@ -150,24 +150,24 @@ void job_refuse(struct job *job, struct job_rank *rank, struct diagnostic *diagn
 struct job_rank *job_who_left(struct job *job)
 {
     for (unsigned r = 0; r < job->world.size; r++)
-        if (job->ranks[r].left && job->config->diagnostics.on_leave == CONFIG_LEAVE_STOP)
+        if (job->ranks[r].kept.left && job->config->diagnostics.on_leave == CONFIG_LEAVE_STOP)
             return &job->ranks[r];
     return NULL;
 }
 
 bool job_is_held(struct job *job, struct job_rank *rank)
 {
-    struct diagnostic *notice = steal_ptr(rank->abort_notice);
+    struct diagnostic *notice = steal_ptr(rank->process.abort_notice);
 
     if (notice) {
         job_refuse(job, rank, notice, true);
         diagnostic_unref(notice);
         return true;
     }
-    if (!rank->fault.code)
+    if (!rank->process.fault.code)
         return false;
-    rank->fault.told = true;
-    job_refuse(job, rank, job_fault_diagnostic(job, rank, &rank->fault, false), false);
+    rank->process.fault.told = true;
+    job_refuse(job, rank, job_fault_diagnostic(job, rank, &rank->process.fault, false), false);
     return true;
 }
 
@@ -175,10 +175,11 @@ bool job_is_stopped(struct job *job, struct job_rank *rank)
 {
     struct job_rank *left = job_who_left(job);
 
-    if (!rank->fault.code && !rank->abort_notice && left)
-        job_fault(job, rank,
-                  cause_rank_lost(&(struct evidence_lost){
-                      .at = job_at(job, left), .pid = left->pid, .left = true, .last_message = left->last_request}));
+    if (!rank->process.fault.code && !rank->process.abort_notice && left)
+        job_fault(
+            job, rank,
+            cause_rank_lost(&(struct evidence_lost){
+                .at = job_at(job, left), .pid = left->kept.pid, .left = true, .last_message = left->last_request}));
     return job_is_held(job, rank);
 }
 
@@ -196,8 +197,8 @@ void job_refuse_forming(struct job *job, struct diagnostic *diagnostic)
         if (rank->wait != WAIT_FORM && rank->wait != WAIT_READY)
             continue; /* it may be in the middle of declaring */
         if (rank->wait == WAIT_FORM) {
-            rank->declared = false;
-            manifest_deinit(&rank->manifest);
+            rank->process.declared = false;
+            manifest_deinit(&rank->process.manifest);
         }
         job_refuse(job, rank, diagnostic, false);
     }

@@ -27,10 +27,10 @@ void job_fault_reset(struct fault *fault)
 void job_fault(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic)
 {
     job_keep(job, diagnostic);
-    if (rank->fault.code)
+    if (rank->process.fault.code)
         return; /* the first one stands; the later one is in the log */
-    rank->fault.code = diagnostic->code;
-    rank->fault.diagnostic = diagnostic_ref(diagnostic);
+    rank->process.fault.code = diagnostic->code;
+    rank->process.fault.diagnostic = diagnostic_ref(diagnostic);
 }
 
 void job_fault_join(struct fault *fault, uint32_t param)
@@ -53,14 +53,14 @@ void job_fault_join(struct fault *fault, uint32_t param)
 void job_fault_push(struct job *job, struct job_rank *rank, enum diagnostic_code code, const struct push_record *first,
                     const struct push_record *second, const char *detail)
 {
-    struct fault *fault = &rank->fault;
+    struct fault *fault = &rank->process.fault;
 
     if (!fault->code) {
         fault->code = code;
         if (first)
             fault->first = *first;
         fault->second = *second;
-        fault->other_incarnation = second->incarnation != rank->incarnation;
+        fault->other_incarnation = second->incarnation != rank->kept.incarnation;
         snprintf(fault->detail, sizeof(fault->detail), "%s", detail ? detail : "");
     }
     if (fault->code == code && !fault->diagnostic)
@@ -71,28 +71,28 @@ void job_fault_push(struct job *job, struct job_rank *rank, enum diagnostic_code
 
 void job_refuse_early(struct job *job, struct job_rank *rank, const struct misplaced *misplaced)
 {
-    const struct push_record record = {.incarnation = rank->incarnation,
+    const struct push_record record = {.incarnation = rank->kept.incarnation,
                                        .sequence = 1,
                                        .step = job->ledger.step,
                                        .micro_batch = job->ledger.ranks[rank->rank].n_ended,
                                        .time_ns = job_now(job)};
-    bool first = !rank->fault.code;
+    bool first = !rank->process.fault.code;
 
     job_fault_push(job, rank, E_EARLY, NULL, &record, misplaced->what);
     if (first)
-        rank->fault.misplaced = misplaced;
+        rank->process.fault.misplaced = misplaced;
     job_is_held(job, rank);
 }
 
 static const char *rank_string(const struct job_rank *rank, uint32_t id)
 {
-    return id < rank->n_strings && rank->strings[id] ? rank->strings[id] : "";
+    return id < rank->process.n_strings && rank->process.strings[id] ? rank->process.strings[id] : "";
 }
 
 /* Strings are borrowed from the rank: cause_*() copy them. */
 static struct diagnostic_push spell_out(const struct job_rank *rank, const struct push_record *record)
 {
-    bool known = record->incarnation == rank->incarnation; /* a predecessor's strings are gone */
+    bool known = record->incarnation == rank->kept.incarnation; /* a predecessor's strings are gone */
 
     return (struct diagnostic_push){
         .present = record->sequence != 0,
@@ -138,7 +138,7 @@ struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, 
             .second = spell_out(rank, &fault->second),
             .sums_known = fault->sums_known,
             .sums_equal = fault->sums_equal,
-            .abort_step = rank->on_duplicate == CONFIG_DUPLICATE_ABORT_STEP,
+            .abort_step = rank->kept.on_duplicate == WIRE_ON_DUPLICATE_ABORT_STEP,
             .accumulated = accumulated,
         });
     else if (fault->code == E_GRAPH_CHANGED)

@@ -49,7 +49,7 @@ static void find_lacking(const struct job *job, const uint32_t *ids, uint32_t n,
         uint32_t n_own = 0;
 
         for (uint32_t i = 0; i < n; i++) {
-            if (job_has_pushed(job, r, ids[i]) || job->ranks[r].left)
+            if (job_has_pushed(job, r, ids[i]) || job->ranks[r].kept.left)
                 continue;
             if (is_shown)
                 own[n_own] = ids[i];
@@ -158,13 +158,13 @@ static uint32_t note_step(struct job *job, const uint8_t *any, const uint8_t *al
     uint32_t n = 0;
 
     missing->n_steps++;
-    missing->n_params = 0;
+    job->kept.n_missing = 0;
     for (uint32_t p = 0; p < job->layout->n_params; p++) {
         bool is_missing = job->layout->params[p].trainable && !has_bit(all, p);
 
         missing->n_in_a_row[p] = is_missing ? missing->n_in_a_row[p] + 1 : 0;
         missing->was_pushed[p] |= has_bit(any, p);
-        missing->n_params += is_missing && !has_bit(any, p);
+        job->kept.n_missing += is_missing && !has_bit(any, p);
         if (is_missing && !missing->is_declared[p])
             ids[n++] = p;
     }
@@ -237,8 +237,8 @@ static void describe_set(struct job *job, struct evidence_missing *e, const uint
         e->same_every_step &= !job->missing.was_pushed[ids[i]];
     }
     for (unsigned r = 0; r < job->world.size; r++)
-        if (job_is_own(job, r) || !job->ranks[r].left) /* of another node's it is what it asked with last */
-            rank_evidence_add(&job->ranks[r].evidence, e, called, misses_all(job, r, ids, n));
+        if (job_is_own(job, r) || !job->ranks[r].kept.left) /* of another node's it is what it asked with last */
+            rank_evidence_add(&job->ranks[r].step.evidence, e, called, misses_all(job, r, ids, n));
 }
 
 static void say(struct job *job, struct evidence_missing *e)
@@ -305,11 +305,11 @@ static void print_counts(struct strbuf *buf, const struct job *job, bool *set)
         unsigned n_set = 0;
 
         for (unsigned r = job->world.first; r < job->world.end; r++)
-            if (!job->ranks[r].left && job->ledger.ranks[r].n_ended < below)
+            if (!job->ranks[r].kept.left && job->ledger.ranks[r].n_ended < below)
                 greatest = MAX(greatest, (int64_t)job->ledger.ranks[r].n_ended);
         found = greatest >= 0;
         for (unsigned r = job->world.first; found && r < job->world.end; r++) {
-            set[r] = !job->ranks[r].left && job->ledger.ranks[r].n_ended == greatest;
+            set[r] = !job->ranks[r].kept.left && job->ledger.ranks[r].n_ended == greatest;
             n_set += set[r];
         }
         if (found) {
@@ -325,7 +325,7 @@ static bool counts_differ(const struct job *job)
     int64_t first = -1;
 
     for (unsigned r = job->world.first; r < job->world.end; r++) {
-        if (job->ranks[r].left)
+        if (job->ranks[r].kept.left)
             continue;
         if (first >= 0 && job->ledger.ranks[r].n_ended != first)
             return true;

@@ -23,7 +23,6 @@ struct job_missing {
     unsigned n_seen;
     uint64_t n_steps;   /* of this daemon's */
     uint64_t n_missing; /* of these: in which some rank missed what is not declared */
-    uint32_t n_params;  /* that no rank pushed in the step under way */
     bool is_uneven_said;
 };
 

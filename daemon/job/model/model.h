@@ -10,6 +10,7 @@
 #include "core/budget/plan.h"
 #include "core/config/config.h"
 #include "core/config/lossscale.h"
+#include "core/wire/journal-wire.h"
 #include "daemon/job/model/alike.h"
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/missing.h"
@@ -72,27 +73,20 @@ struct job_survival {
     const uint64_t *sums;    /* replays: of the reduction that is being repeated */
     uint64_t clock_ns;       /* replays: the time of the event */
     uint64_t found_ns;       /* when the state was taken over; 0: this daemon has begun it */
-    unsigned n_daemons;      /* so far, that served the run */
     uint64_t away_ns;        /* how long nobody served it, the last time; up to 50 ms too long */
     char *holds;             /* why what was kept could not be taken over; owned; NULL: nothing is held */
     char **held;             /* names of what is held; owned */
     size_t n_held;
 };
 
-/* The run that the job serves: its id, and data that lasts as long as the run. */
+/* The run that the job serves: data that lasts as long as the run, beside what is kept. */
 struct job_run {
     struct job_survival survival;
-    char *id;                        /* owned; NULL: none yet */
     const struct config *configured; /* the daemon's */
     struct config chosen;            /* `configured` with a program's optimizer and the run's number of ranks */
-    uint64_t digest;                 /* of the manifest */
-    uint64_t n_incarnations;         /* so far, of all ranks */
-    bool given_weights;              /* rank 0 has given all initial weights, or: */
-    bool was_loaded;                 /* they are those of a checkpoint */
+    bool was_loaded;                 /* the initial weights are those of a checkpoint */
     uint64_t loaded_digest;          /* of its description; 0: an earlier daemon has loaded it */
     bool was_spread;                 /* several nodes: they are on this node; node 0 says when they are on all */
-    bool has_weights;                /* all nodes have the initial weights */
-    bool draining;
     bool is_next;       /* its processes had a run before it on this daemon: it begins without a checkpoint */
     bool is_over;       /* a rank has failed whose launcher then ends the run: no rank has a successor */
     bool ends;          /* the daemon was told to stop for good: there will be no next one */
@@ -147,11 +141,8 @@ struct job_abort {
 /* The verdict on the step. */
 struct job_decision {
     struct hyper *hypers;        /* per group, of the step under way; owned */
-    bool applying;               /* the step under way: decided to be applied */
     struct step_finding finding; /* of all nodes: what the decision was told */
     struct lossscale lossscale;
-    double norm, lr; /* of the last step */
-    bool has_norm;
     bool has_hypers; /* by this daemon */
     uint8_t *learnt; /* static_graph: per parameter, pushed in the first step; owned */
     bool has_learnt;
@@ -172,7 +163,7 @@ struct job_save {
     uint64_t token;    /* several nodes: its number */
     uint64_t begun_ns; /* when that was; before the first one: since when one could be; 0: never yet */
     uint64_t n_saved, n_failed;
-    uint64_t last_step, last_bytes, last_ns, last_waited_ns; /* of the last one that is whole */
+    uint64_t last_bytes, last_ns, last_waited_ns; /* of the last one that is whole: kept.saved_step */
     uint64_t last_ended_ns;
     char *why;                 /* the last one failed; owned; NULL: it did not */
     struct save_pool *pool;    /* owned; NULL: none yet */
@@ -190,6 +181,7 @@ struct job {
     struct worker_pool *pool;
     struct job_ops ops;
 
+    struct job_kept kept; /* a kill loses the rest, but for the ledger's, the state's and the step's part of the head */
     enum job_phase phase;
     bool todo; /* job_settle() is to be called at the end of this event */
     struct job_run run;

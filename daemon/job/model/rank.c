@@ -22,45 +22,37 @@ void rank_forget_away(struct job_rank *rank)
 
 void rank_forget_step(struct job_rank *rank)
 {
-    rank->proceed = rank->abandoned = false;
-    rank->n_given_up = 0;
-    free(steal_ptr(rank->given_up_why));
-    rank_evidence_reset(&rank->evidence);
-    rank->n_forwards_at_step = rank->n_forwards;
-    rank->n_backwards_at_step = rank->n_backwards;
-}
-
-static void rank_forget_strings(struct job_rank *rank)
-{
-    for (uint32_t i = 0; i < rank->n_strings; i++)
-        free(rank->strings[i]);
-    free(rank->strings);
-    rank->strings = NULL;
-    rank->n_strings = 0;
-    rank->string_bytes = 0;
+    free(rank->step.given_up_why);
+    rank_evidence_reset(&rank->step.evidence);
+    rank->step = (struct rank_step){
+        .n_forwards_before = rank->kept.n_forwards,
+        .n_backwards_before = rank->kept.n_backwards,
+    };
 }
 
 /* Forgets all data of the rank's current process, before a successor attaches or the rank is freed. */
 void rank_forget_incarnation(struct job_rank *rank)
 {
-    rank_forget_strings(rank);
-    job_fault_reset(&rank->fault);
-    job_fault_reset(&rank->again);
-    diagnostic_unref(rank->abort_notice);
-    rank->abort_notice = NULL;
-    free(rank->client);
-    rank->client = NULL;
-    rank->declared = rank->formed = rank->ready = false;
-    manifest_deinit(&rank->manifest);
-    rank->n_pushes = rank->n_received = 0;
+    struct rank_process *process = &rank->process;
+
+    for (uint32_t i = 0; i < process->n_strings; i++)
+        free(process->strings[i]);
+    free(process->strings);
+    manifest_deinit(&process->manifest);
+    job_fault_reset(&process->fault);
+    job_fault_reset(&process->again);
+    diagnostic_unref(process->abort_notice);
+    free(process->look.text);
+    *process = (struct rank_process){0};
     phases_forget(rank);
-    rank->partial = (struct partial_push){0};
-    rank_evidence_reset(&rank->evidence);
-    rank->timeline = (struct rank_timeline){0};
-    free(rank->look.text);
-    rank->look = (struct rank_look){0};
-    rank->n_forwards = rank->n_backwards = 0; /* a successor counts from 0 */
-    rank->n_forwards_at_step = rank->n_backwards_at_step = 0;
+
+    free(steal_ptr(rank->kept.client));
+    rank->kept.formed = rank->kept.ready = false;
+    rank->kept.n_received = rank->kept.n_forwards = rank->kept.n_backwards = rank->kept.n_pushes = 0;
+
+    /* What this process gave up in the open step holds for the next one, too. */
+    rank_evidence_reset(&rank->step.evidence);
+    rank->step.n_forwards_before = rank->step.n_backwards_before = 0;
 }
 
 void rank_deinit(struct job_rank *rank)
@@ -69,9 +61,9 @@ void rank_deinit(struct job_rank *rank)
     rank_forget_away(rank);
     ring_orphan(rank->rings[0]);
     ring_orphan(rank->rings[1]);
-    free(rank->given_up_why);
+    free(rank->step.given_up_why);
     free(rank->blob.data);
-    free(rank->blob_committed.data);
+    free(rank->kept.blob.data);
     free(rank->blob_step.data);
     free(rank->args.groups);
     free(rank->gathered);
@@ -96,7 +88,7 @@ bool job_anybody_is_here(const struct job *job)
 static bool have_left(const struct job *job, unsigned first, unsigned end)
 {
     for (unsigned r = first; r < end; r++)
-        if (!job->ranks[r].left)
+        if (!job->ranks[r].kept.left)
             return false;
     return true;
 }

@@ -8,6 +8,7 @@
 #include "core/config/config.h"
 #include "core/diagnosis/evidence.h"
 #include "core/layout/manifest.h"
+#include "core/wire/journal-wire.h"
 #include "core/wire/wire-request.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/phases.h"
@@ -80,75 +81,76 @@ struct rank_look {
     char *text;        /* owned; NULL: none */
 };
 
-struct job_rank {
-    unsigned rank;
-    void *peer;           /* the session; NULL while no process is attached; RANK_IS_AWAY */
-    struct away away;     /* while it is away */
-    uint64_t incarnation; /* this daemon's number of the process, not secret; 0: never attached */
-    uint64_t secret;      /* the client's own name of its incarnation: never shown */
-    uint32_t owner;       /* uid that formed the rank */
-    int64_t pid;
-    uint32_t uid, gid;
-    char *client;             /* owned */
-    const char *last_request; /* static */
-    uint64_t attached_ns, last_ns, lost_ns;
-    uint64_t refused_secret; /* of the process whose Hello was refused last */
-    unsigned refused_code;   /* why; 0: none was */
-    uint64_t again_ns; /* since when its process, which has left, waits to attach again; 0: it does not. Not kept */
-    bool declared, formed, ready, left;
-    bool resumes; /* the run had weights when it asked to be formed */
-    bool is_last; /* if its process fails, no rank is started again; not kept: a process that goes on says it again */
-    enum config_on_duplicate on_duplicate;
-
+/* Of the rank's process: forgotten when another process takes its place. */
+struct rank_process {
+    bool declared;
     struct manifest manifest;
-    struct ring *rings[2]; /* [0] of this incarnation, [1] of a dead one while its slots are read */
-    char **strings;        /* interned, by id; owned */
+    char **strings; /* interned, by id; owned */
     uint32_t n_strings;
     uint64_t string_bytes;
+    bool is_last; /* if this process fails, no rank is started again; a process says it again when it connects again */
 
-    enum job_wait wait;
-    uint64_t wait_ns;
-    struct rank_timeline timeline;
-    struct request_slot_request slot_wanted;
-    bool slot_credited;  /* since the client was last told to look */
-    bool impatient;      /* has waited in vain for a slot, in this micro-batch */
-    bool waited_in_vain; /* has waited in vain, and no later wait has brought a slot */
-    bool reserving;      /* an overflow extent */
-    struct fault again;  /* on_duplicate: accumulate: repeated pushes, for one warning */
-    bool again_reported;
-
-    struct fault fault;
-    struct diagnostic *abort_notice; /* to be delivered with the next answer */
-    struct blob blob;                /* the last blob, of a micro-batch or a step */
-    struct blob blob_committed;      /* of the last committed step */
-    struct blob blob_step;           /* came with the request for the step */
-    struct step_args args;
     bool wants_published; /* when it is formed */
     bool from_gpu;        /* its model is on a GPU, which copies the gradients into the ring */
     bool wants_decision;  /* to hear of it before the step is committed */
+
+    bool slot_credited;  /* since the client was last told to look */
+    bool impatient;      /* has waited in vain for a slot, in this micro-batch */
+    bool waited_in_vain; /* has waited in vain, and no later wait has brought a slot */
+    struct partial_push partial;
+    struct fault fault;
+    struct fault again;              /* on_duplicate: accumulate: repeated pushes, for one warning */
+    struct diagnostic *abort_notice; /* to be delivered with the next answer */
+    uint64_t save_step;              /* the checkpoint that it waits for is of this step, or of a later one */
+    bool forget;                     /* of its WriteEnd */
+
+    struct rank_timeline timeline;
+    struct rank_look look;
+};
+
+/* Of the open step: forgotten when it is committed or aborted. */
+struct rank_step {
+    bool proceed;        /* cleared a fault of the step request: ask again without judging it */
     bool abandoned;      /* a backward was given up in this step */
     uint32_t n_given_up; /* pushes of that backward */
     char *given_up_why;  /* in the client's words; owned; NULL: it gave no reason */
     struct rank_evidence evidence;
-    bool proceed; /* cleared a fault of the step request: ask again without judging it */
-    uint64_t n_forwards, n_backwards, n_forwards_at_step, n_backwards_at_step;
-    uint64_t asked_ns;
+    uint64_t n_forwards_before, n_backwards_before; /* of the process, when the step began */
+};
+
+struct job_rank {
+    unsigned rank;
+    struct rank_kept kept; /* a kill loses the rest */
+    struct rank_process process;
+    struct rank_step step;
+
+    void *peer;               /* the session; NULL while no process is attached; RANK_IS_AWAY */
+    struct away away;         /* while it is away */
+    const char *last_request; /* static */
+    uint64_t attached_ns, last_ns;
+    uint64_t refused_secret; /* of the process whose Hello was refused last */
+    unsigned refused_code;   /* why; 0: none was */
+    uint64_t again_ns;     /* since when a process of this rank, which has left, waits to attach again; 0: none does */
+    struct ring *rings[2]; /* [0] of this incarnation, [1] of a dead one while its slots are read */
+
+    enum job_wait wait;
+    uint64_t wait_ns;
     struct rank_waits waits;
-    struct rank_look look;
     struct rank_phases phases;
-    uint64_t n_pushes;
-    uint64_t n_received; /* recorded requests of this incarnation */
-    struct partial_push partial;
+    struct request_slot_request slot_wanted;
+    bool reserving; /* an overflow extent */
+
+    struct blob blob;      /* the last blob, of a micro-batch or a step */
+    struct blob blob_step; /* came with the request for the step */
+    struct step_args args;
+    uint64_t asked_ns;
     uint32_t n_disconnects; /* how often its connection was to be closed: a request of several pushes ends then */
 
-    uint64_t save_step;    /* the checkpoint that it waits for is of this step, or of a later one */
     struct reading *given; /* the last answer with state, whose memory it still has; read-state.c */
-
-    uint32_t *gathered; /* stage 3: per parameter, how often; owned */
+    uint32_t *gathered;    /* stage 3: per parameter, how often; owned */
     uint64_t live_elems;
     uint32_t *gathering; /* parameters of the request under way; owned */
     uint32_t n_gathering;
-    bool forget;      /* of its WriteEnd */
 };
 
 /* The step is committed or aborted: forgets the rank's pushes, arguments and evidence for it. */

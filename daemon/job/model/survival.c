@@ -81,62 +81,31 @@ static void store_rank(const struct job *job, const struct job_rank *rank, struc
                        struct stored_slot *slots)
 {
     const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
-    static const enum wire_on_duplicate policies[] = {
-        [CONFIG_DUPLICATE_REJECT] = WIRE_ON_DUPLICATE_REJECT,
-        [CONFIG_DUPLICATE_ACCUMULATE] = WIRE_ON_DUPLICATE_ACCUMULATE,
-        [CONFIG_DUPLICATE_ABORT_STEP] = WIRE_ON_DUPLICATE_ABORT_STEP,
-    };
 
     *out = (struct stored_rank){
+        .kept = rank->kept,
         .rank = rank->rank,
-        .incarnation = rank->incarnation,
-        .secret = rank->secret,
         .is_here = rank->peer != NULL,
-        .owner = rank->owner,
-        .pid = rank->pid,
-        .uid = rank->uid,
-        .gid = rank->gid,
-        .client = rank->client,
-        .formed = rank->formed,
-        .ready = rank->ready,
-        .left = rank->left,
-        .resumes = rank->resumes,
-        .lost_ns = rank->lost_ns,
-        .on_duplicate = policies[rank->on_duplicate],
-        .n_received = rank->n_received,
         .last_sequence = ledger->last_sequence,
         .has_ended = ledger->last_ended.valid,
         .ended_step = ledger->last_ended.step,
         .ended_micro_batch = ledger->last_ended.micro_batch,
-        .has_blob = rank->blob_committed.data != NULL,
-        .blob = rank->blob_committed.data,
-        .n_blob_bytes = rank->blob_committed.n_bytes,
-        .n_forwards = rank->n_forwards,
-        .n_backwards = rank->n_backwards,
-        .n_pushes = rank->n_pushes,
-        .has_notice = rank->abort_notice != NULL,
-        .again_reported = rank->again_reported,
+        .has_blob = rank->kept.blob.data != NULL,
+        .has_notice = rank->process.abort_notice != NULL,
         .wait = stored_wait(rank),
         .slots = slots,
         .n_slots = store_slots(job, rank->rings[0], slots),
-        .has_ring = rank->formed && rank->rings[0],
+        .has_ring = rank->kept.formed && rank->rings[0],
     };
 }
 
 static struct stored_head describe(const struct job *job)
 {
     const struct state_progress *progress = &job->state->progress;
-    const struct job_counters *counters = &job->stats.counters;
     const struct lossscale *scale = &job->decision.lossscale;
 
     return (struct stored_head){
-        .n_daemons = job->run.survival.n_daemons,
-        .run_id = job->run.id,
-        .digest = job->run.digest,
-        .n_incarnations = job->run.n_incarnations,
-        .given_weights = job->run.given_weights,
-        .has_weights = job->run.has_weights,
-        .draining = job->run.draining,
+        .kept = job->kept,
         .step = job->ledger.step,
         .attempt = job->ledger.attempt,
         .n_applied = progress->n_applied,
@@ -149,20 +118,9 @@ static struct stored_head describe(const struct job *job)
         .hysteresis_left = scale->hysteresis_left,
         .n_scaled_steps = scale->n_steps,
         .window_start = scale->window_start,
-        .applied = job->decision.applying,
-        .has_norm = job->decision.has_norm,
-        .norm = job->decision.norm,
-        .lr = job->decision.lr,
-        .n_missing = job->missing.n_params,
         .has_learnt = job->decision.has_learnt,
         .learnt = job->decision.has_learnt ? job->decision.learnt : NULL,
         .n_learnt_bytes = job->decision.has_learnt ? job->layout->n_params : 0,
-        .n_steps_applied = counters->applied,
-        .n_steps_skipped = counters->skipped,
-        .n_aborts = counters->aborts,
-        .n_admitted = counters->admitted,
-        .n_reattaches = counters->reattaches,
-        .saved_step = job->save.last_step,
     };
 }
 
@@ -173,7 +131,7 @@ static size_t bound_head(const struct stored_head *head)
     size_t n = FIXED_BYTES + head->n_learnt_bytes;
 
     for (size_t i = 0; i < head->n_ranks; i++)
-        n += RANK_BYTES + head->ranks[i].n_blob_bytes + head->ranks[i].n_slots * SLOT_BYTES;
+        n += RANK_BYTES + head->ranks[i].kept.blob.n_bytes + head->ranks[i].n_slots * SLOT_BYTES;
     return n;
 }
 
@@ -213,9 +171,9 @@ void job_turn(struct job *job, unsigned what)
     for (unsigned i = job->world.first; ranks && slots && i < job->world.end; i++) {
         store_rank(job, &job->ranks[i], &ranks[head.n_ranks], slots + n_used);
         n_used += ranks[head.n_ranks++].n_slots;
-        if (job->ranks[i].abort_notice && !head.has_notice) {
+        if (job->ranks[i].process.abort_notice && !head.has_notice) {
             head.has_notice = true;
-            head.notice = wire_diagnostic(job->ranks[i].abort_notice);
+            head.notice = wire_diagnostic(job->ranks[i].process.abort_notice);
         }
     }
     journal_beat(survival->journal, job_now(job));

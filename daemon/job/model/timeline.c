@@ -31,11 +31,11 @@ void timeline_backward(struct job *job, struct job_rank *rank)
 {
     struct record record = of_rank(job, rank, RECORD_FORWARD);
 
-    if (rank->timeline.backward_ns) /* another backward of the same micro-batch */
+    if (rank->process.timeline.backward_ns) /* another backward of the same micro-batch */
         return;
-    rank->timeline.backward_ns = recorder_now();
-    record.begin_ns = rank->timeline.answered_ns;
-    record.end_ns = rank->timeline.backward_ns;
+    rank->process.timeline.backward_ns = recorder_now();
+    record.begin_ns = rank->process.timeline.answered_ns;
+    record.end_ns = rank->process.timeline.backward_ns;
     if (record.begin_ns)
         note(job, record);
 }
@@ -44,9 +44,9 @@ void timeline_ended(struct job *job, struct job_rank *rank)
 {
     struct record record = of_rank(job, rank, RECORD_BACKWARD);
 
-    record.begin_ns = rank->timeline.backward_ns;
+    record.begin_ns = rank->process.timeline.backward_ns;
     record.micro_batch -= record.micro_batch > 0; /* it counts as ended already */
-    rank->timeline.backward_ns = 0;
+    rank->process.timeline.backward_ns = 0;
     if (record.begin_ns)
         note(job, record);
 }
@@ -76,14 +76,14 @@ void timeline_answers(struct job *job, struct job_rank *rank)
     record.end_ns = recorder_now();
     note(job, record);
     if (ends_a_phase(rank->wait))
-        rank->timeline = (struct rank_timeline){.answered_ns = record.end_ns};
+        rank->process.timeline = (struct rank_timeline){.answered_ns = record.end_ns};
 }
 
 void timeline_aborted(struct job *job)
 {
     note(job, (struct record){.kind = RECORD_ABORTED, .rank = RECORD_NO_RANK});
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        job->ranks[r].timeline.backward_ns = 0;
+        job->ranks[r].process.timeline.backward_ns = 0;
 }
 
 void timeline_diagnostic(const struct job *job, int64_t rank, unsigned code)

@@ -72,7 +72,8 @@ static bool has_reached(struct reached one, struct reached wanted)
 /* A rank that heard the decision goes on with its forward, though its answer is still owed. */
 static enum job_wait wait_of(const struct job *job, const struct job_rank *rank)
 {
-    return rank->wait == WAIT_STEP && rank->wants_decision && job->phase == JOB_UPDATING ? WAIT_NONE : rank->wait;
+    return rank->wait == WAIT_STEP && rank->process.wants_decision && job->phase == JOB_UPDATING ? WAIT_NONE
+                                                                                                 : rank->wait;
 }
 
 static bool waits_for_pushes(const struct job_rank *rank)
@@ -92,7 +93,8 @@ static struct reached reached_by(const struct job *job, const struct job_rank *r
     const struct ledger_rank *ledger = job->layout ? &job->ledger.ranks[rank->rank] : NULL;
     bool asked = ledger && (ledger->asked || rank->wait == WAIT_OTHERS);
 
-    if (job->layout && (rank->left || (job_is_own(job, rank->rank) && (waits_for_pushes(rank) || is_served(rank)))))
+    if (job->layout &&
+        (rank->kept.left || (job_is_own(job, rank->rank) && (waits_for_pushes(rank) || is_served(rank)))))
         return everywhere;
     return (struct reached){
         .n_ended = asked    ? UINT32_MAX
@@ -102,8 +104,8 @@ static struct reached reached_by(const struct job *job, const struct job_rank *r
         .norm = asked || rank->wait == WAIT_NORM,
         .window_begin = rank->wait == WAIT_WINDOW_BEGIN,
         .window_end = rank->wait == WAIT_WINDOW_END,
-        .declared = rank->declared,
-        .ready = rank->ready || rank->wait == WAIT_INIT || rank->wait == WAIT_READY,
+        .declared = rank->process.declared,
+        .ready = rank->kept.ready || rank->wait == WAIT_INIT || rank->wait == WAIT_READY,
     };
 }
 

@@ -128,7 +128,7 @@ void zero_gradient_note_step(struct job *job, const uint8_t *all)
 {
     uint32_t n = job->layout->n_params, p = job->zero_gradient.next;
 
-    if (!job->decision.applying)
+    if (!job->kept.applied)
         return;
     for (uint32_t i = 0; i < MIN(n, (uint32_t)MAX_LOOKED_AT); i++, p = (p + 1) % n)
         if (can_be_judged(job, p, all))

@@ -15,7 +15,7 @@ void zero_lr_note_step(struct job *job)
 {
     bool is_zero = true;
 
-    if (!job->decision.applying)
+    if (!job->kept.applied)
         return;
     for (uint32_t g = 0; g < job->layout->n_groups; g++)
         is_zero &= job->decision.hypers[g].lr == 0;

@@ -143,14 +143,15 @@ static bool charge_gather(struct job *job, struct job_rank *rank, const struct r
  * many: the boundary tells. */
 static bool is_told_later(const struct job *job, const struct job_rank *rank)
 {
-    return rank->fault.code && !rank->fault.told && !rank->abort_notice && job->ledger.ranks[rank->rank].open;
+    return rank->process.fault.code && !rank->process.fault.told && !rank->process.abort_notice &&
+           job->ledger.ranks[rank->rank].open;
 }
 
 /* Return: NULL, or why the request is none. */
 static const char *check_gather(const struct job *job, const struct job_rank *rank,
                                 const struct request_gather *request)
 {
-    if (!job->run.has_weights) /* what would be loaded now would be taken for the weights later */
+    if (!job->kept.has_weights) /* what would be loaded now would be taken for the weights later */
         return "Gather: before Ready was answered";
     for (size_t i = 0; i < request->n_params; i++)
         if (request->params[i] >= job->layout->n_params)
@@ -227,7 +228,7 @@ void job_prefetch(struct job *job, struct job_rank *rank, const struct request_p
         }
     }
     /* A load while weights change would be a mixture: outside of training a hint is dropped. */
-    if (has_pools(job) && job->run.has_weights && job->phase == JOB_TRAINING)
+    if (has_pools(job) && job->kept.has_weights && job->phase == JOB_TRAINING)
         executor_hint(job->executor, local_rank(job, rank), request->params, request->n_params);
 }
 

@@ -136,7 +136,8 @@ static void finish_reading(struct reading *reading)
     struct wire_segment segment = {.kind = WIRE_SEGMENT_STATE, .n_bytes = reading->segment.n_bytes};
     bool has_bytes = reading->segment.n_bytes > 0;
     int fd = reading->result < 0 || !has_bytes ? -1 : segment_open_ro(&reading->segment);
-    bool asks = rank->wait == WAIT_READ && rank->peer == reading->peer && rank->incarnation == reading->incarnation;
+    bool asks =
+        rank->wait == WAIT_READ && rank->peer == reading->peer && rank->kept.incarnation == reading->incarnation;
 
     job->work.n_io--;
     if (has_bytes && fd < 0 && reading->result == 0)
@@ -315,7 +316,7 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
     if (!reading)
         return;
     reading->peer = rank->peer;
-    reading->incarnation = rank->incarnation;
+    reading->incarnation = rank->kept.incarnation;
     reading->param = request->param;
     reading->kind = request->kind;
     reading->work = (struct work){.run = reading_run, .done = reading_reserved, .n_items = 1};

@@ -319,11 +319,11 @@ static void restore_rank(struct job_rank *rank, const struct loading *loading)
     size_t n_bytes;
     const void *blob = loading_blob(loading, rank->rank, &n_bytes);
 
-    rank->resumes = true;
+    rank->kept.resumes = true;
     if (!blob)
         return;
     blob_set(&rank->blob, blob, n_bytes);
-    blob_set(&rank->blob_committed, blob, n_bytes);
+    blob_set(&rank->kept.blob, blob, n_bytes);
 }
 
 static void say(const struct job *job, const struct resume *resume)
@@ -356,16 +356,16 @@ void resume_apply(struct job *job)
     for (unsigned r = job->world.first; d->world_size == job->world.size && r < job->world.end; r++)
         restore_rank(&job->ranks[r], resume->loading);
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        job->ranks[r].resumes = true;
-    job->run.given_weights = job->run.was_loaded = true;
+        job->ranks[r].kept.resumes = true;
+    job->kept.given_weights = job->run.was_loaded = true;
     job->run.loaded_digest = d->digest;
     job->save.has_step = resume->options.dir != NULL; /* it need not be saved again */
-    job->save.step = job->save.last_step = job->save.has_step ? d->step : 0;
+    job->save.step = job->kept.saved_step = job->save.has_step ? d->step : 0;
     say(job, resume);
     resume_free(steal_ptr(job->resume));
     if (!job->coordinator->alone)
         return; /* job_train() follows, when all nodes are here */
-    job->run.has_weights = true;
+    job->kept.has_weights = true;
     job->phase = JOB_TRAINING;
     job->stats.times.last_commit_ns = job_now(job);
     step_open(job->step);

@@ -133,7 +133,7 @@ static bool describe(const struct job *job, struct description *d)
     *d = (struct description){
         .version = strdup(ZEROD_VERSION),
         .job = strdup(job->config->job),
-        .run = job->run.id ? strdup(job->run.id) : NULL,
+        .run = job->kept.run_id ? strdup(job->kept.run_id) : NULL,
         .optimizer = strdup(config_optimizer_name(&job->config->optimizer)),
         .configuration = config_shared_text(job->config),
         .step = job->state->progress.epoch,
@@ -147,14 +147,14 @@ static bool describe(const struct job *job, struct description *d)
                        .n_steps = scale->n_steps,
                        .window_start = scale->window_start},
     };
-    return d->version && d->job && (d->run || !job->run.id) && d->optimizer && d->configuration;
+    return d->version && d->job && (d->run || !job->kept.run_id) && d->optimizer && d->configuration;
 }
 
 static bool copy_blobs(const struct job *job, struct checkpoint_order *order)
 {
     order->blobs = calloc(job->world.size, sizeof(*order->blobs));
     for (unsigned r = job->world.first; order->blobs && r < job->world.end; r++) {
-        const struct blob *blob = &job->ranks[r].blob_committed;
+        const struct blob *blob = &job->ranks[r].kept.blob;
         struct checkpoint_blob *copy = &order->blobs[order->n_blobs];
 
         if (!blob->data)
@@ -228,7 +228,7 @@ static void note_saved(struct job *job, const struct saving *saving)
 
     folder_name(name, saving->order.description.step);
     save->n_saved++;
-    save->last_step = saving->order.description.step;
+    job->kept.saved_step = saving->order.description.step;
     save->last_bytes = saving->order.n_bytes;
     save->last_ns = saving->ended_ns - saving->began_ns;
     save->last_waited_ns = saving->waited_ns;
@@ -263,7 +263,7 @@ static void answer_ranks(struct job *job, uint64_t step, const char *failure)
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
-        if (rank->wait != WAIT_SAVE || rank->save_step > step)
+        if (rank->wait != WAIT_SAVE || rank->process.save_step > step)
             continue;
         if (failure)
             job_refuse(job, rank, job_keep(job, cause_not_saved(&at, job->config->checkpoint.dir, failure)), false);
@@ -373,7 +373,7 @@ void save_cancel(struct job *job)
     free_pool(job);
     /* The next run's step of that number is another one. */
     job->save.wanted = job->save.is_ordered = job->save.has_step = false;
-    job->save.last_step = job->save.last_ended_ns = 0;
+    job->kept.saved_step = job->save.last_ended_ns = 0;
 }
 
 void save_forget(struct job *job)
@@ -490,7 +490,7 @@ static bool is_at_rest(const struct job *job)
     /* A window may need the staging copy, also a forgotten one that is still being filled. */
     if (job->executor->copy_bytes > 0)
         step = job->phase == JOB_TRAINING && !job->window;
-    return job->run.has_weights && !job->run.survival.replays && !job->run.stopping && step;
+    return job->kept.has_weights && !job->run.survival.replays && !job->run.stopping && step;
 }
 
 /* Was a checkpoint of the last committed step begun already? */
@@ -667,7 +667,7 @@ const char *job_save(struct job *job)
 {
     if (!job->config->checkpoint.dir)
         return "the configuration has no checkpoint.dir";
-    if (!job->run.has_weights)
+    if (!job->kept.has_weights)
         return "the job has no weights yet";
     job->save.wanted = true;
     job_todo(job);
@@ -687,7 +687,7 @@ void job_save_checkpoint(struct job *job, struct job_rank *rank, const struct re
         job_answer_done(job, rank);
         return;
     }
-    rank->save_step = job->state->progress.epoch;
+    rank->process.save_step = job->state->progress.epoch;
     job_wait(job, rank, WAIT_SAVE);
 }
 

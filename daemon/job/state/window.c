@@ -377,7 +377,7 @@ void job_write_end(struct job *job, struct job_rank *rank, const struct request_
         job_refuse_early(job, rank, &not_open);
         return;
     }
-    rank->forget = request->forget;
+    rank->process.forget = request->forget;
     job_wait(job, rank, WAIT_WINDOW_END);
     job_todo(job);
 }
@@ -395,7 +395,7 @@ static bool all_want_window(const struct job *job)
     bool any = false;
 
     for (unsigned r = job->world.first; r < job->world.end; r++) {
-        if (job->ranks[r].wait != WAIT_WINDOW_BEGIN && !job->ranks[r].left)
+        if (job->ranks[r].wait != WAIT_WINDOW_BEGIN && !job->ranks[r].kept.left)
             return false;
         any |= job->ranks[r].wait == WAIT_WINDOW_BEGIN;
     }
@@ -406,7 +406,7 @@ static bool all_want_window(const struct job *job)
 static bool all_have_ended(const struct job *job)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ranks[r].wait != WAIT_WINDOW_END && !job->ranks[r].left)
+        if (job->ranks[r].wait != WAIT_WINDOW_END && !job->ranks[r].kept.left)
             return false;
     return true;
 }
@@ -453,7 +453,8 @@ void window_settle(struct job *job)
     /* A parameter that is loaded while weights change would be a mixture of old and new weights. */
     if (job->phase != JOB_WINDOW || gather_is_busy(job) || !all_have_ended(job))
         return;
-    coordinator_end_window(job->coordinator, job->window->edits, job->ranks[0].forget || job->ranks[0].left);
+    coordinator_end_window(job->coordinator, job->window->edits,
+                           job->ranks[0].process.forget || job->ranks[0].kept.left);
 }
 
 /* ---- what an earlier daemon has done --------------------------------------------------------------------- */

@@ -39,16 +39,17 @@ static void rewind_rank(struct job *job, struct job_rank *rank)
     rank_forget_step(rank);
     blob_reset(&rank->blob);
     blob_reset(&rank->blob_step);
-    if (rank->blob_committed.data)
-        blob_set(&rank->blob, rank->blob_committed.data, rank->blob_committed.n_bytes);
-    job_fault_reset(&rank->fault);
-    job_fault_reset(&rank->again);
-    rank->partial = (struct partial_push){0};
+    if (rank->kept.blob.data)
+        blob_set(&rank->blob, rank->kept.blob.data, rank->kept.blob.n_bytes);
+    job_fault_reset(&rank->process.fault);
+    job_fault_reset(&rank->process.again);
+    rank->process.partial = (struct partial_push){0};
     ring_orphan(steal_ptr(rank->rings[1]));
-    if (!rank->peer || rank->left) { /* no client will send AbortSeen */
+    if (!rank->peer || rank->kept.left) { /* no client will send AbortSeen */
         collect_release_ring(job, rank, true);
-        rank->declared = rank->formed = rank->ready = false; /* a successor has no ring: it forms again */
-        manifest_deinit(&rank->manifest);
+        /* A successor has no ring: it forms again. */
+        rank->process.declared = rank->kept.formed = rank->kept.ready = false;
+        manifest_deinit(&rank->process.manifest);
         return;
     }
     /* The client may still write into these slots, so they are credited with AbortSeen. Their contents are void. */
@@ -65,10 +66,10 @@ static void rewind_rank(struct job *job, struct job_rank *rank)
 /* The rank learns of the abort with its next answer, unless it has asked for it. */
 static void note_abort(struct job_rank *rank, struct diagnostic *notice)
 {
-    if (!rank->formed || !rank->peer || rank->left || rank->wait == WAIT_ABORT)
+    if (!rank->kept.formed || !rank->peer || rank->kept.left || rank->wait == WAIT_ABORT)
         return;
-    diagnostic_unref(rank->abort_notice);
-    rank->abort_notice = diagnostic_ref(notice);
+    diagnostic_unref(rank->process.abort_notice);
+    rank->process.abort_notice = diagnostic_ref(notice);
 }
 
 void abort_answer(struct job *job)
@@ -78,7 +79,8 @@ void abort_answer(struct job *job)
 
         if (rank->wait == WAIT_ABORT)
             job_answer_done(job, rank);
-        else if (rank->abort_notice && (job_is_collective(rank->wait) || rank->wait == WAIT_WRITE)) /* no window now */
+        else if (rank->process.abort_notice &&
+                 (job_is_collective(rank->wait) || rank->wait == WAIT_WRITE)) /* no window now */
             job_is_held(job, rank);
     }
 }
@@ -92,7 +94,7 @@ static void finish_abort(struct job *job)
     job->ledger.attempt = MAX(job->ledger.attempt, job->abort.said_attempt);
     memset(job->work.parcels, 0, job->layout->n_parcels * sizeof(*job->work.parcels));
     step_open(job->step);
-    job->stats.counters.aborts++;
+    job->kept.n_aborts++;
     job->stats.counters.batch_bytes = job->stats.counters.batch_reduced_bytes = 0;
     job->phase = JOB_TRAINING;
     for (unsigned r = job->world.first; r < job->world.end; r++) {
@@ -166,7 +168,7 @@ void job_abort(struct job *job, int64_t rank, struct diagnostic *reason)
 
 void job_abort_step(struct job *job, struct job_rank *rank, const char *why)
 {
-    struct diagnostic *notice = steal_ptr(rank->abort_notice);
+    struct diagnostic *notice = steal_ptr(rank->process.abort_notice);
     bool open = job->phase == JOB_TRAINING || job->phase == JOB_WINDOW || job->phase == JOB_ABORTING;
 
     if (notice) { /* the attempt was aborted already, as the rank asks */
@@ -174,7 +176,7 @@ void job_abort_step(struct job *job, struct job_rank *rank, const char *why)
         job_answer_done(job, rank);
         return;
     }
-    job_fault_reset(&rank->fault);
+    job_fault_reset(&rank->process.fault);
     job_wait(job, rank, WAIT_ABORT);
     if (open && job->phase != JOB_ABORTING) {
         free(job->abort.why); /* of another rank, whose abort is on its way to node 0 */
@@ -191,11 +193,11 @@ void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt)
 
     if (attempt ==
         job->ledger.attempt) /* it was told, perhaps by the daemon before, with an answer that is not recorded */
-        rank->abort_notice = (diagnostic_unref(rank->abort_notice), NULL);
+        rank->process.abort_notice = (diagnostic_unref(rank->process.abort_notice), NULL);
     for (uint32_t i = 0; ring && ring->n_held > 0 && i < ring->n_tickets; i++)
         if (ring->slots[i].held && ring->slots[i].attempt < job->ledger.attempt)
             ring_credit(ring, &ring->slots[i]);
-    rank->slot_credited = true;
+    rank->process.slot_credited = true;
     if (ring)
         ring_reclaim(ring);
 }

@@ -72,14 +72,14 @@ static enum diagnostic_code code_of(int verdict)
 void job_begin_backward(struct job *job, struct job_rank *rank, const struct request_begin_backward *request)
 {
     struct ledger_position next = ledger_next(&job->ledger, rank->rank);
-    struct push_record record = {.incarnation = rank->incarnation,
+    struct push_record record = {.incarnation = rank->kept.incarnation,
                                  .step = request->step,
                                  .micro_batch = request->micro_batch,
                                  .time_ns = job_now(job)};
     char detail[96];
     int r;
 
-    if (request->attempt < job->ledger.attempt || rank->abort_notice)
+    if (request->attempt < job->ledger.attempt || rank->process.abort_notice)
         return; /* of an aborted attempt; the next answer says so */
     if (request->step == next.step && request->micro_batch == next.micro_batch && !collect_is_done(job, rank) &&
         !job->ledger.ranks[rank->rank].open) {
@@ -87,8 +87,8 @@ void job_begin_backward(struct job *job, struct job_rank *rank, const struct req
         return;
     }
     r = ledger_begin(&job->ledger, rank->rank, request->step, request->micro_batch);
-    rank->n_forwards = request->n_forwards;
-    rank->n_backwards = request->n_backwards;
+    rank->kept.n_forwards = request->n_forwards;
+    rank->kept.n_backwards = request->n_backwards;
     if (r == LEDGER_ADMITTED) {
         timeline_backward(job, rank);
         phases_begin_backward(rank, record.time_ns);
@@ -106,7 +106,7 @@ static struct push_record make_record(const struct job *job, const struct job_ra
                                       const struct request_push *request)
 {
     return (struct push_record){
-        .incarnation = rank->incarnation,
+        .incarnation = rank->kept.incarnation,
         .sequence = request->sequence,
         .step = request->step,
         .task = request->task,
@@ -158,7 +158,7 @@ static bool has_declared_form(struct job *job, struct job_rank *rank, const stru
 /* The part is one of the parameter's, and the first or next one of a gradient. */
 static bool is_next_part(const struct job *job, const struct job_rank *rank, const struct request_push *request)
 {
-    const struct partial_push *partial = &rank->partial;
+    const struct partial_push *partial = &rank->process.partial;
 
     if (request->part >= job->layout->params[request->param].n_parts)
         return false;
@@ -169,7 +169,7 @@ static bool is_next_part(const struct job *job, const struct job_rank *rank, con
 
 static void note_part(const struct job *job, struct job_rank *rank, const struct request_push *request, bool refused)
 {
-    struct partial_push *partial = &rank->partial;
+    struct partial_push *partial = &rank->process.partial;
 
     if (request->part == 0 && partial->next > 0)
         partial->torn |= !partial->refused;
@@ -215,7 +215,7 @@ static int open_slot(struct job *job, struct job_rank *rank, const struct reques
 
 static void note_again(struct job *job, struct job_rank *rank, const struct push_record *record)
 {
-    struct fault *again = &rank->again;
+    struct fault *again = &rank->process.again;
 
     job->stats.counters.accumulated++;
     if (!again->code) {
@@ -237,8 +237,8 @@ static void admit(struct job *job, struct job_rank *rank, const struct push_reco
         job_drop_peer(job, rank, slot ? "Push.pass: not the pass of this push" : "Push.record_only: not a duplicate");
         return;
     }
-    job->stats.counters.admitted += last;
-    rank->n_pushes += last;
+    job->kept.n_admitted += last;
+    rank->kept.n_pushes += last;
     phases_push(rank, record->time_ns);
     if (pass > 0 && last)
         note_again(job, rank, record);
@@ -266,17 +266,17 @@ static void refuse_duplicate(struct job *job, struct job_rank *rank, const struc
                              const struct request_push *request)
 {
     const struct ledger_entry *entry = ledger_entry(&job->ledger, rank->rank, record->part);
-    bool first = !rank->fault.code;
+    bool first = !rank->process.fault.code;
     uint64_t sum;
 
     job_fault_push(job, rank, E_DUPLICATE, &entry->first, record, NULL);
     if (first && request->record_only && find_sum(job, rank, record->param, &sum)) {
-        rank->fault.sums_known = true;
-        rank->fault.sums_equal = sum == request->sum;
+        rank->process.fault.sums_known = true;
+        rank->process.fault.sums_equal = sum == request->sum;
     }
-    if (rank->on_duplicate == CONFIG_DUPLICATE_ABORT_STEP) {
-        job_abort(job, rank->rank, diagnostic_ref(job_fault_diagnostic(job, rank, &rank->fault, false)));
-        job_fault_reset(&rank->fault);
+    if (rank->kept.on_duplicate == WIRE_ON_DUPLICATE_ABORT_STEP) {
+        job_abort(job, rank->rank, diagnostic_ref(job_fault_diagnostic(job, rank, &rank->process.fault, false)));
+        job_fault_reset(&rank->process.fault);
     }
 }
 
@@ -290,7 +290,7 @@ static void close_empty(struct job_rank *rank, struct ring_slot *slot)
 /* In a log that is served again, a trainer pushes that was not lost yet: its points were awaited. */
 static bool awaits_point(const struct job *job, const struct job_rank *rank, uint64_t point)
 {
-    uint64_t first = progress_first(rank->incarnation);
+    uint64_t first = progress_first(rank->kept.incarnation);
 
     if (!job->executor || !job->executor->on_gpus || point <= first || point > progress_last(first))
         return false;
@@ -318,11 +318,11 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
         return;
     if (slot)
         slot->point = MAX(slot->point, request->point);
-    if (rank->abort_notice && request->attempt >= job->ledger.attempt) {
+    if (rank->process.abort_notice && request->attempt >= job->ledger.attempt) {
         job_drop_peer(job, rank, "Push.attempt: newer than what this rank was told");
         return;
     }
-    if (request->part > 0 && rank->partial.refused) {
+    if (request->part > 0 && rank->process.partial.refused) {
         note_part(job, rank, request, true);
         close_empty(rank, slot);
         return;
@@ -580,15 +580,15 @@ static bool others_follow(const struct job *job, const struct job_rank *rank)
  */
 static bool is_patient(struct job *job, struct job_rank *rank)
 {
-    unsigned patience_ms = rank->waited_in_vain ? SLOT_LITTLE_PATIENCE_MS : SLOT_PATIENCE_MS;
+    unsigned patience_ms = rank->process.waited_in_vain ? SLOT_LITTLE_PATIENCE_MS : SLOT_PATIENCE_MS;
 
-    if (rank->impatient || !has_full_slot(job, rank->rings[0]) || !others_follow(job, rank))
+    if (rank->process.impatient || !has_full_slot(job, rank->rings[0]) || !others_follow(job, rank))
         return false;
     if (job_now(job) - rank->wait_ns >= patience_ms * UINT64_C(1000000))
-        rank->impatient = rank->waited_in_vain = true;
+        rank->process.impatient = rank->process.waited_in_vain = true;
     else
         job->ops.soon(job->ops.userdata, patience_ms);
-    return !rank->impatient;
+    return !rank->process.impatient;
 }
 
 void admit_settle(struct job *job, struct job_rank *rank)
@@ -599,8 +599,8 @@ void admit_settle(struct job *job, struct job_rank *rank)
 
     if (rank->wait != WAIT_SLOT || rank->reserving || job_is_held(job, rank))
         return;
-    if (rank->slot_credited) { /* perhaps after the client looked */
-        rank->slot_credited = rank->waited_in_vain = false;
+    if (rank->process.slot_credited) { /* perhaps after the client looked */
+        rank->process.slot_credited = rank->process.waited_in_vain = false;
         grant(job, rank, true, 0);
         return;
     }

@@ -45,7 +45,7 @@ static struct evidence_lost differing(const struct job *job, const struct job_ra
 {
     return (struct evidence_lost){
         .at = job_at(job, rank),
-        .pid = rank->pid,
+        .pid = rank->kept.pid,
         .aborted = true,
         .differs = true,
         .param = UINT32_MAX,
@@ -65,7 +65,7 @@ static const struct misplaced norm_while_open = {
 static void refuse_position(struct job *job, struct job_rank *rank, enum diagnostic_code code, uint64_t step,
                             uint32_t micro_batch, const char *detail)
 {
-    struct push_record record = {.incarnation = rank->incarnation,
+    struct push_record record = {.incarnation = rank->kept.incarnation,
                                  .sequence = 1,
                                  .step = step,
                                  .micro_batch = micro_batch,
@@ -77,7 +77,7 @@ static void refuse_position(struct job *job, struct job_rank *rank, enum diagnos
 
 static bool is_torn(const struct job_rank *rank)
 {
-    return rank->partial.torn || (rank->partial.next > 0 && !rank->partial.refused);
+    return rank->process.partial.torn || (rank->process.partial.next > 0 && !rank->process.partial.refused);
 }
 
 /* Some parts of a gradient may be in the sums, and the others will not come. */
@@ -107,8 +107,8 @@ void job_end_backward(struct job *job, struct job_rank *rank, const struct reque
         timeline_ended(job, rank);
         if (request->has_blob)
             blob_set(&rank->blob, request->blob, request->n_blob_bytes);
-        rank->abandoned = false;
-        free(steal_ptr(rank->given_up_why));
+        rank->step.abandoned = false;
+        free(steal_ptr(rank->step.given_up_why));
         collect_close(job, rank);
         job_wait(job, rank, WAIT_END);
         collect_all(job);
@@ -139,13 +139,13 @@ static void abandon(struct job *job, struct job_rank *rank)
 {
     uint32_t n_pushed = job_n_pushed_open(job, rank);
     struct evidence_abandoned evidence = {
-        .at = job_at(job, rank), .why = rank->given_up_why ? rank->given_up_why : "", .n_dropped = n_pushed};
+        .at = job_at(job, rank), .why = rank->step.given_up_why ? rank->step.given_up_why : "", .n_dropped = n_pushed};
     struct diagnostic *diagnostic;
 
     evidence.aborted = ledger_abandon(&job->ledger, rank->rank) == LEDGER_MUST_ABORT;
     diagnostic = cause_abandoned(&evidence);
-    rank->abandoned = true;
-    rank->n_given_up = n_pushed;
+    rank->step.abandoned = true;
+    rank->step.n_given_up = n_pushed;
     if (evidence.aborted) {
         job_wait(job, rank, WAIT_ABORTED);
         job_abort(job, rank->rank, diagnostic);
@@ -159,12 +159,12 @@ static void abandon(struct job *job, struct job_rank *rank)
 
 void job_abandon_backward(struct job *job, struct job_rank *rank, const struct request_abandon_backward *request)
 {
-    job_fault_reset(&rank->fault); /* the pushes that it is about are given up */
-    rank->partial = (struct partial_push){0};
+    job_fault_reset(&rank->process.fault); /* the pushes that it is about are given up */
+    rank->process.partial = (struct partial_push){0};
     if (job_is_held(job, rank))
         return;
-    free(rank->given_up_why);
-    rank->given_up_why = *request->why ? strdup(request->why) : NULL;
+    free(rank->step.given_up_why);
+    rank->step.given_up_why = *request->why ? strdup(request->why) : NULL;
     if (!collect_has_promised(job, rank)) {
         abandon(job, rank);
         return;
@@ -180,7 +180,7 @@ void job_withdrawn(struct job *job)
 
         if (rank->wait == WAIT_ABANDON)
             abandon(job, rank);
-        else if (rank->left && job->ledger.ranks[r].open)
+        else if (rank->kept.left && job->ledger.ranks[r].open)
             job_give_up_open(job, rank);
     }
     collect_all(job);
@@ -230,7 +230,7 @@ static bool others_are_behind(const struct job *job, const struct job_rank *rank
     for (unsigned r = 0; r < job->world.size; r++) {
         const struct ledger_rank *other = &job->ledger.ranks[r];
 
-        if (job_rank_is_here(&job->ranks[r]) && !job->ranks[r].left && !other->asked &&
+        if (job_rank_is_here(&job->ranks[r]) && !job->ranks[r].kept.left && !other->asked &&
             other->n_ended < job->ledger.ranks[rank->rank].n_ended)
             return true;
     }
@@ -256,18 +256,18 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
         .world_size = on_all && others_are_behind(job, rank) ? 1 : job->world.size, /* of which something is known */
         .n_micro_batches = ledger->n_ended,
         .n_configured = (uint32_t)configured,
-        .n_forwards = rank->n_forwards - rank->n_forwards_at_step,
-        .n_backwards = rank->n_backwards - rank->n_backwards_at_step,
-        .abandoned = rank->abandoned,
-        .n_given_up = rank->n_given_up,
-        .why = rank->given_up_why,
+        .n_forwards = rank->kept.n_forwards - rank->step.n_forwards_before,
+        .n_backwards = rank->kept.n_backwards - rank->step.n_backwards_before,
+        .abandoned = rank->step.abandoned,
+        .n_given_up = rank->step.n_given_up,
+        .why = rank->step.given_up_why,
         .same_on_all_ranks = on_all,
         .same_every_step = never_pushed(job, &missing),
         .n_steps_seen = job->ledger.step + 1,
     };
 
-    rank_evidence_add(&rank->evidence, &evidence, called, true);
-    if (ledger->n_ended > 0 && !rank->abandoned)
+    rank_evidence_add(&rank->step.evidence, &evidence, called, true);
+    if (ledger->n_ended > 0 && !rank->step.abandoned)
         evidence.at.micro_batch = at.micro_batch = -1; /* it is about the step, not about one of its micro-batches */
     if (configured && ledger->n_ended > configured)
         return cause_duplicate(&(struct evidence_duplicate){
@@ -275,7 +275,7 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
     if (configured && ledger->n_ended < configured)
         return cause_missing(&evidence);
     evidence.n_configured = 0;
-    if (trainable > 0 && (ledger->n_pushed == 0 || rank->abandoned))
+    if (trainable > 0 && (ledger->n_pushed == 0 || rank->step.abandoned))
         return cause_missing(&evidence);
     if (missing.n > 0 && job->config->diagnostics.on_missing == CONFIG_MISSING_ERROR)
         return cause_missing(&evidence);
@@ -487,7 +487,7 @@ static bool needs_others(const struct job *job, const struct job_rank *rank)
     _cleanup_free_ uint32_t *ids = NULL;
     struct params missing;
 
-    if (job->config->diagnostics.on_missing != CONFIG_MISSING_ERROR || rank->abandoned ||
+    if (job->config->diagnostics.on_missing != CONFIG_MISSING_ERROR || rank->step.abandoned ||
         job->ledger.ranks[rank->rank].n_pushed == 0 || !others_are_behind(job, rank))
         return false;
     missing = missing_of(job, rank->rank, NULL);
@@ -539,7 +539,7 @@ static void judge_and_ask(struct job *job, struct job_rank *rank)
 {
     const struct job_rank *heir = is_heir(job, rank) ? rank : NULL;
     const struct job_rank *other = first_asked(job, rank);
-    struct diagnostic *refusal = rank->proceed ? NULL : judge_request(job, rank);
+    struct diagnostic *refusal = rank->step.proceed ? NULL : judge_request(job, rank);
 
     if (refusal) {
         refuse_step(job, rank, refusal, heir);
@@ -590,11 +590,11 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
         return;
     }
     job_keep_args(job, &rank->args, request);
-    rank->wants_decision = request->wants_decision;
+    rank->process.wants_decision = request->wants_decision;
     blob_reset(&rank->blob_step);
     if (request->has_blob)
         blob_set(&rank->blob_step, request->blob, request->n_blob_bytes);
-    if (!rank->proceed && needs_others(job, rank)) {
+    if (!rank->step.proceed && needs_others(job, rank)) {
         job_wait(job, rank, WAIT_OTHERS);
         job->ops.soon(job->ops.userdata, OTHERS_MS);
         return;

@@ -36,7 +36,7 @@ static bool has_ended(const struct job *job, const struct job_rank *rank, uint32
 {
     const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
 
-    return ledger->asked || rank->left || ledger->n_ended > micro_batch;
+    return ledger->asked || rank->kept.left || ledger->n_ended > micro_batch;
 }
 
 static struct ring_slot *find_slot(const struct job_rank *rank, uint32_t parcel, struct parcel_position at,
@@ -237,7 +237,7 @@ static void give_back(struct job *job, struct job_rank *rank, struct ring *ring,
         return;
     }
     ring_credit(ring, slot);
-    rank->slot_credited = true;
+    rank->process.slot_credited = true;
 }
 
 static void reduction_is_done(void *userdata, struct reduction *reduction)
@@ -295,7 +295,7 @@ void collect_settled(struct job *job, uint32_t parcel)
         if (!slot || !(slot->lent || (sums_at_once(job) && slot->posted)))
             continue;
         ring_credit(ring, slot);
-        rank->slot_credited = true;
+        rank->process.slot_credited = true;
         admit_settle(job, rank);
     }
     parcel_settle(&job->work.parcels[parcel]);
@@ -488,7 +488,7 @@ static void credit_redo(struct job *job, struct job_rank *rank, struct ring *rin
 
     if (slot->held && slot->redo && slot->n_pending == 0 && (full || has_ended(job, rank, slot->micro_batch))) {
         ring_credit(ring, slot);
-        rank->slot_credited = true;
+        rank->process.slot_credited = true;
     }
 }
 
@@ -502,8 +502,8 @@ static void successor_differs(struct job *job, const struct verification *v)
                          .rank = v->rank,
                          .step = (int64_t)job->ledger.step,
                          .micro_batch = job->ledger.ranks[v->rank].n_ended,
-                         .client = rank->client},
-                  .pid = rank->pid,
+                         .client = rank->kept.client},
+                  .pid = rank->kept.pid,
                   .aborted = true,
                   .differs = true,
                   .on_gpu = job->executor->on_gpus,
@@ -600,7 +600,7 @@ void collect_close(struct job *job, struct job_rank *rank)
     }
     if (ring)
         ring_reclaim(ring);
-    rank->impatient = false;
+    rank->process.impatient = false;
 }
 
 /* Slots of the open micro-batch that are not posted leave with the incarnation; ended ones wait to be reduced. */
@@ -623,7 +623,7 @@ void collect_drop_open(struct job *job, struct job_rank *rank)
         return;
     drop_open_slots(job, rank, rank->rings[0], false);
     ring_reclaim(rank->rings[0]);
-    rank->impatient = false;
+    rank->process.impatient = false;
 }
 
 void collect_release_ring(struct job *job, struct job_rank *rank, bool abort)

@@ -129,7 +129,7 @@ static bool found_inf(const struct job_rank *rank)
 
 static bool proceeds(const struct job_rank *rank)
 {
-    return rank->proceed;
+    return rank->step.proceed;
 }
 
 /* A trainer that scales its loss itself lowers the scale when a step is skipped; at 1 there is none to lower. */
@@ -145,7 +145,7 @@ static bool holds_nonfinite(const struct job *job, const struct asked *asked)
 
     return job->config->diagnostics.on_nonfinite == CONFIG_NONFINITE_ERROR &&
            (!job->decision.lossscale.dynamic || lossscale_is_at_minimum(&job->decision.lossscale)) &&
-           !(asked->args->loss_scale > 1) && finding->found && !job->ranks[finding->rank].left && !asked->proceed;
+           !(asked->args->loss_scale > 1) && finding->found && !job->ranks[finding->rank].kept.left && !asked->proceed;
 }
 
 /*
@@ -244,10 +244,10 @@ static void warn_accumulated(struct job *job)
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
-        if (rank->again.code && !rank->again_reported)
-            job_fault_diagnostic(job, rank, &rank->again, true);
-        rank->again_reported |= rank->again.code != 0;
-        job_fault_reset(&rank->again);
+        if (rank->process.again.code && !rank->kept.again_reported)
+            job_fault_diagnostic(job, rank, &rank->process.again, true);
+        rank->kept.again_reported |= rank->process.again.code != 0;
+        job_fault_reset(&rank->process.again);
     }
 }
 
@@ -307,11 +307,11 @@ static struct reply step_done(const struct job *job, const struct job_rank *rank
         .step_done =
             {
                 .position = job_position(job, rank),
-                .applied = job->decision.applying,
-                .norm = job->decision.norm,
+                .applied = job->kept.applied,
+                .norm = job->kept.norm,
                 .loss_scale = job_loss_scale(job),
-                .lr = job->decision.lr,
-                .n_missing = job->missing.n_params,
+                .lr = job->kept.lr,
+                .n_missing = job->kept.n_missing,
             },
     };
 }
@@ -323,7 +323,7 @@ static void tell_decision(struct job *job)
         struct job_rank *rank = &job->ranks[r];
         struct reply reply = step_done(job, rank);
 
-        if (rank->wait != WAIT_STEP || !rank->wants_decision)
+        if (rank->wait != WAIT_STEP || !rank->process.wants_decision)
             continue;
         reply.step_done.is_decision = true;
         reply.step_done.position = (struct wire_position){.step = job->ledger.step + 1, .attempt = job->ledger.attempt};
@@ -339,20 +339,20 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
     missing_note_counts(job);
     alike_note_step(job, verdict->norm);
     missing_report(job, verdict->pushed_any, verdict->pushed_all);
-    job->decision.norm = verdict->norm;
-    job->decision.has_norm = true;
-    job->decision.applying = verdict->apply;
+    job->kept.norm = verdict->norm;
+    job->kept.has_norm = true;
+    job->kept.applied = verdict->apply;
     note_nonfinite(job, verdict);
     step_decide(job->step, verdict->norm_scale);
     note_findings(job, verdict);
     (void)failpoint("decided");
     job->phase = JOB_UPDATING;
     job_set_writing(job, true);
-    if (!job->decision.applying) {
+    if (!job->kept.applied) {
         coordinator_updated(job->coordinator);
         return;
     }
-    job->decision.lr = job->decision.hypers[0].lr;
+    job->kept.lr = job->decision.hypers[0].lr;
     job->decision.has_hypers = true;
     job->work.n_io++;
     step_update(job->step, &(struct step_update){.groups = job->decision.hypers, .s = verdict->s}, update_is_done, job);
@@ -369,7 +369,7 @@ static void close_rank(struct job *job, struct job_rank *rank)
         rank->blob_step = (struct blob){0};
     }
     if (rank->blob.data)
-        blob_set(&rank->blob_committed, rank->blob.data, rank->blob.n_bytes);
+        blob_set(&rank->kept.blob, rank->blob.data, rank->blob.n_bytes);
     rank_forget_step(rank);
     if (rank->rings[0])
         ring_trim(rank->rings[0]);
@@ -378,7 +378,7 @@ static void close_rank(struct job *job, struct job_rank *rank)
 
 static void learn_graph(struct job *job)
 {
-    if (!job->config->diagnostics.static_graph || job->decision.has_learnt || !job->decision.applying)
+    if (!job->config->diagnostics.static_graph || job->decision.has_learnt || !job->kept.applied)
         return;
     memcpy(job->decision.learnt, job->step->contributed, job->layout->n_params);
     job->decision.has_learnt = true;
@@ -407,8 +407,8 @@ static void finish_commit(void *userdata)
     step_open(job->step);
     job_set_writing(job, false);
     job->phase = JOB_TRAINING;
-    job->stats.counters.applied += job->decision.applying;
-    job->stats.counters.skipped += !job->decision.applying;
+    job->kept.n_steps_applied += job->kept.applied;
+    job->kept.n_steps_skipped += !job->kept.applied;
     stats_note_step(job);
     phases_begin_step(job, job->stats.times.last_commit_ns);
     for (unsigned r = job->world.first; r < job->world.end; r++)
@@ -427,7 +427,7 @@ void job_commit(struct job *job)
 {
     job->state->progress.epoch++;
     job->state->progress.n_windows = 0;
-    if (!job->decision.applying || !executor_refresh(job->executor, finish_commit, job))
+    if (!job->kept.applied || !executor_refresh(job->executor, finish_commit, job))
         finish_commit(job);
 }
 
@@ -447,7 +447,7 @@ static bool all_asked(const struct job *job)
     bool any = false;
 
     for (unsigned r = job->world.first; r < job->world.end; r++) {
-        if (!job->ledger.ranks[r].asked && !job->ranks[r].left)
+        if (!job->ledger.ranks[r].asked && !job->ranks[r].kept.left)
             return false;
         any |= job->ledger.ranks[r].asked;
     }
@@ -465,7 +465,7 @@ static bool all_want_norm(const struct job *job)
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         bool wants = job->ranks[r].wait == WAIT_NORM;
 
-        if (!wants && !job->ledger.ranks[r].asked && !job->ranks[r].left)
+        if (!wants && !job->ledger.ranks[r].asked && !job->ranks[r].kept.left)
             return false;
         any |= wants;
     }

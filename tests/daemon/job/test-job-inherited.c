@@ -57,7 +57,7 @@ static void expect_healed(struct fixture *f, uint32_t n_ended, const char *reaso
     peer_expect_abort(a, reason);
     peer_expect_abort(b, reason);
     assert_non_null(strstr(a->text, "dead process"));
-    assert_int_equal(f->job->stats.counters.aborts, 1);
+    assert_int_equal(f->job->kept.n_aborts, 1);
     assert_int_equal(b->at.micro_batch, 0);
 }
 
@@ -123,7 +123,7 @@ static void test_too_few_were_ended(void **userdata)
     peer_expect_refused(b, E_MISSING, false);
     job_clear_fault(f->job, b->rank);
     peer_expect(b, REPLY_DONE);
-    assert_int_equal(f->job->stats.counters.aborts, 0);
+    assert_int_equal(f->job->kept.n_aborts, 0);
     fixture_finish(f);
 }
 
@@ -244,7 +244,7 @@ static void test_own_part(void **userdata)
     peer_expect(b, REPLY_DONE);
     peer_ask_step(b);
     peer_expect_refused(b, E_MISSING, false);
-    assert_int_equal(f->job->stats.counters.aborts, 0);
+    assert_int_equal(f->job->kept.n_aborts, 0);
     fixture_free(f);
 }
 

@@ -66,17 +66,17 @@ static void test_parts(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0], *b = &f->peers[1];
-    uint64_t n_admitted = f->job->stats.counters.admitted;
+    uint64_t n_admitted = f->job->kept.n_admitted;
 
     (void)userdata;
     assert_int_equal(large(f)->n_parts, 2);
     begin_both(f);
     peer_push_part(a, part(f, 0), false);
-    assert_int_equal(f->job->stats.counters.admitted, n_admitted);
+    assert_int_equal(f->job->kept.n_admitted, n_admitted);
     assert_false(job_has_pushed(f->job, 0, LARGE));
     assert_int_equal(job_n_pushed_open(f->job, a->rank), 0);
     peer_push_part(a, part(f, 1), false);
-    assert_int_equal(f->job->stats.counters.admitted, n_admitted + 1);
+    assert_int_equal(f->job->kept.n_admitted, n_admitted + 1);
     assert_true(job_has_pushed(f->job, 0, LARGE));
     assert_int_equal(job_n_pushed_open(f->job, a->rank), 1);
     peer_push_part(b, part(f, 0), false);
@@ -174,7 +174,7 @@ static void test_successor(void **userdata)
     peer_ask_end(b);
     peer_expect(a, REPLY_DONE);
     peer_expect(b, REPLY_DONE);
-    assert_int_equal(f->job->stats.counters.aborts, 0);
+    assert_int_equal(f->job->kept.n_aborts, 0);
     fixture_finish(f);
 }
 

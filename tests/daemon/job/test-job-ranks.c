@@ -102,7 +102,7 @@ static void test_successor(void **userdata)
     lose_rank_1(f);
     assert_int_equal(peer_attach(b, "another run"), E_OTHER_RUN);
     peer_return(b, "run");
-    assert_int_equal(f->job->stats.counters.reattaches, 1);
+    assert_int_equal(f->job->kept.n_reattaches, 1);
     assert_int_equal(b->at.step, 1);
     assert_int_equal(b->at.micro_batch, 0);
     peer_begin(b);
@@ -111,7 +111,7 @@ static void test_successor(void **userdata)
     peer_expect(a, REPLY_DONE);
     peer_expect(b, REPLY_DONE);
     assert_true(f->job->stats.counters.redone >= f->job->layout->buckets[bucket].n_params);
-    assert_int_equal(f->job->stats.counters.aborts, 0);
+    assert_int_equal(f->job->kept.n_aborts, 0);
     fixture_finish(f);
 }
 
@@ -240,7 +240,7 @@ static void test_leave_before_first_end(void **userdata)
     for (uint32_t b = 0; b < f->job->layout->n_buckets; b++)
         assert_int_equal(f->job->work.parcels[b].at.micro_batch, 0);
     assert_int_equal(f->peers[0].at.micro_batch, 0);
-    assert_int_equal(f->job->stats.counters.aborts, 0);
+    assert_int_equal(f->job->kept.n_aborts, 0);
     fixture_finish(f);
 }
 
@@ -404,7 +404,7 @@ static void test_one_leaves_and_returns_in_time(void **userdata)
     peer_leave(&f->peers[1]);
     peer_return(&f->peers[1], "run");
     assert_int_equal(f->peers[1].at.micro_batch, 1);
-    assert_int_equal(f->job->stats.counters.aborts, 0);
+    assert_int_equal(f->job->kept.n_aborts, 0);
     fixture_finish(f);
 }
 

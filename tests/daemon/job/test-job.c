@@ -136,9 +136,9 @@ static void test_form_refusals(void **userdata)
     peer_ask_form(a);
     peer_declare(a); /* too late: noted, and said with the next answer */
     peer_expect_silence(a);
-    assert_int_equal(a->rank->fault.code, E_MANIFEST);
+    assert_int_equal(a->rank->process.fault.code, E_MANIFEST);
     job_report(f->job, a->rank, &(struct request_report){.code = E_DRIFTED, .detail = "another one"});
-    assert_int_equal(a->rank->fault.code, E_MANIFEST); /* the first stands */
+    assert_int_equal(a->rank->process.fault.code, E_MANIFEST); /* the first stands */
     assert_int_equal(fixture_n_kept(f, E_DRIFTED), 1);
     fixture_free(f);
 }
@@ -177,7 +177,7 @@ static void test_attach(void **userdata)
     assert_int_equal(peer_attach(&other, "another run"), E_OTHER_RUN);
     peer_die(a); /* nothing is held that the run id was the name of */
     assert_int_equal(peer_attach(a, "another run"), 0);
-    f->job->run.draining = true;
+    f->job->kept.draining = true;
     assert_int_equal(peer_attach(&other, "another run"), E_NOT_ALLOWED);
     fixture_free(f);
 }
@@ -194,7 +194,7 @@ static void test_attach_to_what_ends(void **userdata)
     f->job->run.drop_why = strdup("the daemon of node 1 (b:7700) was started anew");
     peer_die(a);
     assert_int_equal(peer_attach(a, "run"), E_GENERATION);
-    f->job->run.has_weights = false;
+    f->job->kept.has_weights = false;
     f->job->run.drop_code = E_QUOTA;
     assert_int_equal(peer_attach(a, "run"), E_QUOTA);
     f->job->phase = JOB_RESERVING; /* it is told to all who are attached, and they may declare again */
@@ -214,13 +214,13 @@ static void test_reconnect(void **userdata)
     struct diagnostic *refusal = NULL;
 
     (void)userdata;
-    assert_int_equal(job_attach(f->job, &(struct job_attach){.peer = &again, .hello = &hello, .pid = rank->pid}, &again.rank,
-                                &refusal),
+    assert_int_equal(job_attach(f->job, &(struct job_attach){.peer = &again, .hello = &hello, .pid = rank->kept.pid},
+                                &again.rank, &refusal),
                      0);
     peer_expect_dropped(a, 0);
     assert_ptr_equal(again.rank, rank);
     assert_ptr_equal(rank->peer, &again);
-    assert_true(rank->formed);
+    assert_true(rank->kept.formed);
     rank->peer = a; /* the test goes on with what a has mapped */
     fixture_finish(f);
 }
@@ -244,13 +244,13 @@ static void test_thief(void **userdata)
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0], thief = {.fixture = f, .number = 0};
     struct job_rank *rank = a->rank;
-    struct request_hello shown = {.rank = 0, .incarnation = rank->incarnation, .run_id = "run", .client = "test"};
+    struct request_hello shown = {.rank = 0, .incarnation = rank->kept.incarnation, .run_id = "run", .client = "test"};
     struct request_hello secret = {.rank = 0, .incarnation = a->incarnation, .run_id = "run", .client = "test"};
     struct request_hello own = {.rank = 0, .incarnation = 4711, .run_id = "run", .client = "test"};
-    int64_t pid = rank->pid;
+    int64_t pid = rank->kept.pid;
 
     (void)userdata;
-    assert_int_not_equal(rank->incarnation, a->incarnation);
+    assert_int_not_equal(rank->kept.incarnation, a->incarnation);
     assert_int_equal(refused_attach(f, &(struct job_attach){.peer = &thief, .hello = &shown, .pid = pid}), 1301);
     assert_int_equal(refused_attach(f, &(struct job_attach){.peer = &thief, .hello = &secret, .pid = pid + 1}), 1301);
     assert_int_equal(refused_attach(f, &(struct job_attach){.peer = &thief, .hello = &secret, .pid = pid, .uid = 1}),
@@ -293,7 +293,7 @@ static void test_administrator_succeeds(void **userdata)
     peer_die(a);
     assert_int_equal(
         refused_attach(f, &(struct job_attach){.peer = a, .hello = &hello, .pid = 7, .uid = 1, .is_admin = true}), 0);
-    assert_int_equal(rank->owner, 0);
+    assert_int_equal(rank->kept.owner, 0);
     fixture_free(f);
 }
 
@@ -693,7 +693,7 @@ static void test_little_patience(void **userdata)
             fixture_tick(f, i == 0 ? 100 : 10);
         peer_expect(a, REPLY_SLOT_GRANT);
         assert_int_equal(a->reply.slot_grant.in_ring, i == 2);
-        assert_int_equal(a->rank->waited_in_vain, i < 2);
+        assert_int_equal(a->rank->process.waited_in_vain, i < 2);
         for (unsigned k = 0; k < PEERS; k++) {
             job_abandon_backward(f->job, f->peers[k].rank,
                                  &(struct request_abandon_backward){.step = 1, .why = "enough"});
@@ -782,7 +782,7 @@ static void test_bad_places(void **userdata)
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0];
     struct request_push push = {.sequence = a->sequence + 1, .step = a->at.step, .param = 0, .ticket = a->next_ticket};
-    uint64_t before = f->job->stats.counters.admitted;
+    uint64_t before = f->job->kept.n_admitted;
 
     (void)userdata;
     push.ticket %= a->n_tickets;
@@ -805,7 +805,7 @@ static void test_bad_places(void **userdata)
     peer_expect_dropped(a, E_BAD_MESSAGE);
     peer_ask_slot(a, f->job->layout->n_buckets);
     peer_expect_dropped(a, E_BAD_MESSAGE);
-    assert_int_equal(f->job->stats.counters.admitted, before);
+    assert_int_equal(f->job->kept.n_admitted, before);
     fixture_free(f);
 }
 
@@ -842,18 +842,18 @@ static void test_several(void **userdata)
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0];
     uint32_t second = second_of_bucket(f);
-    uint64_t before = f->job->stats.counters.admitted;
+    uint64_t before = f->job->kept.n_admitted;
     struct request request = several(a, &second, 1);
 
     (void)userdata;
     peer_begin(a);
     request_serve(f->job, a->rank, &request);
-    assert_int_equal(f->job->stats.counters.admitted, before + 2);
+    assert_int_equal(f->job->kept.n_admitted, before + 2);
     assert_int_equal(f->job->ledger.ranks[0].last_sequence, request.pushes.first.sequence + 1);
     assert_int_equal(ledger_entry(&f->job->ledger, 0, f->job->layout->params[second].first_part)->n_pushed, 1);
     /* Once more: nothing is admitted twice. */
     request_serve(f->job, a->rank, &request);
-    assert_int_equal(f->job->stats.counters.admitted, before + 2);
+    assert_int_equal(f->job->kept.n_admitted, before + 2);
     assert_int_equal(f->job->stats.counters.retried, 2);
     fixture_free(f);
 }
@@ -864,14 +864,14 @@ static void test_several_end_early(void **userdata)
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0];
     const uint32_t others[] = {fixture_first_param(f, fixture_bucket(f, false)), second_of_bucket(f)};
-    uint64_t before = f->job->stats.counters.admitted;
+    uint64_t before = f->job->kept.n_admitted;
     struct request request = several(a, others, 2);
 
     (void)userdata;
     peer_begin(a);
     request_serve(f->job, a->rank, &request);
     peer_expect_dropped(a, E_BAD_MESSAGE);
-    assert_int_equal(f->job->stats.counters.admitted, before + 1);
+    assert_int_equal(f->job->kept.n_admitted, before + 1);
     fixture_free(f);
 }
 
@@ -887,14 +887,14 @@ static void test_several_with_an_abort(void **userdata)
     (void)userdata;
     a->on_duplicate = WIRE_ON_DUPLICATE_ABORT_STEP;
     fixture_form(f, "run");
-    before = f->job->stats.counters.admitted;
+    before = f->job->kept.n_admitted;
     others[0] = fixture_first_param(f, fixture_bucket(f, true));
     others[1] = others[2] = second_of_bucket(f);
     request = several(a, others, 3);
     peer_begin(a);
     request_serve(f->job, a->rank, &request);
     assert_int_equal(f->job->ledger.attempt, 1);
-    assert_int_equal(f->job->stats.counters.admitted, before + 1);
+    assert_int_equal(f->job->kept.n_admitted, before + 1);
     assert_int_equal(f->job->stats.counters.dropped, 2);
     assert_false(a->dropped);
     fixture_free(f);
@@ -962,11 +962,11 @@ static void test_intern_limit(void **userdata)
     (void)userdata;
     memset(text, 'x', sizeof(text) - 1);
     text[sizeof(text) - 1] = '\0';
-    for (uint32_t i = 0; i < 5000 && !a->rank->fault.code; i++)
+    for (uint32_t i = 0; i < 5000 && !a->rank->process.fault.code; i++)
         job_intern(f->job, a->rank, &(struct request_intern){.id = i, .text = text});
-    assert_int_equal(a->rank->fault.code, E_QUOTA);
-    assert_true(a->rank->string_bytes <= 4 << 20);
-    assert_true(a->rank->string_bytes > (4 << 20) - 2 * sizeof(text));
+    assert_int_equal(a->rank->process.fault.code, E_QUOTA);
+    assert_true(a->rank->process.string_bytes <= 4 << 20);
+    assert_true(a->rank->process.string_bytes > (4 << 20) - 2 * sizeof(text));
     fixture_free(f);
 }
 
@@ -1011,7 +1011,7 @@ static void test_evidence(void **userdata)
     fixture_form(f, "run");
     evidence.attempt++;
     job_evidence(f->job, a->rank, &evidence); /* of an attempt that is not the open one */
-    assert_false(a->rank->evidence.present);
+    assert_false(a->rank->step.evidence.present);
     evidence.attempt--;
     evidence.exception = "MemoryError: first";
     job_evidence(f->job, a->rank, &evidence);
@@ -1026,7 +1026,7 @@ static void test_evidence(void **userdata)
     peer_expect(a, REPLY_DONE);
     a->at = a->reply.done.position;
     job_abort_seen(f->job, a->rank, a->at.attempt);
-    assert_false(a->rank->evidence.present);
+    assert_false(a->rank->step.evidence.present);
     peer_begin(b);
     peer_push_all(b);
     peer_ask_end(b);
@@ -1035,13 +1035,13 @@ static void test_evidence(void **userdata)
     evidence.attempt = a->at.attempt;
     job_evidence(f->job, a->rank, &evidence);
     fixture_steps(f, 1, FIXTURE_MICRO); /* nothing was missing after all */
-    assert_false(a->rank->evidence.present);
+    assert_false(a->rank->step.evidence.present);
     evidence.step++;
     job_evidence(f->job, a->rank, &evidence);
-    assert_true(a->rank->evidence.present);
+    assert_true(a->rank->step.evidence.present);
     peer_die(a);
     peer_return(a, "run");
-    assert_false(a->rank->evidence.present);
+    assert_false(a->rank->step.evidence.present);
     fixture_finish(f);
 }
 
@@ -1085,7 +1085,7 @@ static void test_counters_of_backwards(void **userdata)
     job_begin_backward(f->job, a->rank, &begin);
     job_abandon_backward(f->job, a->rank, &(struct request_abandon_backward){.why = "zero_grad() came first"});
     peer_expect(a, REPLY_DONE);
-    assert_int_equal(a->rank->n_forwards - a->rank->n_forwards_at_step, 2);
+    assert_int_equal(a->rank->kept.n_forwards - a->rank->step.n_forwards_before, 2);
     peer_ask_step(a);
     peer_expect_refused(a, E_MISSING, false);
     assert_non_null(strstr(a->text, "  reason         zero_grad() came first\n"));

@@ -144,7 +144,8 @@ static void note_details(struct fixture *f, const struct node_message *m)
             note(f, " %" PRIu64, m->tag);
         break;
     case NODE_BACK:
-        f->n_backs += m->proceed;
+        if (m->proceed)
+            f->n_backs = m->pass;
         note(f, " node %u%s%s", m->node, m->proceed ? " all" : "", m->forget ? " late" : "");
         break;
     default:

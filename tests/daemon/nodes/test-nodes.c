@@ -832,7 +832,7 @@ static void test_runs(void **state)
         attach_as(w, agree);
         finish_forming(w);
         for (unsigned i = 0; i < w->n_nodes; i++)
-            assert_string_equal(w->fixtures[i]->job->run.id, "monday");
+            assert_string_equal(w->fixtures[i]->job->kept.run_id, "monday");
         step(w, 0);
         world_free(w);
     }
@@ -906,7 +906,7 @@ static void test_all_return(void **state)
                 compare(w, one, s);
                 all_leave_and_return(w);
             }
-            assert_int_equal(w->fixtures[0]->job->stats.counters.aborts, 0);
+            assert_int_equal(w->fixtures[0]->job->kept.n_aborts, 0);
             world_free(w);
             world_free(one);
         }
@@ -936,7 +936,7 @@ static void run_within(const struct program *program, const struct topology *top
         compare(w, one, s);
     }
     for (unsigned i = 0; i < w->n_nodes; i++)
-        assert_int_equal(w->fixtures[i]->job->stats.counters.aborts, alone ? STEPS : 0);
+        assert_int_equal(w->fixtures[i]->job->kept.n_aborts, alone ? STEPS : 0);
     world_free(w);
     world_free(one);
 }
@@ -981,7 +981,7 @@ static void run_return(const struct program *program, const struct topology *top
         compare(w, one, s);
     }
     for (unsigned i = 0; i < w->n_nodes; i++)
-        assert_int_equal(w->fixtures[i]->job->stats.counters.aborts, late);
+        assert_int_equal(w->fixtures[i]->job->kept.n_aborts, late);
     world_free(w);
     world_free(one);
 }

@@ -160,7 +160,7 @@ static void test_not_admin(void **userdata)
         client_expect_closed(&control);
         client_close(&control);
     }
-    assert_false(server_service(local.server)->job->run.draining);
+    assert_false(server_service(local.server)->job->kept.draining);
     local_stop(&local);
 }
 

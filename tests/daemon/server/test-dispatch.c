@@ -61,7 +61,7 @@ static void watch(struct client *c, struct local *local)
                                                      .hello = {.version_min = WIRE_VERSION,
                                                                .version_max = WIRE_VERSION,
                                                                .role = WIRE_ROLE_WATCH,
-                                                               .incarnation = rank->secret,
+                                                               .incarnation = rank->kept.secret,
                                                                .run_id = "",
                                                                .client = "",
                                                                .optimizer = ""}}),
@@ -181,19 +181,19 @@ static void test_watch(void **userdata)
     job = server_service(local.server)->job;
     client_open(&c, &local);
     watch(&c, &local);
-    while (!job->ranks[0].look.watch)
+    while (!job->ranks[0].process.look.watch)
         local_turn(&local);
     assert_true(look_ask(job, &job->ranks[0]));
     assert_true(look_ask(job, &job->ranks[0])); /* it has been asked already */
     client_expect(&c, REPLY_LOOK);
     assert_int_equal(client_say(&c, &example_requests[REQUEST_STACK]), 0);
-    while (!job->ranks[0].look.text)
+    while (!job->ranks[0].process.look.text)
         local_turn(&local);
-    assert_string_equal(job->ranks[0].look.text, example_requests[REQUEST_STACK].stack.text);
+    assert_string_equal(job->ranks[0].process.look.text, example_requests[REQUEST_STACK].stack.text);
     assert_false(look_is_awaited(job, &job->ranks[0]));
     assert_int_equal(client_say(&c, &example_requests[REQUEST_STACK]), 0);
     client_expect_dropped(&c, E_BAD_MESSAGE, "Stack, which nobody has asked for");
-    while (job->ranks[0].look.watch)
+    while (job->ranks[0].process.look.watch)
         local_turn(&local);
     assert_false(look_ask(job, &job->ranks[0]));
     client_close(&c);
@@ -202,7 +202,7 @@ static void test_watch(void **userdata)
                                      .hello = {.version_min = WIRE_VERSION,
                                                .version_max = WIRE_VERSION,
                                                .role = WIRE_ROLE_WATCH,
-                                               .incarnation = job->ranks[0].secret + 1,
+                                               .incarnation = job->ranks[0].kept.secret + 1,
                                                .run_id = "",
                                                .client = "",
                                                .optimizer = ""}});

@@ -81,8 +81,8 @@ static void test_through_the_socket(void **userdata)
     local_start(&local, 1, "");
     client_connect(&c, &local);
     client_hello(&c, WIRE_ROLE_TRAINER, 0);
-    assert_int_equal(server_service(local.server)->job->ranks[0].pid, getpid());
-    assert_int_equal(server_service(local.server)->job->ranks[0].uid, geteuid());
+    assert_int_equal(server_service(local.server)->job->ranks[0].kept.pid, getpid());
+    assert_int_equal(server_service(local.server)->job->ranks[0].kept.uid, geteuid());
     client_close(&c);
     wait_until_free(&local, 0);
     local_stop(&local);
@@ -128,7 +128,7 @@ static void test_allowed_but_no_admin(void **userdata)
     client_expect(&c, REPLY_ADMIN_PART);
     assert_int_not_equal(c.reply.admin_part.exit_code, 0);
     client_expect_closed(&c);
-    assert_false(server_service(local.server)->job->run.draining);
+    assert_false(server_service(local.server)->job->kept.draining);
     client_close(&c);
     local_stop(&local);
 }
@@ -420,9 +420,9 @@ static void die_with_a_child(unsigned n_errors)
     assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
     receive_error = ENOMEM;
     n_receive_errors = n_errors;
-    for (int turn = 0; turn < 20 && job->ranks[0].pid == 0; turn++)
+    for (int turn = 0; turn < 20 && job->ranks[0].kept.pid == 0; turn++)
         local_turn(&local);
-    assert_int_equal(job->ranks[0].pid, pid);
+    assert_int_equal(job->ranks[0].kept.pid, pid);
     wait_until_free(&local, 0);
     assert_int_equal(n_receive_errors, 0);
     assert_non_null(kept_last(&job->diagnostics.kept));
@@ -596,8 +596,8 @@ static void test_flood(void **userdata)
         client_say(&flood, &intern);
     client_say_type(&other, REQUEST_CLEAR_FAULT);
     client_expect(&other, REPLY_DONE);
-    assert_true(ranks[0].string_bytes <= FRAME_BATCH * FRAME_ROUNDS * sizeof("model.py:1"));
-    while (ranks[0].string_bytes < 200 * sizeof("model.py:1"))
+    assert_true(ranks[0].process.string_bytes <= FRAME_BATCH * FRAME_ROUNDS * sizeof("model.py:1"));
+    while (ranks[0].process.string_bytes < 200 * sizeof("model.py:1"))
         local_turn(&local);
     client_close(&flood);
     client_close(&other);
