@@ -1566,6 +1566,32 @@ static void test_kept_before_the_first_step(void **state)
     fixture_free(f);
 }
 
+/* Daemons that died before they heard that all ranks are back, also when node 0's did. */
+static void test_kept_missed_back(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    for (unsigned i = 0; i < f->n_nodes; i++)
+        gone(f, i);
+    back(f, 0, false);
+    expect(f, "BACK node 0 all\n");
+    kept_at(f, 1, f->step, NODE_STANDS_OPEN, true);
+    expect(f, "to node 1: BACK of step 0\nENGINE 2 answers 2\n");
+    all_connected(f, 2);
+    report(f, 1, (struct node_message){.kind = NODE_RANK, .rank = 1}); /* of before */
+    expect(f, "");
+    report(f, 1, (struct node_message){.kind = NODE_RANK, .rank = 1, .pass = f->n_backs});
+    expect(f, "RANK\n");
+
+    replace(f, 0);
+    for (unsigned i = 0; i < f->n_nodes; i++)
+        leader_hear(f->leader, i,
+                    &(struct node_message){.kind = NODE_KEPT, .generation = 2, .micro_batch = i == 2, .proceed = true});
+    expect(f, "to node 0: BACK of step 0\nto node 1: BACK of step 0\nENGINE 3 answers 7\n");
+    fixture_free(f);
+}
+
 static void test_kept_windows(void **state)
 {
     struct fixture *f = start(2);
@@ -2024,6 +2050,7 @@ TEST_GROUP(leader)
         cmocka_unit_test(test_kept_decided),
         cmocka_unit_test(test_new_leader),
         cmocka_unit_test(test_kept_before_the_first_step),
+        cmocka_unit_test(test_kept_missed_back),
         cmocka_unit_test(test_kept_windows),
         cmocka_unit_test(test_save),
         cmocka_unit_test(test_save_again),
