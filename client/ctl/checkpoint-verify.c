@@ -16,7 +16,7 @@
 #include "client/ctl/table.h"
 #include "core/base/base.h"
 #include "core/base/json.h"
-#include "core/checkpoint/check.h"
+#include "core/checkpoint/load-check.h"
 
 /* MiB of a file, one after the other, that differ. */
 struct run {

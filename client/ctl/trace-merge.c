@@ -7,7 +7,7 @@
 
 #include <json-c/json.h>
 
-#include "client/ctl/trace.h"
+#include "client/ctl/trace-command.h"
 #include "core/base/base.h"
 
 static struct json_object *commits_of(struct json_object *trace)

@@ -12,7 +12,7 @@
 
 #include "client/control/control.h"
 #include "client/ctl/metrics.h"
-#include "client/exporter/gather.h"
+#include "client/exporter/scrape.h"
 #include "core/base/base.h"
 #include "core/base/strbuf.h"
 

@@ -10,9 +10,9 @@
 #include <sysexits.h>
 #include <time.h>
 
-#include "client/exporter/gather.h"
+#include "client/exporter/scrape.h"
 #include "client/exporter/http.h"
-#include "client/exporter/place.h"
+#include "client/exporter/address.h"
 #include "core/base/base.h"
 
 static const char help_text[] =

@@ -9,7 +9,7 @@
  * are held, so that it does not count on a rank that hangs; without a place to show them no push is held.
  *
  * A connection that breaks is a pause, because the next daemon takes over what this one knew. on_break() connects again
- * and sends what that daemon has not received (resume.c); then the call continues. Recorded requests are sent from
+ * and sends what that daemon has not received (reconnect.c); then the call continues. Recorded requests are sent from
  * copies, which are kept until an answer proves that the daemon has received them. A request that is not recorded is
  * sent again by the call that waits for its answer. If the daemon has said why it closes the connection, or if it lives
  * and has closed this connection alone, that is the end.

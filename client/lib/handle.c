@@ -13,11 +13,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "client/lib/fault.h"
+#include "client/lib/write-fault.h"
 #include "client/lib/handle.h"
 #include "client/lib/push.h"
-#include "client/lib/resume.h"
-#include "client/lib/step.h"
+#include "client/lib/reconnect.h"
+#include "client/lib/api-step.h"
 #include "client/lib/watch.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"

@@ -5,23 +5,23 @@
  * The handle: all that libzerod knows of one rank. The files of client/lib, from the bottom to the top; each calls only
  * those before it, the table of memory_ops apart:
  *
- *   error.c, recorded.c      the last error; requests that the next daemon may need
- *   call.c                   a request and its answer
- *   overlap.c                a step whose weights are still being written
- *   memory/cuda.c, range.c   the CUDA driver; where gathered weights lie on a GPU
- *   memory/mapping.c         segments of shared memory
- *   slots.c, strings.c       places in the ring; strings that are sent once
- *   report.c, state.c        faults that the client has seen; state of parameters
- *   weights.c                weights as the caller sees them; gather and release
- *   written.c, fault.c       writes to published weights (E1106); the handler of SIGSEGV (E1106, E1110)
- *   push.c, window.c         gradients of a micro-batch; write windows
- *   memory/host-memory.c     memory_ops for host memory
- *   memory/cuda-memory.c     memory_ops for memory of GPUs
- *   step.c, form.c           steps and their abort; declaring and forming
- *   resume.c                 Hello; connecting again when the daemon was replaced
- *   status.c                 questions to the daemon, over a connection of their own
- *   watch.c                  a thread that tells the daemon where the process is
- *   handle.c                 connect, close, and what is known of the job
+ *   error.c, recorded.c           the last error; requests that the next daemon may need
+ *   call.c                        a request and its answer
+ *   overlap.c                     a step whose weights are still being written
+ *   memory/cuda.c, range.c        the CUDA driver; where gathered weights lie on a GPU
+ *   memory/mapping.c              segments of shared memory
+ *   slots.c, strings.c            places in the ring; strings that are sent once
+ *   api-report.c, api-state.c     faults that the client has seen; state of parameters
+ *   api-weights.c                 weights as the caller sees them; gather and release
+ *   written.c, write-fault.c      writes to published weights (E1106); the handler of SIGSEGV (E1106, E1110)
+ *   push.c, api-window.c          gradients of a micro-batch; write windows
+ *   memory/host-memory.c          memory_ops for host memory
+ *   memory/cuda-memory.c          memory_ops for memory of GPUs
+ *   api-step.c, api-form.c        steps and their abort; declaring and forming
+ *   reconnect.c                   Hello; connecting again when the daemon was replaced
+ *   api-status.c                  questions to the daemon, over a connection of their own
+ *   watch.c                       a thread that tells the daemon where the process is
+ *   handle.c                      connect, close, and what is known of the job
  *
  * observe.c stands apart: it explains without a daemon. python-hook.c calls push.c, and is called by Python.
  */

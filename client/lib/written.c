@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 
 #include "client/lib/handle.h"
-#include "client/lib/weights.h"
+#include "client/lib/api-weights.h"
 #include "client/lib/written.h"
 #include "core/base/base.h"
 

@@ -13,7 +13,7 @@
 #include <sys/un.h>
 
 #include "client/run/environment.h"
-#include "client/run/place.h"
+#include "client/run/run-place.h"
 
 enum {
     MAX_PER_MESSAGE = 253, /* SCM_MAX_FD of the kernel */

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sysexits.h>
 
-#include "client/run/nodes.h"
+#include "client/run/node-list.h"
 #include "core/base/base.h"
 #include "core/base/json.h"
 #include "core/base/read-file.h"

@@ -6,7 +6,7 @@
 
 #include "client/run/process.h"
 #include "client/run/options.h"
-#include "client/run/place.h"
+#include "client/run/run-place.h"
 #include "client/run/run.h"
 
 int main(int argc, char **argv)

@@ -24,7 +24,7 @@
 #include "client/run/keeper.h"
 #include "client/run/options.h"
 #include "client/run/output.h"
-#include "client/run/place.h"
+#include "client/run/run-place.h"
 #include "client/run/process.h"
 #include "client/run/repeats.h"
 #include "client/run/restarts.h"

@@ -3,7 +3,7 @@
 
 /*
  * A child process that the daemon gives orders, over a socketpair in the framing of frame.h, and that may die at any
- * time. This file has the parts that all engines share; engine.c and device.c know the contents of the packets.
+ * time. This file has the parts that all engines share; engine.c and gpu-engine.c know the contents of the packets.
  *
  * After a failure the owner closes the child and starts another one. The daemon never waits for a child: each order has
  * a deadline, and a child that misses it is killed. All functions are for the loop's thread; callbacks come from the

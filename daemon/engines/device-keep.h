@@ -10,7 +10,7 @@
  * It outlives the daemon, too: whoever keeps descriptors (core/base/keep.h) has copies of all of them, and
  * device_keep_init() of the next daemon finds them.
  *
- * devices.c, which starts engines, owns the keep; an engine borrows it until ended() of device.h.
+ * devices.c, which starts engines, owns the keep; an engine borrows it until ended() of gpu-engine.h.
  */
 
 #include <stdbool.h>

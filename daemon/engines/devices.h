@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The GPUs of this node, as a job uses them: orders, and engine after engine that carries them out (device.h). The end
- * of an order is reported to its caller once, however many engines it took: orders that a failed engine has not
+ * The GPUs of this node, as a job uses them: orders, and engine after engine that carries them out (gpu-engine.h). The
+ * end of an order is reported to its caller once, however many engines it took: orders that a failed engine has not
  * reported are given to the next one, in their old sequence. After repeated failures the pause before the next engine
  * grows, up to DEVICES_MAX_PAUSE_MS.
  *
@@ -24,7 +24,7 @@
 #include <uv.h>
 
 #include "core/base/worker.h"
-#include "daemon/engines/device.h"
+#include "daemon/engines/gpu-engine.h"
 
 struct devices;
 

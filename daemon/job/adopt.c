@@ -23,7 +23,7 @@
 #include "core/wire/journal-wire.h"
 #include "core/wire/wire-request.h"
 #include "daemon/job/attendance.h"
-#include "daemon/job/base.h"
+#include "daemon/job/journal-base.h"
 #include "daemon/job/drop.h"
 #include "daemon/job/form.h"
 #include "daemon/job/formed.h"

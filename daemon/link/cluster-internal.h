@@ -7,7 +7,7 @@
  *
  *   cluster-waiting.c   connections that are no links, and the end of the cluster
  *   cluster-dial.c      addresses, and the connection to node 0
- *   cluster-welcome.c   a connection until its link stands, and when it fails
+ *   cluster-admit.c     a connection until its link stands, and when it fails
  *   cluster.c           life, listening, time
  */
 
@@ -95,7 +95,7 @@ void cluster_try_next_address(struct cluster *cluster);
 /* The way to node 0 has failed, at connection if there was one; its why has been set. */
 void cluster_retry(struct cluster *cluster, struct connection *connection);
 
-/* ---- cluster-welcome.c --------------------------------------------------------------------------------- */
+/* ---- cluster-admit.c ----------------------------------------------------------------------------------- */
 
 extern const struct connection_ops cluster_connection_ops;
 

@@ -18,7 +18,7 @@
 #include "core/base/log.h"
 #include "core/base/notify.h"
 #include "core/config/config.h"
-#include "daemon/server/check.h"
+#include "daemon/server/start-check.h"
 #include "daemon/server/companion.h"
 #include "daemon/server/server.h"
 #include "daemon/server/service.h"

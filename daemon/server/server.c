@@ -41,7 +41,7 @@
 #include "daemon/server/questions.h"
 #include "daemon/server/service.h"
 #include "daemon/server/session.h"
-#include "daemon/server/trace.h"
+#include "daemon/server/trace-writer.h"
 #include "kernels/gemm.h"
 
 enum {

@@ -14,8 +14,8 @@
 #include "daemon/engines/devices.h"
 #include "daemon/memory/ring.h"
 #include "daemon/memory/weights.h"
-#include "daemon/step/device.h"
-#include "daemon/step/host.h"
+#include "daemon/step/executor-device.h"
+#include "daemon/step/executor-host.h"
 #include "daemon/step/step.h"
 #include "kernels/kernels.h"
 

@@ -2,8 +2,9 @@
 #pragma once
 
 /*
- * The verbs of executor.h as a table, for the implementations host.c, device.c and offload.c. The comments on the verbs
- * in executor.h hold for the functions, too. An implementation embeds struct executor as its first member.
+ * The verbs of executor.h as a table, for the implementations executor-host.c, executor-device.c and
+ * executor-offload.c. The comments on the verbs in executor.h hold for the functions, too. An implementation embeds
+ * struct executor as its first member.
  */
 
 #include "core/base/worker.h"
@@ -15,7 +16,8 @@ struct executor_ops {
     int (*reserve)(const struct executor *executor); /* beyond the state's own */
     void (*start)(struct executor *executor);
     void (*go_on)(struct executor *executor); /* NULL: nothing is to be started */
-    int (*repartition)(struct executor *executor, const struct layout *layout, uint64_t gather_bytes); /* host.c's */
+    int (*repartition)(struct executor *executor, const struct layout *layout,
+                       uint64_t gather_bytes); /* executor-host.c's */
     void (*cancel)(struct executor *executor);
     void (*stop)(struct executor *executor);
     void (*free)(struct executor *executor);

@@ -5,10 +5,10 @@
  * The executor does a job's work where the job's memory lies. The job decides which work is done, and when; the
  * executor does it and reports the result by a callback. Each place is one implementation of the same verbs:
  *
- *              gradients, weights    masters, moments
- *   host.c     host memory           host memory
- *   device.c   GPUs                  GPUs
- *   offload.c  GPUs                  host memory
+ *                       gradients, weights    masters, moments
+ *   executor-host.c     host memory           host memory
+ *   executor-device.c   GPUs                  GPUs
+ *   executor-offload.c  GPUs                  host memory
  *
  * The step itself (step.h) keeps its verbs: the step that an executor makes carries out step_post() and step_update()
  * where the memory lies (struct step_ops).

@@ -11,7 +11,7 @@
 #include "daemon/engines/device-keep.h"
 #include "daemon/engines/device-pool.h"
 #include "daemon/engines/devices.h"
-#include "daemon/step/device.h"
+#include "daemon/step/executor-device.h"
 #include "daemon/step/fetch.h"
 #include "daemon/step/step-device.h"
 

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "client/run/nodes.h"
+#include "client/run/node-list.h"
 #include "client/run/options.h"
 #include "client/run/slurm.h"
 #include "core/base/base.h"

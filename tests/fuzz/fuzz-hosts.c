@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "client/run/made-config.h"
-#include "client/run/nodes.h"
+#include "client/run/node-list.h"
 #include "client/run/options.h"
 #include "client/run/slurm.h"
 #include "core/base/base.h"

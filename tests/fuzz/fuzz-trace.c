@@ -10,7 +10,7 @@
 
 #include <json-c/json.h>
 
-#include "client/ctl/trace.h"
+#include "client/ctl/trace-command.h"
 #include "core/base/base.h"
 #include "core/trace/trace.h"
 

@@ -18,7 +18,7 @@
 #include "client/lib/memory/cuda.h"
 #include "client/lib/memory/memory.h"
 #include "client/lib/memory/range.h"
-#include "client/lib/weights.h"
+#include "client/lib/api-weights.h"
 #include "core/base/base.h"
 #include "core/wire/progress.h"
 #include "core/wire/wire-reply.h"

@@ -18,10 +18,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "client/lib/fault.h"
+#include "client/lib/write-fault.h"
 #include "client/lib/handle.h"
 #include "client/lib/memory/memory.h"
-#include "client/lib/weights.h"
+#include "client/lib/api-weights.h"
 #include "client/lib/written.h"
 #include "core/base/base.h"
 #include "core/base/caches.h"

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 #include <json-c/json.h>
 
-#include "client/ctl/trace.h"
+#include "client/ctl/trace-command.h"
 #include "core/base/base.h"
 #include "core/base/traffic.h"
 #include "core/trace/trace.h"

@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #include "core/base/base.h"
-#include "core/checkpoint/check.h"
+#include "core/checkpoint/load-check.h"
 #include "core/checkpoint/folder.h"
 #include "core/checkpoint/safetensors.h"
 #include "daemon/checkpoint/disk.h"

@@ -22,7 +22,7 @@
 #include "core/base/worker.h"
 #include "core/layout/layout.h"
 #include "daemon/engines/device-keep.h"
-#include "daemon/engines/device.h"
+#include "daemon/engines/gpu-engine.h"
 #include "daemon/memory/state.h"
 #include "daemon/step/step.h"
 

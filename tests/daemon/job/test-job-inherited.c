@@ -11,7 +11,7 @@
 
 #include "core/base/base.h"
 #include "daemon/job/model/model.h"
-#include "daemon/job/report.h"
+#include "daemon/job/client-report.h"
 #include "daemon/job/transaction/boundary.h"
 #include "tests/daemon/job/job-peer.h"
 #include "tests/group.h"

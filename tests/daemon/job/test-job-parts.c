@@ -11,7 +11,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
-#include "daemon/job/report.h"
+#include "daemon/job/client-report.h"
 #include "daemon/job/transaction/admit.h"
 #include "daemon/job/transaction/boundary.h"
 #include "daemon/job/transaction/collect.h"

@@ -18,7 +18,7 @@
 #include "daemon/job/resize.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
-#include "daemon/job/report.h"
+#include "daemon/job/client-report.h"
 #include "daemon/job/request.h"
 #include "daemon/job/state/read-state.h"
 #include "daemon/job/transaction/abort.h"

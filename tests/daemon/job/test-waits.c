@@ -7,7 +7,7 @@
 
 #include "core/base/base.h"
 #include "daemon/job/job.h"
-#include "daemon/job/report.h"
+#include "daemon/job/client-report.h"
 #include "daemon/job/stall.h"
 #include "daemon/job/state/read-state.h"
 #include "daemon/job/state/window.h"

@@ -13,7 +13,7 @@
 #include "core/base/base.h"
 #include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
-#include "daemon/job/report.h"
+#include "daemon/job/client-report.h"
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/abort.h"
 #include "tests/daemon/job/job-peer.h"

@@ -16,7 +16,7 @@
 #include "daemon/job/model/kept.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
-#include "daemon/job/report.h"
+#include "daemon/job/client-report.h"
 #include "daemon/job/state/gather.h"
 #include "daemon/job/state/read-state.h"
 #include "daemon/job/transaction/abort.h"

@@ -2,7 +2,7 @@
 
 /* Asking the daemon to change the number of ranks (resize.h). */
 
-#include "client/ctl/resize.h"
+#include "client/ctl/resize-command.h"
 
 #include <stdbool.h>
 #include <stdio.h>

@@ -10,7 +10,7 @@
  * request that kills every daemon does not kill them for ever.
  */
 
-#include "client/lib/resume.h"
+#include "client/lib/reconnect.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "client/lib/handle.h"
-#include "client/lib/weights.h"
+#include "client/lib/api-weights.h"
 #include "core/base/base.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/wire/frame.h"

@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-#include "client/run/nodes.h"
+#include "client/run/node-list.h"
 #include "client/run/options.h"
 
 struct environment;

@@ -2,7 +2,7 @@
 
 /* The nodes of a job, from --nodes and its kin, or from Slurm. */
 
-#include "client/run/nodes.h"
+#include "client/run/node-list.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
 
 /* The daemon's side of an engine of GPUs: commands to the child process, and its reports. */
 
-#include "daemon/engines/device.h"
+#include "daemon/engines/gpu-engine.h"
 
 #include <assert.h>
 #include <fcntl.h>

@@ -7,8 +7,8 @@
 
 #include "client/lib/handle.h"
 #include "client/lib/push.h"
-#include "client/lib/step.h"
-#include "client/lib/window.h"
+#include "client/lib/api-step.h"
+#include "client/lib/api-window.h"
 #include "client/lib/written.h"
 #include "core/base/base.h"
 #include "core/wire/hyper-check.h"

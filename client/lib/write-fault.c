@@ -15,9 +15,9 @@
 #include <string.h>
 #include <ucontext.h>
 
-#include "client/lib/fault.h"
+#include "client/lib/write-fault.h"
 #include "client/lib/handle.h"
-#include "client/lib/weights.h"
+#include "client/lib/api-weights.h"
 #include "client/lib/written.h"
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"

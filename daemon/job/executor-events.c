@@ -2,7 +2,7 @@
 
 /* Reports of the executor become verbs of the job; its fetches go to the coordinator. */
 
-#include "daemon/job/execute.h"
+#include "daemon/job/executor-events.h"
 
 #include <unistd.h>
 

@@ -2,7 +2,7 @@
 
 /* Where the exporter listens. */
 
-#include "client/exporter/place.h"
+#include "client/exporter/address.h"
 
 #include <errno.h>
 #include <netdb.h>

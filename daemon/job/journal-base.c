@@ -2,7 +2,7 @@
 
 /* The base of the journal is written once, when the job has been formed, and read by each daemon that takes it over. */
 
-#include "daemon/job/base.h"
+#include "daemon/job/journal-base.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
 
 /* The place of a run: ranks, sockets, run ids, and a configuration when there is none. */
 
-#include "client/run/place.h"
+#include "client/run/run-place.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 #include <sysexits.h>
 
 #include "client/control/control.h"
-#include "client/ctl/resize.h"
+#include "client/ctl/resize-command.h"
 #include "client/run/answers.h"
 #include "client/run/environment.h"
 #include "client/run/made-config.h"

@@ -2,7 +2,7 @@
 
 /* The command "trace": asks the daemon for its last steps, and prints them as a timeline. */
 
-#include "client/ctl/trace.h"
+#include "client/ctl/trace-command.h"
 
 #include <errno.h>
 #include <getopt.h>

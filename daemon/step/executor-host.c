@@ -2,7 +2,7 @@
 
 /* The executor in host memory: workers of this process do everything. */
 
-#include "daemon/step/host.h"
+#include "daemon/step/executor-host.h"
 
 #include <assert.h>
 #include <string.h>

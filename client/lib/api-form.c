@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "client/lib/fault.h"
+#include "client/lib/write-fault.h"
 #include "client/lib/handle.h"
 #include "client/lib/push.h"
 #include "client/lib/written.h"

@@ -2,7 +2,7 @@
 
 /* Asks all daemons of this machine at once. */
 
-#include "client/exporter/gather.h"
+#include "client/exporter/scrape.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -5,8 +5,8 @@
 #include <errno.h>
 
 #include "client/lib/handle.h"
-#include "client/lib/weights.h"
-#include "client/lib/window.h"
+#include "client/lib/api-weights.h"
+#include "client/lib/api-window.h"
 #include "core/base/base.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"

@@ -6,7 +6,7 @@
  * by way of the staging copy.
  */
 
-#include "daemon/step/device.h"
+#include "daemon/step/executor-device.h"
 
 #include <fcntl.h>
 #include <string.h>

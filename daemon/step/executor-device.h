@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The executor on GPUs; and its parts, of which offload.c has some, too. */
+/* The executor on GPUs; and its parts, of which executor-offload.c has some, too. */
 
 #include "core/base/segment.h"
 #include "core/base/worker.h"
@@ -26,7 +26,7 @@ static inline struct device_executor *device_of(const struct executor *executor)
     return (struct device_executor *)executor; /* it is its first member */
 }
 
-/* device.c: with ops, but without a state. As executor_device_new(). */
+/* executor-device.c: with ops, but without a state. As executor_device_new(). */
 int device_make(struct executor **out, const struct executor_ops *ops, const struct executor_options *options);
 void device_start(struct executor *executor);
 void device_go_on(struct executor *executor);

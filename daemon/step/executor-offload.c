@@ -2,17 +2,17 @@
 
 /*
  * The executor of an offloaded optimizer: gradients and weights lie on GPUs; masters, moments and a copy of the weights
- * lie in host memory. So state is read and written as in host.c, and executor_store() copies the weights to the GPUs.
- * step-offload.c has the update.
+ * lie in host memory. So state is read and written as in executor-host.c, and executor_store() copies the weights to
+ * the GPUs. step-offload.c has the update.
  */
 
 #include "core/base/base.h"
 #include "core/budget/exchange-plan.h"
 #include "core/config/config.h"
 #include "daemon/engines/devices.h"
-#include "daemon/step/device.h"
+#include "daemon/step/executor-device.h"
 #include "daemon/step/gather-device.h"
-#include "daemon/step/host.h"
+#include "daemon/step/executor-host.h"
 #include "daemon/step/step-offload.h"
 #include "daemon/step/step.h"
 

@@ -2,7 +2,7 @@
 
 /* The command `zerodctl plan`: the memory that a model will need, computed from the layout. */
 
-#include "client/ctl/plan.h"
+#include "client/ctl/plan-command.h"
 
 #include <ctype.h>
 #include <getopt.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The executor in host memory; and its verbs for offload.c, whose masters and moments are in host memory, too. */
+/* The executor in host memory; and its verbs for executor-offload.c, whose masters and moments are in host memory, too.
+ */
 
 #include "daemon/step/executor.h"
 

@@ -2,7 +2,7 @@
 
 /* Traces: what the recorder has, with the names of the job's parcels. */
 
-#include "daemon/server/trace.h"
+#include "daemon/server/trace-writer.h"
 
 #include <inttypes.h>
 #include <stdio.h>

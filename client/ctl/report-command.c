@@ -2,7 +2,7 @@
 
 /* The command `zerodctl report`: the daemon's own report, with what the kernel knows. */
 
-#include "client/ctl/report.h"
+#include "client/ctl/report-command.h"
 
 #include <errno.h>
 #include <inttypes.h>

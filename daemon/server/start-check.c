@@ -2,7 +2,7 @@
 
 /* Users, groups, the key and folders, before the daemon starts. */
 
-#include "daemon/server/check.h"
+#include "daemon/server/start-check.h"
 
 #include <grp.h>
 #include <libgen.h>

@@ -2,7 +2,7 @@
 
 /* Requests by which a client describes itself: names of call sites, refusals of its own, evidence. */
 
-#include "daemon/job/report.h"
+#include "daemon/job/client-report.h"
 
 #include <string.h>
 

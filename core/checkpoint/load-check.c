@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Finds whether loading would refuse a checkpoint, by its files alone (check.h). */
+/* Finds whether loading would refuse a checkpoint, by its files alone (load-check.h). */
 
-#include "core/checkpoint/check.h"
+#include "core/checkpoint/load-check.h"
 
 #include <errno.h>
 #include <stdio.h>

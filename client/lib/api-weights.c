@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #include "client/lib/handle.h"
-#include "client/lib/weights.h"
+#include "client/lib/api-weights.h"
 #include "core/base/base.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
