@@ -31,7 +31,7 @@ def say(text):
 def program(name):
     """A program or a library of the build that is measured."""
     places = {"zerod": "daemon", "zerodctl": "client/ctl", "zerodrun": "client/run", "zerod-exporter": "client/exporter",
-              "zerod-example": "client/example", "libzerod.so": "client"}
+              "zerod-example": "tests/example", "libzerod.so": "client"}
     return str(BUILD / places.get(name, "bench") / name)
 
 

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "client/example/gpu.h"
+#include "tests/example/gpu.h"
 #include "tests/client/cuda-daemon.h"
 #include "zerod/client.h"
 

@@ -19,11 +19,11 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "client/example/model.h"
-#include "client/example/ops.h"
-#include "client/example/random.h"
-#include "client/example/reference_step.h"
-#include "client/example/text.h"
+#include "tests/example/model.h"
+#include "tests/example/ops.h"
+#include "tests/example/random.h"
+#include "tests/example/reference_step.h"
+#include "tests/example/text.h"
 
 static const struct model_shape SHAPE = {.n_layers = 2, .width = 32, .n_heads = 2, .n_seqs = 3, .seq_len = 16};
 

@@ -136,7 +136,7 @@ class PrivateSystemd:
         subprocess.run(["meson", "install", "-C", build.folder, "--no-rebuild", "--quiet", "--destdir", installed],
                        check=True)
         self.units = Path(f"{installed}{self.prefix}/lib/systemd/system")
-        shutil.copy(build.path("client/example/zerod-example"), f"{installed}{self.bin}")
+        shutil.copy(build.path("tests/example/zerod-example"), f"{installed}{self.bin}")
         for file, folder in ("zerod-engine-nccl-sim", self.bin), ("libcuda-sim.so", self.lib):
             file = Path(build.path(f"tests/sim/{file}"))
             if file.exists():  # scripts/bench has a build without tests

@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/example/random.h"
+#include "tests/example/random.h"
 #include "core/base/base.h"
 #include "core/layout/manifest.h"
 #include "tests/core/wire/wire-examples.h"

@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "client/example/random.h"
+#include "tests/example/random.h"
 #include "kernels/convert.h"
 
 enum { PUPPET_F32, PUPPET_BF16, PUPPET_F16 };

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/example/gpu.h"
+#include "tests/example/gpu.h"
 
 enum { MAX_PARAMS = 256, ALIGN_BYTES = 256 };
 

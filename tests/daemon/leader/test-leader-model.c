@@ -19,7 +19,7 @@
 
 #include <cmocka.h>
 
-#include "client/example/random.h"
+#include "tests/example/random.h"
 #include "core/base/base.h"
 #include "daemon/exchange/exchange.h"
 #include "daemon/leader/leader.h"

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "client/example/random.h"
+#include "tests/example/random.h"
 #include "core/base/base.h"
 #include "daemon/job/job.h"
 #include "daemon/job/model/model.h"

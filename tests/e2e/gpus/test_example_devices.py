@@ -32,7 +32,7 @@ class Job:
         env = gpu_kinds.of_trainer(self.build, *(self.sim if sim is None else sim).split())
         if local_rank is not None:
             env["LOCAL_RANK"] = local_rank
-        return self.daemon.spawn(self.build.path("client/example/zerod-example"), "--device", "cuda", "--dump",
+        return self.daemon.spawn(self.build.path("tests/example/zerod-example"), "--device", "cuda", "--dump",
                                  self.dump(rank), "--report", self.report(rank), *MODEL, *options, rank=rank, env=env,
                                  failpoint=failpoint)
 
@@ -50,7 +50,7 @@ class Job:
         for rank in ranks:
             assert rank.wait() == 0, rank.err()
         expected = self.daemon.folder / "reference.weights"
-        reference = self.daemon.spawn(self.build.path("client/example/zerod-example-reference"), "--world-size",
+        reference = self.daemon.spawn(self.build.path("tests/example/zerod-example-reference"), "--world-size",
                                       self.world, "--dump", expected, *MODEL)
         assert reference.wait() == 0, reference.err()
         for rank in range(self.world):
@@ -124,7 +124,7 @@ def test_wrong_gpu(job):
 
 @pytest.mark.gpu
 def test_told_otherwise(job, zerod, build):
-    program = build.path("client/example/zerod-example")
+    program = build.path("tests/example/zerod-example")
     for daemon, device in ((job(1).daemon, "cuda"), (zerod({"world": {"size": 1}}), "cpu")):
         other = {"cuda": "cpu", "cpu": "cuda"}[device]
         rank = daemon.spawn(program, "--device", other, *MODEL, rank=0)

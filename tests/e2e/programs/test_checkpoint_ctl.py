@@ -26,7 +26,7 @@ NOBODY = 65534
 
 def train(daemon, n_steps):
     """Two ranks, until so many steps are committed."""
-    program = daemon.build.path("client/example/zerod-example")
+    program = daemon.build.path("tests/example/zerod-example")
     ranks = [daemon.spawn(program, *SMALL, "--steps", n_steps, rank=r) for r in range(2)]
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].err() + daemon.log()
 
@@ -475,7 +475,7 @@ def test_verify_says_what_loading_refuses(zerod, copy, ctl, damage, why):
     text = ctl("checkpoint", "verify", checkpoint)
     assert text.stdout == f"{checkpoint}: cannot be loaded (E1702): {value['why']}\n"
     daemon = zerod({"world": {"size": 1}, "checkpoint": {"load": str(checkpoint)}})
-    rank = daemon.spawn(daemon.build.path("client/example/zerod-example"), *SMALL, "--steps", 4, rank=0)
+    rank = daemon.spawn(daemon.build.path("tests/example/zerod-example"), *SMALL, "--steps", 4, rank=0)
     assert rank.wait() != 0
     told = wait_for("the refusal", lambda: re.search(r"E1702 checkpoint not loaded\n.*\n  cause +(.*)\n", daemon.log()))
     assert told[1] == value["why"].replace("its job", "this job")
@@ -489,7 +489,7 @@ def test_verify_says_that_a_checkpoint_has_another_name(zerod, copy, ctl):
     assert (result.returncode, result.stdout) == (
         os.EX_DATAERR, f"{copy}/step-00000009: cannot be loaded (E1702): zerod.json is of step 3\n")
     daemon = zerod({"world": {"size": 1}, "checkpoint": {"dir": str(copy), "save_on_stop": False}})
-    rank = daemon.spawn(daemon.build.path("client/example/zerod-example"), *SMALL, "--steps", 4, rank=0)
+    rank = daemon.spawn(daemon.build.path("tests/example/zerod-example"), *SMALL, "--steps", 4, rank=0)
     assert rank.wait() != 0
     wait_for("the refusal", lambda: "of step-00000009: zerod.json is of step 3" in daemon.log())
     assert ctl("checkpoint", "verify", copy / "step-00000009").returncode == 0
@@ -536,7 +536,7 @@ def test_save_while_it_trains(zerod, tmp_path):
     """Whoever asks gets one that is at least as new as the step that was committed then."""
     folder = tmp_path / "c"
     daemon = zerod({"checkpoint": {"dir": str(folder), "save_steps": 1, "save_total_limit": 3}})
-    program = daemon.build.path("client/example/zerod-example")
+    program = daemon.build.path("tests/example/zerod-example")
     for r in range(2):
         daemon.spawn(program, *SMALL, "--steps", 1000000, rank=r)
     wait_for("a step", lambda: daemon.status()["step"] > 0)

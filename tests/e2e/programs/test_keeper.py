@@ -259,7 +259,7 @@ def stopped(start, tmp_path, path):
             f'for plan in {tmp_path}/plan.*; do [ -e "$plan" ] && export ZEROD_FAILPOINT="$(cat "$plan")" && rm "$plan"; break; done\n'
             f'exec {ZEROD} "$@"\n')
         daemon.chmod(0o755)
-        trainer = f"{BUILD}/client/example/zerod-example --layers 1 --width 16 --heads 1 --batch 1 --steps 3"
+        trainer = f"{BUILD}/tests/example/zerod-example --layers 1 --width 16 --heads 1 --batch 1 --steps 3"
         zerodrun = start("-n", 1, "--config", file, "--zerod", daemon, *options, "--", "sh", "-c", f"{trainer} && {then}")
         if interrupted_at:
             zerodrun.said(interrupted_at, of=zerodrun.err)

@@ -136,7 +136,7 @@ def test_no_daemon(path):  # noqa: F811
 
 def test_of_a_running_job(zerod, build):
     job = zerod({"limits": {"memory": "1GiB"}})
-    trainer = build.path("client/example/zerod-example")
+    trainer = build.path("tests/example/zerod-example")
     for rank in range(2):
         job.spawn(trainer, *SMALL, "--provoke-duplicate", "2:blocks.0.norm1.bias:1", rank=rank)
     wait_for("the job does not train", lambda: job.status()["step"] >= 5)

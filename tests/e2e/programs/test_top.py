@@ -25,7 +25,7 @@ def start(zerod, build):
 
     def begin(n_ranks=3, *args, **config):
         job = zerod({"world": {"size": n_ranks}, "limits": {"memory": "1GiB"}, **config})
-        trainer = build.path("client/example/zerod-example")
+        trainer = build.path("tests/example/zerod-example")
         job.ranks = [job.spawn(trainer, *SMALL, *args, rank=rank) for rank in range(n_ranks)]
         wait_for("the job does not train", lambda: job.status()["step"] >= 5)
         return job

@@ -22,7 +22,7 @@ CONFIG = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 20000}}
 
 
 def train(job, n_steps=1000000, ranks=2, **more):
-    trainer = job.build.path("client/example/zerod-example") if hasattr(job, "build") else more.pop("trainer")
+    trainer = job.build.path("tests/example/zerod-example") if hasattr(job, "build") else more.pop("trainer")
     return [job.spawn(trainer, *SMALL, "--steps", n_steps, rank=rank, **more) for rank in range(ranks)]
 
 
@@ -132,7 +132,7 @@ def test_an_empty_trace(zerod):
 def test_of_several_nodes(zerod, build, tmp_path):
     """Each daemon traces its own node; laid over one another, the same commit is at the same time."""
     nodes = Nodes(zerod, tmp_path, [1, 1], CONFIG)
-    ranks = [nodes.spawn(build.path("client/example/zerod-example"), *SMALL, "--steps", "20", rank=rank) for rank in range(2)]
+    ranks = [nodes.spawn(build.path("tests/example/zerod-example"), *SMALL, "--steps", "20", rank=rank) for rank in range(2)]
     assert [rank.wait() for rank in ranks] == [0, 0]
     other = tmp_path / "node1.json"
     other.write_text(nodes.daemons[1].ctl("trace", "--steps", 8).stdout)

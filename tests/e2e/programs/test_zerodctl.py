@@ -762,7 +762,7 @@ def test_real_daemon_without_trainers(tmp_path):
 def test_real_daemon_in_training(tmp_path):
     """While two ranks train, the answers fit their schemas, agree with each other, and move on."""
     zerodrun = BUILD / "client" / "run" / "zerodrun"
-    trainer = BUILD / "client" / "example" / "zerod-example"
+    trainer = BUILD / "tests/example/zerod-example"
     small = ["--layers", "2", "--width", "32", "--heads", "2", "--batch", "2", "--steps", "1000000"]
     provoke = ["--provoke-duplicate", "2:blocks.0.norm1.bias:1"]
     with real_daemon(tmp_path, 2) as (process, path):

@@ -1364,7 +1364,7 @@ def test_nobody_attached(env):
     assert result.returncode == 0 and said in result.stderr
     result = run(["-n", 2, "--zerod", ZEROD, *shell("exit 3")], env)
     assert result.returncode == 3 and said not in result.stderr
-    trainer = BUILD / "client/example/zerod-example"
+    trainer = BUILD / "tests/example/zerod-example"
     result = run(["-n", 2, "--zerod", ZEROD, "--", trainer, "--layers", 1, "--width", 16, "--heads", 1, "--batch", 1, "--steps", 2], env)
     assert result.returncode == 0 and said not in result.stderr, result.stderr
 
@@ -1417,7 +1417,7 @@ def test_folder_that_another_run_removes(env, tmp_path):
 def test_files_are_not_everybodys(env, tmp_path):
     config = tmp_path / "job.yaml"
     config.write_text(f"checkpoint: {{dir: {tmp_path}/made, save_on_stop: true}}\n")
-    trainer = [BUILD / "client/example/zerod-example", "--layers", 1, "--width", 16, "--heads", 1, "--batch", 1, "--steps", 2]
+    trainer = [BUILD / "tests/example/zerod-example", "--layers", 1, "--width", 16, "--heads", 1, "--batch", 1, "--steps", 2]
     old = os.umask(0)
     try:
         result = run(["--config", config, "--zerod", ZEROD, "--tee", tmp_path / "made" / "logs", "--", *trainer], env)

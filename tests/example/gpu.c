@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "client/example/gpu.h"
+#include "tests/example/gpu.h"
 
 enum { MAX_ALLOCATIONS = 16, STREAM_NON_BLOCKING = 1 };
 

@@ -2,7 +2,7 @@
 
 /* The text that the example learns, and batches of it. */
 
-#include "client/example/text.h"
+#include "tests/example/text.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/example/random.h"
+#include "tests/example/random.h"
 
 static int by_bytes(const struct dirent **a, const struct dirent **b)
 {

@@ -2,7 +2,7 @@
 
 /* Matrix products and row-wise functions of the example model, in one fixed order of sums. */
 
-#include "client/example/ops.h"
+#include "tests/example/ops.h"
 
 #include <math.h>
 #include <string.h>

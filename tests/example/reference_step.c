@@ -2,7 +2,7 @@
 
 /* The optimizer step in one process, written from docs/numerics.md. */
 
-#include "client/example/reference_step.h"
+#include "tests/example/reference_step.h"
 
 #include <assert.h>
 #include <math.h>

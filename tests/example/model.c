@@ -2,7 +2,7 @@
 
 /* The example model, forward and backward. */
 
-#include "client/example/model.h"
+#include "tests/example/model.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/example/ops.h"
-#include "client/example/random.h"
+#include "tests/example/ops.h"
+#include "tests/example/random.h"
 
 /* Parameters of a block, in order. */
 enum block_param {

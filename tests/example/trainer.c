@@ -24,10 +24,10 @@
 
 #include <zerod/client.h>
 
-#include "client/example/gpu.h"
-#include "client/example/model.h"
-#include "client/example/task.h"
-#include "client/example/text.h"
+#include "tests/example/gpu.h"
+#include "tests/example/model.h"
+#include "tests/example/task.h"
+#include "tests/example/text.h"
 
 /* --provoke-duplicate: what one rank does wrong, once, to see what zerod says. */
 struct provocation {

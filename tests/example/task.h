@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "client/example/model.h"
+#include "tests/example/model.h"
 
 struct task {
     struct model_shape shape;

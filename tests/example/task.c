@@ -2,14 +2,14 @@
 
 /* The options that the trainer and the reference share, and the files that both write. */
 
-#include "client/example/task.h"
+#include "tests/example/task.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/example/text.h"
+#include "tests/example/text.h"
 
 const char task_help[] =
     "What is trained (equal on all ranks, and in the reference):\n"

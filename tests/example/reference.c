@@ -16,10 +16,10 @@
 #include <string.h>
 #include <sysexits.h>
 
-#include "client/example/model.h"
-#include "client/example/reference_step.h"
-#include "client/example/task.h"
-#include "client/example/text.h"
+#include "tests/example/model.h"
+#include "tests/example/reference_step.h"
+#include "tests/example/task.h"
+#include "tests/example/text.h"
 
 #define MAX_RANKS 64
 
