@@ -409,7 +409,7 @@ static void go_on(struct job *job)
     }
     if (job->phase == JOB_TRAINING && !job->window)
         executor_empty(job->executor); /* of a checkpoint that was being written */
-    coordinator_go_on(job->coordinator);
+    report_progress(job, (struct report){REPORT_ADOPTED});
     job_set_writing(job, job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW);
     if (job->phase == JOB_TRAINING)
         collect_go_on(job);

@@ -34,29 +34,139 @@ static struct alone *alone_of(const struct coordinator *c)
     return container_of(c, struct alone, coordinator);
 }
 
-/* ---- formation ----------------------------------------------------------------------------------------- */
+/* ---- reports ------------------------------------------------------------------------------------------- */
 
-static void declared(struct coordinator *c, bool all)
+/* A write window ends without a trace, because nothing of the state has changed yet. */
+static void abort_now(struct job *job, int64_t rank, struct diagnostic *reason)
 {
-    if (all)
-        job_form_now(alone_of(c)->job, "", gpu_room_wanted(alone_of(c)->job));
+    if (job->phase == JOB_WINDOW)
+        window_forget(job);
+    abort_start(job, rank, reason);
 }
 
-static void have_weights(struct coordinator *c)
+static void note_device_failed(struct job *job, uint32_t generation, const char *why)
 {
-    job_train(alone_of(c)->job);
+    struct evidence_at at = {
+        .rank = -1, .step = job->kept.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
+
+    job_keep(job, cause_device(&(struct evidence_node){.at = at, .generation = generation, .why = why}));
 }
 
-static void back(struct coordinator *c, struct job_rank *rank, bool all, bool late)
+/* Reports that are about other nodes change nothing. */
+static bool answer_at_once(struct coordinator *c, const struct report *report)
 {
-    (void)all;
-    if (late)
-        job_is_back_late(alone_of(c)->job, rank);
+    struct job *job = alone_of(c)->job;
+
+    switch (report->kind) {
+    case REPORT_DECLARED:
+        if (report->all_declared)
+            job_form_now(job, "", gpu_room_wanted(job));
+        break;
+    case REPORT_HAVE_WEIGHTS:
+        job_train(job);
+        break;
+    case REPORT_BACK:
+        if (report->back.late)
+            job_is_back_late(job, report->back.rank);
+        break;
+    case REPORT_END_RUN:
+        drop_for_next(job, DROP_FOR_NEXT);
+        break;
+    case REPORT_WANT_NORM:
+        job_norm_is(job, job_measure_norm(job));
+        break;
+    case REPORT_ASKED:
+        job_decide(job);
+        break;
+    case REPORT_UPDATED:
+        job_commit(job);
+        break;
+    case REPORT_ABORT:
+        abort_now(job, report->abort.rank, report->abort.reason);
+        break;
+    case REPORT_WANT_WINDOW:
+        job_window_open(job);
+        break;
+    case REPORT_LACKS_MEMORY:
+        window_forget(job);
+        break;
+    case REPORT_WINDOW_END:
+        if (report->window_end.forget)
+            job_window_closed(job);
+        else
+            job_window_store(job);
+        break;
+    case REPORT_STORED:
+        job_window_closed(job);
+        break;
+    case REPORT_DEVICE_FAILED:
+        note_device_failed(job, report->failed.generation, report->failed.why);
+        break;
+    default:
+        break;
+    }
+    return false;
 }
 
-static void end_run(struct coordinator *c)
+/* ---- questions about other nodes, of which there are none --------------------------------------------- */
+
+static void tell_nobody(struct coordinator *c, bool tick)
 {
-    drop_for_next(alone_of(c)->job, DROP_FOR_NEXT);
+}
+
+static int form_nothing(struct coordinator *c)
+{
+    return 0;
+}
+
+static uint32_t no_pieces(const struct coordinator *c)
+{
+    return 0;
+}
+
+static int reserve_nothing(struct coordinator *c, uint32_t piece)
+{
+    return 0;
+}
+
+static int keep_weights_here(struct coordinator *c, const struct request_init *request, const void *weights)
+{
+    return 0;
+}
+
+static struct diagnostic *no_other_manifests(struct coordinator *c)
+{
+    return NULL;
+}
+
+static int no_such_record(struct coordinator *c, const void *packed, size_t n_bytes)
+{
+    return -EINVAL;
+}
+
+static bool never(const struct coordinator *c)
+{
+    return false;
+}
+
+static bool no_rank_elsewhere(const struct coordinator *c, unsigned rank, uint32_t param)
+{
+    return false;
+}
+
+static bool waits_for_no_node(const struct coordinator *c, char *dst, size_t size)
+{
+    return false;
+}
+
+static int nothing_to_fetch(struct coordinator *c, const struct fetch *fetch)
+{
+    return 1;
+}
+
+static int norm_is_here(struct coordinator *c, struct job_rank *rank, uint32_t param)
+{
+    return 1;
 }
 
 /* ---- parcels ------------------------------------------------------------------------------------------- */
@@ -71,71 +181,6 @@ static void summed(struct coordinator *c, uint32_t parcel)
     collect_settled(alone_of(c)->job, parcel);
 }
 
-/* ---- the step ------------------------------------------------------------------------------------------ */
-
-static void want_norm(struct coordinator *c)
-{
-    job_norm_is(alone_of(c)->job, job_measure_norm(alone_of(c)->job));
-}
-
-static void asked(struct coordinator *c)
-{
-    job_decide(alone_of(c)->job);
-}
-
-static void updated(struct coordinator *c)
-{
-    job_commit(alone_of(c)->job);
-}
-
-/* A write window ends without a trace, because nothing of the state has changed yet. */
-static void abort_now(struct coordinator *c, int64_t rank, const char *why, struct diagnostic *reason)
-{
-    struct job *job = alone_of(c)->job;
-
-    (void)why;
-    if (job->phase == JOB_WINDOW)
-        window_forget(job);
-    abort_start(job, rank, reason);
-}
-
-/* ---- state between steps ------------------------------------------------------------------------------- */
-
-static void want_window(struct coordinator *c)
-{
-    job_window_open(alone_of(c)->job);
-}
-
-static void lacks_memory(struct coordinator *c)
-{
-    window_forget(alone_of(c)->job);
-}
-
-static void end_window(struct coordinator *c, const struct state_edits *edits, bool forget)
-{
-    (void)edits;
-    if (forget)
-        job_window_closed(alone_of(c)->job);
-    else
-        job_window_store(alone_of(c)->job);
-}
-
-static void stored(struct coordinator *c)
-{
-    job_window_closed(alone_of(c)->job);
-}
-
-/* ---- GPUs ---------------------------------------------------------------------------------------------- */
-
-static void device_failed(struct coordinator *c, uint32_t generation, const char *why)
-{
-    struct job *job = alone_of(c)->job;
-    struct evidence_at at = {
-        .rank = -1, .step = job->kept.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
-
-    job_keep(job, cause_device(&(struct evidence_node){.at = at, .generation = generation, .why = why}));
-}
-
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
 static void free_alone(struct coordinator *c)
@@ -147,19 +192,20 @@ int alone_new(struct coordinator **out, struct job *job)
 {
     static const struct coordinator_ops ops = {
         .free = free_alone,
-        .declared = declared,
-        .have_weights = have_weights,
-        .back = back,
-        .end_run = end_run,
-        .want_norm = want_norm,
-        .asked = asked,
-        .updated = updated,
-        .abort = abort_now,
-        .want_window = want_window,
-        .lacks_memory = lacks_memory,
-        .end_window = end_window,
-        .stored = stored,
-        .device_failed = device_failed,
+        .report = answer_at_once,
+        .tell = tell_nobody,
+        .form = form_nothing,
+        .n_reserve_pieces = no_pieces,
+        .reserve = reserve_nothing,
+        .init = keep_weights_here,
+        .compare_manifests = no_other_manifests,
+        .repeat = no_such_record,
+        .holds_back = never,
+        .awaits = no_rank_elsewhere,
+        .waits_elsewhere = waits_for_no_node,
+        .is_cut_off = never,
+        .fetch = nothing_to_fetch,
+        .ask_norm = norm_is_here,
     };
     static const struct parcels_ops parcels = {
         .complete = complete,

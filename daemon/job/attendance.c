@@ -109,7 +109,7 @@ static bool comes_early(struct job *job, const struct job_rank *rank, const stru
     if (!hello->anew)
         return false;
     if (!is_to_be_saved(job))
-        coordinator_end_run(job->coordinator);
+        report_progress(job, (struct report){REPORT_END_RUN});
     return job->layout != NULL; /* else it was dropped at once */
 }
 
@@ -222,7 +222,7 @@ static void end_leave(struct job *job, struct job_rank *rank)
         back->kept.left = false;
     }
     if (was_left && job->phase == JOB_TRAINING)
-        coordinator_back(job->coordinator, rank, all, missed);
+        report_progress(job, (struct report){REPORT_BACK, .back = {.rank = rank, .all = all, .late = missed}});
     else if (missed)
         job_is_back_late(job, rank);
 }

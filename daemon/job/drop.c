@@ -74,7 +74,7 @@ static void begin(struct job *job, unsigned code, const char *why, bool tells)
     if (tells)
         tell_ranks(job);
     if (job->layout)
-        coordinator_cancel(job->coordinator);
+        report_progress(job, (struct report){REPORT_DROPPING});
     if (job->phase != JOB_WAITING)
         executor_cancel(job->executor); /* nor will other nodes' GPUs answer */
     drop_settle(job);
@@ -142,7 +142,7 @@ void drop_now(struct job *job)
     }
     if (!job->run.stopping)
         journal_clear(job->run.survival.journal); /* first: what is freed below is of no use to the next daemon */
-    coordinator_drop(job->coordinator);
+    report_progress(job, (struct report){REPORT_DROPPED});
     window_free(job->window);
     ledger_deinit(&job->ledger);
     executor_free(job->executor);

@@ -28,7 +28,7 @@ static void on_reserved(void *userdata)
 {
     struct job *job = userdata;
 
-    coordinator_formed(job->coordinator); /* which starts the engines of several nodes together */
+    report_progress(job, (struct report){REPORT_FORMED}); /* which starts the engines of several nodes together */
 }
 
 static void on_formed(void *userdata)
@@ -85,21 +85,21 @@ static void on_ready(void *userdata)
     struct job *job = userdata;
 
     if (job->phase != JOB_RESERVING || job->forming.has_memory)
-        coordinator_device_ready(job->coordinator);
+        report_progress(job, (struct report){REPORT_DEVICE_READY});
 }
 
 static void on_failed(void *userdata, uint32_t generation, const char *why)
 {
     struct job *job = userdata;
 
-    coordinator_device_failed(job->coordinator, generation, why);
+    report_progress(job, (struct report){REPORT_DEVICE_FAILED, .failed = {.generation = generation, .why = why}});
 }
 
 static void on_put(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
 {
     struct job *job = userdata;
 
-    coordinator_device_put(job->coordinator, key, value, n_bytes);
+    report_progress(job, (struct report){REPORT_DEVICE_PUT, .put = {.key = key, .value = value, .n_bytes = n_bytes}});
 }
 
 static void on_loaded(void *userdata, int result)

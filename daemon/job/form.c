@@ -427,7 +427,7 @@ static void open_to_ranks(struct job *job)
     base_write(job);
     job_turn(job, TURN_FORMED);
     if (job->phase == JOB_INITIALISING && job->kept.given_weights)
-        coordinator_resumed(job->coordinator);
+        report_progress(job, (struct report){REPORT_RESUMED});
     job_todo(job);
 }
 
@@ -443,7 +443,7 @@ static void ended(void *userdata, int result)
     if (!refusal)
         refusal = out_of_memory(job, result);
     drop_now(job); /* first: ranks that are refused are told where they stand, and that is nowhere */
-    coordinator_unformed(job->coordinator, refusal->code, refusal->text);
+    report_progress(job, (struct report){REPORT_UNFORMED, .unformed = {.code = refusal->code, .why = refusal->text}});
     job_refuse_forming(job, refusal);
     job_todo(job);
 }
@@ -543,7 +543,8 @@ void job_form_now(struct job *job, const char *run_id, enum config_gpu_room room
     if (!job->kept.run_id && *run_id)
         job->kept.run_id = strdup(run_id);
     if (!all_declared(job)) {
-        coordinator_unformed(job->coordinator, 0, "a rank has gone while the job was being formed");
+        report_progress(job, (struct report){REPORT_UNFORMED,
+                                             .unformed = {.why = "a rank has gone while the job was being formed"}});
         return;
     }
     config_choose_gpu_room(&job->run.chosen, room);
@@ -560,7 +561,7 @@ void form_settle(struct job *job)
         return;
     }
     if (job->phase == JOB_WAITING) {
-        coordinator_declared(job->coordinator, all_declared(job));
+        report_progress(job, (struct report){REPORT_DECLARED, .all_declared = all_declared(job)});
         return;
     }
     if (job->phase == JOB_RESERVING)

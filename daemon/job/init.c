@@ -158,7 +158,7 @@ void job_ready(struct job *job, struct job_rank *rank)
         job_wait(job, rank, WAIT_READY);
     if (job->phase == JOB_INITIALISING && rank->rank == 0 && !job->kept.given_weights) {
         job->kept.given_weights = true;
-        coordinator_have_weights(job->coordinator);
+        report_progress(job, (struct report){REPORT_HAVE_WEIGHTS});
     } else if (job->kept.has_weights)
         job_answer_done(job, rank);
     job_todo(job);

@@ -113,7 +113,7 @@ bool look_ask(struct job *job, struct job_rank *rank)
         return false;
     rank->process.look.asked_ns = job_now(job);
     if (!job_is_own(job, rank->rank))
-        coordinator_look(job->coordinator, rank->rank);
+        report_progress(job, (struct report){REPORT_LOOK, .place = {.rank = rank->rank}});
     else if (!rank->process.look.owes)
         job->ops.answer(job->ops.userdata, rank->process.look.watch, &look, NULL, 0);
     rank->process.look.owes = true;
@@ -129,7 +129,8 @@ void look_ask_for_others(struct job *job, struct job_rank *rank)
         return;
     process = look_process(job, rank);
     text = rank->process.look.text ? rank->process.look.text : "";
-    coordinator_say_where(job->coordinator, rank->rank, process ? process : text);
+    report_progress(job,
+                    (struct report){REPORT_WHERE, .place = {.rank = rank->rank, .text = process ? process : text}});
 }
 
 bool look_answered(struct job *job, struct job_rank *rank, const char *text)
@@ -142,7 +143,7 @@ bool look_answered(struct job *job, struct job_rank *rank, const char *text)
     rank->process.look.seen_ns = job_now(job);
     rank->process.look.asked_ns = 0;
     if (rank->process.look.for_others)
-        coordinator_say_where(job->coordinator, rank->rank, text);
+        report_progress(job, (struct report){REPORT_WHERE, .place = {.rank = rank->rank, .text = text}});
     rank->process.look.for_others = false;
     return true;
 }

@@ -30,11 +30,6 @@ static void free_nodes(struct coordinator *c)
     nodes_free(nodes_from(c));
 }
 
-static void declared(struct coordinator *c, bool all)
-{
-    nodes_declared(nodes_from(c), all);
-}
-
 static int form(struct coordinator *c)
 {
     return nodes_form(nodes_from(c));
@@ -50,16 +45,6 @@ static uint32_t n_reserve_pieces(const struct coordinator *c)
 static int reserve(struct coordinator *c, uint32_t piece)
 {
     return segments_reserve(exchange_segments(nodes_from(c)->exchange), EXCHANGE_WEIGHTS, piece);
-}
-
-static void formed(struct coordinator *c)
-{
-    nodes_formed(nodes_from(c));
-}
-
-static void unformed(struct coordinator *c, unsigned code, const char *why)
-{
-    nodes_unformed(nodes_from(c), code, why);
 }
 
 static struct diagnostic *compare_manifests(struct coordinator *c)
@@ -82,21 +67,6 @@ static struct diagnostic *compare_manifests(struct coordinator *c)
 static int init(struct coordinator *c, const struct request_init *request, const void *weights)
 {
     return exchange_init(nodes_from(c)->exchange, request, weights);
-}
-
-static void have_weights(struct coordinator *c)
-{
-    nodes_have_weights(nodes_from(c));
-}
-
-static void cancel(struct coordinator *c)
-{
-    exchange_cancel(nodes_from(c)->exchange);
-}
-
-static void drop(struct coordinator *c)
-{
-    nodes_drop(nodes_from(c));
 }
 
 static bool anybody_waits(const struct job *job)
@@ -134,27 +104,12 @@ static int repeat(struct coordinator *c, const void *packed, size_t n_bytes)
     return nodes_repeat(nodes_from(c), packed, n_bytes);
 }
 
-static void go_on(struct coordinator *c)
-{
-    nodes_go_on(nodes_from(c));
-}
-
 /* ---- ranks --------------------------------------------------------------------------------------------- */
 
 static void tell(struct coordinator *c, bool tick)
 {
     remote_ranks_tell(nodes_from(c)->remote_ranks, tick);
     nodes_report_end(nodes_from(c));
-}
-
-static void back(struct coordinator *c, struct job_rank *rank, bool all, bool late)
-{
-    nodes_back(nodes_from(c), rank->rank, all, late);
-}
-
-static void end_run(struct coordinator *c)
-{
-    nodes_report(nodes_from(c), (struct node_message){.kind = NODE_END_RUN});
 }
 
 static bool holds_back(const struct coordinator *c)
@@ -165,17 +120,6 @@ static bool holds_back(const struct coordinator *c)
 static bool awaits(const struct coordinator *c, unsigned rank, uint32_t param)
 {
     return remote_ranks_awaits(nodes_from(c)->remote_ranks, rank, param);
-}
-
-static void look(struct coordinator *c, unsigned rank)
-{
-    nodes_report(nodes_from(c), (struct node_message){.kind = NODE_LOOK, .has_rank = true, .rank = rank});
-}
-
-static void say_where(struct coordinator *c, unsigned rank, const char *text)
-{
-    nodes_report(nodes_from(c),
-                 (struct node_message){.kind = NODE_STACK, .has_rank = true, .rank = rank, .text = text});
 }
 
 static bool is_cut_off(const struct coordinator *c)
@@ -257,49 +201,7 @@ static bool is_busy(const struct coordinator *c)
     return exchange_is_busy(nodes_from(c)->exchange);
 }
 
-/* ---- the step ------------------------------------------------------------------------------------------ */
-
-static void want_norm(struct coordinator *c)
-{
-    nodes_want_norm(nodes_from(c));
-}
-
-static void asked(struct coordinator *c)
-{
-    nodes_asked(nodes_from(c));
-}
-
-static void updated(struct coordinator *c)
-{
-    nodes_updated(nodes_from(c));
-}
-
-static void abort_all(struct coordinator *c, int64_t rank, const char *why, struct diagnostic *reason)
-{
-    nodes_abort(nodes_from(c), rank, why, reason);
-}
-
 /* ---- state between steps ------------------------------------------------------------------------------- */
-
-static void want_window(struct coordinator *c)
-{
-    nodes_want_window(nodes_from(c));
-}
-
-static void window(struct coordinator *c, const struct segment *segment)
-{
-    exchange_window(nodes_from(c)->exchange, segment);
-}
-
-static void end_window(struct coordinator *c, const struct state_edits *edits, bool forget)
-{
-    nodes_end_window(nodes_from(c), edits, forget);
-}
-
-static void stored(struct coordinator *c)
-{
-    nodes_stored(nodes_from(c));
-}
 
 static int fetch(struct coordinator *c, const struct fetch *what)
 {
@@ -313,91 +215,157 @@ static int ask_norm(struct coordinator *c, struct job_rank *rank, uint32_t param
     return param_norm_is_here(nodes->job, param) ? 1 : param_norm_ask(nodes, rank, param);
 }
 
-/* ---- checkpoints --------------------------------------------------------------------------------------- */
+/* ---- reports ------------------------------------------------------------------------------------------- */
 
-static bool loaded(struct coordinator *c, bool found, uint64_t step, uint64_t digest)
+static void report_forming(struct nodes *nodes, const struct report *report)
 {
-    nodes_loaded(nodes_from(c), found, step, digest);
+    switch (report->kind) {
+    case REPORT_DECLARED:
+        nodes_declared(nodes, report->all_declared);
+        break;
+    case REPORT_FORMED:
+        nodes_formed(nodes);
+        break;
+    case REPORT_UNFORMED:
+        nodes_unformed(nodes, report->unformed.code, report->unformed.why);
+        break;
+    case REPORT_HAVE_WEIGHTS:
+        nodes_have_weights(nodes);
+        break;
+    case REPORT_LOADED:
+        nodes_loaded(nodes, report->loaded.found, report->loaded.step, report->loaded.digest);
+        break;
+    case REPORT_RESUMED:
+        nodes_resumed(nodes);
+        break;
+    case REPORT_ADOPTED:
+        nodes_go_on(nodes);
+        break;
+    case REPORT_DROPPING:
+        exchange_cancel(nodes->exchange);
+        break;
+    default:
+        nodes_drop(nodes);
+        break;
+    }
+}
+
+static void report_rank(struct nodes *nodes, const struct report *report)
+{
+    struct node_message message = {.has_rank = true, .rank = report->place.rank};
+
+    switch (report->kind) {
+    case REPORT_BACK:
+        nodes_back(nodes, report->back.rank->rank, report->back.all, report->back.late);
+        break;
+    case REPORT_END_RUN:
+        nodes_report(nodes, (struct node_message){.kind = NODE_END_RUN});
+        break;
+    case REPORT_LOOK:
+        message.kind = NODE_LOOK;
+        nodes_report(nodes, message);
+        break;
+    default:
+        message.kind = NODE_STACK;
+        message.text = report->place.text;
+        nodes_report(nodes, message);
+        break;
+    }
+}
+
+static void report_step(struct nodes *nodes, const struct report *report)
+{
+    switch (report->kind) {
+    case REPORT_WANT_NORM:
+        nodes_want_norm(nodes);
+        break;
+    case REPORT_ASKED:
+        nodes_asked(nodes);
+        break;
+    case REPORT_UPDATED:
+        nodes_updated(nodes);
+        break;
+    default:
+        nodes_abort(nodes, report->abort.rank, report->abort.why, report->abort.reason);
+        break;
+    }
+}
+
+static void report_window(struct nodes *nodes, const struct report *report)
+{
+    switch (report->kind) {
+    case REPORT_WANT_WINDOW:
+        nodes_want_window(nodes);
+        break;
+    case REPORT_WINDOW:
+        exchange_window(nodes->exchange, report->window);
+        break;
+    case REPORT_WINDOW_END:
+        nodes_end_window(nodes, report->window_end.edits, report->window_end.forget);
+        break;
+    case REPORT_STORED:
+        nodes_stored(nodes);
+        break;
+    default: /* LACKS_MEMORY: the abort that follows ends the window on all nodes */
+        break;
+    }
+}
+
+static void report_save(struct nodes *nodes, const struct report *report)
+{
+    if (report->kind == REPORT_WANT_SAVE)
+        nodes_want_save(nodes);
+    else
+        nodes_report(nodes, (struct node_message){.kind = NODE_SAVED,
+                                                  .tag = report->saved.token,
+                                                  .proceed = report->saved.whole,
+                                                  .text = report->saved.why});
+}
+
+/* What becomes of a failure node 0 says. */
+static void report_device(struct nodes *nodes, const struct report *report)
+{
+    if (report->kind == REPORT_DEVICE_READY)
+        nodes_devices_ready(nodes);
+    else if (report->kind == REPORT_DEVICE_PUT)
+        nodes_devices_put(nodes, report->put.key, report->put.value, report->put.n_bytes);
+    else
+        nodes_devices_failed(nodes, report->failed.why);
+}
+
+static bool report_to_node_0(struct coordinator *c, const struct report *report)
+{
+    static void (*const groups[])(struct nodes * nodes, const struct report *report) = {
+        [REPORT_DECLARED... REPORT_DROPPED] = report_forming,
+        [REPORT_BACK... REPORT_WHERE] = report_rank,
+        [REPORT_WANT_NORM... REPORT_ABORT] = report_step,
+        [REPORT_WANT_WINDOW... REPORT_STORED] = report_window,
+        [REPORT_WANT_SAVE... REPORT_SAVED] = report_save,
+        [REPORT_DEVICE_READY... REPORT_DEVICE_FAILED] = report_device,
+    };
+
+    groups[report->kind](nodes_from(c), report);
     return true;
-}
-
-static void resumed(struct coordinator *c)
-{
-    nodes_resumed(nodes_from(c));
-}
-
-static bool want_save(struct coordinator *c)
-{
-    nodes_want_save(nodes_from(c));
-    return true;
-}
-
-static void saved(struct coordinator *c, uint64_t token, bool whole, const char *why)
-{
-    nodes_report(nodes_from(c), (struct node_message){.kind = NODE_SAVED, .tag = token, .proceed = whole, .text = why});
-}
-
-/* ---- GPUs ---------------------------------------------------------------------------------------------- */
-
-static void device_ready(struct coordinator *c)
-{
-    nodes_devices_ready(nodes_from(c));
-}
-
-static void device_put(struct coordinator *c, const char *key, const uint8_t *value, size_t n_bytes)
-{
-    nodes_devices_put(nodes_from(c), key, value, n_bytes);
-}
-
-static void device_failed(struct coordinator *c, uint32_t generation, const char *why)
-{
-    (void)generation;
-    nodes_devices_failed(nodes_from(c), why); /* node 0 says what becomes of it */
 }
 
 /* ---- the tables ---------------------------------------------------------------------------------------- */
 
 static const struct coordinator_ops ops = {
     .free = free_nodes,
-    .declared = declared,
+    .report = report_to_node_0,
+    .tell = tell,
     .form = form,
     .n_reserve_pieces = n_reserve_pieces,
     .reserve = reserve,
-    .formed = formed,
-    .unformed = unformed,
-    .compare_manifests = compare_manifests,
     .init = init,
-    .have_weights = have_weights,
-    .cancel = cancel,
-    .drop = drop,
+    .compare_manifests = compare_manifests,
     .repeat = repeat,
-    .go_on = go_on,
-    .tell = tell,
-    .back = back,
-    .end_run = end_run,
     .holds_back = holds_back,
     .awaits = awaits,
-    .look = look,
-    .say_where = say_where,
     .waits_elsewhere = waits_elsewhere,
     .is_cut_off = is_cut_off,
-    .loaded = loaded,
-    .resumed = resumed,
-    .want_save = want_save,
-    .saved = saved,
-    .want_norm = want_norm,
-    .asked = asked,
-    .updated = updated,
-    .abort = abort_all,
-    .want_window = want_window,
-    .window = window,
-    .end_window = end_window,
-    .stored = stored,
     .fetch = fetch,
     .ask_norm = ask_norm,
-    .device_ready = device_ready,
-    .device_put = device_put,
-    .device_failed = device_failed,
 };
 
 static const struct parcels_ops parcels = {

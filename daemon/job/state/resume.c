@@ -59,9 +59,11 @@ static bool tell_loaded(struct job *job)
     const struct loading *loading = job->resume->loading;
 
     if (!loading)
-        return coordinator_loaded(job->coordinator, false, 0, 0);
-    return coordinator_loaded(job->coordinator, true, loading_description(loading)->step,
-                              loading_description(loading)->digest);
+        return report_progress(job, (struct report){REPORT_LOADED, .loaded = {.found = false}});
+    return report_progress(job,
+                           (struct report){REPORT_LOADED, .loaded = {.found = true,
+                                                                     .step = loading_description(loading)->step,
+                                                                     .digest = loading_description(loading)->digest}});
 }
 
 static struct diagnostic *describe_failure(const struct resume *resume)

@@ -221,6 +221,12 @@ static int prepare(struct job *job, struct saving *saving)
 
 /* ---- how it ends --------------------------------------------------------------------------------------- */
 
+/* why: why this node has failed; "": it has not. */
+static void report_saved(struct job *job, uint64_t token, bool whole, const char *why)
+{
+    report_progress(job, (struct report){REPORT_SAVED, .saved = {.token = token, .whole = whole, .why = why}});
+}
+
 static void note_saved(struct job *job, const struct saving *saving)
 {
     struct job_save *save = &job->save;
@@ -343,7 +349,7 @@ static void written(struct job *job)
         end(job, saving->failed_why);
         return;
     }
-    coordinator_saved(job->coordinator, saving->order.token, whole, why);
+    report_saved(job, saving->order.token, whole, why);
     window_go_on(job); /* the state is read */
     job_todo(job);
 }
@@ -396,7 +402,7 @@ static void give_up(struct job *job, int r)
         saving_free(steal_ptr(job->save.now));
     give_copy_back(job);
     if (!job->coordinator->alone) {
-        coordinator_saved(job->coordinator, job->save.token, false, why);
+        report_saved(job, job->save.token, false, why);
         return;
     }
     note_failure(job, job->save.step, why);
@@ -538,7 +544,7 @@ static void take_ordered(struct job *job)
     }
     job->save.token = job->save.ordered_token;
     job->save.step = job->save.ordered_step;
-    coordinator_saved(job->coordinator, job->save.token, false, "the checkpoint before it took too long to end");
+    report_saved(job, job->save.token, false, "the checkpoint before it took too long to end");
 }
 
 static bool has_thread(const struct saving *saving)
@@ -568,7 +574,7 @@ void save_settle(struct job *job)
         return;
     if (!is_due(job))
         job->save.wanted = false; /* it is saved already */
-    else if (!coordinator_want_save(job->coordinator))
+    else if (!report_progress(job, (struct report){REPORT_WANT_SAVE}))
         begin(job, 0);
 }
 
@@ -606,7 +612,7 @@ void save_publish(struct job *job, uint64_t token)
         return;
     r = start_thread(job, SAVING_PUBLISHES);
     if (r < 0)
-        coordinator_saved(job->coordinator, token, false, strerror(-r));
+        report_saved(job, token, false, strerror(-r));
 }
 
 /* It has not begun here, or could not. */

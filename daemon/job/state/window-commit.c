@@ -130,7 +130,7 @@ static void stored(struct job *job)
         window_end(job);
         executor_empty(job->executor);
     } else {
-        coordinator_stored(job->coordinator);
+        report_progress(job, (struct report){REPORT_STORED});
     }
 }
 

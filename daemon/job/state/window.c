@@ -58,7 +58,7 @@ bool window_is_busy(const struct window *window)
 
 void window_end(struct job *job)
 {
-    coordinator_window(job->coordinator, NULL);
+    report_progress(job, (struct report){REPORT_WINDOW, .window = NULL});
     window_free(steal_ptr(job->window));
 }
 
@@ -166,7 +166,7 @@ static void fill_done(void *userdata, int result)
             if (job->ranks[r].wait == WAIT_WINDOW_BEGIN)
                 refuse_begin(job, &job->ranks[r], opening_bytes(job), window->fill_result);
         window->lacks_memory = true;
-        coordinator_lacks_memory(job->coordinator);
+        report_progress(job, (struct report){REPORT_LACKS_MEMORY});
     } else {
         job_record(job, NULL, JOURNAL_WINDOW, NULL, 0, NULL, 0);
         window->ready = true;
@@ -268,7 +268,7 @@ static int fill(struct job *job)
 
     job->window->n_filling = 1;
     job->window->fill_result = 0;
-    coordinator_window(job->coordinator, &job->window->segment);
+    report_progress(job, (struct report){REPORT_WINDOW, .window = &job->window->segment});
     r = executor_show(job->executor, &job->window->segment, shown, job);
     if (r == 0 && config_stage(job->config) == 3 && fill_remote(job) < 0)
         job->window->fill_result = -ENOMEM;
@@ -439,7 +439,7 @@ void window_settle(struct job *job)
     if (job->phase == JOB_TRAINING && !job->window && all_want_window(job)) {
         if (save_has_copy(job)) /* it goes on when the checkpoint is written */
             return;
-        coordinator_want_window(job->coordinator);
+        report_progress(job, (struct report){REPORT_WANT_WINDOW});
         return;
     }
     if (job->phase != JOB_WINDOW || job->window->busy)
@@ -453,8 +453,9 @@ void window_settle(struct job *job)
     /* A parameter that is loaded while weights change would be a mixture of old and new weights. */
     if (job->phase != JOB_WINDOW || gather_is_busy(job) || !all_have_ended(job))
         return;
-    coordinator_end_window(job->coordinator, job->window->edits,
-                           job->ranks[0].process.forget || job->ranks[0].kept.left);
+    report_progress(job, (struct report){REPORT_WINDOW_END, .window_end = {.edits = job->window->edits,
+                                                                           .forget = job->ranks[0].process.forget ||
+                                                                                     job->ranks[0].kept.left}});
 }
 
 /* ---- what an earlier daemon has done --------------------------------------------------------------------- */
@@ -480,7 +481,7 @@ int window_again(struct job *job)
     (void)quota_charge(&job->memory.quota, &window->charge, n_bytes); /* it is there already */
     r = segment_init_written_kept(&window->segment, "window", n_bytes);
     if (r == 0)
-        coordinator_window(job->coordinator, &window->segment);
+        report_progress(job, (struct report){REPORT_WINDOW, .window = &window->segment});
     return r;
 }
 
@@ -528,7 +529,7 @@ int window_stored_again(struct job *job)
      */
     if (job->window->edits)
         state_edits_store_counts(job->window->edits);
-    coordinator_stored(job->coordinator);
+    report_progress(job, (struct report){REPORT_STORED});
     return 0;
 }
 

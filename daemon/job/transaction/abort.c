@@ -163,7 +163,9 @@ void job_abort(struct job *job, int64_t rank, struct diagnostic *reason)
     }
     if (reason && reason->id == 0) /* else it is kept already */
         job_keep(job, diagnostic_ref(reason));
-    coordinator_abort(job->coordinator, rank, !reason && job->abort.why ? job->abort.why : "", reason);
+    report_progress(job, (struct report){REPORT_ABORT, .abort = {.rank = rank,
+                                                                 .why = !reason && job->abort.why ? job->abort.why : "",
+                                                                 .reason = reason}});
 }
 
 void job_abort_step(struct job *job, struct job_rank *rank, const char *why)

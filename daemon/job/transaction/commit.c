@@ -183,7 +183,7 @@ static void update_is_done(void *userdata, int result)
     }
     step_commit(job->step);
     job->state->progress.n_applied++;
-    coordinator_updated(job->coordinator);
+    report_progress(job, (struct report){REPORT_UPDATED});
 }
 
 /* Before the schedule. */
@@ -349,7 +349,7 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
     job->phase = JOB_UPDATING;
     job_set_writing(job, true);
     if (!job->kept.applied) {
-        coordinator_updated(job->coordinator);
+        report_progress(job, (struct report){REPORT_UPDATED});
         return;
     }
     job->kept.lr = job->decision.hypers[0].lr;
@@ -532,9 +532,9 @@ void commit_settle(struct job *job)
     if (!all_reduced(job) || save_loads(job) || is_cut_short(job))
         return;
     if (all_want_norm(job))
-        coordinator_want_norm(job->coordinator);
+        report_progress(job, (struct report){REPORT_WANT_NORM});
     else if (all_asked(job) || job_own_left(job))
-        coordinator_asked(job->coordinator);
+        report_progress(job, (struct report){REPORT_ASKED});
 }
 
 /* ---- what node 0 says ---------------------------------------------------------------------------------- */
