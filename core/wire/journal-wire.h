@@ -41,9 +41,8 @@ struct stored_slot {
 };
 
 /*
- * What the next daemon knows of a rank. The daemon's rank contains this struct, and the journal's rules point into it,
- * so a field that is added here needs a rule. Text and bytes belong to the rank; those of a head that was read, to the
- * arena.
+ * The part of a rank that survives the daemon. struct job_rank contains it, and the journal's rules point into it: a
+ * new field needs a rule. The rank owns text and bytes. After head_unpack() the arena owns them.
  */
 struct rank_kept {
     uint64_t incarnation; /* this daemon's number of the process, not secret; 0: never attached */
@@ -62,7 +61,7 @@ struct rank_kept {
     struct blob blob;    /* of the last committed step */
 };
 
-/* The same of a job. */
+/* The part of a job that survives the daemon. */
 struct job_kept {
     uint32_t n_daemons;      /* so far, that served the run */
     char *run_id;            /* NULL: none yet */
@@ -71,10 +70,10 @@ struct job_kept {
     bool given_weights;      /* rank 0 has given all initial weights, or they are those of a checkpoint */
     bool has_weights;        /* all nodes have the initial weights */
     bool draining;
-    bool applied; /* the last step, or the one under way: decided to be applied */
+    bool applied; /* the verdict on the last decided step */
     bool has_norm;
     double norm, lr;    /* of the last step */
-    uint32_t n_missing; /* parameters that no rank has pushed in the last step, or in the one under way */
+    uint32_t n_missing; /* parameters that no rank pushed in the last decided step */
     uint64_t n_steps_applied, n_steps_skipped, n_aborts, n_admitted, n_reattaches;
     uint64_t saved_step;  /* of the last checkpoint that is whole */
     uint32_t n_all_backs; /* several nodes: how often node 0 has said that all ranks are back */

@@ -97,7 +97,7 @@ static enum job_wait restore_wait(enum stored_wait wait)
     return waits[wait];
 }
 
-/* What lies in the arena is copied. */
+/* Copies what the arena owns. */
 static void restore_kept(const struct job *job, const struct stored_rank *stored, struct rank_kept *kept)
 {
     *kept = stored->kept;

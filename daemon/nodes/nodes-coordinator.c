@@ -322,7 +322,7 @@ static void report_save(struct nodes *nodes, const struct report *report)
                                                   .text = report->saved.why});
 }
 
-/* What becomes of a failure node 0 says. */
+/* Node 0 decides what follows a failure. */
 static void report_device(struct nodes *nodes, const struct report *report)
 {
     if (report->kind == REPORT_DEVICE_READY)

@@ -50,7 +50,7 @@ void rank_forget_incarnation(struct job_rank *rank)
     rank->kept.formed = rank->kept.ready = false;
     rank->kept.n_received = rank->kept.n_forwards = rank->kept.n_backwards = rank->kept.n_pushes = 0;
 
-    /* What this process gave up in the open step holds for the next one, too. */
+    /* A backward that this process gave up stays given up: the step's other fields are kept. */
     rank_evidence_reset(&rank->step.evidence);
     rank->step.n_forwards_before = rank->step.n_backwards_before = 0;
 }
