@@ -106,6 +106,7 @@ static const struct wire_rule head_rules[] = {
     U64(StoredHead, job_kept, n_reattaches),
     U64(StoredHead, job_kept, saved_step),
     U32(StoredHead, job_kept, n_all_backs),
+    BOOL(StoredHead, job_kept, asks_all_back),
 };
 static const struct wire_table head_table = WIRE_TABLE(stored_head, stored_head, head_rules);
 

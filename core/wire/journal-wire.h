@@ -77,6 +77,7 @@ struct job_kept {
     uint64_t n_steps_applied, n_steps_skipped, n_aborts, n_admitted, n_reattaches;
     uint64_t saved_step;  /* of the last checkpoint that is whole */
     uint32_t n_all_backs; /* several nodes: how often node 0 has said that all ranks are back */
+    bool asks_all_back;   /* all had left, a rank of this node is back, and node 0 has not said that all are */
 };
 
 /* A rank in the head, with what other modules have of it. */

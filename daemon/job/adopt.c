@@ -231,7 +231,8 @@ static int attach_again(struct job *job, struct wire_arena *arena, const struct 
                                         .pid = attach->pid,
                                         .uid = attach->uid,
                                         .gid = attach->gid,
-                                        .is_admin = attach->is_admin},
+                                        .is_admin = attach->is_admin,
+                                        .all_had_left = attach->all_had_left},
                    &rank, &refusal) != 0)
         diagnostic_unref(refusal);
     return 0;

@@ -209,9 +209,9 @@ void job_is_back_late(struct job *job, struct job_rank *rank)
 }
 
 /* The rank is back; when all had left they are all expected back. */
-static void end_leave(struct job *job, struct job_rank *rank)
+static void end_leave(struct job *job, struct job_rank *rank, bool all)
 {
-    bool all = job_all_left(job), was_left = rank->kept.left, missed = false;
+    bool was_left = rank->kept.left, missed = false;
 
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *back = &job->ranks[r];
@@ -221,7 +221,7 @@ static void end_leave(struct job *job, struct job_rank *rank)
         missed |= job->layout && was_passed_over(job, back);
         back->kept.left = false;
     }
-    if (was_left && job->phase == JOB_TRAINING)
+    if (was_left && (all || job->phase == JOB_TRAINING)) /* all: else other nodes would not hear of it */
         report_progress(job, (struct report){REPORT_BACK, .back = {.rank = rank, .all = all, .late = missed}});
     else if (missed)
         job_is_back_late(job, rank);
@@ -397,7 +397,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
         job_detach(job, rank);
     }
     choose_optimizer(job, hello);
-    end_leave(job, rank);
+    end_leave(job, rank, attach->all_had_left);
     start_incarnation(job, rank, attach);
     job->run.saves_last = false;
     job->run.is_next |= hello->anew && !job->layout;

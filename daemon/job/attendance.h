@@ -19,6 +19,7 @@ struct job_attach {
     int64_t pid;
     uint32_t uid, gid;
     bool is_admin;
+    bool all_had_left; /* every rank of the world, as this daemon, or the one before, knew when the Hello came */
 };
 
 /*

@@ -171,6 +171,7 @@ void drop_now(struct job *job)
     job->kept.given_weights = job->run.was_loaded = job->run.was_spread = job->kept.has_weights =
         job->decision.has_learnt = job->kept.has_norm = false;
     job->kept.n_missing = job->kept.n_all_backs = 0;
+    job->kept.asks_all_back = false;
     job->run.loaded_digest = 0;
     journal_free(steal_ptr(job->run.survival.journal));
     if (!job->run.stopping)

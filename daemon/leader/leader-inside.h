@@ -150,6 +150,12 @@ struct leader {
     uint64_t *masks; /* scratch: of the parcel with the most parts */
 };
 
+/* Is the message about the open step, in its open attempt? */
+static inline bool leader_is_current(const struct leader *leader, const struct node_message *message)
+{
+    return message->step == leader->step && message->attempt == leader->attempt;
+}
+
 /* leader-inside.c */
 void leader_say(struct leader *leader, struct node_message message);
 bool leader_all_are_connected(const struct leader *leader);

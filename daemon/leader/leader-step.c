@@ -133,17 +133,20 @@ static bool all_are_gone(const struct leader *leader)
 }
 
 /*
- * A rank that had left is back: what its node has asked for is asked for again, with it. When all had left all are
- * expected back, as on one node. In any other phase what ends that phase lets it in.
+ * A rank that had left is back: what its node has asked for is asked for again, with it. In any other phase what ends
+ * that phase lets it in. When all had left all are expected back, as on one node: that is said in every phase, also if
+ * an abort has overtaken the report, and once, however often it is reported.
  */
 void leader_hear_back(struct leader *leader, unsigned node, const struct node_message *message)
 {
     const struct node *n = &leader->nodes[node];
-    bool all = message->proceed || all_are_gone(leader), late = message->forget;
+    bool trains = leader->phase == LEADER_TRAINING, is_timely = trains && leader_is_current(leader, message);
+    bool all = (message->proceed && message->pass == leader->n_all_backs) || (is_timely && all_are_gone(leader));
+    bool late = is_timely && message->forget;
 
-    if (leader->phase != LEADER_TRAINING || (!all && !late && !n->asked && !n->wants_norm && !n->wants_window))
+    if (!all && !late && !(is_timely && (n->asked || n->wants_norm || n->wants_window)))
         return;
-    for (unsigned i = 0; i < leader->n_nodes; i++) {
+    for (unsigned i = 0; trains && i < leader->n_nodes; i++) {
         if (!all && i != node)
             continue;
         leader_forget_request(&leader->nodes[i]);

@@ -439,11 +439,15 @@ static void hear_forming(struct leader *leader, unsigned node, const struct node
     }
 }
 
+static bool is_training(const struct leader *leader)
+{
+    return leader->layout && leader->phase >= LEADER_TRAINING;
+}
+
 /* Reports about a step. A report of an earlier step, or of an aborted attempt, is ignored. */
 static void hear_training(struct leader *leader, unsigned node, const struct node_message *message)
 {
-    if (!leader->layout || leader->phase < LEADER_TRAINING || message->step != leader->step ||
-        message->attempt != leader->attempt)
+    if (!is_training(leader) || !leader_is_current(leader, message))
         return;
     switch (message->kind) {
     case NODE_READY:
@@ -476,9 +480,6 @@ static void hear_training(struct leader *leader, unsigned node, const struct nod
         break;
     case NODE_ABORT:
         leader_abort_step(leader, message);
-        break;
-    case NODE_BACK:
-        leader_hear_back(leader, node, message);
         break;
     default:
         leader->ops.complain(leader->ops.userdata, node, "a message that node 0 alone may send");
@@ -526,6 +527,10 @@ void leader_hear(struct leader *leader, unsigned node, const struct node_message
     case NODE_RANK:
         if (message->pass >= leader->n_all_backs) /* else the node has not heard yet that its ranks are expected back */
             leader->ops.say(leader->ops.userdata, message);
+        break;
+    case NODE_BACK:
+        if (is_training(leader))
+            leader_hear_back(leader, node, message);
         break;
     case NODE_EVIDENCE:
     case NODE_LOOK:

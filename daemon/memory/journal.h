@@ -59,6 +59,7 @@ struct journal_attach {
     int64_t pid;
     uint32_t uid, gid;
     uint64_t is_admin;
+    uint64_t all_had_left; /* every rank of the world, of other nodes too */
 };
 
 struct journal_grant {

@@ -57,7 +57,7 @@ struct nodes {
     bool withdraws;   /* a withdrawal was reported, and node 0 has not answered */
     bool holds_back;  /* BACK was, or is to be, reported, and node 0 has not answered */
     unsigned back;    /* the rank of that BACK */
-    bool back_waits, back_is_all; /* BACK is still to be reported, after ENGINE; it is for all ranks */
+    bool back_waits;  /* BACK is still to be reported, after ENGINE */
     uint64_t *passed; /* parcels that were passed over in passed_micro_batch: reported together */
     uint32_t n_passed, passed_micro_batch;
     uint64_t *masks;            /* scratch, per part of the largest parcel */

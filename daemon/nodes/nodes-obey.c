@@ -239,12 +239,14 @@ static void hear_back(struct nodes *nodes, const struct node_message *message)
         return;
     if (message->proceed) {
         job->kept.n_all_backs = message->pass;
+        job->kept.asks_all_back = false;
         job_all_are_back(job, !nodes->holds_back);
         remote_ranks_repeat(nodes->remote_ranks);
     }
     if (own || message->proceed) {
-        nodes_end_request(nodes);
-        nodes->holds_back = message->forget; /* until the abort that comes of it */
+        nodes->said_request &= job->phase == JOB_WINDOW; /* which goes on */
+        nodes->holds_back = message->forget;             /* until the abort that comes of it */
+        nodes->back_waits = false;
     }
     if (own && message->forget)
         job_is_back_late(job, &job->ranks[nodes->back]);

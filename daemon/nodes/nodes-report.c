@@ -184,9 +184,11 @@ void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late)
     nodes->holds_back = true;
     nodes->back = rank;
     nodes->back_waits = nodes->said_kept && !late;
-    nodes->back_is_all = all;
+    nodes->job->kept.asks_all_back |= all;
     if (!nodes->back_waits)
-        nodes_report(nodes, (struct node_message){.kind = NODE_BACK, .proceed = all, .forget = late});
+        nodes_report(nodes,
+                     (struct node_message){
+                         .kind = NODE_BACK, .pass = nodes->job->kept.n_all_backs, .proceed = all, .forget = late});
 }
 
 /* Has this node ended the open window? That stands until node 0 answers: no successor begins the window again. */
@@ -198,7 +200,7 @@ static bool has_ended_window(const struct nodes *nodes)
 bool nodes_hold_back(const struct nodes *nodes)
 {
     /* said_kept: the step, or window, that it would join may be over */
-    return nodes->holds_back || nodes->said_kept || has_ended_window(nodes);
+    return nodes->holds_back || nodes->job->kept.asks_all_back || nodes->said_kept || has_ended_window(nodes);
 }
 
 void nodes_end_request(struct nodes *nodes)

@@ -116,12 +116,19 @@ void nodes_stand(struct nodes *nodes)
  */
 static void begin_requests_again(struct nodes *nodes)
 {
-    bool all_are_back = nodes->back_waits && nodes->back_is_all, is_asked = nodes->holds_back && !nodes->back_waits;
+    bool is_asked = nodes->holds_back && !nodes->back_waits;
 
     nodes_end_request(nodes);
     nodes->holds_back = is_asked;
-    if (all_are_back)
-        nodes_back(nodes, nodes->back, true, false);
+}
+
+/* The BACK of all ranks may have been lost with a daemon, of this node or of node 0. Node 0 counts it once. */
+static void ask_all_back_again(struct nodes *nodes)
+{
+    if (!nodes->job->kept.asks_all_back)
+        return;
+    nodes->holds_back = false;
+    nodes_back(nodes, nodes->back, true, false);
 }
 
 void nodes_ask_again(struct nodes *nodes)
@@ -132,5 +139,6 @@ void nodes_ask_again(struct nodes *nodes)
     exchange_ask_again(nodes->exchange);
     if (nodes->job->phase == JOB_WINDOW || nodes->job->phase == JOB_TRAINING)
         begin_requests_again(nodes);
+    ask_all_back_again(nodes);
     nodes_abort_again(nodes);
 }

@@ -113,8 +113,11 @@ static void resume(struct session *session, const struct request_hello *hello)
 static void record_attach(struct session *session, const struct job_attach *attach)
 {
     const struct frame_packet *packet = session->service->packet;
-    const struct journal_attach record = {
-        .pid = attach->pid, .uid = attach->uid, .gid = attach->gid, .is_admin = attach->is_admin};
+    const struct journal_attach record = {.pid = attach->pid,
+                                          .uid = attach->uid,
+                                          .gid = attach->gid,
+                                          .is_admin = attach->is_admin,
+                                          .all_had_left = attach->all_had_left};
 
     job_record(session->service->job, NULL, JOURNAL_ATTACH, &record, sizeof(record), packet->data, packet->n_bytes);
 }
@@ -145,7 +148,8 @@ static void attach(struct session *session, const struct request_hello *hello)
                                       .pid = session->peer.pid,
                                       .uid = session->peer.uid,
                                       .gid = session->peer.gid,
-                                      .is_admin = listener_is_admin(session->service->listener, &session->peer)};
+                                      .is_admin = listener_is_admin(session->service->listener, &session->peer),
+                                      .all_had_left = job_all_left(job)};
 
     if (hello->resumes && job_resume(job, &attach, &session->rank)) {
         resume(session, hello);

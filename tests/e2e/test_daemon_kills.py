@@ -94,7 +94,7 @@ def test_killed_while_ranks_attach_again(build, tmp_path, n_nodes):
     assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == 4 * n_nodes
 
 
-@pytest.mark.parametrize("node, point", [(1, "BACK.heard"), *full((1, "BACK.obeyed"), (0, "BACK.said"), (0, "BACK.heard"), (0, "BACK.obeyed"),
+@pytest.mark.parametrize("node, point", [(1, "BACK.heard"), (0, "BACK.reported"), *full((1, "BACK.obeyed"), (0, "BACK.said"), (0, "BACK.heard"), (0, "BACK.obeyed"),
                                                                   (1, "Leave.judged"), (0, "Leave.judged"))])
 def test_killed_while_all_are_back(build, tmp_path, node, point):
     """All ranks had left, and rank 0 is back: the next daemon expects its ranks, too, whatever it had heard of that."""

@@ -272,8 +272,10 @@ unsigned peer_attach(struct peer *p, const char *run_id)
     p->incarnation = hello.incarnation;
     p->sequence = 0;
     p->n_heard = p->n_answers;
-    if (job_attach(f->job, &(struct job_attach){.peer = p, .hello = &hello, .pid = 1000 + p->number}, &p->rank,
-                   &refusal) == 0)
+    if (job_attach(f->job,
+                   &(struct job_attach){
+                       .peer = p, .hello = &hello, .pid = 1000 + p->number, .all_had_left = job_all_left(f->job)},
+                   &p->rank, &refusal) == 0)
         return 0;
     code = refusal->code;
     diagnostic_unref(refusal);

@@ -2,6 +2,7 @@
 
 /* Each kind of finding appears when it holds for long enough, disappears, and stays away where a job is only odd. */
 
+#include <limits.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -46,19 +47,18 @@ struct times {
 /* What a rank does next, at which time of the step. Return: false, nothing. */
 static bool next_event(const struct times *times, const unsigned *n_done, unsigned *peer, unsigned *at_ms)
 {
-    bool any = false;
-
+    *peer = 0;
+    *at_ms = UINT_MAX;
     for (unsigned i = 0; i < PEERS; i++) {
         const unsigned at[] = {times[i].forward, times[i].forward + times[i].backward,
                                times[i].forward + times[i].backward + times[i].rest};
 
-        if (n_done[i] == ARRAY_SIZE(at) || (any && at[n_done[i]] >= *at_ms))
+        if (n_done[i] == ARRAY_SIZE(at) || at[n_done[i]] >= *at_ms)
             continue;
         *peer = i;
         *at_ms = at[n_done[i]];
-        any = true;
     }
-    return any;
+    return *at_ms < UINT_MAX;
 }
 
 static void do_event(struct peer *p, unsigned number)

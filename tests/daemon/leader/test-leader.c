@@ -226,7 +226,7 @@ static void report(struct fixture *f, unsigned node, struct node_message message
     message.step = f->step;
     message.attempt = f->attempt;
     message.node = node;
-    if (message.kind == NODE_ASKED || message.kind == NODE_WANT_NORM)
+    if (message.kind == NODE_ASKED || message.kind == NODE_WANT_NORM || message.kind == NODE_BACK)
         message.pass = f->n_backs;
     if (!message.text)
         message.text = "";
@@ -816,6 +816,7 @@ static void test_back(void **state)
     all_sum(f);
     expect(f, "DECIDED apply\n");
     back(f, 1, true);
+    expect(f, "BACK node 1 all\n");
     report_all(f, (struct node_message){.kind = NODE_UPDATED});
     expect(f, "COMMIT\n");
     fixture_free(f);
@@ -854,6 +855,30 @@ static void test_all_back(void **state)
     all_moved(f, 6, 1);
     expect(f, "SETTLED 6 parcel 1 at 0.1\n");
     finish_step(f, 0);
+    fixture_free(f);
+}
+
+/* A report that all are back is said, although an abort has overtaken it; reported again, it is not said again. */
+static void test_all_back_again(void **state)
+{
+    struct fixture *f = start(3);
+
+    (void)state;
+    report(f, 2, (struct node_message){.kind = NODE_ABORT, .text = "is away"});
+    expect(f, "ABORTED attempt 1 node 2 is away\n");
+    f->attempt = 0;
+    back(f, 0, true);
+    f->attempt = 1;
+    expect(f, "BACK node 0 all\n");
+    f->n_backs--;
+    back(f, 0, true);
+    back(f, 1, true);
+    expect(f, "");
+    f->n_backs++;
+    report_all(f, (struct node_message){.kind = NODE_WINDOW});
+    expect(f, "OPEN\n");
+    back(f, 1, true);
+    expect(f, "BACK node 1 all\n");
     fixture_free(f);
 }
 
@@ -2029,6 +2054,7 @@ TEST_GROUP(leader)
         cmocka_unit_test(test_too_late),
         cmocka_unit_test(test_back),
         cmocka_unit_test(test_all_back),
+        cmocka_unit_test(test_all_back_again),
         cmocka_unit_test(test_back_late),
         cmocka_unit_test(test_no_gather),
         cmocka_unit_test(test_merged),

@@ -42,8 +42,8 @@ def train(on_gpu):
             before = late_cuda.counts["blocked"]
             loss.backward()
             n_blocked += late_cuda.counts["blocked"] - before
+        status = opt._client.status(10)  # before the step: no rank leaves without the other's last one
         opt.step()
-    status = opt._client.status(10)
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     opt.close()
     return weights, said.getvalue(), status, late_cuda.counts | {"in backward": n_blocked}, list(late_cuda.problems)
