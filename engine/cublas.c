@@ -16,7 +16,7 @@ static const char *const names[] = {CUDART_VERSION < 13000 ? "libcublas.so.12" :
                                     CUDART_VERSION < 13000 ? "libcublas.so.13" : "libcublas.so.12"};
 
 /* Return: whether the library has it. address: of a pointer to a function. */
-static bool find(void *library, const char *name, void *address)
+static bool find_symbol(void *library, const char *name, void *address)
 {
     void *symbol = dlsym(library, name);
 
@@ -26,14 +26,15 @@ static bool find(void *library, const char *name, void *address)
 
 static bool find_all(void *library, struct cublas *cublas)
 {
-    return find(library, "cublasCreate_v2", &cublas->create) && find(library, "cublasDestroy_v2", &cublas->destroy) &&
-           find(library, "cublasGetVersion_v2", &cublas->get_version) &&
-           find(library, "cublasSetStream_v2", &cublas->set_stream) &&
-           find(library, "cublasSetWorkspace_v2", &cublas->set_workspace) &&
-           find(library, "cublasSetMathMode", &cublas->set_math_mode) &&
-           find(library, "cublasSetAtomicsMode", &cublas->set_atomics_mode) &&
-           find(library, "cublasSgemm_v2", &cublas->sgemm) &&
-           find(library, "cublasGetStatusString", &cublas->get_status_string);
+    return find_symbol(library, "cublasCreate_v2", &cublas->create) &&
+           find_symbol(library, "cublasDestroy_v2", &cublas->destroy) &&
+           find_symbol(library, "cublasGetVersion_v2", &cublas->get_version) &&
+           find_symbol(library, "cublasSetStream_v2", &cublas->set_stream) &&
+           find_symbol(library, "cublasSetWorkspace_v2", &cublas->set_workspace) &&
+           find_symbol(library, "cublasSetMathMode", &cublas->set_math_mode) &&
+           find_symbol(library, "cublasSetAtomicsMode", &cublas->set_atomics_mode) &&
+           find_symbol(library, "cublasSgemm_v2", &cublas->sgemm) &&
+           find_symbol(library, "cublasGetStatusString", &cublas->get_status_string);
 }
 
 int cublas_load(const struct cublas **out, char *err, size_t err_size)

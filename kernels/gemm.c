@@ -22,7 +22,7 @@ void gemm_one_thread(void)
 }
 
 /* Return: whether the library has it. address: of a pointer to a function. */
-static bool find(void *library, const char *name, void *address)
+static bool find_symbol(void *library, const char *name, void *address)
 {
     void *symbol = dlsym(library, name);
 
@@ -38,9 +38,9 @@ static const char *use(void *library, struct gemm *gemm)
     int (*get_parallel)(void);
     int build;
 
-    if (!find(library, "cblas_sgemm", &gemm->sgemm) || !find(library, "cblas_ssyrk", &gemm->ssyrk) ||
-        !find(library, "openblas_set_num_threads", &set_num_threads) ||
-        !find(library, "openblas_get_parallel", &get_parallel))
+    if (!find_symbol(library, "cblas_sgemm", &gemm->sgemm) || !find_symbol(library, "cblas_ssyrk", &gemm->ssyrk) ||
+        !find_symbol(library, "openblas_set_num_threads", &set_num_threads) ||
+        !find_symbol(library, "openblas_get_parallel", &get_parallel))
         return "it is another library";
     build = get_parallel();
     if (build != FOR_POSIX_THREADS)

@@ -26,7 +26,7 @@ int ctl_flush(void)
     return r < 0 ? ctl_fail(strerror(-r), EX_IOERR) : 0;
 }
 
-static int ask(struct control *control, const char *command, bool print, struct json_object **answer)
+static int ask_json(struct control *control, const char *command, bool print, struct json_object **answer)
 {
     struct answer text;
     struct json_object *error;
@@ -58,7 +58,7 @@ int ctl_ask(const char *socket, const char *command, bool print, struct json_obj
     int r = control_init(&control, socket);
 
     *answer = NULL;
-    r = r < 0 ? ctl_fail(control.error, -r) : ask(&control, command, print, answer);
+    r = r < 0 ? ctl_fail(control.error, -r) : ask_json(&control, command, print, answer);
     control_deinit(&control);
     return r;
 }

@@ -358,7 +358,7 @@ static int show_newest(const struct checkpoint_options *options)
     return r;
 }
 
-static int show(const struct checkpoint_options *options)
+static int show_given_or_newest(const struct checkpoint_options *options)
 {
     return options->path ? show_path(options->path, options->json) : show_newest(options);
 }
@@ -373,11 +373,11 @@ static const struct {
     {"save", checkpoint_save, true},
     {"list", list, false},
     {"verify", checkpoint_verify, false},
-    {"show", show, false},
+    {"show", show_given_or_newest, false},
 };
 
 /* Return: whether all of them are understood. */
-static bool parse(struct checkpoint_options *options, int argc, char **argv, bool is_save)
+static bool parse_checkpoint_options(struct checkpoint_options *options, int argc, char **argv, bool is_save)
 {
     for (int i = 0; i < argc; i++) {
         size_t n = strlen(argv[i]);
@@ -401,7 +401,8 @@ int checkpoint_command(int argc, char **argv, const char *socket, bool json)
     struct checkpoint_options options = {.socket = socket, .json = json};
 
     for (size_t i = 0; argc > 1 && i < ARRAY_SIZE(subcommands); i++)
-        if (strcmp(argv[1], subcommands[i].name) == 0 && parse(&options, argc - 2, argv + 2, subcommands[i].is_save))
+        if (strcmp(argv[1], subcommands[i].name) == 0 &&
+            parse_checkpoint_options(&options, argc - 2, argv + 2, subcommands[i].is_save))
             return subcommands[i].run(&options);
     return ctl_fail("checkpoint takes save [--no-wait], list [DIR], verify [DIR|CHECKPOINT] or show [CHECKPOINT]",
                     EX_USAGE);

@@ -49,7 +49,7 @@ struct label {
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
 /* path: "checkpoint.last.step". Return: NULL if there is none, or null. */
-static struct json_object *find(struct json_object *o, const char *path)
+static struct json_object *find_member(struct json_object *o, const char *path)
 {
     char key[PATH_MAX_BYTES];
     size_t n;
@@ -70,7 +70,7 @@ static size_t array_length(struct json_object *array)
 /* Return: text, or NULL if it is no string. */
 static const char *find_string(struct json_object *o, const char *path)
 {
-    struct json_object *value = find(o, path);
+    struct json_object *value = find_member(o, path);
 
     return json_object_is_type(value, json_type_string) ? json_object_get_string(value) : NULL;
 }
@@ -78,7 +78,7 @@ static const char *find_string(struct json_object *o, const char *path)
 /* Writes a whole number as text, for a label. Return: false if it is none. */
 static bool find_number(struct json_object *o, const char *path, char text[NUMBER_SIZE])
 {
-    struct json_object *value = find(o, path);
+    struct json_object *value = find_member(o, path);
 
     if (!json_object_is_type(value, json_type_int))
         return false;
@@ -189,7 +189,7 @@ static void put_sample(struct writer *w, struct json_object *o, const char *path
 {
     char number[NUMBER_SIZE];
 
-    if (print_value(number, find(o, path), path))
+    if (print_value(number, find_member(o, path), path))
         put_line(w, number, labels);
 }
 
@@ -211,7 +211,7 @@ static void put_value(struct writer *w)
 /* A whole number of which 0 means that there is none. */
 static void put_if_any(struct writer *w)
 {
-    if (json_object_get_uint64(find(w->source->status, w->family->key)) > 0)
+    if (json_object_get_uint64(find_member(w->source->status, w->family->key)) > 0)
         put_value(w);
 }
 
@@ -221,7 +221,7 @@ static void put_is_there(struct writer *w)
     struct json_object *o = w->source->status;
 
     if (o && json_object_object_get_ex(o, w->family->key, NULL))
-        put_line(w, find(o, w->family->key) ? "1" : "0", NULL);
+        put_line(w, find_member(o, w->family->key) ? "1" : "0", NULL);
 }
 
 static void put_info(struct writer *w)
@@ -292,7 +292,7 @@ static void put_pushes(struct writer *w)
 /* A value of each parameter group. */
 static void put_groups(struct writer *w)
 {
-    struct json_object *list = find(w->source->status, "groups");
+    struct json_object *list = find_member(w->source->status, "groups");
     char group[NUMBER_SIZE];
 
     for (size_t i = 0; i < array_length(list); i++) {
@@ -303,13 +303,13 @@ static void put_groups(struct writer *w)
 
 static void put_memory(struct writer *w)
 {
-    struct json_object *memory = find(w->source->status, "memory");
+    struct json_object *memory = find_member(w->source->status, "memory");
 
     if (!json_object_is_type(memory, json_type_object))
         return;
     json_object_object_foreach(memory, class, bytes)
     {
-        const char *place = json_object_get_boolean(find(bytes, "on_device")) ? "gpu" : "host";
+        const char *place = json_object_get_boolean(find_member(bytes, "on_device")) ? "gpu" : "host";
 
         if (!ends_with(class, "total")) /* a sum over classes is the reader's to make */
             put_sample(w, bytes, w->family->key, (struct label[MAX_LABELS]){{"class", class}, {"place", place}});
@@ -318,7 +318,7 @@ static void put_memory(struct writer *w)
 
 static void put_refused(struct writer *w)
 {
-    struct json_object *list = find(w->source->status, "refused");
+    struct json_object *list = find_member(w->source->status, "refused");
 
     for (size_t i = 0; i < array_length(list); i++) {
         struct json_object *o = json_object_array_get_idx(list, i);
@@ -329,7 +329,7 @@ static void put_refused(struct writer *w)
 
 static void put_diagnostic(struct writer *w)
 {
-    struct json_object *last = find(w->source->status, "last_diagnostic");
+    struct json_object *last = find_member(w->source->status, "last_diagnostic");
     const struct label labels[MAX_LABELS] = {{"code", find_string(last, "code")}};
 
     put_sample(w, last, w->family->key, labels);
@@ -337,7 +337,7 @@ static void put_diagnostic(struct writer *w)
 
 static void put_slowest(struct writer *w)
 {
-    struct json_object *slowest = find(w->source->status, "slowest_rank");
+    struct json_object *slowest = find_member(w->source->status, "slowest_rank");
     char rank[NUMBER_SIZE];
 
     if (find_number(slowest, "rank", rank))
@@ -347,7 +347,7 @@ static void put_slowest(struct writer *w)
 static void put_findings(struct writer *w)
 {
     static const char *const kinds[] = {"rank-norm", "zero-gradient", "zero-lr", "slow-rank"};
-    struct json_object *list = find(w->source->status, "findings");
+    struct json_object *list = find_member(w->source->status, "findings");
     char number[NUMBER_SIZE];
 
     for (size_t k = 0; list && k < ARRAY_SIZE(kinds); k++) {
@@ -398,7 +398,7 @@ static void put_rank_waits(struct writer *w)
     char rank[NUMBER_SIZE];
 
     for (size_t i = 0; i < array_length(w->source->ranks); i++) {
-        struct json_object *o = json_object_array_get_idx(w->source->ranks, i), *waits = find(o, "waits");
+        struct json_object *o = json_object_array_get_idx(w->source->ranks, i), *waits = find_member(o, "waits");
 
         for (size_t k = 0; find_number(o, "rank", rank) && k < array_length(waits); k++) {
             struct json_object *wait = json_object_array_get_idx(waits, k);
@@ -418,9 +418,9 @@ static void put_waiting(struct writer *w)
     for (size_t i = 0; i < array_length(w->source->ranks); i++) {
         struct json_object *o = json_object_array_get_idx(w->source->ranks, i);
 
-        if (!find_number(o, "rank", rank) || !json_object_get_boolean(find(o, "attached")))
+        if (!find_number(o, "rank", rank) || !json_object_get_boolean(find_member(o, "attached")))
             continue;
-        if (!print_value(number, find(o, w->family->key), w->family->key))
+        if (!print_value(number, find_member(o, w->family->key), w->family->key))
             snprintf(number, sizeof(number), "0");
         put_line(w, number, (struct label[MAX_LABELS]){{"rank", rank}});
     }
@@ -441,7 +441,7 @@ static void put_faults(struct writer *w)
 
 static void put_nodes(struct writer *w)
 {
-    struct json_object *list = find(w->source->status, "nodes.list");
+    struct json_object *list = find_member(w->source->status, "nodes.list");
     char node[NUMBER_SIZE];
 
     for (size_t i = 0; i < array_length(list); i++) {
@@ -455,7 +455,7 @@ static void put_nodes(struct writer *w)
 
 static void put_awaited(struct writer *w)
 {
-    struct json_object *list = find(w->source->status, w->family->key), *o;
+    struct json_object *list = find_member(w->source->status, w->family->key), *o;
 
     for (size_t i = 0; i < array_length(list); i++) {
         o = json_object_array_get_idx(list, i);
@@ -474,7 +474,7 @@ static void put_engines(struct writer *w)
     bool is_ready = strcmp(w->family->key, "ready") == 0;
 
     for (size_t i = 0; i < ARRAY_SIZE(engines); i++)
-        put_sample(w, find(w->source->status, engines[i].key), is_ready ? engines[i].ready : w->family->key,
+        put_sample(w, find_member(w->source->status, engines[i].key), is_ready ? engines[i].ready : w->family->key,
                    (struct label[MAX_LABELS]){{"engine", engines[i].name}});
 }
 
@@ -491,7 +491,8 @@ static void put_collectives_of(struct writer *w, struct json_object *list, const
 static void put_collectives(struct writer *w)
 {
     for (size_t i = 0; i < ARRAY_SIZE(engines); i++)
-        put_collectives_of(w, find(find(w->source->status, engines[i].key), "collectives"), engines[i].name);
+        put_collectives_of(w, find_member(find_member(w->source->status, engines[i].key), "collectives"),
+                           engines[i].name);
 }
 
 /* ---- all metrics --------------------------------------------------------------------------------------- */

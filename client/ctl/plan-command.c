@@ -168,7 +168,7 @@ static int parse_option(struct plan_request *request, int option)
     }
 }
 
-static int parse(struct plan_request *request, int argc, char **argv, bool *json)
+static int parse_plan_options(struct plan_request *request, int argc, char **argv, bool *json)
 {
     static const struct option options[] = {
         {"config", required_argument, NULL, 'c'}, {"params", required_argument, NULL, 'p'},
@@ -522,7 +522,7 @@ int plan_command(int argc, char **argv, bool json)
 {
     struct plan plan = {};
     struct config *config = NULL;
-    int r = parse(&plan.request, argc, argv, &json);
+    int r = parse_plan_options(&plan.request, argc, argv, &json);
 
     if (r < 0)
         return r;

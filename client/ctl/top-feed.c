@@ -44,8 +44,8 @@ static int refused(struct feed *feed, struct json_object *answer, int code)
 }
 
 /* Return: 0 and *out, the caller's; or a code of sysexits.h. */
-static int ask(struct feed *feed, struct control *control, const char *command, enum json_type type,
-               struct json_object **out)
+static int ask_for_type(struct feed *feed, struct control *control, const char *command, enum json_type type,
+                        struct json_object **out)
 {
     struct json_object *answer;
     struct answer text;
@@ -98,12 +98,12 @@ static int ask_all(struct feed *feed, struct control *control)
 {
     struct json_object *status = NULL, *ranks = NULL, *diagnostics = NULL;
     bool is_replaced;
-    int r = ask(feed, control, "status", json_type_object, &status);
+    int r = ask_for_type(feed, control, "status", json_type_object, &status);
 
     if (r == 0)
-        r = ask(feed, control, "ranks", json_type_array, &ranks);
+        r = ask_for_type(feed, control, "ranks", json_type_array, &ranks);
     if (r == 0 && has_news(feed, status))
-        r = ask(feed, control, "diagnostics", json_type_array, &diagnostics);
+        r = ask_for_type(feed, control, "diagnostics", json_type_array, &diagnostics);
     if (r != 0) {
         json_object_put(status);
         json_object_put(ranks);

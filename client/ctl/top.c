@@ -80,7 +80,7 @@ static int check_terminal(void)
 
 /* ---- keys and signals ---------------------------------------------------------------------------------- */
 
-static void show(struct top *top, enum view_screen screen)
+static void show_screen(struct top *top, enum view_screen screen)
 {
     top->view.screen = top->view.screen == screen ? VIEW_JOB : screen;
     top->view.scroll = 0;
@@ -104,14 +104,14 @@ static void obey_key(struct top *top, int key)
         top->quits = true;
         break;
     case 'd':
-        show(top, VIEW_DIAGNOSTIC);
+        show_screen(top, VIEW_DIAGNOSTIC);
         break;
     case '?':
     case 'h':
-        show(top, VIEW_HELP);
+        show_screen(top, VIEW_HELP);
         break;
     case '\033':
-        show(top, view->screen);
+        show_screen(top, view->screen);
         break;
     case KEY_LEFT:
     case KEY_RIGHT:
@@ -269,7 +269,7 @@ static void end_by_signal(struct top *top)
     (void)sigprocmask(SIG_SETMASK, &top->mask, NULL);
 }
 
-static int run(struct top *top)
+static int run_top(struct top *top)
 {
     uint64_t began_ms;
     int r = start_events(top);
@@ -303,7 +303,7 @@ int top_command(int argc, char **argv, const char *socket, bool json)
     if (r != 0)
         return r;
     r = feed_look(&top.feed);
-    r = r != 0 ? ctl_fail(top.feed.error, r) : run(&top);
+    r = r != 0 ? ctl_fail(top.feed.error, r) : run_top(&top);
     stop_screen(&top);
     closep(&top.signal_fd);
     closep(&top.idle.fd);

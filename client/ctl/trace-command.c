@@ -48,7 +48,7 @@ static int parse_steps(const char *text, unsigned *n_steps)
 }
 
 /* Return: 0, or EX_USAGE after a sentence. */
-static int parse(int argc, char **argv, struct options *options)
+static int parse_trace_options(int argc, char **argv, struct options *options)
 {
     static const struct option longs[] = {
         {"steps", required_argument, NULL, 's'},
@@ -177,7 +177,7 @@ int trace_command(int argc, char **argv, const char *socket, bool as_it_came)
     struct trace trace;
     const char *why;
     char command[32];
-    int r = parse(argc, argv, &options);
+    int r = parse_trace_options(argc, argv, &options);
 
     if (r != 0)
         return r;

@@ -15,7 +15,7 @@ static struct json_object *commits_of(struct json_object *trace)
     return json_object_object_get(json_object_object_get(trace, "zerod"), "commits");
 }
 
-static int compare(const void *a, const void *b)
+static int compare_doubles(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
 
@@ -40,7 +40,7 @@ static bool find_shift(struct json_object *trace, struct json_object *other, dou
     }
     if (n == 0)
         return false;
-    qsort(shifts, n, sizeof(*shifts), compare);
+    qsort(shifts, n, sizeof(*shifts), compare_doubles);
     *shift = shifts[n / 2];
     return true;
 }
@@ -58,7 +58,7 @@ static struct json_object *events_of(struct json_object *trace)
     return json_object_is_type(events, json_type_array) ? events : NULL;
 }
 
-static void add(struct json_object *to, struct json_object *event, double shift)
+static void add_shifted(struct json_object *to, struct json_object *event, double shift)
 {
     struct json_object *ts;
 
@@ -84,6 +84,6 @@ const char *trace_merge(struct json_object *trace, struct json_object *other)
         return "it does not say when it began (baseTimeNanoseconds)";
     }
     for (size_t i = 0; i < json_object_array_length(from); i++)
-        add(to, json_object_array_get_idx(from, i), shift);
+        add_shifted(to, json_object_array_get_idx(from, i), shift);
     return NULL;
 }

@@ -49,7 +49,7 @@ static int parse_timeout(const char *text, unsigned *timeout_ms)
 }
 
 /* Return: 0; negative: all is said; a code of sysexits.h after a sentence. */
-static int parse(int argc, char **argv, struct options *options)
+static int parse_exporter_options(int argc, char **argv, struct options *options)
 {
     static const struct option long_options[] = {
         {"listen", required_argument, NULL, 'l'},  {"sockets", required_argument, NULL, 's'},
@@ -87,7 +87,7 @@ static uid_t find_zerod(void)
 }
 
 /* Until a signal asks for the end. */
-static void serve(struct http *http, const sigset_t *signals)
+static void wait_for_signal(struct http *http, const sigset_t *signals)
 {
     const struct timespec pause = {.tv_nsec = HTTP_CHECK_MS * 1000000L};
     int number;
@@ -98,7 +98,7 @@ static void serve(struct http *http, const sigset_t *signals)
     } while (number < 0); /* nobody has asked yet; errno is not sigtimedwait()'s any more */
 }
 
-static int run(const struct options *options, const sigset_t *signals)
+static int serve_until_signal(const struct options *options, const sigset_t *signals)
 {
     struct gather *gather = gather_new(&options->gather);
     struct http_content content = {
@@ -107,7 +107,7 @@ static int run(const struct options *options, const sigset_t *signals)
     struct http *http = gather && fd >= 0 ? http_new(fd, &content) : NULL;
 
     if (http)
-        serve(http, signals);
+        wait_for_signal(http, signals);
     else if (fd >= 0)
         fputs("zerod-exporter: no memory for the server\n", stderr);
     http_free(http);
@@ -120,7 +120,7 @@ int main(int argc, char **argv)
     struct options options = {.listen = "127.0.0.1:17700",
                               .gather = {.pattern = "/run/zerod/*.sock", .timeout_ms = 2000, .zerod = find_zerod()}};
     sigset_t signals;
-    int r = parse(argc, argv, &options);
+    int r = parse_exporter_options(argc, argv, &options);
 
     if (r != 0)
         return r < 0 ? 0 : r;
@@ -130,5 +130,5 @@ int main(int argc, char **argv)
     sigaddset(&signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
     (void)signal(SIGPIPE, SIG_IGN);
-    return run(&options, &signals);
+    return serve_until_signal(&options, &signals);
 }

@@ -43,7 +43,7 @@ struct gather {
 
 /* ---- one daemon ---------------------------------------------------------------------------------------- */
 
-static struct json_object *ask(struct control *control, const char *command, char *why)
+static struct json_object *ask_target(struct control *control, const char *command, char *why)
 {
     struct answer answer;
     struct json_object *o = NULL;
@@ -69,9 +69,9 @@ static void *ask_daemon(void *userdata)
     if (control_init_within(&control, target->source.socket, target->timeout_ms) < 0) {
         snprintf(target->why, WHY_SIZE, "%s", control.error);
     } else {
-        target->source.status = ask(&control, "status", target->why);
+        target->source.status = ask_target(&control, "status", target->why);
         if (target->source.status)
-            target->source.ranks = ask(&control, "ranks", target->why);
+            target->source.ranks = ask_target(&control, "ranks", target->why);
     }
     control_deinit(&control);
     return NULL;

@@ -28,7 +28,7 @@ static int errno_of(int exit_code)
     }
 }
 
-static int ask(struct zerod *c, struct control *control, const char **json)
+static int ask_for_status(struct zerod *c, struct control *control, const char **json)
 {
     struct answer answer;
     int r = control_ask(control, "status", &answer);
@@ -54,7 +54,8 @@ int zerod_status(struct zerod *c, int timeout_ms, const char **json)
     if (r != 0)
         return r;
     r = control_init_within(&control, c->call.address.sun_path, timeout);
-    r = r < 0 ? call_fail(&c->call, errno_of(-r), "zerod_status: %s", control.error) : ask(c, &control, json);
+    r = r < 0 ? call_fail(&c->call, errno_of(-r), "zerod_status: %s", control.error)
+              : ask_for_status(c, &control, json);
     control_deinit(&control);
     return r;
 }

@@ -170,7 +170,7 @@ static PyObject *push_with_care(const struct hook *h, PyObject *param)
     return py.call(h->is.careful, param, NULL);
 }
 
-static PyObject *run(PyObject *self, PyObject *param)
+static PyObject *push_from_hook(PyObject *self, PyObject *param)
 {
     const struct hook *h = py.open_capsule(self, capsule_name);
     PyObject *grad = h->get(h->all->grad, param, NULL);
@@ -194,7 +194,7 @@ static PyObject *run(PyObject *self, PyObject *param)
 
 struct _object *zerod_python_hook(struct zerod_python_hooks *all, const struct zerod_python_hook *hook)
 {
-    static struct method method = {.name = "push", .function = run, .flags = METH_O};
+    static struct method method = {.name = "push", .function = push_from_hook, .flags = METH_O};
     PyObject *type, *capsule, *function;
     struct hook *h = malloc(sizeof(*h));
 

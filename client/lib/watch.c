@@ -241,7 +241,7 @@ static bool serve(struct watch *watch)
 }
 
 /* A daemon that was replaced is found again. */
-static void *run(void *userdata)
+static void *serve_until_stopped(void *userdata)
 {
     struct watch *watch = userdata;
     bool goes_on = true;
@@ -272,7 +272,7 @@ static void watch_free(struct watch *watch)
 }
 
 /* The program's handlers of signals never run on this thread; faulthandler's does. */
-static int start(struct watch *watch)
+static int start_watching(struct watch *watch)
 {
     sigset_t all, before;
     pthread_attr_t attributes;
@@ -287,7 +287,7 @@ static int start(struct watch *watch)
         sigdelset(&all, watch->python.signal);
     (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    r = pthread_create(&watch->thread, &attributes, run, watch);
+    r = pthread_create(&watch->thread, &attributes, serve_until_stopped, watch);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     (void)pthread_attr_destroy(&attributes);
     return -r;
@@ -322,7 +322,7 @@ int zerod_watch(struct zerod *c, const struct zerod_python *python)
     if (watch->stop < 0 || !watch->out || frame_buffer_init(&watch->in) < 0 || wire_arena_init(&watch->arena) < 0)
         r = -ENOMEM;
     if (r == 0)
-        r = start(watch);
+        r = start_watching(watch);
     if (r < 0)
         watch_free(watch);
     else

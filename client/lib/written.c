@@ -104,7 +104,7 @@ static int report_changed(struct zerod *c, const uint8_t *published, const char 
     return zerod_report(c, E_WEIGHT_WRITTEN, changed, n, detail);
 }
 
-static int compare(struct zerod *c, const char *where)
+static int compare_weights(struct zerod *c, const char *where)
 {
     size_t n_bytes = c->weights.n_bytes;
     void *published;
@@ -121,7 +121,7 @@ static int compare(struct zerod *c, const char *where)
 }
 
 /* The answer to any question is the refusal, as long as it stands. */
-static int ask(struct zerod *c)
+static int ask_for_refusal(struct zerod *c)
 {
     uint32_t trained = 0;
     double norm;
@@ -141,9 +141,9 @@ int zerod_check_weights(struct zerod *c, const char *where)
     int r = handle_check_formed(c);
 
     if (r == 0 && atomic_load(&c->written) == IS_REPORTED)
-        r = ask(c);
+        r = ask_for_refusal(c);
     if (r != 0 || atomic_load(&c->written) == NOTHING_WRITTEN)
         return r;
-    r = compare(c, where);
-    return r == 0 && atomic_load(&c->written) != NOTHING_WRITTEN ? ask(c) : r;
+    r = compare_weights(c, where);
+    return r == 0 && atomic_load(&c->written) != NOTHING_WRITTEN ? ask_for_refusal(c) : r;
 }

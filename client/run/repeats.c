@@ -187,7 +187,7 @@ static bool begins_alike(const struct repeats_source *source, const struct repea
 }
 
 /* Compares what the source holds with the texts. Return: may it still become a repetition? */
-static bool compare(struct repeats_source *source, uint64_t now_ms)
+static bool compare_with_texts(struct repeats_source *source, uint64_t now_ms)
 {
     bool may = false;
 
@@ -208,7 +208,7 @@ static bool compare(struct repeats_source *source, uint64_t now_ms)
 
 static void settle(struct repeats_source *source, uint64_t now_ms)
 {
-    if (repeats_holds(source) && !compare(source, now_ms) && repeats_holds(source))
+    if (repeats_holds(source) && !compare_with_texts(source, now_ms) && repeats_holds(source))
         begin_text(source, now_ms);
 }
 

@@ -32,7 +32,7 @@ void acl_add_groups(struct acl *acl, const gid_t *gids, size_t n)
         acl->gids[acl->n_gids++] = gids[i];
 }
 
-static void add(struct encoded *encoded, unsigned tag, mode_t permissions, uint32_t id)
+static void add_acl_entry(struct encoded *encoded, unsigned tag, mode_t permissions, uint32_t id)
 {
     encoded->entries[encoded->n++] =
         (struct posix_acl_xattr_entry){.e_tag = htole16(tag), .e_perm = htole16(permissions & 7), .e_id = htole32(id)};
@@ -44,15 +44,15 @@ int acl_write(const struct acl *acl, const char *path, bool inherited)
     const uint32_t nobody = (uint32_t)ACL_UNDEFINED_ID;
     struct encoded encoded = {.header.a_version = htole32(POSIX_ACL_XATTR_VERSION)};
 
-    add(&encoded, ACL_USER_OBJ, acl->mode >> 6, nobody);
+    add_acl_entry(&encoded, ACL_USER_OBJ, acl->mode >> 6, nobody);
     for (size_t i = 0; i < acl->n_uids; i++)
-        add(&encoded, ACL_USER, acl->named, acl->uids[i]);
-    add(&encoded, ACL_GROUP_OBJ, acl->mode >> 3, nobody);
+        add_acl_entry(&encoded, ACL_USER, acl->named, acl->uids[i]);
+    add_acl_entry(&encoded, ACL_GROUP_OBJ, acl->mode >> 3, nobody);
     for (size_t i = 0; i < acl->n_gids; i++)
-        add(&encoded, ACL_GROUP, acl->named, acl->gids[i]);
+        add_acl_entry(&encoded, ACL_GROUP, acl->named, acl->gids[i]);
     if (encoded.n > 2) /* the most that the file's group and those that are named may: the mode shows it */
-        add(&encoded, ACL_MASK, (acl->mode >> 3) | acl->named, nobody);
-    add(&encoded, ACL_OTHER, acl->mode, nobody);
+        add_acl_entry(&encoded, ACL_MASK, (acl->mode >> 3) | acl->named, nobody);
+    add_acl_entry(&encoded, ACL_OTHER, acl->mode, nobody);
     return lsetxattr(path, attribute, &encoded, offsetof(struct encoded, entries[encoded.n]), 0) < 0 ? -errno : 0;
 }
 

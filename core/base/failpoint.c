@@ -84,7 +84,7 @@ static bool parse_point(struct point *point, char *text)
     return parse_action(point, action);
 }
 
-static void parse(void)
+static void parse_variable(void)
 {
     const char *variable = getenv("ZEROD_FAILPOINT");
     _cleanup_free_ char *text = variable ? strdup(variable) : NULL;
@@ -147,7 +147,7 @@ int failpoint(const char *name)
 {
     int r = 0;
 
-    pthread_once(&once, parse);
+    pthread_once(&once, parse_variable);
     for (size_t i = 0; i < n_points; i++) {
         struct point *point = &points[i];
 

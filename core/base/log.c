@@ -209,7 +209,7 @@ static struct log_entry *entry_new(const struct notify_entry *from)
     return entry;
 }
 
-static void put(const struct notify_entry *from)
+static void put_entry(const struct notify_entry *from)
 {
     struct log_entry *entry = entry_new(from);
 
@@ -231,13 +231,13 @@ void log_line(int level, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    put(&(struct notify_entry){.level = level, .job = sink.job, .text = text});
+    put_entry(&(struct notify_entry){.level = level, .job = sink.job, .text = text});
 }
 
 void log_entry(int level, const char *text, const struct notify_field *fields, size_t n_fields)
 {
     if (level <= sink.level)
-        put(&(struct notify_entry){
+        put_entry(&(struct notify_entry){
             .level = level, .job = sink.job, .text = text, .fields = fields, .n_fields = n_fields});
 }
 

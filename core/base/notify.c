@@ -41,9 +41,10 @@ struct notify_message {
     int n;
 };
 
-static void add(struct notify_message *message, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void add_assignment(struct notify_message *message, const char *name, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
-static void add(struct notify_message *message, const char *name, const char *format, ...)
+static void add_assignment(struct notify_message *message, const char *name, const char *format, ...)
 {
     char *value = NULL, *text = NULL;
     va_list args;
@@ -71,11 +72,11 @@ struct notify_message *notify_message_new(const struct notify_entry *entry)
     message = calloc(1, sizeof(*message));
     if (!message)
         return NULL;
-    add(message, "MESSAGE", "%s", entry->text);
-    add(message, "PRIORITY", "%d", entry->level);
-    add(message, "ZEROD_JOB", "%s", entry->job);
+    add_assignment(message, "MESSAGE", "%s", entry->text);
+    add_assignment(message, "PRIORITY", "%d", entry->level);
+    add_assignment(message, "ZEROD_JOB", "%s", entry->job);
     for (size_t i = 0; i < entry->n_fields; i++)
-        add(message, entry->fields[i].name, "%s", entry->fields[i].value);
+        add_assignment(message, entry->fields[i].name, "%s", entry->fields[i].value);
     return message;
 }
 

@@ -43,7 +43,7 @@ int open_files_check(unsigned n_ranks, char *why, size_t why_size)
     return -EMFILE;
 }
 
-static int add(uv_loop_t *loop, int fd)
+static int add_to_epoll(uv_loop_t *loop, int fd)
 {
     struct epoll_event event = {.data.fd = fd};
     int r = failpoint("watch");
@@ -63,7 +63,7 @@ int open_files_watch(uv_poll_t *poll, int events, uv_poll_cb callback)
         r = uv_poll_start(poll, events, callback);
     if (r < 0)
         return r;
-    r = add(poll->loop, fd);
+    r = add_to_epoll(poll->loop, fd);
     if (r < 0)
         (void)uv_poll_stop(poll);
     return r;
@@ -73,5 +73,5 @@ int open_files_watch_stream(uv_stream_t *stream)
 {
     int fd, r = uv_fileno((uv_handle_t *)stream, &fd);
 
-    return r < 0 ? r : add(stream->loop, fd);
+    return r < 0 ? r : add_to_epoll(stream->loop, fd);
 }

@@ -84,7 +84,7 @@ static int make_memfd(const char *name, size_t n_bytes, mode_t mode, bool marked
 }
 
 /* Takes the descriptor. seals: beside those against resizing. They come last, because one forbids our own mapping. */
-static int take(struct segment *segment, int memfd, size_t n_bytes, int seals)
+static int take_memory(struct segment *segment, int memfd, size_t n_bytes, int seals)
 {
     _cleanup_close_ int fd = memfd;
     int r = segment_map(segment, fd, n_bytes);
@@ -101,7 +101,7 @@ static int take(struct segment *segment, int memfd, size_t n_bytes, int seals)
     return 0;
 }
 
-static int make(struct segment *segment, const char *name, size_t n_bytes, int seals)
+static int make_sealed(struct segment *segment, const char *name, size_t n_bytes, int seals)
 {
     int fd;
 
@@ -112,17 +112,17 @@ static int make(struct segment *segment, const char *name, size_t n_bytes, int s
         return -EOVERFLOW;
     n_bytes = round_up(n_bytes, page_size());
     fd = make_memfd(name, n_bytes, 0600, false);
-    return fd < 0 ? fd : take(segment, fd, n_bytes, seals);
+    return fd < 0 ? fd : take_memory(segment, fd, n_bytes, seals);
 }
 
 int segment_init(struct segment *segment, const char *name, size_t n_bytes)
 {
-    return make(segment, name, n_bytes, 0);
+    return make_sealed(segment, name, n_bytes, 0);
 }
 
 int segment_init_published(struct segment *segment, const char *name, size_t n_bytes)
 {
-    return make(segment, name, n_bytes, F_SEAL_FUTURE_WRITE);
+    return make_sealed(segment, name, n_bytes, F_SEAL_FUTURE_WRITE);
 }
 
 /* ---- kept ---------------------------------------------------------------------------------------------- */
@@ -200,7 +200,7 @@ static bool has_stamp(int fd, const char *name, size_t n_bytes)
 }
 
 /* The memory of an earlier daemon. Takes the descriptor. */
-static int find(struct segment *segment, const char *name, int memfd, size_t n_bytes)
+static int take_found_memory(struct segment *segment, const char *name, int memfd, size_t n_bytes)
 {
     enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
     _cleanup_close_ int fd = memfd;
@@ -279,7 +279,7 @@ struct kept_options {
 static int make_anew(struct segment *segment, const char *name, size_t n_bytes, const struct kept_options *options)
 {
     int fd = make_memfd(name, n_bytes + (options->stamped ? page_size() : 0), options->mode, true);
-    int r = fd < 0 ? fd : take(segment, fd, n_bytes, 0);
+    int r = fd < 0 ? fd : take_memory(segment, fd, n_bytes, 0);
 
     if (r == 0 && options->stamped)
         r = put_stamp(segment->fd, name, n_bytes);
@@ -298,7 +298,7 @@ static int make_kept(struct segment *segment, const char *name, size_t n_bytes, 
     n_bytes = round_up(n_bytes, page_size());
     fd = keep_take(name);
     if (fd >= 0)
-        r = find(segment, name, fd, n_bytes);
+        r = take_found_memory(segment, name, fd, n_bytes);
     else
         r = options->must ? -ENODATA : make_anew(segment, name, n_bytes, options);
     if (r < 0) {

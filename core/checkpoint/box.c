@@ -20,8 +20,8 @@ static void measure(const uint64_t *shape, uint32_t n_dims, uint64_t *strides)
 }
 
 /* The box with one index in each dimension before d, n of them in d, and all in those behind. */
-static void make(struct box *box, const uint64_t *shape, uint32_t n_dims, const uint64_t *strides, uint32_t d,
-                 uint64_t first_elem, uint64_t n)
+static void make_box(struct box *box, const uint64_t *shape, uint32_t n_dims, const uint64_t *strides, uint32_t d,
+                     uint64_t first_elem, uint64_t n)
 {
     uint64_t rest = first_elem;
 
@@ -42,7 +42,7 @@ size_t box_cut(const uint64_t *shape, uint32_t n_dims, uint64_t first_elem, uint
         return 0;
     measure(shape, n_dims, strides);
     if (n_dims == 0)
-        make(&boxes[n_boxes++], shape, 0, strides, 0, 0, 1);
+        make_box(&boxes[n_boxes++], shape, 0, strides, 0, 0, 1);
     while (n_dims > 0 && at < end_elem) {
         uint32_t d = n_dims - 1;
         uint64_t n;
@@ -53,7 +53,7 @@ size_t box_cut(const uint64_t *shape, uint32_t n_dims, uint64_t first_elem, uint
         n = (end_elem - at) / strides[d];
         if (d > 0)
             n = MIN(n, shape[d] - at / strides[d] % shape[d]);
-        make(&boxes[n_boxes++], shape, n_dims, strides, d, at, n);
+        make_box(&boxes[n_boxes++], shape, n_dims, strides, d, at, n);
         at += n * strides[d];
     }
     return n_boxes;

@@ -47,7 +47,7 @@ int targets_add(struct targets *targets, char *name, const struct target *target
     return 0;
 }
 
-static int compare(enum tensor_file kind, const char *name, const struct target *target)
+static int compare_target(enum tensor_file kind, const char *name, const struct target *target)
 {
     return kind != target->kind ? (kind < target->kind ? -1 : 1) : strcmp(name, target->name);
 }
@@ -56,7 +56,7 @@ static int compare_targets(const void *a, const void *b)
 {
     const struct target *x = *(struct target *const *)a;
 
-    return compare(x->kind, x->name, *(struct target *const *)b);
+    return compare_target(x->kind, x->name, *(struct target *const *)b);
 }
 
 void targets_sort(struct targets *targets)
@@ -65,13 +65,13 @@ void targets_sort(struct targets *targets)
 }
 
 /* Return: NULL, the job has no such tensor. */
-static struct target *find(const struct targets *targets, enum tensor_file kind, const char *name)
+static struct target *find_target(const struct targets *targets, enum tensor_file kind, const char *name)
 {
     size_t first = 0, end = targets->n;
 
     while (first < end) {
         size_t middle = first + (end - first) / 2;
-        int order = compare(kind, name, targets->by_name[middle]);
+        int order = compare_target(kind, name, targets->by_name[middle]);
 
         if (order == 0)
             return targets->by_name[middle];
@@ -115,7 +115,7 @@ static bool find_box(const struct safetensors *file, const struct safetensors_te
 int targets_place(const struct targets *targets, const struct source *source, const struct safetensors_tensor *tensor,
                   struct target **out, struct box *box, char *why, size_t why_size)
 {
-    struct target *target = *out = find(targets, source->kind, tensor->name);
+    struct target *target = *out = find_target(targets, source->kind, tensor->name);
 
     if (!target)
         return 0;

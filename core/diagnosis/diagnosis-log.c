@@ -18,9 +18,10 @@ struct fields {
     size_t n;
 };
 
-static void add(struct fields *fields, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void add_log_field(struct fields *fields, const char *name, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
-static void add(struct fields *fields, const char *name, const char *format, ...)
+static void add_log_field(struct fields *fields, const char *name, const char *format, ...)
 {
     struct notify_field *field = &fields->list[fields->n++];
     va_list args;
@@ -35,16 +36,16 @@ void log_diagnostic(const struct diagnostic *d)
 {
     struct fields fields = {.n = 0};
 
-    add(&fields, "ZEROD_CODE", "E%d", d->code);
+    add_log_field(&fields, "ZEROD_CODE", "E%d", d->code);
     if (d->cause_class[0])
-        add(&fields, "ZEROD_CLASS", "%s", d->cause_class);
+        add_log_field(&fields, "ZEROD_CLASS", "%s", d->cause_class);
     if (d->n_params_named > 0)
-        add(&fields, "ZEROD_PARAM", "%s", d->params[0]);
+        add_log_field(&fields, "ZEROD_PARAM", "%s", d->params[0]);
     if (d->has_rank)
-        add(&fields, "ZEROD_RANK", "%" PRIu32, d->rank);
+        add_log_field(&fields, "ZEROD_RANK", "%" PRIu32, d->rank);
     if (d->has_step)
-        add(&fields, "ZEROD_STEP", "%" PRIu64, d->step);
+        add_log_field(&fields, "ZEROD_STEP", "%" PRIu64, d->step);
     if (d->has_micro_batch)
-        add(&fields, "ZEROD_MICRO_BATCH", "%" PRIu32, d->micro_batch);
+        add_log_field(&fields, "ZEROD_MICRO_BATCH", "%" PRIu32, d->micro_batch);
     log_entry(d->warning ? LOG_WARNING : LOG_ERR, d->text, fields.list, fields.n);
 }

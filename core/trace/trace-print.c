@@ -269,7 +269,7 @@ static void print_record(struct printer *p, const struct record *record)
 }
 
 /* By their beginning; of two that begin together, the longer one, which holds the other. */
-static int compare(const void *a, const void *b)
+static int compare_records(const void *a, const void *b)
 {
     const struct record *x = a, *y = b;
 
@@ -303,7 +303,7 @@ void trace_print(FILE *file, struct trace *trace)
 
     p.parcels = parcels;
     if (trace->n_records > 0) {
-        qsort(trace->records, trace->n_records, sizeof(*trace->records), compare);
+        qsort(trace->records, trace->n_records, sizeof(*trace->records), compare_records);
         p.base_ns = trace->records[0].begin_ns;
     }
     fprintf(file, "{\"displayTimeUnit\":\"ms\",\"baseTimeNanoseconds\":%" PRIu64 ",\n",

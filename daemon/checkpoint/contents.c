@@ -26,8 +26,8 @@ static bool writes_common(const struct planning *w)
     return w->order->node <= 0;
 }
 
-static int add(struct contents_file *file, const char *name, int dtype, const uint64_t *shape, const uint64_t *starts,
-               uint32_t n_dims, struct contents_tensor tensor)
+static int add_tensor(struct contents_file *file, const char *name, int dtype, const uint64_t *shape,
+                      const uint64_t *starts, uint32_t n_dims, struct contents_tensor tensor)
 {
     int r = name ? safetensors_add(&file->header, name, dtype, shape, starts, n_dims) : -ENOMEM;
 
@@ -70,14 +70,14 @@ static int add_array(const struct planning *w, enum tensor_file kind, const char
 
     if ((tensor.source == FROM_FROZEN && !w->order->slices_frozen) || p->n_elems == 0) {
         tensor.end_elem = p->n_elems;
-        return writes_common(w) ? add(file_of(w, kind, 0), name, dtype, p->shape, NULL, p->n_dims, tensor) : 0;
+        return writes_common(w) ? add_tensor(file_of(w, kind, 0), name, dtype, p->shape, NULL, p->n_dims, tensor) : 0;
     }
     find_owned(w, tensor.index, &tensor.first_elem, &tensor.end_elem);
     n = box_cut(p->shape, p->n_dims, tensor.first_elem, tensor.end_elem, boxes);
     for (size_t i = 0; r == 0 && i < n; i++) {
         tensor.first_elem = boxes[i].first_elem;
         tensor.end_elem = boxes[i].first_elem + boxes[i].n_elems;
-        r = add(file_of(w, kind, i), name, dtype, boxes[i].shape, boxes[i].offset, p->n_dims, tensor);
+        r = add_tensor(file_of(w, kind, i), name, dtype, boxes[i].shape, boxes[i].offset, p->n_dims, tensor);
     }
     return r;
 }
@@ -124,7 +124,7 @@ static int add_state(const struct planning *w, const char *key, int dtype, struc
         return -ENOMEM;
     if (tensor.source != FROM_COUNT)
         return add_array(w, TENSOR_OPTIMIZER, name, dtype, tensor);
-    return writes_common(w) ? add(file_of(w, TENSOR_OPTIMIZER, 0), name, dtype, NULL, NULL, 0, tensor) : 0;
+    return writes_common(w) ? add_tensor(file_of(w, TENSOR_OPTIMIZER, 0), name, dtype, NULL, NULL, 0, tensor) : 0;
 }
 
 /* The type of moments in a file. Those of 8 bits have few digits and fp32's exponents, so bf16 has them exactly. */
@@ -191,8 +191,8 @@ static int add_ranks(const struct planning *w)
         char name[32];
 
         tensor_rank_name(name, sizeof(name), w->order->blobs[i].rank);
-        r = add(file_of(w, TENSOR_RANKS, 0), name, SAFETENSORS_U8, &(uint64_t){w->order->blobs[i].n_bytes}, NULL, 1,
-                (struct contents_tensor){.source = FROM_BLOB, .index = (uint32_t)i});
+        r = add_tensor(file_of(w, TENSOR_RANKS, 0), name, SAFETENSORS_U8, &(uint64_t){w->order->blobs[i].n_bytes}, NULL,
+                       1, (struct contents_tensor){.source = FROM_BLOB, .index = (uint32_t)i});
     }
     return r;
 }

@@ -34,7 +34,7 @@ void groups_deinit(struct groups *groups)
 }
 
 /* Locked. Return: where the group that lies at `at` is linked, a new one if need be; NULL: no memory. */
-static struct waiting_group **find(struct groups *groups, void *at)
+static struct waiting_group **find_group(struct groups *groups, void *at)
 {
     struct waiting_group **link = &groups->first, *group;
 
@@ -58,7 +58,7 @@ static int put_part(struct groups *groups, void *at, enum dtype dtype, size_t n_
     struct waiting_group **link, *group;
 
     pthread_mutex_lock(&groups->lock);
-    link = find(groups, at);
+    link = find_group(groups, at);
     group = link ? *link : NULL;
     if (group) {
         memcpy(group->values + first, values, n * sizeof(*values));

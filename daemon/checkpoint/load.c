@@ -356,7 +356,7 @@ static int read_past_cache(const struct source *source, uint64_t block, uint8_t 
 }
 
 /* Bytes [from, to) of the file; bytes: the first of them. Return: 0 or -ENOMEM. */
-static int put(struct loading *l, const struct place *place, uint64_t from, uint64_t to, const uint8_t *bytes)
+static int convert_elems(struct loading *l, const struct place *place, uint64_t from, uint64_t to, const uint8_t *bytes)
 {
     size_t file_elem_bytes = dtype_size(place->file_dtype), n = (to - from) / file_elem_bytes;
     uint64_t elem = place->first_elem + (from - place->from) / file_elem_bytes;
@@ -397,7 +397,7 @@ static int spread(struct loading *l, const struct reading *reading, const uint8_
             break;
         if (from >= to)
             continue;
-        r = bytes ? put(l, place, from, to, bytes + (from - at)) : 0;
+        r = bytes ? convert_elems(l, place, from, to, bytes + (from - at)) : 0;
         if (r < 0)
             return r;
         r = 1;

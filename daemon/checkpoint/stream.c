@@ -58,7 +58,7 @@ static void write_first(struct stream *s)
     pthread_cond_broadcast(&s->changed);
 }
 
-static void *run(void *userdata)
+static void *write_until_over(void *userdata)
 {
     struct stream *s = userdata;
 
@@ -118,14 +118,14 @@ static void stream_free(struct stream *s)
     free(s);
 }
 
-static int start(struct stream *s)
+static int start_writer(struct stream *s)
 {
     int r;
 
     s->hash = hash_new(s->n_bytes);
     if (!s->hash)
         return -ENOMEM;
-    r = -pthread_create(&s->thread, NULL, run, s);
+    r = -pthread_create(&s->thread, NULL, write_until_over, s);
     s->has_thread = r == 0;
     return r;
 }
@@ -161,7 +161,7 @@ int stream_open(struct stream **out, struct stream_buffers *buffers, const struc
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
     s->fd = disk->create(disk, dir, name);
-    r = s->fd < 0 ? s->fd : start(s);
+    r = s->fd < 0 ? s->fd : start_writer(s);
     if (r < 0) {
         stream_free(s);
         return r;

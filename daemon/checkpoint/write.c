@@ -59,7 +59,7 @@ static bool is_sharded(const struct writing *w)
 
 /* ---- bytes --------------------------------------------------------------------------------------------- */
 
-static void put(struct writing *w, struct stream *stream, const void *bytes, size_t n_bytes)
+static void put_bytes(struct writing *w, struct stream *stream, const void *bytes, size_t n_bytes)
 {
     if (w->order->cancelled)
         return; /* stream_close() notices that bytes are missing */
@@ -161,15 +161,15 @@ static void put_tensor(struct writing *w, struct stream *stream, const struct co
         put_array(w, stream, tensor);
         break;
     case FROM_FROZEN:
-        put(w, stream, state_frozen(w->order->state, tensor->index) + tensor->first_elem * dtype_size(p->dtype),
-            (tensor->end_elem - tensor->first_elem) * dtype_size(p->dtype));
+        put_bytes(w, stream, state_frozen(w->order->state, tensor->index) + tensor->first_elem * dtype_size(p->dtype),
+                  (tensor->end_elem - tensor->first_elem) * dtype_size(p->dtype));
         break;
     case FROM_COUNT:
         count = (float)w->order->counts[tensor->index]; /* as torch has it */
-        put(w, stream, &count, sizeof(count));
+        put_bytes(w, stream, &count, sizeof(count));
         break;
     case FROM_BLOB:
-        put(w, stream, blob->data, blob->n_bytes);
+        put_bytes(w, stream, blob->data, blob->n_bytes);
         break;
     }
 }
@@ -188,7 +188,7 @@ static int write_tensors(struct writing *w, struct contents_file *file, uint8_t 
     r = stream_open(&stream, w->buffers, w->order->disk, w->folder, file->name, file->header.file_bytes);
     if (r < 0)
         return r;
-    put(w, stream, header_bytes, n_header);
+    put_bytes(w, stream, header_bytes, n_header);
     for (size_t i = 0; i < file->header.n; i++)
         put_tensor(w, stream, &file->tensors[i]);
     return stream_close(stream, &described->hash);

@@ -216,7 +216,7 @@ int engine_share(struct engine *engine, uint32_t number, const struct segment *s
 
 /* ---- life ----------------------------------------------------------------------------------------------- */
 
-static int start(struct engine *engine, const struct engine_options *options, char *why, size_t why_size)
+static int start_process(struct engine *engine, const struct engine_options *options, char *why, size_t why_size)
 {
     int r = submit_setup(engine, options);
 
@@ -260,7 +260,7 @@ int engine_new(struct engine **out, const struct engine_options *options, char *
         engine->ops = options->ops;
         r = make_child(engine, options, why, why_size);
         if (!r)
-            r = start(engine, options, why, why_size);
+            r = start_process(engine, options, why, why_size);
     }
     if (r < 0) {
         engine_close(engine);

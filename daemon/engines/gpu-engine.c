@@ -404,7 +404,7 @@ static int make_child(struct device *device, const struct device_options *option
     return child_new(&device->child, &child, why, why_size);
 }
 
-static int start(struct device *device, const struct device_options *options, char *why, size_t why_size)
+static int start_processes(struct device *device, const struct device_options *options, char *why, size_t why_size)
 {
     int r = submit_setup(device, options);
 
@@ -438,7 +438,7 @@ int device_new(struct device **out, const struct device_options *options, char *
         device->keep = options->keep;
         r = make_child(device, options, why, why_size);
         if (!r)
-            r = start(device, options, why, why_size);
+            r = start_processes(device, options, why, why_size);
     }
     if (r < 0) {
         device_close(device);

@@ -158,7 +158,7 @@ static void has_come(void *userdata, int result)
 }
 
 /* Return: 0 or -ENOMEM. */
-static int make(struct serving *serving)
+static int fill_slot(struct serving *serving)
 {
     const struct exchange *exchange = serving->exchange;
     struct executor *executor = exchange->job->executor;
@@ -196,7 +196,7 @@ static void start_waiting(struct exchange *exchange)
         serving->slot = slot;
         serving->working = true;
         job->work.n_io++;
-        if (make(serving) < 0)
+        if (fill_slot(serving) < 0)
             executor_post_nothing(job->executor, &serving->work, cannot_make);
     }
 }
@@ -255,7 +255,7 @@ static bool is_wanted(const struct exchange *exchange, enum fetch_kind kind, uin
            exchange->job->layout->params[p].n_elems > exchange_owned(exchange, exchange->self, p, &start);
 }
 
-static void ask(struct exchange *exchange, struct pending_fetch *fetch)
+static void ask_others(struct exchange *exchange, struct pending_fetch *fetch)
 {
     _cleanup_free_ uint64_t *params = calloc(fetch->what.n_params, sizeof(*params));
 
@@ -286,7 +286,7 @@ static void ask_next(struct exchange *exchange)
                 (void)exchange->ops.share(exchange->ops.userdata, EXCHANGE_READING, fetch->what.segment);
                 reading = true;
             }
-            ask(exchange, fetch);
+            ask_others(exchange, fetch);
             continue;
         }
         reading |= is_state(fetch->what.kind);
@@ -298,7 +298,7 @@ void exchange_ask_again(struct exchange *exchange)
     for (struct pending_fetch *fetch = exchange->fetches, *next; fetch; fetch = next) {
         next = fetch->next;
         if (fetch->asked)
-            ask(exchange, fetch);
+            ask_others(exchange, fetch);
     }
 }
 

@@ -368,7 +368,7 @@ static int reserve(void *userdata)
 }
 
 /* job_formed() or job_unformed() follows. On GPUs engines start, on several nodes when all have their memory. */
-static int start(void *userdata)
+static int start_executor(void *userdata)
 {
     struct job *job = userdata;
 
@@ -391,8 +391,8 @@ static int make_journal(void *userdata)
     return r < 0 ? r : SEQUENCE_OVER;
 }
 
-static const sequence_stage stages[] = {compare_manifests, lay_out, admit, make_journal, make_executor,
-                                        make_tables,       reserve, start, load,         NULL};
+static const sequence_stage stages[] = {compare_manifests, lay_out, admit,          make_journal, make_executor,
+                                        make_tables,       reserve, start_executor, load,         NULL};
 
 /* ---- how forming ends ---------------------------------------------------------------------------------- */
 

@@ -144,7 +144,7 @@ static int make_ranks(const struct job *job, struct resized *new, unsigned n_ran
     return 0;
 }
 
-static int make(const struct job *job, struct resized *new, unsigned n_ranks)
+static int make_resized(const struct job *job, struct resized *new, unsigned n_ranks)
 {
     int r = layout_for_ranks(&new->layout, job->layout, n_ranks);
     struct plan_options options;
@@ -215,7 +215,7 @@ static void use(struct job *job, struct resized *new, unsigned n_ranks)
 static int resize(struct job *job, unsigned n_ranks, char **why)
 {
     struct resized new = {0};
-    int r = make(job, &new, n_ranks);
+    int r = make_resized(job, &new, n_ranks);
 
     if (r == 0)
         r = check_memory(job, &new.planned, n_ranks, why);

@@ -51,7 +51,7 @@ static void set_seal(struct connection *connection, const struct connection_opti
     secure_stream_init(&connection->stream, &stream);
 }
 
-static int make(struct connection **out, const struct connection_options *options, bool outgoing)
+static int make_connection(struct connection **out, const struct connection_options *options, bool outgoing)
 {
     struct connection *connection = calloc(1, sizeof(*connection));
     int r;
@@ -111,7 +111,7 @@ int connection_accept(struct connection **out, const struct connection_options *
     struct sockaddr_storage address;
     struct connection *connection;
     int n_bytes = sizeof(address);
-    int r = make(&connection, options, false);
+    int r = make_connection(&connection, options, false);
 
     if (r < 0)
         return r;
@@ -149,7 +149,7 @@ static void on_connected(uv_connect_t *request, int status)
 int connection_open(struct connection **out, const struct connection_options *options, const struct sockaddr *address)
 {
     struct connection *connection;
-    int r = make(&connection, options, true);
+    int r = make_connection(&connection, options, true);
 
     if (r < 0)
         return r;

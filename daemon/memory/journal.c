@@ -144,7 +144,7 @@ uint32_t journal_version(const struct journal *journal)
 }
 
 /* Stores come in the order of the program, in this process and for whoever looks after its death. */
-static void put(_Atomic(uint64_t) *word, uint64_t value)
+static void store_word(_Atomic(uint64_t) *word, uint64_t value)
 {
     undo_order();
     atomic_store_explicit(word, value, memory_order_release);
@@ -174,7 +174,7 @@ void journal_clear(struct journal *journal)
     if (!journal)
         return;
     make_current(journal, 0);
-    put(&journal->page->base_tail, 0);
+    store_word(&journal->page->base_tail, 0);
     journal->given_up = false;
     segment_punch(&journal->segment, PAGE_BYTES, journal->segment.n_bytes - PAGE_BYTES);
     make_areas(journal);
@@ -232,7 +232,7 @@ static void append(struct journal *journal, struct area *area, _Atomic(uint64_t)
         memcpy(to + sizeof(header), record->data, record->n_bytes);
     if (n_more > 0)
         memcpy(to + sizeof(header) + record->n_bytes, more, n_more);
-    put(tail, end);
+    store_word(tail, end);
 }
 
 void journal_found(struct journal *journal, enum journal_type type, const void *data, size_t n_bytes)
@@ -265,14 +265,14 @@ void journal_turn(struct journal *journal, const void *head, size_t n_bytes)
     memcpy(journal->segment.map + journal->heads[i].start_bytes, head, n_bytes);
     journal->page->heads[i].n_bytes = n_bytes;
     journal->page->heads[i].sum = XXH3_64bits(head, n_bytes);
-    put(&journal->page->tails[i], 0);
+    store_word(&journal->page->tails[i], 0);
     make_current(journal, i + 1);
 }
 
 void journal_beat(struct journal *journal, uint64_t now_ns)
 {
     if (journal)
-        put(&journal->page->beat_ns, now_ns);
+        store_word(&journal->page->beat_ns, now_ns);
 }
 
 _Atomic(uint64_t) *journal_beat_place(struct journal *journal)

@@ -490,7 +490,7 @@ static bool reaches(void *userdata, unsigned node)
     return m->cluster && cluster_is_up(m->cluster, node); /* a daemon that holds a run has none */
 }
 
-static int start(struct membership *m, char *why, size_t why_size)
+static int join_nodes(struct membership *m, char *why, size_t why_size)
 {
     const struct nodes_ops ops = {.send = send_to,
                                   .reaches = reaches,
@@ -533,7 +533,7 @@ int membership_new(struct membership **out, const struct membership_options *opt
     }
     uv_timer_init(m->loop, &m->pause);
     m->n_handles = 2;
-    r = start(m, why, why_size);
+    r = join_nodes(m, why, why_size);
     if (r < 0) {
         membership_close(m);
         return r;

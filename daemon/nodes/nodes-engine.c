@@ -128,7 +128,7 @@ void nodes_engine_done(struct nodes *nodes, const struct engine_done *done)
     job_todo(nodes->job);
 }
 
-static void put(struct nodes *nodes, uint64_t tag, const char *key, const uint8_t *value, size_t n_bytes)
+static void report_value(struct nodes *nodes, uint64_t tag, const char *key, const uint8_t *value, size_t n_bytes)
 {
     nodes_report(nodes, (struct node_message){.kind = NODE_VALUE,
                                               .generation = nodes->generation,
@@ -140,12 +140,12 @@ static void put(struct nodes *nodes, uint64_t tag, const char *key, const uint8_
 
 void nodes_engine_put(struct nodes *nodes, const char *key, const uint8_t *value, size_t n_bytes)
 {
-    put(nodes, 0, key, value, n_bytes);
+    report_value(nodes, 0, key, value, n_bytes);
 }
 
 void nodes_devices_put(struct nodes *nodes, const char *key, const uint8_t *value, size_t n_bytes)
 {
-    put(nodes, VALUE_OF_DEVICES, key, value, n_bytes);
+    report_value(nodes, VALUE_OF_DEVICES, key, value, n_bytes);
 }
 
 void nodes_devices_failed(struct nodes *nodes, const char *why)

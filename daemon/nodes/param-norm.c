@@ -42,7 +42,7 @@ bool param_norm_is_here(const struct job *job, uint32_t param)
     return true;
 }
 
-static void ask(struct nodes *nodes, const struct param_norm *question)
+static void ask_for_squares(struct nodes *nodes, const struct param_norm *question)
 {
     uint64_t number = question->param;
 
@@ -55,7 +55,7 @@ static void ask(struct nodes *nodes, const struct param_norm *question)
 void param_norm_ask_again(struct nodes *nodes)
 {
     for (const struct param_norm *question = nodes->param_norms; question; question = question->next)
-        ask(nodes, question);
+        ask_for_squares(nodes, question);
 }
 
 int param_norm_ask(struct nodes *nodes, struct job_rank *rank, uint32_t param)
@@ -72,7 +72,7 @@ int param_norm_ask(struct nodes *nodes, struct job_rank *rank, uint32_t param)
     question->param = param;
     nodes->param_norms = question;
     job_wait(job, rank, WAIT_READ);
-    ask(nodes, question);
+    ask_for_squares(nodes, question);
     return 0;
 }
 

@@ -71,7 +71,7 @@ static void note_end(void)
 
 /* errno is the main thread's, which waits until `state` is set. The call after that cannot fail: no signal interrupts
  * it. */
-static int run(void *unused)
+static int run_companion(void *unused)
 {
     (void)unused;
     syscall(SYS_prctl, PR_SET_NAME, "zerod-memory", 0, 0, 0);
@@ -99,7 +99,7 @@ int companion_start(void)
     daemon_pid = getpid();
     atomic_store(&state, 0);
     sigprocmask(SIG_SETMASK, &all, &before); /* it inherits the mask, and must not run handlers of the daemon */
-    pid = clone(run, stack + sizeof(stack), CLONE_VM, NULL);
+    pid = clone(run_companion, stack + sizeof(stack), CLONE_VM, NULL);
     r = pid < 0 ? -errno : pid;
     for (unsigned i = 0; pid > 0 && atomic_load(&state) == 0 && i < MAX_ROUNDS; i++)
         usleep(ROUND_US);

@@ -333,7 +333,7 @@ static void advance(struct offload *offload)
         step->update_done(step->update_userdata, 0);
 }
 
-static void start(struct step *step)
+static void offload_update(struct step *step)
 {
     struct offload *offload = step->offload;
 
@@ -345,7 +345,7 @@ static void start(struct step *step)
         advance(offload);
 }
 
-const struct step_ops step_offload_ops = {.reduce = step_device_reduce, .update = start, .elsewhere = true};
+const struct step_ops step_offload_ops = {.reduce = step_device_reduce, .update = offload_update, .elsewhere = true};
 
 /* ---- life ------------------------------------------------------------------------------------------------ */
 

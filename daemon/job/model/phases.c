@@ -142,7 +142,7 @@ static void halve(struct job *job)
             job->ranks[r].phases.compared_ns[i] /= 2;
 }
 
-static void compare(struct job *job)
+static void compare_phases(struct job *job)
 {
     uint64_t behind_ns;
     unsigned last = find_last(job, &behind_ns);
@@ -168,7 +168,7 @@ void phases_note_step(struct job *job)
         for (size_t i = 0; i < N_RANK_PHASES; i++)
             job->ranks[r].phases.total_ns[i] += job->ranks[r].phases.step_ns[i];
     if (job_n_local(job) > 1)
-        compare(job);
+        compare_phases(job);
 }
 
 /* ---- what is said of them ------------------------------------------------------------------------------ */

@@ -137,7 +137,7 @@ static void find_unscaled(struct job *job, const struct sample *sample, unsigned
 }
 
 /* Notes a step in which one rank's norm is far larger than each other one's. */
-static void compare(struct job *job, const struct sample *sample, unsigned largest)
+static void compare_norms(struct job *job, const struct sample *sample, unsigned largest)
 {
     struct job_rank_norm *norm = &job->rank_norm;
     double next = 0, ratio;
@@ -172,7 +172,7 @@ void rank_norm_look_at(struct job *job, const struct reduction *reduction)
     if (!find_largest(job, &sample, &largest))
         return;
     find_unscaled(job, &sample, largest);
-    compare(job, &sample, largest);
+    compare_norms(job, &sample, largest);
 }
 
 void rank_norm_find(const struct job *job, struct findings *findings)
