@@ -398,8 +398,8 @@ static struct device_mark *mark_of(const struct nccl_engine *engine, const struc
     return &engine->results.marks[(size_t)gpu->device * DEVICE_LANES + lane];
 }
 
-static void copy(struct nccl_engine *engine, struct nccl_gpu *gpu, void *dst, const void *src, size_t n_bytes,
-                 enum cudaMemcpyKind kind)
+static void copy_on_gpu(struct nccl_engine *engine, struct nccl_gpu *gpu, void *dst, const void *src, size_t n_bytes,
+                        enum cudaMemcpyKind kind)
 {
     if (n_bytes > 0)
         engine_check_cuda(engine, gpu, cudaMemcpyAsync(dst, src, n_bytes, kind, gpu->main), "cudaMemcpyAsync");
@@ -434,7 +434,7 @@ void undo_keep(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, 
     words_add(engine, gpu, &there->op, mark->op);
     words_add(engine, gpu, &there->tag, mark->tag);
     words_write(engine, gpu);
-    copy(engine, gpu, undo_place(engine, gpu, lane), array, n_bytes, cudaMemcpyDeviceToDevice);
+    copy_on_gpu(engine, gpu, undo_place(engine, gpu, lane), array, n_bytes, cudaMemcpyDeviceToDevice);
     words_add(engine, gpu, &there->copied, mark->tag + 1);
     words_write(engine, gpu);
 }
@@ -469,8 +469,8 @@ static void restore_reduction(struct nccl_engine *engine, struct nccl_gpu *gpu, 
     if (reduce_is_done(engine, parcel, mark->op))
         return;
     device_parcel_slice(&engine->plan, parcel, gpu->rank, &begin, &end);
-    copy(engine, gpu, nccl_acc(gpu, engine->plan.parcels[parcel].bucket, begin), undo_place(engine, gpu, lane),
-         (end - begin) * sizeof(float), cudaMemcpyDeviceToDevice);
+    copy_on_gpu(engine, gpu, nccl_acc(gpu, engine->plan.parcels[parcel].bucket, begin), undo_place(engine, gpu, lane),
+                (end - begin) * sizeof(float), cudaMemcpyDeviceToDevice);
 }
 
 static void restore_slice(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, uint32_t bucket)
@@ -478,7 +478,7 @@ static void restore_slice(struct nccl_engine *engine, struct nccl_gpu *gpu, unsi
     uint64_t n_bytes;
     uint8_t *slice = nccl_weights(engine, gpu, bucket, &n_bytes);
 
-    copy(engine, gpu, slice, undo_place(engine, gpu, lane), n_bytes, cudaMemcpyDeviceToDevice);
+    copy_on_gpu(engine, gpu, slice, undo_place(engine, gpu, lane), n_bytes, cudaMemcpyDeviceToDevice);
 }
 
 static void restore_lane(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane)

@@ -453,7 +453,7 @@ bool reduce_is_done(const struct nccl_engine *engine, uint32_t parcel, uint64_t 
     return engine->results.reduced[parcel] == op;
 }
 
-static void begin(const struct reduction *reduction)
+static void begin_reduction(const struct reduction *reduction)
 {
     struct nccl_engine *engine = reduction->engine;
 
@@ -495,7 +495,7 @@ int reduce_issue(struct nccl_engine *engine, struct nccl_order *order)
         return 0;
     }
     if (order->step == 0) {
-        begin(&reduction);
+        begin_reduction(&reduction);
         order->step = 1;
     }
     if (collect_poll(engine) != 0)

@@ -84,7 +84,7 @@ static bool normalize(const struct work *w, const float *matrix, double eps)
     return check_cuda((cudaError_t)device_normalize(w->o->stream, &list), "device_normalize", w->err, w->err_size);
 }
 
-static bool copy(const struct work *w, float *to, const float *from, int rows, int cols)
+static bool copy_matrix(const struct work *w, float *to, const float *from, int rows, int cols)
 {
     const size_t n_bytes = (size_t)rows * (size_t)cols * sizeof(float);
 
@@ -117,9 +117,9 @@ static bool iterate(const struct work *w, const double *ns)
 
     return (is_wide ? multiply(w, CUBLAS_OP_T, CUBLAS_OP_N, side, side, cols, 1, s->x, s->x, 0, s->gram)
                     : multiply(w, CUBLAS_OP_N, CUBLAS_OP_T, side, side, rows, 1, s->x, s->x, 0, s->gram)) &&
-           copy(w, s->polynomial, s->gram, side, side) &&
+           copy_matrix(w, s->polynomial, s->gram, side, side) &&
            multiply(w, CUBLAS_OP_N, CUBLAS_OP_N, side, side, side, c, s->gram, s->gram, b, s->polynomial) &&
-           copy(w, s->next, s->x, rows, cols) &&
+           copy_matrix(w, s->next, s->x, rows, cols) &&
            (is_wide ? multiply(w, CUBLAS_OP_N, CUBLAS_OP_N, cols, rows, side, 1, s->x, s->polynomial, a, s->next)
                     : multiply(w, CUBLAS_OP_N, CUBLAS_OP_N, cols, rows, side, 1, s->polynomial, s->x, a, s->next));
 }

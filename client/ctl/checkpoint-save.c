@@ -20,19 +20,19 @@ enum {
     LAST_PAUSE_MS = 500,
 };
 
-static struct json_object *get(struct json_object *o, const char *key)
+static struct json_object *get_member(struct json_object *o, const char *key)
 {
     return json_object_object_get(o, key);
 }
 
-static uint64_t get_u64(struct json_object *o, const char *key)
+static uint64_t get_member_u64(struct json_object *o, const char *key)
 {
-    return json_object_get_uint64(get(o, key));
+    return json_object_get_uint64(get_member(o, key));
 }
 
 /* path: NULL, it is not on the disk yet. */
-static int print(const struct checkpoint_options *options, struct json_object *answer, bool is_new, uint64_t step,
-                 const char *path)
+static int print_answer(const struct checkpoint_options *options, struct json_object *answer, bool is_new,
+                        uint64_t step, const char *path)
 {
     struct json j = {0};
     struct json_object *o;
@@ -49,15 +49,15 @@ static int print(const struct checkpoint_options *options, struct json_object *a
     if (is_new && path)
         printf("%s\n", path);
     else
-        printf("%s%s%s\n", json_object_get_string(get(answer, "message")), path ? ": " : "", path ? path : "");
+        printf("%s%s%s\n", json_object_get_string(get_member(answer, "message")), path ? ": " : "", path ? path : "");
     return ctl_flush();
 }
 
 static int print_saved(const struct checkpoint_options *options, struct json_object *answer, bool is_new, uint64_t step)
 {
-    _cleanup_free_ char *path = checkpoint_path(json_object_get_string(get(answer, "dir")), step);
+    _cleanup_free_ char *path = checkpoint_path(json_object_get_string(get_member(answer, "dir")), step);
 
-    return path ? print(options, answer, is_new, step, path) : ctl_fail(strerror(ENOMEM), EX_OSERR);
+    return path ? print_answer(options, answer, is_new, step, path) : ctl_fail(strerror(ENOMEM), EX_OSERR);
 }
 
 /* Return: 0 and *status, of checkpoints, the caller's; or a code of sysexits.h after a sentence. */
@@ -68,7 +68,7 @@ static int ask_status(const struct checkpoint_options *options, struct json_obje
 
     if (r != 0)
         return r;
-    *status = json_object_get(get(all, "checkpoint"));
+    *status = json_object_get(get_member(all, "checkpoint"));
     json_object_put(all);
     return 0;
 }
@@ -76,22 +76,24 @@ static int ask_status(const struct checkpoint_options *options, struct json_obje
 /* Has the one that was asked for ended, or is there none any more? */
 static bool has_ended(struct json_object *status, struct json_object *answer)
 {
-    return get_u64(status, "n_saved") + get_u64(status, "n_failed") >= get_u64(answer, "n_ended") ||
-           (!get(status, "saving") && !json_object_get_boolean(get(status, "wanted")));
+    return get_member_u64(status, "n_saved") + get_member_u64(status, "n_failed") >=
+               get_member_u64(answer, "n_ended") ||
+           (!get_member(status, "saving") && !json_object_get_boolean(get_member(status, "wanted")));
 }
 
 static int judge(const struct checkpoint_options *options, struct json_object *answer, struct json_object *status)
 {
-    uint64_t n_ended = get_u64(status, "n_saved") + get_u64(status, "n_failed"), step = get_u64(answer, "step");
-    struct json_object *last = get(status, "last"), *why = get(status, "why");
+    uint64_t n_ended = get_member_u64(status, "n_saved") + get_member_u64(status, "n_failed"),
+             step = get_member_u64(answer, "step");
+    struct json_object *last = get_member(status, "last"), *why = get_member(status, "why");
 
-    if (n_ended < get_u64(answer, "n_ended"))
+    if (n_ended < get_member_u64(answer, "n_ended"))
         return ctl_fail(
             "the checkpoint was given up, because the run was dropped or another daemon took it over; ask again",
             EX_UNAVAILABLE);
     /* More may have ended since the last look. */
-    if (last && get_u64(last, "step") >= step && !(why && n_ended == get_u64(answer, "n_ended")))
-        return print_saved(options, answer, true, get_u64(last, "step"));
+    if (last && get_member_u64(last, "step") >= step && !(why && n_ended == get_member_u64(answer, "n_ended")))
+        return print_saved(options, answer, true, get_member_u64(last, "step"));
     checkpoint_say(
         stderr, "zerodctl: the checkpoint of step %" PRIu64 " was not written: %s; remove the cause, and ask again\n",
         step, why ? json_object_get_string(why) : "the daemon does not say why");
@@ -107,9 +109,9 @@ static int wait_for_it(const struct checkpoint_options *options, struct json_obj
 
     checkpoint_progress_init(&progress, "saving");
     while ((r = ask_status(options, &status)) == 0 && !has_ended(status, answer)) {
-        struct json_object *saving = get(status, "saving");
+        struct json_object *saving = get_member(status, "saving");
 
-        checkpoint_progress_show(&progress, get_u64(saving, "bytes_done"), get_u64(saving, "bytes"));
+        checkpoint_progress_show(&progress, get_member_u64(saving, "bytes_done"), get_member_u64(saving, "bytes"));
         json_object_put(status);
         nanosleep(&(struct timespec){.tv_nsec = pause_ms * 1000000}, NULL);
         pause_ms = MIN(pause_ms * 3 / 2, (long)LAST_PAUSE_MS);
@@ -129,10 +131,10 @@ int checkpoint_save(const struct checkpoint_options *options)
 
     if (r != 0)
         return r;
-    if (json_object_get_boolean(get(answer, "saved")))
-        r = print_saved(options, answer, false, get_u64(answer, "step"));
+    if (json_object_get_boolean(get_member(answer, "saved")))
+        r = print_saved(options, answer, false, get_member_u64(answer, "step"));
     else if (options->no_wait)
-        r = print(options, answer, true, get_u64(answer, "step"), NULL);
+        r = print_answer(options, answer, true, get_member_u64(answer, "step"), NULL);
     else
         r = wait_for_it(options, answer);
     json_object_put(answer);

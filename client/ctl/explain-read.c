@@ -72,7 +72,7 @@ static struct span next_line(struct span *rest)
     return line;
 }
 
-static void copy(char *dst, size_t size, struct span span)
+static void copy_span(char *dst, size_t size, struct span span)
 {
     size_t n = MIN(span.n, size - 1);
 
@@ -194,7 +194,7 @@ static void read_everywhere(const struct streams *streams, struct explain_messag
             if (has(line, "None of the inputs have requires_grad=True"))
                 common->clues |= CLUE_DEAD;
             if (!*common->exception && tells_of_error(line))
-                copy(common->exception, sizeof(common->exception), line);
+                copy_span(common->exception, sizeof(common->exception), line);
         }
     }
     /* On in one place and off in another: it is not known which of them counts. */
@@ -282,7 +282,7 @@ static void read_name(struct explain_message *m, struct span tail)
         return;
     end = find_in(name, ddp ? " has been marked" : " has already been reduced");
     if (end)
-        copy(m->name, sizeof(m->name), (struct span){name.data, end - name.data});
+        copy_span(m->name, sizeof(m->name), (struct span){name.data, end - name.data});
 }
 
 static void count_names(struct explain_message *m, struct span list)
@@ -332,7 +332,7 @@ static void read_list(struct explain_message *m, struct span tail, int64_t *rank
         count_names(m, list);
     else
         count_indices(m, list);
-    copy(m->list, sizeof(m->list), list);
+    copy_span(m->list, sizeof(m->list), list);
     m->list_cut |= list.n >= sizeof(m->list);
 }
 

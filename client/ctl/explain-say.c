@@ -23,7 +23,8 @@ static enum caller caller_of_clues(unsigned clues)
 
 /* ---- what all begin with ------------------------------------------------------------------------------- */
 
-static struct diagnostic *begin(const struct explain_message *m, enum diagnostic_code code, const char *title)
+static struct diagnostic *begin_diagnostic(const struct explain_message *m, enum diagnostic_code code,
+                                           const char *title)
 {
     struct diagnostic *d = diagnostic_new(code, title);
     struct strbuf ranks = {0};
@@ -209,9 +210,9 @@ static struct diagnostic *say_ready_once(const struct explain_message *m)
 {
     bool checkpoint = m->clues & CLUE_CHECKPOINT,
          phantom = checkpoint && ((m->clues & CLUE_FIND) || finding_by_default(m));
-    struct diagnostic *d =
-        begin(m, E_DUPLICATE,
-              phantom ? "DDP complains, but no gradient was computed twice" : "DDP marked a parameter ready twice");
+    struct diagnostic *d = begin_diagnostic(m, E_DUPLICATE,
+                                            phantom ? "DDP complains, but no gradient was computed twice"
+                                                    : "DDP marked a parameter ready twice");
 
     add_parameter(d, m, "of DDP's");
     add_ranks(d, m);
@@ -333,7 +334,7 @@ static struct diagnostic *say_prior(const struct explain_message *m, const struc
 
     snprintf(title, sizeof(title), "DDP missed %s%u gradient%s in the step before", m->list_cut ? "at least " : "",
              m->n_listed, m->n_listed == 1 ? "" : "s");
-    d = begin(m, E_MISSING, m->n_listed ? title : "DDP missed gradients in the step before");
+    d = begin_diagnostic(m, E_MISSING, m->n_listed ? title : "DDP missed gradients in the step before");
     add_list(d, m);
     add_ranks(d, m);
     if (*m->exception)
@@ -355,9 +356,9 @@ static struct diagnostic *say_prior(const struct explain_message *m, const struc
 static struct diagnostic *say_static(const struct explain_message *m)
 {
     bool fewer = m->kind == EXPLAIN_PRIOR_STATIC;
-    struct diagnostic *d = begin(m, E_GRAPH_CHANGED,
-                                 fewer ? "gradients that DDP's static graph learnt are missing"
-                                       : "a gradient that DDP's static graph did not learn");
+    struct diagnostic *d = begin_diagnostic(m, E_GRAPH_CHANGED,
+                                            fewer ? "gradients that DDP's static graph learnt are missing"
+                                                  : "a gradient that DDP's static graph did not learn");
 
     add_list(d, m);
     add_ranks(d, m);
@@ -397,7 +398,7 @@ static struct diagnostic *say_deepspeed(const struct explain_message *m)
          "for deepspeed.checkpointing.checkpoint"},
         {"or", "one forward over both inputs, one backward over the sum of the losses", "two forwards, two losses: D2"},
     };
-    struct diagnostic *d = begin(m, E_DUPLICATE, "DeepSpeed found a second gradient of one parameter");
+    struct diagnostic *d = begin_diagnostic(m, E_DUPLICATE, "DeepSpeed found a second gradient of one parameter");
 
     diagnostic_class(d, checkpoint ? "D1" : "U");
     add_parameter(d, m, "in DeepSpeed's own order of trainable parameters");
@@ -434,7 +435,7 @@ static struct diagnostic *say_deepspeed(const struct explain_message *m)
 static struct diagnostic *say_ours(const struct explain_message *m)
 {
     const struct diagnostic_info *info = diagnostic_info((enum diagnostic_code)m->code);
-    struct diagnostic *d = begin(m, info->code, NULL);
+    struct diagnostic *d = begin_diagnostic(m, info->code, NULL);
 
     add_ranks(d, m);
     diagnostic_field(d, "what",

@@ -53,7 +53,7 @@ static int print_json(struct diagnostic *const *found, size_t n)
     return 0;
 }
 
-static int print(struct diagnostic *const *found, size_t n, bool json)
+static int print_found(struct diagnostic *const *found, size_t n, bool json)
 {
     int r = 0;
 
@@ -67,7 +67,7 @@ static int print(struct diagnostic *const *found, size_t n, bool json)
     return r;
 }
 
-static int explain(FILE *file, const char *name, bool json)
+static int explain_file(FILE *file, const char *name, bool json)
 {
     _cleanup_free_ char *text = malloc(2 * EXPLAIN_MAX_BYTES);
     struct diagnostic *found[EXPLAIN_MAX_FOUND];
@@ -90,7 +90,7 @@ static int explain(FILE *file, const char *name, bool json)
                 "zerodctl: no error in %s that explain knows: it knows those of DDP and DeepSpeed about "
                 "gradients, and zerod's own codes\n",
                 name);
-    r = messages.n || json ? print(found, messages.n, json) : 0;
+    r = messages.n || json ? print_found(found, messages.n, json) : 0;
     for (size_t i = 0; i < messages.n; i++)
         diagnostic_unref(found[i]);
     r = r ? r : messages.n ? 0 : EX_DATAERR;
@@ -115,14 +115,14 @@ int explain_command(int argc, char **argv, bool json)
         }
     }
     if (!name || strcmp(name, "-") == 0)
-        return explain(stdin, "the input", json);
+        return explain_file(stdin, "the input", json);
     fd = read_file_open(name);
     file = fd < 0 ? NULL : fdopen(fd, "r");
     if (!file) {
         fprintf(stderr, "zerodctl: %s: %s\n", name, strerror(fd < 0 ? -fd : errno));
         return EX_NOINPUT;
     }
-    r = explain(file, name, json);
+    r = explain_file(file, name, json);
     fclose(file);
     return r;
 }

@@ -329,7 +329,7 @@ static bool find_nearest(const char *typed, char name[static COMMAND_SIZE])
 }
 
 /* Neither a command, nor one with arguments that it takes. */
-static int refuse(const char *typed)
+static int refuse_typed(const char *typed)
 {
     char nearest[COMMAND_SIZE] = "";
     bool has_nearest = find_nearest(typed, nearest);
@@ -382,7 +382,7 @@ static int run_subcommand(int argc, char **argv, struct options *options)
     for (i = 0; argc == 1 && i < ARRAY_SIZE(subcommands); i++)
         if (strcmp(argv[0], subcommands[i].name) == 0)
             return ask_and_show(options, &subcommands[i]);
-    return refuse(argv[0]);
+    return refuse_typed(argv[0]);
 }
 
 int main(int argc, char **argv)

@@ -384,7 +384,7 @@ static int plan_compute(struct plan *plan)
 }
 
 /* If memory is short, the daemon makes less room than this. */
-static int make_room(const struct plan_request *request, struct config *config)
+static int choose_gpu_room(const struct plan_request *request, struct config *config)
 {
     if (!request->offload)
         return 0;
@@ -530,7 +530,7 @@ int plan_command(int argc, char **argv, bool json)
     if (r < 0)
         return r;
     plan.config = config;
-    r = make_room(&plan.request, config);
+    r = choose_gpu_room(&plan.request, config);
     if (r == 0)
         r = check_optimizer(&plan);
     if (r == 0)

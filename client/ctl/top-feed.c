@@ -30,7 +30,7 @@ void feed_deinit(struct feed *feed)
 
 /* ---- asking -------------------------------------------------------------------------------------------- */
 
-static int fail(struct feed *feed, int code, const char *sentence)
+static int set_error(struct feed *feed, int code, const char *sentence)
 {
     snprintf(feed->error, sizeof(feed->error), "%s", sentence);
     return code;
@@ -40,7 +40,7 @@ static int refused(struct feed *feed, struct json_object *answer, int code)
 {
     struct json_object *error = get(answer, "error");
 
-    return fail(feed, code, error ? json_object_get_string(error) : "the daemon refused without a reason");
+    return set_error(feed, code, error ? json_object_get_string(error) : "the daemon refused without a reason");
 }
 
 /* Return: 0 and *out, the caller's; or a code of sysexits.h. */
@@ -52,14 +52,14 @@ static int ask_for_type(struct feed *feed, struct control *control, const char *
     int r = control_ask(control, command, &text);
 
     if (r < 0)
-        return fail(feed, -r, control->error);
+        return set_error(feed, -r, control->error);
     answer = json_tokener_parse(text.json);
     r = (int)text.exit_code;
     answer_deinit(&text);
     if (r != 0)
         r = refused(feed, answer, r);
     else if (!json_object_is_type(answer, type))
-        r = fail(feed, EX_PROTOCOL, "the daemon's answer is not what it should be");
+        r = set_error(feed, EX_PROTOCOL, "the daemon's answer is not what it should be");
     if (r == 0)
         *out = steal_ptr(answer);
     json_object_put(answer);
@@ -127,7 +127,7 @@ int feed_look(struct feed *feed)
     struct control control;
     int r = control_init_idle(&control, feed->socket, FEED_PATIENCE_MS, feed->idle);
 
-    feed->code = r < 0 ? fail(feed, -r, control.error) : ask_all(feed, &control);
+    feed->code = r < 0 ? set_error(feed, -r, control.error) : ask_all(feed, &control);
     control_deinit(&control);
     return feed->code;
 }

@@ -127,7 +127,7 @@ static int print_merged(FILE *file, struct trace *trace, const struct options *o
 }
 
 /* Return: 0, or a code after a sentence. */
-static int print(struct trace *trace, const struct options *options)
+static int print_trace(struct trace *trace, const struct options *options)
 {
     FILE *file = options->path ? fopen(options->path, "we") : stdout;
     int r = 0, flushed;
@@ -153,7 +153,7 @@ static int print(struct trace *trace, const struct options *options)
 }
 
 /* Says which steps the file has, and whether they are fewer than were asked for. */
-static void say(const struct trace *trace, const struct options *options)
+static void say_traced_steps(const struct trace *trace, const struct options *options)
 {
     uint64_t n = trace->step - MIN(trace->oldest, trace->step);
 
@@ -194,9 +194,9 @@ int trace_command(int argc, char **argv, const char *socket, bool as_it_came)
         fprintf(stderr, "zerodctl: the daemon's answer cannot be read: %s\n", why);
         return EX_PROTOCOL;
     }
-    r = print(&trace, &options);
+    r = print_trace(&trace, &options);
     if (r == 0)
-        say(&trace, &options);
+        say_traced_steps(&trace, &options);
     trace_deinit(&trace);
     return r;
 }

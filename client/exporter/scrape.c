@@ -137,7 +137,7 @@ static bool was_in_trouble(const struct round *round, const char *socket)
 }
 
 /* Only the first line: a refusal has several. */
-static void say(const struct target *target)
+static void say_trouble(const struct target *target)
 {
     struct strbuf line = {0};
 
@@ -153,7 +153,7 @@ static void say_new_trouble(const struct round *before, const struct round *now)
 {
     for (size_t i = 0; i < now->n; i++)
         if (now->targets[i].why[0] && !was_in_trouble(before, now->targets[i].source.socket))
-            say(&now->targets[i]);
+            say_trouble(&now->targets[i]);
     if (now->sockets.n_left_out > 0 && before->sockets.n_left_out == 0)
         fprintf(stderr, "zerod-exporter: more than %d sockets match; the others are not asked\n", SOCKETS_MAX);
 }

@@ -128,7 +128,7 @@ void *zerod_slot(struct zerod *c, unsigned param)
     return slot_data(c, ticket, param);
 }
 
-static struct request_push describe(struct zerod *c, const struct zerod_push *push)
+static struct request_push describe_push(struct zerod *c, const struct zerod_push *push)
 {
     /* Outside a micro-batch a push belongs to the last one: the daemon says that it comes too late. */
     const struct wire_position *at =
@@ -182,7 +182,7 @@ static void add_sum(struct zerod *c, const struct zerod_push *push, struct reque
 
 static int push_record(struct zerod *c, const struct zerod_push *push)
 {
-    struct request request = {.type = REQUEST_PUSH, .push = describe(c, push)};
+    struct request request = {.type = REQUEST_PUSH, .push = describe_push(c, push)};
 
     request.push.record_only = true;
     if (c->open && push->param < c->layout->n_params && is_refused_duplicate(c, push->param))
@@ -250,7 +250,7 @@ static int push_whole(struct zerod *c, const struct zerod_push *push, struct req
 
 static int push_gradient(struct zerod *c, const struct zerod_push *push)
 {
-    struct request_push request = describe(c, push);
+    struct request_push request = describe_push(c, push);
     bool whole = c->layout->params[push->param].n_parts == 1;
     int r = whole ? push_whole(c, push, &request) : push_in_parts(c, push, &request);
 

@@ -191,7 +191,7 @@ static struct strbuf look(const struct zerod_python *python)
 
 /* ---- the connection ------------------------------------------------------------------------------------ */
 
-static int say(struct watch *watch, const struct request *request)
+static int send_request(struct watch *watch, const struct request *request)
 {
     int n = wire_pack_request(&watch->arena, request, watch->out, FRAME_MAX_BYTES);
 
@@ -209,7 +209,7 @@ static bool wait_for(const struct watch *watch, int timeout_ms)
 static int answer(struct watch *watch)
 {
     struct strbuf stack = look(&watch->python);
-    int r = say(watch, &(struct request){.type = REQUEST_STACK, .stack = {.text = strbuf_text(&stack)}});
+    int r = send_request(watch, &(struct request){.type = REQUEST_STACK, .stack = {.text = strbuf_text(&stack)}});
 
     strbuf_deinit(&stack);
     return r;
@@ -220,7 +220,7 @@ static bool serve(struct watch *watch)
 {
     char why[WIRE_WHY_BYTES];
     struct reply reply;
-    int r = say(watch, &(struct request){.type = REQUEST_HELLO, .hello = watch->hello});
+    int r = send_request(watch, &(struct request){.type = REQUEST_HELLO, .hello = watch->hello});
 
     while (r == 0) {
         if (!wait_for(watch, -1))

@@ -36,7 +36,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sigaction previous;
 static bool installed;
 
-static void say(const char *text)
+static void write_stderr(const char *text)
 {
     (void)!write(STDERR_FILENO, text, strlen(text));
 }
@@ -77,21 +77,21 @@ static const struct layout_param *find_param(const struct zerod *c, uint64_t off
 /* The lines of the daemon's text: the process ends too soon to ask for it. */
 static void say_text(const struct report_text *text, size_t language)
 {
-    say("\n  cause          ");
-    say(text->cause);
-    say("\n  fix            ");
-    say(text->fix[language]);
+    write_stderr("\n  cause          ");
+    write_stderr(text->cause);
+    write_stderr("\n  fix            ");
+    write_stderr(text->fix[language]);
     if (text->alternative[language]) {
-        say("\n  or             ");
-        say(text->alternative[language]);
+        write_stderr("\n  or             ");
+        write_stderr(text->alternative[language]);
     }
-    say("\n  does not help  ");
-    say(text->does_not_help);
-    say("\n  state          ");
-    say(text->state_at_end ? text->state_at_end : text->state);
+    write_stderr("\n  does not help  ");
+    write_stderr(text->does_not_help);
+    write_stderr("\n  state          ");
+    write_stderr(text->state_at_end ? text->state_at_end : text->state);
 }
 
-static void explain(const struct zerod *c, uint64_t offset)
+static void explain_fault(const struct zerod *c, uint64_t offset)
 {
     bool released = weights_is_stage3(c);
     const struct layout_param *param = find_param(c, offset);
@@ -99,20 +99,20 @@ static void explain(const struct zerod *c, uint64_t offset)
 
     if (released && param && c->gathered[param - c->layout->params] > 0)
         released = false; /* it is readable: this was a write */
-    say(released ? "E1110 read of a released weight: rank " : "E1106 write to published weights: rank ");
+    write_stderr(released ? "E1110 read of a released weight: rank " : "E1106 write to published weights: rank ");
     say_number(c->rank);
-    say(", step ");
+    write_stderr(", step ");
     say_number(c->position.step);
-    say("\n  parameter      ");
+    write_stderr("\n  parameter      ");
     if (param) {
         say_name(param);
-        say(released ? "\n  got            access to its byte " : "\n  got            write to its byte ");
+        write_stderr(released ? "\n  got            access to its byte " : "\n  got            write to its byte ");
         say_number(offset - weights_offset(c, (uint32_t)(param - c->layout->params)));
     } else {
-        say("(padding between parameters)");
+        write_stderr("(padding between parameters)");
     }
     say_text(cause_report_text(released ? E_RELEASED_READ : E_WEIGHT_WRITTEN), c->is_torch ? 1 : 0);
-    say("\n  call site\n");
+    write_stderr("\n  call site\n");
     backtrace_symbols_fd(frames, backtrace(frames, MAX_FRAMES), STDERR_FILENO);
 }
 
@@ -145,7 +145,7 @@ static void on_sigsegv(int number, siginfo_t *info, void *context)
             errno = saved;
             return; /* the write happens now */
         }
-        explain(c, (uint64_t)(address - watched[i].base));
+        explain_fault(c, (uint64_t)(address - watched[i].base));
         break;
     }
     /* The faulting instruction runs again and meets the handler that was there before ours. */

@@ -87,7 +87,7 @@ static void hand_out_held(struct repeats_source *source)
 }
 
 /* Return: false when it has no room. */
-static bool hold(struct repeats_source *source, const char *line, size_t n_bytes)
+static bool hold_line(struct repeats_source *source, const char *line, size_t n_bytes)
 {
     if (!source->held)
         source->held = malloc(REPEATS_TEXT_BYTES);
@@ -263,7 +263,7 @@ static void feed_body(struct repeats_source *source, const char *text, size_t n_
         add_line(source->text, text, n_bytes);
         source->emit(source->context, text, n_bytes, false);
         settle_others(source, now_ms);
-    } else if (hold(source, text, n_bytes)) {
+    } else if (hold_line(source, text, n_bytes)) {
         settle(source, now_ms);
     } else {
         end_text(source, now_ms);

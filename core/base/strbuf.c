@@ -19,7 +19,7 @@ void strbuf_deinit(struct strbuf *buf)
 }
 
 /* Return: false, and the text is cut, when there is no room for n_bytes more. */
-static bool reserve(struct strbuf *buf, size_t n_bytes)
+static bool ensure_room(struct strbuf *buf, size_t n_bytes)
 {
     size_t needed, capacity = MAX(buf->capacity, (size_t)128);
     char *data;
@@ -47,7 +47,7 @@ static bool reserve(struct strbuf *buf, size_t n_bytes)
 
 void strbuf_add_bytes(struct strbuf *buf, const char *bytes, size_t n_bytes)
 {
-    if (!reserve(buf, n_bytes))
+    if (!ensure_room(buf, n_bytes))
         return;
     memcpy(buf->data + buf->n_bytes, bytes, n_bytes);
     buf->n_bytes += n_bytes;
@@ -61,7 +61,7 @@ void strbuf_vadd(struct strbuf *buf, const char *format, va_list args)
 
     va_copy(again, args);
     n = vsnprintf(NULL, 0, format, args);
-    if (n >= 0 && reserve(buf, (size_t)n)) {
+    if (n >= 0 && ensure_room(buf, (size_t)n)) {
         vsnprintf(buf->data + buf->n_bytes, (size_t)n + 1, format, again);
         buf->n_bytes += (size_t)n;
     }

@@ -177,9 +177,10 @@ struct reader {
     int result; /* the first failure */
 };
 
-static void fail(struct reader *reader, int result, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void fail_reading(struct reader *reader, int result, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
-static void fail(struct reader *reader, int result, const char *format, ...)
+static void fail_reading(struct reader *reader, int result, const char *format, ...)
 {
     va_list args;
 
@@ -196,7 +197,7 @@ static struct json_object *get(struct reader *reader, struct json_object *object
     struct json_object *value = NULL;
 
     if (!json_object_object_get_ex(object, key, &value) || !json_object_is_type(value, type)) {
-        fail(reader, -EINVAL, "it lacks \"%s\", or that is no %s", key, json_type_to_name(type));
+        fail_reading(reader, -EINVAL, "it lacks \"%s\", or that is no %s", key, json_type_to_name(type));
         return NULL;
     }
     return value;
@@ -207,7 +208,7 @@ static uint64_t get_u64(struct reader *reader, struct json_object *object, const
     struct json_object *value = get(reader, object, key, json_type_int);
 
     if (value && json_object_get_int64(value) < 0)
-        fail(reader, -EINVAL, "its \"%s\" is negative", key);
+        fail_reading(reader, -EINVAL, "its \"%s\" is negative", key);
     return value ? json_object_get_uint64(value) : 0;
 }
 
@@ -216,7 +217,7 @@ static unsigned get_unsigned(struct reader *reader, struct json_object *object, 
     uint64_t value = get_u64(reader, object, key);
 
     if (value > UINT_MAX)
-        fail(reader, -EINVAL, "its \"%s\" is too large", key);
+        fail_reading(reader, -EINVAL, "its \"%s\" is too large", key);
     return (unsigned)value;
 }
 
@@ -226,7 +227,7 @@ static char *get_string(struct reader *reader, struct json_object *object, const
     char *copy = value ? strdup(json_object_get_string(value)) : NULL;
 
     if (value && !copy)
-        fail(reader, -ENOMEM, "no memory");
+        fail_reading(reader, -ENOMEM, "no memory");
     return copy;
 }
 
@@ -245,7 +246,7 @@ static double get_double(struct reader *reader, struct json_object *object, cons
         (json_object_is_type(value, json_type_double) || json_object_is_type(value, json_type_int)) &&
         isfinite(json_object_get_double(value)))
         return json_object_get_double(value);
-    fail(reader, -EINVAL, "it lacks \"%s\", or that is no number", key);
+    fail_reading(reader, -EINVAL, "it lacks \"%s\", or that is no number", key);
     return 0;
 }
 
@@ -270,7 +271,7 @@ static enum dtype find_dtype(struct reader *reader, const char *name)
     for (size_t i = 0; name && i < ARRAY_SIZE(dtype_names); i++)
         if (dtype_names[i] && strcmp(name, dtype_names[i]) == 0)
             return (enum dtype)i;
-    fail(reader, -EINVAL, "it has a parameter of a type that cannot be");
+    fail_reading(reader, -EINVAL, "it has a parameter of a type that cannot be");
     return DTYPE_F32;
 }
 
@@ -281,7 +282,7 @@ static void read_shape(struct reader *reader, struct json_object *shape, struct 
 
     param->shape = calloc(n + 1, sizeof(*param->shape));
     if (!param->shape) {
-        fail(reader, -ENOMEM, "no memory");
+        fail_reading(reader, -ENOMEM, "no memory");
         return;
     }
     param->n_elems = 1;
@@ -294,7 +295,7 @@ static void read_shape(struct reader *reader, struct json_object *shape, struct 
                !__builtin_mul_overflow(param->n_elems, param->shape[i], &param->n_elems);
     }
     if (!fits)
-        fail(reader, -EINVAL, "its parameter \"%.80s\" has a shape that cannot be", param->name);
+        fail_reading(reader, -EINVAL, "its parameter \"%.80s\" has a shape that cannot be", param->name);
 }
 
 static void read_param(struct reader *reader, struct description_param *param, struct json_object *object)
@@ -316,7 +317,7 @@ static void read_params(struct reader *reader, struct json_object *root, struct 
 
     d->params = calloc(n + 1, sizeof(*d->params));
     if (!d->params)
-        fail(reader, -ENOMEM, "no memory");
+        fail_reading(reader, -ENOMEM, "no memory");
     for (size_t i = 0; reader->result == 0 && i < n; i++)
         read_param(reader, &d->params[d->n_params++], json_object_array_get_idx(params, i));
 }
@@ -357,7 +358,7 @@ static void read_file(struct reader *reader, struct description *d, struct json_
     _cleanup_free_ char *whole = NULL, *blocks = NULL;
 
     if (!file) {
-        fail(reader, -ENOMEM, "no memory");
+        fail_reading(reader, -ENOMEM, "no memory");
         return;
     }
     file->name = get_string(reader, object, "name");
@@ -369,10 +370,10 @@ static void read_file(struct reader *reader, struct description *d, struct json_
     file->hash.n_blocks = strlen(blocks) / BLOCK_DIGITS;
     file->hash.blocks = calloc(file->hash.n_blocks + 1, sizeof(*file->hash.blocks));
     if (!file->hash.blocks)
-        fail(reader, -ENOMEM, "no memory");
+        fail_reading(reader, -ENOMEM, "no memory");
     else if (is_bad_name(file->name) || !read_whole(whole, &file->hash) || !read_blocks(blocks, &file->hash) ||
              file->hash.n_blocks != file->n_bytes / HASH_BLOCK_BYTES + (file->n_bytes % HASH_BLOCK_BYTES > 0))
-        fail(reader, -EINVAL, "what it says of file \"%.80s\" cannot be", file->name);
+        fail_reading(reader, -EINVAL, "what it says of file \"%.80s\" cannot be", file->name);
 }
 
 static int compare_names(const void *a, const void *b)
@@ -386,7 +387,7 @@ static void check_names(struct reader *reader, const struct description *d)
     _cleanup_free_ const char **names = calloc(d->n_files + 1, sizeof(*names));
 
     if (!names) {
-        fail(reader, -ENOMEM, "no memory");
+        fail_reading(reader, -ENOMEM, "no memory");
         return;
     }
     for (size_t i = 0; i < d->n_files; i++)
@@ -394,7 +395,7 @@ static void check_names(struct reader *reader, const struct description *d)
     qsort(names, d->n_files, sizeof(*names), compare_names);
     for (size_t i = 1; i < d->n_files; i++)
         if (strcmp(names[i - 1], names[i]) == 0)
-            fail(reader, -EINVAL, "what it says of file \"%.80s\" cannot be", names[i]);
+            fail_reading(reader, -EINVAL, "what it says of file \"%.80s\" cannot be", names[i]);
 }
 
 static void read_root(struct reader *reader, struct json_object *root, struct description *d)
@@ -403,8 +404,8 @@ static void read_root(struct reader *reader, struct json_object *root, struct de
     struct json_object *files;
 
     if (format != DESCRIPTION_FORMAT)
-        fail(reader, -EINVAL, "its format is %" PRIu64 ", and this version of zerod reads format %d", format,
-             DESCRIPTION_FORMAT);
+        fail_reading(reader, -EINVAL, "its format is %" PRIu64 ", and this version of zerod reads format %d", format,
+                     DESCRIPTION_FORMAT);
     d->version = get_string(reader, root, "zerod");
     d->job = get_string(reader, root, "job");
     d->run = get_optional_string(reader, root, "run");
@@ -446,18 +447,18 @@ int description_parse(struct description *out, const char *text, size_t n_bytes,
 
     *out = (struct description){0};
     if (!tokener)
-        fail(&reader, -ENOMEM, "no memory");
+        fail_reading(&reader, -ENOMEM, "no memory");
     else if (n_bytes > DESCRIPTION_MAX_BYTES)
-        fail(&reader, -EINVAL, "it is too large");
+        fail_reading(&reader, -EINVAL, "it is too large");
     else if (!is_sealed(text, n_bytes))
-        fail(&reader, -EINVAL, "its bytes are not those that were written");
+        fail_reading(&reader, -EINVAL, "its bytes are not those that were written");
     if (reader.result == 0) {
         json_tokener_set_flags(tokener, JSON_TOKENER_STRICT);
         root = json_tokener_parse_ex(tokener, text, (int)n_bytes);
     }
     if (reader.result == 0 &&
         (!json_object_is_type(root, json_type_object) || json_tokener_get_parse_end(tokener) != n_bytes))
-        fail(&reader, -EINVAL, "it is no JSON object");
+        fail_reading(&reader, -EINVAL, "it is no JSON object");
     if (reader.result == 0)
         read_root(&reader, root, out);
     if (reader.result == 0)

@@ -39,7 +39,7 @@ bool folder_parse_name(const char *name, uint64_t *step)
 
 /* ---- one checkpoint ------------------------------------------------------------------------------------ */
 
-static int explain(char *why, size_t why_size, const char *file, int r)
+static int explain_errno(char *why, size_t why_size, const char *file, int r)
 {
     if (r == -ELOOP || r == -ENOTDIR)
         snprintf(why, why_size, "%s is a link, or not what it should be: links are not followed", file);
@@ -96,7 +96,7 @@ static int read_description(int checkpoint, const char *name, struct description
         r = text ? folder_read(fd, text, n_bytes, 0) : -ENOMEM;
     }
     if (r < 0)
-        return explain(why, why_size, name, r);
+        return explain_errno(why, why_size, name, r);
     text[n_bytes] = '\0';
     r = description_parse(out, text, n_bytes, what, sizeof(what));
     if (r < 0)
@@ -110,7 +110,7 @@ int folder_open_file(int checkpoint, const struct description_file *file, char *
     _cleanup_close_ int fd = open_regular(checkpoint, file->name, &n_bytes);
 
     if (fd < 0)
-        return explain(why, why_size, file->name, fd);
+        return explain_errno(why, why_size, file->name, fd);
     if (n_bytes != file->n_bytes) {
         snprintf(why, why_size, "%s has %" PRIu64 " bytes instead of %" PRIu64, file->name, n_bytes, file->n_bytes);
         return -EIO;
@@ -141,14 +141,14 @@ int folder_open(int dir, const char *name, struct description *out, char *why, s
 
     *out = (struct description){0};
     if (fd < 0)
-        return explain(why, why_size, name, -errno);
+        return explain_errno(why, why_size, name, -errno);
     r = folder_open_part(fd, CHECKPOINT_DESCRIPTION, out, why, why_size);
     return r < 0 ? r : steal_fd(&fd);
 }
 
 /* ---- all of them --------------------------------------------------------------------------------------- */
 
-static void look_at(int dir, const char *name, struct folder_entry *entry)
+static void read_entry(int dir, const char *name, struct folder_entry *entry)
 {
     struct description d;
     struct stat st;
@@ -182,7 +182,7 @@ static int add_entry(struct folder_list *list, int dir, const char *name, uint64
         return -ENOMEM;
     list->entries = entries;
     entries[list->n] = (struct folder_entry){.step = step};
-    look_at(dir, name, &entries[list->n++]);
+    read_entry(dir, name, &entries[list->n++]);
     return 0;
 }
 
@@ -255,7 +255,7 @@ int64_t folder_verify(int checkpoint, const struct description *d, const struct 
     int r = buffer ? 0 : -ENOMEM;
 
     if (r < 0)
-        return explain(why, why_size, "memory", r);
+        return explain_errno(why, why_size, "memory", r);
     for (size_t i = 0; i < d->n_files; i++)
         v.n_bytes += d->files[i].n_bytes;
     for (size_t i = 0; r == 0 && i < d->n_files; i++) {
@@ -265,7 +265,7 @@ int64_t folder_verify(int checkpoint, const struct description *d, const struct 
             return fd;
         r = verify_file(&v, fd, &d->files[i]);
         if (r < 0)
-            return explain(why, why_size, d->files[i].name, r);
+            return explain_errno(why, why_size, d->files[i].name, r);
     }
     return v.n_bad;
 }

@@ -134,7 +134,7 @@ static struct json_object *list(struct json *j, const uint64_t *values, uint32_t
     return array;
 }
 
-static void describe(struct json *j, struct json_object *root, const struct safetensors_tensor *tensor)
+static void describe_tensor(struct json *j, struct json_object *root, const struct safetensors_tensor *tensor)
 {
     struct json_object *object = json_new_object(j);
 
@@ -165,7 +165,7 @@ static void print_sharding(struct json *j, struct json_object *metadata, const s
 }
 
 /* The JSON, with places counted from the first tensor's. NULL: no memory. */
-static char *print(struct safetensors *file)
+static char *print_header(struct safetensors *file)
 {
     struct json j = {0};
     struct json_object *root = json_new_object(&j), *metadata = json_new_object(&j);
@@ -175,7 +175,7 @@ static char *print(struct safetensors *file)
         print_sharding(&j, metadata, file);
     json_put(&j, root, METADATA, metadata);
     for (size_t i = 0; i < file->n; i++)
-        describe(&j, root, &file->tensors[i]);
+        describe_tensor(&j, root, &file->tensors[i]);
     return json_text(&j, root);
 }
 
@@ -189,7 +189,7 @@ int safetensors_header(struct safetensors *file, uint8_t **bytes, size_t *n_byte
         file->tensors[i].offset_bytes = end;
         end += file->tensors[i].n_bytes;
     }
-    text = print(file);
+    text = print_header(file);
     if (!text)
         return -ENOMEM;
     n_text = strlen(text);
@@ -225,7 +225,7 @@ uint64_t safetensors_header_bytes(const uint8_t *bytes, uint64_t file_bytes)
 }
 
 /* Return: whether it is a whole number that is not negative. UINT64_MAX is what json-c makes of larger ones. */
-static bool get_u64(struct json_object *value, uint64_t *out)
+static bool take_u64(struct json_object *value, uint64_t *out)
 {
     if (!json_object_is_type(value, json_type_int) || json_object_get_int64(value) < 0)
         return false;
@@ -253,7 +253,7 @@ static bool read_shape(struct json_object *shape, struct safetensors_tensor *ten
         return tensor->dtype == SAFETENSORS_OTHER && n != SIZE_MAX;
     tensor->n_dims = (uint32_t)n;
     for (size_t i = 0; i < n; i++) {
-        if (!get_u64(json_object_array_get_idx(shape, i), &tensor->shape[i]))
+        if (!take_u64(json_object_array_get_idx(shape, i), &tensor->shape[i]))
             return false;
         is_empty |= tensor->shape[i] == 0;
         fits = !__builtin_mul_overflow(n_bytes, tensor->shape[i], &n_bytes) && fits;
@@ -270,8 +270,8 @@ static bool read_tensor(struct json_object *object, struct safetensors_tensor *t
         !json_object_is_type(dtype, json_type_string) || !json_object_object_get_ex(object, "shape", &shape) ||
         !json_object_object_get_ex(object, "data_offsets", &offsets) ||
         !json_object_is_type(offsets, json_type_array) || json_object_array_length(offsets) != 2 ||
-        !get_u64(json_object_array_get_idx(offsets, 0), &begin) ||
-        !get_u64(json_object_array_get_idx(offsets, 1), &end) || begin > end)
+        !take_u64(json_object_array_get_idx(offsets, 0), &begin) ||
+        !take_u64(json_object_array_get_idx(offsets, 1), &end) || begin > end)
         return false;
     tensor->dtype = find_dtype(json_object_get_string(dtype));
     tensor->offset_bytes = begin;
@@ -424,7 +424,7 @@ static bool read_starts(struct json_object *root, struct safetensors_tensor *ten
         json_object_array_length(starts) != tensor->n_dims)
         return tensor->dtype == SAFETENSORS_OTHER;
     for (uint32_t i = 0; i < tensor->n_dims; i++)
-        if (!get_u64(json_object_array_get_idx(starts, i), &tensor->starts[i]))
+        if (!take_u64(json_object_array_get_idx(starts, i), &tensor->starts[i]))
             return false;
     return true;
 }

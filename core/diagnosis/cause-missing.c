@@ -388,7 +388,7 @@ static void admit_one_sample(struct diagnostic *d, const struct evidence_missing
 
 /* ---- all of them --------------------------------------------------------------------------------------- */
 
-static void explain(struct diagnostic *d, const struct evidence_missing *e, enum missing_class class)
+static void explain_class(struct diagnostic *d, const struct evidence_missing *e, enum missing_class class)
 {
     enum caller caller = caller_of(&e->at, &(struct diagnostic_push){.site = (char *)e->site});
 
@@ -577,7 +577,7 @@ struct diagnostic *cause_missing(const struct evidence_missing *e)
         add_lacking(d, e);
     add_modules(d, e, class == CLASS_M1);
     add_exception(d, e);
-    explain(d, e, class);
+    explain_class(d, e, class);
     return diagnostic_finish(d);
 }
 

@@ -116,7 +116,7 @@ const struct diagnostic_info *diagnostic_info(enum diagnostic_code code)
 
 /* ---- strings ------------------------------------------------------------------------------------------- */
 
-static char *copy(const char *text)
+static char *copy_or_nothing(const char *text)
 {
     size_t n = text ? strlen(text) : 0;
     char *s = n ? malloc(n + 1) : NULL;
@@ -125,7 +125,7 @@ static char *copy(const char *text)
 }
 
 /* The text of a buffer, which is left empty. */
-static char *take(struct strbuf *buf)
+static char *take_text(struct strbuf *buf)
 {
     char *s = buf->data ? steal_ptr(buf->data) : nothing;
 
@@ -157,7 +157,7 @@ struct diagnostic *diagnostic_new(enum diagnostic_code code, const char *title)
     if (!d)
         return spare_of(code);
     d->code = code;
-    d->title = copy(title ? title : info ? info->title : "refused");
+    d->title = copy_or_nothing(title ? title : info ? info->title : "refused");
     d->text = nothing;
     d->first.segment = d->first.site = d->second.segment = d->second.site = nothing;
     d->n_refs = 1;
@@ -227,7 +227,7 @@ static char *copy_foreign(const char *text)
     struct strbuf buf = {0};
 
     strbuf_add_foreign(&buf, text);
-    return take(&buf);
+    return take_text(&buf);
 }
 
 static void copy_push(struct diagnostic_push *dst, const struct diagnostic_push *src)
@@ -258,12 +258,12 @@ void diagnostic_field_take(struct diagnostic *d, const char *label, struct strbu
         strbuf_deinit(buf);
         return;
     }
-    name = copy(label);
+    name = copy_or_nothing(label);
     if (name == nothing) {
         strbuf_deinit(buf);
         return;
     }
-    d->fields[d->n_fields++] = (struct diagnostic_field){.label = name, .text = take(buf)};
+    d->fields[d->n_fields++] = (struct diagnostic_field){.label = name, .text = take_text(buf)};
 }
 
 void diagnostic_field(struct diagnostic *d, const char *label, const char *format, ...)
@@ -285,7 +285,7 @@ static char *param_name(const struct layout *layout, uint32_t id)
         name_print(&buf, layout->params[id].name, layout->params[id].name_len);
     else
         strbuf_add(&buf, "number %" PRIu32, id);
-    return take(&buf);
+    return take_text(&buf);
 }
 
 /* Copies ids, each once: a parameter may have been pushed a third time. Return: how many. */
@@ -381,6 +381,6 @@ struct diagnostic *diagnostic_finish(struct diagnostic *d)
     for (size_t i = 0; i < d->n_fields; i++)
         render_field(&buf, &d->fields[i]);
     drop(d->text);
-    d->text = take(&buf);
+    d->text = take_text(&buf);
     return d;
 }

@@ -12,7 +12,7 @@
 #include "core/wire/wire-request.h"
 #include "core/wire/wire.h"
 
-static char *copy(const char *text)
+static char *copy_unless_empty(const char *text)
 {
     return text && *text ? strdup(text) : NULL;
 }
@@ -22,11 +22,11 @@ void rank_evidence_set(struct rank_evidence *evidence, const struct request_evid
     rank_evidence_reset(evidence);
     *evidence = (struct rank_evidence){
         .present = true,
-        .exception = copy(request->exception),
-        .raised_at = copy(request->raised_at),
-        .swallowed_by = copy(request->swallowed_by),
-        .dead_segment = copy(request->dead_segment),
-        .site = copy(request->site),
+        .exception = copy_unless_empty(request->exception),
+        .raised_at = copy_unless_empty(request->raised_at),
+        .swallowed_by = copy_unless_empty(request->swallowed_by),
+        .dead_segment = copy_unless_empty(request->dead_segment),
+        .site = copy_unless_empty(request->site),
         .in_forward = request->in_forward,
         .requires_grad_changed = request->requires_grad_changed,
         .n_dead_segments = request->n_dead_segments,

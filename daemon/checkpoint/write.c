@@ -337,7 +337,7 @@ static int make_hidden(struct writing *w)
     return MIN(w->folder, 0);
 }
 
-static int begin(struct writing *w)
+static int begin_checkpoint(struct writing *w)
 {
     int r;
 
@@ -463,7 +463,7 @@ static int finish_part(struct writing *w)
     return r;
 }
 
-static void explain(const struct writing *w, int r, char *why, size_t why_size)
+static void explain_failure(const struct writing *w, int r, char *why, size_t why_size)
 {
     if (r == SAFETENSORS_E_DUPLICATE)
         snprintf(why, why_size, "%s: two parameters have names that are one in UTF-8, or one has the name __metadata__",
@@ -513,7 +513,7 @@ int checkpoint_write(struct checkpoint_order *order, char *why, size_t why_size)
     w->at = w->contents.files[0].name;
     r = contents_plan(&w->contents, order);
     if (r == 0)
-        r = begin(w);
+        r = begin_checkpoint(w);
     if (r == 0)
         r = write_files(w);
     snapshot_give_up(order->snapshot); /* it has been read; or nobody will */
@@ -522,7 +522,7 @@ int checkpoint_write(struct checkpoint_order *order, char *why, size_t why_size)
     if (r != 0 && order->cancelled)
         r = -ECANCELED;
     if (r != 0 && r != -ECANCELED)
-        explain(w, r, why, why_size);
+        explain_failure(w, r, why, why_size);
     if (r != 0 && w->folder >= 0 && !w->published && !is_sharded(w)) /* else node 0's next save removes it */
         (void)order->disk->remove_folder(order->disk, w->dir, w->hidden);
     writing_free(w);
@@ -581,7 +581,7 @@ int checkpoint_publish(struct checkpoint_order *order, char *why, size_t why_siz
     if (r < 0 && !w)
         snprintf(why, why_size, "no memory");
     else if (r < 0 && !*why)
-        explain(w, r, why, why_size);
+        explain_failure(w, r, why, why_size);
     if (w)
         writing_free(w);
     return r;

@@ -161,7 +161,7 @@ void child_say(struct child *child, const uint64_t *tag, const char *what)
     child_fail(child, tag, "%s", what);
 }
 
-static void tell(struct child *child)
+static void tell_failure(struct child *child)
 {
     struct child_failure failure = {
         .said = child->said, .what = child->what, .has_tag = child->has_tag, .tag = child->tag};
@@ -182,7 +182,7 @@ struct child_order *child_find(struct child *child, uint64_t tag)
     return NULL;
 }
 
-static int make_room(struct child *child)
+static int grow_orders(struct child *child)
 {
     struct child_order *grown;
     size_t n;
@@ -206,7 +206,7 @@ int child_expect(struct child *child, const struct child_order *order, uint32_t 
     assert(!child_find(child, order->tag));
     if (child_is_over(child))
         return -EPIPE;
-    r = make_room(child);
+    r = grow_orders(child);
     if (r < 0) {
         child_fail(child, &order->tag, "cannot be given an order: %s", strerror(-r));
         return r;
@@ -264,7 +264,7 @@ static void on_timer(uv_timer_t *timer)
 
     child->timer_ms = UINT64_MAX;
     if (child->failing)
-        tell(child);
+        tell_failure(child);
     else if (now > due_ms + LATE_MS)
         wake_at(child, now + 1);
     else

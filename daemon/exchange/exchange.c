@@ -308,7 +308,7 @@ static unsigned index_among_others(const struct exchange *exchange, unsigned sou
 }
 
 /* Shares a segment under that number with the engine. NULL, or an empty segment: the engine unmaps the number. */
-static void share(struct exchange *exchange, enum exchange_segment number, const struct segment *segment)
+static void share_segment(struct exchange *exchange, enum exchange_segment number, const struct segment *segment)
 {
     (void)exchange->ops.share(exchange->ops.userdata, number,
                               segment && segment->n_bytes > 0 ? segment : &exchange->nothing);
@@ -317,7 +317,7 @@ static void share(struct exchange *exchange, enum exchange_segment number, const
 void exchange_share(struct exchange *exchange, enum exchange_segment number, const struct segment *segment)
 {
     set_segment(exchange, number, segment);
-    share(exchange, number, segment);
+    share_segment(exchange, number, segment);
 }
 
 static void share_ring(struct exchange *exchange, const struct ring *ring)
@@ -325,8 +325,8 @@ static void share_ring(struct exchange *exchange, const struct ring *ring)
     if (exchange->shared_ring == ring)
         return;
     exchange->shared_ring = ring;
-    share(exchange, EXCHANGE_RING, ring ? &ring->ring : NULL);
-    share(exchange, EXCHANGE_OVERFLOW, ring ? &ring->overflow : NULL);
+    share_segment(exchange, EXCHANGE_RING, ring ? &ring->ring : NULL);
+    share_segment(exchange, EXCHANGE_OVERFLOW, ring ? &ring->overflow : NULL);
 }
 
 static bool lies_in(const struct segment *segment, const uint8_t *data)

@@ -529,7 +529,7 @@ static void forget_names(struct job_survival *survival)
 }
 
 /* The job is as if nothing had been found; whoever keeps the memory keeps it on. */
-static void hold(struct job *job, const char *why)
+static void hold_state(struct job *job, const char *why)
 {
     struct job_survival *survival = &job->run.survival;
 
@@ -561,7 +561,7 @@ int job_adopt(struct job *job, char *why, size_t why_size)
         r = adopt(job, why, why_size);
     segments_must_be_found(false);
     if (r < 0) {
-        hold(job, why);
+        hold_state(job, why);
         return r;
     }
     if (r == 0)

@@ -63,7 +63,7 @@ static void tell_ranks(struct job *job)
         job_disconnect(job, &job->ranks[r], diagnostic);
 }
 
-static void begin(struct job *job, unsigned code, const char *why, bool tells)
+static void begin_drop(struct job *job, unsigned code, const char *why, bool tells)
 {
     if (job->run.drop_why)
         return;
@@ -82,12 +82,12 @@ static void begin(struct job *job, unsigned code, const char *why, bool tells)
 
 void drop_begin(struct job *job, unsigned code, const char *why)
 {
-    begin(job, code, why, true);
+    begin_drop(job, code, why, true);
 }
 
 void drop_forming(struct job *job, const char *why)
 {
-    begin(job, 0, why, false);
+    begin_drop(job, 0, why, false);
 }
 
 void drop_for_next(struct job *job, const char *why)
@@ -97,7 +97,7 @@ void drop_for_next(struct job *job, const char *why)
     log_notice("run %s ends at step %" PRIu64 ": %s", job->kept.run_id ? job->kept.run_id : "without a name",
                job->ledger.step, why);
     job->run.drop_for_next = true;
-    begin(job, 0, why, false);
+    begin_drop(job, 0, why, false);
 }
 
 /* Can the job be dropped? No attached rank knows a layout, and no work uses the memory that will be freed. */

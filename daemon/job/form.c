@@ -350,7 +350,7 @@ static void reserve_done(struct work *work)
         sequence_advance(&job->forming.sequence, job->forming.reserve_result);
 }
 
-static int reserve(void *userdata)
+static int reserve_memory(void *userdata)
 {
     struct job *job = userdata;
 
@@ -377,7 +377,7 @@ static int start_executor(void *userdata)
 }
 
 /* A checkpoint, if the configuration names one, before any rank sees the memory. */
-static int load(void *userdata)
+static int load_configured(void *userdata)
 {
     return resume_start(userdata);
 }
@@ -391,8 +391,9 @@ static int make_journal(void *userdata)
     return r < 0 ? r : SEQUENCE_OVER;
 }
 
-static const sequence_stage stages[] = {compare_manifests, lay_out, admit,          make_journal, make_executor,
-                                        make_tables,       reserve, start_executor, load,         NULL};
+static const sequence_stage stages[] = {compare_manifests, lay_out,     admit,          make_journal,
+                                        make_executor,     make_tables, reserve_memory, start_executor,
+                                        load_configured,   NULL};
 
 /* ---- how forming ends ---------------------------------------------------------------------------------- */
 

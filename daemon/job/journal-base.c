@@ -25,7 +25,7 @@
 /* ---- configuration ------------------------------------------------------------------------------------- */
 
 /* A line for each value: what it is called in the configuration, and the value. */
-static void describe(const struct job *job, struct strbuf *out)
+static void describe_config(const struct job *job, struct strbuf *out)
 {
     const struct config *config = job->config;
 
@@ -145,7 +145,7 @@ static int compare_config(struct job *job, const struct journal_record *record, 
         choose_bucket_again(job, theirs.data);
         choose_gpu_room_again(job, theirs.data);
         choose_stage3_again(job, theirs.data);
-        describe(job, &ours);
+        describe_config(job, &ours);
     }
     if (ours.data)
         r = find_difference(theirs.data, ours.data, why, why_size) ? -EINVAL : 0;
@@ -196,7 +196,7 @@ void base_write(struct job *job)
 
     if (!job->run.survival.journal)
         return;
-    describe(job, &config);
+    describe_config(job, &config);
     if (config.data)
         journal_found(job->run.survival.journal, JOURNAL_CONFIG, config.data, config.n_bytes);
     else

@@ -45,9 +45,9 @@ static_assert((int)CONFIG_MAX_LOCAL_RANKS <= (int)LAYOUT_ROOM_RANKS, "the state 
 
 /* ---- is it allowed? ------------------------------------------------------------------------------------ */
 
-static int refuse(char **why, int r, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static int refuse_resize(char **why, int r, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-static int refuse(char **why, int r, const char *format, ...)
+static int refuse_resize(char **why, int r, const char *format, ...)
 {
     va_list args;
 
@@ -63,33 +63,33 @@ static int check(const struct job *job, unsigned n_ranks, char **why)
     char limit[256];
 
     if (job->run.survival.holds)
-        return refuse(why, RESIZE_E_NOT_ALLOWED, "the daemon holds state that it could not take over: %s",
-                      job->run.survival.holds);
+        return refuse_resize(why, RESIZE_E_NOT_ALLOWED, "the daemon holds state that it could not take over: %s",
+                             job->run.survival.holds);
     if (!job->coordinator->alone || job->config->device == CONFIG_DEVICE_CUDA)
-        return refuse(
+        return refuse_resize(
             why, RESIZE_E_NOT_ALLOWED,
             "a job %s gets another number of ranks by way of a checkpoint: save one, end the job, and start it "
             "with the other number and checkpoint.load: latest",
             job->coordinator->alone ? "on GPUs" : "of several nodes");
     if (!job->kept.has_weights)
-        return refuse(why, RESIZE_E_NOT_ALLOWED,
-                      "there is no state yet that %u ranks could go on with: set world.size, and restart the daemon",
-                      n_ranks);
+        return refuse_resize(
+            why, RESIZE_E_NOT_ALLOWED,
+            "there is no state yet that %u ranks could go on with: set world.size, and restart the daemon", n_ranks);
     if (n_ranks > CONFIG_MAX_LOCAL_RANKS)
-        return refuse(why, RESIZE_E_NOT_ALLOWED, "%u ranks on one node; allowed: at most %d", n_ranks,
-                      CONFIG_MAX_LOCAL_RANKS);
+        return refuse_resize(why, RESIZE_E_NOT_ALLOWED, "%u ranks on one node; allowed: at most %d", n_ranks,
+                             CONFIG_MAX_LOCAL_RANKS);
     if (n_ranks > job->config->limits.clients)
-        return refuse(why, RESIZE_E_NOT_ALLOWED, "limits.clients lets %u connect, which is fewer than %u ranks",
-                      job->config->limits.clients, n_ranks);
+        return refuse_resize(why, RESIZE_E_NOT_ALLOWED, "limits.clients lets %u connect, which is fewer than %u ranks",
+                             job->config->limits.clients, n_ranks);
     if (job_anybody_is_here(job))
-        return refuse(why, RESIZE_E_NOT_ALLOWED,
-                      "trainers are still attached: end them first (zerodctl ranks lists them)");
+        return refuse_resize(why, RESIZE_E_NOT_ALLOWED,
+                             "trainers are still attached: end them first (zerodctl ranks lists them)");
     if (open_files_check(n_ranks, limit, sizeof(limit)) < 0)
-        return refuse(why, RESIZE_E_NOT_ALLOWED, "%s", limit);
+        return refuse_resize(why, RESIZE_E_NOT_ALLOWED, "%s", limit);
     if (save_is_busy(job))
-        return refuse(why, RESIZE_E_BUSY, "a checkpoint is being written");
+        return refuse_resize(why, RESIZE_E_BUSY, "a checkpoint is being written");
     if (!job_is_idle(job))
-        return refuse(why, RESIZE_E_BUSY, "a step, or something else of the job, is not at its end");
+        return refuse_resize(why, RESIZE_E_BUSY, "a step, or something else of the job, is not at its end");
     return 0;
 }
 
@@ -113,10 +113,10 @@ static int check_memory(const struct job *job, const struct plan_bytes *planned,
     }
     if (more <= allowed)
         return 0;
-    return refuse(why, RESIZE_E_NOT_ALLOWED,
-                  "%u ranks need %" PRIu64 " bytes of memory, %" PRIu64 " more than %u do, and %s allows only %" PRIu64
-                  " more",
-                  n_ranks, planned->needed, more, job->world.size, limit, allowed);
+    return refuse_resize(why, RESIZE_E_NOT_ALLOWED,
+                         "%u ranks need %" PRIu64 " bytes of memory, %" PRIu64
+                         " more than %u do, and %s allows only %" PRIu64 " more",
+                         n_ranks, planned->needed, more, job->world.size, limit, allowed);
 }
 
 /* ---- what is made anew --------------------------------------------------------------------------------- */

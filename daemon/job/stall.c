@@ -395,7 +395,7 @@ static void refuse_waiting(struct job *job, struct diagnostic *diagnostic)
             job_refuse(job, &job->ranks[r], diagnostic, false);
 }
 
-static void give_up(struct job *job, uint64_t since_ms, bool elsewhere)
+static void give_up_waiting(struct job *job, uint64_t since_ms, bool elsewhere)
 {
     struct diagnostic *diagnostic = describe_stall(job, since_ms, true, elsewhere);
 
@@ -434,7 +434,7 @@ static void check_stall(struct job *job, uint64_t now)
     if (timeout_ns && longest > timeout_ns &&
         (is_decided(job) || cut_off || !(elsewhere && job->config->world.node != 0))) {
         if (has_looked(job))
-            give_up(job, longest / 1000000, elsewhere);
+            give_up_waiting(job, longest / 1000000, elsewhere);
         return;
     }
     longest = MAX(longest, again);

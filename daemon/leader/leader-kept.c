@@ -28,7 +28,7 @@ static bool is_storing(enum node_stand stand)
 }
 
 /* The nodes hold different steps, which no death of a daemon explains. */
-static void refuse(struct leader *leader, unsigned node)
+static void refuse_node(struct leader *leader, unsigned node)
 {
     char text[128];
 
@@ -174,7 +174,7 @@ static bool take_in(struct leader *leader, unsigned node)
 static void come_back(struct leader *leader, unsigned node)
 {
     if (!catch_up(leader, node)) {
-        refuse(leader, node);
+        refuse_node(leader, node);
         return;
     }
     leader->nodes[node].connected = false;
@@ -216,7 +216,7 @@ static bool bring_to_one_place(struct leader *leader)
             leader->n_windows = MAX(leader->n_windows, leader->nodes[i].kept.n_windows);
     for (unsigned i = 0; i < leader->n_nodes; i++)
         if (!catch_up(leader, i)) {
-            refuse(leader, i);
+            refuse_node(leader, i);
             return false;
         }
     return true;

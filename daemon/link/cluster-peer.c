@@ -52,7 +52,7 @@ uint64_t peer_silent_ms(const struct cluster_peer *peer)
  * Gives up a peer that has not received CLUSTER_MAX_KEPT_BYTES of messages: they are dropped, so that this peer cannot
  * continue, and cluster.c closes its connection. Only another process in its place is admitted again.
  */
-static void give_up(struct cluster_peer *peer)
+static void give_up_peer(struct cluster_peer *peer)
 {
     mailbox_reset(&peer->mailbox);
     peer->given_up = true;
@@ -66,7 +66,7 @@ int peer_send(struct cluster_peer *peer, const void *data, size_t n_bytes)
     int r = peer->given_up ? -ENOMEM : mailbox_put(&peer->mailbox, data, n_bytes);
 
     if (r == MAILBOX_E_FULL) {
-        give_up(peer);
+        give_up_peer(peer);
         r = -ENOMEM;
     }
     if (r == 0)

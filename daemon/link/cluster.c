@@ -55,7 +55,7 @@ void cluster_close(struct cluster *cluster)
  * If there are too many unproved connections, closes the oldest. A node needs a millisecond for its handshake, so it
  * gets through a flood of silent connections. If the newest were closed, the flood would keep the node out.
  */
-static void make_room(struct cluster *cluster)
+static void close_oldest_unproved(struct cluster *cluster)
 {
     struct connection *oldest = NULL;
     unsigned n_waiting = 0;
@@ -80,7 +80,7 @@ static void on_connection(uv_stream_t *listener, int status)
     struct connection *connection = NULL;
 
     if (status == 0) {
-        make_room(cluster);
+        close_oldest_unproved(cluster);
         status = connection_accept(&connection, &options, listener);
         cluster->n_open += connection != NULL;
     }

@@ -24,7 +24,7 @@ static const char *user_name(uid_t uid)
 }
 
 /* Says owner and mode, and the command that mends them. Return: -EPERM. */
-static int refuse(const struct stat *st, const char *path, char *why, size_t why_size)
+static int refuse_key_file(const struct stat *st, const char *path, char *why, size_t why_size)
 {
     int n = snprintf(why, why_size, "world.key_file %s: it belongs to %s, mode %04o; ", path, user_name(st->st_uid),
                      (unsigned)st->st_mode & 07777);
@@ -50,7 +50,7 @@ static int check_key_file(int fd, const char *path, char *why, size_t why_size)
     }
     /* systemd gives a credential to the unit's user by a list; the group's digit of the mode is then no group's. */
     if ((st.st_uid != geteuid() && st.st_uid != 0) || acl_lets_others(fd, st.st_mode))
-        return refuse(&st, path, why, why_size);
+        return refuse_key_file(&st, path, why, why_size);
     if (st.st_size > KEY_FILE_MAX_BYTES) {
         snprintf(why, why_size, "world.key_file %s: has more than %d bytes, which is no key", path, KEY_FILE_MAX_BYTES);
         return -EFBIG;
@@ -105,7 +105,7 @@ int key_file_read(struct secure_stream_key *key, const char *path, char *why, si
 
     *why = '\0';
     if (r == -EACCES && stat(path, &st) == 0)
-        r = refuse(&st, path, why, why_size);
+        r = refuse_key_file(&st, path, why, why_size);
     if (r == 0)
         r = check_key_file(fd, path, why, why_size);
     if (r == 0)

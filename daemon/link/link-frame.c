@@ -16,7 +16,7 @@ static uint8_t *put_u64(uint8_t *at, uint64_t value)
     return at + sizeof(value);
 }
 
-static uint64_t get_u64(const uint8_t *at)
+static uint64_t load_le64(const uint8_t *at)
 {
     uint64_t value;
 
@@ -64,17 +64,17 @@ int link_frame_unpack(struct link_frame *frame, const uint8_t *bytes, size_t n_b
         return LINK_FRAME_E_INVALID;
     *frame = (struct link_frame){.kind = bytes[0], .data = bytes + n_fixed, .n_bytes = n_bytes - n_fixed};
     if (frame->kind == LINK_FRAME_INTRODUCTION) {
-        frame->introduction.incarnation = get_u64(bytes + 1);
-        frame->introduction.peer_incarnation = get_u64(bytes + 9);
-        frame->introduction.n_received = get_u64(bytes + 17);
-        frame->introduction.n_acknowledged = get_u64(bytes + 25);
+        frame->introduction.incarnation = load_le64(bytes + 1);
+        frame->introduction.peer_incarnation = load_le64(bytes + 9);
+        frame->introduction.n_received = load_le64(bytes + 17);
+        frame->introduction.n_acknowledged = load_le64(bytes + 25);
         frame->introduction.has_run = bytes[33];
         if (bytes[33] > 1)
             return LINK_FRAME_E_INVALID;
     } else if (frame->kind == LINK_FRAME_MESSAGE) {
-        frame->number = get_u64(bytes + 1);
+        frame->number = load_le64(bytes + 1);
     } else if (frame->kind == LINK_FRAME_HEARTBEAT) {
-        frame->n_received = get_u64(bytes + 1);
+        frame->n_received = load_le64(bytes + 1);
     }
     return is_sound(frame) ? 0 : LINK_FRAME_E_INVALID;
 }

@@ -202,7 +202,7 @@ static size_t array_bytes(const struct snapshot *s, uint32_t id, enum snapshot_a
 }
 
 /* Return: whether it was as expected, and is held now. */
-static bool hold(struct entry *entry, uint8_t expected)
+static bool hold_entry(struct entry *entry, uint8_t expected)
 {
     return atomic_compare_exchange_strong_explicit(&entry->progress, &expected, HELD, memory_order_acquire,
                                                    memory_order_relaxed);
@@ -318,12 +318,12 @@ void snapshot_read(struct snapshot *s, uint32_t chunk, enum snapshot_array array
 
     give_way(s);
     for (;;) {
-        if (hold(entry, UNREAD)) {
+        if (hold_entry(entry, UNREAD)) {
             memcpy(dst, src, n_bytes);
             set(entry, last ? READ : UNREAD);
             break;
         }
-        if (hold(entry, ASIDE)) {
+        if (hold_entry(entry, ASIDE)) {
             from_slots(s, entry->first_slot, dst, n_bytes);
             if (last)
                 give_slots(s, entry->first_slot);
@@ -350,7 +350,7 @@ static void put_aside(struct snapshot *s, uint32_t chunk, enum snapshot_array ar
         slot = wait_for_slots(s, entry, div_round_up(n_bytes, SLOT_BYTES));
         if (slot == NO_SLOT)
             continue;
-        if (!hold(entry, UNREAD)) {
+        if (!hold_entry(entry, UNREAD)) {
             give_slots(s, slot);
             continue;
         }

@@ -186,7 +186,7 @@ static void on_pause(uv_timer_t *handle)
     start_if_ready(handle->data);
 }
 
-static void let_go(struct membership *m)
+static void drop_handle(struct membership *m)
 {
     if (--m->n_handles == 0)
         free(m);
@@ -199,7 +199,7 @@ static void engine_has_ended(void *userdata)
     m->n_ending--;
     if (!m->closing)
         start_if_ready(m);
-    let_go(m);
+    drop_handle(m);
 }
 
 static void end_engine(struct membership *m)
@@ -248,7 +248,7 @@ static int give_value(void *userdata, const char *key, const uint8_t *value, siz
     return m->starts ? keep_value(m, key, value, n_bytes) : -ENOTCONN;
 }
 
-static int share(void *userdata, unsigned number, const struct segment *segment)
+static int share_with_engine(void *userdata, unsigned number, const struct segment *segment)
 {
     struct membership *m = userdata;
 
@@ -499,7 +499,7 @@ static int join_nodes(struct membership *m, char *why, size_t why_size)
                                   .start_engine = start_engine,
                                   .order = order,
                                   .value = give_value,
-                                  .share = share,
+                                  .share = share_with_engine,
                                   .stop_engine = stop_engine,
                                   .userdata = m};
     int r;
@@ -544,7 +544,7 @@ int membership_new(struct membership **out, const struct membership_options *opt
 
 static void on_closed(uv_handle_t *handle)
 {
-    let_go(handle->data);
+    drop_handle(handle->data);
 }
 
 void membership_close(struct membership *m)

@@ -77,7 +77,7 @@ void nodes_have_weights(struct nodes *nodes)
 }
 
 /* Nobody has asked for it. */
-static void give_up(struct nodes *nodes, const char *why)
+static void ask_for_abort(struct nodes *nodes, const char *why)
 {
     nodes_report(nodes, (struct node_message){.kind = NODE_ABORT, .reason = why});
 }
@@ -101,7 +101,7 @@ void nodes_asked(struct nodes *nodes)
     if (!begin_request(nodes))
         return;
     if (!any || !all) {
-        give_up(nodes, "out of memory for the list of pushed parameters");
+        ask_for_abort(nodes, "out of memory for the list of pushed parameters");
         return;
     }
     job_find_pushed(nodes->job, any, all);
@@ -132,7 +132,7 @@ void nodes_end_window(struct nodes *nodes, const struct state_edits *edits, bool
     if (!begin_request(nodes))
         return;
     if (!numbers) {
-        give_up(nodes, "out of memory for the list of what was written");
+        ask_for_abort(nodes, "out of memory for the list of what was written");
         return;
     }
     if (edits)

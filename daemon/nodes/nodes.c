@@ -25,7 +25,7 @@ static int give_order(void *userdata, const struct engine_order *order)
     return nodes->ops.order(nodes->ops.userdata, order);
 }
 
-static int share(void *userdata, enum exchange_segment number, const struct segment *segment)
+static int pass_segment(void *userdata, enum exchange_segment number, const struct segment *segment)
 {
     struct nodes *nodes = userdata;
 
@@ -71,7 +71,7 @@ int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops)
     const struct exchange_ops exchange_ops = {.order = give_order,
                                               .moved = nodes_parcel_is_moved,
                                               .fetch = nodes_ask_fetch,
-                                              .share = share,
+                                              .share = pass_segment,
                                               .wrong = nodes_cannot_be_done,
                                               .userdata = nodes};
     int r;

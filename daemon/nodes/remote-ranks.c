@@ -91,7 +91,7 @@ static unsigned type_of(const char *request)
     return 0;
 }
 
-static void look_at(const struct job *job, const struct job_rank *rank, uint64_t *numbers)
+static void collect_numbers(const struct job *job, const struct job_rank *rank, uint64_t *numbers)
 {
     uint64_t now = job_now(job);
 
@@ -144,7 +144,7 @@ static uint8_t *list_awaited(const struct job *job, const struct job_rank *rank)
     return bits;
 }
 
-static void tell(struct nodes *nodes, const struct job_rank *rank, const struct told *now)
+static void tell_rank(struct nodes *nodes, const struct job_rank *rank, const struct told *now)
 {
     struct job *job = nodes->job;
     struct node_message message = {.kind = NODE_RANK,
@@ -199,14 +199,14 @@ void remote_ranks_tell(struct remote_ranks *remote, bool tick)
                            .attempt = job->layout ? job->ledger.attempt : 0,
                            .n_pushed_open = job->layout ? job->ledger.ranks[job->ranks[r].rank].n_pushed_open : 0};
 
-        look_at(job, &job->ranks[r], now.numbers);
+        collect_numbers(job, &job->ranks[r], now.numbers);
         if (!is_news(told, &now, tick))
             continue;
         now.evidence = told->evidence;
         if (now.numbers[ASKED])
             tell_evidence(remote->nodes, &job->ranks[r], &now.evidence);
         *told = now;
-        tell(remote->nodes, &job->ranks[r], &now);
+        tell_rank(remote->nodes, &job->ranks[r], &now);
     }
 }
 

@@ -244,7 +244,7 @@ static void wait_for_change(const char *path, struct stat *last, unsigned retry_
 }
 
 /* An address comes free without a word: whoever waits for one tries again. */
-static void hold(const char *path, struct stat *last, bool is_in_use)
+static void hold_until_changed(const char *path, struct stat *last, bool is_in_use)
 {
     if (is_in_use)
         fprintf(stderr,
@@ -267,7 +267,7 @@ static int wait_for_config(struct config **config, const struct options *options
     struct stat last = {0};
     int r = EX_CONFIG;
 
-    hold(options->config, &last, false);
+    hold_until_changed(options->config, &last, false);
     while (r == EX_CONFIG || r == EX_OSERR) {
         wait_for_change(options->config, &last, 0);
         r = load_config(config, options);
@@ -283,7 +283,7 @@ static int wait_and_start_again(const struct options *options, bool told, int wh
     struct stat last = {0};
 
     if (told || !may_tell()) {
-        hold(options->config, &last, is_in_use);
+        hold_until_changed(options->config, &last, is_in_use);
         wait_for_change(options->config, &last, is_in_use ? RETRY_MS : 0);
     }
     return EX_TEMPFAIL;

@@ -76,7 +76,7 @@ static uint64_t realtime_ns(void)
 }
 
 /* Return: 0 and *trace, the caller's; or -ENOMEM. */
-static int take(struct trace *trace, const struct job *job, uint64_t n_steps)
+static int take_trace(struct trace *trace, const struct job *job, uint64_t n_steps)
 {
     uint32_t n_parcels = job->layout ? job->layout->n_parcels : 0;
     bool complete;
@@ -112,7 +112,7 @@ char *trace_answer(const struct job *job, uint64_t n_steps)
     struct trace trace;
     char *text;
 
-    if (take(&trace, job, n_steps) < 0)
+    if (take_trace(&trace, job, n_steps) < 0)
         return NULL;
     text = trace_pack(&trace);
     trace_deinit(&trace);
@@ -196,7 +196,7 @@ void trace_note(struct trace_files *files, uv_loop_t *loop, const struct job *jo
     if (asprintf(&writing->path, "%s/%s-node%u-step%" PRIu64 "-E%u-%" PRIu64 ".trace.json", folder, job->config->job,
                  job->config->world.node, job->ledger.step, diagnostic->code, realtime_ns() / 1000000000) < 0)
         writing->path = NULL;
-    if (writing->path && take(&writing->trace, job, FILE_STEPS) == 0 &&
+    if (writing->path && take_trace(&writing->trace, job, FILE_STEPS) == 0 &&
         uv_queue_work(loop, &writing->work, write_file, file_is_written) == 0)
         return;
     trace_deinit(&writing->trace);

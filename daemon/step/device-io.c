@@ -498,7 +498,7 @@ static void adopt_run(struct work *work, uint32_t item)
 }
 
 /* A stage: masters get the values of the weights that have come in. */
-static int adopt(void *userdata)
+static int adopt_weights(void *userdata)
 {
     struct device_io *io = userdata;
 
@@ -518,7 +518,7 @@ static void add_frozen_weights(const struct executor *executor, struct moves *mo
 
 int device_adopt(struct executor *executor, const uint8_t *weights, executor_done done, void *userdata)
 {
-    static const sequence_stage stages[] = {adopt, io_copy, NULL};
+    static const sequence_stage stages[] = {adopt_weights, io_copy, NULL};
     struct device_io *io = io_new(executor, stages, done, userdata);
 
     if (!io)
@@ -683,14 +683,14 @@ int device_show_weights(struct executor *executor, const struct segment *segment
 }
 
 /* A stage: copies state and weights into the staging copy. */
-static int load(void *userdata)
+static int load_staging(void *userdata)
 {
     struct device_io *io = userdata;
 
     return device_load(io->executor, sequence_done, &io->sequence);
 }
 
-static int show(void *userdata)
+static int show_staging(void *userdata)
 {
     struct device_io *io = userdata;
 
@@ -699,7 +699,7 @@ static int show(void *userdata)
 
 int device_show_masters(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
 {
-    static const sequence_stage stages[] = {load, show, NULL};
+    static const sequence_stage stages[] = {load_staging, show_staging, NULL};
     struct device_io *io = io_new(executor, stages, done, userdata);
 
     if (!io)

@@ -26,7 +26,7 @@ static int reserve(const struct executor *executor)
     return r == 0 ? segment_reserve(landing, 0, landing->n_bytes) : r;
 }
 
-static void share(struct executor *executor)
+static void share_staging(struct executor *executor)
 {
     devices_share(executor->devices, DEVICES_STAGING, offload_staging(device_of(executor)->offload));
     devices_share(executor->devices, DEVICES_WEIGHTS, &executor->state->weights);
@@ -34,13 +34,13 @@ static void share(struct executor *executor)
 
 static void start(struct executor *executor)
 {
-    share(executor);
+    share_staging(executor);
     device_start(executor);
 }
 
 static void go_on(struct executor *executor)
 {
-    share(executor);
+    share_staging(executor);
     device_go_on(executor);
 }
 

@@ -22,7 +22,7 @@ struct pool_param {
     bool was_found; /* resident since an earlier daemon, and held for ranks that are away */
     bool loading;
     bool fresh;        /* shows the committed weights */
-    uint64_t released; /* when the last rank released it, by `clock`: make_room() frees the oldest first */
+    uint64_t released; /* when the last rank released it, by `clock`: evict_released() frees the oldest first */
 };
 
 struct host_pool {
@@ -120,7 +120,7 @@ bool host_pool_is_busy(const struct host_pool *pool)
 }
 
 /* Frees pages of released parameters, the longest released first, until n_bytes more fit under the bound. */
-static void make_room(struct host_pool *pool, uint64_t n_bytes)
+static void evict_released(struct host_pool *pool, uint64_t n_bytes)
 {
     while (pool->resident_bytes + n_bytes > pool->bound_bytes) {
         uint32_t oldest = UINT32_MAX;
@@ -140,7 +140,7 @@ static void make_room(struct host_pool *pool, uint64_t n_bytes)
 void host_pool_bound(struct host_pool *pool, uint64_t n_bytes)
 {
     pool->bound_bytes = n_bytes;
-    make_room(pool, 0);
+    evict_released(pool, 0);
 }
 
 /* ---- loading ------------------------------------------------------------------------------------------- */
@@ -306,7 +306,7 @@ void host_pool_gather(struct host_pool *pool, const uint32_t *params, size_t n_p
     if (!absent)
         return; /* out of memory shows as "neither fresh nor loading", here and below */
     n = find_absent(pool, params, n_params, absent, &n_bytes);
-    make_room(pool, n_bytes);
+    evict_released(pool, n_bytes);
     if (n > 0)
         (void)start_load(pool, NULL, absent, n);
 }
@@ -336,7 +336,7 @@ void host_pool_hint(struct host_pool *pool, unsigned local_rank, const uint32_t 
     if (!absent || *hinted)
         return;
     n = find_absent(pool, params, n_params, absent, &n_bytes);
-    make_room(pool, n_bytes);
+    evict_released(pool, n_bytes);
     if (n == 0 || pool->resident_bytes + n_bytes > pool->bound_bytes)
         return;
     for (uint32_t i = 0; i < n; i++)

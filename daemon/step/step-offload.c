@@ -298,7 +298,7 @@ static void start_update(struct offload *offload)
 }
 
 /* Ends the cancelled update once nothing that it has begun is under way. */
-static void give_up(const struct offload *offload)
+static void end_cancelled(const struct offload *offload)
 {
     struct step *step = offload->step;
 
@@ -323,7 +323,7 @@ static void advance(struct offload *offload)
 
     if (r == -ECANCELED) {
         offload->cancelled = true;
-        give_up(offload);
+        end_cancelled(offload);
         return; /* the step may have been freed */
     }
     if (r < 0)

@@ -323,7 +323,7 @@ static void reduce_into(struct reduction *reduction, const struct layout_chunk *
  * Computes the 64-bit sum of a chunk that is sent straight from the slot and summed by another node. combine computes
  * the sums of chunks that this node owns.
  */
-static void look_at(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id)
+static void sum_sent_chunk(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id)
 {
     struct step *step = reduction->step;
     struct position_sum *sum = &step->sums[chunk_id];
@@ -439,7 +439,7 @@ static void reduce_item(struct reduction *reduction, uint32_t chunk_id)
         return;
     }
     if (step_sends_slots(step, reduction->parcel)) {
-        look_at(reduction, chunk, chunk_id);
+        sum_sent_chunk(reduction, chunk, chunk_id);
         return;
     }
     for (unsigned i = 0; i < step->n_pieces; i++)
@@ -486,7 +486,7 @@ void step_reduced(struct reduction *reduction)
     reduction->done(reduction->userdata, reduction);
 }
 
-static struct reduction *prepare(struct reduction *reduction, uint32_t micro_batch, uint32_t pass)
+static struct reduction *reset_reduction(struct reduction *reduction, uint32_t micro_batch, uint32_t pass)
 {
     const struct step *step = reduction->step;
     const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
@@ -504,12 +504,12 @@ static struct reduction *prepare(struct reduction *reduction, uint32_t micro_bat
 
 struct reduction *step_prepare(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
 {
-    return prepare(&step->reductions[parcel], micro_batch, pass);
+    return reset_reduction(&step->reductions[parcel], micro_batch, pass);
 }
 
 struct reduction *step_combine(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
 {
-    struct reduction *reduction = prepare(&step->combinations[parcel], micro_batch, pass);
+    struct reduction *reduction = reset_reduction(&step->combinations[parcel], micro_batch, pass);
 
     reduction->combining = true;
     reduction->slots = 0;

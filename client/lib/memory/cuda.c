@@ -137,7 +137,7 @@ const char *cuda_why(const struct cuda *cuda)
 
 /* ---- the driver ---------------------------------------------------------------------------------------- */
 
-static int load(struct cuda *cuda)
+static int load_libcuda(struct cuda *cuda)
 {
     const char *path = getenv("ZEROD_LIBCUDA");
     void *library = dlopen(path && *path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* stays, as drivers do */
@@ -202,7 +202,7 @@ int cuda_open(struct cuda **out, bool is_torch)
     if (!cuda)
         return -ENOMEM;
     cuda->is_torch = is_torch;
-    r = load(cuda);
+    r = load_libcuda(cuda);
     return r == 0 ? find_context(cuda) : r;
 }
 

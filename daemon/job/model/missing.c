@@ -241,7 +241,7 @@ static void describe_set(struct job *job, struct evidence_missing *e, const uint
             rank_evidence_add(&job->ranks[r].step.evidence, e, called, misses_all(job, r, ids, n));
 }
 
-static void say(struct job *job, struct evidence_missing *e)
+static void keep_missing(struct job *job, struct evidence_missing *e)
 {
     struct lacking lacking = {0};
 
@@ -280,7 +280,7 @@ void missing_report(struct job *job, const uint8_t *any, const uint8_t *all)
     describe_set(job, &e, ids, n, any, called);
     if (e.skipped || e.dead_segment || e.exception) {
         if (!was_reported(&job->missing, XXH3_64bits(ids, n * sizeof(*ids))))
-            say(job, &e);
+            keep_missing(job, &e);
         mark_said(job, ids, n);
         return;
     }
@@ -291,7 +291,7 @@ void missing_report(struct job *job, const uint8_t *any, const uint8_t *all)
     e = blank;
     describe_set(job, &e, ids, n, any, called);
     e.kin_used = kin_were_pushed(job, ids, n);
-    say(job, &e);
+    keep_missing(job, &e);
     mark_said(job, ids, n);
 }
 

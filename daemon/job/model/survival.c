@@ -99,7 +99,7 @@ static void store_rank(const struct job *job, const struct job_rank *rank, struc
     };
 }
 
-static struct stored_head describe(const struct job *job)
+static struct stored_head describe_head(const struct job *job)
 {
     const struct state_progress *progress = &job->state->progress;
     const struct lossscale *scale = &job->decision.lossscale;
@@ -165,7 +165,7 @@ void job_turn(struct job *job, unsigned what)
         n_slots += job->ranks[i].rings[0] ? job->ranks[i].rings[0]->n_held : 0;
     ranks = calloc(job_n_local(job), sizeof(*ranks));
     slots = calloc(n_slots + 1, sizeof(*slots));
-    head = describe(job);
+    head = describe_head(job);
     head.turn = what;
     head.ranks = ranks;
     for (unsigned i = job->world.first; ranks && slots && i < job->world.end; i++) {

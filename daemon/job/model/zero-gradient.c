@@ -111,7 +111,7 @@ static bool can_be_judged(const struct job *job, uint32_t p, const uint8_t *all)
            is_here(job, param);
 }
 
-static void look_at(struct job *job, uint32_t p)
+static void count_zero_gradient(struct job *job, uint32_t p)
 {
     struct job_zero_gradient *zero = &job->zero_gradient;
 
@@ -132,7 +132,7 @@ void zero_gradient_note_step(struct job *job, const uint8_t *all)
         return;
     for (uint32_t i = 0; i < MIN(n, (uint32_t)MAX_LOOKED_AT); i++, p = (p + 1) % n)
         if (can_be_judged(job, p, all))
-            look_at(job, p);
+            count_zero_gradient(job, p);
     job->zero_gradient.next = p % n;
 }
 
@@ -146,7 +146,7 @@ static bool is_idle_expert(const struct job *job, uint32_t p)
     return zero->kin[p] != NO_KIN && zero->is_used[zero->kin[p]];
 }
 
-static void describe(const struct job *job, struct finding *finding, uint32_t p, uint32_t n_more)
+static void describe_finding(const struct job *job, struct finding *finding, uint32_t p, uint32_t n_more)
 {
     char name[NAME_BYTES], more[64] = "";
 
@@ -178,8 +178,8 @@ void zero_gradient_find(const struct job *job, struct findings *findings)
         n_named++;
         last = finding;
         last_param = p;
-        describe(job, finding, p, 0);
+        describe_finding(job, finding, p, 0);
     }
     if (last && n_more > 0)
-        describe(job, last, last_param, n_more);
+        describe_finding(job, last, last_param, n_more);
 }

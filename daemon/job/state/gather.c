@@ -36,7 +36,7 @@ static unsigned local_rank(const struct job *job, const struct job_rank *rank)
     return rank->rank - job->world.first;
 }
 
-static void let_go(struct job *job, struct job_rank *rank, uint32_t param)
+static void release_param(struct job *job, struct job_rank *rank, uint32_t param)
 {
     rank->gathered[param] = 0;
     rank->live_elems -= job->layout->params[param].n_elems;
@@ -44,7 +44,7 @@ static void let_go(struct job *job, struct job_rank *rank, uint32_t param)
 }
 
 /* Return: the elements that the rank did not hold before. */
-static uint64_t hold(struct job *job, struct job_rank *rank, uint32_t param)
+static uint64_t hold_param(struct job *job, struct job_rank *rank, uint32_t param)
 {
     uint64_t n_elems = job->layout->params[param].n_elems;
 
@@ -59,7 +59,7 @@ static void undo_gather(struct job *job, struct job_rank *rank)
 {
     for (uint32_t i = 0; i < rank->n_gathering; i++)
         if (--rank->gathered[rank->gathering[i]] == 0)
-            let_go(job, rank, rank->gathering[i]);
+            release_param(job, rank, rank->gathering[i]);
     rank->n_gathering = 0;
 }
 
@@ -120,7 +120,7 @@ static bool charge_gather(struct job *job, struct job_rank *rank, const struct r
     uint64_t asked = 0, allowed = job->config->zero.stage3_max_live_parameters;
 
     for (size_t i = 0; i < request->n_params; i++)
-        asked += hold(job, rank, request->params[i]);
+        asked += hold_param(job, rank, request->params[i]);
     for (size_t i = 0; i < request->n_params; i++)
         rank->gathering[rank->n_gathering++] = request->params[i];
     if (rank->live_elems <= allowed)
@@ -203,7 +203,7 @@ void job_release(struct job *job, struct job_rank *rank, const struct request_re
             return;
         }
         if (has_pools(job) && --rank->gathered[param] == 0)
-            let_go(job, rank, param);
+            release_param(job, rank, param);
     }
 }
 
@@ -215,7 +215,7 @@ void job_held(struct job *job, struct job_rank *rank, const struct request_held 
             job_drop_peer(job, rank, "Held.params: no such parameter, or no pool");
             return;
         }
-        hold(job, rank, request->params[i]);
+        hold_param(job, rank, request->params[i]);
     }
 }
 
@@ -238,6 +238,6 @@ void gather_detach(struct job *job, struct job_rank *rank)
         return;
     for (uint32_t p = 0; p < job->layout->n_params; p++)
         if (rank->gathered[p] > 0)
-            let_go(job, rank, p);
+            release_param(job, rank, p);
     rank->n_gathering = 0;
 }

@@ -328,7 +328,7 @@ static void restore_rank(struct job_rank *rank, const struct loading *loading)
     blob_set(&rank->kept.blob, blob, n_bytes);
 }
 
-static void say(const struct job *job, const struct resume *resume)
+static void log_resumed(const struct job *job, const struct resume *resume)
 {
     const struct description *d = loading_description(resume->loading);
 
@@ -363,7 +363,7 @@ void resume_apply(struct job *job)
     job->run.loaded_digest = d->digest;
     job->save.has_step = resume->options.dir != NULL; /* it need not be saved again */
     job->save.step = job->kept.saved_step = job->save.has_step ? d->step : 0;
-    say(job, resume);
+    log_resumed(job, resume);
     resume_free(steal_ptr(job->resume));
     if (!job->coordinator->alone)
         return; /* job_train() follows, when all nodes are here */

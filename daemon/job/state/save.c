@@ -126,7 +126,7 @@ static void free_pool(struct job *job)
 /* ---- the snapshot -------------------------------------------------------------------------------------- */
 
 /* Return: false without memory. */
-static bool describe(const struct job *job, struct description *d)
+static bool describe_checkpoint(const struct job *job, struct description *d)
 {
     const struct lossscale *scale = &job->decision.lossscale;
 
@@ -197,7 +197,7 @@ static void saving_free(struct saving *saving)
     free(saving);
 }
 
-static int prepare(struct job *job, struct saving *saving)
+static int prepare_order(struct job *job, struct saving *saving)
 {
     struct checkpoint_order *order = &saving->order;
     const uint32_t n_params = job->layout->n_params;
@@ -213,7 +213,7 @@ static int prepare(struct job *job, struct saving *saving)
     order->on_disk = on_disk;
     order->userdata = saving;
     order->counts = calloc(n_params, sizeof(*order->counts));
-    if (!describe(job, &order->description) || !order->counts || !copy_blobs(job, order))
+    if (!describe_checkpoint(job, &order->description) || !order->counts || !copy_blobs(job, order))
         return -ENOMEM;
     memcpy(order->counts, job->state->progress.counts, n_params * sizeof(*order->counts));
     return 0;
@@ -288,7 +288,7 @@ static void give_copy_back(struct job *job)
 }
 
 /* The snapshot is read: the state is only its own again. */
-static void let_go(struct job *job)
+static void release_snapshot(struct job *job)
 {
     struct saving *saving = job->save.now;
 
@@ -339,7 +339,7 @@ static void written(struct job *job)
 
     pthread_join(saving->thread, NULL);
     if (!whole)
-        let_go(job);
+        release_snapshot(job);
     if (job->coordinator->alone) {
         end(job, saving->result == 0 ? NULL : saving->result == -ECANCELED ? "" : saving->why);
         return;
@@ -366,7 +366,7 @@ static void stop_thread(struct job *job)
         snapshot_give_up(saving->order.snapshot);
     pthread_join(saving->thread, NULL);
     if (saving->stage == SAVING_WRITES)
-        let_go(job);
+        release_snapshot(job);
     saving->stage = SAVING_WAITS;
 }
 
@@ -391,7 +391,7 @@ void save_forget(struct job *job)
 /* ---- when it begins ------------------------------------------------------------------------------------ */
 
 /* Nothing is on the disk. r: why, a negative errno. */
-static void give_up(struct job *job, int r)
+static void give_up_save(struct job *job, int r)
 {
     const char *why = r == -ENOMEM && job->executor->copy_bytes > 0
                           ? "there is no memory for a copy of what is on the GPUs, from which it is written"
@@ -442,12 +442,12 @@ static void loaded(void *userdata, int result)
     }
     r = result < 0 ? result : start_writing(job);
     if (r < 0)
-        give_up(job, r);
+        give_up_save(job, r);
     job_todo(job);
 }
 
 /* Return: 0, loaded() follows; 1, the state is in host memory anyway; or -errno. */
-static int load(struct job *job)
+static int load_for_save(struct job *job)
 {
     int r = job_charge_copy(job, &job->save.copy_charge);
 
@@ -460,7 +460,7 @@ static int load(struct job *job)
 }
 
 /* token: of several nodes. */
-static void begin(struct job *job, uint64_t token)
+static void begin_saving(struct job *job, uint64_t token)
 {
     struct saving *saving = job->save.pool ? calloc(1, sizeof(*saving)) : NULL;
     bool is_own = job->save.has_step && job->save.step == job->state->progress.epoch;
@@ -478,14 +478,14 @@ static void begin(struct job *job, uint64_t token)
         saving->began_ns = job->save.begun_ns;
         saving->order.token = token;
         saving->order.follows_another = job->run.is_next && !is_own;
-        r = prepare(job, saving);
+        r = prepare_order(job, saving);
     }
     if (r == 0)
-        r = load(job);
+        r = load_for_save(job);
     if (r == 1)
         r = start_writing(job);
     if (r < 0)
-        give_up(job, r);
+        give_up_save(job, r);
 }
 
 /* No work reads or writes masters, moments or weights, nor has any to. */
@@ -539,7 +539,7 @@ static void take_ordered(struct job *job)
         (void)make_pool(job);
     if (job->state->progress.epoch == job->save.ordered_step &&
         job->state->progress.n_windows == job->save.ordered_windows) {
-        begin(job, job->save.ordered_token);
+        begin_saving(job, job->save.ordered_token);
         return;
     }
     job->save.token = job->save.ordered_token;
@@ -575,7 +575,7 @@ void save_settle(struct job *job)
     if (!is_due(job))
         job->save.wanted = false; /* it is saved already */
     else if (!report_progress(job, (struct report){REPORT_WANT_SAVE}))
-        begin(job, 0);
+        begin_saving(job, 0);
 }
 
 uint64_t save_rest_ns(const struct job *job)

@@ -45,7 +45,7 @@ void window_go_on(struct job *job)
     sequence_advance(&job->window->commit, 0);
 }
 
-static int load(void *userdata)
+static int load_for_window(void *userdata)
 {
     struct job *job = userdata;
     int r;
@@ -112,8 +112,8 @@ static int bring_back(void *userdata)
 enum { WAIT_FOR_SAVE, LOAD, STORE_WEIGHTS, STORE_EDITS, BRING_BACK, N_STAGES };
 
 static const sequence_stage stages[] = {
-    [WAIT_FOR_SAVE] = wait_for_save, [LOAD] = load,     [STORE_WEIGHTS] = store_weights, [STORE_EDITS] = store_edits,
-    [BRING_BACK] = bring_back,       [N_STAGES] = NULL,
+    [WAIT_FOR_SAVE] = wait_for_save, [LOAD] = load_for_window,  [STORE_WEIGHTS] = store_weights,
+    [STORE_EDITS] = store_edits,     [BRING_BACK] = bring_back, [N_STAGES] = NULL,
 };
 
 /* ---- how it ends --------------------------------------------------------------------------------------- */
@@ -135,7 +135,7 @@ static void stored(struct job *job)
 }
 
 /* There is no memory for the staging copy, and nothing was stored: the window is open again. */
-static void refuse(struct job *job)
+static void reopen_window(struct job *job)
 {
     executor_empty(job->executor);
     window_discharge_copy(job);
@@ -174,7 +174,7 @@ static void ended(void *userdata, int result)
     if (result == -ECANCELED && !job->run.drop_why) /* the job is going */
         return;
     if (result < 0 && may_refuse)
-        refuse(job);
+        reopen_window(job);
     else if (result < 0 && result != -ECANCELED)
         executor_post_nothing(job->executor, &window->retry, retry);
     else

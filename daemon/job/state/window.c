@@ -63,7 +63,7 @@ void window_end(struct job *job)
 }
 
 /* Forgets the window. If work on it is under way, also between nodes, that work ends it. */
-static void let_go(struct job *job)
+static void forget_window(struct job *job)
 {
     if (job->window && job->window->busy)
         job->window->forgotten = true;
@@ -73,7 +73,7 @@ static void let_go(struct job *job)
 
 void window_forget(struct job *job)
 {
-    let_go(job);
+    forget_window(job);
     job->phase = JOB_TRAINING;
 }
 
@@ -247,7 +247,7 @@ static void prepare_done(struct work *work)
  * it hold until the window is over. The next daemon must find the memory that ranks write to before the journal speaks
  * of it.
  */
-static void prepare(struct job *job)
+static void prepare_edits(struct job *job)
 {
     struct window *window = job->window;
 
@@ -273,7 +273,7 @@ static int fill(struct job *job)
     if (r == 0 && config_stage(job->config) == 3 && fill_remote(job) < 0)
         job->window->fill_result = -ENOMEM;
     if (r == 0)
-        prepare(job);
+        prepare_edits(job);
     job->window->ready = job->window->stale = job->window->lacks_memory = false;
     job->window->busy = r == 0;
     return r;
@@ -342,7 +342,7 @@ void job_write_begin(struct job *job, struct job_rank *rank)
 
 void window_finish(struct job *job)
 {
-    let_go(job); /* a node whose ranks have all left may still be filling it when the others have forgotten it */
+    forget_window(job); /* a node whose ranks have all left may still be filling it when the others have forgotten it */
     job->state->progress.n_windows++; /* a forgotten one too: a successor must not wait for it again */
     job->phase = JOB_TRAINING;
     job_turn(job, TURN_WINDOW);

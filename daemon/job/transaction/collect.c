@@ -61,7 +61,7 @@ struct ring_slot *collect_find_slot(const struct job_rank *rank, uint32_t parcel
 
 enum completeness { OPEN, COMPLETE, EMPTY };
 
-static enum completeness look_at(const struct job *job, uint32_t parcel, struct parcel_position at)
+static enum completeness find_completeness(const struct job *job, uint32_t parcel, struct parcel_position at)
 {
     bool any = false;
 
@@ -312,7 +312,7 @@ static void fill_masks(struct job *job, struct reduction *reduction, unsigned ra
 }
 
 /* Lists the ranks that have pushed the parcel at that position, and the parts that each has pushed. */
-static struct reduction *prepare(struct job *job, uint32_t parcel, struct parcel_position at)
+static struct reduction *prepare_reduction(struct job *job, uint32_t parcel, struct parcel_position at)
 {
     struct reduction *reduction = step_prepare(job->step, parcel, at.micro_batch, at.pass);
 
@@ -417,12 +417,12 @@ void collect_parcel(struct job *job, uint32_t parcel)
         return;
     last = furthest(job);
     while (its->at.micro_batch <= last) {
-        switch (look_at(job, parcel, its->at)) {
+        switch (find_completeness(job, parcel, its->at)) {
         case OPEN:
             return;
         case COMPLETE:
             parcel_complete(its);
-            parcels_complete(job->coordinator, prepare(job, parcel, its->at));
+            parcels_complete(job->coordinator, prepare_reduction(job, parcel, its->at));
             return;
         case EMPTY:
             if (its->at.micro_batch == last)
@@ -650,14 +650,14 @@ void collect_release_ring(struct job *job, struct job_rank *rank, bool abort)
 static bool complete_again(struct job *job, struct parcel *its, const struct journal_posted *posted)
 {
     while (!parcel_is_at(its, posted->micro_batch, posted->pass)) {
-        if (its->at.micro_batch >= posted->micro_batch || look_at(job, posted->parcel, its->at) != EMPTY)
+        if (its->at.micro_batch >= posted->micro_batch || find_completeness(job, posted->parcel, its->at) != EMPTY)
             return false;
         parcel_pass(its);
     }
-    if (look_at(job, posted->parcel, its->at) != COMPLETE)
+    if (find_completeness(job, posted->parcel, its->at) != COMPLETE)
         return false;
     parcel_complete(its);
-    prepare(job, posted->parcel, its->at);
+    prepare_reduction(job, posted->parcel, its->at);
     return true;
 }
 
