@@ -131,7 +131,7 @@ static int note_silence(struct control *control)
 }
 
 /* Return: > 0, it is ready; 0, it was silent; or a negative code. */
-static int wait_for(struct control *control, short events, int timeout_ms)
+static int wait_for_events(struct control *control, short events, int timeout_ms)
 {
     const struct control_idle *idle = control->idle;
     struct pollfd fds[] = {{.fd = control->fd, .events = events}, {.fd = idle ? idle->fd : -1, .events = POLLIN}};
@@ -148,12 +148,12 @@ static int wait_for(struct control *control, short events, int timeout_ms)
 static int control_wait(struct control *control, short events)
 {
     bool person_waits = control->until_ms == 0;
-    int r = wait_for(control, events, person_waits ? CONTROL_NOTICE_MS : CONTROL_SILENCE_MS);
+    int r = wait_for_events(control, events, person_waits ? CONTROL_NOTICE_MS : CONTROL_SILENCE_MS);
 
     if (r == 0 && person_waits) {
         r = note_silence(control);
         if (r == 0)
-            r = wait_for(control, events, CONTROL_SILENCE_MS - CONTROL_NOTICE_MS);
+            r = wait_for_events(control, events, CONTROL_SILENCE_MS - CONTROL_NOTICE_MS);
     }
     return r == 0 ? control_fail_silent(control) : MIN(r, 0);
 }

@@ -74,14 +74,14 @@ static int ask_status(const struct checkpoint_options *options, struct json_obje
 }
 
 /* Has the one that was asked for ended, or is there none any more? */
-static bool has_ended(struct json_object *status, struct json_object *answer)
+static bool has_save_ended(struct json_object *status, struct json_object *answer)
 {
     return get_member_u64(status, "n_saved") + get_member_u64(status, "n_failed") >=
                get_member_u64(answer, "n_ended") ||
            (!get_member(status, "saving") && !json_object_get_boolean(get_member(status, "wanted")));
 }
 
-static int judge(const struct checkpoint_options *options, struct json_object *answer, struct json_object *status)
+static int judge_save(const struct checkpoint_options *options, struct json_object *answer, struct json_object *status)
 {
     uint64_t n_ended = get_member_u64(status, "n_saved") + get_member_u64(status, "n_failed"),
              step = get_member_u64(answer, "step");
@@ -108,7 +108,7 @@ static int wait_for_it(const struct checkpoint_options *options, struct json_obj
     int r;
 
     checkpoint_progress_init(&progress, "saving");
-    while ((r = ask_status(options, &status)) == 0 && !has_ended(status, answer)) {
+    while ((r = ask_status(options, &status)) == 0 && !has_save_ended(status, answer)) {
         struct json_object *saving = get_member(status, "saving");
 
         checkpoint_progress_show(&progress, get_member_u64(saving, "bytes_done"), get_member_u64(saving, "bytes"));
@@ -119,7 +119,7 @@ static int wait_for_it(const struct checkpoint_options *options, struct json_obj
     checkpoint_progress_clear(&progress);
     if (r != 0)
         return r;
-    r = judge(options, answer, status);
+    r = judge_save(options, answer, status);
     json_object_put(status);
     return r;
 }

@@ -45,7 +45,7 @@ struct verification {
 
 /* ---- what differs -------------------------------------------------------------------------------------- */
 
-static void end_run(struct checked *c)
+static void report_bad_blocks(struct checked *c)
 {
     const struct description_file *file = c->run.file ? description_find(&c->description, c->run.file) : NULL;
     uint64_t first = c->run.first * HASH_BLOCK_BYTES, last;
@@ -80,7 +80,7 @@ static void on_bad(void *userdata, const char *file, uint64_t block)
         c->run.last = block;
         return;
     }
-    end_run(c);
+    report_bad_blocks(c);
     c->run = (struct run){.file = file, .first = block, .last = block};
 }
 
@@ -94,7 +94,7 @@ static void on_progress(void *userdata, uint64_t n_bytes_done, uint64_t n_bytes)
 /* ---- one checkpoint ------------------------------------------------------------------------------------ */
 
 /* why: "", nothing but these MiB is wrong. */
-static void note(struct verification *v, struct checked *c, int64_t n_differ, const char *why)
+static void note_checked(struct verification *v, struct checked *c, int64_t n_differ, const char *why)
 {
     uint64_t n_bytes = 0;
     char text[PRINT_SIZE];
@@ -132,7 +132,7 @@ static int64_t verify_open(int fd, struct checked *c, const struct folder_verifi
 {
     int64_t n_differ = folder_verify(fd, &c->description, verifier, why, why_size);
 
-    end_run(c);
+    report_bad_blocks(c);
     checkpoint_progress_clear(&c->progress);
     return n_differ == 0 ? checkpoint_check(fd, &c->description, why, why_size) : n_differ;
 }
@@ -163,7 +163,7 @@ static int verify_one(struct verification *v, int dir, const char *name, const c
         description_deinit(&c.description);
         return listed ? 0 : checkpoint_not_opened(path, why, -ENOENT);
     }
-    note(v, &c, n_differ, n_differ < 0 ? why : "");
+    note_checked(v, &c, n_differ, n_differ < 0 ? why : "");
     description_deinit(&c.description);
     return 0;
 }

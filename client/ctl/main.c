@@ -122,7 +122,7 @@ static int resize(const struct options *options, const char *text)
 /* ---- status --watch ------------------------------------------------------------------------------------ */
 
 /* A connection for each look: one that is silent in between would not stay. */
-static int watch(const struct options *options, double seconds)
+static int watch_status(const struct options *options, double seconds)
 {
     struct timespec pause = {.tv_sec = seconds, .tv_nsec = (seconds - (time_t)seconds) * 1e9};
     bool clear = !options->json && isatty(STDOUT_FILENO);
@@ -366,7 +366,7 @@ static int run_subcommand(int argc, char **argv, struct options *options)
     if (strcmp(argv[0], "status") == 0) {
         r = parse_status(argc, argv, &seconds);
         if (r != 0 || seconds > 0)
-            return r ? r : watch(options, seconds);
+            return r ? r : watch_status(options, seconds);
         argc = 1;
     }
     if (strcmp(argv[0], "top") == 0)

@@ -396,7 +396,7 @@ static int choose_gpu_room(const struct plan_request *request, struct config *co
     return 0;
 }
 
-static int check_optimizer(const struct plan *plan)
+static int check_matrices(const struct plan *plan)
 {
     if (plan->request.n_matrices == 0 || plan->config->optimizer.type == OPTIMIZER_MUON)
         return 0;
@@ -532,7 +532,7 @@ int plan_command(int argc, char **argv, bool json)
     plan.config = config;
     r = choose_gpu_room(&plan.request, config);
     if (r == 0)
-        r = check_optimizer(&plan);
+        r = check_matrices(&plan);
     if (r == 0)
         r = plan_compute(&plan);
     if (r == 0 && plan.request.n_matrices > 0)

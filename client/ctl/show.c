@@ -382,7 +382,7 @@ int show_ranks(FILE *file, struct json_object *answer)
     return r;
 }
 
-static void add_param(struct table *table, struct json_object *o)
+static void add_param_row(struct table *table, struct json_object *o)
 {
     _cleanup_free_ char *shape = join(get(o, "shape"), "x", "scalar");
     _cleanup_free_ char *owners = join(get(o, "owners"), ",", "-");
@@ -417,7 +417,7 @@ int show_params(FILE *file, struct json_object *answer)
 
     table_init(&table, heads, ARRAY_SIZE(heads));
     for (i = 0; i < array_length(answer); i++)
-        add_param(&table, array_get(answer, i));
+        add_param_row(&table, array_get(answer, i));
     r = table_print(&table, file);
     table_deinit(&table);
     return r;

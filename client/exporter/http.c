@@ -41,8 +41,8 @@ struct http {
 /* ---- answers ------------------------------------------------------------------------------------------- */
 
 /* response: taken; NULL: memory was short, which ends the connection. */
-static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, const char *type,
-                              struct MHD_Response *response)
+static enum MHD_Result send_response(struct MHD_Connection *connection, unsigned code, const char *type,
+                                     struct MHD_Response *response)
 {
     enum MHD_Result r = MHD_NO;
 
@@ -62,7 +62,7 @@ static enum MHD_Result answer_plainly(struct MHD_Connection *connection, unsigne
     struct MHD_Response *response =
         MHD_create_response_from_buffer(strlen(text), (void *)(uintptr_t)text, MHD_RESPMEM_PERSISTENT);
 
-    return answer(connection, code, "text/plain; charset=utf-8", response);
+    return send_response(connection, code, "text/plain; charset=utf-8", response);
 }
 
 /* Takes what is in text. */
@@ -77,7 +77,7 @@ static enum MHD_Result answer_made(struct MHD_Connection *connection, const char
     response = MHD_create_response_from_buffer(text->n_bytes, text->data, MHD_RESPMEM_MUST_FREE);
     if (!response)
         strbuf_deinit(text);
-    return answer(connection, MHD_HTTP_OK, type, response);
+    return send_response(connection, MHD_HTTP_OK, type, response);
 }
 
 static void add_escaped(struct strbuf *buf, const char *text)
@@ -113,7 +113,7 @@ static enum MHD_Result answer_metrics(struct MHD_Connection *connection, const s
 
 /* ---- clients ------------------------------------------------------------------------------------------- */
 
-static void drop(struct client *client)
+static void drop_client(struct client *client)
 {
     (void)shutdown(client->fd, SHUT_RDWR); /* its thread then ends, and libmicrohttpd closes it */
     client->is_dropped = true;
@@ -147,7 +147,7 @@ static struct client *add_client(struct http *http, int fd)
     }
     oldest = n >= MANY_CLIENTS ? oldest_silent(http) : NULL;
     if (oldest)
-        drop(oldest);
+        drop_client(oldest);
     if (place)
         *place = (struct client){.fd = fd, .since_ms = control_clock_ms()};
     return place;
@@ -183,7 +183,7 @@ void http_drop_slow(struct http *http)
     pthread_mutex_lock(&http->mutex);
     for (size_t i = 0; i < MAX_CLIENTS; i++)
         if (http->clients[i].fd >= 0 && now - http->clients[i].since_ms > CLIENT_MS + 2 * http->content.timeout_ms)
-            drop(&http->clients[i]);
+            drop_client(&http->clients[i]);
     pthread_mutex_unlock(&http->mutex);
 }
 

@@ -180,7 +180,7 @@ void gather_free(struct gather *gather)
     free(gather);
 }
 
-static void refresh(struct gather *gather)
+static void refresh_round(struct gather *gather)
 {
     struct round round;
 
@@ -199,7 +199,7 @@ void gather_print(struct gather *gather, enum metrics_format format, struct strb
     size_t n = 0;
 
     pthread_mutex_lock(&gather->mutex);
-    refresh(gather);
+    refresh_round(gather);
     for (size_t i = 0; i < gather->last.n; i++)
         if (gather->last.targets[i].is_asked)
             sources[n++] = gather->last.targets[i].source;

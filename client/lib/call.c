@@ -116,7 +116,7 @@ static int timed_out(struct call *call)
 }
 
 /* Return: 0 when the socket may be ready, or a fatal error. */
-static int wait_for(struct call *call, short events, int64_t deadline_ms)
+static int wait_for_daemon(struct call *call, short events, int64_t deadline_ms)
 {
     struct pollfd pollfd = {.fd = call->fd, .events = events};
     int64_t left = deadline_ms < 0 ? -1 : MAX(deadline_ms - call_now_ms(), (int64_t)0);
@@ -187,7 +187,7 @@ static pid_t listener_of(int fd)
  * daemon, its listener may be the last one: then a connection to it ends soon. If a service manager keeps the listener,
  * the process ends soon.
  */
-static bool is_served(const struct call *call)
+static bool is_still_served(const struct call *call)
 {
     _cleanup_close_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     pid_t pid = listener_of(call->fd);
@@ -211,7 +211,7 @@ static int mend(struct call *call)
 
     if (call->fatal)
         return call->fatal;
-    if (is_served(call))
+    if (is_still_served(call))
         return call_fatal(call, -ECONNRESET,
                           "zerod has closed this connection alone, and still listens: its log says why");
     if (!call->on_break || call->reattach_ms == 0)
@@ -224,7 +224,7 @@ static int mend(struct call *call)
 /* ---- sending ------------------------------------------------------------------------------------------- */
 
 /* Packs into out, from *n_bytes on. */
-static int pack(struct call *call, const struct request *request, size_t *n_bytes, struct frame_packet *packet)
+static int pack_into_out(struct call *call, const struct request *request, size_t *n_bytes, struct frame_packet *packet)
 {
     int n = wire_pack_request(&call->arena, request, call->out + *n_bytes, FRAME_MAX_BYTES - *n_bytes);
 
@@ -237,10 +237,10 @@ static int pack(struct call *call, const struct request *request, size_t *n_byte
     return 0;
 }
 
-/* As pack(), and keeps a copy when the request is recorded. */
+/* As pack_into_out(), and keeps a copy when the request is recorded. */
 static int pack_to_keep(struct call *call, const struct request *request, size_t *n_bytes, struct frame_packet *packet)
 {
-    int r = pack(call, request, n_bytes, packet);
+    int r = pack_into_out(call, request, n_bytes, packet);
 
     if (r == 0 && request_is_recorded(request->type) &&
         recorded_add(&call->recorded, packet->data, (uint32_t)packet->n_bytes) < 0)
@@ -270,7 +270,7 @@ int call_transmit(struct call *call, const struct frame_packet *packets, size_t 
             return can_receive(call) ? CALL_SAID_WHY : CALL_BROKEN;
         if (r < 0)
             return call_fatal(call, r, "sending %s: %s", call->waits_for, strerror(-r));
-        r = wait_for(call, POLLOUT, call_deadline(call));
+        r = wait_for_daemon(call, POLLOUT, call_deadline(call));
         if (r < 0)
             return r;
         packets += n_sent;
@@ -282,7 +282,7 @@ int call_say(struct call *call, const struct request *request)
 {
     struct frame_packet packet;
     size_t n_bytes = 0;
-    int r = pack(call, request, &n_bytes, &packet);
+    int r = pack_into_out(call, request, &n_bytes, &packet);
 
     return r == 0 ? call_transmit(call, &packet, 1) : r;
 }
@@ -468,7 +468,7 @@ int call_receive(struct call *call, int64_t until_ms, struct reply *reply)
     int r;
 
     while ((r = frame_receive_fds(call->fd, &call->in)) == FRAME_AGAIN) {
-        r = wait_for(call, POLLIN, until_ms);
+        r = wait_for_daemon(call, POLLIN, until_ms);
         if (r < 0)
             return r;
     }
@@ -492,7 +492,7 @@ int call_receive(struct call *call, int64_t until_ms, struct reply *reply)
 }
 
 /* The answer proves that the daemon has received all that was sent before. Return: as call_ask(). */
-static int await(struct call *call, const struct request *request, struct reply *reply)
+static int await_reply(struct call *call, const struct request *request, struct reply *reply)
 {
     int64_t until_ms = call_deadline(call);
     int r;
@@ -538,7 +538,8 @@ static int refused(struct call *call, const struct reply_refused *refusal)
 }
 
 /* Is the answer of the type that was asked for? */
-static int judge(struct call *call, const struct request *request, enum reply_type type, const struct reply *reply)
+static int judge_reply(struct call *call, const struct request *request, enum reply_type type,
+                       const struct reply *reply)
 {
     if (reply->type == REPLY_REFUSED)
         return refused(call, &reply->refused);
@@ -557,11 +558,11 @@ int call_ask(struct call *call, const struct request *request, enum reply_type t
     if (r < 0 || r == CALL_ANEW)
         return r;
     (void)failpoint_at(request_type_name(request->type), "wait");
-    r = await(call, request, reply);
+    r = await_reply(call, request, reply);
     if (r != 0)
         return r;
     (void)failpoint_at(request_type_name(request->type), "answered");
-    return judge(call, request, type, reply);
+    return judge_reply(call, request, type, reply);
 }
 
 int call_settle(struct call *call, struct reply *reply)
@@ -571,9 +572,9 @@ int call_settle(struct call *call, struct reply *reply)
 
     call->waits_for = request_type_name(step.type);
     do
-        r = await(call, &step, reply);
+        r = await_reply(call, &step, reply);
     while (r == 0 && call->owes);
-    return r == 0 ? judge(call, &step, REPLY_STEP_DONE, reply) : r;
+    return r == 0 ? judge_reply(call, &step, REPLY_STEP_DONE, reply) : r;
 }
 
 /* ---- texts --------------------------------------------------------------------------------------------- */

@@ -120,7 +120,7 @@ static int say_hello(struct zerod *c)
     return r;
 }
 
-static int init(struct zerod *c, const struct zerod_options *options)
+static int init_handle(struct zerod *c, const struct zerod_options *options)
 {
     const char *path = options->socket ? options->socket : getenv("ZEROD_SOCKET");
     long rank = options->rank >= 0 ? options->rank : number_from("RANK");
@@ -175,7 +175,7 @@ int zerod_connect(struct zerod **out, const struct zerod_options *options)
     c->memory = &host_memory;
     r = watch_forks(c);
     if (r == 0)
-        r = init(c, options);
+        r = init_handle(c, options);
     if (r < 0) {
         zerod_close(c);
         return r;

@@ -113,7 +113,7 @@ static struct diagnostic *explain_missing(const struct zerod_observation *o, con
     });
 }
 
-static int publish(struct explained *explained)
+static int publish_explained(struct explained *explained)
 {
     const struct diagnostic *d = explained->diagnostic;
     size_t n = strlen(d->text);
@@ -169,7 +169,7 @@ int zerod_explain(const struct zerod_observation *o, struct zerod_error **out)
                               .observed = true};
     explained->diagnostic = o->what == ZEROD_OBSERVED_TWICE ? explain_twice(o, &at) : explain_missing(o, &at);
     layout_free(layout); /* the diagnostic has copies */
-    r = publish(explained);
+    r = publish_explained(explained);
     if (r < 0)
         zerod_explain_free(&explained->public);
     else

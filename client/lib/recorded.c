@@ -20,7 +20,7 @@ void recorded_deinit(struct recorded *recorded)
     *recorded = (struct recorded){0};
 }
 
-static int grow(struct recorded *recorded, size_t n_bytes)
+static int grow_bytes(struct recorded *recorded, size_t n_bytes)
 {
     size_t capacity = MAX(recorded->capacity, (size_t)MIN_BYTES);
     uint8_t *bytes;
@@ -39,7 +39,7 @@ int recorded_add(struct recorded *recorded, const uint8_t *packet, uint32_t n_by
 {
     size_t end = recorded->n_bytes + sizeof(n_bytes) + n_bytes;
 
-    if (end > recorded->capacity && grow(recorded, end) < 0)
+    if (end > recorded->capacity && grow_bytes(recorded, end) < 0)
         return -ENOMEM;
     memcpy(recorded->bytes + recorded->n_bytes, &n_bytes, sizeof(n_bytes));
     memcpy(recorded->bytes + recorded->n_bytes + sizeof(n_bytes), packet, n_bytes);

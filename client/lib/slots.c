@@ -147,7 +147,8 @@ static int ask_for_place(struct slots *slots, uint32_t parcel, uint32_t pass, ui
     return 0;
 }
 
-static int find_place(struct slots *slots, uint32_t parcel, uint32_t pass, uint64_t n_bytes, struct ring_place *place)
+static int find_ring_place(struct slots *slots, uint32_t parcel, uint32_t pass, uint64_t n_bytes,
+                           struct ring_place *place)
 {
     bool retry = true;
     int r = 0;
@@ -176,7 +177,7 @@ int slots_get(struct slots *slots, uint32_t parcel, uint32_t pass, uint32_t *out
         }
     }
     n_bytes = layout_parcel_bytes(slots->layout, parcel);
-    r = find_place(slots, parcel, pass, n_bytes, &place);
+    r = find_ring_place(slots, parcel, pass, n_bytes, &place);
     if (r != 0)
         return r;
     ticket = free_ticket(slots);

@@ -12,7 +12,7 @@
 #include "core/base/base.h"
 #include "core/wire/wire-request.h"
 
-static int grow(struct strings *strings)
+static int grow_table(struct strings *strings)
 {
     uint32_t capacity = MAX(strings->capacity * 2, 64u);
     struct interned *table = calloc(capacity, sizeof(*table));
@@ -43,7 +43,7 @@ uint32_t strings_intern(struct strings *strings, struct call *call, const char *
     uint32_t at;
 
     if (n == 0 || n > WIRE_MAX_TEXT_BYTES || strings->n >= WIRE_MAX_STRING_ID ||
-        (strings->n * 2 >= strings->capacity && grow(strings) < 0))
+        (strings->n * 2 >= strings->capacity && grow_table(strings) < 0))
         return 0;
     at = (uint32_t)XXH3_64bits(text, n) & (strings->capacity - 1);
     for (; strings->table[at].text; at = (at + 1) & (strings->capacity - 1))

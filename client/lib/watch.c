@@ -173,7 +173,7 @@ static void add_threads(struct strbuf *buf, const char *text, const struct zerod
 }
 
 /* Where the process is; "" if that cannot be told. To be freed. */
-static struct strbuf look(const struct zerod_python *python)
+static struct strbuf read_stack(const struct zerod_python *python)
 {
     static char text[4 * WIRE_MAX_STACK_BYTES];
     struct strbuf buf = {0};
@@ -199,16 +199,16 @@ static int send_request(struct watch *watch, const struct request *request)
 }
 
 /* Waits for the socket. Return: false, the watch is to stop. */
-static bool wait_for(const struct watch *watch, int timeout_ms)
+static bool wait_for_packet(const struct watch *watch, int timeout_ms)
 {
     struct pollfd fds[] = {{.fd = watch->stop, .events = POLLIN}, {.fd = watch->fd, .events = POLLIN}};
 
     return poll(fds, watch->fd < 0 ? 1 : 2, timeout_ms) >= 0 ? !fds[0].revents : errno == EINTR;
 }
 
-static int answer(struct watch *watch)
+static int send_stack(struct watch *watch)
 {
-    struct strbuf stack = look(&watch->python);
+    struct strbuf stack = read_stack(&watch->python);
     int r = send_request(watch, &(struct request){.type = REQUEST_STACK, .stack = {.text = strbuf_text(&stack)}});
 
     strbuf_deinit(&stack);
@@ -216,14 +216,14 @@ static int answer(struct watch *watch)
 }
 
 /* Answers until the connection breaks. Return: false, the watch is to stop. */
-static bool serve(struct watch *watch)
+static bool serve_connection(struct watch *watch)
 {
     char why[WIRE_WHY_BYTES];
     struct reply reply;
     int r = send_request(watch, &(struct request){.type = REQUEST_HELLO, .hello = watch->hello});
 
     while (r == 0) {
-        if (!wait_for(watch, -1))
+        if (!wait_for_packet(watch, -1))
             return false;
         r = frame_receive_fds(watch->fd, &watch->in);
         if (r == FRAME_AGAIN) {
@@ -235,7 +235,7 @@ static bool serve(struct watch *watch)
         if (r == 0 && reply.type == REPLY_REFUSED)
             return false; /* an older daemon has taken over, which knows no watches */
         if (r == 0)
-            r = reply.type == REPLY_LOOK ? answer(watch) : -EPROTO;
+            r = reply.type == REPLY_LOOK ? send_stack(watch) : -EPROTO;
     }
     return true;
 }
@@ -249,12 +249,12 @@ static void *serve_until_stopped(void *userdata)
     while (goes_on) {
         watch->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (watch->fd >= 0 && connect(watch->fd, (const struct sockaddr *)&watch->address, sizeof(watch->address)) == 0)
-            goes_on = serve(watch);
+            goes_on = serve_connection(watch);
         if (watch->fd >= 0) {
             (void)shutdown(watch->fd, SHUT_RDWR); /* a forked child may hold it, too */
             close(steal_fd(&watch->fd));
         }
-        goes_on = goes_on && wait_for(watch, RETRY_MS);
+        goes_on = goes_on && wait_for_packet(watch, RETRY_MS);
     }
     return NULL;
 }

@@ -115,7 +115,8 @@ static const char help_text[] =
     "(128 + signal).\n";
 
 /* Return: 0, or -EX_USAGE with a sentence. */
-static int parse_number(const char *name, const char *text, unsigned long min, unsigned long max, unsigned long *value)
+static int parse_option_number(const char *name, const char *text, unsigned long min, unsigned long max,
+                               unsigned long *value)
 {
     char *end;
 
@@ -134,39 +135,39 @@ static int parse_numeric(struct run_options *options, int option, const char *te
 
     switch (option) {
     case 'n':
-        r = parse_number("-n", text, 1, CONFIG_MAX_LOCAL_RANKS, &value);
+        r = parse_option_number("-n", text, 1, CONFIG_MAX_LOCAL_RANKS, &value);
         options->n_ranks = value;
         break;
     case OPTION_RESTARTS:
-        r = parse_number("--restarts", text, 0, 1000000, &value);
+        r = parse_option_number("--restarts", text, 0, 1000000, &value);
         options->n_restarts = value;
         break;
     case OPTION_DAEMON_RESTARTS:
-        r = parse_number("--daemon-restarts", text, 0, RESTARTS_MAX, &value);
+        r = parse_option_number("--daemon-restarts", text, 0, RESTARTS_MAX, &value);
         options->n_daemon_restarts = value;
         break;
     case OPTION_JOBS:
-        r = parse_number("--jobs", text, 1, OPTIONS_MAX_JOBS, &value);
+        r = parse_option_number("--jobs", text, 1, OPTIONS_MAX_JOBS, &value);
         options->n_jobs = value;
         break;
     case OPTION_GRACE:
-        r = parse_number("--grace", text, 0, 1000000, &value);
+        r = parse_option_number("--grace", text, 0, 1000000, &value);
         options->grace_ms = 1000 * (uint64_t)value;
         break;
     case OPTION_NNODES:
-        r = parse_number("--nnodes", text, 1, CONFIG_MAX_NODES, &value);
+        r = parse_option_number("--nnodes", text, 1, CONFIG_MAX_NODES, &value);
         options->n_nodes = value;
         break;
     case OPTION_NODE_RANK:
-        r = parse_number("--node-rank", text, 0, CONFIG_MAX_NODES - 1, &value);
+        r = parse_option_number("--node-rank", text, 0, CONFIG_MAX_NODES - 1, &value);
         options->node_rank = (int)value;
         break;
     case OPTION_NODES_PORT:
-        r = parse_number("--nodes-port", text, 1, 65535, &value);
+        r = parse_option_number("--nodes-port", text, 1, 65535, &value);
         options->nodes_port = value;
         break;
     case OPTION_MASTER_PORT:
-        r = parse_number("--master-port", text, 1, 65535, &value);
+        r = parse_option_number("--master-port", text, 1, 65535, &value);
         options->master_port = value;
         break;
     }

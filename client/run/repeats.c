@@ -206,7 +206,7 @@ static bool compare_with_texts(struct repeats_source *source, uint64_t now_ms)
     return may;
 }
 
-static void settle(struct repeats_source *source, uint64_t now_ms)
+static void settle_source(struct repeats_source *source, uint64_t now_ms)
 {
     if (repeats_holds(source) && !compare_with_texts(source, now_ms) && repeats_holds(source))
         begin_text(source, now_ms);
@@ -217,7 +217,7 @@ static void settle_others(struct repeats_source *source, uint64_t now_ms)
 {
     for (struct repeats_source *other = source->repeats->sources; other; other = other->next)
         if (other != source)
-            settle(other, now_ms);
+            settle_source(other, now_ms);
 }
 
 /* ---- lines --------------------------------------------------------------------------------------------- */
@@ -264,7 +264,7 @@ static void feed_body(struct repeats_source *source, const char *text, size_t n_
         source->emit(source->context, text, n_bytes, false);
         settle_others(source, now_ms);
     } else if (hold_line(source, text, n_bytes)) {
-        settle(source, now_ms);
+        settle_source(source, now_ms);
     } else {
         end_text(source, now_ms);
         source->emit(source->context, text, n_bytes, false);

@@ -16,7 +16,7 @@
 #include "core/base/base.h"
 
 /* Return: 0 when all is written, or a negative errno. */
-static int write_all(struct sink *sink, const char *data, size_t n_bytes)
+static int write_to_sink(struct sink *sink, const char *data, size_t n_bytes)
 {
     ssize_t n;
 
@@ -61,7 +61,7 @@ static void sink_write(void *arg)
         text = full;
         sink->writing = true;
         uv_mutex_unlock(&sink->mutex);
-        r = r < 0 ? r : write_all(sink, text.data, text.n_bytes);
+        r = r < 0 ? r : write_to_sink(sink, text.data, text.n_bytes);
         uv_mutex_lock(&sink->mutex);
     }
     uv_mutex_unlock(&sink->mutex);

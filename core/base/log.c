@@ -65,7 +65,7 @@ void log_init(const char *job, int level)
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
 /* A reader that is gone takes nothing: its lines are lost. */
-static void write_all(const char *text, size_t n_bytes)
+static void write_to_stderr(const char *text, size_t n_bytes)
 {
     while (n_bytes > 0) {
         ssize_t n = write(STDERR_FILENO, text, n_bytes);
@@ -84,7 +84,7 @@ static void write_all(const char *text, size_t n_bytes)
 static void write_entry(struct log_entry *entry)
 {
     if (!entry->journal || !notify_message_send(entry->journal))
-        write_all(entry->text, entry->n_bytes);
+        write_to_stderr(entry->text, entry->n_bytes);
 }
 
 static void write_dropped(uint64_t n_dropped)
@@ -95,7 +95,7 @@ static void write_dropped(uint64_t n_dropped)
                      n_dropped);
 
     if (n_dropped > 0)
-        write_all(text, MIN((size_t)n, sizeof(text) - 1));
+        write_to_stderr(text, MIN((size_t)n, sizeof(text) - 1));
 }
 
 static void entry_free(struct log_entry *entry)

@@ -22,7 +22,7 @@ int read_file_open(const char *path)
 }
 
 /* Makes room for at least one byte and a NUL. Return: 0 or -ENOMEM. */
-static int grow(char **text, size_t *n_allocated)
+static int grow_text(char **text, size_t *n_allocated)
 {
     size_t n = MAX(*n_allocated * 2, (size_t)FIRST_BYTES);
     char *more = realloc(*text, n);
@@ -44,7 +44,7 @@ int read_file(const char *path, size_t max_bytes, char **text, size_t *n_bytes)
 
     while (r == 0 && got != 0) {
         if (n + 1 >= n_allocated)
-            r = grow(&buffer, &n_allocated);
+            r = grow_text(&buffer, &n_allocated);
         if (r < 0)
             break;
         got = read(fd, buffer + n, n_allocated - 1 - n);

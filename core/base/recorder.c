@@ -70,7 +70,7 @@ static _Atomic(uint64_t) *place(const struct ring *ring, uint64_t number)
     return &ring->words[(number & (ring->n_records - 1)) * WORDS];
 }
 
-static void append(struct ring *ring, const struct record *record)
+static void append_record(struct ring *ring, const struct record *record)
 {
     uint64_t number = atomic_load_explicit(&ring->n_written, memory_order_relaxed);
     _Atomic(uint64_t) *to = place(ring, number);
@@ -99,7 +99,7 @@ void recorder_note(const struct record *record)
     struct ring *ring = own_ring();
 
     if (ring)
-        append(ring, record);
+        append_record(ring, record);
 }
 
 static void close_open(struct ring *ring, uint64_t now_ns)
@@ -107,7 +107,7 @@ static void close_open(struct ring *ring, uint64_t now_ns)
     if (ring->open.begin_ns == 0)
         return;
     ring->open.end_ns = now_ns;
-    append(ring, &ring->open);
+    append_record(ring, &ring->open);
     ring->open.begin_ns = 0;
 }
 

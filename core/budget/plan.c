@@ -92,8 +92,8 @@ static uint64_t moment_elems_bytes(const struct plan_options *options, uint64_t 
 
 /* An array of the optimizer: bytes of one partition, and of all that are owned. On GPUs each rank's begins at a
  * multiple of ARRAY_ALIGN_BYTES, else all on a cache line. */
-static uint64_t array_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket,
-                            uint64_t partition, uint64_t owned)
+static uint64_t optimizer_array_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket,
+                                      uint64_t partition, uint64_t owned)
 {
     uint64_t n_owners = layout_is_muon(layout, bucket) ? owned > 0 : options->n_local_ranks;
 
@@ -104,18 +104,20 @@ static uint64_t array_bytes(const struct layout *layout, const struct plan_optio
 
 static uint64_t moment_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
 {
-    return array_bytes(layout, options, bucket, moment_elems_bytes(options, layout_partition_elems(layout, bucket)),
-                       moment_elems_bytes(options, owned_elems(layout, options, bucket)));
+    return optimizer_array_bytes(layout, options, bucket,
+                                 moment_elems_bytes(options, layout_partition_elems(layout, bucket)),
+                                 moment_elems_bytes(options, owned_elems(layout, options, bucket)));
 }
 
 /* Masters in 24 bits. In stages 1 and 2 the weights are a part of them. */
 static uint64_t master24_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
 {
     uint64_t partition = layout_partition_elems(layout, bucket), owned = owned_elems(layout, options, bucket);
-    uint64_t lower = array_bytes(layout, options, bucket, partition, owned);
+    uint64_t lower = optimizer_array_bytes(layout, options, bucket, partition, owned);
 
-    return options->stage == 3 ? add(lower, array_bytes(layout, options, bucket, mul(partition, 2), mul(owned, 2)))
-                               : lower;
+    return options->stage == 3
+               ? add(lower, optimizer_array_bytes(layout, options, bucket, mul(partition, 2), mul(owned, 2)))
+               : lower;
 }
 
 /* fp32 weights of stages 1 and 2 are their masters. */

@@ -382,7 +382,7 @@ static int compare_names(const void *a, const void *b)
 }
 
 /* Two files of one name cannot be. */
-static void check_names(struct reader *reader, const struct description *d)
+static void check_file_names(struct reader *reader, const struct description *d)
 {
     _cleanup_free_ const char **names = calloc(d->n_files + 1, sizeof(*names));
 
@@ -422,7 +422,7 @@ static void read_root(struct reader *reader, struct json_object *root, struct de
     for (size_t i = 0; reader->result == 0 && i < json_object_array_length(files); i++)
         read_file(reader, d, json_object_array_get_idx(files, i));
     if (reader->result == 0)
-        check_names(reader, d);
+        check_file_names(reader, d);
 }
 
 /* Return: whether the text is as it was written. */

@@ -53,7 +53,7 @@ static int add_all_moments(struct targets *targets, const struct description_par
     return r;
 }
 
-static int add_param(struct targets *targets, const struct description_param *p, enum optimizer optimizer)
+static int add_param_targets(struct targets *targets, const struct description_param *p, enum optimizer optimizer)
 {
     enum tensor_file kind = tensor_is_of_model(p->name) ? TENSOR_MODEL : TENSOR_OPTIMIZER;
     struct target target = whole_param(p, kind, p->dtype);
@@ -81,7 +81,7 @@ static int find_targets(struct targets *targets, const struct description *d, ch
         return -EINVAL;
     }
     for (size_t i = 0; r == 0 && i < d->n_params; i++)
-        r = add_param(targets, &d->params[i], optimizer);
+        r = add_param_targets(targets, &d->params[i], optimizer);
     if (r < 0)
         snprintf(why, why_size, "no memory");
     else
@@ -109,7 +109,7 @@ static int place_source(const struct targets *targets, const struct source *sour
     return r;
 }
 
-static int place_all(const struct targets *targets, const struct sources *sources, char *why, size_t why_size)
+static int place_sources(const struct targets *targets, const struct sources *sources, char *why, size_t why_size)
 {
     const char *unknown = NULL;
     int r = 0;
@@ -130,7 +130,7 @@ int checkpoint_check(int folder, const struct description *d, char *why, size_t 
     if (r == 0)
         r = find_targets(&targets, d, why, why_size);
     if (r == 0)
-        r = place_all(&targets, &sources, why, why_size);
+        r = place_sources(&targets, &sources, why, why_size);
     targets_deinit(&targets);
     sources_deinit(&sources);
     return r;

@@ -53,7 +53,7 @@ static int put_index(struct json_object *names, const char *name, size_t index)
 }
 
 /* Takes the name. Return: 0, -ENOMEM, or SAFETENSORS_E_DUPLICATE. */
-static int append(struct safetensors *file, const struct safetensors_tensor *tensor)
+static int append_tensor(struct safetensors *file, const struct safetensors_tensor *tensor)
 {
     size_t capacity = file->n < file->capacity ? file->capacity : MAX(file->capacity * 2, (size_t)64);
     struct safetensors_tensor *tensors = reallocarray(file->tensors, capacity, sizeof(*tensors));
@@ -122,7 +122,7 @@ int safetensors_add(struct safetensors *file, const char *name, int dtype, const
         tensor.starts[i] = starts ? starts[i] : 0;
         tensor.n_bytes *= shape[i];
     }
-    return append(file, &tensor);
+    return append_tensor(file, &tensor);
 }
 
 static struct json_object *list(struct json *j, const uint64_t *values, uint32_t n)
@@ -391,7 +391,7 @@ static struct json_object *read_json(const char *text, size_t n_bytes, int *r, c
     return NULL;
 }
 
-static int read_all(struct safetensors *file, struct json_object *root, char *why, size_t why_size)
+static int read_tensors(struct safetensors *file, struct json_object *root, char *why, size_t why_size)
 {
     json_object_object_foreach(root, name, object)
     {
@@ -405,7 +405,7 @@ static int read_all(struct safetensors *file, struct json_object *root, char *wh
             free(tensor.name);
             return SAFETENSORS_E_INVALID;
         }
-        r = append(file, &tensor);
+        r = append_tensor(file, &tensor);
         if (r == SAFETENSORS_E_DUPLICATE)
             snprintf(why, why_size, "its header has two tensors with names like \"%.80s\"", name);
         if (r != 0)
@@ -463,7 +463,7 @@ int safetensors_parse(struct safetensors *out, const uint8_t *bytes, uint64_t n_
 
     *out = (struct safetensors){.file_bytes = file_bytes};
     if (r == 0)
-        r = read_all(out, root, why, why_size);
+        r = read_tensors(out, root, why, why_size);
     if (r == 0)
         r = read_sharding(out, root, why, why_size);
     if (r == 0 && !places_fill(out, n_bytes)) {

@@ -217,7 +217,7 @@ static void check_world(const struct config_check *check)
         check_several_nodes(check);
 }
 
-static void check_optimizer(const struct config_check *check)
+static void check_nesterov(const struct config_check *check)
 {
     const struct hyper *hyper = &check->config->optimizer.hyper;
 
@@ -339,7 +339,7 @@ void config_check(const struct config_check *check)
     check_engine(check);
     check_device(check);
     check_world(check);
-    check_optimizer(check);
+    check_nesterov(check);
     check_muon(check);
     check_scheduler(check);
     check_checkpoint(check);

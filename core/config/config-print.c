@@ -189,7 +189,7 @@ static bool same_value(const struct shared_line *a, const struct shared_line *b)
     return a->n_value == b->n_value && memcmp(a->value, b->value, a->n_value) == 0;
 }
 
-static void add_foreign(struct strbuf *out, const char *text, size_t n_bytes)
+static void add_foreign_text(struct strbuf *out, const char *text, size_t n_bytes)
 {
     char copy[VALUE_BYTES + 1];
 
@@ -212,7 +212,7 @@ static void add_value(struct strbuf *out, const struct shared_line *line, size_t
         start = n_same - SAME_BYTES;
     if (start > 0)
         strbuf_add(out, "...");
-    add_foreign(out, line->value + start, line->n_value - start);
+    add_foreign_text(out, line->value + start, line->n_value - start);
     if (line->n_value - start > VALUE_BYTES)
         strbuf_add(out, "...");
 }
@@ -227,7 +227,7 @@ static void add_difference(struct strbuf *out, const struct shared_line *here, c
         n_same++;
     if (out->n_bytes > 0)
         strbuf_add(out, ", ");
-    add_foreign(out, any->key, any->n_key);
+    add_foreign_text(out, any->key, any->n_key);
     strbuf_add(out, " is ");
     add_value(out, there, n_same);
     strbuf_add(out, " there and ");

@@ -459,7 +459,7 @@ static void note_served(struct reader *reader, const char *path, const char *tex
 }
 
 /* Puts the values that are used in the place of those that are only taken. */
-static void settle(struct reader *reader)
+static void settle_values(struct reader *reader)
 {
     struct config *config = reader->config;
 
@@ -498,7 +498,7 @@ static int read_text(struct reader *reader, const struct config_source *source)
     refuse_all_missing(reader);
     read_defaults(reader);
     note_defaults(reader);
-    settle(reader);
+    settle_values(reader);
     config_check(&(struct config_check){
         .config = reader->config,
         .rows = reader->rows,

@@ -31,7 +31,7 @@ static bool is_nested(const struct diagnostic_push *push)
     return push->record.depth > 0 || (push->record.flags & PUSH_NESTED);
 }
 
-static enum duplicate_class classify(const struct evidence_duplicate *e)
+static enum duplicate_class classify_duplicate(const struct evidence_duplicate *e)
 {
     const struct push_record *first = &e->first.record, *second = &e->second.record;
     bool tasks_known = first->task && second->task, ordinals_known = first->ordinal && second->ordinal;
@@ -349,7 +349,7 @@ static void add_bytes(struct diagnostic *d, const struct evidence_duplicate *e)
 struct diagnostic *cause_duplicate(const struct evidence_duplicate *e)
 {
     enum caller caller = caller_of(&e->at, e->second.present ? &e->second : &e->first);
-    enum duplicate_class class = classify(e);
+    enum duplicate_class class = classify_duplicate(e);
     static const char *const names[] = {[CLASS_U] = "U", [CLASS_D1] = "D1", [CLASS_D2] = "D2", [CLASS_D3] = "D3"};
     struct diagnostic *d;
 

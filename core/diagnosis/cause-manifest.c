@@ -132,7 +132,7 @@ static uint32_t find_name(const struct manifest *manifest, const struct layout_d
     return UINT32_MAX;
 }
 
-static enum difference classify(const struct manifest *a, const struct manifest *b, uint32_t i)
+static enum difference classify_difference(const struct manifest *a, const struct manifest *b, uint32_t i)
 {
     const struct layout_decl *x, *y;
 
@@ -264,7 +264,7 @@ static void add_cause(struct diagnostic *d, struct comparison *c)
         [DIFFERENT_TRAINABLE] = "freeze the same parameters on every rank before declaring them",
     };
     const struct manifest *a = manifest_of(c, 0), *b = manifest_of(c, 1);
-    enum difference difference = classify(a, b, manifest_first_difference(a, b));
+    enum difference difference = classify_difference(a, b, manifest_first_difference(a, b));
 
     diagnostic_field(d, "cause", "%s", causes[difference]);
     diagnostic_field(d, "fix", "%s", fixes[difference]);

@@ -39,7 +39,7 @@ static bool is_cut_off(const struct evidence_missing *e)
            !e->requires_grad_changed && !e->dead_segment;
 }
 
-static enum missing_class classify(const struct evidence_missing *e)
+static enum missing_class classify_missing(const struct evidence_missing *e)
 {
     bool same = e->same_on_all_ranks && e->same_every_step;
     /* One rank in one step is one sample: it cannot tell "never" from "not this time". */
@@ -551,7 +551,7 @@ struct diagnostic *cause_missing(const struct evidence_missing *e)
         [CLASS_U] = "U",   [CLASS_M1] = "M1", [CLASS_M2] = "M2", [CLASS_M3] = "M3",
         [CLASS_M4] = "M4", [CLASS_M5] = "M5", [CLASS_M6] = "M6", [CLASS_M7] = "M7",
     };
-    enum missing_class class = classify(e);
+    enum missing_class class = classify_missing(e);
     struct strbuf title = {0};
     struct diagnostic *d;
 

@@ -69,7 +69,7 @@ static bool is_whole(const struct set *set, const struct name_group *group)
 }
 
 /* Lengthens the prefix to what all members share, counts them, and looks whether they are all there are. */
-static void complete(const struct set *set, struct name_group *group)
+static void complete_group(const struct set *set, struct name_group *group)
 {
     const struct layout_param *first = &set->layout->params[group->first];
     size_t under = group->prefix_len, len = first->name_len;
@@ -136,7 +136,7 @@ static bool refine(const struct set *set, struct name_group *groups, size_t *n_g
         memcpy(&groups[g], parts, n_parts * sizeof(*groups));
         *n_groups = n_others + n_parts;
         for (size_t k = 0; k < n_parts; k++)
-            complete(set, &groups[g + k]);
+            complete_group(set, &groups[g + k]);
     }
     return true;
 }
@@ -155,7 +155,7 @@ static size_t first_components(const struct set *set, struct name_group *groups)
         if (known)
             continue;
         groups[n_groups] = (struct name_group){.first = set->ids[i], .prefix_len = next_component(param, 0)};
-        complete(set, &groups[n_groups++]);
+        complete_group(set, &groups[n_groups++]);
     }
     return n_groups;
 }
@@ -177,7 +177,7 @@ size_t name_groups(struct name_group groups[NAME_GROUPS_MAX], size_t *n_groups, 
     if (n_left == 0)
         return 0;
     *n_groups = 1;
-    complete(&set, &groups[0]);
+    complete_group(&set, &groups[0]);
     all = groups[0];
     if (!refine(&set, groups, n_groups)) {
         groups[0] = all;

@@ -133,7 +133,7 @@ static char *take_text(struct strbuf *buf)
     return s;
 }
 
-static void drop(char *text)
+static void free_copy(char *text)
 {
     if (text != nothing)
         free(text);
@@ -174,17 +174,17 @@ struct diagnostic *diagnostic_ref(struct diagnostic *d)
 static void diagnostic_free(struct diagnostic *d)
 {
     for (size_t i = 0; i < d->n_params_named; i++)
-        drop(d->params[i]);
+        free_copy(d->params[i]);
     for (size_t i = 0; i < d->n_fields; i++) {
-        drop(d->fields[i].label);
-        drop(d->fields[i].text);
+        free_copy(d->fields[i].label);
+        free_copy(d->fields[i].text);
     }
-    drop(d->first.segment);
-    drop(d->first.site);
-    drop(d->second.segment);
-    drop(d->second.site);
-    drop(d->title);
-    drop(d->text);
+    free_copy(d->first.segment);
+    free_copy(d->first.site);
+    free_copy(d->second.segment);
+    free_copy(d->second.site);
+    free_copy(d->title);
+    free_copy(d->text);
     free(d->param_ids);
     free(d);
 }
@@ -236,8 +236,8 @@ static void copy_push(struct diagnostic_push *dst, const struct diagnostic_push 
         return;
     dst->present = true;
     dst->record = src->record;
-    drop(dst->segment);
-    drop(dst->site);
+    free_copy(dst->segment);
+    free_copy(dst->site);
     dst->segment = copy_foreign(src->segment);
     dst->site = copy_foreign(src->site);
 }
@@ -380,7 +380,7 @@ struct diagnostic *diagnostic_finish(struct diagnostic *d)
     render_first_line(&buf, d);
     for (size_t i = 0; i < d->n_fields; i++)
         render_field(&buf, &d->fields[i]);
-    drop(d->text);
+    free_copy(d->text);
     d->text = take_text(&buf);
     return d;
 }

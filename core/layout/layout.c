@@ -127,7 +127,7 @@ static bool same_name(const struct layout_param *a, const struct layout_param *b
 }
 
 /* An open-addressed set of parameter ids + 1, at most half full. */
-static int check_names(struct builder *builder)
+static int check_param_names(struct builder *builder)
 {
     const struct layout *layout = builder->layout;
     size_t n_slots = 2;
@@ -169,7 +169,7 @@ static int copy_params(struct builder *builder, uint32_t n_params)
         if (r != 0)
             return r;
     }
-    return check_names(builder);
+    return check_param_names(builder);
 }
 
 /* ---- buckets ------------------------------------------------------------------------------------------- */

@@ -27,7 +27,7 @@ void manifest_deinit(struct manifest *manifest)
     *manifest = (struct manifest){0};
 }
 
-static int grow(struct manifest *manifest)
+static int grow_decls(struct manifest *manifest)
 {
     uint32_t capacity = MAX(manifest->capacity * 2, 64u);
     struct layout_decl *decls;
@@ -58,7 +58,7 @@ int manifest_add(struct manifest *manifest, const struct layout_decl *decl)
 
     name = malloc(decl->name_len + 1);
     shape = shape_bytes ? malloc(shape_bytes) : NULL;
-    if (!name || (shape_bytes && !shape) || grow(manifest) < 0)
+    if (!name || (shape_bytes && !shape) || grow_decls(manifest) < 0)
         return -ENOMEM;
     if (decl->name_len)
         memcpy(name, decl->name, decl->name_len);
@@ -131,9 +131,10 @@ static const char *dtype_print(enum dtype dtype)
 }
 
 /* Appends what fits; the text stays NUL-terminated. */
-static void append(char *dst, size_t size, size_t *at, const char *format, ...) __attribute__((format(printf, 4, 5)));
+static void append_text(char *dst, size_t size, size_t *at, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 
-static void append(char *dst, size_t size, size_t *at, const char *format, ...)
+static void append_text(char *dst, size_t size, size_t *at, const char *format, ...)
 {
     va_list args;
     int n;
@@ -153,12 +154,12 @@ void manifest_print_entry(char *dst, size_t size, const struct layout_decl *decl
     size_t n = 0, at = 0;
 
     /* The form is never cut, so it is made first; the name takes what is left. */
-    append(form, sizeof(form), &n, " [");
+    append_text(form, sizeof(form), &n, " [");
     for (uint32_t i = 0; i < decl->n_dims && i < LAYOUT_MAX_DIMS; i++)
-        append(form, sizeof(form), &n, "%s%" PRIu64, i ? ", " : "", decl->shape[i]);
-    append(form, sizeof(form), &n, "] %s, gradient %s, group %" PRIu32 ", %s%s", dtype_print(decl->dtype),
-           dtype_print(decl->grad_dtype), decl->group, decl->trainable ? "trainable" : "frozen",
-           decl->muon ? ", by Muon" : "");
+        append_text(form, sizeof(form), &n, "%s%" PRIu64, i ? ", " : "", decl->shape[i]);
+    append_text(form, sizeof(form), &n, "] %s, gradient %s, group %" PRIu32 ", %s%s", dtype_print(decl->dtype),
+                dtype_print(decl->grad_dtype), decl->group, decl->trainable ? "trainable" : "frozen",
+                decl->muon ? ", by Muon" : "");
     if (size == 0)
         return;
     dst[0] = '\0';
@@ -166,5 +167,5 @@ void manifest_print_entry(char *dst, size_t size, const struct layout_decl *decl
         layout_print_name(dst, size - n, decl->name, decl->name_len);
         at = strlen(dst);
     }
-    append(dst, size, &at, "%s", form);
+    append_text(dst, size, &at, "%s", form);
 }

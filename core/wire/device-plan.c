@@ -219,7 +219,7 @@ static bool part_is_sound(const struct device_plan *plan, const struct layout_pa
 }
 
 /* The rank's partition of a bucket: [*start, *start + n). Return: n. */
-static uint64_t find_slice(const struct device_plan *plan, uint32_t bucket, unsigned rank, uint64_t *start)
+static uint64_t find_partition(const struct device_plan *plan, uint32_t bucket, unsigned rank, uint64_t *start)
 {
     return layout_bucket_owned(&plan->buckets[bucket], plan->head->world_size, rank, 1, start);
 }
@@ -237,7 +237,7 @@ static bool chunk_is_sound(const struct device_plan *plan, const struct layout_c
     if (chunk->param != part->param || chunk->start_elem < part->start_elem ||
         !is_within(chunk->start_elem - part->start_elem, chunk->n_elems, part->n_elems))
         return false;
-    slice = find_slice(plan, plan->params[chunk->param].bucket, chunk->rank, &start);
+    slice = find_partition(plan, plan->params[chunk->param].bucket, chunk->rank, &start);
     begin = plan->params[chunk->param].offset_elems + chunk->start_elem;
     return begin >= start && is_within(begin - start, chunk->n_elems, slice);
 }
@@ -355,7 +355,7 @@ static void place_buckets(const struct device_plan *plan, unsigned rank, struct 
     bool has_state = !plan->head->offload;
 
     for (uint32_t b = 0; b < plan->head->n_buckets; b++) {
-        uint64_t start, slice = find_slice(plan, b, rank, &start);
+        uint64_t start, slice = find_partition(plan, b, rank, &start);
         bool master24 = device_is_master24(plan, b);
         bool own_master = plan->head->stage == 3 || (!master24 && plan->buckets[b].dtype != DTYPE_F32);
 
@@ -436,7 +436,7 @@ uint64_t device_master(const struct device_plan *plan, const struct device_place
 void device_parcel_slice(const struct device_plan *plan, uint32_t parcel, unsigned rank, uint64_t *begin, uint64_t *end)
 {
     const struct layout_parcel *p = &plan->parcels[parcel];
-    uint64_t start, slice = find_slice(plan, p->bucket, rank, &start);
+    uint64_t start, slice = find_partition(plan, p->bucket, rank, &start);
 
     *begin = MAX(start, p->offset_elems);
     *end = MAX(*begin, MIN(start + slice, p->offset_elems + p->n_elems));
@@ -469,7 +469,7 @@ void device_param_slice(const struct device_plan *plan, uint32_t param, unsigned
     uint64_t offset = is_frozen ? 0 : p->offset_elems, slice = frozen_slice_elems(plan, param), start = slice * rank;
 
     if (!is_frozen)
-        slice = find_slice(plan, p->bucket, rank, &start);
+        slice = find_partition(plan, p->bucket, rank, &start);
     *begin = MAX(start, offset);
     *end = MAX(*begin, MIN(start + slice, offset + p->n_elems));
     *begin = MIN(*begin - offset, p->n_elems);

@@ -145,8 +145,8 @@ static size_t bound_numbers(const struct wire_table *table)
     return ENVELOPE + table->n_rules * (KEY + VALUE);
 }
 
-static int pack(const struct wire_envelope *envelope, struct wire_arena *arena, unsigned type, const void *ours,
-                void *buffer, size_t size)
+static int pack_envelope(const struct wire_envelope *envelope, struct wire_arena *arena, unsigned type,
+                         const void *ours, void *buffer, size_t size)
 {
     const struct wire_table *table = &envelope->tables[type];
     ProtobufCMessage *message, *member;
@@ -175,7 +175,7 @@ int wire_envelope_pack(const struct wire_envelope *envelope, struct wire_arena *
                        void *buffer, size_t size)
 {
     struct wire_mark mark = wire_arena_mark(arena);
-    int r = pack(envelope, arena, type, ours, buffer, size);
+    int r = pack_envelope(envelope, arena, type, ours, buffer, size);
 
     wire_arena_rewind(arena, mark);
     return r;

@@ -82,7 +82,7 @@ static int add_array(const struct planning *w, enum tensor_file kind, const char
     return r;
 }
 
-static int add_weights(const struct planning *w, enum tensor_file kind, uint32_t id)
+static int add_weights_tensor(const struct planning *w, enum tensor_file kind, uint32_t id)
 {
     const struct layout_param *p = &w->layout->params[id];
     struct contents_tensor tensor = {.source = FROM_STATE, .index = id, .array = SNAPSHOT_MASTER};
@@ -112,11 +112,11 @@ static int add_all_weights(const struct planning *w, enum tensor_file kind, size
     for (uint32_t i = 0; r == 0 && i < w->layout->n_params; i++)
         if (dtype_size(w->layout->params[i].dtype) == elem_bytes &&
             tensor_is_of_model(w->layout->params[i].name) == of_model)
-            r = add_weights(w, kind, i);
+            r = add_weights_tensor(w, kind, i);
     return r;
 }
 
-static int add_state(const struct planning *w, const char *key, int dtype, struct contents_tensor tensor)
+static int add_state_tensor(const struct planning *w, const char *key, int dtype, struct contents_tensor tensor)
 {
     _cleanup_free_ char *name = tensor_state_name(w->layout->params[tensor.index].name, key);
 
@@ -141,11 +141,11 @@ static int add_moments(const struct planning *w, uint32_t id)
     int r = 0;
 
     if (bucket->exp_avg)
-        r = add_state(w, tensor_moment_key(optimizer, false), moment_dtype(state),
-                      (struct contents_tensor){.source = FROM_STATE, .index = id, .array = SNAPSHOT_EXP_AVG});
+        r = add_state_tensor(w, tensor_moment_key(optimizer, false), moment_dtype(state),
+                             (struct contents_tensor){.source = FROM_STATE, .index = id, .array = SNAPSHOT_EXP_AVG});
     if (r == 0 && bucket->exp_avg_sq)
-        r = add_state(w, tensor_moment_key(optimizer, true), moment_dtype(state),
-                      (struct contents_tensor){.source = FROM_STATE, .index = id, .array = SNAPSHOT_EXP_AVG_SQ});
+        r = add_state_tensor(w, tensor_moment_key(optimizer, true), moment_dtype(state),
+                             (struct contents_tensor){.source = FROM_STATE, .index = id, .array = SNAPSHOT_EXP_AVG_SQ});
     return r;
 }
 
@@ -158,12 +158,13 @@ static int add_master_and_count(const struct planning *w, uint32_t id)
     int r = 0;
 
     if (p->dtype != DTYPE_F32)
-        r = add_state(w, TENSOR_MASTER, DTYPE_F32,
-                      (struct contents_tensor){.source = master24 ? FROM_MASTER24 : FROM_STATE,
-                                               .index = id,
-                                               .array = master24 ? SNAPSHOT_WEIGHTS : SNAPSHOT_MASTER,
-                                               .comes_again = weights_read_it && !tensor_is_of_model(p->name)});
-    return r == 0 ? add_state(w, TENSOR_STEP, DTYPE_F32, (struct contents_tensor){.source = FROM_COUNT, .index = id})
+        r = add_state_tensor(w, TENSOR_MASTER, DTYPE_F32,
+                             (struct contents_tensor){.source = master24 ? FROM_MASTER24 : FROM_STATE,
+                                                      .index = id,
+                                                      .array = master24 ? SNAPSHOT_WEIGHTS : SNAPSHOT_MASTER,
+                                                      .comes_again = weights_read_it && !tensor_is_of_model(p->name)});
+    return r == 0 ? add_state_tensor(w, TENSOR_STEP, DTYPE_F32,
+                                     (struct contents_tensor){.source = FROM_COUNT, .index = id})
                   : r;
 }
 

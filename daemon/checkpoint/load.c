@@ -148,7 +148,7 @@ static const char *find_unknown(struct loading *l)
     return first;
 }
 
-static void note(struct loading *l, const char *first_ignored)
+static void note_ignored(struct loading *l, const char *first_ignored)
 {
     char ignored[LOADING_WHY_BYTES / 2] = "", lacking[LOADING_WHY_BYTES / 2] = "";
 
@@ -161,7 +161,7 @@ static void note(struct loading *l, const char *first_ignored)
     snprintf(l->note, sizeof(l->note), "%s%s%s", ignored, *ignored && *lacking ? "; " : "", lacking);
 }
 
-static int place_all(struct loading *l, char *why)
+static int place_tensors(struct loading *l, char *why)
 {
     const char *unknown;
     int r = 0;
@@ -178,7 +178,7 @@ static int place_all(struct loading *l, char *why)
     unknown = find_unknown(l);
     if (unknown && l->options.strict)
         return targets_unknown(&l->targets.all, unknown, why, LOADING_WHY_BYTES);
-    note(l, unknown);
+    note_ignored(l, unknown);
     return 0;
 }
 
@@ -264,7 +264,7 @@ static int open_checkpoint(struct loading *l, int dir, const char *name, char *w
     if (r == 0)
         r = check_optimizer(l, l->options.optimizer_name, why);
     if (r == 0)
-        r = place_all(l, why);
+        r = place_tensors(l, why);
     if (r == 0 && place_blobs(l) < 0)
         r = fail(why, -ENOMEM, "no memory");
     return r;

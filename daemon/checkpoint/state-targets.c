@@ -49,7 +49,7 @@ static void keep_owned_weights(struct target *target, const struct state *state,
         target->at = (uint8_t *)state_master24(state, p->bucket, p->offset_elems + target->first_elem).weights;
 }
 
-static int add_weights(struct targets *targets, const struct state *state, uint32_t id)
+static int add_weights_target(struct targets *targets, const struct state *state, uint32_t id)
 {
     const struct layout_param *p = &state->layout->params[id];
     struct target target = whole_param(p, tensor_is_of_model(p->name) ? TENSOR_MODEL : TENSOR_OPTIMIZER, p->dtype);
@@ -88,7 +88,7 @@ static int add_param(struct targets *targets, const struct state *state, enum op
                      float *count)
 {
     const struct layout_param *p = &state->layout->params[id];
-    int r = add_weights(targets, state, id);
+    int r = add_weights_target(targets, state, id);
 
     optimizer = optimizer_of_param(optimizer, p->muon);
     if (r < 0 || !p->trainable)

@@ -403,7 +403,7 @@ static void note_replaced(struct writing *w)
  * All of it is on the disk: it gets its name. One that has the name already, of an earlier run, gets the hidden name
  * instead, and is removed when that is on the disk, now or before the next save.
  */
-static int publish(struct writing *w)
+static int publish_folder(struct writing *w)
 {
     const struct disk *disk = w->order->disk;
     bool replaces = false;
@@ -434,12 +434,12 @@ static void say_on_disk(const struct writing *w)
         w->order->on_disk(w->order->userdata);
 }
 
-static int finish(struct writing *w)
+static int finish_checkpoint(struct writing *w)
 {
     int r = write_description(w, CHECKPOINT_DESCRIPTION);
 
     if (r == 0)
-        r = publish(w);
+        r = publish_folder(w);
     if (r < 0)
         return r;
     say_on_disk(w);
@@ -518,7 +518,7 @@ int checkpoint_write(struct checkpoint_order *order, char *why, size_t why_size)
         r = write_files(w);
     snapshot_give_up(order->snapshot); /* it has been read; or nobody will */
     if (r == 0)
-        r = is_sharded(w) ? finish_part(w) : finish(w);
+        r = is_sharded(w) ? finish_part(w) : finish_checkpoint(w);
     if (r != 0 && order->cancelled)
         r = -ECANCELED;
     if (r != 0 && r != -ECANCELED)
@@ -532,7 +532,7 @@ int checkpoint_write(struct checkpoint_order *order, char *why, size_t why_size)
 /* ---- several nodes: node 0 puts the parts together ------------------------------------------------------------ */
 
 /* Files of this node's part become those of the whole. Return: 0; or -errno and a sentence. */
-static int add_part(struct writing *w, unsigned node, char *why, size_t why_size)
+static int merge_part(struct writing *w, unsigned node, char *why, size_t why_size)
 {
     struct description *whole = &w->order->description, part;
     char name[NAME_BYTES], what[FOLDER_WHY_BYTES];
@@ -575,9 +575,9 @@ int checkpoint_publish(struct checkpoint_order *order, char *why, size_t why_siz
     }
     description_drop_files(&order->description); /* this node's, which are in its part, too */
     for (unsigned node = 0; r == 0 && node < order->description.n_nodes; node++)
-        r = add_part(w, node, why, why_size);
+        r = merge_part(w, node, why, why_size);
     if (r == 0)
-        r = finish(w);
+        r = finish_checkpoint(w);
     if (r < 0 && !w)
         snprintf(why, why_size, "no memory");
     else if (r < 0 && !*why)

@@ -585,7 +585,7 @@ static int watch_words(struct child *child)
     return open_files_watch(&child->words_poll, UV_READABLE, on_words);
 }
 
-static int watch(struct child *child)
+static int watch_child(struct child *child)
 {
     int r = uv_timer_init(child->loop, &child->timer);
 
@@ -633,7 +633,7 @@ static int make_socket(struct child *child, char *why, size_t why_size)
     child->child_fd = pair[1];
     r = last_words_init(&child->words);
     if (!r)
-        r = watch(child);
+        r = watch_child(child);
     if (r < 0)
         snprintf(why, why_size, "the engine cannot be set up: %s", strerror(-r));
     return r;

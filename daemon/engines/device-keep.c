@@ -111,7 +111,7 @@ static void close_pieces(struct device_keep *keep)
 
 /* ---- life -------------------------------------------------------------------------------------------------- */
 
-static int init(struct device_keep *keep, const struct device_plan_options *options)
+static int init_keep(struct device_keep *keep, const struct device_plan_options *options)
 {
     int r = make_segments(keep, options);
 
@@ -138,7 +138,7 @@ int device_keep_init(struct device_keep *keep, const struct device_plan_options 
     for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++)
         for (unsigned kind = 0; kind < DEVICE_N_PIECES; kind++)
             keep->fds[i][kind] = -1;
-    r = init(keep, options);
+    r = init_keep(keep, options);
     if (r < 0)
         device_keep_deinit(keep);
     return r;

@@ -117,8 +117,8 @@ static bool take_place(struct device_pool *pool, uint32_t param)
     return true;
 }
 
-static bool place_all(struct device_pool *pool, const uint32_t *params, size_t n_params, uint32_t *absent,
-                      size_t *n_absent)
+static bool place_absent(struct device_pool *pool, const uint32_t *params, size_t n_params, uint32_t *absent,
+                         size_t *n_absent)
 {
     *n_absent = 0;
     for (size_t i = 0; i < n_params; i++) {
@@ -139,11 +139,11 @@ size_t device_pool_place(struct device_pool *pool, const uint32_t *params, size_
     pool->n_requests++;
     for (size_t i = 0; i < n_params; i++)
         pool->requests[params[i]] = pool->n_requests;
-    if (place_all(pool, params, n_params, absent, &n_absent))
+    if (place_absent(pool, params, n_params, absent, &n_absent))
         return n_absent;
     /* A parameter that the request needs is in the way: empties the pool and places all of the request's parameters. */
     device_pool_forget(pool);
-    placed = place_all(pool, params, n_params, absent, &n_absent);
+    placed = place_absent(pool, params, n_params, absent, &n_absent);
     assert(placed); /* they fit */
     (void)placed;
     return n_absent;

@@ -448,7 +448,7 @@ bool devices_awaits(const struct devices *devices, unsigned local_rank, uint64_t
     return point > devices->keep.facts->released[local_rank];
 }
 
-static void release(struct devices *devices, unsigned local_rank, uint64_t point)
+static void release_point(struct devices *devices, unsigned local_rank, uint64_t point)
 {
     if (!devices_awaits(devices, local_rank, point))
         return;
@@ -478,7 +478,7 @@ static void on_lost(uv_timer_t *handle)
             continue;
         log_notice("the trainer of local rank %u is gone: what its GPU has not written is not waited for any longer",
                    i);
-        release(devices, i, progress_last(last));
+        release_point(devices, i, progress_last(last));
     }
 }
 
@@ -497,7 +497,7 @@ void devices_found_trainer(struct devices *devices, unsigned local_rank)
 void devices_new_trainer(struct devices *devices, unsigned local_rank, uint64_t incarnation)
 {
     devices_found_trainer(devices, local_rank);
-    release(devices, local_rank, progress_first(incarnation));
+    release_point(devices, local_rank, progress_first(incarnation));
 }
 
 /* ---- engines --------------------------------------------------------------------------------------------- */

@@ -91,7 +91,7 @@ static void on_packet(void *userdata, const uint8_t *data, size_t n_bytes, int *
         child_fail(engine->child, NULL, "has sent what is no report: %s", r == WIRE_E_INVALID ? why : strerror(-r));
 }
 
-static void on_failed(void *userdata, const struct child_failure *failure)
+static void on_child_failed(void *userdata, const struct child_failure *failure)
 {
     struct engine *engine = userdata;
 
@@ -238,7 +238,7 @@ static int make_child(struct engine *engine, const struct engine_options *option
         .name = "zerod-engine-gloo",
         .ready_timeout_ms = options->connect_timeout_ms,
         .traffic = options->traffic,
-        .ops = {.packet = on_packet, .failed = on_failed, .freed = on_freed, .userdata = engine},
+        .ops = {.packet = on_packet, .failed = on_child_failed, .freed = on_freed, .userdata = engine},
     };
 
     return child_new(&engine->child, &child, why, why_size);

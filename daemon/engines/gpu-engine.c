@@ -171,7 +171,7 @@ static void on_packet(void *userdata, const uint8_t *data, size_t n_bytes, int *
         child_fail(device->child, NULL, "has sent what is no report: %s", r == WIRE_E_INVALID ? why : strerror(-r));
 }
 
-static void on_failed(void *userdata, const struct child_failure *failure)
+static void on_process_failed(void *userdata, const struct child_failure *failure)
 {
     struct device *device = userdata;
 
@@ -398,7 +398,8 @@ static int make_child(struct device *device, const struct device_options *option
         .gives_fds = true,
         .ready_timeout_ms = options->connect_timeout_ms,
         .traffic = options->traffic,
-        .ops = {.packet = on_packet, .failed = on_failed, .late = on_late, .freed = on_freed, .userdata = device},
+        .ops =
+            {.packet = on_packet, .failed = on_process_failed, .late = on_late, .freed = on_freed, .userdata = device},
     };
 
     return child_new(&device->child, &child, why, why_size);

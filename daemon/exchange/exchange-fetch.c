@@ -122,7 +122,7 @@ static void send_state(struct exchange *exchange, const struct serving *serving,
 static void start_waiting(struct exchange *exchange);
 
 /* The elements are in their slot: sends them, unless the engine failed meanwhile. */
-static void is_served(struct serving *serving)
+static void send_served(struct serving *serving)
 {
     struct serving **link;
     struct exchange *exchange = serving->exchange;
@@ -154,7 +154,7 @@ static void has_come(void *userdata, int result)
     struct serving *serving = userdata;
 
     serving->dead |= result < 0; /* the job is being dropped, and no rank waits for the elements */
-    is_served(serving);
+    send_served(serving);
 }
 
 /* Return: 0 or -ENOMEM. */
@@ -380,7 +380,7 @@ void exchange_cancel(struct exchange *exchange)
 }
 
 /* Where parameter i of the fetch begins, as an offset in the destination's segment. */
-static uint64_t find_place(const struct exchange *exchange, const struct fetch *what, size_t i)
+static uint64_t find_destination(const struct exchange *exchange, const struct fetch *what, size_t i)
 {
     if (is_state(what->kind))
         return 0;
@@ -397,7 +397,7 @@ static void receive_param(struct exchange *exchange, const struct fetch *what, s
     enum exchange_segment destination = what->window ? EXCHANGE_SPREADING
                                         : published  ? EXCHANGE_POOL
                                                      : EXCHANGE_READING;
-    uint64_t base = find_place(exchange, what, i), start;
+    uint64_t base = find_destination(exchange, what, i), start;
 
     for (unsigned node = 0; node < exchange->n_nodes; node++) {
         uint64_t n = exchange_owned(exchange, node, what->params[i], &start);
@@ -458,7 +458,7 @@ static bool owns_any(const struct exchange *exchange, uint32_t param)
 }
 
 /* Orders a gather between GPUs. A node that neither asks nor owns any of the parameters has nothing to do. */
-static const char *gather(struct exchange *exchange, const struct exchange_service *service)
+static const char *order_gather(struct exchange *exchange, const struct exchange_service *service)
 {
     bool asks = service->node == exchange->self, has_part = asks;
     struct pending_fetch *fetch = asks ? find_fetch(exchange, service) : NULL;
@@ -510,7 +510,7 @@ const char *exchange_serve(struct exchange *exchange, const struct exchange_serv
     if (wrong)
         return wrong;
     if (service->kind == FETCH_GATHERED)
-        return gather(exchange, service);
+        return order_gather(exchange, service);
     for (size_t i = 0; i < service->n_params; i++) {
         if (service->node != exchange->self && owns_any(exchange, (uint32_t)service->params[i]))
             wrong = serve_param(exchange, service, i);

@@ -518,7 +518,7 @@ void exchange_finish(struct motion *motion)
 }
 
 /* A sum of the parcel is done: starts the next one that waited for it, of this node's ranks or of pieces. */
-static void go_on(struct exchange *exchange, uint32_t parcel)
+static void go_on_with_parcel(struct exchange *exchange, uint32_t parcel)
 {
     collect_parcel(exchange->job, parcel);
     for (struct motion *motion = exchange->motions; motion; motion = motion->next)
@@ -543,7 +543,7 @@ static void combine_is_done(void *userdata, struct reduction *reduction)
         parcel_keeps(&exchange->job->work.parcels[parcel], reduction->micro_batch, reduction->pass))
         collect_combined(exchange->job, parcel);
     exchange_finish(motion);
-    go_on(exchange, parcel);
+    go_on_with_parcel(exchange, parcel);
     job_todo(exchange->job);
 }
 
@@ -638,7 +638,7 @@ void exchange_summed(struct exchange *exchange, uint32_t parcel)
                 order_parcel(motion);
         }
     }
-    go_on(exchange, parcel);
+    go_on_with_parcel(exchange, parcel);
 }
 
 void exchange_broken(struct exchange *exchange)

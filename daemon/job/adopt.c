@@ -394,7 +394,7 @@ static void forget_rest(void)
 }
 
 /* The rank's answers, requests and slots are as they were; the processes are still to connect. */
-static void go_on(struct job *job)
+static void end_replay(struct job *job)
 {
     job->run.survival.replays = false;
     for (unsigned r = job->world.first; r < job->world.end; r++) {
@@ -475,7 +475,7 @@ static int take_over(struct job *job, char *why, size_t why_size)
     return r < 0 ? r : 1;
 }
 
-static int adopt(struct job *job, char *why, size_t why_size)
+static int adopt_kept_job(struct job *job, char *why, size_t why_size)
 {
     struct job_survival *survival = &job->run.survival;
     int r = journal_new(&survival->journal);
@@ -558,7 +558,7 @@ int job_adopt(struct job *job, char *why, size_t why_size)
         r = -EINVAL;
     segments_must_be_found(true);
     if (r == 0)
-        r = adopt(job, why, why_size);
+        r = adopt_kept_job(job, why, why_size);
     segments_must_be_found(false);
     if (r < 0) {
         hold_state(job, why);
@@ -573,7 +573,7 @@ int job_adopt(struct job *job, char *why, size_t why_size)
         job->kept.n_daemons++;
         survival->away_ns = survival->found_ns - MIN(journal_last_beat(survival->journal), survival->found_ns);
         timeline_opened(job);
-        go_on(job);
+        end_replay(job);
         (void)failpoint("adopted");
     }
     return r;

@@ -259,7 +259,7 @@ static int lay_out(void *userdata)
     return refuse_with(userdata, make_layout(userdata));
 }
 
-static int admit(void *userdata)
+static int admit_job(void *userdata)
 {
     struct job *job = userdata;
     struct plan_options options = budget_options(
@@ -271,7 +271,7 @@ static int admit(void *userdata)
     return refuse_with(job, admit_memory(job, &job->memory.planned));
 }
 
-static int make_ranks(struct job *job)
+static int make_gathered(struct job *job)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
@@ -310,7 +310,7 @@ static int make_tables(void *userdata)
         return r;
     r = form_ledger(&job->ledger, job->layout,
                     (struct ledger_ranks){.first = job->world.first, .end = job->world.end, .n = job->world.size});
-    return r < 0 ? r : make_ranks(job);
+    return r < 0 ? r : make_gathered(job);
 }
 
 /* State and step have addresses, and no pages yet. */
@@ -391,7 +391,7 @@ static int make_journal(void *userdata)
     return r < 0 ? r : SEQUENCE_OVER;
 }
 
-static const sequence_stage stages[] = {compare_manifests, lay_out,     admit,          make_journal,
+static const sequence_stage stages[] = {compare_manifests, lay_out,     admit_job,      make_journal,
                                         make_executor,     make_tables, reserve_memory, start_executor,
                                         load_configured,   NULL};
 

@@ -129,7 +129,7 @@ int job_drop(struct job *job, char **why)
 
 /* ---- small requests ------------------------------------------------------------------------------------ */
 
-static void settle(struct job *job)
+static void settle_job(struct job *job)
 {
     coordinator_tell(job->coordinator, false); /* first: other nodes judge by it what is reported below */
     if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING || job->phase == JOB_INITIALISING) {
@@ -151,7 +151,7 @@ void job_settle(struct job *job)
 
     while (job->todo) {
         job->todo = false;
-        settle(job);
+        settle_job(job);
     }
     if (changed)
         waits_look(job, job_now(job));

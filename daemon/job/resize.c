@@ -131,7 +131,7 @@ static void free_resized(struct resized *new)
 }
 
 /* The new ranks begin as successors, so that only the users of the old ranks may attach. */
-static int make_ranks(const struct job *job, struct resized *new, unsigned n_ranks)
+static int make_new_ranks(const struct job *job, struct resized *new, unsigned n_ranks)
 {
     for (unsigned r = 0; r < n_ranks; r++) {
         new->gathered[r] = calloc(new->layout->n_params, sizeof(*new->gathered[r]));
@@ -157,7 +157,7 @@ static int make_resized(const struct job *job, struct resized *new, unsigned n_r
     new->parcels = calloc(new->layout->n_parcels + 1, sizeof(*new->parcels));
     r = new->parcels ? form_ledger(&new->ledger, new->layout, (struct ledger_ranks){.end = n_ranks, .n = n_ranks})
                      : -ENOMEM;
-    return r < 0 ? r : make_ranks(job, new, n_ranks);
+    return r < 0 ? r : make_new_ranks(job, new, n_ranks);
 }
 
 /* ---- what takes its place ------------------------------------------------------------------------------ */

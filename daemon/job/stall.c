@@ -254,7 +254,7 @@ static bool all_are_absent(const struct job *job)
     return any;
 }
 
-static bool awaits(const struct job *job, unsigned rank, uint32_t param)
+static bool rank_awaits(const struct job *job, unsigned rank, uint32_t param)
 {
     bool local = rank >= job->world.first && rank < job->world.end;
 
@@ -273,7 +273,7 @@ static uint32_t find_awaited(const struct job *job, uint32_t *ids)
         if (!is_blocking(job, &job->ranks[r]) || !job->ledger.ranks[r].open)
             continue;
         for (uint32_t p = 0; p < job->layout->n_params; p++)
-            if (awaits(job, r, p))
+            if (rank_awaits(job, r, p))
                 ids[n++] = p;
         break;
     }

@@ -189,7 +189,7 @@ int ledger_begin(struct ledger *ledger, unsigned rank, uint64_t step, uint32_t m
     return LEDGER_ADMITTED;
 }
 
-static void admit(struct ledger_rank *rank, const struct push_record *record, uint16_t *pass)
+static void admit_record(struct ledger_rank *rank, const struct push_record *record, uint16_t *pass)
 {
     struct ledger_entry *entry = &rank->entries[record->part];
     uint8_t *pushed = &rank->pushed_in_step[record->part];
@@ -236,7 +236,7 @@ int ledger_push(struct ledger *ledger, unsigned rank, const struct push_record *
     if (entry->n_pushed > 0 && (!r->accumulate || entry->n_pushed == UINT16_MAX))
         return LEDGER_E_DUPLICATE;
 
-    admit(r, record, pass);
+    admit_record(r, record, pass);
     return LEDGER_ADMITTED;
 }
 

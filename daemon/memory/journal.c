@@ -214,8 +214,8 @@ static uint64_t padded(uint64_t n_bytes)
     return round_up(n_bytes, 8);
 }
 
-static void append(struct journal *journal, struct area *area, _Atomic(uint64_t) *tail,
-                   const struct journal_record *record, const void *more, size_t n_more)
+static void append_to_area(struct journal *journal, struct area *area, _Atomic(uint64_t) *tail,
+                           const struct journal_record *record, const void *more, size_t n_more)
 {
     uint64_t at = atomic_load_explicit(tail, memory_order_relaxed);
     uint64_t end = at + sizeof(struct header) + padded(record->n_bytes + n_more);
@@ -240,7 +240,7 @@ void journal_found(struct journal *journal, enum journal_type type, const void *
     const struct journal_record record = {.type = type, .data = data, .n_bytes = n_bytes};
 
     if (journal)
-        append(journal, &journal->base, &journal->page->base_tail, &record, NULL, 0);
+        append_to_area(journal, &journal->base, &journal->page->base_tail, &record, NULL, 0);
 }
 
 void journal_append(struct journal *journal, const struct journal_record *record, const void *more, size_t n_more)
@@ -250,7 +250,7 @@ void journal_append(struct journal *journal, const struct journal_record *record
     if (!journal || current(journal) == 0)
         return;
     i = current(journal) - 1;
-    append(journal, &journal->logs[i], &journal->page->tails[i], record, more, n_more);
+    append_to_area(journal, &journal->logs[i], &journal->page->tails[i], record, more, n_more);
 }
 
 void journal_turn(struct journal *journal, const void *head, size_t n_bytes)

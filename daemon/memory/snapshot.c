@@ -194,7 +194,7 @@ static uint8_t *array_of(const struct snapshot *s, uint32_t id, enum snapshot_ar
     return (uint8_t *)state_values(s->state, (enum state_kind)array, p->bucket, p->offset_elems + chunk->start_elem);
 }
 
-static size_t array_bytes(const struct snapshot *s, uint32_t id, enum snapshot_array array)
+static size_t chunk_array_bytes(const struct snapshot *s, uint32_t id, enum snapshot_array array)
 {
     const struct layout_chunk *chunk = &s->state->layout->chunks[id];
 
@@ -213,7 +213,7 @@ static void set(struct entry *entry, uint8_t progress)
     atomic_store_explicit(&entry->progress, progress, memory_order_release);
 }
 
-static uint8_t get(struct entry *entry)
+static uint8_t load_progress(struct entry *entry)
 {
     return atomic_load_explicit(&entry->progress, memory_order_acquire);
 }
@@ -275,7 +275,7 @@ static uint32_t wait_for_slots(struct snapshot *s, struct entry *entry, size_t n
     uint64_t since = 0;
 
     pthread_mutex_lock(&s->lock);
-    while (s->n_free < n && get(entry) == UNREAD && !s->over) {
+    while (s->n_free < n && load_progress(entry) == UNREAD && !s->over) {
         since = since ? since : now_ns();
         s->n_waiting++;
         pthread_cond_wait(&s->changed, &s->lock);
@@ -314,7 +314,7 @@ void snapshot_read(struct snapshot *s, uint32_t chunk, enum snapshot_array array
 {
     struct entry *entry = entry_of(s, chunk, array);
     const uint8_t *src = array_of(s, chunk, array);
-    size_t n_bytes = array_bytes(s, chunk, array);
+    size_t n_bytes = chunk_array_bytes(s, chunk, array);
 
     give_way(s);
     for (;;) {
@@ -339,11 +339,11 @@ static void put_aside(struct snapshot *s, uint32_t chunk, enum snapshot_array ar
 {
     struct entry *entry = entry_of(s, chunk, array);
     const uint8_t *src = array_of(s, chunk, array);
-    size_t n_bytes = src ? array_bytes(s, chunk, array) : 0;
+    size_t n_bytes = src ? chunk_array_bytes(s, chunk, array) : 0;
     uint32_t slot;
 
-    while (src && !s->over && get(entry) != READ && get(entry) != ASIDE) {
-        if (get(entry) == HELD) {
+    while (src && !s->over && load_progress(entry) != READ && load_progress(entry) != ASIDE) {
+        if (load_progress(entry) == HELD) {
             sched_yield();
             continue;
         }

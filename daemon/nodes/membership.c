@@ -61,7 +61,7 @@ struct membership {
     bool closing;
 };
 
-static void finish(struct membership *m)
+static void call_after(struct membership *m)
 {
     if (!m->closing)
         m->after(m->userdata);
@@ -74,7 +74,7 @@ static void engine_is_ready(void *userdata)
     struct membership *m = userdata;
 
     nodes_engine_ready(m->nodes);
-    finish(m);
+    call_after(m);
 }
 
 static void engine_has_done(void *userdata, const struct engine_done *done)
@@ -84,7 +84,7 @@ static void engine_has_done(void *userdata, const struct engine_done *done)
     m->n_failures = 0;
     m->has_worked = true;
     nodes_engine_done(m->nodes, done);
-    finish(m);
+    call_after(m);
 }
 
 static void engine_puts(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
@@ -92,7 +92,7 @@ static void engine_puts(void *userdata, const char *key, const uint8_t *value, s
     struct membership *m = userdata;
 
     nodes_engine_put(m->nodes, key, value, n_bytes);
-    finish(m);
+    call_after(m);
 }
 
 static void engine_has_failed(void *userdata, const struct engine_failure *failure)
@@ -101,7 +101,7 @@ static void engine_has_failed(void *userdata, const struct engine_failure *failu
 
     m->n_failures++;
     nodes_engine_failed(m->nodes, failure);
-    finish(m);
+    call_after(m);
 }
 
 static void drop_early_values(struct membership *m)
@@ -275,7 +275,7 @@ static void link_says(void *userdata, unsigned node, const uint8_t *data, size_t
 
     if (wrong)
         log_error("node %u: %s", node, wrong);
-    finish(m);
+    call_after(m);
 }
 
 /* Engines connect to all, so the last link counts. */
@@ -287,7 +287,7 @@ static void reconnect_if_all_are_up(struct membership *m)
         if (!cluster_is_up(m->cluster, i))
             return;
     nodes_reconnect(m->nodes);
-    finish(m);
+    call_after(m);
 }
 
 static void link_is_up(void *userdata, unsigned node)
@@ -354,7 +354,7 @@ static void link_has_appeared(void *userdata, unsigned node, bool first, bool it
     struct membership *m = userdata;
 
     nodes_meet(m->nodes, node, first, its_has_run);
-    finish(m);
+    call_after(m);
 }
 
 static void link_is_different(void *userdata, unsigned node, const char *difference)
@@ -362,7 +362,7 @@ static void link_is_different(void *userdata, unsigned node, const char *differe
     struct membership *m = userdata;
 
     nodes_hear_difference(m->nodes, node, difference);
-    finish(m);
+    call_after(m);
 }
 
 static int send_to(void *userdata, unsigned node, const void *data, size_t n_bytes)
@@ -374,7 +374,7 @@ static int send_to(void *userdata, unsigned node, const void *data, size_t n_byt
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
-static void mark(void *userdata, unsigned node)
+static void mark_node(void *userdata, unsigned node)
 {
     struct membership *m = userdata;
 
@@ -447,7 +447,7 @@ static void on_wake(uv_async_t *handle)
     struct membership *m = handle->data;
 
     nodes_serve(m->nodes);
-    finish(m);
+    call_after(m);
 }
 
 /* "10.0.0.1:7700", "[fe80::1]:7700": what stands before the port. */
@@ -494,7 +494,7 @@ static int join_nodes(struct membership *m, char *why, size_t why_size)
 {
     const struct nodes_ops ops = {.send = send_to,
                                   .reaches = reaches,
-                                  .mark = mark,
+                                  .mark = mark_node,
                                   .wake = wake,
                                   .start_engine = start_engine,
                                   .order = order,

@@ -38,7 +38,7 @@ static void enqueue(struct nodes *nodes, bool report, const uint8_t *data, size_
 }
 
 /* Return: bytes in the buffer; 0: it could not be packed. */
-static size_t pack(struct nodes *nodes, const struct node_message *message)
+static size_t pack_into_buffer(struct nodes *nodes, const struct node_message *message)
 {
     int n = node_pack(&nodes->said, message, nodes->buffer, NODE_MESSAGE_MAX_BYTES);
 
@@ -68,7 +68,7 @@ void nodes_report(struct nodes *nodes, struct node_message message)
         message.step = job->layout ? job->ledger.step : 0;
     message.attempt = job->layout ? job->ledger.attempt : 0;
     message.node = nodes->self;
-    n = pack(nodes, &message);
+    n = pack_into_buffer(nodes, &message);
     if (n == 0)
         return;
     if (nodes->leader)
@@ -102,7 +102,7 @@ void nodes_passed(struct nodes *nodes, uint32_t parcel, uint32_t micro_batch)
 
 void nodes_say(struct nodes *nodes, const struct node_message *message)
 {
-    size_t n = pack(nodes, message);
+    size_t n = pack_into_buffer(nodes, message);
 
     if (n == 0)
         return;
@@ -124,7 +124,7 @@ void nodes_send_packed(struct nodes *nodes, unsigned node, const uint8_t *packed
 void nodes_tell(void *userdata, unsigned node, const struct node_message *message)
 {
     struct nodes *nodes = userdata;
-    size_t n = pack(nodes, message);
+    size_t n = pack_into_buffer(nodes, message);
 
     if (n > 0)
         nodes_send_packed(nodes, node, nodes->buffer, n);

@@ -10,7 +10,7 @@
 #include "daemon/job/state/window.h"
 #include "daemon/nodes/nodes-inside.h"
 
-static bool has_ended(const struct job *job)
+static bool can_stop(const struct job *job)
 {
     return job->phase == JOB_TRAINING || job->phase == JOB_ABORTING ||
            (job->phase == JOB_WINDOW && !window_stores(job));
@@ -26,7 +26,7 @@ void nodes_report_end(struct nodes *nodes)
     const struct job *job = nodes->job;
     struct nodes_stop *stop = &nodes->stop;
 
-    if (!(stop->is_told || stop->others_are) || !has_ended(job) || is_said(stop, job))
+    if (!(stop->is_told || stop->others_are) || !can_stop(job) || is_said(stop, job))
         return;
     stop->is_said = true;
     stop->step = job->ledger.step;

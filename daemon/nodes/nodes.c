@@ -231,7 +231,7 @@ const char *nodes_hear(struct nodes *nodes, unsigned node, const void *data, siz
     return nodes->leader ? NULL : nodes_obey(nodes, &message, data, n_bytes);
 }
 
-static void serve(struct nodes *nodes, const struct packet *packet)
+static void handle_own_packet(struct nodes *nodes, const struct packet *packet)
 {
     struct node_message message;
     const char *wrong;
@@ -259,7 +259,7 @@ void nodes_serve(struct nodes *nodes)
         nodes->first = packet->next;
         if (!nodes->first)
             nodes->last = &nodes->first;
-        serve(nodes, packet);
+        handle_own_packet(nodes, packet);
         nodes_flush_passed(nodes);
     }
 }

@@ -93,7 +93,7 @@ const char *param_norm_hear_question(struct nodes *nodes, const struct node_mess
     return NULL;
 }
 
-static void answer(struct job *job, const struct param_norm *question)
+static void answer_with_norm(struct job *job, const struct param_norm *question)
 {
     struct job_rank *rank = &job->ranks[question->rank];
 
@@ -131,7 +131,7 @@ const char *param_norm_hear_answer(struct nodes *nodes, const struct node_messag
     if (question->heard != UINT64_MAX >> (NODE_MAX_NODES - n_nodes))
         return NULL;
     *link = question->next;
-    answer(job, question);
+    answer_with_norm(job, question);
     free(question);
     return NULL;
 }

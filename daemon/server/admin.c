@@ -411,7 +411,7 @@ static struct status_rank make_rank(const struct job *job, const struct job_rank
     };
 }
 
-static struct status_rank *make_ranks(const struct job *job)
+static struct status_rank *make_status_ranks(const struct job *job)
 {
     struct status_rank *ranks = calloc(job_n_local(job), sizeof(*ranks));
 
@@ -484,7 +484,7 @@ static char *on_status(struct service *service)
 
 static char *on_ranks(struct service *service)
 {
-    _cleanup_free_ struct status_rank *ranks = make_ranks(service->job);
+    _cleanup_free_ struct status_rank *ranks = make_status_ranks(service->job);
 
     return ranks ? ranks_json(ranks, job_n_local(service->job), service_now_ns()) : NULL;
 }
@@ -505,13 +505,13 @@ static char *on_look(struct service *service)
 static char *on_stacks(struct service *service)
 {
     const struct job *job = service->job;
-    _cleanup_free_ struct status_rank *ranks = make_ranks(job);
+    _cleanup_free_ struct status_rank *ranks = make_status_ranks(job);
     _cleanup_free_ struct stacks_view *view = view_stacks(job, ranks);
 
     return view ? stacks_json(view->list, job_n_local(job), job->layout, service_now_ns()) : NULL;
 }
 
-static bool has_pushed(const void *userdata, unsigned rank, uint32_t part)
+static bool has_pushed_in_step(const void *userdata, unsigned rank, uint32_t part)
 {
     const struct job *job = userdata;
 
@@ -522,7 +522,7 @@ static struct status_pushes pushes_of(const struct job *job)
 {
     return (struct status_pushes){.first_rank = job->ledger.first_rank,
                                   .end_rank = job->ledger.end_rank,
-                                  .has_pushed = has_pushed,
+                                  .has_pushed = has_pushed_in_step,
                                   .userdata = job};
 }
 
@@ -563,7 +563,7 @@ static char *on_report(struct service *service)
     _cleanup_free_ struct nodes_view *view = view_nodes(service);
     _cleanup_free_ struct findings_view *findings = view_findings(service->job);
     struct status status = make_status(service, refused, view, findings);
-    _cleanup_free_ struct status_rank *ranks = make_ranks(job);
+    _cleanup_free_ struct status_rank *ranks = make_status_ranks(job);
     _cleanup_free_ struct stacks_view *stacks = view_stacks(job, ranks);
     _cleanup_free_ struct status_param *params = make_params(job);
     _cleanup_free_ char *config = print_config(service->job->config);

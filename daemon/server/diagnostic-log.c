@@ -12,7 +12,7 @@
 #include "core/base/log.h"
 #include "core/diagnosis/diagnosis-log.h"
 
-static void end(struct diagnostic_log_kind *kind)
+static void end_kind(struct diagnostic_log_kind *kind)
 {
     char who[48] = "a connection without a rank";
 
@@ -28,7 +28,7 @@ void diagnostic_log_flush(struct diagnostic_log *log, uint64_t now_ms)
 {
     for (size_t i = 0; i < DIAGNOSTIC_LOG_KINDS; i++)
         if (log->kinds[i].until_ms != 0 && log->kinds[i].until_ms <= now_ms)
-            end(&log->kinds[i]);
+            end_kind(&log->kinds[i]);
 }
 
 uint64_t diagnostic_log_until_ms(const struct diagnostic_log *log)
@@ -54,7 +54,7 @@ static struct diagnostic_log_kind *find_kind(struct diagnostic_log *log, int64_t
         if (kind->until_ms < oldest->until_ms)
             oldest = kind;
     }
-    end(oldest);
+    end_kind(oldest);
     return oldest;
 }
 

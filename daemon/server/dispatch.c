@@ -172,7 +172,7 @@ static void attach(struct session *session, const struct request_hello *hello)
 }
 
 /* One that comes late or twice, or belongs to no rank, is closed without a word: it tries again. */
-static void watch(struct session *session, const struct request_hello *hello)
+static void attach_watch(struct session *session, const struct request_hello *hello)
 {
     struct job *job = session->service->job;
 
@@ -205,7 +205,7 @@ static void on_hello(struct session *session, const struct request *request)
     if (hello->role == WIRE_ROLE_TRAINER)
         attach(session, hello);
     else if (hello->role == WIRE_ROLE_WATCH)
-        watch(session, hello);
+        attach_watch(session, hello);
     else
         control(session);
 }

@@ -345,7 +345,7 @@ static int start_companion(void)
     return MAX(r, 0);
 }
 
-static int serve(const struct config *config)
+static int run_server(const struct config *config)
 {
     struct server *server;
     char why[512];
@@ -436,7 +436,7 @@ int main(int argc, char **argv)
     else if (r == EX_OK && options.check)
         r = say_checked(config, options.config, user);
     else if (r == EX_OK)
-        r = serve(config);
+        r = run_server(config);
     if ((r == EX_CONFIG || r == EX_NOPERM || r == EX_UNAVAILABLE) && kept && systemd_started_it())
         r = wait_and_start_again(&options, told, r);
     config_free(config);

@@ -88,7 +88,7 @@ static void answer_unref(struct questions *questions, struct answer *answer)
 }
 
 /* Return: 0 or -ENOMEM. */
-static int pack(struct wire_arena *arena, struct answer *answer, const char *json, uint32_t exit_code)
+static int pack_answer(struct wire_arena *arena, struct answer *answer, const char *json, uint32_t exit_code)
 {
     size_t left = strlen(json);
 
@@ -129,7 +129,7 @@ static struct answer *answer_build(struct questions *questions, const char *comm
 
     questions->n_built++;
     json = questions->ops.answer(questions->ops.userdata, command, &exit_code);
-    if (!json || !answer || pack(&questions->arena, answer, json, exit_code) < 0)
+    if (!json || !answer || pack_answer(&questions->arena, answer, json, exit_code) < 0)
         return NULL;
     if (questions->newest)
         questions->newest->next = answer;

@@ -39,7 +39,7 @@ const char *check_become(const char *user, const char *path)
     return user;
 }
 
-static bool check_names(const struct config *config)
+static bool check_user_names(const struct config *config)
 {
     const struct config_listen *listen = &config->listen;
     const struct {
@@ -111,7 +111,7 @@ static bool check_checkpoint_folder(const char *dir)
 
 bool check_places(const struct config *config)
 {
-    bool names = check_names(config), key = check_key(config->world.key_file);
+    bool names = check_user_names(config), key = check_key(config->world.key_file);
     bool socket = check_socket_folder(config->listen.socket), folder = check_checkpoint_folder(config->checkpoint.dir);
 
     return names && key && socket && folder;

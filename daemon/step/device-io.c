@@ -83,7 +83,7 @@ static void *array_values(const struct executor *executor, uint32_t bucket, unsi
     return state_values(executor->state, (enum state_kind)array, bucket, elem);
 }
 
-/* Does add_weights() copy the bucket's masters? Of masters in 24 bits it copies the weights. */
+/* Does add_weight_moves() copy the bucket's masters? Of masters in 24 bits it copies the weights. */
 static bool masters_are_weights(const struct executor *executor, uint32_t bucket)
 {
     return !executor->gathers &&
@@ -91,8 +91,8 @@ static bool masters_are_weights(const struct executor *executor, uint32_t bucket
 }
 
 /* Where a rank's slice of an array of a bucket begins; false: there is no such array. */
-static bool find_slice(const struct executor *executor, uint32_t bucket, unsigned array, unsigned rank,
-                       struct devices_move *move)
+static bool find_array_slice(const struct executor *executor, uint32_t bucket, unsigned array, unsigned rank,
+                             struct devices_move *move)
 {
     const struct device_keep *keep = devices_keep(executor->devices);
     const struct device_places *places = &keep->places[rank - executor->first_rank].buckets[bucket];
@@ -122,7 +122,7 @@ static void add_values(const struct executor *executor, struct moves *moves, boo
         uint64_t from = MAX(begin, own), to = MIN(begin + n, own + slice);
         struct devices_move move = {.write = write};
 
-        if (from >= to || !find_slice(executor, p->bucket, array, rank, &move))
+        if (from >= to || !find_array_slice(executor, p->bucket, array, rank, &move))
             continue;
         move.offset_bytes += array_bytes(executor, p->bucket, array, from - own);
         move.host = (uint8_t *)host + array_bytes(executor, p->bucket, array, from - begin);
@@ -132,8 +132,8 @@ static void add_values(const struct executor *executor, struct moves *moves, boo
 }
 
 /* Adds moves for bytes of the weights: from the first local rank's copy, or to all local ranks'. Stage 3 has none. */
-static void add_weights(const struct executor *executor, struct moves *moves, bool write, uint64_t offset_bytes,
-                        uint64_t n_bytes, void *host)
+static void add_weight_moves(const struct executor *executor, struct moves *moves, bool write, uint64_t offset_bytes,
+                             uint64_t n_bytes, void *host)
 {
     for (unsigned local = 0; !executor->gathers && local < (write ? executor->n_local : 1); local++)
         moves_add(moves, &(struct devices_move){.write = write,
@@ -191,7 +191,7 @@ uint64_t device_find_owned(const struct executor *executor, uint32_t param, uint
     return n_elems;
 }
 
-/* Adds moves for one array of a bucket, unless add_weights() has it. */
+/* Adds moves for one array of a bucket, unless add_weight_moves() has it. */
 static void add_bucket(const struct executor *executor, struct moves *moves, bool write, uint32_t bucket,
                        unsigned array)
 {
@@ -201,7 +201,7 @@ static void add_bucket(const struct executor *executor, struct moves *moves, boo
         uint64_t own, slice = layout_owned_elems(layout_of(executor), bucket, rank, 1, &own);
         struct devices_move move = {.write = write, .n_bytes = array_bytes(executor, bucket, array, slice)};
 
-        if (slice == 0 || !find_slice(executor, bucket, array, rank, &move))
+        if (slice == 0 || !find_array_slice(executor, bucket, array, rank, &move))
             continue;
         move.host = array_values(executor, bucket, array, own);
         moves_add(moves, &move);
@@ -215,7 +215,7 @@ static void add_all(const struct executor *executor, struct moves *moves, bool w
             add_bucket(executor, moves, write, b, array);
     if (executor->state->staging_copy && executor->gathers)
         add_all_frozen(executor, moves, write);
-    add_weights(executor, moves, write, 0, layout_of(executor)->weight_bytes, executor->state->weights.map);
+    add_weight_moves(executor, moves, write, 0, layout_of(executor)->weight_bytes, executor->state->weights.map);
 }
 
 /* ---- copies in several stages ---------------------------------------------------------------------------- */
@@ -442,8 +442,9 @@ static int copy_initial(void *userdata)
     uint64_t elem_bytes = dtype_size(p->dtype);
 
     io->moves.n = 0;
-    add_weights(executor, &io->moves, true, p->weight_offset_bytes + request->start_elem * elem_bytes,
-                request->n_elems * elem_bytes, state_weights(executor->state, request->param, request->start_elem));
+    add_weight_moves(executor, &io->moves, true, p->weight_offset_bytes + request->start_elem * elem_bytes,
+                     request->n_elems * elem_bytes,
+                     state_weights(executor->state, request->param, request->start_elem));
     if (executor->state->staging_copy && executor->gathers && !p->trainable)
         add_frozen(executor, &io->moves, true, request->param, request->start_elem, request->n_elems,
                    state_frozen(executor->state, request->param) + request->start_elem * elem_bytes);
@@ -530,7 +531,7 @@ int device_adopt(struct executor *executor, const uint8_t *weights, executor_don
     }
     if (config_partitions_all(executor->options.config))
         add_frozen_weights(executor, &io->moves, weights);
-    add_weights(executor, &io->moves, true, 0, layout_of(executor)->weight_bytes, executor->state->weights.map);
+    add_weight_moves(executor, &io->moves, true, 0, layout_of(executor)->weight_bytes, executor->state->weights.map);
     return io_start(io);
 }
 
@@ -608,7 +609,8 @@ static void add_narrow(struct device_io *io, enum state_kind kind, uint64_t star
     else if (executor->gathers)
         add_frozen(executor, &io->moves, false, io->param, start, io->n_elems, io->bytes);
     else
-        add_weights(executor, &io->moves, false, p->weight_offset_bytes, io->n_elems * dtype_size(p->dtype), io->bytes);
+        add_weight_moves(executor, &io->moves, false, p->weight_offset_bytes, io->n_elems * dtype_size(p->dtype),
+                         io->bytes);
 }
 
 int device_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
@@ -678,7 +680,7 @@ int device_show_weights(struct executor *executor, const struct segment *segment
     if (!io)
         return -ENOMEM;
     io->segment = segment;
-    add_weights(executor, &io->moves, false, 0, layout_of(executor)->weight_bytes, segment->map);
+    add_weight_moves(executor, &io->moves, false, 0, layout_of(executor)->weight_bytes, segment->map);
     return io_start(io);
 }
 

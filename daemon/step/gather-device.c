@@ -142,7 +142,7 @@ static int order_fetch(struct load *load, const uint32_t *params, const uint64_t
 }
 
 /* Fetches the elements that other nodes own. Return: as events.fetch(). */
-static int fetch(const struct load *load, struct fetch what)
+static int fetch_elems(const struct load *load, struct fetch what)
 {
     const struct executor_events *events = &load->executor->options.events;
 
@@ -152,13 +152,13 @@ static int fetch(const struct load *load, struct fetch what)
 /* Several nodes: the engines of all nodes fetch, in the sequence that node 0 says. Return: as events.fetch(). */
 static int ask_fetch(struct load *load, const uint32_t *params, const uint64_t *offsets_bytes, size_t n_params)
 {
-    return fetch(load, (struct fetch){.kind = FETCH_GATHERED,
-                                      .rank = load->executor->first_rank + load->local_rank,
-                                      .params = params,
-                                      .offsets_bytes = offsets_bytes,
-                                      .n_params = n_params,
-                                      .done = load_done,
-                                      .userdata = load});
+    return fetch_elems(load, (struct fetch){.kind = FETCH_GATHERED,
+                                            .rank = load->executor->first_rank + load->local_rank,
+                                            .params = params,
+                                            .offsets_bytes = offsets_bytes,
+                                            .n_params = n_params,
+                                            .done = load_done,
+                                            .userdata = load});
 }
 
 /* Masters are on the GPUs: engines round them into the pool. Return: 0, or -errno. */
@@ -266,12 +266,12 @@ static int fetch_others(struct load *load)
         return -ENOMEM;
     for (size_t i = 0; i < load->n_params; i++)
         offsets_bytes[i] = device_pool_offset(pool, load->params[i]);
-    return fetch(load, (struct fetch){.kind = FETCH_PUBLISHED,
-                                      .params = load->params,
-                                      .offsets_bytes = offsets_bytes,
-                                      .n_params = load->n_params,
-                                      .done = others_are_here,
-                                      .userdata = load});
+    return fetch_elems(load, (struct fetch){.kind = FETCH_PUBLISHED,
+                                            .params = load->params,
+                                            .offsets_bytes = offsets_bytes,
+                                            .n_params = load->n_params,
+                                            .done = others_are_here,
+                                            .userdata = load});
 }
 
 /* Loads from masters in host memory, here and on other nodes. Return: 0, or -errno. */

@@ -36,14 +36,14 @@ struct host_pool {
     void *refreshed_userdata;
 };
 
-static const struct layout *layout_of(const struct host_pool *pool)
+static const struct layout *layout_of_pool(const struct host_pool *pool)
 {
     return pool->executor->options.layout;
 }
 
 static uint64_t param_bytes(const struct host_pool *pool, uint32_t param)
 {
-    const struct layout_param *p = &layout_of(pool)->params[param];
+    const struct layout_param *p = &layout_of_pool(pool)->params[param];
 
     return round_up(p->n_elems * dtype_size(p->dtype), page_size());
 }
@@ -51,8 +51,8 @@ static uint64_t param_bytes(const struct host_pool *pool, uint32_t param)
 /* Ranks may read what is resident there: it stays, as if a rank had it gathered, until host_pool_let_go(). */
 static void find_resident(struct host_pool *pool)
 {
-    for (uint32_t p = 0; p < layout_of(pool)->n_params; p++) {
-        off_t start = (off_t)layout_of(pool)->params[p].range_offset_bytes, n_bytes = (off_t)param_bytes(pool, p);
+    for (uint32_t p = 0; p < layout_of_pool(pool)->n_params; p++) {
+        off_t start = (off_t)layout_of_pool(pool)->params[p].range_offset_bytes, n_bytes = (off_t)param_bytes(pool, p);
         off_t data = n_bytes > 0 ? lseek(pool->segment.fd, start, SEEK_DATA) : -1;
 
         if (data < 0 || data >= start + n_bytes)
@@ -65,7 +65,7 @@ static void find_resident(struct host_pool *pool)
 
 void host_pool_let_go(struct host_pool *pool)
 {
-    for (uint32_t p = 0; p < layout_of(pool)->n_params; p++) {
+    for (uint32_t p = 0; p < layout_of_pool(pool)->n_params; p++) {
         if (pool->params[p].was_found)
             host_pool_release(pool, p);
         pool->params[p].was_found = false;
@@ -82,8 +82,8 @@ int host_pool_new(struct host_pool **out, struct executor *executor)
     pool->executor = executor;
     pool->segment = SEGMENT_NULL;
     pool->bound_bytes = executor->options.gather_bytes;
-    pool->params = calloc(layout_of(pool)->n_params, sizeof(*pool->params));
-    r = pool->params ? segment_init_kept(&pool->segment, "pool", layout_of(pool)->range_bytes) : -ENOMEM;
+    pool->params = calloc(layout_of_pool(pool)->n_params, sizeof(*pool->params));
+    r = pool->params ? segment_init_kept(&pool->segment, "pool", layout_of_pool(pool)->range_bytes) : -ENOMEM;
     if (r < 0) {
         host_pool_free(pool);
         return r;
@@ -125,13 +125,14 @@ static void evict_released(struct host_pool *pool, uint64_t n_bytes)
     while (pool->resident_bytes + n_bytes > pool->bound_bytes) {
         uint32_t oldest = UINT32_MAX;
 
-        for (uint32_t p = 0; p < layout_of(pool)->n_params; p++)
+        for (uint32_t p = 0; p < layout_of_pool(pool)->n_params; p++)
             if (pool->params[p].resident && !pool->params[p].n_ranks && !pool->params[p].loading &&
                 (oldest == UINT32_MAX || pool->params[p].released < pool->params[oldest].released))
                 oldest = p;
         if (oldest == UINT32_MAX)
             return;
-        segment_punch(&pool->segment, layout_of(pool)->params[oldest].range_offset_bytes, param_bytes(pool, oldest));
+        segment_punch(&pool->segment, layout_of_pool(pool)->params[oldest].range_offset_bytes,
+                      param_bytes(pool, oldest));
         pool->resident_bytes -= param_bytes(pool, oldest);
         pool->params[oldest].resident = pool->params[oldest].fresh = false;
     }
@@ -244,12 +245,12 @@ static int start_load(struct host_pool *pool, bool *hinted, const uint32_t *para
 
 bool host_pool_refresh(struct host_pool *pool, void (*done)(void *userdata), void *userdata)
 {
-    _cleanup_free_ uint32_t *params = calloc(layout_of(pool)->n_params, sizeof(*params));
+    _cleanup_free_ uint32_t *params = calloc(layout_of_pool(pool)->n_params, sizeof(*params));
     uint32_t n = 0;
 
-    for (uint32_t p = 0; p < layout_of(pool)->n_params; p++) {
+    for (uint32_t p = 0; p < layout_of_pool(pool)->n_params; p++) {
         pool->params[p].fresh = false;
-        if (params && pool->params[p].n_ranks > 0 && layout_of(pool)->params[p].n_elems > 0)
+        if (params && pool->params[p].n_ranks > 0 && layout_of_pool(pool)->params[p].n_elems > 0)
             params[n++] = p;
     }
     if (n == 0 || start_load(pool, NULL, params, n) < 0)
@@ -285,7 +286,7 @@ static uint32_t find_absent(struct host_pool *pool, const uint32_t *params, size
     for (size_t i = 0; i < n_params; i++) {
         struct pool_param *p = &pool->params[params[i]];
 
-        if (p->fresh || p->loading || layout_of(pool)->params[params[i]].n_elems == 0)
+        if (p->fresh || p->loading || layout_of_pool(pool)->params[params[i]].n_elems == 0)
             continue;
         p->loading = true; /* so that a parameter that is named twice is loaded once */
         if (!p->resident)
@@ -320,7 +321,7 @@ enum gathered host_pool_find(const struct host_pool *pool, const uint32_t *param
 
         if (p->loading)
             return GATHER_LOADS;
-        if (!p->fresh && layout_of(pool)->params[params[i]].n_elems > 0)
+        if (!p->fresh && layout_of_pool(pool)->params[params[i]].n_elems > 0)
             found = GATHER_LOST;
     }
     return found;

@@ -39,7 +39,7 @@ static void set_inputs(const struct reduction *reduction, struct device_keep *ke
     }
 }
 
-static bool has_pushed(const struct reduction *reduction, unsigned local)
+static bool has_pushed_any(const struct reduction *reduction, unsigned local)
 {
     const struct layout_parcel *parcel = &reduction->step->layout->parcels[reduction->parcel];
 
@@ -57,7 +57,7 @@ static size_t find_slots(const struct reduction *reduction, struct device_slot *
         const struct ring *ring = reduction->held[local];
         const struct ring_slot *slot;
 
-        if (!has_pushed(reduction, local))
+        if (!has_pushed_any(reduction, local))
             continue;
         slot = ring_find(ring, reduction->parcel, reduction->micro_batch, reduction->pass);
         assert(slot && slot->data == reduction->sources[local]);
@@ -139,7 +139,7 @@ static void post_again(struct work *work)
     step_device_reduce(container_of(work, struct reduction, work));
 }
 
-static void do_nothing(struct work *work, uint32_t item)
+static void run_no_work(struct work *work, uint32_t item)
 {
     (void)work;
     (void)item;
@@ -184,7 +184,7 @@ void step_device_reduce(struct reduction *reduction)
 
     if (order_reduction(reduction, reduce_done) == 0)
         return;
-    reduction->work = (struct work){.run = do_nothing, .done = post_again, .n_items = 1};
+    reduction->work = (struct work){.run = run_no_work, .done = post_again, .n_items = 1};
     worker_post(step->pool, &reduction->work);
 }
 
@@ -214,7 +214,7 @@ int step_device_fetch(const struct step *step, const struct device_order_fetch *
 
 /* ---- update ---------------------------------------------------------------------------------------------- */
 
-static void update_done(void *userdata, int result)
+static void device_update_done(void *userdata, int result)
 {
     struct step *step = userdata;
 
@@ -257,22 +257,22 @@ static void order_rest(struct step *step)
 
     for (; step->n_to_order > 0; step->n_to_order--) {
         bool first = !step_device_gathers(step) || step->n_to_order == 2;
-        int r = devices_order(step->devices, first ? &update : &gather, n_bytes, update_done, step);
+        int r = devices_order(step->devices, first ? &update : &gather, n_bytes, device_update_done, step);
 
         if (r == 0)
             continue;
         if (r == -ECANCELED) { /* several nodes only, where the update is the only order */
-            update_done(step, r);
+            device_update_done(step, r);
             return; /* the step may have been freed */
         }
         /* Out of memory for the order: retries from the loop. */
-        step->update_work = (struct work){.run = do_nothing, .done = order_again, .n_items = 1};
+        step->update_work = (struct work){.run = run_no_work, .done = order_again, .n_items = 1};
         worker_post(step->pool, &step->update_work);
         return;
     }
 }
 
-static void update(struct step *step)
+static void order_update(struct step *step)
 {
     struct device_keep *keep = devices_keep(step->devices);
 
@@ -284,4 +284,4 @@ static void update(struct step *step)
     order_rest(step);
 }
 
-const struct step_ops step_device_ops = {.reduce = step_device_reduce, .update = update, .elsewhere = true};
+const struct step_ops step_device_ops = {.reduce = step_device_reduce, .update = order_update, .elsewhere = true};

@@ -53,7 +53,7 @@ static void list_items(const struct step *step)
     }
 }
 
-static void unmake(struct step *step)
+static void muon_unmake(struct step *step)
 {
     if (!step->muon)
         return;
@@ -64,7 +64,7 @@ static void unmake(struct step *step)
     free(step->muon);
 }
 
-static int make(struct step *step)
+static int muon_make(struct step *step)
 {
     struct muon *muon = calloc(1, sizeof(*muon));
     unsigned n_callers;
@@ -116,7 +116,7 @@ void step_muon_announce(const struct step *step, const struct config *config)
 }
 
 /* The new step of another number of ranks takes over the pages. The matrices are the same, and so are the workers. */
-static void go_on_from(struct step *step, struct step *before)
+static void muon_go_on_from(struct step *step, struct step *before)
 {
     struct segment none = step->muon->scratch;
 
@@ -248,33 +248,33 @@ static void update_matrix(struct step *step, uint32_t param)
 
 /* ---- the update ---------------------------------------------------------------------------------------- */
 
-static void publish(struct step *step, uint32_t first, uint32_t n)
+static void publish_chunks(struct step *step, uint32_t first, uint32_t n)
 {
     for (uint32_t id = first; step->published && id < first + n; id++)
         published_add(step->published, id);
 }
 
-static void update_run(struct work *work, uint32_t item)
+static void muon_update_run(struct work *work, uint32_t item)
 {
     struct step *step = container_of(work, struct step, update_work);
     uint32_t id = step->muon->items[item], param = step->layout->chunks[id].param;
 
     if (!step->layout->params[param].muon) {
         step_update_chunk(step, id, step_acc_here(step, id));
-        publish(step, id, 1);
+        publish_chunks(step, id, 1);
         return;
     }
     recorder_work(RECORD_WORK_UPDATE, step->layout->parts[step->layout->chunks[id].part].parcel, 0);
     if (step->contributed[param])
         update_matrix(step, param);
-    publish(step, id, step->layout->params[param].n_chunks);
+    publish_chunks(step, id, step->layout->params[param].n_chunks);
 }
 
 static void post_items(struct step *step)
 {
     if (step->published)
         published_begin(step->published, step->state->progress.epoch + 1);
-    step->update_work.run = update_run;
+    step->update_work.run = muon_update_run;
     step->update_work.n_items = step->muon->n_items;
     worker_post(step->pool, &step->update_work);
 }
@@ -318,7 +318,7 @@ static void finish_torn_momentum(struct step *step)
     }
 }
 
-static void update(struct step *step)
+static void muon_update(struct step *step)
 {
     struct muon *muon = step->muon;
     struct step_slot *slot;
@@ -336,5 +336,8 @@ static void update(struct step *step)
     worker_post(step->pool, &muon->torn_work);
 }
 
-const struct step_ops step_muon_ops = {
-    .reduce = step_reduce_here, .update = update, .make = make, .unmake = unmake, .go_on_from = go_on_from};
+const struct step_ops step_muon_ops = {.reduce = step_reduce_here,
+                                       .update = muon_update,
+                                       .make = muon_make,
+                                       .unmake = muon_unmake,
+                                       .go_on_from = muon_go_on_from};

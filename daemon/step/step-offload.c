@@ -87,7 +87,7 @@ static uint64_t staging_at(const struct offload *offload, uint32_t i, uint32_t p
 
 static void advance(struct offload *offload);
 
-static void do_nothing(struct work *work, uint32_t item)
+static void run_no_work(struct work *work, uint32_t item)
 {
     (void)work;
     (void)item;
@@ -107,7 +107,7 @@ static void retry(struct offload *offload)
     if (offload->retrying)
         return;
     offload->retrying = true;
-    offload->retry = (struct work){.run = do_nothing, .done = retry_done, .n_items = 1};
+    offload->retry = (struct work){.run = run_no_work, .done = retry_done, .n_items = 1};
     worker_post(offload->step->pool, &offload->retry);
 }
 
@@ -219,7 +219,7 @@ static int write_back(struct offload *offload)
 }
 
 /* Orders the gathering of buckets whose weights are written. It takes effect after the copies ordered before it. */
-static int gather(struct offload *offload)
+static int order_gathering(struct offload *offload)
 {
     const struct layout *layout = offload->step->layout;
 
@@ -263,7 +263,7 @@ static uint32_t first_chunk(const struct offload *offload)
     return offload->step->layout->parcels[offload->portions[offload->n_updated].first].first_chunk;
 }
 
-static void update_run(struct work *work, uint32_t item)
+static void portion_update_run(struct work *work, uint32_t item)
 {
     const struct offload *offload = container_of(work, struct offload, work);
     uint32_t id = first_chunk(offload) + item;
@@ -271,7 +271,7 @@ static void update_run(struct work *work, uint32_t item)
     step_update_chunk(offload->step, id, acc_of(offload, id));
 }
 
-static void update_done(struct work *work)
+static void portion_update_done(struct work *work)
 {
     struct offload *offload = container_of(work, struct offload, work);
 
@@ -289,7 +289,7 @@ static void start_update(struct offload *offload)
         !offload->slots[offload->n_updated % OFFLOAD_SLOTS].arrived)
         return;
     offload->updating = true;
-    offload->work = (struct work){.run = update_run, .done = update_done};
+    offload->work = (struct work){.run = portion_update_run, .done = portion_update_done};
     for (uint32_t i = portion->first; i < portion->end; i++)
         offload->work.n_items += parcels[i].n_chunks;
     step_finish_torn_update(offload->step, first_chunk(offload), first_chunk(offload) + offload->work.n_items, acc_of,
@@ -312,7 +312,7 @@ static int order_all(struct offload *offload)
     int r = write_back(offload);
 
     if (r == 0)
-        r = gather(offload);
+        r = order_gathering(offload);
     return r == 0 ? read_in(offload) : r;
 }
 

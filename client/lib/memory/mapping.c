@@ -26,7 +26,7 @@ int mapping_check(int fd, uint64_t offset_bytes, uint64_t n_bytes)
 }
 
 /* Addresses for n_bytes (a multiple of the page size) from a multiple of HUGE_PAGE_BYTES. Return: MAP_FAILED, none. */
-static uint8_t *find_place(size_t n_bytes)
+static uint8_t *find_addresses(size_t n_bytes)
 {
     uint8_t *area =
         mmap(NULL, n_bytes + HUGE_PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -45,7 +45,7 @@ static uint8_t *find_place(size_t n_bytes)
 int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection)
 {
     size_t whole = round_up(n_bytes, (size_t)sysconf(_SC_PAGESIZE));
-    uint8_t *place = n_bytes < HUGE_PAGE_BYTES ? NULL : find_place(whole);
+    uint8_t *place = n_bytes < HUGE_PAGE_BYTES ? NULL : find_addresses(whole);
     void *base = MAP_FAILED;
     int r = place == MAP_FAILED ? -ENOMEM : mapping_check(fd, 0, n_bytes);
 

@@ -230,7 +230,7 @@ int range_hide(struct range *range, uint32_t param, void *stream)
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
-static void place_all(struct range *range, const struct layout *layout, size_t granularity)
+static void place_params(struct range *range, const struct layout *layout, size_t granularity)
 {
     for (uint32_t i = 0; i < layout->n_params; i++) {
         struct range_param *p = &range->params[i];
@@ -263,7 +263,7 @@ int range_new(struct range **out, struct cuda *cuda, const struct layout *layout
     r = cuda_granularity(cuda, &granularity);
     if (r != 0)
         return r;
-    place_all(range, layout, granularity);
+    place_params(range, layout, granularity);
     r = cuda_reserve(cuda, range->n_bytes, &range->base);
     return r == 0 ? cuda_stream_new(cuda, &range->stream) : r;
 }

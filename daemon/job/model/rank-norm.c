@@ -54,7 +54,7 @@ static void add_block(const struct job *job, const struct reduction *reduction, 
 }
 
 /* Blocks of the part at equal distances; the step decides where the first one lies. */
-static void add_part(const struct job *job, const struct reduction *reduction, uint32_t part, struct sample *sample)
+static void sample_part(const struct job *job, const struct reduction *reduction, uint32_t part, struct sample *sample)
 {
     uint64_t n_elems = job->layout->parts[part].n_elems, n_blocks = div_round_up(n_elems, (uint64_t)BLOCK_ELEMS);
     uint64_t n = MIN(div_round_up(n_elems, (uint64_t)SHARE * BLOCK_ELEMS), (uint64_t)sample->n_blocks);
@@ -78,7 +78,7 @@ static void read_sample(const struct job *job, const struct reduction *reduction
         uint32_t k = (uint32_t)((i + job->ledger.step / job->layout->n_parcels) % parcel->n_parts);
 
         if (reduction->masks[k] == all_ranks(job))
-            add_part(job, reduction, parcel->first_part + k, sample);
+            sample_part(job, reduction, parcel->first_part + k, sample);
     }
 }
 

@@ -9,7 +9,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 
-static void note(const struct job *job, struct record record)
+static void note_record(const struct job *job, struct record record)
 {
     if (job->run.survival.replays)
         return;
@@ -37,7 +37,7 @@ void timeline_backward(struct job *job, struct job_rank *rank)
     record.begin_ns = rank->process.timeline.answered_ns;
     record.end_ns = rank->process.timeline.backward_ns;
     if (record.begin_ns)
-        note(job, record);
+        note_record(job, record);
 }
 
 void timeline_ended(struct job *job, struct job_rank *rank)
@@ -48,7 +48,7 @@ void timeline_ended(struct job *job, struct job_rank *rank)
     record.micro_batch -= record.micro_batch > 0; /* it counts as ended already */
     rank->process.timeline.backward_ns = 0;
     if (record.begin_ns)
-        note(job, record);
+        note_record(job, record);
 }
 
 void timeline_pushed(const struct job *job, const struct job_rank *rank, uint32_t parcel)
@@ -56,7 +56,7 @@ void timeline_pushed(const struct job *job, const struct job_rank *rank, uint32_
     struct record record = of_rank(job, rank, RECORD_PUSHED);
 
     record.item = parcel;
-    note(job, record);
+    note_record(job, record);
 }
 
 /* The program goes on with something else than what it was doing when it asked. */
@@ -74,38 +74,38 @@ void timeline_answers(struct job *job, struct job_rank *rank)
     record.item = rank->wait;
     record.begin_ns = rank->wait_ns;
     record.end_ns = recorder_now();
-    note(job, record);
+    note_record(job, record);
     if (ends_a_phase(rank->wait))
         rank->process.timeline = (struct rank_timeline){.answered_ns = record.end_ns};
 }
 
 void timeline_aborted(struct job *job)
 {
-    note(job, (struct record){.kind = RECORD_ABORTED, .rank = RECORD_NO_RANK});
+    note_record(job, (struct record){.kind = RECORD_ABORTED, .rank = RECORD_NO_RANK});
     for (unsigned r = job->world.first; r < job->world.end; r++)
         job->ranks[r].process.timeline.backward_ns = 0;
 }
 
 void timeline_diagnostic(const struct job *job, int64_t rank, unsigned code)
 {
-    note(job,
-         (struct record){.kind = RECORD_DIAGNOSTIC, .rank = rank < 0 ? RECORD_NO_RANK : (uint16_t)rank, .item = code});
+    note_record(job, (struct record){
+                         .kind = RECORD_DIAGNOSTIC, .rank = rank < 0 ? RECORD_NO_RANK : (uint16_t)rank, .item = code});
 }
 
 void timeline_saved(const struct job *job, uint64_t began_ns)
 {
-    note(job, (struct record){.kind = RECORD_SAVE, .rank = RECORD_NO_RANK, .begin_ns = began_ns});
+    note_record(job, (struct record){.kind = RECORD_SAVE, .rank = RECORD_NO_RANK, .begin_ns = began_ns});
 }
 
 void timeline_committed(const struct job *job)
 {
     const struct job_times *times = &job->stats.times;
 
-    note(job, (struct record){.kind = RECORD_ASKED,
-                              .rank = RECORD_NO_RANK,
-                              .begin_ns = times->first_asked_ns,
-                              .end_ns = times->decided_ns});
-    note(job, (struct record){.kind = RECORD_UPDATE, .rank = RECORD_NO_RANK, .begin_ns = times->decided_ns});
+    note_record(job, (struct record){.kind = RECORD_ASKED,
+                                     .rank = RECORD_NO_RANK,
+                                     .begin_ns = times->first_asked_ns,
+                                     .end_ns = times->decided_ns});
+    note_record(job, (struct record){.kind = RECORD_UPDATE, .rank = RECORD_NO_RANK, .begin_ns = times->decided_ns});
 }
 
 void timeline_opened(const struct job *job)

@@ -216,7 +216,7 @@ static struct reached look_at_waits(struct job *job)
     return wanted;
 }
 
-static void look(struct job *job)
+static void mark_awaited(struct job *job)
 {
     struct reached wanted = look_at_waits(job);
 
@@ -250,7 +250,7 @@ void waits_look(struct job *job, uint64_t now_ns)
     if (job->waits.since_ns > 0 && now_ns > job->waits.since_ns)
         count(job, now_ns - job->waits.since_ns);
     job->waits.since_ns = now_ns;
-    look(job);
+    mark_awaited(job);
 }
 
 void waits_begin_step(struct job *job)

@@ -78,7 +78,7 @@ static void refuse_lost(struct job *job, struct job_rank *rank)
 }
 
 /* Return: 0 or -ENOMEM. */
-static int answer(struct job *job, struct job_rank *rank)
+static int answer_with_places(struct job *job, struct job_rank *rank)
 {
     _cleanup_free_ uint64_t *offsets = calloc(rank->n_gathering + 1, sizeof(*offsets));
     bool moves;
@@ -107,7 +107,7 @@ void gather_settle(struct job *job)
         found = executor_find(job->executor, local_rank(job, rank), rank->gathering, rank->n_gathering);
         if (found == GATHER_LOADS)
             continue;
-        if (found == GATHER_THERE && answer(job, rank) == 0)
+        if (found == GATHER_THERE && answer_with_places(job, rank) == 0)
             rank->n_gathering = 0;
         else
             refuse_lost(job, rank);

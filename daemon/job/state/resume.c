@@ -77,7 +77,7 @@ static struct diagnostic *describe_failure(const struct resume *resume)
 }
 
 /* result: of the stage. On several nodes it goes on when all have loaded the same. */
-static void end(struct resume *resume, int result)
+static void end_stage(struct resume *resume, int result)
 {
     struct job *job = resume->job;
 
@@ -127,7 +127,7 @@ static bool is_dropped(struct job *job)
 
 /* ---- GPUs: by way of the staging copy ------------------------------------------------------------------ */
 
-static void stored(void *userdata, int result)
+static void store_done(void *userdata, int result)
 {
     struct resume *resume = userdata;
     struct job *job = resume->job;
@@ -136,7 +136,7 @@ static void stored(void *userdata, int result)
         return;
     executor_empty(job->executor);
     charge_deinit(&resume->copy_charge);
-    end(resume, result);
+    end_stage(resume, result);
 }
 
 /* All of it is read: to where the executor works. */
@@ -145,14 +145,14 @@ static void store(struct resume *resume)
     int r;
 
     resume->job->work.n_io++;
-    r = executor_store(resume->job->executor, stored, resume);
+    r = executor_store(resume->job->executor, store_done, resume);
     if (r == 0)
         return;
     resume->job->work.n_io--;
-    end(resume, MIN(r, 0));
+    end_stage(resume, MIN(r, 0));
 }
 
-static void read_all(struct resume *resume);
+static void read_pieces(struct resume *resume);
 
 static void copied(void *userdata, int result)
 {
@@ -161,9 +161,9 @@ static void copied(void *userdata, int result)
     if (is_dropped(resume->job) || result == -ECANCELED) /* the job goes */
         return;
     if (result == 0)
-        read_all(resume);
+        read_pieces(resume);
     else
-        end(resume, result);
+        end_stage(resume, result);
 }
 
 /* The staging copy has zeroes then where the checkpoint has nothing. */
@@ -181,9 +181,9 @@ static void make_copy(struct resume *resume)
         return;
     job->work.n_io--;
     if (r == 1)
-        read_all(resume);
+        read_pieces(resume);
     else
-        end(resume, r);
+        end_stage(resume, r);
 }
 
 /* ---- reading it ---------------------------------------------------------------------------------------- */
@@ -220,7 +220,7 @@ static void read_done(struct work *work)
         return;
     }
     loading_free(steal_ptr(resume->loading));
-    end(resume, -EINVAL);
+    end_stage(resume, -EINVAL);
 }
 
 static void post(struct resume *resume, void (*run)(struct work *, uint32_t), void (*done)(struct work *),
@@ -232,7 +232,7 @@ static void post(struct resume *resume, void (*run)(struct work *, uint32_t), vo
     worker_post(resume->job->pool, &resume->work);
 }
 
-static void read_all(struct resume *resume)
+static void read_pieces(struct resume *resume)
 {
     post(resume, read_run, read_done, loading_n_pieces(resume->loading));
 }
@@ -256,9 +256,9 @@ static void open_done(struct work *work)
     if (resume->result == 0)
         make_copy(resume);
     else if (resume->result == LOADING_NONE) /* the job begins with the program's weights */
-        end(resume, 0);
+        end_stage(resume, 0);
     else
-        end(resume, -EINVAL);
+        end_stage(resume, -EINVAL);
 }
 
 static void open_next(struct resume *resume)

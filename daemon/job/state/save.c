@@ -301,7 +301,7 @@ static void release_snapshot(struct job *job)
 }
 
 /* why: of a failure; "": it was given up; NULL: it is on the disk. */
-static void end(struct job *job, const char *why)
+static void end_saving(struct job *job, const char *why)
 {
     struct saving *saving = steal_ptr(job->save.now);
     uint64_t step = saving->order.description.step;
@@ -341,12 +341,12 @@ static void written(struct job *job)
     if (!whole)
         release_snapshot(job);
     if (job->coordinator->alone) {
-        end(job, saving->result == 0 ? NULL : saving->result == -ECANCELED ? "" : saving->why);
+        end_saving(job, saving->result == 0 ? NULL : saving->result == -ECANCELED ? "" : saving->why);
         return;
     }
     saving->stage = SAVING_WAITS;
     if (saving->has_failed) {
-        end(job, saving->failed_why);
+        end_saving(job, saving->failed_why);
         return;
     }
     report_saved(job, saving->order.token, whole, why);
@@ -374,7 +374,7 @@ void save_cancel(struct job *job)
 {
     if (job->save.now && job->save.now->stage != SAVING_LOADS) { /* else loaded() comes when the executor stops */
         stop_thread(job);
-        end(job, "");
+        end_saving(job, "");
     }
     free_pool(job);
     /* The next run's step of that number is another one. */
@@ -437,7 +437,7 @@ static void loaded(void *userdata, int result)
     job->save.now->stage = SAVING_WAITS;
     if (job->save.now->has_failed) {
         give_copy_back(job);
-        end(job, job->save.now->failed_why);
+        end_saving(job, job->save.now->failed_why);
         return;
     }
     r = result < 0 ? result : start_writing(job);
@@ -639,7 +639,7 @@ void save_end(struct job *job, uint64_t token, const char *why)
         return;
     }
     if (saving->stage == SAVING_WAITS) {
-        end(job, *why ? why : NULL);
+        end_saving(job, *why ? why : NULL);
         return;
     }
     saving->has_failed = true;

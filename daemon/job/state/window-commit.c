@@ -119,7 +119,7 @@ static const sequence_stage stages[] = {
 /* ---- how it ends --------------------------------------------------------------------------------------- */
 
 /* The window is stored on this node; it is committed when it is stored everywhere. */
-static void stored(struct job *job)
+static void window_stored(struct job *job)
 {
     job->window->busy = false;
     (void)failpoint("stored");
@@ -178,7 +178,7 @@ static void ended(void *userdata, int result)
     else if (result < 0 && result != -ECANCELED)
         executor_post_nothing(job->executor, &window->retry, retry);
     else
-        stored(job);
+        window_stored(job);
 }
 
 void window_commit(struct job *job)

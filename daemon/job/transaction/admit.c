@@ -227,8 +227,8 @@ static void note_again(struct job *job, struct job_rank *rank, const struct push
         job_fault_join(again, record->param);
 }
 
-static void admit(struct job *job, struct job_rank *rank, const struct push_record *record, struct ring_slot *slot,
-                  uint16_t pass)
+static void admit_push(struct job *job, struct job_rank *rank, const struct push_record *record, struct ring_slot *slot,
+                       uint16_t pass)
 {
     const struct layout_part *part = &job->layout->parts[record->part];
     bool last = layout_is_last_part(job->layout, record->part);
@@ -337,7 +337,7 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
         note_part(job, rank, request, r != LEDGER_ADMITTED && r != LEDGER_REDO);
     switch (r) {
     case LEDGER_ADMITTED:
-        admit(job, rank, &record, slot, pass);
+        admit_push(job, rank, &record, slot, pass);
         break;
     case LEDGER_REDO:
         if (!slot || slot->pass != pass) {

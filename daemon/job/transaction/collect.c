@@ -32,7 +32,7 @@
 /* ---- what is complete ---------------------------------------------------------------------------------- */
 
 /* A rank that has asked for the step, or left, has ended every later micro-batch with nothing. */
-static bool has_ended(const struct job *job, const struct job_rank *rank, uint32_t micro_batch)
+static bool has_ended_micro_batch(const struct job *job, const struct job_rank *rank, uint32_t micro_batch)
 {
     const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
 
@@ -70,7 +70,8 @@ static enum completeness find_completeness(const struct job *job, uint32_t parce
         struct ring *ring;
         const struct ring_slot *slot = find_slot(rank, parcel, at, &ring);
 
-        if (!has_ended(job, rank, at.micro_batch) && (!slot || slot->n_pushed < job->layout->parcels[parcel].n_parts))
+        if (!has_ended_micro_batch(job, rank, at.micro_batch) &&
+            (!slot || slot->n_pushed < job->layout->parcels[parcel].n_parts))
             return OPEN;
         any |= slot != NULL;
     }
@@ -122,7 +123,7 @@ static void count_overlap(struct job *job, const struct reduction *reduction, ui
         counters->batch_bytes = counters->batch_reduced_bytes = 0;
     }
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        overlapped |= !has_ended(job, &job->ranks[r], reduction->micro_batch);
+        overlapped |= !has_ended_micro_batch(job, &job->ranks[r], reduction->micro_batch);
     counters->batch_bytes += n_bytes;
     if (overlapped)
         counters->batch_reduced_bytes += n_bytes;
@@ -486,7 +487,8 @@ static void credit_redo(struct job *job, struct job_rank *rank, struct ring *rin
 {
     bool full = slot->n_pushed == job->layout->parcels[slot->parcel].n_parts;
 
-    if (slot->held && slot->redo && slot->n_pending == 0 && (full || has_ended(job, rank, slot->micro_batch))) {
+    if (slot->held && slot->redo && slot->n_pending == 0 &&
+        (full || has_ended_micro_batch(job, rank, slot->micro_batch))) {
         ring_credit(ring, slot);
         rank->process.slot_credited = true;
     }

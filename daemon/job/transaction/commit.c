@@ -252,8 +252,8 @@ static void warn_accumulated(struct job *job)
 }
 
 /* norm: unscaled, of the world. Return: false when the step is held. */
-static bool judge(struct job *job, const struct asked *asked, double norm, const uint8_t *pushed_all,
-                  struct node_verdict *verdict)
+static bool judge_step(struct job *job, const struct asked *asked, double norm, const uint8_t *pushed_all,
+                       struct node_verdict *verdict)
 {
     const struct step_args *args = asked->args;
     double scale = divisor(job) * loss_scale_of(job, args);
@@ -511,7 +511,7 @@ void job_decide(struct job *job)
     }
     job_find_pushed(job, any, all);
     job->decision.finding = job->step->finding;
-    if (judge(job, &asked, job_measure_norm(job), all, &verdict))
+    if (judge_step(job, &asked, job_measure_norm(job), all, &verdict))
         carry_out(job, &verdict);
     else
         hold_for_nonfinite(job);
@@ -617,7 +617,7 @@ bool job_judge(struct job *job, const struct job_request *merged, struct node_ve
     if (merged->args)
         job_keep_args(job, &args, merged->args);
     job->decision.finding = own_finding(job, merged->finding);
-    decided = judge(job, &asked, sqrt(exact_sum_round(&squares)), merged->pushed_all, verdict);
+    decided = judge_step(job, &asked, sqrt(exact_sum_round(&squares)), merged->pushed_all, verdict);
     free(args.groups);
     hold->finding = *merged->finding;
     if (!decided)
