@@ -189,7 +189,7 @@ int device_make(struct executor **out, const struct executor_ops *ops, const str
     return r == 0 && devices_were_found(executor->devices) ? make_gather(executor) : r;
 }
 
-static int reserve(const struct executor *executor)
+static int device_reserve(const struct executor *executor)
 {
     int r = devices_reserve(executor->devices);
 
@@ -297,14 +297,14 @@ bool device_awaits(const struct executor *executor, unsigned local_rank, uint64_
 
 /* ---- the table ----------------------------------------------------------------------------------------------- */
 
-static int show(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
+static int device_show(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
 {
     return executor->gathers ? device_show_masters(executor, segment, done, userdata)
                              : device_show_weights(executor, segment, done, userdata);
 }
 
 static const struct executor_ops device_ops_table = {
-    .reserve = reserve,
+    .reserve = device_reserve,
     .start = device_start,
     .go_on = device_go_on,
     .cancel = device_cancel,
@@ -318,7 +318,7 @@ static const struct executor_ops device_ops_table = {
     .verify = device_verify,
     .read = device_read,
     .read_weights = device_read_weights,
-    .show = show,
+    .show = device_show,
     .load = device_load,
     .store = device_store,
     .empty = device_empty,

@@ -76,7 +76,7 @@ static int io_post(const struct host_io *what, void (*run)(struct work *work, ui
 
 /* ---- life -------------------------------------------------------------------------------------------------- */
 
-static void start(struct executor *executor)
+static void host_start(struct executor *executor)
 {
     const struct executor_events *events = &executor->options.events;
 
@@ -93,7 +93,7 @@ static void set_ring_bytes(struct executor *executor)
         plan_ring_bytes(layout, config->zero.overlap_comm, budget_ring_holds_all(config, layout, executor->n_local));
 }
 
-static int repartition(struct executor *executor, const struct layout *layout, uint64_t gather_bytes)
+static int host_repartition(struct executor *executor, const struct layout *layout, uint64_t gather_bytes)
 {
     int r = executor_replace_step(executor, layout);
 
@@ -107,19 +107,19 @@ static int repartition(struct executor *executor, const struct layout *layout, u
 }
 
 /* On a worker. A daemon that takes over a job does not announce the time of a step again. */
-static int reserve(const struct executor *executor)
+static int host_reserve(const struct executor *executor)
 {
     if (executor->step->muon && !state_was_found(executor->state))
         step_muon_announce(executor->step, executor->options.config);
     return step_muon_reserve(executor->step);
 }
 
-static void do_nothing(struct executor *executor)
+static void host_do_nothing(struct executor *executor)
 {
     (void)executor;
 }
 
-static void free_host(struct executor *executor)
+static void host_free(struct executor *executor)
 {
     struct host_executor *host = container_of(executor, struct host_executor, base);
 
@@ -130,7 +130,7 @@ static void free_host(struct executor *executor)
 
 /* ---- ranks ------------------------------------------------------------------------------------------------- */
 
-static void find_segments(const struct executor *executor, unsigned local_rank, const struct ring *ring,
+static void host_segments(const struct executor *executor, unsigned local_rank, const struct ring *ring,
                           struct executor_segments *out)
 {
     const struct segment *published =
@@ -152,7 +152,8 @@ static void find_segments(const struct executor *executor, unsigned local_rank, 
     }
 }
 
-static void attend(struct executor *executor, unsigned local_rank, enum executor_attendance what, uint64_t incarnation)
+static void host_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what,
+                        uint64_t incarnation)
 {
     (void)executor;
     (void)local_rank;
@@ -160,7 +161,7 @@ static void attend(struct executor *executor, unsigned local_rank, enum executor
     (void)incarnation;
 }
 
-static bool awaits(const struct executor *executor, unsigned local_rank, uint64_t point)
+static bool host_awaits(const struct executor *executor, unsigned local_rank, uint64_t point)
 {
     (void)executor;
     (void)local_rank;
@@ -179,7 +180,7 @@ static void init_run(struct work *work, uint32_t item)
         executor_store_initial(io->executor, &io->init, io->init.ring->ring.map + io->init.request.offset_bytes);
 }
 
-static int init_weights(struct executor *executor, const struct executor_init *init)
+static int host_init_weights(struct executor *executor, const struct executor_init *init)
 {
     return io_post(
         &(struct host_io){.executor = executor, .init = *init, .done = init->done, .userdata = init->userdata},
@@ -196,7 +197,7 @@ static void adopt_run(struct work *work, uint32_t item)
         weights_adopt(executor->state, executor->options.kernels, item, io->weights + p->weight_offset_bytes);
 }
 
-static int adopt(struct executor *executor, const uint8_t *weights, executor_done done, void *userdata)
+static int host_adopt(struct executor *executor, const uint8_t *weights, executor_done done, void *userdata)
 {
     return io_post(&(struct host_io){.executor = executor, .weights = weights, .done = done, .userdata = userdata},
                    adopt_run, executor->options.layout->n_params);
@@ -204,7 +205,7 @@ static int adopt(struct executor *executor, const uint8_t *weights, executor_don
 
 /* ---- pushes that come again -------------------------------------------------------------------------------- */
 
-static int verify_part(struct executor *executor, const struct executor_verify *verify)
+static int host_verify(struct executor *executor, const struct executor_verify *verify)
 {
     struct checksum *checksum = checksum_new(executor, verify);
 
@@ -301,7 +302,7 @@ void host_empty(struct executor *executor)
 
 /* ---- gathering --------------------------------------------------------------------------------------------- */
 
-static bool fits(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
+static bool host_fits(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
 {
     (void)executor;
     (void)local_rank;
@@ -310,30 +311,30 @@ static bool fits(const struct executor *executor, unsigned local_rank, const uin
     return true; /* what exceeds the bound is refused when there is no memory */
 }
 
-static void hold(struct executor *executor, uint32_t param)
+static void host_hold(struct executor *executor, uint32_t param)
 {
     host_pool_hold(pool_of(executor), param);
 }
 
-static void release(struct executor *executor, uint32_t param)
+static void host_release(struct executor *executor, uint32_t param)
 {
     host_pool_release(pool_of(executor), param);
 }
 
-static void gather(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
+static void host_gather(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
 {
     (void)local_rank;
     host_pool_gather(pool_of(executor), params, n_params);
 }
 
-static enum gathered find(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
+static enum gathered host_find(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
 {
     (void)local_rank;
     return host_pool_find(pool_of(executor), params, n_params);
 }
 
-static bool places(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params,
-                   uint64_t *offsets_bytes)
+static bool host_places(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params,
+                        uint64_t *offsets_bytes)
 {
     (void)executor;
     (void)local_rank;
@@ -343,62 +344,62 @@ static bool places(const struct executor *executor, unsigned local_rank, const u
     return false;
 }
 
-static void hint(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
+static void host_hint(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
 {
     host_pool_hint(pool_of(executor), local_rank, params, n_params);
 }
 
-static bool refresh(struct executor *executor, void (*done)(void *userdata), void *userdata)
+static bool host_refresh(struct executor *executor, void (*done)(void *userdata), void *userdata)
 {
     return executor->gathers && host_pool_refresh(pool_of(executor), done, userdata);
 }
 
-static bool is_busy(const struct executor *executor)
+static bool host_is_busy(const struct executor *executor)
 {
     return executor->gathers && host_pool_is_busy(pool_of(executor));
 }
 
-static uint64_t held_bytes(const struct executor *executor)
+static uint64_t host_held_bytes(const struct executor *executor)
 {
     return executor->gathers ? host_pool_held_bytes(pool_of(executor)) : 0;
 }
 
-static void let_go(struct executor *executor)
+static void host_let_go(struct executor *executor)
 {
     if (executor->gathers)
         host_pool_let_go(pool_of(executor));
 }
 
 static const struct executor_ops host_ops = {
-    .start = start,
-    .reserve = reserve,
-    .repartition = repartition,
-    .cancel = do_nothing,
-    .stop = do_nothing,
-    .free = free_host,
-    .segments = find_segments,
-    .attend = attend,
-    .awaits = awaits,
-    .init = init_weights,
-    .adopt = adopt,
-    .verify = verify_part,
+    .start = host_start,
+    .reserve = host_reserve,
+    .repartition = host_repartition,
+    .cancel = host_do_nothing,
+    .stop = host_do_nothing,
+    .free = host_free,
+    .segments = host_segments,
+    .attend = host_attend,
+    .awaits = host_awaits,
+    .init = host_init_weights,
+    .adopt = host_adopt,
+    .verify = host_verify,
     .read = host_read,
     .read_weights = host_read_weights,
     .show = host_show,
     .load = host_load,
     .store = host_load,
     .empty = host_empty,
-    .fits = fits,
-    .hold = hold,
-    .release = release,
-    .gather = gather,
-    .find = find,
-    .places = places,
-    .hint = hint,
-    .refresh = refresh,
-    .is_busy = is_busy,
-    .held_bytes = held_bytes,
-    .let_go = let_go,
+    .fits = host_fits,
+    .hold = host_hold,
+    .release = host_release,
+    .gather = host_gather,
+    .find = host_find,
+    .places = host_places,
+    .hint = host_hint,
+    .refresh = host_refresh,
+    .is_busy = host_is_busy,
+    .held_bytes = host_held_bytes,
+    .let_go = host_let_go,
 };
 
 int executor_host_new(struct executor **out, const struct executor_options *options)

@@ -16,7 +16,7 @@
 #include "daemon/step/step-offload.h"
 #include "daemon/step/step.h"
 
-static int reserve(const struct executor *executor)
+static int offload_executor_reserve(const struct executor *executor)
 {
     const struct segment *landing = &device_of(executor)->landing;
     int r = devices_reserve(executor->devices);
@@ -32,38 +32,39 @@ static void share_staging(struct executor *executor)
     devices_share(executor->devices, DEVICES_WEIGHTS, &executor->state->weights);
 }
 
-static void start(struct executor *executor)
+static void offload_executor_start(struct executor *executor)
 {
     share_staging(executor);
     device_start(executor);
 }
 
-static void go_on(struct executor *executor)
+static void offload_executor_go_on(struct executor *executor)
 {
     share_staging(executor);
     device_go_on(executor);
 }
 
 /* Several nodes, stages 1 and 2: host memory has only the owned weights, so that all weights come from a GPU. */
-static int show(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
+static int offload_executor_show(struct executor *executor, const struct segment *segment, executor_done done,
+                                 void *userdata)
 {
     return executor->gathers || !executor->several_nodes ? host_show(executor, segment, done, userdata)
                                                          : device_show_weights(executor, segment, done, userdata);
 }
 
-static void free_offload(struct executor *executor)
+static void offload_executor_free(struct executor *executor)
 {
     offload_free(device_of(executor)->offload);
     device_free_executor(executor);
 }
 
 static const struct executor_ops offload_ops = {
-    .reserve = reserve,
-    .start = start,
-    .go_on = go_on,
+    .reserve = offload_executor_reserve,
+    .start = offload_executor_start,
+    .go_on = offload_executor_go_on,
     .cancel = device_cancel,
     .stop = device_stop,
-    .free = free_offload,
+    .free = offload_executor_free,
     .segments = device_segments,
     .attend = device_attend,
     .awaits = device_awaits,
@@ -72,7 +73,7 @@ static const struct executor_ops offload_ops = {
     .verify = device_verify,
     .read = host_read,
     .read_weights = host_read_weights,
-    .show = show,
+    .show = offload_executor_show,
     .load = host_load,
     .store = device_store,
     .empty = host_empty,
@@ -88,7 +89,7 @@ static const struct executor_ops offload_ops = {
     .held_bytes = device_held_bytes,
 };
 
-static int make(struct executor *executor)
+static int make_offload_step(struct executor *executor)
 {
     struct device_executor *device = device_of(executor);
     int r = executor_make_step(executor, &(struct state_options){.no_gradient = true}, &step_offload_ops);
@@ -109,5 +110,5 @@ int executor_offload_new(struct executor **out, const struct executor_options *o
 {
     int r = device_make(out, &offload_ops, options);
 
-    return r < 0 ? r : make(*out);
+    return r < 0 ? r : make_offload_step(*out);
 }

@@ -34,7 +34,7 @@ static int failed(struct zerod *c, int r)
 
 /* ---- forming ------------------------------------------------------------------------------------------- */
 
-static int check_gpu(struct zerod *c, const struct reply_formed *formed)
+static int cuda_memory_check_gpu(struct zerod *c, const struct reply_formed *formed)
 {
     int r = formed->n_gpu_bytes == CUDA_GPU_BYTES ? cuda_check_gpu(c->cuda, formed->gpu) : 0;
 
@@ -76,7 +76,7 @@ static int map_progress(struct zerod *c, int fd, size_t n_bytes)
     return r == 0 ? cuda_open_progress(c->cuda, (struct progress_page *)(void *)c->progress.base) : r;
 }
 
-static int map_segment(struct zerod *c, const struct wire_segment *segment, int fd)
+static int cuda_memory_map(struct zerod *c, const struct wire_segment *segment, int fd)
 {
     if (segment->cuda && segment->kind == WIRE_SEGMENT_RING && !c->ring.base)
         return map_device(c, &c->ring, fd, segment->n_bytes, false);
@@ -90,7 +90,7 @@ static int map_segment(struct zerod *c, const struct wire_segment *segment, int 
     return -EPROTO;
 }
 
-static const char *why_not_mapped(const struct zerod *c, int r)
+static const char *cuda_memory_why(const struct zerod *c, int r)
 {
     return r == -EIO ? cuda_why(c->cuda) : strerror(-r);
 }
@@ -107,7 +107,7 @@ static int check_pool(struct zerod *c)
     return 0;
 }
 
-static int check_segments(struct zerod *c, const struct reply_formed *formed)
+static int cuda_memory_check(struct zerod *c, const struct reply_formed *formed)
 {
     if (!c->ring.base || c->ring.n_bytes < formed->ring_bytes)
         return call_fatal(&c->call, -EPROTO, "zerod sent no ring");
@@ -123,21 +123,21 @@ static int check_segments(struct zerod *c, const struct reply_formed *formed)
 
 /* ---- the caller's stream ------------------------------------------------------------------------------- */
 
-static int wait_for_stream(struct zerod *c)
+static int cuda_memory_wait(struct zerod *c)
 {
     int r = cuda_wait(c->cuda, c->stream);
 
     return r == 0 ? 0 : failed(c, r);
 }
 
-static int wait_for_pushes(struct zerod *c)
+static int cuda_memory_wait_for_pushes(struct zerod *c)
 {
     return cuda_wait_for_points(c->cuda) == 0 ? 0 : failed(c, -EIO);
 }
 
 /* ---- gradients ----------------------------------------------------------------------------------------- */
 
-static int put(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes)
+static int cuda_memory_put(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes)
 {
     int r = n_bytes > 0 ? cuda_copy(c->cuda, to, from, n_bytes, c->stream) : 0;
 
@@ -145,7 +145,7 @@ static int put(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes)
 }
 
 /* Lets the stream say when the copy is done. */
-static int mark(struct zerod *c, struct request_push *push)
+static int cuda_memory_mark(struct zerod *c, struct request_push *push)
 {
     int r = cuda_say_point(c->cuda, c->stream, c->last_point + 1);
 
@@ -155,7 +155,7 @@ static int mark(struct zerod *c, struct request_push *push)
     return 0;
 }
 
-static uint8_t *alloc(struct zerod *c, uint32_t param)
+static uint8_t *cuda_memory_alloc(struct zerod *c, uint32_t param)
 {
     uint8_t *memory;
     int r = cuda_alloc(c->cuda, handle_gradient_bytes(c, param), &memory);
@@ -166,13 +166,13 @@ static uint8_t *alloc(struct zerod *c, uint32_t param)
     return NULL;
 }
 
-static void release(struct zerod *c, uint8_t *memory)
+static void cuda_memory_release(struct zerod *c, uint8_t *memory)
 {
     cuda_release(c->cuda, memory);
 }
 
 /* Work on the stream may still read the old scratch, so it is freed after a wait. */
-static void *scratch(struct zerod *c, uint32_t param)
+static void *cuda_memory_scratch(struct zerod *c, uint32_t param)
 {
     size_t n_bytes = handle_gradient_bytes(c, param) + 1;
     int r = 0;
@@ -193,7 +193,7 @@ static void *scratch(struct zerod *c, uint32_t param)
     return c->device_scratch;
 }
 
-static const void *read_duplicate(struct zerod *c, uint32_t param, const void *data)
+static const void *cuda_memory_read_duplicate(struct zerod *c, uint32_t param, const void *data)
 {
     const void *from = data ? data : c->device_scratch;
     void *copy = from ? host_memory_scratch(c, param) : NULL;
@@ -209,16 +209,16 @@ static const void *read_duplicate(struct zerod *c, uint32_t param, const void *d
 
 /* ---- weights ------------------------------------------------------------------------------------------- */
 
-static const uint8_t *weight(const struct zerod *c, uint32_t param)
+static const uint8_t *cuda_memory_weight(const struct zerod *c, uint32_t param)
 {
     return c->range ? range_place(c->range, param) : c->weights.base + weights_offset(c, param);
 }
 
-static void share_nothing(const struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes)
+static void cuda_memory_share(const struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes)
 {
 }
 
-static size_t count_fitting(const struct zerod *c, const unsigned *params, size_t n_params)
+static size_t cuda_memory_count_fitting(const struct zerod *c, const unsigned *params, size_t n_params)
 {
     size_t n_bytes = 0, n = 0;
 
@@ -231,7 +231,7 @@ static size_t count_fitting(const struct zerod *c, const unsigned *params, size_
     return n; /* check_pool() has seen that there is room for each */
 }
 
-static int check_gathered(struct zerod *c, const unsigned *params, size_t n, const struct reply_done *done)
+static int cuda_memory_check_gathered(struct zerod *c, const unsigned *params, size_t n, const struct reply_done *done)
 {
     if (done->n_pool_offsets != n)
         return call_fatal(&c->call, -EPROTO, "zerod gathered %zu parameters, and said of %zu where they are", n,
@@ -248,7 +248,7 @@ static int check_gathered(struct zerod *c, const unsigned *params, size_t n, con
     return 0;
 }
 
-static int show(struct zerod *c, uint32_t param, uint64_t pool_offset)
+static int cuda_memory_show(struct zerod *c, uint32_t param, uint64_t pool_offset)
 {
     int r = range_show(c->range, param, c->pool.base + pool_offset);
 
@@ -262,14 +262,14 @@ static int show(struct zerod *c, uint32_t param, uint64_t pool_offset)
 }
 
 /* After a fatal error the first one is kept. */
-static int finish(struct zerod *c)
+static int cuda_memory_finish(struct zerod *c)
 {
     int r = range_finish(c->range);
 
     return r == 0 || c->call.fatal ? c->call.fatal : failed(c, r);
 }
 
-static int hide(struct zerod *c, uint32_t param)
+static int cuda_memory_hide(struct zerod *c, uint32_t param)
 {
     int r = range_hide(c->range, param, c->stream);
 
@@ -282,7 +282,7 @@ static int hide(struct zerod *c, uint32_t param)
  * Rank 0 writes into the daemon's memory, which has the weights; the others into a copy that nobody reads. In stage 3
  * they have no weights to copy, so the daemon sends them a descriptor of that memory as well.
  */
-static int open_window(struct zerod *c, int fd)
+static int cuda_memory_open_window(struct zerod *c, int fd)
 {
     bool writer = c->rank == 0, copies = !writer && !c->range;
     size_t n_weight_bytes = c->range ? c->layout->range_bytes : c->weights.n_bytes;
@@ -303,7 +303,7 @@ static int open_window(struct zerod *c, int fd)
     return r == 0 ? 0 : failed(c, r);
 }
 
-static void close_window(struct zerod *c)
+static void cuda_memory_close_window(struct zerod *c)
 {
     mapping_deinit(&c->window);
 }
@@ -322,7 +322,7 @@ static void forget(struct zerod *c)
 }
 
 /* Work on the stream must not use memory that is unmapped. */
-static void stop(struct zerod *c)
+static void cuda_memory_stop(struct zerod *c)
 {
     if (!*c->call.mine) {
         forget(c);
@@ -332,7 +332,7 @@ static void stop(struct zerod *c)
     (void)cuda_wait_for_points(c->cuda); /* of pushes on other streams */
 }
 
-static void deinit(struct zerod *c)
+static void cuda_memory_deinit(struct zerod *c)
 {
     range_free(steal_ptr(c->range));
     mapping_deinit(&c->window);
@@ -345,37 +345,37 @@ static void deinit(struct zerod *c)
 }
 
 /* The daemon's host memory says nothing of GPUs. */
-static int await(struct zerod *c, const unsigned *params, size_t n_params)
+static int cuda_memory_await(struct zerod *c, const unsigned *params, size_t n_params)
 {
     return overlap_settle(c);
 }
 
 static const struct memory_ops cuda_memory = {
-    .check_gpu = check_gpu,
-    .map = map_segment,
-    .why = why_not_mapped,
-    .check = check_segments,
-    .wait = wait_for_stream,
-    .wait_for_pushes = wait_for_pushes,
-    .put = put,
-    .mark = mark,
-    .alloc = alloc,
-    .release = release,
-    .scratch = scratch,
-    .read_duplicate = read_duplicate,
-    .weight = weight,
-    .share = share_nothing,
+    .check_gpu = cuda_memory_check_gpu,
+    .map = cuda_memory_map,
+    .why = cuda_memory_why,
+    .check = cuda_memory_check,
+    .wait = cuda_memory_wait,
+    .wait_for_pushes = cuda_memory_wait_for_pushes,
+    .put = cuda_memory_put,
+    .mark = cuda_memory_mark,
+    .alloc = cuda_memory_alloc,
+    .release = cuda_memory_release,
+    .scratch = cuda_memory_scratch,
+    .read_duplicate = cuda_memory_read_duplicate,
+    .weight = cuda_memory_weight,
+    .share = cuda_memory_share,
     .refresh = weights_gather_anew,
-    .await = await,
-    .count_fitting = count_fitting,
-    .check_gathered = check_gathered,
-    .show = show,
-    .finish = finish,
-    .hide = hide,
-    .open_window = open_window,
-    .close_window = close_window,
-    .stop = stop,
-    .deinit = deinit,
+    .await = cuda_memory_await,
+    .count_fitting = cuda_memory_count_fitting,
+    .check_gathered = cuda_memory_check_gathered,
+    .show = cuda_memory_show,
+    .finish = cuda_memory_finish,
+    .hide = cuda_memory_hide,
+    .open_window = cuda_memory_open_window,
+    .close_window = cuda_memory_close_window,
+    .stop = cuda_memory_stop,
+    .deinit = cuda_memory_deinit,
 };
 
 int cuda_memory_open(struct zerod *c)

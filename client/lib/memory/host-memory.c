@@ -33,7 +33,7 @@ enum { ALLOC_ALIGN_BYTES = 64 };
 
 /* ---- forming ------------------------------------------------------------------------------------------- */
 
-static int check_no_gpu(struct zerod *c, const struct reply_formed *formed)
+static int host_memory_check_gpu(struct zerod *c, const struct reply_formed *formed)
 {
     return 0;
 }
@@ -69,7 +69,7 @@ static int map_weights(struct zerod *c, enum wire_segment_kind kind, int fd, siz
     return 0;
 }
 
-static int map_segment(struct zerod *c, const struct wire_segment *segment, int fd)
+static int host_memory_map(struct zerod *c, const struct wire_segment *segment, int fd)
 {
     bool is_weights = segment->kind == (weights_is_stage3(c) ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS);
 
@@ -81,12 +81,12 @@ static int map_segment(struct zerod *c, const struct wire_segment *segment, int 
     return -EPROTO;
 }
 
-static const char *why_not_mapped(const struct zerod *c, int r)
+static const char *host_memory_why(const struct zerod *c, int r)
 {
     return r == -EPROTO ? "it is not what was announced" : strerror(-r);
 }
 
-static int check_segments(struct zerod *c, const struct reply_formed *formed)
+static int host_memory_check(struct zerod *c, const struct reply_formed *formed)
 {
     uint64_t held_offset = held_pushes_offset(formed->ring_bytes);
     uint64_t weight_bytes = weights_bytes(c);
@@ -104,12 +104,12 @@ static int check_segments(struct zerod *c, const struct reply_formed *formed)
 /* ---- gradients ----------------------------------------------------------------------------------------- */
 
 /* The host copies at once. */
-static int wait_for_nothing(struct zerod *c)
+static int host_memory_wait_for_nothing(struct zerod *c)
 {
     return 0;
 }
 
-static int put(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes)
+static int host_memory_put(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes)
 {
     if (c->past_caches && (uintptr_t)to % COPY_ALIGN_BYTES == 0)
         copy_past_caches(to, from, n_bytes);
@@ -118,12 +118,12 @@ static int put(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes)
     return 0;
 }
 
-static int mark_nothing(struct zerod *c, struct request_push *push)
+static int host_memory_mark(struct zerod *c, struct request_push *push)
 {
     return 0;
 }
 
-static uint8_t *alloc(struct zerod *c, uint32_t param)
+static uint8_t *host_memory_alloc(struct zerod *c, uint32_t param)
 {
     void *memory = NULL;
     int r = -posix_memalign(&memory, ALLOC_ALIGN_BYTES, handle_gradient_bytes(c, param));
@@ -134,7 +134,7 @@ static uint8_t *alloc(struct zerod *c, uint32_t param)
     return NULL;
 }
 
-static void release(struct zerod *c, uint8_t *memory)
+static void host_memory_release(struct zerod *c, uint8_t *memory)
 {
     free(memory);
 }
@@ -151,19 +151,19 @@ void *host_memory_scratch(struct zerod *c, uint32_t param)
     return c->host_scratch;
 }
 
-static const void *read_duplicate(struct zerod *c, uint32_t param, const void *data)
+static const void *host_memory_read_duplicate(struct zerod *c, uint32_t param, const void *data)
 {
     return data ? data : c->host_scratch;
 }
 
 /* ---- weights ------------------------------------------------------------------------------------------- */
 
-static const uint8_t *weight(const struct zerod *c, uint32_t param)
+static const uint8_t *host_memory_weight(const struct zerod *c, uint32_t param)
 {
     return weights_visible(c) + weights_offset(c, param);
 }
 
-static void share(const struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes)
+static void host_memory_share(const struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes)
 {
     if (which == ZEROD_MEMORY_RING) {
         *base = c->ring.base;
@@ -174,7 +174,7 @@ static void share(const struct zerod *c, enum zerod_memory which, void **base, s
     }
 }
 
-static int refresh(struct zerod *c)
+static int host_memory_refresh(struct zerod *c)
 {
     if (!c->private_weights)
         return 0;
@@ -186,7 +186,7 @@ static int refresh(struct zerod *c)
 }
 
 /* A copy is made of all weights at once, and between nodes nobody says which have come. */
-static int await(struct zerod *c, const unsigned *params, size_t n_params)
+static int host_memory_await(struct zerod *c, const unsigned *params, size_t n_params)
 {
     return c->private_weights || !c->published.base ? overlap_settle(c) : overlap_await(c, params, n_params);
 }
@@ -198,19 +198,19 @@ static size_t mapped_bytes(const struct zerod *c, uint32_t param)
     return round_up(weights_param_bytes(c, param), (size_t)sysconf(_SC_PAGESIZE));
 }
 
-static size_t count_all(const struct zerod *c, const unsigned *params, size_t n)
+static size_t host_memory_count_fitting(const struct zerod *c, const unsigned *params, size_t n)
 {
     return n;
 }
 
 /* The range has a place for each parameter. */
-static int check_no_offsets(struct zerod *c, const unsigned *params, size_t n, const struct reply_done *done)
+static int host_memory_check_gathered(struct zerod *c, const unsigned *params, size_t n, const struct reply_done *done)
 {
     return 0;
 }
 
 /* An open window shows all weights; after it is closed, only gathered weights are shown. */
-static int show(struct zerod *c, uint32_t param, uint64_t pool_offset)
+static int host_memory_show(struct zerod *c, uint32_t param, uint64_t pool_offset)
 {
     uint64_t offset = weights_offset(c, param);
     size_t n_bytes = mapped_bytes(c, param);
@@ -223,7 +223,7 @@ static int show(struct zerod *c, uint32_t param, uint64_t pool_offset)
     return 0;
 }
 
-static int hide(struct zerod *c, uint32_t param)
+static int host_memory_hide(struct zerod *c, uint32_t param)
 {
     size_t n_bytes = mapped_bytes(c, param);
 
@@ -236,7 +236,7 @@ static int hide(struct zerod *c, uint32_t param)
 /* ---- write window -------------------------------------------------------------------------------------- */
 
 /* Rank 0 writes into the daemon's memory, the others into a private copy of it that is never read. */
-static int open_window(struct zerod *c, int fd)
+static int host_memory_open_window(struct zerod *c, int fd)
 {
     bool shared = c->rank == 0 && fd >= 0;
     void *base = weights_visible(c);
@@ -249,7 +249,7 @@ static int open_window(struct zerod *c, int fd)
     return 0;
 }
 
-static void close_window(struct zerod *c)
+static void host_memory_close_window(struct zerod *c)
 {
     void *base = weights_visible(c);
 
@@ -257,10 +257,10 @@ static void close_window(struct zerod *c)
         (void)mmap(base, c->weights.n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         for (uint32_t p = 0; p < c->layout->n_params; p++)
             if (c->gathered[p] > 0)
-                (void)show(c, p, 0);
+                (void)host_memory_show(c, p, 0);
     } else if (c->private_weights) {
         (void)mmap(base, c->weights.n_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-        (void)refresh(c);
+        (void)host_memory_refresh(c);
     } else {
         (void)mmap(base, c->weights.n_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, c->weights.fd, 0);
     }
@@ -268,11 +268,11 @@ static void close_window(struct zerod *c)
 
 /* ---- end ----------------------------------------------------------------------------------------------- */
 
-static void stop_nothing(struct zerod *c)
+static void host_memory_stop(struct zerod *c)
 {
 }
 
-static void deinit(struct zerod *c)
+static void host_memory_deinit(struct zerod *c)
 {
     if (c->private_weights)
         munmap(steal_ptr(c->private_weights), c->weights.n_bytes);
@@ -281,29 +281,29 @@ static void deinit(struct zerod *c)
 }
 
 const struct memory_ops host_memory = {
-    .check_gpu = check_no_gpu,
-    .map = map_segment,
-    .why = why_not_mapped,
-    .check = check_segments,
-    .wait = wait_for_nothing,
-    .wait_for_pushes = wait_for_nothing,
-    .put = put,
-    .mark = mark_nothing,
-    .alloc = alloc,
-    .release = release,
+    .check_gpu = host_memory_check_gpu,
+    .map = host_memory_map,
+    .why = host_memory_why,
+    .check = host_memory_check,
+    .wait = host_memory_wait_for_nothing,
+    .wait_for_pushes = host_memory_wait_for_nothing,
+    .put = host_memory_put,
+    .mark = host_memory_mark,
+    .alloc = host_memory_alloc,
+    .release = host_memory_release,
     .scratch = host_memory_scratch,
-    .read_duplicate = read_duplicate,
-    .weight = weight,
-    .share = share,
-    .refresh = refresh,
-    .await = await,
-    .count_fitting = count_all,
-    .check_gathered = check_no_offsets,
-    .show = show,
-    .finish = wait_for_nothing,
-    .hide = hide,
-    .open_window = open_window,
-    .close_window = close_window,
-    .stop = stop_nothing,
-    .deinit = deinit,
+    .read_duplicate = host_memory_read_duplicate,
+    .weight = host_memory_weight,
+    .share = host_memory_share,
+    .refresh = host_memory_refresh,
+    .await = host_memory_await,
+    .count_fitting = host_memory_count_fitting,
+    .check_gathered = host_memory_check_gathered,
+    .show = host_memory_show,
+    .finish = host_memory_wait_for_nothing,
+    .hide = host_memory_hide,
+    .open_window = host_memory_open_window,
+    .close_window = host_memory_close_window,
+    .stop = host_memory_stop,
+    .deinit = host_memory_deinit,
 };
