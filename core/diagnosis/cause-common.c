@@ -189,6 +189,14 @@ void cause_push_field(struct diagnostic *d, const char *label, const struct diag
     diagnostic_field_take(d, label, &buf);
 }
 
+void cause_foreign_field(struct diagnostic *d, const char *label, const char *text)
+{
+    struct strbuf buf = {0};
+
+    strbuf_add_foreign(&buf, text);
+    diagnostic_field_take(d, label, &buf);
+}
+
 void cause_print_ranks(struct strbuf *buf, const bool *set, unsigned world_size)
 {
     const char *separator = "";

@@ -45,6 +45,9 @@ void cause_remedies(struct diagnostic *d, const struct remedy *remedies, size_t 
 /* "nested backward 29, layers.26 call 2, forward at model.py:98"; full: everything, and what is not known. */
 void cause_push_field(struct diagnostic *d, const char *label, const struct diagnostic_push *push, bool full);
 
+/* A field of words that are not zerod's: a client's, an engine's, or another node's. */
+void cause_foreign_field(struct diagnostic *d, const char *label, const char *text);
+
 /* "bucket 12 of 96, owned by rank 1"; nothing when the layout does not have the parameter in a bucket. */
 void cause_partition(struct diagnostic *d, const struct layout *layout, uint32_t param);
 

@@ -12,14 +12,6 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis-build.h"
 
-static void add_foreign(struct diagnostic *d, const char *label, const char *text)
-{
-    struct strbuf buf = {0};
-
-    strbuf_add_foreign(&buf, text);
-    diagnostic_field_take(d, label, &buf);
-}
-
 struct diagnostic *cause_node_silent(const struct evidence_node *e)
 {
     char title[64];
@@ -29,7 +21,7 @@ struct diagnostic *cause_node_silent(const struct evidence_node *e)
     snprintf(title, sizeof(title), "node %u is not reached", e->node);
     d = cause_new(&e->at, E_NODE_LOST, title);
     diagnostic_warn(d);
-    add_foreign(d, "waits", e->waits);
+    cause_foreign_field(d, "waits", e->waits);
     strbuf_add(&on, "node %u at ", e->node);
     strbuf_add_foreign(&on, e->address);
     if (e->n_ranks > 1)
@@ -59,7 +51,7 @@ struct diagnostic *cause_nodes_differ(const struct evidence_node *e)
     strbuf_add_foreign(&on, e->address);
     strbuf_add(&on, " (there); node %u (here) has compared them", e->here);
     diagnostic_field_take(d, "on", &on);
-    add_foreign(d, "cause", e->why);
+    cause_foreign_field(d, "cause", e->why);
     diagnostic_field(d, "fix",
                      "the same value on every node (zerod --print-config shows them), and that daemon restarted");
     diagnostic_field(d, "does not help", "the training program; the network: the two daemons talk to each other");
@@ -74,7 +66,7 @@ struct diagnostic *cause_engine(const struct evidence_node *e)
     diagnostic_warn(d);
     diagnostic_field(d, "waits", "traffic between nodes, for the engines of generation %" PRIu32 " to connect",
                      e->generation);
-    add_foreign(d, "cause", e->why);
+    cause_foreign_field(d, "cause", e->why);
     diagnostic_field(d, "fix", "none, if it happens once: engines are replaced on all nodes together");
     diagnostic_field(
         d, "or", "if it repeats, look at the network between the nodes and at the host of each address in world.nodes");
@@ -91,7 +83,7 @@ struct diagnostic *cause_device(const struct evidence_node *e)
 
     diagnostic_warn(d);
     diagnostic_field(d, "waits", "work for the GPUs, for the engine of generation %" PRIu32, e->generation);
-    add_foreign(d, "cause", e->why);
+    cause_foreign_field(d, "cause", e->why);
     diagnostic_field(d, "fix", "none, if it happens once: another engine goes on with what is in the GPUs' memory");
     diagnostic_field(d, "or", "if it repeats, look at the GPUs: nvidia-smi, and Xid lines in the kernel's log");
     diagnostic_field(d, "does not help", "the training program; its gradients: they are kept until they are added up");
@@ -106,7 +98,7 @@ struct diagnostic *cause_device_unformed(const struct evidence_device_unformed *
 
     diagnostic_field(d, "asked", "about %s of each GPU, beside what the training program needs",
                      print_bytes(gpu_text, e->gpu_bytes));
-    add_foreign(d, "cause", e->why);
+    cause_foreign_field(d, "cause", e->why);
     diagnostic_field(
         d, "fix",
         "as the cause says; if it says nothing, make the GPUs reachable for zerod (nvidia-smi as its user;\n"
@@ -128,7 +120,7 @@ struct diagnostic *cause_node_reborn(const struct evidence_node *e)
     struct diagnostic *d = cause_new(&e->at, E_GENERATION, "a node came back as another daemon, job ended");
 
     diagnostic_field(d, "what", "the partitions of the ranks of that node: masters, moments, gradients");
-    add_foreign(d, "cause", e->why);
+    cause_foreign_field(d, "cause", e->why);
     diagnostic_field(d, "fix", "start the trainers of all nodes again: the run begins anew, from what they have saved");
     diagnostic_field(d, "or", "run each daemon under systemd or zerodrun, which keep what it holds when it dies");
     diagnostic_field(d, "does not help", "the gradients; the ranks and the daemons of the other nodes");
@@ -158,7 +150,7 @@ struct diagnostic *cause_runs_differ(const struct evidence_at *at, const char *w
 {
     struct diagnostic *d = cause_new(at, E_OTHER_RUN, "nodes of two runs, job not formed");
 
-    add_foreign(d, "cause", who);
+    cause_foreign_field(d, "cause", who);
     diagnostic_field(d, "fix", "one run id on all nodes: zerodrun --run-id, or ZEROD_RUN_ID");
     diagnostic_field(d, "or", "end the ranks that are left over from another run");
     diagnostic_field(d, "does not help", "the model, the number of ranks, permissions, the network");

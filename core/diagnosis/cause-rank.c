@@ -25,14 +25,6 @@ static const char *leave(const struct evidence_at *at)
     return is_c(at) ? "zerod_leave" : "opt.close()";
 }
 
-static void add_foreign(struct diagnostic *d, const char *label, const char *text)
-{
-    struct strbuf buf = {0};
-
-    strbuf_add_foreign(&buf, text);
-    diagnostic_field_take(d, label, &buf);
-}
-
 /* "12.3 s", "2 min 5 s", "3 h 10 min" */
 static void print_duration(struct strbuf *buf, uint64_t ms)
 {
@@ -99,7 +91,7 @@ static void add_process(struct diagnostic *d, const struct evidence_lost *e)
         strbuf_add_foreign(&buf, e->last_message);
     }
     diagnostic_field_take(d, "process", &buf);
-    add_foreign(d, "outstanding", e->outstanding);
+    cause_foreign_field(d, "outstanding", e->outstanding);
 }
 
 static void explain_left(struct diagnostic *d, const struct evidence_lost *e)
@@ -266,7 +258,7 @@ static struct diagnostic *begins_again(const struct evidence_abort *e)
     struct diagnostic *d = cause_new(&e->at, E_RANK_LOST, "step begins again on all ranks");
 
     diagnostic_warn(d);
-    add_foreign(d, "reason", e->why);
+    cause_foreign_field(d, "reason", e->why);
     diagnostic_field(d, "cause", "the program asked for it");
     add_fix_of_abort(d, e);
     diagnostic_field(d, "state",
@@ -289,7 +281,7 @@ struct diagnostic *cause_aborted(const struct evidence_abort *e)
         diagnostic_class(d, class);
     if (e->at.rank >= 0)
         diagnostic_field(d, "guilty", "rank %" PRId64, e->at.rank);
-    add_foreign(d, "reason", e->why);
+    cause_foreign_field(d, "reason", e->why);
     if (reason) {
         print_reason(&buf, reason);
         diagnostic_field_take(d, "cause", &buf);
@@ -411,8 +403,8 @@ struct diagnostic *cause_stalled(const struct evidence_stall *e)
         diagnostic_warn(d);
     if (e->absent)
         diagnostic_class(d, "M7");
-    add_foreign(d, "waits", e->waiting);
-    add_foreign(d, "on", e->blocking);
+    cause_foreign_field(d, "waits", e->waiting);
+    cause_foreign_field(d, "on", e->blocking);
     if (e->where)
         diagnostic_field(d, "where", "%s", e->where);
     diagnostic_params(d, e->at.layout, e->params, e->n_params);

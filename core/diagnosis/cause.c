@@ -14,14 +14,6 @@
 #include "core/diagnosis/cause-common.h"
 #include "core/layout/layout.h"
 
-static void add_foreign(struct diagnostic *d, const char *label, const char *text)
-{
-    struct strbuf buf = {0};
-
-    strbuf_add_foreign(&buf, text);
-    diagnostic_field_take(d, label, &buf);
-}
-
 /* ---- pushes: E1002, E1003, E1004, E1102, E1103 --------------------------------------------------------- */
 
 /* Was a request refused, not a push? Only codes about a position have both. */
@@ -61,7 +53,7 @@ static void add_positions(struct diagnostic *d, const struct evidence_push *e)
         diagnostic_field(d, "expected", "step %" PRId64 ", micro-batch %" PRId64 "%s", e->at.step, e->at.micro_batch,
                          e->asked ? ", which this rank has ended: it waits in the step" : "");
     if (is_request(e))
-        add_foreign(d, "got", e->detail);
+        cause_foreign_field(d, "got", e->detail);
     else if (e->push.present)
         diagnostic_field(d, "got", "step %" PRIu64 ", micro-batch %" PRIu32, e->push.record.step,
                          e->push.record.micro_batch);
@@ -130,7 +122,7 @@ static void explain_parameter(struct diagnostic *d, const struct evidence_push *
 {
     bool frozen = e->n_params && e->at.layout && e->params[0] < e->at.layout->n_params;
 
-    add_foreign(d, "got", e->detail);
+    cause_foreign_field(d, "got", e->detail);
     if (frozen) {
         diagnostic_class(d, "M6");
         diagnostic_field(
@@ -162,11 +154,11 @@ static void add_expected_and_got(struct diagnostic *d, const char *detail)
     if (at && strncmp(detail, expected, strlen(expected)) == 0)
         first = strndup(detail + strlen(expected), (size_t)(at - detail) - strlen(expected));
     if (!first) {
-        add_foreign(d, "got", detail);
+        cause_foreign_field(d, "got", detail);
         return;
     }
-    add_foreign(d, "expected", first);
-    add_foreign(d, "got", at + strlen(got));
+    cause_foreign_field(d, "expected", first);
+    cause_foreign_field(d, "got", at + strlen(got));
 }
 
 static void explain_form(struct diagnostic *d, const struct evidence_push *e, enum caller caller)
@@ -224,8 +216,8 @@ struct diagnostic *cause_declare(const struct evidence_at *at, const char *what,
 {
     struct diagnostic *d = cause_new(at, E_MANIFEST, "declaration refused, job not formed");
 
-    add_foreign(d, "cause", what);
-    add_foreign(d, "fix", fix);
+    cause_foreign_field(d, "cause", what);
+    cause_foreign_field(d, "fix", fix);
     diagnostic_field(d, "does not help", "socket, permissions, batch size");
     diagnostic_field(d, "state", "the declaration was refused; the state that the daemon holds is unchanged");
     return diagnostic_finish(d);
@@ -249,7 +241,7 @@ struct diagnostic *cause_step_args(const struct evidence_args *e)
     struct diagnostic *d = cause_new(&e->at, E_STEP_ARGS, NULL);
     enum caller caller = caller_of(&e->at, NULL);
 
-    add_foreign(d, "argument", e->name);
+    cause_foreign_field(d, "argument", e->name);
     add_argument(d, "expected", e->other_value, e->other_rank, ", which asked first");
     add_argument(d, "got", e->value, e->at.rank, "");
     diagnostic_field(
@@ -459,7 +451,7 @@ static void explain_shortage(struct diagnostic *d, const struct evidence_quota *
         return;
     case PROCESS_LIMIT_NONE:
         diagnostic_field(d, "cause", "the machine does not have the memory for it");
-        add_foreign(d, "fix", e->fix);
+        cause_foreign_field(d, "fix", e->fix);
     }
 }
 
@@ -470,21 +462,21 @@ static void explain_excess(struct diagnostic *d, const struct evidence_quota *e)
                          e->unit);
     else
         diagnostic_field(d, "cause", "the request does not fit beside what is held already");
-    add_foreign(d, "fix", e->fix);
+    cause_foreign_field(d, "fix", e->fix);
 }
 
 struct diagnostic *cause_quota(const struct evidence_quota *e)
 {
     struct diagnostic *d = cause_new(&e->at, E_QUOTA, NULL);
 
-    add_foreign(d, "what", e->what);
+    cause_foreign_field(d, "what", e->what);
     if (e->asked)
         diagnostic_field(d, "asked", "%" PRIu64 " %s", e->asked, e->unit);
     if (e->allowed) {
         diagnostic_field(d, "held", "%" PRIu64 " %s", e->held, e->unit);
         diagnostic_field(d, "allowed", "%" PRIu64 " %s", e->allowed, e->unit);
     }
-    add_foreign(d, "sum", e->sum);
+    cause_foreign_field(d, "sum", e->sum);
     if (e->allowed)
         explain_excess(d, e);
     else
@@ -514,7 +506,7 @@ struct diagnostic *cause_not_allowed(const struct evidence_at *at, uint32_t uid,
 
     diagnostic_field(d, "got", "uid %" PRIu32 ", gid %" PRIu32, uid, gid);
     if (draining)
-        add_foreign(d, "cause", what);
+        cause_foreign_field(d, "cause", what);
     else
         add_permission(d, what);
     if (draining)
@@ -545,7 +537,7 @@ struct diagnostic *cause_bad_message(const struct evidence_at *at, const char *w
 {
     struct diagnostic *d = cause_new(at, E_BAD_MESSAGE, NULL);
 
-    add_foreign(d, "got", what);
+    cause_foreign_field(d, "got", what);
     diagnostic_field(
         d, "cause",
         "an impossible value, or a message out of order: a mistake of the program, or a client of another version");
