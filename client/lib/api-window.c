@@ -47,7 +47,7 @@ int zerod_write_begin(struct zerod *c)
     return c->memory->open_window(c, fd);
 }
 
-static int ask_window_end(struct zerod *c, bool forget)
+static int ask_for_window_end(struct zerod *c, bool forget)
 {
     struct reply reply;
     int r = handle_check_formed(c);
@@ -68,12 +68,12 @@ static int ask_window_end(struct zerod *c, bool forget)
 
 int zerod_write_end(struct zerod *c)
 {
-    return ask_window_end(c, false);
+    return ask_for_window_end(c, false);
 }
 
 int zerod_write_forget(struct zerod *c)
 {
-    return ask_window_end(c, true);
+    return ask_for_window_end(c, true);
 }
 
 void *zerod_window(struct zerod *c, unsigned param)

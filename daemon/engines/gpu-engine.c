@@ -171,7 +171,7 @@ static void on_packet(void *userdata, const uint8_t *data, size_t n_bytes, int *
         child_fail(device->child, NULL, "has sent what is no report: %s", r == WIRE_E_INVALID ? why : strerror(-r));
 }
 
-static void on_process_failed(void *userdata, const struct child_failure *failure)
+static void on_child_failed(void *userdata, const struct child_failure *failure)
 {
     struct device *device = userdata;
 
@@ -398,14 +398,13 @@ static int make_child(struct device *device, const struct device_options *option
         .gives_fds = true,
         .ready_timeout_ms = options->connect_timeout_ms,
         .traffic = options->traffic,
-        .ops =
-            {.packet = on_packet, .failed = on_process_failed, .late = on_late, .freed = on_freed, .userdata = device},
+        .ops = {.packet = on_packet, .failed = on_child_failed, .late = on_late, .freed = on_freed, .userdata = device},
     };
 
     return child_new(&device->child, &child, why, why_size);
 }
 
-static int start_processes(struct device *device, const struct device_options *options, char *why, size_t why_size)
+static int start_process(struct device *device, const struct device_options *options, char *why, size_t why_size)
 {
     int r = submit_setup(device, options);
 
@@ -439,7 +438,7 @@ int device_new(struct device **out, const struct device_options *options, char *
         device->keep = options->keep;
         r = make_child(device, options, why, why_size);
         if (!r)
-            r = start_processes(device, options, why, why_size);
+            r = start_process(device, options, why, why_size);
     }
     if (r < 0) {
         device_close(device);

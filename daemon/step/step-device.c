@@ -139,7 +139,7 @@ static void post_again(struct work *work)
     step_device_reduce(container_of(work, struct reduction, work));
 }
 
-static void run_no_work(struct work *work, uint32_t item)
+static void skip_item(struct work *work, uint32_t item)
 {
     (void)work;
     (void)item;
@@ -184,7 +184,7 @@ void step_device_reduce(struct reduction *reduction)
 
     if (order_reduction(reduction, reduce_done) == 0)
         return;
-    reduction->work = (struct work){.run = run_no_work, .done = post_again, .n_items = 1};
+    reduction->work = (struct work){.run = skip_item, .done = post_again, .n_items = 1};
     worker_post(step->pool, &reduction->work);
 }
 
@@ -266,7 +266,7 @@ static void order_rest(struct step *step)
             return; /* the step may have been freed */
         }
         /* Out of memory for the order: retries from the loop. */
-        step->update_work = (struct work){.run = run_no_work, .done = order_again, .n_items = 1};
+        step->update_work = (struct work){.run = skip_item, .done = order_again, .n_items = 1};
         worker_post(step->pool, &step->update_work);
         return;
     }

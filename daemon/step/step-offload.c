@@ -87,7 +87,7 @@ static uint64_t staging_at(const struct offload *offload, uint32_t i, uint32_t p
 
 static void advance(struct offload *offload);
 
-static void run_no_work(struct work *work, uint32_t item)
+static void skip_item(struct work *work, uint32_t item)
 {
     (void)work;
     (void)item;
@@ -107,7 +107,7 @@ static void retry(struct offload *offload)
     if (offload->retrying)
         return;
     offload->retrying = true;
-    offload->retry = (struct work){.run = run_no_work, .done = retry_done, .n_items = 1};
+    offload->retry = (struct work){.run = skip_item, .done = retry_done, .n_items = 1};
     worker_post(offload->step->pool, &offload->retry);
 }
 
