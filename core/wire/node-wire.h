@@ -87,6 +87,7 @@ enum node_kind {
     NODE_END_RUN, /* a report */
     NODE_LOOK,
     NODE_STACK,
+    NODE_N_KINDS,
 };
 
 /* Where a node stands that goes on with a run: KEPT.pass. Each is a step or a write window that is open, decided and

@@ -227,22 +227,22 @@ void leader_try_parcel(struct leader *leader, uint32_t index);
 void leader_parcel_is_settled(struct leader *leader, uint32_t index);
 void leader_hear_ready(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_passed(struct leader *leader, unsigned node, const struct node_message *message);
-void leader_hear_withdraw(struct leader *leader, unsigned node);
+void leader_hear_withdraw(struct leader *leader, unsigned node, const struct node_message *message);
 
 /* leader-step.c */
 void leader_try_step(struct leader *leader);
 void leader_hear_request(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_back(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_sum(struct leader *leader, unsigned node, const struct node_message *message);
-void leader_hear_updated(struct leader *leader, unsigned node);
+void leader_hear_updated(struct leader *leader, unsigned node, const struct node_message *message);
 /* Goes on when all nodes have updated. */
 void leader_try_updated(struct leader *leader);
 void leader_commit(struct leader *leader);
 
 /* leader-window.c */
-void leader_hear_window(struct leader *leader, unsigned node);
+void leader_hear_window(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_window_end(struct leader *leader, unsigned node, const struct node_message *message);
-void leader_hear_stored(struct leader *leader, unsigned node);
+void leader_hear_stored(struct leader *leader, unsigned node, const struct node_message *message);
 /* Goes on when all nodes have stored. */
 void leader_try_stored(struct leader *leader);
 void leader_say_write(struct leader *leader);

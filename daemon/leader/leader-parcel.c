@@ -227,7 +227,7 @@ void leader_hear_passed(struct leader *leader, unsigned node, const struct node_
 }
 
 /* An exchange that was announced stays; everything else that the node had ready is forgotten. */
-void leader_hear_withdraw(struct leader *leader, unsigned node)
+void leader_hear_withdraw(struct leader *leader, unsigned node, const struct node_message *message)
 {
     for (uint32_t p = 0; p < leader->layout->n_parcels; p++) {
         struct leader_parcel *parcel = &leader->parcels[p];

@@ -303,7 +303,7 @@ void leader_try_updated(struct leader *leader)
     all_are_updated(leader);
 }
 
-void leader_hear_updated(struct leader *leader, unsigned node)
+void leader_hear_updated(struct leader *leader, unsigned node, const struct node_message *message)
 {
     if (leader->phase != LEADER_UPDATING)
         return;

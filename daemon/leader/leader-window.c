@@ -25,7 +25,7 @@ static bool wants_window(const struct node *node)
     return node->wants_window || leader_is_gone(node);
 }
 
-void leader_hear_window(struct leader *leader, unsigned node)
+void leader_hear_window(struct leader *leader, unsigned node, const struct node_message *message)
 {
     leader->nodes[node].wants_window = true;
     if (leader->phase != LEADER_TRAINING || leader_ends(leader) || !all_say(leader, wants_window))
@@ -89,7 +89,7 @@ static bool has_stored(const struct node *node)
     return node->stored;
 }
 
-void leader_hear_stored(struct leader *leader, unsigned node)
+void leader_hear_stored(struct leader *leader, unsigned node, const struct node_message *message)
 {
     leader->nodes[node].stored = true;
     leader_try_stored(leader);

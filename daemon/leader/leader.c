@@ -405,163 +405,135 @@ static void hear_moved(struct leader *leader, unsigned node, const struct node_m
     }
 }
 
-static void hear_forming(struct leader *leader, unsigned node, const struct node_message *message)
+static void hear_undeclared(struct leader *leader, unsigned node, const struct node_message *message)
 {
-    struct node *n = &leader->nodes[node];
-
-    switch (message->kind) {
-    case NODE_DECLARED:
-        hear_declared(leader, node, message);
-        break;
-    case NODE_UNDECLARED:
-        n->declared = false;
-        break;
-    case NODE_UNFORMED:
-        if (leader->phase == LEADER_FORMING || leader->phase == LEADER_STARTING) /* then it is its GPUs */
-            refuse_as(leader, message);
-        break;
-    case NODE_MANIFEST:
-        hear_manifest(leader, node, message);
-        break;
-    case NODE_FORMED:
-        n->formed = true;
-        if (leader->phase == LEADER_FORMING)
-            leader_try_start(leader);
-        break;
-    default: /* NODE_WEIGHTS */
-        if (node != 0) {
-            leader->ops.complain(leader->ops.userdata, node, "WEIGHTS: rank 0 is not there");
-            break;
-        }
-        leader->has_weights = true;
-        leader_try_spread(leader);
-        break;
-    }
+    leader->nodes[node].declared = false;
 }
 
-static bool is_training(const struct leader *leader)
+static void hear_unformed(struct leader *leader, unsigned node, const struct node_message *message)
 {
-    return leader->layout && leader->phase >= LEADER_TRAINING;
+    if (leader->phase == LEADER_FORMING || leader->phase == LEADER_STARTING) /* then it is its GPUs */
+        refuse_as(leader, message);
 }
 
-/* Reports about a step. A report of an earlier step, or of an aborted attempt, is ignored. */
-static void hear_training(struct leader *leader, unsigned node, const struct node_message *message)
+static void hear_formed(struct leader *leader, unsigned node, const struct node_message *message)
 {
-    if (!is_training(leader) || !leader_is_current(leader, message))
+    leader->nodes[node].formed = true;
+    if (leader->phase == LEADER_FORMING)
+        leader_try_start(leader);
+}
+
+/* Return: whether the report comes from node 0, where rank 0 is; else complains. */
+static bool is_of_rank_0(struct leader *leader, unsigned node, const char *complaint)
+{
+    if (node != 0)
+        leader->ops.complain(leader->ops.userdata, node, complaint);
+    return node == 0;
+}
+
+static void hear_weights(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    if (!is_of_rank_0(leader, node, "WEIGHTS: rank 0 is not there"))
         return;
-    switch (message->kind) {
-    case NODE_READY:
-        leader_hear_ready(leader, node, message);
-        break;
-    case NODE_PASSED:
-        leader_hear_passed(leader, node, message);
-        break;
-    case NODE_WITHDRAW:
-        leader_hear_withdraw(leader, node);
-        break;
-    case NODE_ASKED:
-    case NODE_WANT_NORM:
-        leader_hear_request(leader, node, message);
-        break;
-    case NODE_SUM:
-        leader_hear_sum(leader, node, message);
-        break;
-    case NODE_UPDATED:
-        leader_hear_updated(leader, node);
-        break;
-    case NODE_WINDOW:
-        leader_hear_window(leader, node);
-        break;
-    case NODE_WINDOW_END:
-        leader_hear_window_end(leader, node, message);
-        break;
-    case NODE_STORED:
-        leader_hear_stored(leader, node);
-        break;
-    case NODE_ABORT:
-        leader_abort_step(leader, message);
-        break;
-    default:
-        leader->ops.complain(leader->ops.userdata, node, "a message that node 0 alone may send");
-        break;
-    }
+    leader->has_weights = true;
+    leader_try_spread(leader);
 }
 
 /* The ranks of all nodes have left, as rank 0's node knows. */
-static void hear_end_run(struct leader *leader, unsigned node)
+static void hear_end_run(struct leader *leader, unsigned node, const struct node_message *message)
 {
-    if (node != 0)
-        leader->ops.complain(leader->ops.userdata, node, "END_RUN: rank 0 is not there");
-    else if (leader->phase == LEADER_TRAINING || leader->phase == LEADER_WINDOW) /* else it is said again */
+    if (!is_of_rank_0(leader, node, "END_RUN: rank 0 is not there"))
+        return;
+    if (leader->phase == LEADER_TRAINING || leader->phase == LEADER_WINDOW) /* else it is said again */
         refuse_saying(leader,
                       (struct node_message){.forget = true, .text = "its ranks have left it, and begin another run"});
 }
 
+static void hear_abort(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    leader_abort_step(leader, message);
+}
+
+/* ---- what nodes tell each other ------------------------------------------------------------------------ */
+
+static void pass_on(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    leader->ops.say(leader->ops.userdata, message);
+}
+
+static void hear_value(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    if (message->generation == leader->generation)
+        pass_on(leader, node, message);
+}
+
+static void hear_rank(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    if (message->pass >= leader->n_all_backs) /* else the node has not heard yet that its ranks are expected back */
+        pass_on(leader, node, message);
+}
+
+/* ---- the table ----------------------------------------------------------------------------------------- */
+
+/* When a report is heard. At any other time it is ignored: it is of a run that is over, or of an aborted attempt. */
+enum when { ALWAYS, LAID_OUT, TRAINING, THIS_ATTEMPT };
+
+/* Other kinds are for node 0 alone to send. */
+static const struct {
+    void (*hear)(struct leader *leader, unsigned node, const struct node_message *message);
+    enum when when;
+} reports[NODE_N_KINDS] = {
+    [NODE_DECLARED] = {hear_declared},
+    [NODE_UNDECLARED] = {hear_undeclared},
+    [NODE_MANIFEST] = {hear_manifest},
+    [NODE_FORMED] = {hear_formed},
+    [NODE_UNFORMED] = {hear_unformed},
+    [NODE_WEIGHTS] = {hear_weights},
+    [NODE_END_RUN] = {hear_end_run},
+    [NODE_LOADED] = {leader_hear_loaded},
+    [NODE_CONNECTED] = {leader_hear_connected},
+    [NODE_BROKEN] = {leader_hear_broken},
+    [NODE_KEPT] = {leader_hear_kept},
+    [NODE_ENDED] = {leader_hear_ended},
+    [NODE_WANT_SAVE] = {leader_hear_want_save},
+    [NODE_SAVED] = {leader_hear_saved},
+    [NODE_VALUE] = {hear_value},
+    [NODE_RANK] = {hear_rank},
+    [NODE_EVIDENCE] = {pass_on},
+    [NODE_LOOK] = {pass_on},
+    [NODE_STACK] = {pass_on},
+    [NODE_WANT_SQUARES] = {pass_on},
+    [NODE_SQUARES] = {pass_on},
+    [NODE_FETCH] = {hear_fetch},
+    [NODE_MOVED] = {hear_moved, LAID_OUT},
+    [NODE_BACK] = {leader_hear_back, TRAINING},
+    [NODE_READY] = {leader_hear_ready, THIS_ATTEMPT},
+    [NODE_PASSED] = {leader_hear_passed, THIS_ATTEMPT},
+    [NODE_WITHDRAW] = {leader_hear_withdraw, THIS_ATTEMPT},
+    [NODE_ASKED] = {leader_hear_request, THIS_ATTEMPT},
+    [NODE_WANT_NORM] = {leader_hear_request, THIS_ATTEMPT},
+    [NODE_SUM] = {leader_hear_sum, THIS_ATTEMPT},
+    [NODE_UPDATED] = {leader_hear_updated, THIS_ATTEMPT},
+    [NODE_WINDOW] = {leader_hear_window, THIS_ATTEMPT},
+    [NODE_WINDOW_END] = {leader_hear_window_end, THIS_ATTEMPT},
+    [NODE_STORED] = {leader_hear_stored, THIS_ATTEMPT},
+    [NODE_ABORT] = {hear_abort, THIS_ATTEMPT},
+};
+
+static bool is_time_for(const struct leader *leader, const struct node_message *message)
+{
+    enum when when = reports[message->kind].when;
+
+    return (when == ALWAYS || leader->layout) && (when < TRAINING || leader->phase >= LEADER_TRAINING) &&
+           (when < THIS_ATTEMPT || leader_is_current(leader, message));
+}
+
 void leader_hear(struct leader *leader, unsigned node, const struct node_message *message)
 {
-    switch (message->kind) {
-    case NODE_DECLARED:
-    case NODE_UNDECLARED:
-    case NODE_MANIFEST:
-    case NODE_UNFORMED:
-    case NODE_FORMED:
-    case NODE_WEIGHTS:
-        hear_forming(leader, node, message);
-        break;
-    case NODE_CONNECTED:
-        leader_hear_connected(leader, node, message);
-        break;
-    case NODE_END_RUN:
-        hear_end_run(leader, node);
-        break;
-    case NODE_KEPT:
-        leader_hear_kept(leader, node, message);
-        break;
-    case NODE_BROKEN:
-        leader_hear_broken(leader, node, message);
-        break;
-    case NODE_VALUE:
-        if (message->generation == leader->generation)
-            leader->ops.say(leader->ops.userdata, message);
-        break;
-    case NODE_RANK:
-        if (message->pass >= leader->n_all_backs) /* else the node has not heard yet that its ranks are expected back */
-            leader->ops.say(leader->ops.userdata, message);
-        break;
-    case NODE_BACK:
-        if (is_training(leader))
-            leader_hear_back(leader, node, message);
-        break;
-    case NODE_EVIDENCE:
-    case NODE_LOOK:
-    case NODE_STACK:
-    case NODE_WANT_SQUARES:
-    case NODE_SQUARES:
-        leader->ops.say(leader->ops.userdata, message);
-        break;
-    case NODE_WANT_SAVE:
-        leader_hear_want_save(leader, node, message);
-        break;
-    case NODE_SAVED:
-        leader_hear_saved(leader, node, message);
-        break;
-    case NODE_LOADED:
-        leader_hear_loaded(leader, node, message);
-        break;
-    case NODE_ENDED:
-        leader_hear_ended(leader, node, message);
-        break;
-    case NODE_FETCH:
-        hear_fetch(leader, node, message);
-        break;
-    case NODE_MOVED:
-        if (leader->layout)
-            hear_moved(leader, node, message);
-        break;
-    default:
-        hear_training(leader, node, message);
-        break;
-    }
+    if (!reports[message->kind].hear)
+        leader->ops.complain(leader->ops.userdata, node, "a message that node 0 alone may send");
+    else if (is_time_for(leader, message))
+        reports[message->kind].hear(leader, node, message);
     leader_try_save(leader);
     leader_try_stop(leader);
 }

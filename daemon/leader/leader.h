@@ -91,6 +91,12 @@ void leader_reconnect(struct leader *leader);
 /* The node's state is lost, so the job is over. */
 void leader_lose(struct leader *leader, unsigned node, const char *why);
 
+/*
+ * Another daemon of the node is there. What the one before reported of its end does not count, so that no node stops
+ * before the new one has said where it stands.
+ */
+void leader_meet(struct leader *leader, unsigned node);
+
 /* Was the node's daemon told to stop, and that it may? It is not waited for. */
 bool leader_is_left_by(const struct leader *leader, unsigned node);
 

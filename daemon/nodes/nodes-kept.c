@@ -106,7 +106,9 @@ static void lose(struct nodes *nodes, unsigned node)
 void nodes_meet(struct nodes *nodes, unsigned node, bool first, bool has_run)
 {
     if (has_run && nodes_has_run(nodes)) {
-        if (!nodes->leader && !first) /* else it was said when the job was taken over */
+        if (nodes->leader)
+            leader_meet(nodes->leader, node);
+        else if (!first) /* else it was said when the job was taken over */
             nodes_stand(nodes);
         return;
     }

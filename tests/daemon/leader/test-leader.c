@@ -1838,6 +1838,26 @@ static void test_engines_of_a_stop(void **state)
     fixture_free(f);
 }
 
+/* Node 0 does not stop before a daemon that is new has said where it stands: nobody could answer it later. */
+static void test_stop_before_kept(void **state)
+{
+    struct fixture *f = start(2);
+
+    want_save(f, 0, 77);
+    expect(f, "SAVE 77 of step 0\n");
+    report_all(f, (struct node_message){.kind = NODE_ENDED, .proceed = true});
+    expect(f, "WANT_ENDED\n");
+    all_saved(f, 77);
+    leader_meet(f->leader, 1);
+    is_published(f, 77);
+    expect(f, "SAVE_END 77 whole\n");
+    kept_at(f, 1, 0, NODE_STANDS_OPEN, true);
+    expect(f, "to node 1: SAVE_END of step 0\nto node 1: WANT_ENDED of step 0\nENGINE 2 answers 2\n");
+    ended(f, 1, 0, true);
+    fixture_said(f, "to node 0: MAY_STOP of step 0\nto node 1: MAY_STOP of step 0\n");
+    fixture_free(f);
+}
+
 /* All hear it when node 0 stops, as they could ask nobody later; and then nothing is decided any more. */
 static void test_stop_of_node_0(void **state)
 {
@@ -2086,6 +2106,7 @@ TEST_GROUP(leader)
         cmocka_unit_test(test_save_that_the_leader_before_made),
         cmocka_unit_test(test_stop),
         cmocka_unit_test(test_engines_of_a_stop),
+        cmocka_unit_test(test_stop_before_kept),
         cmocka_unit_test(test_stop_of_node_0),
         cmocka_unit_test(test_stop_waits),
         cmocka_unit_test(test_load),
