@@ -3,6 +3,7 @@
 /* The tables by which a job of several nodes sees its coordinator: each report goes to node 0, parcels to the exchange.
  */
 
+#include <assert.h>
 #include <stdio.h>
 
 #include "core/base/base.h"
@@ -244,9 +245,11 @@ static void report_forming(struct nodes *nodes, const struct report *report)
     case REPORT_DROPPING:
         exchange_cancel(nodes->exchange);
         break;
-    default:
+    case REPORT_DROPPED:
         nodes_drop(nodes);
         break;
+    default:
+        assert(!"a report of another group");
     }
 }
 
@@ -265,11 +268,13 @@ static void report_rank(struct nodes *nodes, const struct report *report)
         message.kind = NODE_LOOK;
         nodes_report(nodes, message);
         break;
-    default:
+    case REPORT_WHERE:
         message.kind = NODE_STACK;
         message.text = report->place.text;
         nodes_report(nodes, message);
         break;
+    default:
+        assert(!"a report of another group");
     }
 }
 
@@ -285,9 +290,11 @@ static void report_step(struct nodes *nodes, const struct report *report)
     case REPORT_UPDATED:
         nodes_updated(nodes);
         break;
-    default:
+    case REPORT_ABORT:
         nodes_abort(nodes, report->abort.rank, report->abort.why, report->abort.reason);
         break;
+    default:
+        assert(!"a report of another group");
     }
 }
 
@@ -306,8 +313,10 @@ static void report_window(struct nodes *nodes, const struct report *report)
     case REPORT_STORED:
         nodes_stored(nodes);
         break;
-    default: /* LACKS_MEMORY: the abort that follows ends the window on all nodes */
+    case REPORT_LACKS_MEMORY: /* the abort that follows ends the window on all nodes */
         break;
+    default:
+        assert(!"a report of another group");
     }
 }
 

@@ -44,7 +44,7 @@ const struct manifest *nodes_manifest(const struct nodes *nodes, unsigned node)
 }
 
 /* One that is too large for a message is not shown: then the text does without. */
-static void show_manifest(struct nodes *nodes)
+static void hear_show(struct nodes *nodes, const struct node_message *message)
 {
     const struct job *job = nodes->job;
     const struct manifest *manifest = &job->ranks[job->world.first].process.manifest;
@@ -206,15 +206,15 @@ static void hear_settled(struct nodes *nodes, const struct node_message *message
     collect_settled(nodes->job, message->parcel);
 }
 
-static void hear_measure(struct nodes *nodes)
+static void hear_measure(struct nodes *nodes, const struct node_message *message)
 {
-    struct node_message message = {.kind = NODE_SUM};
+    struct node_message sum = {.kind = NODE_SUM};
     struct exact_sum squares;
 
-    job_describe_sum(nodes->job, &squares, &message.finding);
-    message.bytes = (const uint8_t *)&squares;
-    message.n_bytes = sizeof(squares);
-    nodes_report(nodes, message);
+    job_describe_sum(nodes->job, &squares, &sum.finding);
+    sum.bytes = (const uint8_t *)&squares;
+    sum.n_bytes = sizeof(squares);
+    nodes_report(nodes, sum);
 }
 
 bool nodes_judge(void *userdata, const struct leader_merged *merged, struct node_verdict *verdict,
@@ -252,14 +252,14 @@ static void hear_back(struct nodes *nodes, const struct node_message *message)
         job_is_back_late(job, &job->ranks[nodes->back]);
 }
 
-static void hear_commit(struct nodes *nodes)
+static void hear_commit(struct nodes *nodes, const struct node_message *message)
 {
     nodes->commits = true;
     if (nodes->updated)
         nodes_commit(nodes);
 }
 
-static void hear_closed(struct nodes *nodes)
+static void hear_closed(struct nodes *nodes, const struct node_message *message)
 {
     nodes->closes = nodes->job->phase == JOB_COMMITTING_WINDOW || window_stores(nodes->job);
     if (!nodes->closes || nodes->stored)
@@ -274,54 +274,6 @@ static void hear_aborted(struct nodes *nodes, const struct node_message *message
     if (nodes->job->phase != JOB_UPDATING) /* else it is about the next step */
         exchange_end_loans(nodes->exchange);
     job_aborted(nodes->job, message);
-}
-
-/* Is the message about another step or attempt than the open one? An abort has overtaken it: it is ignored. */
-static bool is_stale(const struct nodes *nodes, const struct node_message *message)
-{
-    const struct job *job = nodes->job;
-
-    switch (message->kind) {
-    case NODE_MEASURE:
-    case NODE_SETTLED:
-    case NODE_EXCHANGE:
-    case NODE_WITHDRAWN:
-        return !job->layout || message->step != job->ledger.step || message->attempt != job->ledger.attempt;
-    default:
-        return false;
-    }
-}
-
-/* Is the job in a phase in which this message makes sense? Else the job cannot act on it, or does so already. */
-static bool is_in_place(const struct nodes *nodes, enum node_kind kind)
-{
-    const struct job *job = nodes->job;
-    bool step = job->phase == JOB_TRAINING || job->phase == JOB_WINDOW;
-
-    switch (kind) {
-    case NODE_SPREAD:
-    case NODE_TRAIN:
-        return job->phase == JOB_INITIALISING;
-    case NODE_EXCHANGE:
-    case NODE_SETTLED:
-        return step || job->phase == JOB_ABORTING;
-    case NODE_MEASURE:
-    case NODE_NORM:
-    case NODE_HOLD:
-    case NODE_WITHDRAWN:
-        return step;
-    case NODE_DECIDED: /* a node asks when all that it has is reduced; said again, it may know already */
-        return job->phase == JOB_UPDATING ||
-               (job->phase == JOB_TRAINING && nodes->said_request && job->work.n_under_way == 0);
-    case NODE_GATHER:
-        return (job->phase == JOB_UPDATING && !nodes->ends) || job->phase == JOB_COMMITTING_WINDOW;
-    case NODE_COMMIT:
-        return job->phase == JOB_UPDATING && !nodes->ends;
-    case NODE_ABORTED:
-        return step || job->phase == JOB_ABORTING || job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW;
-    default:
-        return true;
-    }
 }
 
 /* This node is laid out, and with this room another node's layout would be another one. Return: whether it is refused.
@@ -400,153 +352,175 @@ static void hear_refuse(struct nodes *nodes, const struct node_message *message)
     nodes_forget_shown(nodes);
 }
 
-/* Forming, engines, ranks, what is fetched, checkpoints. Return: whether it was of these. */
-static bool obey_around(struct nodes *nodes, const struct node_message *message)
+/* ---- what is one verb ------------------------------------------------------------------------------------ */
+
+static void hear_rank(struct nodes *nodes, const struct node_message *message)
 {
-    switch (message->kind) {
-    case NODE_FORM:
-        hear_form(nodes, message);
-        break;
-    case NODE_SHOW:
-        show_manifest(nodes);
-        break;
-    case NODE_MANIFEST:
-        hear_manifest(nodes, message);
-        break;
-    case NODE_REFUSE:
-        hear_refuse(nodes, message);
-        break;
-    case NODE_ENGINE:
-        nodes_hear_engine(nodes, message);
-        break;
-    case NODE_VALUE:
-        nodes_hear_value(nodes, message);
-        break;
-    case NODE_RANK:
-        remote_ranks_hear(nodes->remote_ranks, message);
-        break;
-    case NODE_EVIDENCE:
-        hear_evidence(nodes, message);
-        break;
-    case NODE_LOOK:
-    case NODE_STACK:
-        hear_look(nodes, message);
-        break;
-    case NODE_BACK:
-        hear_back(nodes, message);
-        break;
-    case NODE_SERVE:
-        hear_serve(nodes, message);
-        break;
-    case NODE_WANT_SQUARES:
-        nodes_obeyed(nodes, param_norm_hear_question(nodes, message));
-        break;
-    case NODE_SQUARES:
-        nodes_obeyed(nodes, param_norm_hear_answer(nodes, message));
-        break;
-    case NODE_LOAD:
-        hear_load(nodes, message);
-        break;
-    case NODE_SAVE:
-        nodes->said_want_save = false;
-        save_take(nodes->job, message->step, message->parcel, message->tag);
-        break;
-    case NODE_PUBLISH:
-        save_publish(nodes->job, message->tag);
-        break;
-    case NODE_WANT_ENDED:
-    case NODE_MAY_STOP:
-        nodes_hear_stop(nodes, message->kind);
-        break;
-    case NODE_SAVE_END:
-        if (message->tag)
-            save_end(nodes->job, message->tag, message->text);
-        if (!*message->text)
-            save_was_made(nodes->job, message->digest);
-        break;
-    case NODE_TRAIN:
-        nodes_train(nodes);
-        break;
-    default:
-        return false;
-    }
-    return true;
+    remote_ranks_hear(nodes->remote_ranks, message);
 }
 
-/* A step, a write window, and what moves for them. Return: whether it was of these. */
-static bool obey_within(struct nodes *nodes, const struct node_message *message)
+static void hear_train(struct nodes *nodes, const struct node_message *message)
 {
-    struct job *job = nodes->job;
+    nodes_train(nodes);
+}
 
-    switch (message->kind) {
-    case NODE_EXCHANGE:
-        hear_exchange(nodes, message);
-        break;
-    case NODE_WITHDRAWN:
-        hear_withdrawn(nodes, message);
-        break;
-    case NODE_SPREAD:
-    case NODE_GATHER:
-    case NODE_WRITE:
-        hear_motion(nodes, message);
-        break;
-    case NODE_OPEN:
-        nodes->ends = false;
-        nodes_end_request(nodes);
-        job_window_open(job);
-        break;
-    case NODE_STORE:
-        job_window_store(job);
-        break;
-    case NODE_CLOSED:
-        hear_closed(nodes);
-        break;
-    case NODE_SETTLED:
-        hear_settled(nodes, message);
-        break;
-    case NODE_MEASURE:
-        hear_measure(nodes);
-        break;
-    case NODE_NORM:
-        nodes_end_request(nodes);
-        job_norm_is(job, message->norm);
-        break;
-    case NODE_DECIDED:
-        nodes->ends = nodes->ends && job->phase == JOB_UPDATING;
-        job_carry_out(job, &message->verdict);
-        break;
-    case NODE_HOLD:
-        nodes_end_request(nodes);
-        job_hold(job, message);
-        break;
-    case NODE_COMMIT:
-        hear_commit(nodes);
-        break;
-    case NODE_ABORTED:
-        hear_aborted(nodes, message);
-        break;
-    default:
+static void hear_norm(struct nodes *nodes, const struct node_message *message)
+{
+    nodes_end_request(nodes);
+    job_norm_is(nodes->job, message->norm);
+}
+
+static void hear_decided(struct nodes *nodes, const struct node_message *message)
+{
+    nodes->ends = nodes->ends && nodes->job->phase == JOB_UPDATING;
+    job_carry_out(nodes->job, &message->verdict);
+}
+
+static void hear_hold(struct nodes *nodes, const struct node_message *message)
+{
+    nodes_end_request(nodes);
+    job_hold(nodes->job, message);
+}
+
+static void hear_open(struct nodes *nodes, const struct node_message *message)
+{
+    nodes->ends = false;
+    nodes_end_request(nodes);
+    job_window_open(nodes->job);
+}
+
+static void hear_store(struct nodes *nodes, const struct node_message *message)
+{
+    job_window_store(nodes->job);
+}
+
+static void hear_save(struct nodes *nodes, const struct node_message *message)
+{
+    nodes->said_want_save = false;
+    save_take(nodes->job, message->step, message->parcel, message->tag);
+}
+
+static void hear_publish(struct nodes *nodes, const struct node_message *message)
+{
+    save_publish(nodes->job, message->tag);
+}
+
+static void hear_save_end(struct nodes *nodes, const struct node_message *message)
+{
+    if (message->tag)
+        save_end(nodes->job, message->tag, message->text);
+    if (!*message->text)
+        save_was_made(nodes->job, message->digest);
+}
+
+static void hear_want_squares(struct nodes *nodes, const struct node_message *message)
+{
+    nodes_obeyed(nodes, param_norm_hear_question(nodes, message));
+}
+
+static void hear_squares(struct nodes *nodes, const struct node_message *message)
+{
+    nodes_obeyed(nodes, param_norm_hear_answer(nodes, message));
+}
+
+static void hear_stop(struct nodes *nodes, const struct node_message *message)
+{
+    nodes_hear_stop(nodes, message->kind);
+}
+
+/* ---- the table ------------------------------------------------------------------------------------------- */
+
+#define IN(phase) (1U << JOB_##phase)
+
+enum {
+    IN_STEP = IN(TRAINING) | IN(WINDOW),
+    IN_ABORTABLE = IN_STEP | IN(ABORTING) | IN(UPDATING) | IN(COMMITTING_WINDOW),
+};
+
+/*
+ * phases: those of the job in which the message makes sense; 0: all. In another one the job cannot act on it, or does
+ * so already. is_of_attempt: an abort may have overtaken it, and then it is ignored. Other kinds are for node 0 to
+ * hear.
+ */
+static const struct {
+    void (*hear)(struct nodes *nodes, const struct node_message *message);
+    unsigned phases;
+    bool is_of_attempt;
+} orders[NODE_N_KINDS] = {
+    [NODE_FORM] = {hear_form},
+    [NODE_SHOW] = {hear_show},
+    [NODE_MANIFEST] = {hear_manifest},
+    [NODE_REFUSE] = {hear_refuse},
+    [NODE_ENGINE] = {nodes_hear_engine},
+    [NODE_VALUE] = {nodes_hear_value},
+    [NODE_LOAD] = {hear_load},
+    [NODE_TRAIN] = {hear_train, IN(INITIALISING)},
+    [NODE_RANK] = {hear_rank},
+    [NODE_EVIDENCE] = {hear_evidence},
+    [NODE_LOOK] = {hear_look},
+    [NODE_STACK] = {hear_look},
+    [NODE_BACK] = {hear_back},
+    [NODE_SERVE] = {hear_serve},
+    [NODE_WANT_SQUARES] = {hear_want_squares},
+    [NODE_SQUARES] = {hear_squares},
+    [NODE_SAVE] = {hear_save},
+    [NODE_PUBLISH] = {hear_publish},
+    [NODE_SAVE_END] = {hear_save_end},
+    [NODE_WANT_ENDED] = {hear_stop},
+    [NODE_MAY_STOP] = {hear_stop},
+    [NODE_EXCHANGE] = {hear_exchange, IN_STEP | IN(ABORTING), .is_of_attempt = true},
+    [NODE_SETTLED] = {hear_settled, IN_STEP | IN(ABORTING), .is_of_attempt = true},
+    [NODE_WITHDRAWN] = {hear_withdrawn, IN_STEP, .is_of_attempt = true},
+    [NODE_MEASURE] = {hear_measure, IN_STEP, .is_of_attempt = true},
+    [NODE_NORM] = {hear_norm, IN_STEP},
+    [NODE_HOLD] = {hear_hold, IN_STEP},
+    [NODE_DECIDED] = {hear_decided, IN(TRAINING) | IN(UPDATING)},
+    [NODE_COMMIT] = {hear_commit, IN(UPDATING)},
+    [NODE_ABORTED] = {hear_aborted, IN_ABORTABLE},
+    [NODE_OPEN] = {hear_open},
+    [NODE_STORE] = {hear_store},
+    [NODE_CLOSED] = {hear_closed},
+    [NODE_SPREAD] = {hear_motion, IN(INITIALISING)},
+    [NODE_GATHER] = {hear_motion, IN(UPDATING) | IN(COMMITTING_WINDOW)},
+    [NODE_WRITE] = {hear_motion},
+};
+
+static bool is_stale(const struct job *job, const struct node_message *message)
+{
+    return orders[message->kind].is_of_attempt &&
+           (!job->layout || message->step != job->ledger.step || message->attempt != job->ledger.attempt);
+}
+
+static bool is_in_place(const struct nodes *nodes, enum node_kind kind)
+{
+    const struct job *job = nodes->job;
+    unsigned phases = orders[kind].phases;
+
+    if (phases && !(phases & 1U << job->phase))
         return false;
-    }
+    if (kind == NODE_DECIDED) /* a node asks when all that it has is reduced; said again, it may know already */
+        return job->phase == JOB_UPDATING || (nodes->said_request && job->work.n_under_way == 0);
+    if (kind == NODE_COMMIT || kind == NODE_GATHER)
+        return !(job->phase == JOB_UPDATING && nodes->ends);
     return true;
 }
 
 const char *nodes_obey(struct nodes *nodes, const struct node_message *message, const uint8_t *packed, size_t n_bytes)
 {
-    if (is_stale(nodes, message))
+    const char *name = node_kind_name(message->kind);
+
+    if (is_stale(nodes->job, message))
         return NULL;
-    if (!is_in_place(nodes, message->kind)) {
-        snprintf(nodes->why, sizeof(nodes->why), "%s, which has no place here now", node_kind_name(message->kind));
+    if (!orders[message->kind].hear || !is_in_place(nodes, message->kind)) {
+        snprintf(nodes->why, sizeof(nodes->why), "%s, which %s", name,
+                 orders[message->kind].hear ? "has no place here now" : "only node 0 hears");
         return nodes->why;
     }
-    (void)failpoint_at(node_kind_name(message->kind), "heard");
+    (void)failpoint_at(name, "heard");
     nodes_record(nodes, message, packed, n_bytes);
-    if (!obey_within(nodes, message) && !obey_around(nodes, message)) {
-        snprintf(nodes->why, sizeof(nodes->why), "%s, which only node 0 hears", node_kind_name(message->kind));
-        return nodes->why;
-    }
+    orders[message->kind].hear(nodes, message);
     job_todo(nodes->job);
     job_settle(nodes->job); /* each message is an event of its own */
-    (void)failpoint_at(node_kind_name(message->kind), "obeyed");
+    (void)failpoint_at(name, "obeyed");
     return NULL;
 }
