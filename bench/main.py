@@ -14,7 +14,7 @@ import time
 
 from harness import ROOT, Failure, available_bytes, n_cores, program, say
 
-DOCUMENT = ROOT / "docs" / "benchmarks.md"
+DOCUMENT = ROOT / "docs" / "benchmark-tables.md"
 
 
 def find_benchmarks(on_gpu):
@@ -54,7 +54,7 @@ def arguments():
     parser.add_argument("--json", action="store_true", help="print an array of objects instead of a table")
     parser.add_argument("--list", action="store_true", help="print the names and what they measure")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: for a look, not for the record")
-    parser.add_argument("--markdown", action="store_true", help="also write the figures into docs/benchmarks.md")
+    parser.add_argument("--markdown", action="store_true", help="also write the figures into docs/benchmark-tables.md")
     args = parser.parse_args()
     args.benchmarks = find_benchmarks(args.gpu)
     for name in args.name:

@@ -74,14 +74,15 @@ def test_site():
 
 @pytest.mark.parametrize("document", ["README.md", "docs/README.md"])
 def test_figures(document):
-    """Each figure of the section that says when to use zerod stands in docs/benchmarks.md."""
+    """Each figure of the section that says when to use zerod stands in docs/benchmarks.md or in its tables."""
     text = section_of(document, "When it is worth using")
     if document == "docs/README.md":
         text += section_of(document, "When it is not")
+    measured = read("docs/benchmarks.md") + read("docs/benchmark-tables.md")
     figures = re.findall(r"(\d[\d.]*) (?:ms|MiB|Mi)\b", text)
     assert len(figures) > 4
     for figure in figures:
-        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", read("docs/benchmarks.md")), figure
+        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", measured), figure
 
 
 def test_versions_that_are_tested():
