@@ -248,6 +248,7 @@ static void all_have_said(struct leader *leader)
 {
     if (!bring_to_one_place(leader))
         return;
+    leader->save.n_windows = leader->nodes[0].kept.n_windows; /* of what leader_take_over() says is saved */
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader->n_all_backs = MAX(leader->n_all_backs, leader->nodes[i].kept.n_all_backs);
     for (unsigned i = 0; i < leader->n_nodes; i++)

@@ -17,8 +17,11 @@
 
 static struct node_message save_end(const struct leader *leader, const char *why)
 {
-    return (struct node_message){
-        .kind = NODE_SAVE_END, .tag = leader->save.token, .digest = leader->save.step, .text = why};
+    return (struct node_message){.kind = NODE_SAVE_END,
+                                 .tag = leader->save.token,
+                                 .digest = leader->save.step,
+                                 .parcel = leader->save.n_windows,
+                                 .text = why};
 }
 
 static void end_save(struct leader *leader, const char *why)
@@ -37,6 +40,15 @@ static bool is_said(const struct leader *leader, unsigned node, const struct nod
            !(save->saved >> node & 1);
 }
 
+/* A daemon that is new wants what is on the disk, until it hears SAVE_END. Others may have stopped, and write no more.
+ */
+static bool is_made(const struct leader *leader)
+{
+    const struct leader_save *save = &leader->save;
+
+    return save->was_made && save->step == leader->step && save->n_windows == leader->n_windows;
+}
+
 void leader_hear_want_save(struct leader *leader, unsigned node, const struct node_message *message)
 {
     if (!leader->layout || leader->phase < LEADER_TRAINING || message->tag == 0 || is_said(leader, node, message))
@@ -52,6 +64,8 @@ void leader_try_save(struct leader *leader)
     if (!save->wanted || save->under_way || leader->phase != LEADER_TRAINING)
         return;
     save->wanted = false;
+    if (is_made(leader))
+        return;
     save->under_way = true;
     save->was_made = false;
     save->token = save->wanted_token;

@@ -33,7 +33,7 @@ int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes)
     }
     if (message.kind == NODE_SAVE_END) {
         if (!*message.text)
-            save_was_made(nodes->job, message.digest);
+            save_was_made(nodes->job, message.digest, message.parcel);
         return 0;
     }
     wrong = nodes_obey(nodes, &message, NULL, 0);

@@ -407,10 +407,11 @@ static void hear_publish(struct nodes *nodes, const struct node_message *message
 
 static void hear_save_end(struct nodes *nodes, const struct node_message *message)
 {
+    nodes->said_want_save = false; /* what was wanted may be this one */
     if (message->tag)
         save_end(nodes->job, message->tag, message->text);
     if (!*message->text)
-        save_was_made(nodes->job, message->digest);
+        save_was_made(nodes->job, message->digest, message->parcel);
 }
 
 static void hear_want_squares(struct nodes *nodes, const struct node_message *message)

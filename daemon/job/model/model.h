@@ -159,7 +159,8 @@ struct job_save {
     uint64_t ordered_step, ordered_token;
     uint32_t ordered_windows; /* closed before it in that step */
     bool has_step;
-    uint64_t step;     /* of the last one that was begun */
+    uint64_t step;      /* of the last one that was begun */
+    uint64_t n_windows; /* closed before it in that step */
     uint64_t token;    /* several nodes: its number */
     uint64_t begun_ns; /* when that was; before the first one: since when one could be; 0: never yet */
     uint64_t n_saved, n_failed;

@@ -361,6 +361,7 @@ void resume_apply(struct job *job)
         job->ranks[r].kept.resumes = true;
     job->kept.given_weights = job->run.was_loaded = true;
     job->run.loaded_digest = d->digest;
+    job->save.n_windows = 0;
     job->save.has_step = resume->options.dir != NULL; /* it need not be saved again */
     job->save.step = job->kept.saved_step = job->save.has_step ? d->step : 0;
     log_resumed(job, resume);

@@ -470,6 +470,7 @@ static void begin_saving(struct job *job, uint64_t token)
     job->save.wanted = false;
     job->save.has_step = true;
     job->save.step = job->state->progress.epoch;
+    job->save.n_windows = job->state->progress.n_windows;
     job->save.token = token;
     job->save.begun_ns = job_now(job);
     if (saving) {
@@ -502,7 +503,9 @@ static bool is_at_rest(const struct job *job)
 /* Was a checkpoint of the last committed step begun already? */
 static bool was_begun(const struct job *job)
 {
-    return job->save.has_step && job->save.step == job->state->progress.epoch && job->state->progress.n_windows == 0;
+    const struct state_progress *now = &job->state->progress;
+
+    return job->save.has_step && job->save.step == now->epoch && job->save.n_windows == now->n_windows;
 }
 
 /* Is the last committed step on the disk? */
@@ -544,6 +547,7 @@ static void take_ordered(struct job *job)
     }
     job->save.token = job->save.ordered_token;
     job->save.step = job->save.ordered_step;
+    job->save.n_windows = job->save.ordered_windows;
     report_saved(job, job->save.token, false, "the checkpoint before it took too long to end");
 }
 
@@ -659,12 +663,13 @@ void save_lose(struct job *job)
         save_end(job, job->save.now->order.token, why);
 }
 
-void save_was_made(struct job *job, uint64_t step)
+void save_was_made(struct job *job, uint64_t step, uint32_t n_windows)
 {
     if (job->save.now)
         return;
     job->save.has_step = true;
     job->save.step = step;
+    job->save.n_windows = n_windows;
 }
 
 /* ---- on request ---------------------------------------------------------------------------------------- */

@@ -32,7 +32,7 @@ void save_publish(struct job *job, uint64_t token);
 void save_end(struct job *job, uint64_t token, const char *why);
 void save_lose(struct job *job);
 /* Several nodes: the step is on the disk, as this daemon, or the one before it, has heard. */
-void save_was_made(struct job *job, uint64_t step);
+void save_was_made(struct job *job, uint64_t step, uint32_t n_windows);
 /* GPUs: is the state being copied for one? No update may begin meanwhile. */
 bool save_loads(const struct job *job);
 /* Is the state being read for one? */

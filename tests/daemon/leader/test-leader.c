@@ -1700,7 +1700,7 @@ static void test_save(void **state)
     fixture_free(f);
 }
 
-/* A daemon that is new has not heard of the one that its predecessor was through with. */
+/* A daemon that is new wants the one that its predecessor was through with: once more only if that one fails. */
 static void test_save_once_more(void **state)
 {
     struct fixture *f = start(2);
@@ -1713,7 +1713,16 @@ static void test_save_once_more(void **state)
     is_saved(f, 2, 77, "");
     expect(f, "to node 0: PUBLISH of step 0\n");
     is_published(f, 77);
-    expect(f, "SAVE_END 77 whole\nSAVE 78 of step 0\n");
+    expect(f, "SAVE_END 77 whole\n");
+    want_save(f, 1, 79); /* it has not heard that yet */
+    expect(f, "");
+    finish_step(f, FIRST);
+    want_save(f, 0, 80);
+    expect(f, "SAVE 80 of step 1\n");
+    is_saved(f, 1, 80, "");
+    want_save(f, 1, 81);
+    is_saved(f, 2, 80, "no space");
+    expect(f, "SAVE_END 80 node 2: no space\nSAVE 81 of step 1\n");
     fixture_free(f);
 }
 
