@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A daemon that is told to stop finishes the decided step or window, reports ENDED, and stops at node 0's MAY_STOP
- * (leader-stop.c).
+ * A daemon that is told to stop finishes the decided step or window and the checkpoint that it writes or wants, reports
+ * ENDED, and stops at node 0's MAY_STOP (leader-stop.c). So a node that has obeyed MAY_STOP knows of that checkpoint.
  */
 
 #include "core/base/base.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/state/save.h"
 #include "daemon/job/state/window.h"
 #include "daemon/nodes/nodes-inside.h"
 
 static bool can_stop(const struct job *job)
 {
+    if (save_is_busy(job))
+        return false;
     return job->phase == JOB_TRAINING || job->phase == JOB_ABORTING ||
            (job->phase == JOB_WINDOW && !window_stores(job));
 }

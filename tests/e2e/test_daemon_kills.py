@@ -110,6 +110,13 @@ def test_killed_while_all_are_back(build, tmp_path, node, point):
     assert time.monotonic() - began < 15 * build.patience, "it waited for limits.reattach_timeout"
 
 
+def test_killed_while_all_stop(build, tmp_path):
+    """The checkpoint is on the disk, and one daemon dies before it has heard that: node 0 waits for the next one."""
+    plan = Plan(2, n_nodes=2, device="", only=("save_on_stop",))
+    plan.lives = [[], [Life.at("SAVE_END.heard:kill@1")]]
+    assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == 1
+
+
 def test_killed_with_a_decided_step(build, tmp_path):
     """GPUs of several nodes: nothing that all nodes have added is put back, also if no daemon has heard all of it."""
     plan = Plan(2, n_nodes=2, device="cuda", only=())
