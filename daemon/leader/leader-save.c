@@ -40,8 +40,7 @@ static bool is_said(const struct leader *leader, unsigned node, const struct nod
            !(save->saved >> node & 1);
 }
 
-/* A daemon that is new wants what is on the disk, until it hears SAVE_END. Others may have stopped, and write no more.
- */
+/* Is the state of now on the disk? A daemon that is new asks for that until it hears SAVE_END. */
 static bool is_made(const struct leader *leader)
 {
     const struct leader_save *save = &leader->save;

@@ -58,8 +58,8 @@ enum journal_type {
 struct journal_attach {
     int64_t pid;
     uint32_t uid, gid;
-    uint64_t is_admin;
-    uint64_t all_had_left; /* every rank of the world, of other nodes too */
+    uint32_t is_admin;     /* 0 or 1; with the next one in the 64 bits that it once had alone */
+    uint32_t all_had_left; /* 0 or 1: every rank of the world, of other nodes too */
 };
 
 struct journal_grant {

@@ -82,6 +82,7 @@ int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops)
     nodes->ops = *ops;
     nodes->n = (unsigned)job->config->world.nodes.n_items;
     nodes->self = job->config->world.node;
+    nodes->back = job->world.first; /* of a BACK that the daemon before reported */
     nodes->last = &nodes->first;
     nodes->last_held = &nodes->held;
     nodes->buffer = malloc(NODE_MESSAGE_MAX_BYTES);
