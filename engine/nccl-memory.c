@@ -32,7 +32,7 @@ static struct {
     __typeof__(&cuDeviceGetUuid) get_uuid;
 } driver;
 
-enum { DRIVER_VERSION = 12000 }; /* CUDA 12.0: all of these have the signatures of cuda.h since long before */
+enum { DRIVER_VERSION = 12000 }; /* CUDA 12.0: long before it, these functions had the signatures of cuda.h */
 
 static void *find_entry(struct nccl_engine *engine, const char *name)
 {

@@ -117,7 +117,7 @@ static void launch(struct nccl_engine *engine, struct nccl_gpu *gpu, const struc
     engine_launch(engine, gpu, device_update(gpu->main, &maker->list), "device_update");
 }
 
-/* The launch that begins a parameter's update, by its marks. */
+/* Return: the marks (DEVICE_MARKS_*) of the launch that begins the parameter's update. */
 static uint32_t first_launch(const struct nccl_engine *engine, uint32_t param)
 {
     if (is_matrix(engine, param))

@@ -180,7 +180,7 @@ enum {
 #define DEVICE_UNDO_MAX_TAG ((UINT64_C(1) << 40) - 1)
 
 /*
- * An update may be killed with its process at any moment, wherever its memory outlives that: before a block changes a
+ * An update may be killed with its process at any moment, if its memory outlives the process: before a block changes a
  * group of elements it saves them here, and says so in its mark (undo.h on the device). If the same list is launched
  * again, with the same tag and memory, blocks go on where they were and make the bits of an undisturbed launch. Blocks
  * that were through change nothing.

@@ -22,7 +22,7 @@ struct undo_slot; /* undo.h */
 
 enum {
     REDUCE_MAX_LEAVES = 64,
-    /* of the norm too; ranges start at multiples of this, counted from the parameter's start */
+    /* The unit of reduce() and of the norm. Ranges start at multiples of it, counted from the parameter's start. */
     REDUCE_RUN_ELEMS = POSITION_RUN_ELEMS,
 };
 

@@ -9,8 +9,8 @@
 
 struct json_object;
 
-/* answer: the daemon's to "report", taken also on failure. Return: text to be freed, or NULL: out of memory.
- */
+/* answer: the daemon's answer to "report"; this function frees it, also on failure. Return: text to be freed, or NULL:
+ * out of memory. */
 char *report_text(struct json_object *answer);
 
 /* "zerod-report-JOB-YYYYMMDDTHHMMSSZ.json", to be freed; NULL: out of memory. */

@@ -2,7 +2,7 @@
 
 /*
  * Diagnostics without a daemon, for an observer of DDP, in the daemon's own words. Only the names of the parameters are
- * known, so each becomes a layout parameter of one element, which only the texts read.
+ * known, so the layout gives each of them one element. Nothing but the texts reads that layout.
  */
 
 #include <errno.h>

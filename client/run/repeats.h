@@ -75,7 +75,7 @@ void repeats_source_init(struct repeats_source *source, struct repeats *repeats,
 /* The stream has ended: repeats_release() came before. */
 void repeats_source_deinit(struct repeats_source *source);
 
-/* A line, or a piece of one, as lines_fn has it. Other sources may hand out lines, too. */
+/* A line, or a piece of one, as lines_fn has it. During the call other sources may hand out lines that they held. */
 void repeats_feed(struct repeats_source *source, const char *text, size_t n_bytes, bool continued, uint64_t now_ms);
 
 static inline bool repeats_holds(const struct repeats_source *source)

@@ -65,7 +65,7 @@ struct run_daemon {
     char label[24];
     bool running;
     bool is_lost;      /* it has ended for good, before it was told to stop, or without stopping as it should */
-    bool is_stopping;  /* this process of it got SIGTERM */
+    bool is_stopping;  /* its present process was sent SIGTERM */
     bool was_killed;   /* zerodrun has given it up */
     uint64_t began_ms; /* 0: zerodrun has not started it, because another one answers */
     bool is_kept;      /* keeper and restart exist: the daemon may be started again */

@@ -50,5 +50,5 @@ void huge_pages_describe(const char *mode_file, char *text, size_t size)
         snprintf(text, size, "huge pages: none, %s is %s; with advise, shared memory has them (docs/cluster.md)",
                  path, mode);
     else
-        snprintf(text, size, "huge pages: as far as the system has them free, %s is %s", path, mode);
+        snprintf(text, size, "huge pages: as many as are free, %s is %s", path, mode);
 }

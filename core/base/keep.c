@@ -170,7 +170,7 @@ int keep_listen_fd(void)
 
 /* ---- the service manager ------------------------------------------------------------------------------- */
 
-/* An address of another kind, or one that is too long, counts as none: nobody keeps. */
+/* If $NOTIFY_SOCKET has an address of another kind, or one that is too long, nobody keeps descriptors. */
 static bool find_manager(void)
 {
     const char *path = getenv("NOTIFY_SOCKET");

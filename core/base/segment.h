@@ -81,7 +81,7 @@ void segments_forget(void);
 int segment_keep(const char *name, int fd);
 int segment_find(const char *name);
 void segment_unkeep(const char *name);
-/* Those that were freed stay kept after all. */
+/* What was freed before this call stays kept after all: segments_forget() forgets only what is freed later. */
 void segments_stay_kept(void);
 /*
  * A segment that was not kept, or is another, becomes an error (-ENODATA, -EBADFD, -EUCLEAN) instead of a new one.

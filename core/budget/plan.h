@@ -97,7 +97,7 @@ struct plan_bytes {
     uint64_t needed; /* all of them but overflow: what forming takes of the host's memory */
     uint64_t total;  /* the most that is ever held of it */
     uint64_t device; /* those that are on GPUs, in none of the two sums */
-    bool offloaded;  /* the state is not one of them */
+    bool offloaded;  /* the state is in host memory, not there */
 };
 
 void plan_bytes_by_class(const struct layout *layout, const struct plan_options *options, struct plan_bytes *out);

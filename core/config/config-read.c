@@ -121,8 +121,9 @@ static bool is_of_unknown_type(const struct reader *reader, const char *path)
 }
 
 /*
- * A key that is not in the table, or is, but for another optimizer or scheduler. DeepSpeed, too, reads over what it
- * does not know at the top of a file, where programs have settings of their own.
+ * Refuses a key that is not in the table, or is there for another optimizer or scheduler. At the top of a file of
+ * DeepSpeed it is only noted: DeepSpeed ignores what it does not know there, and programs keep their own settings
+ * there.
  */
 static void refuse_key(struct reader *reader, const char *section, const char *name, struct fy_node *at)
 {

@@ -17,7 +17,7 @@ struct config_problems;
 int config_read(struct config *config, const struct config_source *source, struct config_problems *problems);
 
 /*
- * Reads accelerate's file, which names the file that has the settings, and must have none itself. config: likewise; it
- * has no more than world.size, 0 if the text has no number of processes that counts.
+ * Reads accelerate's file, which names the file that has the settings, and must have none itself. Of
+ * config only world.size is set: accelerate's number of processes, 0 if the file has none or it is overruled.
  */
 int config_read_cover(struct config *config, const struct config_source *source, struct config_problems *problems);

@@ -24,7 +24,7 @@ enum {
 struct lossscale_params {
     double static_scale;    /* > 0: this scale, for ever; 0: dynamic */
     unsigned initial_power; /* the dynamic scale starts at 2^initial_power */
-    uint64_t window;        /* steps without overflow before the one that doubles it, at least 1 */
+    uint64_t window;        /* steps without overflow after which the next one doubles the scale, at least 1 */
     unsigned hysteresis;    /* overflows until it halves, at least 1 */
     bool consecutive_hysteresis;
     double min_scale; /* 0: none of its own */

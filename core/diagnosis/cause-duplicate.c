@@ -318,8 +318,8 @@ static const char *title_of(const struct evidence_duplicate *e)
     if (e->at.observed)
         return "duplicate gradient refused by DDP";
     if (e->code == E_GRAPH_CHANGED)
-        return e->abort_step ? "gradient that static_graph did not learn refused, step aborted"
-                             : "gradient that static_graph did not learn refused";
+        return e->abort_step ? "a gradient that static_graph had not learnt is refused, step aborted"
+                             : "a gradient that static_graph had not learnt is refused";
     return e->abort_step ? "duplicate gradient refused, step aborted" : NULL;
 }
 

@@ -586,7 +586,7 @@ struct diagnostic *cause_missing(const struct evidence_missing *e)
 struct diagnostic *cause_graph_changed(const struct evidence_graph *e)
 {
     struct diagnostic *d = cause_new(&e->at, E_GRAPH_CHANGED,
-                                     e->extra ? "gradient that static_graph did not learn refused"
+                                     e->extra ? "a gradient that static_graph had not learnt is refused"
                                               : "gradients that static_graph learnt are missing, step held");
     enum caller caller = caller_of(&e->at, NULL);
 

@@ -209,7 +209,8 @@ struct diagnostic *cause_rank_back(const struct evidence_at *at)
 
 struct diagnostic *cause_inherited(const struct evidence_inherited *e)
 {
-    struct diagnostic *d = cause_new(&e->at, E_RANK_LOST, "a dead process left a step that is refused, step aborted");
+    struct diagnostic *d =
+        cause_new(&e->at, E_RANK_LOST, "what a dead process left of its step is refused, step aborted");
     struct strbuf buf = {0};
 
     if (e->refusal)

@@ -116,8 +116,8 @@ static size_t split(const struct set *set, const struct name_group *group, struc
     return n_parts;
 }
 
-/* Splits what is not whole until all groups are. Return: false when that takes more groups than there is room
- * for. */
+/* Splits groups until each is whole: has all trainable parameters under its prefix. Return: false when that takes more
+ * groups than there is room for. */
 static bool refine(const struct set *set, struct name_group *groups, size_t *n_groups)
 {
     struct name_group parts[NAME_GROUPS_MAX];

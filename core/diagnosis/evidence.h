@@ -20,7 +20,7 @@ struct rank_evidence {
     bool in_forward, requires_grad_changed;
     uint32_t n_dead_segments;
     uint64_t n_forwards, n_backwards;
-    uint8_t *called; /* n_params, EVIDENCE_* or 0; owned; NULL: nothing said */
+    uint8_t *called; /* n_params entries, EVIDENCE_* or 0; owned; NULL: the client said nothing */
 };
 
 void rank_evidence_reset(struct rank_evidence *evidence);

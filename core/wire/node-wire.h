@@ -166,8 +166,8 @@ int node_unpack(struct wire_arena *arena, const void *data, size_t n_bytes, stru
 int node_pack(struct wire_arena *arena, const struct node_message *message, void *buffer, size_t size);
 
 /*
- * The bytes of SUM and SQUARES, if they are a sum as exact_sum_carry() leaves it, so far from its end that all nodes'
- * sums together do not reach that.
+ * Copies the sum out of SUM or SQUARES. Return: false if it is not as exact_sum_carry() leaves it, or so large that the
+ * sum over all nodes could overflow.
  */
 bool node_exact_sum(const struct node_message *message, struct exact_sum *out);
 

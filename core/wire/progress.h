@@ -20,7 +20,7 @@ struct progress_page {
     uint64_t words[PROGRESS_WORDS];
 };
 
-/* All points of an incarnation are larger. */
+/* Return: a value below all points of this incarnation, and above all points of earlier ones. */
 static inline uint64_t progress_first(uint64_t incarnation)
 {
     return incarnation << PROGRESS_COUNT_BITS;

@@ -9,6 +9,6 @@ struct request_evidence;
 /* Takes the place of what was said before. Ids must be below n_params. Without memory it says less. */
 void rank_evidence_set(struct rank_evidence *evidence, const struct request_evidence *request, uint32_t n_params);
 
-/* The evidence as a request, of no step; ids: room for n_params. What it points to is the evidence's, and ids. */
+/* Writes the evidence as a request of no step. ids: room for n_params. The request points into evidence and ids. */
 void rank_evidence_describe(const struct rank_evidence *evidence, uint32_t n_params, uint32_t *ids,
                             struct request_evidence *request);

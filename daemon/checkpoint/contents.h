@@ -3,9 +3,9 @@
 
 /*
  * The contents of a checkpoint's files, before any is written: which tensors, in which order, and where their bytes
- * come from. A node of several writes the ranges that it owns: the first box of each range lies in the first file of
- * its kind, the second in the second, and so on. Counts, and frozen parameters unless nodes have slices of them, are
- * node 0's.
+ * come from. If there are several nodes each writes the ranges that it owns. Ranges are cut into boxes (box.h): the
+ * first box of each lies in the first file of its kind, the second in the second, and so on. Counts, and frozen
+ * parameters unless nodes have slices of them, are node 0's.
  */
 
 #include <stdbool.h>

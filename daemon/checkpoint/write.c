@@ -76,8 +76,8 @@ static bool is_converted(const struct writing *w, const struct contents_tensor *
 }
 
 /*
- * Reads a chunk. Return: its elements in the file's type: masters in 24 bits as fp32, or in stage 3 masters as 16-bit
- * weights, and 8-bit moments as bf16. last: it is the chunk's last part of the tensor.
+ * Reads a chunk. Return: its elements in the file's type. Masters of 24 bits become fp32, 8-bit moments bf16; stage 3
+ * reads 16-bit weights from the masters. last: nothing of this chunk is read for this tensor after this.
  */
 static const void *read_converted(struct writing *w, const struct contents_tensor *tensor, uint32_t chunk, bool last)
 {
@@ -466,7 +466,7 @@ static int finish_part(struct writing *w)
 static void explain_failure(const struct writing *w, int r, char *why, size_t why_size)
 {
     if (r == SAFETENSORS_E_DUPLICATE)
-        snprintf(why, why_size, "%s: two parameters have names that are one in UTF-8, or one has the name __metadata__",
+        snprintf(why, why_size, "%s: two parameters have the same name in UTF-8, or one has the name __metadata__",
                  w->at);
     else if (r == SAFETENSORS_E_TOO_LARGE)
         snprintf(why, why_size, "%s: it has more tensors than a safetensors file can have", w->at);

@@ -128,7 +128,7 @@ static void child_kill(struct child *child)
 {
     if (child->runs)
         (void)uv_process_kill(&child->process, SIGKILL);
-    if (child->traffic) /* it does nothing more that is heard */
+    if (child->traffic) /* nothing that it still does is reported */
         traffic_stop(child->traffic, uv_hrtime());
 }
 

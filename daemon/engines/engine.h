@@ -46,8 +46,8 @@ enum engine_failure_kind {
 struct engine_failure {
     enum engine_failure_kind kind;
     const char *what;
-    bool has_tag; /* of the order that failed; often it is not one order */
-    uint64_t tag;
+    bool has_tag; /* many failures belong to no one order */
+    uint64_t tag; /* of the order that failed */
 };
 
 struct engine_ops {

@@ -365,7 +365,7 @@ static bool check_known(char *why, size_t why_size)
         for (size_t k = 0; k < ARRAY_SIZE(known); k++)
             is_known |= strcmp(name, known[k]) == 0;
         if (!is_known) {
-            snprintf(why, why_size, "segment \"%s\" is none of this version's", name);
+            snprintf(why, why_size, "this version has no segment named \"%s\"", name);
             return false;
         }
     }

@@ -236,7 +236,7 @@ void job_all_are_back(struct job *job, bool own)
 
 static void start_incarnation(struct job *job, struct job_rank *rank, const struct job_attach *attach)
 {
-    /* A process that has no layout declares again, also if the daemon before was about to tell it. */
+    /* A process that was not sent the layout declares again, even if the daemon before had formed the job. */
     bool goes_on = rank->kept.incarnation && rank->kept.secret == attach->hello->incarnation &&
                    (attach->hello->resumes || !rank->kept.formed || !job->run.survival.found_ns);
     bool successor = rank->kept.incarnation && !goes_on;

@@ -134,7 +134,7 @@ static bool all_are_gone(const struct leader *leader)
 
 /*
  * A rank that had left is back: what its node has asked for is asked for again, with it. In any other phase what ends
- * that phase lets it in. When all had left all are expected back, as on one node: that is said in every phase, also if
+ * that phase lets it in. When all had left all are expected back, as on one node: that is said in every phase, even if
  * an abort has overtaken the report, and once, however often it is reported.
  */
 void leader_hear_back(struct leader *leader, unsigned node, const struct node_message *message)

@@ -27,7 +27,7 @@ void peer_deinit(struct cluster_peer *peer)
 
 void peer_explain(struct cluster_peer *peer, enum peer_reason reason, const char *format, ...)
 {
-    /* If somebody waits for a node that was reached before, E1501 warns of it. */
+    /* For a node that was reached before, a notice will do: if somebody waits for it, E1501 warns. */
     bool is_told = reason == PEER_LOST || (reason == PEER_UNREACHABLE && peer->heard_ms != UINT64_MAX);
     va_list args;
 

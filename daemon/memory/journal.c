@@ -125,7 +125,8 @@ bool journal_is_valid(const struct journal *journal)
     return journal && journal->page->magic == MAGIC && current(journal) != 0;
 }
 
-/* A daemon that is killed in the midst of make_current() leaves a head that begins an empty log, or the head before. */
+/* A daemon that is killed within make_current() leaves the new head, with an empty log, or the head before: both are
+ * whole. */
 bool journal_is_damaged(const struct journal *journal)
 {
     const struct page *page = journal->page;

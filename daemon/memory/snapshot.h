@@ -29,7 +29,7 @@ enum snapshot_array {
     SNAPSHOT_EXP_AVG = STATE_EXP_AVG,
     SNAPSHOT_EXP_AVG_SQ = STATE_EXP_AVG_SQ,
     SNAPSHOT_WEIGHTS = STATE_N_KINDS, /* of 16 bits; in stage 3 only as a part of masters with 24 bits */
-    SNAPSHOT_LOWER,                   /* the other part of those, bytes */
+    SNAPSHOT_LOWER,                   /* the low byte of each master of 24 bits */
     SNAPSHOT_N_ARRAYS,
 };
 

@@ -44,7 +44,7 @@ enum membership_stop {
     MEMBERSHIP_MAY_STOP,      /* all nodes have ended what was decided, and all ranks have left unless some of this node
                                  stay;      or there is no run, or but one node (NULL) */
     MEMBERSHIP_WAITS,         /* some have not, and cannot without this node */
-    MEMBERSHIP_WAITS_IN_VAIN, /* one of those is away: for longer than a daemon that died would be */
+    MEMBERSHIP_WAITS_IN_VAIN, /* one of those nodes is away for longer than it takes to replace a daemon that died */
 };
 
 enum membership_stop membership_stop(const struct membership *membership);

@@ -116,8 +116,8 @@ void nodes_abort_again(struct nodes *nodes);
 /* All ranks of this node have pushed the parcel: reports what the prepared reduction will sum. */
 void nodes_ready(struct nodes *nodes, const struct reduction *reduction);
 /*
- * A rank gives up its backward: asks node 0 to withdraw the parcels that were announced and are not awaited.
- * job_withdrawn() follows, unless the step is aborted. No parcel is announced until then.
+ * Called when a rank gives up its backward. Asks node 0 to withdraw the parcels that this node has announced and that
+ * nobody waits for. job_withdrawn() follows, unless the step is aborted; until then no parcel is announced.
  */
 void nodes_withdraw(struct nodes *nodes);
 bool nodes_withdraws(const struct nodes *nodes);

@@ -168,7 +168,7 @@ static void fill_step(const struct job *job, struct status *status)
     status->steps_per_s = steps_per_second(job);
     status->last_step_ns = t->step_last_ns;
     status->phases[STATUS_PHASE_WAIT] = (struct status_time){job->waits.total_ns, t->wait_last_ns};
-    status->phases[STATUS_PHASE_REDUCE] = (struct status_time){t->reduce_total_ns, t->reduce_shown_ns};
+    status->phases[STATUS_PHASE_REDUCE] = (struct status_time){t->reduce_total_ns, t->reduce_last_ns};
     status->phases[STATUS_PHASE_UPDATE] = (struct status_time){t->update_total_ns, t->update_last_ns};
     status->overlap_bytes = job->stats.counters.overlap_bytes;
     status->overlap_reduced_bytes = job->stats.counters.overlap_reduced_bytes;

@@ -105,7 +105,7 @@ static int say_in_use(const char *path, const struct stat *st, int error, char *
     if (error == EACCES || error == EPERM)
         snprintf(why, why_size,
                  "%s: there is a socket of user %s, to which this daemon's user may not connect: stop the daemon that "
-                 "made it, or remove it if there is none",
+                 "made the socket, or remove the socket if no daemon runs",
                  path, user_name(st->st_uid));
     else if (error == EPROTOTYPE)
         snprintf(why, why_size, "%s: a socket of another kind is in use there: %s", path, strerror(error));
@@ -189,8 +189,8 @@ static int write_acl(const struct listener *listener, const char *path, mode_t m
 
 /*
  * Every user and group that the configuration names can open the socket, with the rights that the mode gives a group.
- * The owner may write this list also for groups that he is not in, to which he may not give the socket. Without such
- * lists the socket belongs to the first of allow_groups.
+ * That takes an access control list: the socket's owner may put groups into it that he is not a member of, and could
+ * not give the socket to them. Where the file system has no such lists the socket belongs to the first of allow_groups.
  */
 static int let_in(const struct listener *listener, const struct config_listen *config, const char *path, mode_t mode,
                   char *why, size_t why_size)

@@ -216,7 +216,8 @@ static void find_kept_socket(void)
             (void)getsockname(passed->fd, (struct sockaddr *)&kept_socket, &size);
 }
 
-/* SIGINT while the state is held: the service manager gives it up, and no other daemon will listen there. */
+/* SIGINT while the state is held: the daemon exits with 0, so the service manager drops the state. No other daemon
+ * will listen on the socket that was kept, so its path is removed. */
 static void end_hold(int number)
 {
     (void)number;
@@ -275,8 +276,8 @@ static int wait_for_config(struct config **config, const struct options *options
     return r;
 }
 
-/* What the configuration names is not there, not permitted or in use (EX_UNAVAILABLE). Return: the exit code that makes
- * systemd start the next one. */
+/* Something that the configuration names does not exist, is not permitted, or is in use (then why is EX_UNAVAILABLE).
+ * Return: the exit code that makes systemd start the next one. */
 static int wait_and_start_again(const struct options *options, bool told, int why)
 {
     bool is_in_use = why == EX_UNAVAILABLE;
@@ -340,7 +341,8 @@ static int start_companion(void)
     int r = keep_is_on() ? companion_start() : 0;
 
     if (r < 0)
-        log_notice("if this daemon is killed, that is noticed later, by some 50 ms for each GiB of state: %s",
+        log_notice("no companion process (%s): if this daemon is killed, trainers notice it some 50 ms later for each "
+                   "GiB of state",
                    strerror(-r));
     return MAX(r, 0);
 }

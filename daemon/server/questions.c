@@ -13,7 +13,7 @@
 #include "core/wire/wire.h"
 #include "core/wire/wire-reply.h"
 
-/* Bytes of a packet beside its part of the JSON: some 20 are needed; picked. */
+/* Bytes of a packet other than its part of the JSON: some 20 are needed, the rest is to spare. */
 enum { PART_EXTRA_BYTES = 64 };
 
 /* Packets that are ready to be sent, to as many as asked. */

@@ -84,7 +84,7 @@ struct server {
     bool waits_to_stop; /* it stops when a checkpoint is written, and other nodes have what was decided */
     bool saves_to_stop; /* then: a checkpoint is one of the reasons */
     bool is_unsaved;    /* it stops, and the checkpoint that was to be written before is not there */
-    uint64_t heard_ns;  /* waits_to_stop: when this last did not wait for other nodes */
+    uint64_t heard_ns;  /* waits_to_stop: the last time at which it did not wait for other nodes */
     const char *signal; /* that told it to stop; NULL: none yet */
     bool told_sighup;
 };

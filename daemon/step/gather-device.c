@@ -193,7 +193,8 @@ static struct devices_move move_of(const struct load *load, uint32_t param, uint
     };
 }
 
-/* A move of elements that this node has. 16-bit weights are rounded from the masters on the way, or a part of them. */
+/* A move of elements that this node has. 16-bit weights are rounded from the masters on the way; of masters of 24 bits
+ * they are a part. */
 static struct devices_move move_own(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
     const struct executor *executor = load->executor;

@@ -12,7 +12,7 @@
  *
  * An engine may end at any moment. Copies that it has not reported are ordered again (devices.h) and write the same
  * bytes. This process, which does not end with the engine, updates a portion once, when its copy has been reported.
- * Loop thread, but offload_reserve().
+ * For the loop thread, except offload_reserve().
  */
 
 struct offload;

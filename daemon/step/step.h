@@ -96,7 +96,7 @@ struct step_finding {
 
 /* The verbs of a step that differ by place: in the memory of this process by workers, or on GPUs by an engine. */
 struct step_ops {
-    /* Slots to accumulators; masks[], sources[] and held[] are set. step_reduced() follows. */
+    /* Adds the slots to the accumulators. The caller has set masks[], sources[] and held[]. step_reduced() follows. */
     void (*reduce)(struct reduction *reduction);
     /* scalars and contributed are set. update_done() follows, when weights are written, or with -ECANCELED. */
     void (*update)(struct step *step);

@@ -53,7 +53,7 @@ static __device__ __forceinline__ void wait_for_block(void)
     __syncthreads();
 }
 
-/* A phase that no warp waits for but its own. */
+/* A phase in which each warp waits for itself, and not for the block. */
 class warp_phase
 {
     bool begun = false;

@@ -34,7 +34,8 @@ DEVICE_FN void update_elem(const struct update_job &job, uint64_t i)
     put_moments<elem>(job, i, e, arrays & M ? m + i : NULL, arrays & V ? v + i : NULL);
 }
 
-/* Four elements in a thread's registers. They keep their types in memory, because narrow ones take fewer registers. */
+/* Four elements in a thread's registers. They have the types of the memory, not fp32:
+ * narrow types take fewer registers. */
 template <unsigned arrays, dtype moments> struct quads {
     masters_of<arrays> p;
     typename moment<moments>::four m, v;

@@ -210,7 +210,7 @@ def test_a_wrong_byte(start, tmp_path, references):
     daemon.stop()
     daemon = start(config(folder, save_on_stop=False))
     ranks = train(daemon, 2, N_STEPS)
-    assert f"{folder}/step-00000030 is not loaded, but the one before it: optimizer.safetensors: the MiB from byte 0 " \
+    assert f"{folder}/step-00000030 is not loaded, and the one before it is tried: optimizer.safetensors: the MiB from byte 0 " \
            "is not as it was written" in daemon.log()
     found, reference = kills.results(ranks), references.get(2, False, N_STEPS)
     assert min(key[1] for key in found if key[0] == "norm") == 20

@@ -566,7 +566,8 @@ ZEROD_API int zerod_leave(struct zerod *c);
 
 /*
  * For languages that end before the process does: when it exits with status 0 the rank leaves; with another one it is
- * lost, as after a crash. c must not be closed any more, and interrupted is no longer asked. Return: 0 or -ENOMEM.
+ * lost, as after a crash. Do not close c after this call. The callback `interrupted` is not called any more. Return: 0
+ * or -ENOMEM.
  */
 ZEROD_API int zerod_leave_at_exit(struct zerod *c);
 

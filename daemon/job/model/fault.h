@@ -16,7 +16,8 @@ struct misplaced {
     const char *what, *cause, *fix[2];
 };
 
-/* Something of a rank was refused; sticky until cleared. Pushes that are refused alike join. */
+/* Something of a rank was refused; sticky until cleared. Pushes that are refused for the same
+ * reason are added to it. */
 struct fault {
     enum diagnostic_code code; /* 0: none */
     uint32_t *params;          /* owned */

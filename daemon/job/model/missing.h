@@ -7,15 +7,15 @@
 struct job;
 
 /*
- * Which parameters have been missing. A set is reported when it has been missing in three steps in a row: a program
- * that alternates, as a GAN or heads by turns, is no mistake. What the client knows of the cause, and steps that are
- * skipped, are reported at once.
+ * Which parameters have been missing. A set is reported when it has been missing in three steps in a row, because a
+ * program that alternates (a GAN, or one that trains its heads in turn) makes no mistake. It is reported at once if the
+ * client knows the cause, or if the step is skipped.
  */
 struct job_missing {
     /* One entry for each parameter; owned. */
     uint32_t *n_in_a_row; /* steps in which some rank missed it */
     uint64_t *kin;        /* hash of its name without the number of the module in its list: experts are kin */
-    bool *was_pushed;     /* some rank has, in a step of this daemon's */
+    bool *was_pushed;     /* some rank has pushed it, in a step that this daemon has served */
     bool *is_declared;    /* diagnostics.unused */
     bool *is_said;        /* it, or one of its kin */
 

@@ -182,7 +182,7 @@ struct job {
     struct worker_pool *pool;
     struct job_ops ops;
 
-    struct job_kept kept; /* a kill loses the rest, but for the ledger's, the state's and the step's part of the head */
+    struct job_kept kept; /* outlives a kill; so do the parts of ledger, state and step in the journal's head */
     enum job_phase phase;
     bool todo; /* job_settle() is to be called at the end of this event */
     struct job_run run;
@@ -233,7 +233,7 @@ static inline unsigned job_n_local(const struct job *job)
     return job->world.end - job->world.first;
 }
 
-/* Return: NULL, there is no such parcel. */
+/* Return: NULL if there is no such parcel. */
 static inline struct parcel *job_parcel(const struct job *job, uint32_t parcel)
 {
     return job->layout && parcel < job->layout->n_parcels ? &job->work.parcels[parcel] : NULL;

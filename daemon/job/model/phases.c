@@ -208,8 +208,7 @@ void phases_find(const struct job *job, struct findings *findings)
     finding->rank = slow->rank;
     snprintf(finding->text, sizeof(finding->text),
              "rank %u was the last in each of the last %" PRIu32
-             " steps: of %.3g ms of its own it was %.3g ms behind the "
-             "next one, mostly %s",
+             " steps: its own work took %.3g ms, %.3g ms more than that of the next slowest rank, mostly %s",
              slow->rank, slow->n_in_a_row, (double)slow->own_ns / 1e6 / slow->n_compared,
              (double)slow->behind_ns / 1e6 / slow->n_compared, where[find_phase(job)]);
 }

@@ -111,7 +111,7 @@ static void say_unscaled(struct job *job, const bool *set, unsigned n_set, unsig
                   }));
 }
 
-/* Every rank's norm is like the largest one, or is smaller by about the loss scale. */
+/* Reports ranks that did not scale their loss, if every norm is near the largest one or smaller by about the scale. */
 static void find_unscaled(struct job *job, const struct sample *sample, unsigned largest)
 {
     _cleanup_free_ bool *set = calloc(job->world.size, sizeof(*set));

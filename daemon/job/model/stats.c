@@ -32,9 +32,9 @@ void stats_note_step(struct job *job)
     times->step_last_ns = now - times->last_commit_ns;
     times->last_commit_ns = now;
     note_waits(job, now);
-    times->reduce_total_ns += times->reduce_last_ns;
-    times->reduce_shown_ns = times->reduce_last_ns;
-    times->reduce_last_ns = 0;
+    times->reduce_total_ns += times->reduce_now_ns;
+    times->reduce_last_ns = times->reduce_now_ns;
+    times->reduce_now_ns = 0;
     times->update_total_ns += times->update_last_ns;
     times->recent_ns[times->n_recent++ % ARRAY_SIZE(times->recent_ns)] = times->step_last_ns;
     job->stats.counters.overlap_bytes = job->stats.counters.batch_bytes;

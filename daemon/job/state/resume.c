@@ -107,7 +107,7 @@ void resume_older(struct job *job, uint64_t step)
 
     if (!resume || !resume->loading || loading_description(resume->loading)->step <= step)
         return;
-    log_notice("%s is not loaded, because another node cannot read it, but the one before it",
+    log_notice("%s is not loaded, because another node cannot read it; the one before it is tried",
                loading_path(resume->loading));
     resume->options.before_step = loading_description(resume->loading)->step;
     loading_free(steal_ptr(resume->loading));
@@ -173,7 +173,7 @@ static void make_copy(struct resume *resume)
     int r = job_charge_copy(job, &resume->copy_charge);
 
     snprintf(resume->why, sizeof(resume->why),
-             "there is no memory for the copy of the state by way of which GPUs get it");
+             "there is no host memory for the copy of the state from which GPUs load it");
     job->work.n_io++;
     if (r == 0)
         r = executor_load(job->executor, copied, resume);
@@ -213,7 +213,7 @@ static void read_done(struct work *work)
     }
     snprintf(resume->why, sizeof(resume->why), "%s", loading_why(resume->loading));
     if (resume->options.dir) {
-        log_notice("%s is not loaded, but the one before it: %s", loading_path(resume->loading), resume->why);
+        log_notice("%s is not loaded, and the one before it is tried: %s", loading_path(resume->loading), resume->why);
         resume->options.before_step = loading_description(resume->loading)->step;
         loading_free(steal_ptr(resume->loading));
         open_next(resume);

@@ -2,8 +2,8 @@
 
 /*
  * An abort ends a step without applying it. It is possible until the step is decided (commit.c), and leaves no trace of
- * the step but attempt + 1. Work of the attempt that is under way ends first. On several nodes, node 0 says that all
- * abort.
+ * the step but attempt + 1. Work of the attempt that is under way ends first. On several nodes, node 0 tells
+ * all to abort.
  */
 
 #include "daemon/job/transaction/abort.h"

@@ -425,7 +425,7 @@ static void print_fix_of_slots(const struct job *job, char *fix, size_t size)
     layout_print_name(name, sizeof(name), late->name, late->name_len);
     snprintf(fix, size,
              "raise limits.memory: rank %u pushes %s after all of a later bucket, and\n"
-             "gradients take memory until it comes; or declare it where its gradient comes",
+             "gradients take memory until it comes; or declare it where it is pushed",
              rank, name);
 }
 
@@ -514,7 +514,7 @@ static void extent_done(struct work *work)
         if (rank->wait == WAIT_SLOT && start->result == 0 && start->n_bytes >= wanted_bytes(job, rank))
             grant_extent(job, rank, start->offset_bytes, start->n_bytes);
         else if (rank->wait == WAIT_SLOT && start->result == 0)
-            admit_settle(job, rank); /* it was for a request that an abort has ended */
+            admit_settle(job, rank); /* the extent was for a request that an abort has ended */
         else if (rank->wait == WAIT_SLOT)
             refuse_slot(job, rank, start->n_bytes, "gradient slots (the kernel gave no more memory)", 0);
     }

@@ -109,7 +109,7 @@ static void clock_stop(struct job *job)
 {
     assert(job->work.n_under_way > 0);
     if (--job->work.n_under_way == 0)
-        job->stats.times.reduce_last_ns += job_now(job) - job->stats.times.reduce_busy_since_ns;
+        job->stats.times.reduce_now_ns += job_now(job) - job->stats.times.reduce_busy_since_ns;
 }
 
 /* Counts the bytes that were reduced before the last rank ended its backward: overlap_comm increases them. */
@@ -129,7 +129,7 @@ static void count_overlap(struct job *job, const struct reduction *reduction, ui
         counters->batch_reduced_bytes += n_bytes;
 }
 
-/* Which of the sums of a reduction is that of a rank's part: as the journal has them. */
+/* The index of the sum of a rank's part among the sums of a reduction, in the order of the journal. */
 static size_t sum_index(const struct job *job, const struct reduction *reduction, unsigned local, uint32_t i)
 {
     return local * (size_t)job->layout->parcels[reduction->parcel].n_parts + i;

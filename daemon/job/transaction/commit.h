@@ -33,8 +33,8 @@ void job_describe_sum(struct job *job, struct exact_sum *squares, struct node_fi
 void job_describe_request(const struct job *job, struct node_message *message, struct wire_hyper *groups);
 
 /*
- * Node 0: the verdict on what all know together; groups: room likewise. Return: false when the step is to be held, and
- * hold says for whom.
+ * On node 0: finds the verdict on the merged request of all nodes. groups: room for one hyper for each group. Return:
+ * false when the step is to be held, and hold says for whom.
  */
 bool job_judge(struct job *job, const struct job_request *merged, struct node_verdict *verdict,
                struct wire_hyper *groups, struct node_message *hold);

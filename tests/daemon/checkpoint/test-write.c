@@ -237,9 +237,8 @@ static void test_names(void **state)
         struct sample *s = sample_new(&options);
 
         assert_int_equal(sample_save(s, 1, &(struct sample_save){.dir = dir, .step = 1}, why), -EINVAL);
-        assert_string_equal(why,
-                            "model.safetensors: two parameters have names that are one in UTF-8, or one has the name "
-                            "__metadata__");
+        assert_string_equal(why, "model.safetensors: two parameters have the same name in UTF-8, or one has the name "
+                                 "__metadata__");
         sample_free(s);
     }
 }
