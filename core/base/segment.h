@@ -81,7 +81,7 @@ void segments_forget(void);
 int segment_keep(const char *name, int fd);
 int segment_find(const char *name);
 void segment_unkeep(const char *name);
-/* What was freed before this call stays kept after all: segments_forget() forgets only what is freed later. */
+/* segments_forget() forgets nothing that was freed before this call. */
 void segments_stay_kept(void);
 /*
  * A segment that was not kept, or is another, becomes an error (-ENODATA, -EBADFD, -EUCLEAN) instead of a new one.

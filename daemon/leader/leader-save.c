@@ -40,7 +40,7 @@ static bool is_said(const struct leader *leader, unsigned node, const struct nod
            !(save->saved >> node & 1);
 }
 
-/* Is the state of now on the disk? A daemon that is new asks for that until it hears SAVE_END. */
+/* Is the last committed step, with the windows closed since, on the disk? A new daemon may not know that yet. */
 static bool is_made(const struct leader *leader)
 {
     const struct leader_save *save = &leader->save;

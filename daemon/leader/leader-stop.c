@@ -67,15 +67,20 @@ bool leader_is_left_by(const struct leader *leader, unsigned node)
     return leader->nodes[node].wants_to_stop && leader->nodes[node].may_stop;
 }
 
-void leader_meet(struct leader *leader, unsigned node)
+static void forget_ended(struct leader *leader, unsigned node)
 {
     leader->nodes[node].ended.said = false;
     leader->nodes[node].wants_to_stop = leader->nodes[node].may_stop = false;
 }
 
+void leader_meet(struct leader *leader, unsigned node)
+{
+    forget_ended(leader, node);
+}
+
 void leader_forget_stop(struct leader *leader, unsigned node)
 {
-    leader_meet(leader, node);
+    forget_ended(leader, node);
     if (anybody_wants(leader))
         leader_tell(leader, node, NODE_WANT_ENDED, leader->step);
 }

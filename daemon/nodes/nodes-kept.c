@@ -108,7 +108,7 @@ void nodes_meet(struct nodes *nodes, unsigned node, bool first, bool has_run)
     if (has_run && nodes_has_run(nodes)) {
         if (nodes->leader)
             leader_meet(nodes->leader, node);
-        else if (!first) /* else it was said when the job was taken over */
+        else if (!first) /* a daemon that has taken over has said KEPT already */
             nodes_stand(nodes);
         return;
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A daemon that is told to stop finishes the decided step or window and the checkpoint that it writes or wants, reports
- * ENDED, and stops at node 0's MAY_STOP (leader-stop.c). So a node that has obeyed MAY_STOP knows of that checkpoint.
+ * A daemon that is told to stop first finishes the decided step or window, and the checkpoint that it wants or writes.
+ * Then it reports ENDED, and stops at node 0's MAY_STOP (leader-stop.c). By then each node knows of the checkpoint.
  */
 
 #include "core/base/base.h"

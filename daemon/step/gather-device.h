@@ -13,7 +13,7 @@ struct device_gather;
 
 /* executor: its GPUs have their memory. Return: 0 or -ENOMEM. */
 int device_gather_new(struct device_gather **out, const struct executor *executor);
-void device_gather_free(struct device_gather *gather); /* NULL is fine; nothing may be under way */
+void device_gather_free(struct device_gather *gather); /* gather may be NULL; it must not be busy */
 
 /* Is any parameter being loaded? NULL is idle. */
 bool device_gather_is_busy(const struct device_gather *gather);

@@ -9,7 +9,7 @@ struct job_times {
     uint64_t first_asked_ns, last_commit_ns, decided_ns;
     uint64_t reduce_busy_since_ns;
     uint64_t wait_last_ns;
-    uint64_t reduce_total_ns, reduce_now_ns, reduce_last_ns; /* now: in the step under way; last: in the one before */
+    uint64_t reduce_total_ns, reduce_now_ns, reduce_last_ns; /* now: of the open step; last: of the step before it */
     uint64_t update_total_ns, update_last_ns;
     uint64_t step_last_ns;
     uint64_t recent_ns[32]; /* of the last steps, for the rate and the median */
