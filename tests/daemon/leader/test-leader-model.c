@@ -84,8 +84,8 @@ struct node {
     uint32_t attempt, next_attempt, generation;
     bool started, connected, trains, updating;
     bool said_request, fetching, withdraws;
-    uint64_t saves;                               /* the token of what it saves; 0: nothing */
-    bool publishes;                               /* node 0: all have saved */
+    uint64_t saves; /* the token of what it saves; 0: nothing */
+    bool publishes; /* node 0: all have saved */
     bool is_told, others_stop, said_end, may_stop;
     uint32_t n_micro_batches;                     /* of this step and attempt */
     uint8_t plan[PARCELS][MICRO_BATCHES][PASSES]; /* which parts it has, as bits; 0: nothing, nor later passes */
@@ -101,9 +101,9 @@ struct model {
                   */
     struct node nodes[MAX_NODES];
     uint64_t seed, n_random;
-    unsigned n_breaks, n_aborts, n_fetches, n_norms, n_withdrawals, n_saves; /* still to come */
-    uint64_t last_token, saved_step;                                         /* of the save that was said last */
-    bool was_full;                                                  /* as many parcels as can be were under way */
+    unsigned n_breaks, n_aborts, n_fetches, n_norms, n_withdrawals, n_saves, n_stops; /* still to come */
+    uint64_t last_token, saved_step; /* of the save that was said last */
+    bool was_full;                   /* as many parcels as can be were under way */
     uint64_t open_tags[PARCELS];
     uint32_t given[MAX_TAGS][MAX_NODES]; /* generations in which engines were last given the order of a tag */
 };
@@ -529,14 +529,42 @@ static void hear_save_end(struct node *node, const struct node_message *message)
     node->publishes = false;
 }
 
+static void tell_leader(struct model *m, struct node *node)
+{
+    struct mail *mail = take(&node->out);
+    struct exact_sum one;
+
+    if (mail->message.kind == NODE_SUM) { /* its bytes are those that all say */
+        exact_sum_reset(&one);
+        exact_sum_add(&one, 1);
+        exact_sum_carry(&one);
+        mail->message.bytes = (const uint8_t *)&one;
+    }
+    leader_hear(m->leader, (unsigned)(node - m->nodes), &mail->message);
+}
+
+/* Its daemon has stopped, its engine too. What it had said is heard, and the next daemon goes on from there. */
+static void come_back(struct model *m, struct node *node)
+{
+    node->is_told = node->may_stop = node->said_end = false;
+    node->started = node->connected = false;
+    drop_motions(node);
+    while (node->out.n > 0)
+        tell_leader(m, node);
+    leader_meet(m->leader, (unsigned)(node - m->nodes));
+    leader_reconnect(m->leader);
+}
+
 /* Nothing that was decided is under way on any node. */
-static void hear_may_stop(const struct model *m, struct node *node, const struct node_message *message)
+static void hear_may_stop(struct model *m, struct node *node, const struct node_message *message)
 {
     for (unsigned i = 0; i < m->n; i++)
         assert_true(m->nodes[i].step >= message->step);
     assert_int_equal(node->step, message->step);
     assert_false(node->may_stop);
     node->may_stop = true;
+    if (!m->nodes[0].is_told)
+        come_back(m, node);
 }
 
 static bool is_stale(const struct node *node, const struct node_message *message)
@@ -760,14 +788,14 @@ static bool all_steps_are_taken(const struct model *m)
     return true;
 }
 
-/* Node 0 at the end, because nothing is decided after that. The others go on training, as ranks do that hear nothing.
- */
+/* Node 0 at the end, because nothing is decided after that; another node at any time, and its next daemon goes on. */
 static bool tell_to_stop(struct model *m, struct node *node)
 {
-    bool is_time = node == m->nodes ? all_steps_are_taken(m) : node->trains && draw(m, 1024) == 0;
+    bool is_time = node == m->nodes ? all_steps_are_taken(m) : node->trains && m->n_stops > 0 && draw(m, 256) == 0;
 
     if (node->is_told || !is_time)
         return false;
+    m->n_stops -= node != m->nodes;
     node->is_told = true;
     node->said_end = false;
     return true;
@@ -793,26 +821,12 @@ static bool finish_update(struct model *m, struct node *node)
 
 static bool deliver(struct model *m, struct node *node, bool to_leader)
 {
-    struct mail *mail;
-
     if ((to_leader ? node->out.n : node->in.n) == 0)
         return false;
-    mail = take(to_leader ? &node->out : &node->in);
-    if (!to_leader) {
-        obey(m, node, mail);
-        return true;
-    }
-    if (mail->message.kind == NODE_SUM) { /* its bytes are those that all say */
-        struct exact_sum one;
-
-        exact_sum_reset(&one);
-        exact_sum_add(&one, 1);
-        exact_sum_carry(&one);
-        mail->message.bytes = (const uint8_t *)&one;
-        leader_hear(m->leader, (unsigned)(node - m->nodes), &mail->message);
-        return true;
-    }
-    leader_hear(m->leader, (unsigned)(node - m->nodes), &mail->message);
+    if (to_leader)
+        tell_leader(m, node);
+    else
+        obey(m, node, take(&node->in));
     return true;
 }
 
@@ -911,6 +925,7 @@ static struct model *model_new(uint64_t seed)
     m->n_fetches = (unsigned)draw(m, 6);
     m->n_withdrawals = (unsigned)draw(m, 12);
     m->n_saves = (unsigned)draw(m, 12);
+    m->n_stops = (unsigned)draw(m, 6);
     m->uneven = draw(m, 2);
     m->n_norms = m->uneven ? 0 : (unsigned)draw(m, 6);
     m->layout = make_layout(m->n);
