@@ -5,7 +5,7 @@
 #include "core/config/config.h"
 
 #include "core/base/base.h"
-#include "core/config/config-foreign.h"
+#include "core/config/config-deepspeed.h"
 #include "core/config/config-read.h"
 
 #include <fcntl.h>
@@ -127,7 +127,7 @@ int config_load(struct config **out, const char *path, const struct config_given
     *out = NULL;
     r = read_source_file(&source, &text, problems);
     if (r == 0)
-        r = foreign_named_file(&named, &source.text);
+        r = deepspeed_named_file(&named, &source.text);
     if (r)
         return r;
     return named ? load_named(out, &source, named, problems) : config_load_string(out, &source, problems);

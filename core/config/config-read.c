@@ -5,7 +5,7 @@
 #include "core/config/config-read.h"
 
 #include "core/base/base.h"
-#include "core/config/config-foreign.h"
+#include "core/config/config-deepspeed.h"
 #include "core/config/config-reader.h"
 #include "core/config/config-value.h"
 #include "core/config/config.h"
@@ -48,11 +48,11 @@ static bool is_accepted(const char *accepted, struct fy_node *value)
     struct fy_node *item;
     void *iter = NULL;
 
-    if (yaml_is_null(value) || (text && (strcmp(text, "auto") == 0 || foreign_is_among(accepted, text))))
+    if (yaml_is_null(value) || (text && (strcmp(text, "auto") == 0 || deepspeed_is_among(accepted, text))))
         return true;
     while (fy_node_is_sequence(value) && (item = fy_node_sequence_iterate(value, &iter))) {
         text = yaml_text(item);
-        if (!text || !foreign_is_among(accepted, text))
+        if (!text || !deepspeed_is_among(accepted, text))
             return false;
     }
     return fy_node_is_sequence(value);
@@ -65,7 +65,7 @@ static void read_inert(struct reader *reader, const struct pair *pair)
     if (accepted && !is_accepted(accepted, pair->value))
         config_problems_add(reader->problems, reader->text, &pair->row->spot, pair->key->path,
                             "is refused: %s Allowed: %s", pair->key->sentence, accepted);
-    else if (!accepted && !(usual && text && foreign_is_among(usual, text)) && !foreign_is_off(pair->value))
+    else if (!accepted && !(usual && text && deepspeed_is_among(usual, text)) && !deepspeed_is_off(pair->value))
         config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,
                              "has no effect here: %s", pair->key->sentence);
     read_known(reader, pair);
@@ -73,7 +73,7 @@ static void read_inert(struct reader *reader, const struct pair *pair)
 
 static void read_refused(struct reader *reader, const struct pair *pair)
 {
-    if (!foreign_is_off(pair->value) && read_known(reader, pair) == 0)
+    if (!deepspeed_is_off(pair->value) && read_known(reader, pair) == 0)
         config_problems_add(reader->problems, reader->text, &pair->row->spot, pair->key->path, "is refused: %s",
                             pair->key->sentence);
 }
@@ -172,7 +172,7 @@ static bool is_of_machines(struct reader *reader, const struct pair *pair)
     struct config_spot spot = yaml_spot(reader->yaml, pair->value);
     char shown[READER_SHOWN_BYTES + 8];
 
-    if (!n_machines || foreign_is_same(n_machines, "1"))
+    if (!n_machines || deepspeed_is_same(n_machines, "1"))
         return false;
     reader_quote(shown, sizeof(shown), n_machines);
     config_problems_add(reader->problems, reader->text, &spot, "num_processes",
@@ -211,7 +211,7 @@ static bool find_row(struct reader *reader, const char *section, struct fy_node 
                             "a key is a plain word; allowed: key: value");
         return false;
     }
-    if (foreign_is_comment(name) || !find_key(reader, section, name, pair))
+    if (deepspeed_is_comment(name) || !find_key(reader, section, name, pair))
         return false;
     if (!pair->key) {
         if (!is_of_unknown_type(reader, section))
@@ -550,7 +550,7 @@ static int read_source(struct config *config, const struct config_source *source
     if (r)
         return problems->r < 0 ? problems->r : r;
     reader.yaml = yaml;
-    reader.is_foreign = foreign_is_file(yaml_root(yaml));
+    reader.is_foreign = deepspeed_is_file(yaml_root(yaml));
     return is_cover ? read_cover_text(&reader) : read_text(&reader, source);
 }
 

@@ -4,7 +4,6 @@
 
 #include "daemon/job/adopt.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -21,28 +20,23 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/manifest.h"
 #include "core/wire/journal-wire.h"
-#include "core/wire/wire-request.h"
 #include "daemon/job/attendance.h"
 #include "daemon/job/journal-base.h"
 #include "daemon/job/drop.h"
 #include "daemon/job/form.h"
 #include "daemon/job/formed.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
-#include "daemon/job/model/survival.h"
 #include "daemon/job/model/timeline.h"
-#include "daemon/job/request.h"
-#include "daemon/job/state/window.h"
+#include "daemon/job/replay.h"
 #include "daemon/job/transaction/abort.h"
-#include "daemon/job/transaction/collect.h"
 #include "daemon/job/transaction/commit.h"
+#include "daemon/memory/journal.h"
 #include "daemon/memory/ring.h"
 #include "daemon/memory/state.h"
-#include "daemon/step/executor.h"
 #include "daemon/step/step.h"
 
 /* ---- the head ------------------------------------------------------------------------------------------ */
@@ -211,124 +205,6 @@ static int restore(struct job *job, const struct stored_head *head, char *why, s
     return r;
 }
 
-/* ---- the log ------------------------------------------------------------------------------------------- */
-
-static int attach_again(struct job *job, struct wire_arena *arena, const struct journal_record *record)
-{
-    const struct journal_attach *attach = record->data;
-    struct diagnostic *refusal = NULL;
-    struct job_rank *rank;
-    struct request request;
-    char why[WIRE_WHY_BYTES];
-
-    if (record->n_bytes < sizeof(*attach) ||
-        wire_unpack_request(arena, attach + 1, record->n_bytes - sizeof(*attach), &request, why, sizeof(why)) != 0 ||
-        request.type != REQUEST_HELLO)
-        return -EINVAL;
-    if (job_attach(job,
-                   &(struct job_attach){.peer = RANK_IS_AWAY,
-                                        .hello = &request.hello,
-                                        .pid = attach->pid,
-                                        .uid = attach->uid,
-                                        .gid = attach->gid,
-                                        .is_admin = attach->is_admin,
-                                        .all_had_left = attach->all_had_left},
-                   &rank, &refusal) != 0)
-        diagnostic_unref(refusal);
-    return 0;
-}
-
-static int serve_again(struct job *job, struct wire_arena *arena, const struct journal_record *record)
-{
-    struct request request;
-    char why[WIRE_WHY_BYTES];
-
-    if (wire_unpack_request(arena, record->data, record->n_bytes, &request, why, sizeof(why)) != 0)
-        return -EINVAL;
-    request_serve(job, &job->ranks[record->rank], &request);
-    return 0;
-}
-
-static int grant_again(struct job *job, const struct journal_record *record)
-{
-    const struct journal_grant *grant = record->data;
-    struct ring *ring = job->ranks[record->rank].rings[0];
-
-    if (record->n_bytes != sizeof(*grant) || !ring)
-        return -EINVAL;
-    return ring_find_grant(ring, grant->offset_bytes, grant->n_bytes);
-}
-
-static int repeat(struct job *job, struct wire_arena *arena, const struct journal_record *record)
-{
-    struct job_rank *rank = &job->ranks[record->rank];
-
-    switch (record->type) {
-    case JOURNAL_REQUEST:
-        return rank->peer ? serve_again(job, arena, record) : -EINVAL;
-    case JOURNAL_ATTACH:
-        return attach_again(job, arena, record);
-    case JOURNAL_DETACH:
-        if (rank->peer)
-            job_detach(job, rank);
-        return 0;
-    case JOURNAL_FORMED:
-        return formed_again(job, rank);
-    case JOURNAL_GRANT:
-        return grant_again(job, record);
-    case JOURNAL_POSTED:
-        return record->n_bytes == sizeof(struct journal_posted) && collect_was_posted(job, record->data) ? 0 : -EINVAL;
-    case JOURNAL_SUMMED:
-        return record->n_bytes >= sizeof(struct journal_summed) && collect_was_summed(job, record->data) ? 0 : -EINVAL;
-    case JOURNAL_COMBINED:
-        return record->n_bytes >= sizeof(struct journal_summed) && collect_was_combined(job, record->data) ? 0
-                                                                                                           : -EINVAL;
-    case JOURNAL_COMPARED:
-        return record->n_bytes == sizeof(struct journal_compared) &&
-                       collect_was_compared(job, record->rank, record->data)
-                   ? 0
-                   : -EINVAL;
-    case JOURNAL_WINDOW:
-        return window_again(job);
-    case JOURNAL_EDIT:
-        return record->n_bytes == sizeof(struct journal_edit) ? window_edit_again(job, record->data) : -EINVAL;
-    case JOURNAL_STORING:
-        return window_store_again(job);
-    case JOURNAL_BRINGING:
-        return window_bring_again(job);
-    case JOURNAL_STORED:
-        return window_stored_again(job);
-    case JOURNAL_SPREAD:
-        job->run.was_spread = true;
-        return 0;
-    case JOURNAL_NODE:
-        return coordinator_repeat(job->coordinator, record->data, record->n_bytes);
-    default:
-        return -EINVAL;
-    }
-}
-
-static int repeat_log(struct job *job, char *why, size_t why_size)
-{
-    struct wire_arena arena = WIRE_ARENA_NULL;
-    struct journal_record record;
-    uint64_t at = 0, n = 0;
-    int r = wire_arena_init(&arena);
-
-    while (r == 0 && journal_read(job->run.survival.journal, &at, &record)) {
-        job->run.survival.clock_ns = MIN(record.time_ns, job->run.survival.found_ns);
-        r = job_is_own(job, record.rank) ? repeat(job, &arena, &record) : -EINVAL;
-        if (r < 0)
-            snprintf(why, why_size, "record %" PRIu64 " of its journal (type %d, rank %u) cannot be repeated: %s", n,
-                     (int)record.type, record.rank, strerror(-r));
-        else
-            job_settle(job);
-        n++;
-    }
-    wire_arena_deinit(&arena);
-    return r;
-}
-
 /* ---- what was kept ------------------------------------------------------------------------------------- */
 
 static bool is_of_family(const char *name)
@@ -393,31 +269,6 @@ static void forget_rest(void)
     }
 }
 
-/* The rank's answers, requests and slots are as they were; the processes are still to connect. */
-static void end_replay(struct job *job)
-{
-    job->run.survival.replays = false;
-    for (unsigned r = job->world.first; r < job->world.end; r++) {
-        struct job_rank *rank = &job->ranks[r];
-
-        for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++)
-            if (rank->rings[i])
-                ring_end_replay(rank->rings[i]);
-        if (rank->peer && !rank->kept.formed) { /* it declares again, or another process does in its place */
-            job_record(job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
-            job_detach(job, rank);
-        }
-    }
-    if (job->phase == JOB_TRAINING && !job->window)
-        executor_empty(job->executor); /* of a checkpoint that was being written */
-    report_progress(job, (struct report){REPORT_ADOPTED});
-    job_set_writing(job, job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW);
-    if (job->phase == JOB_TRAINING)
-        collect_go_on(job);
-    job_todo(job);
-    job_settle(job);
-}
-
 /* A run of one node keeps its number of ranks, whatever the configuration says now. */
 static int take_world(struct job *job, const struct stored_head *head)
 {
@@ -469,7 +320,7 @@ static int take_over(struct job *job, char *why, size_t why_size)
     if (r == 0)
         r = restore(job, &head, why, why_size);
     if (r == 0)
-        r = repeat_log(job, why, why_size);
+        r = replay_log(job, why, why_size);
     wire_arena_deinit(&arena);
     manifest_deinit(&manifest);
     return r < 0 ? r : 1;
@@ -573,7 +424,7 @@ int job_adopt(struct job *job, char *why, size_t why_size)
         job->kept.n_daemons++;
         survival->away_ns = survival->found_ns - MIN(journal_last_beat(survival->journal), survival->found_ns);
         timeline_opened(job);
-        end_replay(job);
+        replay_end(job);
         (void)failpoint("adopted");
     }
     return r;

@@ -36,20 +36,12 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
  * A process that was attached to the daemon before connects to this one. Return: false, it is none that is away.
  */
 bool job_resume(struct job *job, const struct job_attach *attach, struct job_rank **out);
-/* Ranks that are away whose process is gone, or does not come in time, are lost. */
-void attendance_tick(struct job *job);
-/* How long attendance_tick() has nothing to do, unless there is an event; UINT64_MAX: for ever. */
-uint64_t attendance_rest_ns(const struct job *job);
-/* Is a rank of this node attached, or away and not gone? */
-bool attendance_has_ranks(const struct job *job);
 /* The run ends with this daemon: tells all ranks, and disconnects them. */
 void attendance_end(struct job *job, const char *signal);
 /* Makes the job's configuration the daemon's, with this optimizer unless the daemon's names one. */
 void attendance_choose(struct job *job, const char *optimizer, double momentum);
 /* Return: what it means here, never WIRE_ON_DUPLICATE_AS_CONFIGURED. */
 enum wire_on_duplicate attendance_policy(const struct job *job, enum wire_on_duplicate wanted);
-/* The peer is gone: process dead, or connection closed. */
-void job_detach(struct job *job, struct job_rank *rank);
 void job_leave(struct job *job, struct job_rank *rank);
 
 /* All ranks had left, and all are expected back. own: this node's ranks, too. */

@@ -12,6 +12,7 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "daemon/job/attendance.h"
+#include "daemon/job/rank-lost.h"
 #include "daemon/job/look.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
@@ -505,8 +506,8 @@ void job_tick(struct job *job)
     uint64_t now;
 
     coordinator_tell(job->coordinator, true);
-    attendance_tick(job);
-    now = job_now(job); /* not earlier: attendance_tick() may have noted the time of a loss */
+    rank_lost_tick(job);
+    now = job_now(job); /* not earlier: rank_lost_tick() may have noted the time of a loss */
     journal_beat(job->run.survival.journal, now);
     check_lost(job, now);
     check_crossed(job, now);
@@ -524,5 +525,5 @@ uint64_t job_rest_ns(const struct job *job)
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait != WAIT_NONE || job->ranks[r].again_ns)
             return 0; /* it may wait in vain, and for how long depends on the others */
-    return MIN(attendance_rest_ns(job), save_rest_ns(job));
+    return MIN(rank_lost_rest_ns(job), save_rest_ns(job));
 }

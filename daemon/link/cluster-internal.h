@@ -7,7 +7,8 @@
  *
  *   cluster-waiting.c   connections that are no links, and the end of the cluster
  *   cluster-dial.c      addresses, and the connection to node 0
- *   cluster-admit.c     a connection until its link stands, and when it fails
+ *   cluster-broken.c    connections and links that fail or are ended
+ *   cluster-admit.c     a connection until its link is up
  *   cluster.c           life, listening, time
  */
 
@@ -95,19 +96,35 @@ void cluster_try_next_address(struct cluster *cluster);
 /* The way to node 0 has failed, at connection if there was one; its why has been set. */
 void cluster_retry(struct cluster *cluster, struct connection *connection);
 
-/* ---- cluster-admit.c ----------------------------------------------------------------------------------- */
+/* ---- cluster-broken.c ---------------------------------------------------------------------------------- */
 
-extern const struct connection_ops cluster_connection_ops;
+/* The peer whose link uses this connection, or NULL. */
+struct cluster_peer *cluster_find_peer(const struct connection *connection);
 
-/* A connection that came in, and is of no use. The sentence goes on after "a connection from ADDRESS". */
+/* A connection failed: ends its link, tries node 0's next address, or drops a stranger, as the connection's state is.
+ */
+void cluster_connection_failed(struct connection *connection, enum connection_fault fault, const char *what);
+
+/* Drops an incoming connection and logs "a connection from ADDRESS SENTENCE"; each reason has its own log limit. */
 void cluster_refuse(struct connection *connection, enum cluster_reason reason, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* The connection to node 0 is of no use. */
+/* The connection to node 0 failed: tries the next address, or again later. */
 void cluster_outgoing_failed(struct connection *connection, enum connection_fault fault, const char *what);
 
-/* The link of a peer does not stand any more; its why has been set. */
+/* Ends the connection after the peer has been sent the sentence; "" sends none. Until then it is a waiting connection.
+ */
+void cluster_say_farewell(struct connection *connection, const char *sentence);
+
+/* Ends a connection whose two daemons cannot continue: one of them has forgotten the messages between them. */
+void cluster_end_for_good(struct connection *connection);
+
+/* Ends the link of a peer, and closes its connection. The caller has set peer->why. */
 void cluster_lose(struct cluster_peer *peer);
 
 /* Ends the link of a peer that was given up. */
 void cluster_part_from(struct cluster_peer *peer);
+
+/* ---- cluster-admit.c ----------------------------------------------------------------------------------- */
+
+extern const struct connection_ops cluster_connection_ops;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The links to other nodes' daemons and the engine between nodes, as struct nodes_ops. */
+/* The links to other nodes' daemons, as struct nodes_ops has them. */
 
-#include "daemon/nodes/membership.h"
+#include "daemon/nodes/membership-inside.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -21,249 +21,19 @@
 #include "daemon/nodes/nodes.h"
 
 enum {
-    FIRST_PAUSE_MS = 100,
-    FIRST_CONNECT_MS = 5000, /* no node may be late enough to draw a complaint when all of them start */
-    CONNECT_MS = 2000,       /* later: with ENGINE_GRACE_MS one that is frozen meanwhile is noticed within 3 s */
-    MAX_CONNECT_MS = 20000,
-    MAX_HOST_BYTES = 256,
     AWAY_MS = 5000,
 };
 
-/* A value from another node's engine, which has started before ours. */
-struct early_value {
-    struct early_value *next;
-    char key[ENGINE_MAX_KEY_BYTES + 1];
-    size_t n_bytes;
-    uint8_t bytes[];
-};
-
-struct membership {
-    uv_loop_t *loop;
-    struct job *job;
-    struct nodes *nodes; /* the job frees it */
-    void (*after)(void *userdata);
-    void *userdata;
-    struct cluster *cluster;
-    struct engine *engine;
-    uv_async_t wake;
-    uv_timer_t pause;
-    unsigned n_ending;  /* killed engines that have not ended: they may still write into the next one's segments */
-    unsigned n_handles; /* not closed yet, and those engines */
-    bool starts;        /* the next engine, when the pause is over and they have ended */
-    char host[MAX_HOST_BYTES];
-    uint32_t generation;
-    const struct segment *const *segments;
-    struct early_value *early, **last_early;
-    struct traffic traffic[N_TRAFFIC];
-    unsigned n_failures; /* since an order was done */
-    bool has_worked;     /* an engine of this job has done an order */
-    uint64_t told_ms;    /* to stop */
-    bool closing;
-};
-
-static void call_after(struct membership *m)
-{
-    if (!m->closing)
-        m->after(m->userdata);
-}
-
-/* ---- the engine ---------------------------------------------------------------------------------------- */
-
-static void engine_is_ready(void *userdata)
-{
-    struct membership *m = userdata;
-
-    nodes_engine_ready(m->nodes);
-    call_after(m);
-}
-
-static void engine_has_done(void *userdata, const struct engine_done *done)
-{
-    struct membership *m = userdata;
-
-    m->n_failures = 0;
-    m->has_worked = true;
-    nodes_engine_done(m->nodes, done);
-    call_after(m);
-}
-
-static void engine_puts(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
-{
-    struct membership *m = userdata;
-
-    nodes_engine_put(m->nodes, key, value, n_bytes);
-    call_after(m);
-}
-
-static void engine_has_failed(void *userdata, const struct engine_failure *failure)
-{
-    struct membership *m = userdata;
-
-    m->n_failures++;
-    nodes_engine_failed(m->nodes, failure);
-    call_after(m);
-}
-
-static void drop_early_values(struct membership *m)
-{
-    while (m->early) {
-        struct early_value *value = m->early;
-
-        m->early = value->next;
-        free(value);
-    }
-    m->last_early = &m->early;
-}
-
-static int keep_value(struct membership *m, const char *key, const uint8_t *bytes, size_t n_bytes)
-{
-    struct early_value *value = malloc(sizeof(*value) + n_bytes);
-
-    if (!value)
-        return -ENOMEM; /* the engine misses its deadline for connecting, and the next generation has it */
-    value->next = NULL;
-    snprintf(value->key, sizeof(value->key), "%s", key);
-    value->n_bytes = n_bytes;
-    if (n_bytes > 0)
-        memcpy(value->bytes, bytes, n_bytes);
-    *m->last_early = value;
-    m->last_early = &value->next;
-    return 0;
-}
-
-/* Twice as long after each failure but the first: a machine that is too slow for it gets there. */
-static uint32_t connect_timeout_ms(const struct membership *m)
-{
-    uint32_t base_ms = m->has_worked ? CONNECT_MS : FIRST_CONNECT_MS;
-    uint32_t n_doublings = m->n_failures ? MIN(m->n_failures - 1, 8u) : 0;
-
-    return MIN(base_ms << n_doublings, (uint32_t)MAX_CONNECT_MS);
-}
-
-static void engine_has_ended(void *userdata);
-
-static void start_now(struct membership *m)
-{
-    char why[256];
-    int r;
-
-    m->starts = false;
-    r = engine_new(&m->engine,
-                   &(struct engine_options){
-                       .loop = m->loop,
-                       .kind = ENGINE_GLOO,
-                       .generation = m->generation,
-                       .node = m->job->config->world.node,
-                       .n_nodes = (unsigned)m->job->config->world.nodes.n_items,
-                       .address = m->host,
-                       .segments = m->segments,
-                       .traffic = m->traffic,
-                       .n_segments = EXCHANGE_N_SEGMENTS,
-                       .connect_timeout_ms = connect_timeout_ms(m),
-                       .ops = {.ready = engine_is_ready,
-                               .done = engine_has_done,
-                               .put = engine_puts,
-                               .failed = engine_has_failed,
-                               .ended = engine_has_ended,
-                               .userdata = m},
-                   },
-                   why, sizeof(why));
-    for (struct early_value *value = m->early; r == 0 && value; value = value->next)
-        r = engine_value(m->engine, value->key, value->bytes, value->n_bytes) < 0 ? 1 : 0; /* it says so itself */
-    drop_early_values(m);
-    if (r < 0)
-        engine_has_failed(m, &(struct engine_failure){.kind = ENGINE_NOT_STARTED, .what = why});
-}
-
-static void start_if_ready(struct membership *m)
-{
-    if (m->starts && m->n_ending == 0 && !uv_is_active((uv_handle_t *)&m->pause))
-        start_now(m);
-}
-
-static void on_pause(uv_timer_t *handle)
-{
-    start_if_ready(handle->data);
-}
-
-static void drop_handle(struct membership *m)
+void membership_drop_handle(struct membership *m)
 {
     if (--m->n_handles == 0)
         free(m);
 }
 
-static void engine_has_ended(void *userdata)
+void membership_after(struct membership *m)
 {
-    struct membership *m = userdata;
-
-    m->n_ending--;
     if (!m->closing)
-        start_if_ready(m);
-    drop_handle(m);
-}
-
-static void end_engine(struct membership *m)
-{
-    if (!m->engine)
-        return;
-    m->n_ending++;
-    m->n_handles++;
-    engine_close(steal_ptr(m->engine));
-}
-
-static int start_engine(void *userdata, uint32_t generation, const struct segment *const *segments, char *why,
-                        size_t why_size)
-{
-    struct membership *m = userdata;
-    unsigned shift = MIN(m->n_failures, 16u);
-    uint64_t pause_ms =
-        m->n_failures < 2 ? 0 : MIN((uint64_t)FIRST_PAUSE_MS << (shift - 2), (uint64_t)MEMBERSHIP_MAX_PAUSE_MS);
-
-    end_engine(m);
-    drop_early_values(m);
-    m->generation = generation;
-    m->segments = segments;
-    m->starts = true;
-    /* Always from the loop: a start that fails at once is a failure like any other. */
-    if (uv_timer_start(&m->pause, on_pause, pause_ms, 0) == 0)
-        return 0;
-    snprintf(why, why_size, "the engine cannot be started");
-    return -EINVAL;
-}
-
-static int order(void *userdata, const struct engine_order *o)
-{
-    struct membership *m = userdata;
-
-    return m->engine ? engine_order(m->engine, o) : -ENOTCONN;
-}
-
-static int give_value(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
-{
-    struct membership *m = userdata;
-
-    if (m->engine)
-        return engine_value(m->engine, key, value, n_bytes);
-    /* Started at the same word of node 0, another node's engine may be faster, or ours has to pause. */
-    return m->starts ? keep_value(m, key, value, n_bytes) : -ENOTCONN;
-}
-
-static int share_with_engine(void *userdata, unsigned number, const struct segment *segment)
-{
-    struct membership *m = userdata;
-
-    return m->engine ? engine_share(m->engine, number, segment) : -ENOTCONN;
-}
-
-static void stop_engine(void *userdata)
-{
-    struct membership *m = userdata;
-
-    end_engine(m);
-    m->starts = false;
-    uv_timer_stop(&m->pause);
-    drop_early_values(m);
-    m->has_worked = false;
+        m->after(m->userdata);
 }
 
 /* ---- links --------------------------------------------------------------------------------------------- */
@@ -275,7 +45,7 @@ static void link_says(void *userdata, unsigned node, const uint8_t *data, size_t
 
     if (wrong)
         log_error("node %u: %s", node, wrong);
-    call_after(m);
+    membership_after(m);
 }
 
 /* Engines connect to all, so the last link counts. */
@@ -287,7 +57,7 @@ static void reconnect_if_all_are_up(struct membership *m)
         if (!cluster_is_up(m->cluster, i))
             return;
     nodes_reconnect(m->nodes);
-    call_after(m);
+    membership_after(m);
 }
 
 static void link_is_up(void *userdata, unsigned node)
@@ -295,10 +65,7 @@ static void link_is_up(void *userdata, unsigned node)
     struct membership *m = userdata;
 
     log_notice("node %u (%s) is here", node, m->job->config->world.nodes.items[node].address);
-    /* An engine that failed while this link was down may work now: no long pause before the next one. */
-    m->n_failures = 0;
-    if (uv_is_active((uv_handle_t *)&m->pause))
-        (void)uv_timer_start(&m->pause, on_pause, 0, 0);
+    membership_hurry_engine(m);
     if (m->job->config->world.node == 0)
         reconnect_if_all_are_up(m);
 }
@@ -354,7 +121,7 @@ static void link_has_appeared(void *userdata, unsigned node, bool first, bool it
     struct membership *m = userdata;
 
     nodes_meet(m->nodes, node, first, its_has_run);
-    call_after(m);
+    membership_after(m);
 }
 
 static void link_is_different(void *userdata, unsigned node, const char *difference)
@@ -362,7 +129,7 @@ static void link_is_different(void *userdata, unsigned node, const char *differe
     struct membership *m = userdata;
 
     nodes_hear_difference(m->nodes, node, difference);
-    call_after(m);
+    membership_after(m);
 }
 
 static int send_to(void *userdata, unsigned node, const void *data, size_t n_bytes)
@@ -447,7 +214,7 @@ static void on_wake(uv_async_t *handle)
     struct membership *m = handle->data;
 
     nodes_serve(m->nodes);
-    call_after(m);
+    membership_after(m);
 }
 
 /* "10.0.0.1:7700", "[fe80::1]:7700": what stands before the port. */
@@ -496,11 +263,11 @@ static int join_nodes(struct membership *m, char *why, size_t why_size)
                                   .reaches = reaches,
                                   .mark = mark_node,
                                   .wake = wake,
-                                  .start_engine = start_engine,
-                                  .order = order,
-                                  .value = give_value,
-                                  .share = share_with_engine,
-                                  .stop_engine = stop_engine,
+                                  .start_engine = membership_start_engine,
+                                  .order = membership_order,
+                                  .value = membership_give_value,
+                                  .share = membership_share,
+                                  .stop_engine = membership_stop_engine,
                                   .userdata = m};
     int r;
 
@@ -544,7 +311,7 @@ int membership_new(struct membership **out, const struct membership_options *opt
 
 static void on_closed(uv_handle_t *handle)
 {
-    drop_handle(handle->data);
+    membership_drop_handle(handle->data);
 }
 
 void membership_close(struct membership *m)
@@ -552,8 +319,8 @@ void membership_close(struct membership *m)
     if (!m || m->closing)
         return;
     m->closing = true;
-    end_engine(m);
-    drop_early_values(m);
+    membership_end_engine(m);
+    membership_forget_values(m);
     cluster_close(steal_ptr(m->cluster));
     uv_close((uv_handle_t *)&m->wake, on_closed);
     uv_close((uv_handle_t *)&m->pause, on_closed);

@@ -13,6 +13,7 @@
 #include "core/diagnosis/cause.h"
 #include "core/wire/wire-reply.h"
 #include "daemon/job/attendance.h"
+#include "daemon/job/rank-lost.h"
 #include "daemon/job/job.h"
 #include "daemon/job/look.h"
 #include "daemon/job/model/fault.h"
@@ -155,7 +156,7 @@ static void attach(struct session *session, const struct request_hello *hello)
         resume(session, hello);
         return;
     }
-    attendance_tick(job); /* its predecessor may have died while no daemon looked */
+    rank_lost_tick(job); /* its predecessor may have died while no daemon looked */
     if (attendance_must_wait(job, &attach)) {
         keep_hello(session, hello);
         return;

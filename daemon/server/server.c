@@ -23,6 +23,7 @@
 #include "core/diagnosis/cause.h"
 #include "daemon/job/adopt.h"
 #include "daemon/job/attendance.h"
+#include "daemon/job/rank-lost.h"
 #include "daemon/job/job.h"
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
@@ -310,7 +311,7 @@ static void stop_server(struct server *server, const char *why)
     else
         log_notice("stopping: %s", why);
     notify_state("STOPPING=1");
-    if (server->job->run.ends && attendance_has_ranks(server->job))
+    if (server->job->run.ends && job_has_live_ranks(server->job))
         attendance_end(server->job, server->signal);
     uv_stop(&server->loop);
 }
@@ -683,7 +684,7 @@ bool server_may_be_replaced(const struct server *server)
     const struct job *job = server->job;
 
     return job && !job->run.ends && journal_is_valid(job->run.survival.journal) &&
-           (server->is_unsaved || attendance_has_ranks(job));
+           (server->is_unsaved || job_has_live_ranks(job));
 }
 
 void server_free(struct server *server)

@@ -18,6 +18,7 @@
 #include "core/diagnosis/cause.h"
 #include "core/wire/wire-reply.h"
 #include "daemon/job/attendance.h"
+#include "daemon/job/rank-lost.h"
 #include "daemon/job/job.h"
 #include "daemon/job/look.h"
 #include "daemon/job/model/diagnostics.h"

@@ -5,7 +5,7 @@
  * print as YAML that reads back to an equal one; a refused text must have a bounded list of problems that say why.
  */
 
-#include "core/config/config-foreign.h"
+#include "core/config/config-deepspeed.h"
 #include "core/config/config-read.h"
 #include "core/config/config.h"
 
@@ -104,7 +104,7 @@ static void read_as_cover(const uint8_t *data, size_t n_bytes)
     struct config *config = calloc(1, sizeof(*config));
     char *named = NULL;
 
-    if (!config || foreign_named_file(&named, &source.text) < 0)
+    if (!config || deepspeed_named_file(&named, &source.text) < 0)
         abort();
     if (config_read_cover(config, &source, &problems) < 0)
         abort();

@@ -1087,7 +1087,7 @@ static void test_killed_updates(void **state)
 static void test_killed_updates_of_many_chunks(void **state)
 {
     need_stops();
-    for (uint64_t c = 0; c < N_ALL_CASES; c += tests_full() ? 1 : 9)
+    for (uint64_t c = 0; c < N_ALL_CASES; c += tests_full() ? 5 : 9)
         in_both_orders(check_killed_with_many, c);
 }
 

@@ -3,7 +3,7 @@
 
 /*
  * The job's records in the journal (daemon/memory/journal.h). An event is recorded before the job does anything about
- * it; daemon/job/adopt.c repeats it for the next daemon.
+ * it; daemon/job/replay.c serves it again for the next daemon.
  */
 
 #include <stdbool.h>

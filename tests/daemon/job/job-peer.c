@@ -8,6 +8,7 @@
 
 #include "core/base/base.h"
 #include "daemon/job/attendance.h"
+#include "daemon/job/rank-lost.h"
 #include "daemon/job/form.h"
 #include "daemon/job/init.h"
 #include "daemon/job/job.h"

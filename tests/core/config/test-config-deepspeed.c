@@ -329,7 +329,7 @@ static void test_accelerate(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
-TEST_GROUP(config_foreign)
+TEST_GROUP(config_deepspeed)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_remarks),

@@ -12,22 +12,22 @@
 struct config_text;
 
 /* "1.0" is "1", "False" is "false". */
-bool foreign_is_same(const char *a, const char *b);
+bool deepspeed_is_same(const char *a, const char *b);
 /* Is it one of the values of a list with ", " between them? */
-bool foreign_is_among(const char *list, const char *text);
+bool deepspeed_is_among(const char *list, const char *text);
 
 /* Does the value switch something off, or leave it to others? "enabled" may stand deeper, as in compression_training.
  */
-bool foreign_is_off(struct fy_node *value);
+bool deepspeed_is_off(struct fy_node *value);
 
 /* Is the key a comment: "_comment", "//", "#"? JSON has no other. */
-bool foreign_is_comment(const char *name);
+bool deepspeed_is_comment(const char *name);
 
 /* Has it a key at the top that only DeepSpeed or accelerate reads, and no socket? Then zerod was not thought of. */
-bool foreign_is_file(struct fy_node *root);
+bool deepspeed_is_file(struct fy_node *root);
 
 /*
  * *out: the path that a text, accelerate's, has under deepspeed_config.deepspeed_config_file, to be freed; NULL: none.
  * A text that is not valid has none. Return: 0 or -ENOMEM.
  */
-int foreign_named_file(char **out, const struct config_text *text);
+int deepspeed_named_file(char **out, const struct config_text *text);

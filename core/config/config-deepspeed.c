@@ -2,7 +2,7 @@
 
 /* Files of DeepSpeed and accelerate switch things off, and say things, in ways of their own. */
 
-#include "core/config/config-foreign.h"
+#include "core/config/config-deepspeed.h"
 
 #include "core/base/base.h"
 #include "core/config/config-problem.h"
@@ -15,7 +15,7 @@
 
 DEFINE_CLEANUP(struct yaml *, yaml_free);
 
-bool foreign_is_same(const char *a, const char *b)
+bool deepspeed_is_same(const char *a, const char *b)
 {
     static const char digits[] = "-0123456789.";
 
@@ -25,14 +25,14 @@ bool foreign_is_same(const char *a, const char *b)
            strtod(a, NULL) == strtod(b, NULL);
 }
 
-bool foreign_is_among(const char *list, const char *text)
+bool deepspeed_is_among(const char *list, const char *text)
 {
     while (*list) {
         size_t n = strcspn(list, ",");
         char one[32];
 
         snprintf(one, sizeof(one), "%.*s", (int)n, list);
-        if (foreign_is_same(one, text))
+        if (deepspeed_is_same(one, text))
             return true;
         list += n;
         list += strspn(list, ", ");
@@ -68,7 +68,7 @@ static enum position position_of(struct fy_node *section)
     return position;
 }
 
-bool foreign_is_off(struct fy_node *value)
+bool deepspeed_is_off(struct fy_node *value)
 {
     const char *device = yaml_text(yaml_value_of(value, "device"));
 
@@ -81,13 +81,13 @@ bool foreign_is_off(struct fy_node *value)
     return fy_node_is_sequence(value) && fy_node_sequence_item_count(value) == 0;
 }
 
-bool foreign_is_comment(const char *name)
+bool deepspeed_is_comment(const char *name)
 {
     return *name == '_' || *name == '#' || strncmp(name, "//", 2) == 0 || strcmp(name, "comment") == 0 ||
            strcmp(name, "comments") == 0;
 }
 
-bool foreign_is_file(struct fy_node *root)
+bool deepspeed_is_file(struct fy_node *root)
 {
     struct fy_node_pair *pair;
     void *iter = NULL;
@@ -104,7 +104,7 @@ bool foreign_is_file(struct fy_node *root)
     return false;
 }
 
-int foreign_named_file(char **out, const struct config_text *text)
+int deepspeed_named_file(char **out, const struct config_text *text)
 {
     _cleanup_(yaml_freep) struct yaml *yaml = NULL;
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
