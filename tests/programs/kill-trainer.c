@@ -285,12 +285,13 @@ static int attach(struct trainer *t)
     if (r != 0 && r != ZEROD_RESUMED)
         return r;
     resumed = r == ZEROD_RESUMED;
-    /* A successor cannot tell where the others leave. */
-    if (resumed && !(t->options.flags & (ZEROD_AGAIN | ZEROD_ANEW))) {
+    at = zerod_epoch(t->client);
+    /* After step 0 a successor cannot tell whether the others have left. A rank resumes step 0 if the daemon died while
+     * the job was formed. */
+    if (resumed && at.step > 0 && !(t->options.flags & (ZEROD_AGAIN | ZEROD_ANEW))) {
         t->again_every = 0;
         t->trains_anew = false;
     }
-    at = zerod_epoch(t->client);
     printf("start rank %d step %" PRIu64 " micro %u attempt %u windows %u resumed %d\n", t->options.rank, at.step,
            at.micro_batch, at.attempt, at.n_windows, resumed);
     return resume(t, at);
