@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Adoption (adopt.h): the head is restored, the log is served again, and work that was cut off goes on. */
+/* Adoption (adopt.h): restores the head, replays the log, and starts interrupted work again. */
 
 #include "daemon/job/adopt.h"
 
@@ -91,7 +91,7 @@ static enum job_wait restore_wait(enum stored_wait wait)
     return waits[wait];
 }
 
-/* Copies what the arena owns. */
+/* Restores the rank's kept data. Text and bytes are copied, because the arena owns them. */
 static void restore_kept(const struct job *job, const struct stored_rank *stored, struct rank_kept *kept)
 {
     *kept = stored->kept;
@@ -160,7 +160,10 @@ static void restore_job(struct job *job, const struct stored_head *head)
     job->phase = head->kept.has_weights ? JOB_TRAINING : JOB_INITIALISING;
 }
 
-/* Those that the daemon before had still to answer when it wrote the head; most of them have their answer already. */
+/*
+ * Answers the ranks that the earlier daemon had not answered when it wrote the head. Most ranks got their answer after
+ * that.
+ */
 static void answer_ranks(struct job *job, enum stored_turn turn)
 {
     switch (turn) {
@@ -205,7 +208,7 @@ static int restore(struct job *job, const struct stored_head *head, char *why, s
     return r;
 }
 
-/* ---- what was kept ------------------------------------------------------------------------------------- */
+/* ---- kept segments ------------------------------------------------------------------------------------- */
 
 static bool is_of_family(const char *name)
 {
@@ -217,7 +220,7 @@ static bool is_of_family(const char *name)
     return false;
 }
 
-/* Was each segment kept once? Return: false and a sentence. */
+/* Checks that no segment was kept twice. Return: false, and a sentence, if one was. */
 static bool check_once(char *why, size_t why_size)
 {
     for (size_t i = 0; keep_passed(i); i++)
@@ -229,7 +232,7 @@ static bool check_once(char *why, size_t why_size)
     return true;
 }
 
-/* Does this version know all segments? Return: false and a sentence. */
+/* Checks that this version knows all kept segments. Return: false, and a sentence, if it does not. */
 static bool check_known(char *why, size_t why_size)
 {
     static const char *const known[] = {"journal", "state",  "gradient", "weights",  "counts",
@@ -248,7 +251,7 @@ static bool check_known(char *why, size_t why_size)
     return true;
 }
 
-/* A configuration that keeps nothing must not lose silently what was kept under another one. */
+/* Refuses "persist: off", because it would silently lose the kept state. Return: false, and a sentence, if refused. */
 static bool check_config(const struct config *config, char *why, size_t why_size)
 {
     if (config->persist == CONFIG_PERSIST_RESTART)
@@ -257,7 +260,9 @@ static bool check_config(const struct config *config, char *why, size_t why_size
     return false;
 }
 
-/* Nobody needs what is left: rings of processes that were being formed when the daemon was killed, or were replaced. */
+/*
+ * Forgets the remaining segments: rings of processes that were replaced, or not yet formed when the daemon was killed.
+ */
 static void forget_rest(void)
 {
     while (keep_passed(0)) {
@@ -269,7 +274,9 @@ static void forget_rest(void)
     }
 }
 
-/* A run of one node keeps its number of ranks, whatever the configuration says now. */
+/*
+ * Restores the number of ranks of a run on one node, even if the configuration now has another. Return: 0 or -EINVAL.
+ */
 static int take_world(struct job *job, const struct stored_head *head)
 {
     char limit[256];
@@ -289,7 +296,7 @@ static int take_world(struct job *job, const struct stored_head *head)
     return 0;
 }
 
-/* Return: 1: it is taken over; or -errno and a sentence. */
+/* Adopts the job. Return: 1; or -errno, and a sentence. */
 static int take_over(struct job *job, char *why, size_t why_size)
 {
     struct wire_arena arena = WIRE_ARENA_NULL;
@@ -333,7 +340,7 @@ static int adopt_kept_job(struct job *job, char *why, size_t why_size)
 
     if (r == -EUCLEAN || (r == 0 && journal_is_damaged(survival->journal))) {
         snprintf(why, why_size, "its journal was overwritten");
-        return keep_passed_state() ? -EINVAL : 0; /* alone, it may be of a daemon that was killed while it made it */
+        return keep_passed_state() ? -EINVAL : 0; /* 0: the daemon may have been killed while it made the journal */
     }
     if (r < 0) {
         snprintf(why, why_size, "its journal is missing or of another size");
@@ -356,7 +363,7 @@ static int adopt_kept_job(struct job *job, char *why, size_t why_size)
     return r;
 }
 
-/* The names of all that was passed to this daemon, to be able to give it up. Return: 0 or -ENOMEM. */
+/* Records the names of all passed descriptors, for job_give_up_kept(). Return: 0 or -ENOMEM. */
 static int note_names(struct job_survival *survival)
 {
     size_t n = 0;
@@ -379,13 +386,13 @@ static void forget_names(struct job_survival *survival)
     survival->n_held = 0;
 }
 
-/* The job is as if nothing had been found; whoever keeps the memory keeps it on. */
+/* Resets the job after a failed adoption. The memory stays kept, and the job refuses ranks. */
 static void hold_state(struct job *job, const char *why)
 {
     struct job_survival *survival = &job->run.survival;
 
     survival->replays = false;
-    job->run.stopping = true; /* nothing is recorded, cleared or forgotten */
+    job->run.stopping = true; /* so that drop_all() records, clears and forgets nothing */
     while (worker_pool_wait(job->pool) > 0)
         ;
     drop_all(job);

@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * Adoption: a daemon that was started in place of one that was killed takes over its job. The memory is kept, and
- * mapped as it is; the layout is computed anew from the manifest in the journal; the head of the journal says what was true
- * when the step was opened; and the records of its log are served again, by the same code that served them first. Work
- * that was not ended is then begun again. All ranks are away until their processes have connected.
+ * Adoption: a new daemon takes over the job of a killed daemon. It maps the kept memory, and computes the layout again
+ * from the manifest in the journal. It restores the state at the start of the step from the journal's head, and replays
+ * the journal's log with the code that served the events first. Then it starts unfinished work again. Each rank is away
+ * until its process has connected.
  */
 
 #include <stddef.h>
@@ -13,10 +13,10 @@
 struct job;
 
 /*
- * Return: 0: there is nothing to take over; 1: it is taken over; -errno and a sentence: it is not, and nothing has
- * changed.
+ * Adopts the kept job. Return: 0 if there is no job to adopt; 1 if the job is adopted; -errno, and a sentence, if the
+ * adoption failed: then nothing has changed.
  */
 int job_adopt(struct job *job, char *why, size_t why_size);
 
-/* Gives up all that is kept, and says so to whoever keeps it. */
+/* Deletes the journal, and makes the service manager close all kept descriptors. */
 void job_give_up_kept(struct job *job);

@@ -36,7 +36,7 @@ static struct alone *alone_of(const struct coordinator *c)
 
 /* ---- reports ------------------------------------------------------------------------------------------- */
 
-/* A write window ends without a trace, because nothing of the state has changed yet. */
+/* Aborts the step. An open write window is forgotten first, because it has not changed the state yet. */
 static void abort_now(struct job *job, int64_t rank, struct diagnostic *reason)
 {
     if (job->phase == JOB_WINDOW)
@@ -52,7 +52,7 @@ static void note_device_failed(struct job *job, uint32_t generation, const char 
     job_keep(job, cause_device(&(struct evidence_node){.at = at, .generation = generation, .why = why}));
 }
 
-/* Reports that are about other nodes change nothing. */
+/* Reports about other nodes have no effect. */
 static bool answer_at_once(struct coordinator *c, const struct report *report)
 {
     struct job *job = alone_of(c)->job;
@@ -108,7 +108,7 @@ static bool answer_at_once(struct coordinator *c, const struct report *report)
     return false;
 }
 
-/* ---- questions about other nodes, of which there are none --------------------------------------------- */
+/* ---- questions about other nodes: a job on one node has none ------------------------------------------- */
 
 static void tell_nobody(struct coordinator *c, bool tick)
 {

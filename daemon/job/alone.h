@@ -4,8 +4,7 @@
 struct coordinator;
 struct job;
 
-/* The coordinator of a job of one node: a world of one decides at once. */
-
+/* The coordinator of a job on one node. It decides at once. */
 
 /* Return: 0 or -ENOMEM. */
 int alone_new(struct coordinator **out, struct job *job);

@@ -31,7 +31,7 @@
 #include "daemon/step/executor.h"
 #include "kernels/gemm.h"
 
-/* Return: NULL when the run may attach (and the run id is noted), else the refusal. */
+/* Checks the run id, and records the first one. Return: NULL if the run may attach, else the refusal. */
 static struct diagnostic *check_run(struct job *job, const struct evidence_at *at, const char *run_id)
 {
     if (!run_id || !*run_id)
@@ -53,7 +53,7 @@ static struct diagnostic *check_owner(const struct job *job, const struct job_ra
     bool same_process = rank->kept.secret == attach->hello->incarnation && rank->kept.pid == attach->pid &&
                         rank->kept.uid == attach->uid;
 
-    if (rank->kept.left) /* the connection over which it said so has only not ended yet */
+    if (rank->kept.left) /* it has left, but its old connection is still open */
         same_process = true;
     if (rank->peer && !same_process && rank->kept.pid > 0 && rank->kept.pid == attach->pid &&
         rank->kept.uid == attach->uid)
@@ -76,7 +76,7 @@ static bool nobody_is_left(const struct job *job)
     return true;
 }
 
-/* save_on_stop is about the end of a run, too. Return: whether a checkpoint is still to be written. */
+/* Saves the last step of the run, because save_on_stop covers the end of a run, too. Return: true until it is saved. */
 static bool is_to_be_saved(struct job *job)
 {
     if (job->config->checkpoint.save_on_stop && !job->run.saves_last) {
@@ -87,8 +87,8 @@ static bool is_to_be_saved(struct job *job)
 }
 
 /*
- * Must the process wait before it attaches again? Rank 0 waits until all ranks have left, because until then the run
- * goes on without it. The others wait until rank 0 is back, because rank 0 says whether the run goes on.
+ * Must the process wait before it attaches again? Rank 0 waits until all ranks have left, because the run continues
+ * without it until then. The other ranks wait until rank 0 is back, because rank 0 decides whether the run continues.
  */
 static bool comes_early(struct job *job, const struct job_rank *rank, const struct request_hello *hello)
 {
@@ -102,12 +102,12 @@ static bool comes_early(struct job *job, const struct job_rank *rank, const stru
         return false;
     if (!is_to_be_saved(job))
         report_progress(job, (struct report){REPORT_END_RUN});
-    return job->layout != NULL; /* else it was dropped at once */
+    return job->layout != NULL; /* NULL: the job was dropped at once */
 }
 
 /*
- * The process has closed the connection over which it left. If a daemon died just then, the next one still expects that
- * connection.
+ * Detaches a rank whose process has left. An earlier daemon died before it recorded the end of the process's
+ * connection, so the rank is still away.
  */
 static void detach_if_it_left(struct job *job, struct job_rank *rank, const struct job_attach *attach)
 {
@@ -126,7 +126,7 @@ bool attendance_must_wait(struct job *job, const struct job_attach *attach)
     struct diagnostic *refusal;
 
     if (!hello->again || !rank || job->run.survival.holds || job->kept.draining)
-        return false; /* or it is refused */
+        return false; /* job_attach() decides */
     refusal = check_owner(job, rank, attach, &at);
     diagnostic_unref(refusal);
     if (!refusal)
@@ -159,7 +159,7 @@ static struct diagnostic *check_attach(struct job *job, const struct job_attach 
     }
     if (job->run.survival.holds)
         return cause_held(&at, job->run.survival.holds);
-    if (job->run.drop_why && job->phase != JOB_WAITING && job->phase != JOB_RESERVING) /* else it may declare anew */
+    if (job->run.drop_why && job->phase != JOB_WAITING && job->phase != JOB_RESERVING) /* else it may declare again */
         return drop_describe(job);
     if (job->kept.draining)
         return cause_not_allowed(&at, attach->uid, attach->gid, "the job is being drained: no rank may attach");
@@ -173,8 +173,8 @@ static struct diagnostic *check_attach(struct job *job, const struct job_attach 
 }
 
 /*
- * No rank waits for a rank that has left: parcels of the open step are reduced, or passed over, without it. Gradients
- * that the rank pushes there when it is back would lie behind the parcels' positions, and would never be reduced.
+ * Has the open step passed the rank's next gradients? No rank waits for a rank that has left, so parcels are reduced or
+ * skipped without it. If the rank then pushed gradients of these parcels, they would never be reduced.
  */
 static bool was_passed_over(const struct job *job, const struct job_rank *rank)
 {
@@ -200,7 +200,7 @@ void job_is_back_late(struct job *job, struct job_rank *rank)
                                                     .client = rank->kept.client}));
 }
 
-/* The rank is back; when all had left they are all expected back. */
+/* Marks the rank as back. all: all ranks had left, and all are marked as back. */
 static void end_leave(struct job *job, struct job_rank *rank, bool all)
 {
     bool was_left = rank->kept.left, missed = false;
@@ -213,7 +213,7 @@ static void end_leave(struct job *job, struct job_rank *rank, bool all)
         missed |= job->layout && was_passed_over(job, back);
         back->kept.left = false;
     }
-    if (was_left && (all || job->phase == JOB_TRAINING)) /* all: else other nodes would not hear of it */
+    if (was_left && (all || job->phase == JOB_TRAINING)) /* all: other nodes need the report in every phase */
         report_progress(job, (struct report){REPORT_BACK, .back = {.rank = rank, .all = all, .late = missed}});
     else if (missed)
         job_is_back_late(job, rank);
@@ -228,7 +228,7 @@ void job_all_are_back(struct job *job, bool own)
 
 static void start_incarnation(struct job *job, struct job_rank *rank, const struct job_attach *attach)
 {
-    /* A process that was not sent the layout declares again, even if the daemon before had formed the job. */
+    /* A process that did not receive the layout declares again, even if an earlier daemon formed the job. */
     bool goes_on = rank->kept.incarnation && rank->kept.secret == attach->hello->incarnation &&
                    (attach->hello->resumes || !rank->kept.formed || !job->run.survival.found_ns);
     bool successor = rank->kept.incarnation && !goes_on;
@@ -248,7 +248,7 @@ static void start_incarnation(struct job *job, struct job_rank *rank, const stru
         executor_attend(job->executor, rank->rank - job->world.first, TRAINER_REPLACED, rank->kept.incarnation);
     if (ledger_attach(&job->ledger, rank->rank, rank->kept.incarnation) == 1 && successor) {
         job->kept.n_reattaches++;
-        rank->step.proceed &= job->ledger.ranks[rank->rank].asked; /* only a request that stands can proceed unjudged */
+        rank->step.proceed &= job->ledger.ranks[rank->rank].asked; /* a later request must be judged */
         collect_release_ring(job, rank, false);
     }
 }
@@ -310,7 +310,10 @@ bool job_resume(struct job *job, const struct job_attach *attach, struct job_ran
 
 /* ---- ranks that come and go ---------------------------------------------------------------------------- */
 
-/* A client that waits for the cause to go away says Hello several times a second. Its refusal is logged once. */
+/*
+ * Was the same process refused for the same reason last time? A waiting client sends Hello several times a second, and
+ * its refusal is logged only once.
+ */
 static bool is_refused_again(struct job *job, const struct request_hello *hello, const struct diagnostic *refusal)
 {
     struct job_rank *rank = hello->rank < job->world.size ? &job->ranks[hello->rank] : NULL;
@@ -336,7 +339,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
         return 1;
     }
     rank = &job->ranks[hello->rank];
-    if (rank->peer) { /* the same process on a new connection: the old one is dead or about to be */
+    if (rank->peer) { /* the same process on a new connection; the old connection is closed, or will be soon */
         job_disconnect(job, rank, NULL);
         job_detach(job, rank);
     }
@@ -346,7 +349,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
     job->run.saves_last = false;
     job->run.is_next |= hello->anew && !job->layout;
     rank->again_ns = 0;
-    if (rank->kept.formed) /* a reconnect goes on where it was */
+    if (rank->kept.formed) /* the same process has connected again */
         rank->kept.lost_ns = 0;
     if (rank->kept.formed)
         executor_attend(job->executor, rank->rank - job->world.first, TRAINER_FOUND, rank->kept.incarnation);
@@ -392,8 +395,8 @@ void attendance_end(struct job *job, const char *signal)
 }
 
 /*
- * on_leave: stop. Ranks that wait are refused now, and their requests for the step are withdrawn: the step is not made
- * without the rank that left.
+ * If a rank has left under "on_leave: stop", refuses the ranks that wait, and withdraws their requests for the step.
+ * The step is not made without the rank that left.
  */
 void job_stop_waiting(struct job *job)
 {

@@ -12,43 +12,41 @@ struct job;
 struct job_rank;
 struct request_hello;
 
-/* Verbs of a rank. They answer through ops, now or later. */
+/* A Hello and its sender. The verbs of a rank answer through job_ops.answer(), now or later. */
 struct job_attach {
     void *peer;
     const struct request_hello *hello;
     int64_t pid;
     uint32_t uid, gid;
     bool is_admin;
-    bool all_had_left; /* every rank of the world, as this daemon, or the one before, knew when the Hello came */
+    bool all_had_left; /* every rank had left when this daemon, or an earlier one, received the Hello */
 };
 
 /*
- * Must this process, which has left and attaches again, wait? Then nothing has been recorded, and the same is asked
- * again after the next event. attendance_waits_no_more(): it has gone meanwhile.
+ * Must this process wait before it attaches again? If so, the Hello is not recorded, and the caller calls this again
+ * after the next event. attendance_waits_no_more(): the connection of the waiting process has closed.
  */
 bool attendance_must_wait(struct job *job, const struct job_attach *attach);
 void attendance_waits_no_more(struct job *job, unsigned rank);
 
-/* Return: 0 and *out; 1: refused, *refusal is the caller's. */
+/* Return: 0 and *out; or 1 if refused: then the caller owns *refusal. */
 int job_attach(struct job *job, const struct job_attach *attach, struct job_rank **out, struct diagnostic **refusal);
 
-/*
- * A process that was attached to the daemon before connects to this one. Return: false, it is none that is away.
- */
+/* Connects a process that was attached to an earlier daemon. Return: false if its rank is not away. */
 bool job_resume(struct job *job, const struct job_attach *attach, struct job_rank **out);
-/* The run ends with this daemon: tells all ranks, and disconnects them. */
+/* Ends the run with this daemon: sends all ranks a diagnostic, and disconnects them. */
 void attendance_end(struct job *job, const char *signal);
-/* Makes the job's configuration the daemon's, with this optimizer unless the daemon's names one. */
+/* Copies the daemon's configuration to the job, and sets this optimizer if the configuration names none. */
 void attendance_choose(struct job *job, const char *optimizer, double momentum);
-/* Return: what it means here, never WIRE_ON_DUPLICATE_AS_CONFIGURED. */
+/* Return: `wanted`, or the configured policy for WIRE_ON_DUPLICATE_AS_CONFIGURED. */
 enum wire_on_duplicate attendance_policy(const struct job *job, enum wire_on_duplicate wanted);
 void job_leave(struct job *job, struct job_rank *rank);
 
-/* All ranks had left, and all are expected back. own: this node's ranks, too. */
+/* All ranks had left: marks the ranks of other nodes as back. own: also marks the ranks of this node. */
 void job_all_are_back(struct job *job, bool own);
 
-/* A rank that had left is back, and the step was summed without it. */
+/* Aborts the step, because a rank that had left is back, and its gradients are not in the sums. */
 void job_is_back_late(struct job *job, struct job_rank *rank);
 
-/* on_leave: stop. Refuses the ranks that wait. */
+/* Refuses the ranks that wait, if a rank has left under "on_leave: stop". */
 void job_stop_waiting(struct job *job);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Requests by which a client describes itself: names of call sites, refusals of its own, evidence. */
+/* Requests with which a client describes itself: names of call sites, the client's refusals, evidence. */
 
 #include "daemon/job/client-report.h"
 
@@ -50,7 +50,9 @@ void job_intern(struct job *job, struct job_rank *rank, const struct request_int
     rank->process.string_bytes += n_bytes;
 }
 
-/* Was it the step that was held, so that the rank may have it all the same? What a push did is no such thing. */
+/*
+ * Does the fault concern the request for the step, and not a push? Then the step may proceed when the fault is cleared.
+ */
 static bool is_of_step(const struct fault *fault)
 {
     switch (fault->code) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The end of a formed job: it is dropped when no rank is attached and no work is under way. */
+/* Drops a formed job when no rank is attached and no work is running. */
 
 #include "daemon/job/drop.h"
 
@@ -31,7 +31,7 @@
 #include "daemon/step/executor.h"
 #include "daemon/step/step.h"
 
-/* Before there are weights nothing is lost: the job was not formed. */
+/* Without weights no run is lost, so the diagnostic says why the job was not formed. */
 struct diagnostic *drop_describe(const struct job *job)
 {
     struct evidence_at at = {
@@ -76,7 +76,7 @@ static void begin_drop(struct job *job, unsigned code, const char *why, bool tel
     if (job->layout)
         report_progress(job, (struct report){REPORT_DROPPING});
     if (job->phase != JOB_WAITING)
-        executor_cancel(job->executor); /* nor will other nodes' GPUs answer */
+        executor_cancel(job->executor); /* other nodes' GPUs will not answer */
     drop_settle(job);
 }
 
@@ -100,7 +100,9 @@ void drop_for_next(struct job *job, const char *why)
     begin_drop(job, 0, why, false);
 }
 
-/* Can the job be dropped? No attached rank knows a layout, and no work uses the memory that will be freed. */
+/*
+ * Can the job be dropped? It can if no rank with a layout is attached, and no work uses the memory that will be freed.
+ */
 static bool may_drop(const struct job *job)
 {
     if (job->work.n_under_way > 0 || job->work.n_io > 0 || gather_is_busy(job) || window_is_busy(job->window))
@@ -129,7 +131,7 @@ void drop_settle(struct job *job)
 void drop_now(struct job *job)
 {
     save_cancel(job);
-    executor_stop(job->executor); /* first: the work that it cancels holds rings, and what is being loaded */
+    executor_stop(job->executor); /* first, because the work that it cancels uses rings and job->resume */
     resume_free(steal_ptr(job->resume));
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
@@ -141,7 +143,7 @@ void drop_now(struct job *job)
         rank->kept.formed = false;
     }
     if (!job->run.stopping)
-        journal_clear(job->run.survival.journal); /* first: what is freed below is of no use to the next daemon */
+        journal_clear(job->run.survival.journal); /* before the memory is freed, without which the journal is useless */
     report_progress(job, (struct report){REPORT_DROPPED});
     window_free(job->window);
     ledger_deinit(&job->ledger);
@@ -150,7 +152,7 @@ void drop_now(struct job *job)
     free(job->work.parcels);
     free(job->decision.hypers);
     free(job->decision.learnt);
-    config_choose_gpu_room(&job->run.chosen, CONFIG_GPU_ROOM_NONE); /* until the next ranks have said what they need */
+    config_choose_gpu_room(&job->run.chosen, CONFIG_GPU_ROOM_NONE); /* until the next job is formed */
     job->abort.said_attempt = 0;
     job->abort.next = false;
     job->window = NULL;
@@ -200,7 +202,7 @@ void drop_ranks(struct job *job, unsigned n_ranks)
 
     forget_ranks(job, 0, MAX(job->world.size, n_ranks));
     job->world.size = job->world.end = world->size = n_ranks;
-    world->nodes.n_items = 0; /* a single node that is named there has the configured number of ranks */
+    world->nodes.n_items = 0; /* a node in this list would have the configured number of ranks */
 }
 
 void drop_all(struct job *job)
@@ -210,8 +212,8 @@ void drop_all(struct job *job)
     free(job->kept.run_id);
     job->kept.run_id = NULL;
     job->kept.draining = false;
-    job->run.chosen.zero =
-        job->run.configured->zero; /* what a run of an earlier version had may not be the next one's */
+    /* The next run must not inherit settings that this run has from an earlier version. */
+    job->run.chosen.zero = job->run.configured->zero;
     if (job->coordinator->alone)
         drop_ranks(job, job->run.configured->world.size);
     else

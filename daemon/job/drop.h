@@ -9,31 +9,31 @@ struct job_rank;
 
 void drop_now(struct job *job);
 
-/* Another node cannot form the job, or has lost its part of it: refuses the ranks, and drops the job. */
-void drop_begin(struct job *job, unsigned code, const char *why); /* code: of another node's diagnostic, 0: of none */
+/* Refuses the ranks and drops the job, because another node cannot form it or has lost its part of it. */
+void drop_begin(struct job *job, unsigned code, const char *why); /* code: of another node's diagnostic, or 0 */
 
 /*
- * The job is being formed, and another node has lost its part: forms again with the ranks that wait for it, who do not
- * notice.
+ * Drops a job that is being formed, because another node has lost its part. The waiting ranks form the job again, and
+ * get no message.
  */
 void drop_forming(struct job *job, const char *why);
 
-/* All ranks have left, and their processes begin another run. */
+/* Drops the job, because all ranks have left and their processes begin another run. */
 void drop_for_next(struct job *job, const char *why);
 
 void drop_settle(struct job *job);
 
 /*
- * The diagnostic for ranks of a job that is being dropped, also for those that attach meanwhile. Return: a reference,
- * the caller's.
+ * Return: the diagnostic for ranks of a job that is being dropped, and for ranks that attach meanwhile. The caller owns
+ * the reference.
  */
 struct diagnostic *drop_describe(const struct job *job);
 
 /* Frees all memory of the rank. */
 void drop_rank(struct job_rank *rank);
 
-/* One node: forgets all ranks. From now on the job has n_ranks, none of which has attached. */
+/* One node: forgets all ranks. The job then has n_ranks ranks that have not attached. */
 void drop_ranks(struct job *job, unsigned n_ranks);
 
-/* Forgets the whole run. No rank may be attached, and no work under way. */
+/* Forgets the whole run. No rank may be attached, and no work may be running. */
 void drop_all(struct job *job);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Reports of the executor become verbs of the job; its fetches go to the coordinator. */
+/* Passes the executor's reports to the job, and its fetches to the coordinator. */
 
 #include "daemon/job/executor-events.h"
 
@@ -28,7 +28,7 @@ static void on_reserved(void *userdata)
 {
     struct job *job = userdata;
 
-    report_progress(job, (struct report){REPORT_FORMED}); /* which starts the engines of several nodes together */
+    report_progress(job, (struct report){REPORT_FORMED}); /* several nodes: then all engines start together */
 }
 
 static void on_formed(void *userdata)
@@ -36,7 +36,10 @@ static void on_formed(void *userdata)
     job_formed(userdata);
 }
 
-/* Of each GPU and of the host, on this node; with the state in host memory if `offload`. */
+/*
+ * Return: the memory that the job needs on each GPU and on the host of this node. offload: with the state in host
+ * memory.
+ */
 static struct plan_bytes needed(const struct job *job, bool offload)
 {
     const struct budget_ranks ranks = {.first_local = job->world.first, .n_local = job_n_local(job)};
@@ -74,7 +77,7 @@ static void on_unformed(void *userdata, int result, const char *why)
     struct job *job = userdata;
 
     if (result == -ECANCELED)
-        job_todo(job); /* a job that is given up has waited for it */
+        job_todo(job); /* a job that is being dropped waits for this */
     else
         job_unformed(job, explain_unformed(job, why));
 }
@@ -106,7 +109,7 @@ static void on_loaded(void *userdata, int result)
 {
     struct job *job = userdata;
 
-    if (result == -ECANCELED && !job->run.drop_why) /* with the job */
+    if (result == -ECANCELED && !job->run.drop_why) /* drop_now() cancelled it */
         return;
     gather_settle(job);
     job_todo(job);
@@ -124,7 +127,7 @@ static void after(void *userdata)
     struct job *job = userdata;
 
     if (!job->coordinator->alone)
-        job_todo(job); /* an abort may have waited for what is cancelled */
+        job_todo(job); /* an abort may wait for cancelled work */
     if (job->ops.after)
         job->ops.after(job->ops.userdata);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The job's executor, and what that reports. */
+/* The job's executor and its reports. */
 
 struct job;
 
-/* The layout stands: job->executor, job->state and job->step. Return: 0 or -errno. */
+/* Makes job->executor, job->state and job->step for the layout. Return: 0 or -errno. */
 int job_make_executor(struct job *job);

@@ -5,5 +5,5 @@
 
 struct job;
 
-/* The findings that hold after the last step. */
+/* Collects the findings that hold after the last step. */
 void findings_of(const struct job *job, struct findings *findings);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Formation: equal manifests become a layout, memory is admitted and reserved, rank 0's initial weights come in. */
+/* Forms a job: makes the layout from equal manifests, admits and reserves memory, and then accepts initial weights. */
 
 #include "daemon/job/form.h"
 
@@ -71,7 +71,7 @@ void job_declare(struct job *job, struct job_rank *rank, const struct request_de
     }
 }
 
-/* A client that was refused declares everything again. */
+/* Refuses the rank if a fault or an abort is pending. Frees its manifest then, because its client declares again. */
 static bool is_held(struct job *job, struct job_rank *rank)
 {
     if (!job_is_held(job, rank))
@@ -80,7 +80,7 @@ static bool is_held(struct job *job, struct job_rank *rank)
     return true;
 }
 
-/* Return: whether the rank was refused, because a parameter is for Muon and the job has another optimizer. */
+/* Refuses a rank with a parameter for Muon if the job has another optimizer. Return: true if the rank was refused. */
 static bool refuse_muon(struct job *job, struct job_rank *rank, const struct evidence_at *at)
 {
     const struct config_optimizer *optimizer = &job->config->optimizer;
@@ -128,8 +128,8 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
     rank->process.declared = true;
     rank->process.wants_published = request->wants_published;
     rank->process.from_gpu = request->from_gpu;
-    rank->kept.resumes = job->kept.has_weights ||
-                         job->run.was_loaded; /* later, rank 0 of a new run may be ready before this one is answered */
+    /* Decided now, because rank 0 of a new run may be ready before this rank is answered. */
+    rank->kept.resumes = job->kept.has_weights || job->run.was_loaded;
     job_wait(job, rank, WAIT_FORM);
     job_todo(job);
 }
@@ -157,7 +157,7 @@ static void print_sum(char *dst, size_t size, const struct plan_bytes *b)
              b->state, b->gradient, b->ring, b->staging, b->weights, b->pool, b->fixed, b->needed);
 }
 
-/* Each node has limits of its own, so a job of several nodes names the node. */
+/* In a job of several nodes the text names the node, because each node has its own limits. */
 static void print_what(char *dst, size_t size, const struct job *job, const char *limit)
 {
     char node[32] = "";
@@ -167,7 +167,10 @@ static void print_what(char *dst, size_t size, const struct job *job, const char
     snprintf(dst, size, "memory of the job%s (%s)", node, limit);
 }
 
-/* Return: NULL when the job fits, else the refusal. A memfd over a cgroup's limit is an OOM kill, so ask first. */
+/*
+ * Charges the job's memory. Return: NULL if the job fits, else the refusal. The limits are checked first, because a
+ * memfd over a cgroup's limit causes an OOM kill.
+ */
 static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes *bytes)
 {
     uint64_t needed = bytes->needed, held = job->memory.quota.used;
@@ -202,7 +205,7 @@ static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes 
 
 /* ---- stages of forming --------------------------------------------------------------------------------- */
 
-/* A stage fails with the diagnostic, which is taken. NULL: it does not fail. */
+/* Return: the result of a stage, which fails if there is a refusal. The job then owns the refusal. NULL: none. */
 static int refuse_with(struct job *job, struct diagnostic *refusal)
 {
     if (!refusal)
@@ -225,7 +228,7 @@ static int compare_manifests(void *userdata)
     return refuse_with(job, equal ? NULL : cause_manifest(manifests, job->world.size));
 }
 
-/* Return: NULL and job->layout, else the refusal. */
+/* Makes job->layout. Return: NULL, or the refusal. */
 static struct diagnostic *make_layout(struct job *job)
 {
     const struct manifest *manifest = &job->ranks[job->world.first].process.manifest;
@@ -313,7 +316,7 @@ static int make_tables(void *userdata)
     return r < 0 ? r : make_gathered(job);
 }
 
-/* State and step have addresses, and no pages yet. */
+/* Makes the executor. State and step have addresses, but no pages yet. */
 static int make_executor(void *userdata)
 {
     struct job *job = userdata;
@@ -367,7 +370,10 @@ static int reserve_memory(void *userdata)
     return SEQUENCE_WAITS;
 }
 
-/* job_formed() or job_unformed() follows. On GPUs engines start, on several nodes when all have their memory. */
+/*
+ * Starts the executor. job_formed() or job_unformed() follows. GPU engines of several nodes start when all nodes have
+ * their memory.
+ */
 static int start_executor(void *userdata)
 {
     struct job *job = userdata;
@@ -376,13 +382,15 @@ static int start_executor(void *userdata)
     return SEQUENCE_WAITS;
 }
 
-/* A checkpoint, if the configuration names one, before any rank sees the memory. */
+/* Loads the configured checkpoint, if there is one, before any rank maps the memory. */
 static int load_configured(void *userdata)
 {
     return resume_start(userdata);
 }
 
-/* First of all that is kept: without a journal, what is kept is of no use to the next daemon. */
+/*
+ * Makes the journal before all other kept memory, because that memory is useless to the next daemon without a journal.
+ */
 static int make_journal(void *userdata)
 {
     struct job *job = userdata;
@@ -443,7 +451,7 @@ static void ended(void *userdata, int result)
     }
     if (!refusal)
         refusal = out_of_memory(job, result);
-    drop_now(job); /* first: ranks that are refused are told where they stand, and that is nowhere */
+    drop_now(job); /* first, because a refusal tells the rank its position, and now it has none */
     report_progress(job, (struct report){REPORT_UNFORMED, .unformed = {.code = refusal->code, .why = refusal->text}});
     job_refuse_forming(job, refusal);
     job_todo(job);
@@ -485,8 +493,8 @@ static void reserve_again_done(struct work *work)
 }
 
 /*
- * Memory for what travels between nodes and to GPUs, and for what Muon computes with, is not kept. Its pages come while
- * this daemon serves already.
+ * Reserves the memory that is not kept: buffers between nodes, buffers to GPUs, and Muon's work space. This daemon
+ * already serves ranks meanwhile.
  */
 static void reserve_again(struct job *job)
 {
@@ -518,7 +526,7 @@ int form_again(struct job *job, const struct manifest *manifest)
                              (struct budget_ranks){.first_local = job->world.first, .n_local = job_n_local(job)},
                              job->layout->n_parcels);
     plan_bytes_by_class(job->layout, &options, &job->memory.planned);
-    (void)quota_charge(&job->memory.quota, &job->memory.charge, job->memory.planned.needed); /* it is there already */
+    (void)quota_charge(&job->memory.quota, &job->memory.charge, job->memory.planned.needed); /* the memory exists */
     r = make_executor(job);
     if (r >= 0)
         r = make_tables(job);
@@ -527,7 +535,7 @@ int form_again(struct job *job, const struct manifest *manifest)
     return MIN(r, 0);
 }
 
-/* ---- when it begins ------------------------------------------------------------------------------------ */
+/* ---- how forming begins -------------------------------------------------------------------------------- */
 
 static bool all_declared(const struct job *job)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A formed rank's segments: its ring is reserved, and Formed hands out the descriptors. */
+/* Forms a rank: reserves its ring, and sends the descriptors of its segments with Formed. */
 
 #include "daemon/job/formed.h"
 
@@ -26,7 +26,7 @@
 #include "daemon/memory/ring.h"
 #include "daemon/step/executor.h"
 
-/* Reserving the pages of a ring; the rank may be gone before it ends. */
+/* A work that reserves the pages of a ring. The rank may be gone before the work ends. */
 struct ring_start {
     struct work work;
     struct job *job;
@@ -47,7 +47,7 @@ static void ring_start_run(struct work *work, uint32_t item)
         start->result = keep_confirm(KEEP_TIMEOUT_MS);
 }
 
-/* r: why it has none, a negative errno. */
+/* Refuses the rank, because it cannot have a ring. r: the reason, a negative errno. */
 static void refuse_ring(struct job *job, struct job_rank *rank, int r)
 {
     ring_orphan(steal_ptr(rank->rings[0]));
@@ -125,7 +125,10 @@ static int start_ring(struct job *job, struct job_rank *rank)
     return 0;
 }
 
-/* A segment may be empty (no trainable parameter: no overflow): it has no descriptor. Return: 0, or a negative errno. */
+/*
+ * Opens descriptors of the rank's segments. An empty segment has none, such as the overflow if no parameter is
+ * trainable. Return: 0 or -errno.
+ */
 static int find_segments(const struct job *job, const struct job_rank *rank, struct executor_segments *found, size_t *n)
 {
     const struct ring *ring = rank->rings[0];
@@ -202,17 +205,20 @@ int formed_find_ring(struct job *job, struct job_rank *rank)
 
 int formed_again(struct job *job, struct job_rank *rank)
 {
-    ring_orphan(steal_ptr(rank->rings[1])); /* what its predecessor had ended is in the sums */
+    ring_orphan(steal_ptr(rank->rings[1])); /* the predecessor's ended micro-batches are summed */
     rank->kept.formed = rank->process.declared = true;
     rank->kept.resumes = job->kept.has_weights || job->run.was_loaded;
     rank->kept.lost_ns = 0;
     return rank->rings[0] ? 0 : formed_find_ring(job, rank);
 }
 
-/* A successor waits until what its predecessor left behind is settled: ended micro-batches, a request for the step. */
+/*
+ * Can the rank take part now? A successor waits until its predecessor's ended micro-batches are reduced, and its
+ * predecessor's request for the step is served.
+ */
 static bool can_take_part(const struct job *job, const struct job_rank *rank)
 {
-    if (job->phase == JOB_INITIALISING) /* what a rank 0 that died had sent must not come after its successor's */
+    if (job->phase == JOB_INITIALISING) /* weights of a dead rank 0 must not overwrite its successor's */
         return job->work.n_inits == 0;
     if (coordinator_holds_back(job->coordinator))
         return false;

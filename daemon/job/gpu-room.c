@@ -25,7 +25,7 @@ static unsigned n_from_gpu(const struct job *job)
     return n;
 }
 
-/* Host memory that forming the job takes with that room. 0: the parameters cannot be laid out, or memory is out. */
+/* Return: the bytes of host memory that the job needs with that room; 0 if the layout cannot be made. */
 static uint64_t needed_with(const struct job *job, enum config_gpu_room room)
 {
     const struct manifest *manifest = &job->ranks[job->world.first].process.manifest;
@@ -45,8 +45,10 @@ static uint64_t needed_with(const struct job *job, enum config_gpu_room room)
     return bytes.needed;
 }
 
-/* limits.memory may be used up. Of the machine as much stays free as the room takes, because the ranks need memory,
- * too. */
+/*
+ * Does the job fit? It may use limits.memory completely. On the machine as much memory must stay free as the room
+ * takes, because the ranks need memory, too.
+ */
 static bool fits(const struct job *job, uint64_t needed, uint64_t without)
 {
     const struct quota *quota = &job->memory.quota;
@@ -67,7 +69,7 @@ enum config_gpu_room gpu_room_wanted(struct job *job)
     if (job->config->device != CONFIG_DEVICE_CPU || n_from_gpu(job) < job_n_local(job))
         return CONFIG_GPU_ROOM_NONE;
     without = needed_with(job, CONFIG_GPU_ROOM_NONE);
-    if (without == 0) /* forming refuses it, and says why */
+    if (without == 0) /* forming will refuse the job, and give the reason */
         return CONFIG_GPU_ROOM_NONE;
     while (room > CONFIG_GPU_ROOM_NONE && !fits(job, needed_with(job, room), without))
         room--;
@@ -75,7 +77,7 @@ enum config_gpu_room gpu_room_wanted(struct job *job)
     return room;
 }
 
-/* ---- what is said of it -------------------------------------------------------------------------------- */
+/* ---- log ----------------------------------------------------------------------------------------------- */
 
 static double ring_mib(const struct job *job, bool holds_all)
 {

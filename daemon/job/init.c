@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Initial weights: rank 0 sends them, every rank waits until they are everywhere. */
+/* Initial weights: rank 0 sends them, and every rank waits until all nodes have them. */
 
 #include "daemon/job/init.h"
 
@@ -58,7 +58,7 @@ static void init_done(void *userdata, int result)
     struct init *init = userdata;
     struct job *job = init->job;
     struct job_rank *rank = init->rank;
-    bool goes = result == -ECANCELED && !job->run.drop_why; /* the job */
+    bool goes = result == -ECANCELED && !job->run.drop_why; /* drop_now() cancelled it */
 
     if (!goes) {
         job->work.n_io--;
@@ -127,7 +127,7 @@ void job_init(struct job *job, struct job_rank *rank, const struct request_init 
         init_done(init, r);
 }
 
-/* The step was aborted after Formed was sent: what that said is no longer so. */
+/* Answers Ready with the current position, because the step was aborted after Formed was sent. */
 static void answer_rewound(struct job *job, struct job_rank *rank)
 {
     diagnostic_unref(steal_ptr(rank->process.abort_notice));

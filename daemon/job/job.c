@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The job as a whole: its life, and job_settle(), which ends each event. */
+/* Makes, drops and frees the job. job_settle() ends each event. */
 
 #include "daemon/job/job.h"
 
@@ -103,7 +103,7 @@ bool job_is_idle(const struct job *job)
     if (job_anybody_is_here(job) || job->work.n_under_way > 0 || job->work.n_io > 0 || gather_is_busy(job) ||
         window_is_busy(job->window))
         return false;
-    /* No rank is left to end the window: it is forgotten, and has changed nothing. */
+    /* An open window counts as idle: no rank can end it, so it is forgotten, and it has changed nothing. */
     return job->phase == JOB_WAITING || job->phase == JOB_TRAINING || job->phase == JOB_INITIALISING ||
            job->phase == JOB_WINDOW;
 }
@@ -131,7 +131,7 @@ int job_drop(struct job *job, char **why)
 
 static void settle_job(struct job *job)
 {
-    coordinator_tell(job->coordinator, false); /* first: other nodes judge by it what is reported below */
+    coordinator_tell(job->coordinator, false); /* first, because other nodes need it to judge the reports below */
     if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING || job->phase == JOB_INITIALISING) {
         form_settle(job);
         return;
@@ -141,7 +141,7 @@ static void settle_job(struct job *job)
     commit_settle(job);
     window_settle(job);
     save_settle(job);
-    form_settle(job); /* successors */
+    form_settle(job); /* forms successors */
     coordinator_tell(job->coordinator, false);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The base of the journal is written once, when the job has been formed, and read by each daemon that takes it over. */
+/* The base of the journal is written when the job has been formed. Each daemon that adopts the job reads it. */
 
 #include "daemon/job/journal-base.h"
 
@@ -24,7 +24,7 @@
 
 /* ---- configuration ------------------------------------------------------------------------------------- */
 
-/* A line for each value: what it is called in the configuration, and the value. */
+/* Writes a line for each setting: its name in the configuration, and its value. */
 static void describe_config(const struct job *job, struct strbuf *out)
 {
     const struct config *config = job->config;
@@ -33,7 +33,7 @@ static void describe_config(const struct job *job, struct strbuf *out)
     strbuf_add(out, "optimizer.params.momentum %a\n",
                config->optimizer.type == OPTIMIZER_SGD ? config->optimizer.hyper.momentum : 0);
     strbuf_add(out, "world.nodes %zu\n", MAX(job->config->world.nodes.n_items, (size_t)1));
-    if (!job->coordinator->alone) { /* else the number of ranks may change (resize.h), and the head says it */
+    if (!job->coordinator->alone) { /* else the number of ranks may change (resize.h) and is in the head */
         strbuf_add(out, "world.size %u\n", job->world.size);
         strbuf_add(out, "world.node %u\n", job->config->world.node);
         strbuf_add(out, "world.ranks_per_node %u\n", job_n_local(job));
@@ -49,13 +49,13 @@ static void describe_config(const struct job *job, struct strbuf *out)
     strbuf_add(out, "bf16.stochastic_rounding %d\n", config->bf16.stochastic_rounding);
     strbuf_add(out, "optimizer.params.optim_bits %u\n", config->optimizer.optim_bits);
     strbuf_add(out, "optimizer.params.master_weight_bits %u\n", config->optimizer.master_weight_bits);
-    if (config->zero.gpu_room != CONFIG_GPU_ROOM_NONE) /* an earlier version can take over a run that has none */
+    if (config->zero.gpu_room != CONFIG_GPU_ROOM_NONE) /* an earlier version can adopt a run without room */
         strbuf_add(out, "room for gradients of GPUs %d\n", (int)config->zero.gpu_room);
 }
 
 /*
- * Reads the run's description. An earlier version did not write all lines about narrow state; all of its state was
- * fp32, so the lines that lack are added with the values that mean this.
+ * Reads the run's settings. An earlier version had only fp32 state, and did not write all lines about narrow state. The
+ * missing lines are added with the values for fp32.
  */
 static void read_description(const struct journal_record *record, struct strbuf *out)
 {
@@ -73,7 +73,7 @@ static void read_description(const struct journal_record *record, struct strbuf 
     }
 }
 
-/* The first line of a that is not in the same place of b. Return: false, they are equal. */
+/* Writes the first lines in which a and b differ to `why`. Return: false if a and b are equal. */
 static bool find_difference(const char *a, const char *b, char *why, size_t why_size)
 {
     while (*a || *b) {
@@ -90,7 +90,7 @@ static bool find_difference(const char *a, const char *b, char *why, size_t why_
     return false;
 }
 
-/* A program has chosen the optimizer that the configuration leaves open. */
+/* Restores the optimizer, which a program has chosen if the configuration names none. */
 static void choose_again(struct job *job, const char *text)
 {
     char name[32] = "";
@@ -101,8 +101,7 @@ static void choose_again(struct job *job, const char *text)
     attendance_choose(job, name, momentum);
 }
 
-/* Where the configuration leaves it open, the run keeps the size that it was laid out with, perhaps by another version.
- */
+/* Restores the bucket size of the run, if the configuration sets none. Another version may have chosen another size. */
 static void choose_bucket_again(struct job *job, const char *text)
 {
     static const char name[] = "zero_optimization.reduce_bucket_size ";
@@ -114,7 +113,7 @@ static void choose_bucket_again(struct job *job, const char *text)
         job->run.chosen.zero.reduce_bucket_size = n_elems;
 }
 
-/* Its rings stay as large as they are. */
+/* Restores the room of the run, so that its rings keep their size. */
 static void choose_gpu_room_again(struct job *job, const char *text)
 {
     static const char name[] = "\nroom for gradients of GPUs ";
@@ -124,7 +123,7 @@ static void choose_gpu_room_again(struct job *job, const char *text)
         job->run.chosen.zero.gpu_room = (enum config_gpu_room)strtoul(line + strlen(name), NULL, 10);
 }
 
-/* An earlier version gathered in stage 3 on one node, too. */
+/* An earlier version gathered in stage 3 on one node, too. Its run continues to gather. */
 static void choose_stage3_again(struct job *job, const char *text)
 {
     struct config_zero *zero = &job->run.chosen.zero;

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The base of the journal: the configuration as far as the layout and the numbers of a run follow from it, and the
- * manifest. The next daemon compares its own configuration with it.
+ * The base of the journal: the manifest, and the settings that determine the layout and the numerical results of a run.
+ * The next daemon compares its own configuration with these settings.
  */
 
 #include <stddef.h>
@@ -11,10 +11,11 @@
 struct job;
 struct manifest;
 
-/* The job has been formed. */
+/* Writes the base. The job has been formed. */
 void base_write(struct job *job);
 
 /*
- * Return: 0, and the manifest, which the caller frees; -EINVAL and a sentence on what differs, or is damaged; -ENOMEM.
+ * Compares the settings, and reads the manifest. Return: 0, and the manifest, which the caller frees; -EINVAL, and a
+ * sentence, if a setting differs or the base is damaged; or -ENOMEM.
  */
 int base_read(struct job *job, struct manifest *manifest, char *why, size_t why_size);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Stacks of ranks: who is asked, and what is made of the answer. */
+/* Stacks of ranks: asks the ranks, and prints their answers. */
 
 #include "daemon/job/look.h"
 
@@ -18,14 +18,14 @@
 #include "daemon/job/model/rank.h"
 
 enum {
-    PATIENCE_MS = 2500, /* picked: a client waits a second for Python's lock before it looks without */
-    FRESH_MS = 500,     /* picked: so that nobody keeps a rank busy with questions */
-    MAX_FRAMES = 12,    /* picked: of a diagnostic; zerodctl stacks has all */
+    PATIENCE_MS = 2500, /* picked: a client waits one second for Python's lock, then looks without it */
+    FRESH_MS = 500,     /* picked: so that questions do not keep a rank busy */
+    MAX_FRAMES = 12,    /* picked: in a diagnostic; zerodctl stacks shows all frames */
 };
 
 /* ---- the kernel's view --------------------------------------------------------------------------------- */
 
-/* Return: the state of the process in one letter, as proc(5) has it; 0: not known. */
+/* Return: the state of the process, a letter from proc(5); 0 if it is not known. */
 static char read_state(int64_t pid)
 {
     char path[64], text[512], *end;
@@ -38,7 +38,7 @@ static char read_state(int64_t pid)
     if (file)
         fclose(file);
     text[n] = '\0';
-    end = strrchr(text, ')'); /* of the program's name, which may hold anything */
+    end = strrchr(text, ')'); /* the end of the program's name, which may contain ')' */
     return end && end[1] == ' ' ? end[2] : 0;
 }
 
@@ -47,7 +47,7 @@ static char state_of(const struct job *job, const struct job_rank *rank)
     return job_is_own(job, rank->rank) && rank->peer ? read_state(rank->kept.pid) : 0;
 }
 
-/* It cannot answer. */
+/* Is the process stopped? Then it cannot answer. */
 static bool is_stopped(const struct job *job, const struct job_rank *rank)
 {
     char state = state_of(job, rank);
@@ -62,7 +62,7 @@ const char *look_process(const struct job *job, const struct job_rank *rank)
         return "its process is stopped by a signal; kill -CONT lets it go on";
     case 't':
         return "its process is stopped by a debugger";
-    case 'D': /* of a moment, if another thread has answered */
+    case 'D': /* momentary, if another thread has answered */
         return rank->process.look.text
                    ? NULL
                    : "its process waits inside the kernel, where nothing interrupts it: for a disk, or a driver";
@@ -108,7 +108,7 @@ bool look_ask(struct job *job, struct job_rank *rank)
         return true;
     if (rank->process.look.seen_ns > 0 && job_now(job) - rank->process.look.seen_ns < FRESH_MS * UINT64_C(1000000))
         return false;
-    free(steal_ptr(rank->process.look.text)); /* it is of an earlier moment */
+    free(steal_ptr(rank->process.look.text)); /* it is out of date */
     if (job_is_own(job, rank->rank) && (!rank->process.look.watch || is_stopped(job, rank)))
         return false;
     rank->process.look.asked_ns = job_now(job);
@@ -150,7 +150,7 @@ bool look_answered(struct job *job, struct job_rank *rank, const char *text)
 
 /* ---- texts --------------------------------------------------------------------------------------------- */
 
-/* A line of somebody else's, with its indentation. Return: what follows it. */
+/* Adds the first line of a foreign text, with its indentation. Return: the rest of the text. */
 static const char *add_line(struct strbuf *buf, const char *text)
 {
     size_t n = strcspn(text, "\n");
@@ -161,7 +161,7 @@ static const char *add_line(struct strbuf *buf, const char *text)
     return text + n + (text[n] == '\n');
 }
 
-/* The first thread. */
+/* Adds the first thread of the text, with at most MAX_FRAMES frames. */
 static void add_thread(struct strbuf *buf, const char *text)
 {
     unsigned n = 0;

@@ -2,10 +2,9 @@
 #pragma once
 
 /*
- * Where ranks are: their stacks, as their own processes tell them. A process that can tell has a second connection, its
- * watch; one that cannot, such as a C program or an older client, has none, and nothing is said of it but what the
- * kernel knows. The text comes from a process that nobody need trust: the wire has checked its length and its
- * characters.
+ * The stacks of ranks. A rank's own process reports its stack over a second connection, the watch. A C program or an
+ * older client has no watch, so only its state in the kernel is reported. The text is not trusted: the wire has checked
+ * its length and its characters.
  */
 
 #include <stdbool.h>
@@ -16,25 +15,27 @@ struct job;
 struct job_rank;
 struct strbuf;
 
-/* A process's watch. Return: the rank that it belongs to, or NULL: there is none with that incarnation here. */
+/* Attaches a process's watch. Return: its rank, or NULL if no rank of this node has that incarnation. */
 struct job_rank *look_attach(struct job *job, unsigned rank, uint64_t secret, uint32_t uid, void *peer);
 void look_detach(struct job_rank *rank, const void *peer);
 
-/* Asks a rank, also of another node, unless it has just been asked. Return: is an answer to come? */
+/* Asks a rank of any node for its stack, unless it was just asked. Return: true if an answer is to come. */
 bool look_ask(struct job *job, struct job_rank *rank);
-/* Another node wants to know. */
+/* Asks the rank on behalf of another node. */
 void look_ask_for_others(struct job *job, struct job_rank *rank);
-/* Return: an answer is to come, and there is still time for it. */
+/* Return: true if an answer is to come, and its time-out has not passed. */
 bool look_is_awaited(const struct job *job, const struct job_rank *rank);
-/* text: copied. Return: false, nobody has asked. */
+/* Records the answer. text: copied. Return: false if the rank was not asked. */
 bool look_answered(struct job *job, struct job_rank *rank, const char *text);
 
 /*
- * What the kernel says of a process that does not answer: it is stopped, or waits where nothing can interrupt it.
- * Return: a static text; NULL: it says nothing of that kind, or the process is on another node.
+ * Finds out from the kernel why a process does not answer: it is stopped, or waits uninterruptibly. Return: a static
+ * text; NULL if neither is the case, or if the process is on another node.
  */
 const char *look_process(const struct job *job, const struct job_rank *rank);
 
-/* The main thread of the last answer, and its process, for a diagnostic: some lines. Return: false, nothing is known.
+/*
+ * Appends lines for a diagnostic: the state of the process, or the main thread of its last answer. Return: false if
+ * nothing is known.
  */
 bool look_describe(const struct job *job, const struct job_rank *rank, struct strbuf *buf);

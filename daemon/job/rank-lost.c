@@ -33,7 +33,7 @@ static uint64_t timeout_ns(const struct job *job)
     return job->config->limits.reattach_timeout_ms * UINT64_C(1000000);
 }
 
-/* A process in a PID namespace that this daemon does not see has pid 0, and can only be waited for. */
+/* Is the process gone? If this daemon cannot see its PID namespace, its pid is 0, and only the time-out decides. */
 static bool is_gone(const struct job *job, const struct job_rank *rank)
 {
     return rank->away.dropped || (rank->kept.pid > 0 && kill((pid_t)rank->kept.pid, 0) < 0 && errno == ESRCH) ||
@@ -67,7 +67,7 @@ void rank_lost_tick(struct job *job)
 
 uint64_t rank_lost_rest_ns(const struct job *job)
 {
-    enum { LATER_NS = 100000000 }; /* so that a tick sees the time-out that the last one just missed */
+    enum { LATER_NS = 100000000 }; /* so that the next tick is after the time-out */
     uint64_t until_ns = job->run.survival.found_ns + timeout_ns(job) + LATER_NS, now = job_now(job);
 
     for (unsigned r = job->world.first; r < job->world.end; r++)
@@ -116,15 +116,15 @@ void job_detach(struct job *job, struct job_rank *rank)
     rank->peer = NULL;
     rank_forget_away(rank);
     job_release_reading(job, rank);
-    rank->wait = WAIT_NONE; /* a request for the step stands: the ledger has it */
+    rank->wait = WAIT_NONE; /* the ledger keeps a request for the step */
     if (rank->kept.formed)
         executor_attend(job->executor, rank->rank - job->world.first, TRAINER_LOST, rank->kept.incarnation);
     job_fault_reset(&rank->process.fault);
-    rank_evidence_reset(&rank->step.evidence); /* of how this process came to push nothing */
+    rank_evidence_reset(&rank->step.evidence); /* it explains why this process pushed nothing */
     if (!job->layout) {
         rank_forget_incarnation(rank);
         rank->kept.incarnation = 0;
-        if (!job_anybody_is_here(job)) /* nothing is held that the run id could be the name of */
+        if (!job_anybody_is_here(job)) /* the job holds no data of the run */
             free(steal_ptr(job->kept.run_id));
     } else {
         gather_detach(job, rank);

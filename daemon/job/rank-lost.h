@@ -12,14 +12,17 @@
 struct job;
 struct job_rank;
 
-/* The rank's process has died, or its connection is closed. A rank that had left in order is not reported. */
+/*
+ * Detaches the rank, because its process has died or its connection is closed. A rank that left in order is not
+ * reported.
+ */
 void job_detach(struct job *job, struct job_rank *rank);
 
 /* Is a rank of this node attached, or away with a process that may still connect? */
 bool job_has_live_ranks(const struct job *job);
 
-/* Detaches the ranks that are away and whose process is dead, or has not connected within reattach_timeout. */
+/* Detaches each rank that is away, if its process is dead or has not connected within reattach_timeout. */
 void rank_lost_tick(struct job *job);
 
-/* The time until rank_lost_tick() may have something to do; UINT64_MAX: no rank is away. Events may come before. */
+/* Return: the time until rank_lost_tick() may have work; UINT64_MAX if it has none. An event may come earlier. */
 uint64_t rank_lost_rest_ns(const struct job *job);

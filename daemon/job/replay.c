@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Replay of the journal's log (replay.h): its records are served again, by the code that served them first. */
+/* Replay (replay.h): serves the records of the journal's log again. */
 
 #include "daemon/job/replay.h"
 
@@ -142,7 +142,7 @@ int replay_log(struct job *job, char *why, size_t why_size)
     return r;
 }
 
-/* The rank's answers, requests and slots are as they were; the processes are still to connect. */
+/* Each rank now has its answers, requests and slots again. Its process has not connected yet. */
 void replay_end(struct job *job)
 {
     job->run.survival.replays = false;
@@ -152,13 +152,13 @@ void replay_end(struct job *job)
         for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++)
             if (rank->rings[i])
                 ring_end_replay(rank->rings[i]);
-        if (rank->peer && !rank->kept.formed) { /* it declares again, or another process does in its place */
+        if (rank->peer && !rank->kept.formed) { /* its process, or another one, declares again */
             job_record(job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
             job_detach(job, rank);
         }
     }
     if (job->phase == JOB_TRAINING && !job->window)
-        executor_empty(job->executor); /* of a checkpoint that was being written */
+        executor_empty(job->executor); /* the staging copy of an interrupted checkpoint */
     report_progress(job, (struct report){REPORT_ADOPTED});
     job_set_writing(job, job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW);
     if (job->phase == JOB_TRAINING)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Requests of ranks find their verb in a table. */
+/* A table with the verb of each type of request. */
 
 #include "daemon/job/request.h"
 
@@ -23,7 +23,9 @@
 #include "daemon/job/transaction/admit.h"
 #include "daemon/job/transaction/boundary.h"
 
-/* Requests whose verb has their name. WITH: the verb gets the request's contents; BARE: there are none. */
+/*
+ * Requests whose verb has the request's name. WITH: the verb gets the request's contents. BARE: the request has none.
+ */
 #define JOB_VERBS(WITH, BARE)                                                                                          \
     WITH(DECLARE, declare)                                                                                             \
     WITH(FORM, form)                                                                                                   \
@@ -64,7 +66,7 @@
 
 JOB_VERBS(FORWARD_WITH, FORWARD_BARE)
 
-/* As if each had come by itself. */
+/* Serves each push as if it were a request of its own. */
 static void on_pushes(struct job *job, struct job_rank *rank, const struct request *request)
 {
     const struct request_pushes *pushes = &request->pushes;
@@ -110,7 +112,7 @@ void request_serve(struct job *job, struct job_rank *rank, const struct request 
     rank->last_request = request_type_name(request->type);
     rank->kept.n_received += request_is_recorded(request->type);
     if (request_is_recorded(request->type))
-        free(steal_ptr(rank->away.answer)); /* it was to the request before */
+        free(steal_ptr(rank->away.answer)); /* it answered the previous request */
     verbs[request->type](job, rank, request);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The requests of a rank, each of which one verb of the job serves. */
+/* Serves the requests of ranks. Each type of request has one verb of the job. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -11,10 +11,11 @@ struct job_rank;
 struct request;
 
 /*
- * Serves a request that the rank may make now, and records it first if the open step depends on it. packed: as it came.
+ * Serves a request that the rank may make now. Records it first, if the open step depends on it. packed: the request as
+ * received.
  */
 void request_take(struct job *job, struct job_rank *rank, const struct request *request, const uint8_t *packed,
                   size_t n_packed_bytes);
 
-/* Serves it. */
+/* Serves the request without recording it. */
 void request_serve(struct job *job, struct job_rank *rank, const struct request *request);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Changing the number of ranks (resize.h). */
+/* Changes the number of ranks (resize.h). */
 
 #include "daemon/job/resize.h"
 
@@ -32,7 +32,7 @@
 #include "daemon/memory/quota.h"
 #include "daemon/step/executor.h"
 
-/* All that depends on the number of ranks, made before anything of the job is changed. */
+/* All data that depends on the number of ranks. It is made before the job is changed. */
 struct resized {
     struct layout *layout;
     struct plan_bytes planned;
@@ -93,7 +93,7 @@ static int check(const struct job *job, unsigned n_ranks, char **why)
     return 0;
 }
 
-/* The job holds its memory already, so only what it needs in addition is checked. */
+/* Checks only the additional memory, because the job already holds the rest. */
 static int check_memory(const struct job *job, const struct plan_bytes *planned, unsigned n_ranks, char **why)
 {
     uint64_t now = job->memory.charge.amount;
@@ -119,7 +119,7 @@ static int check_memory(const struct job *job, const struct plan_bytes *planned,
                          n_ranks, planned->needed, more, job->world.size, limit, allowed);
 }
 
-/* ---- what is made anew --------------------------------------------------------------------------------- */
+/* ---- making the new data ------------------------------------------------------------------------------- */
 
 static void free_resized(struct resized *new)
 {
@@ -160,7 +160,7 @@ static int make_resized(const struct job *job, struct resized *new, unsigned n_r
     return r < 0 ? r : make_new_ranks(job, new, n_ranks);
 }
 
-/* ---- what takes its place ------------------------------------------------------------------------------ */
+/* ---- replacing the old data ---------------------------------------------------------------------------- */
 
 static void log_left_out(const struct job *job)
 {
@@ -202,7 +202,7 @@ static void use(struct job *job, struct resized *new, unsigned n_ranks)
     free(job->work.parcels);
     job->work.parcels = steal_ptr(new->parcels);
     charge_deinit(&job->memory.charge);
-    (void)quota_charge(&job->memory.quota, &job->memory.charge, new->planned.needed); /* checked */
+    (void)quota_charge(&job->memory.quota, &job->memory.charge, new->planned.needed); /* check_memory() passed */
     job->memory.planned = new->planned;
     job->stats.times.slowest_rank = UINT_MAX; /* it was one of the old ranks */
     job->rank_norm = (struct job_rank_norm){0};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Time: who waits for whom, since when; ranks that do not come back. */
+/* Finds ranks that wait too long, and ranks that do not come back. */
 
 #include "daemon/job/stall.h"
 
@@ -31,8 +31,8 @@
 #include "daemon/ledger/ledger.h"
 
 enum {
-    CROSSED_MS = 2000, /* picked: other ranks end a backward meanwhile, if they can */
-    MAX_LOOKED_AT = 3, /* picked: so many stacks are in a text */
+    CROSSED_MS = 2000, /* picked: time for other ranks to end a backward */
+    MAX_LOOKED_AT = 3, /* picked: the most stacks in a text */
 };
 
 static uint64_t median_step_ns(const struct job *job)
@@ -50,7 +50,7 @@ static uint64_t median_step_ns(const struct job *job)
     return n ? sorted[n / 2] : 0;
 }
 
-/* Writes "rank 0, 2": the ranks for which pick() holds. Return: their number. */
+/* Writes the ranks for which pick() holds, as "rank 0, 2". Return: their number. */
 static unsigned list_ranks(const struct job *job, bool (*pick)(const struct job *, const struct job_rank *), char *dst,
                            size_t size)
 {
@@ -72,14 +72,14 @@ static bool is_waiting(const struct job *job, const struct job_rank *rank)
     return rank->wait != WAIT_NONE;
 }
 
-/* Its process has left, and waits to attach again. */
+/* Has the rank's process left, and does it wait to attach again? */
 static bool comes_again(const struct job *job, const struct job_rank *rank)
 {
     (void)job;
     return rank->again_ns > 0;
 }
 
-/* Do processes that have left wait for rank 0, which is to say whether the run goes on? */
+/* Do processes that have left wait for rank 0, which decides whether the run continues? */
 static bool rank_0_is_awaited(const struct job *job)
 {
     bool any = false;
@@ -98,12 +98,12 @@ static bool is_blocking(const struct job *job, const struct job_rank *rank)
         return !rank->process.declared || rank->wait != WAIT_FORM;
     if (rank->rank == 0 && rank_0_is_awaited(job))
         return true;
-    /* Before there are initial weights no rank can begin, so the others wait even for a rank that has left. */
+    /* Without initial weights no rank can begin, so the other ranks wait even for a rank that has left. */
     return rank->wait == WAIT_NONE && (!rank->kept.left || !job->kept.has_weights) &&
            !job->ledger.ranks[rank->rank].asked;
 }
 
-/* Does a rank wait for what comes only after the end of the window that is open? */
+/* Does the rank wait for an event that can come only after the open window has ended? */
 static bool waits_behind_window(const struct job *job, const struct job_rank *rank)
 {
     return job->phase == JOB_WINDOW && job_is_collective(rank->wait) && rank->wait != WAIT_WINDOW_BEGIN &&
@@ -111,8 +111,8 @@ static bool waits_behind_window(const struct job *job, const struct job_rank *ra
 }
 
 /*
- * Ranks that wait for different things wait for each other, unless work is under way that could end a wait. The end of
- * a window that is open is one of these things, also if no rank has asked for it.
+ * Do ranks wait for each other? They do if they wait for different things, and no running work can end a wait. The end
+ * of an open window is one of these things, even if no rank has asked for it.
  */
 static bool is_deadlocked(const struct job *job)
 {
@@ -133,7 +133,7 @@ static bool is_deadlocked(const struct job *job)
     return differ;
 }
 
-/* Have all ranks that others wait for attached, and ended? */
+/* Were all ranks that others wait for attached once, and are all their processes gone? */
 static bool all_are_gone(const struct job *job)
 {
     bool any = false;
@@ -150,7 +150,9 @@ static bool all_are_gone(const struct job *job)
     return any;
 }
 
-/* Those that are attached come first: those that have left wait for them. */
+/*
+ * Return: the first waiting rank, or NULL. Attached ranks come first, because processes that have left wait for them.
+ */
 static const struct job_rank *first_waiting(const struct job *job)
 {
     for (unsigned r = 0; r < job->world.size; r++)
@@ -193,19 +195,19 @@ static void describe_blocking(const struct job *job, char *dst, size_t size)
         snprintf(dst, size, "the end of the write window that is open");
 }
 
-/* Is a step, or a window, decided, so that no abort can end it? */
+/* Is a step or a window decided? Then no abort can end it. */
 static bool is_decided(const struct job *job)
 {
     return job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW;
 }
 
-/* Has this node done its part of what is decided? */
+/* Has this node done its part of the decided step or window? */
 static bool is_done_here(const struct job *job)
 {
     return job->work.n_io == 0 && !window_is_busy(job->window);
 }
 
-/* Do all ranks here wait for other nodes? dst: for which ones, a text; may be NULL. */
+/* Do all ranks of this node wait for other nodes? dst: receives the names of these nodes; may be NULL. */
 static bool waits_elsewhere(const struct job *job, char *dst, size_t size)
 {
     return (job->phase == JOB_WAITING || job->phase == JOB_TRAINING || (is_decided(job) && is_done_here(job))) &&
@@ -238,7 +240,7 @@ const char *job_waits_for(const struct job *job, const struct job_rank *rank)
     return waits[rank->wait];
 }
 
-/* Have those who are waited for done nothing of this step yet? */
+/* Have all ranks that others wait for done nothing in this step yet? */
 static bool all_are_absent(const struct job *job)
 {
     bool any = false;
@@ -281,7 +283,7 @@ static uint32_t find_awaited(const struct job *job, uint32_t *ids)
     return n;
 }
 
-/* Do others wait for the rank, or does it wait for them in another call? */
+/* Do other ranks wait for this rank, or does it wait for them in another call? */
 static bool is_looked_at(const struct job *job, const struct job_rank *rank)
 {
     return rank->peer &&
@@ -289,8 +291,8 @@ static bool is_looked_at(const struct job *job, const struct job_rank *rank)
 }
 
 /*
- * Asks the ranks that are waited for where they are, before the report that is due. Return: true: they have answered,
- * or have had time enough.
+ * Before a report, asks the ranks that others wait for where they are. Return: true if they have answered, or their
+ * time is over.
  */
 static bool has_looked(struct job *job)
 {
@@ -308,7 +310,7 @@ static bool has_looked(struct job *job)
     return !is_awaited;
 }
 
-/* Return: what the ranks have answered, to be freed. */
+/* Return: the ranks' answers, which the caller frees. */
 static struct strbuf describe_where(struct job *job)
 {
     struct strbuf where = {0};
@@ -371,7 +373,7 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
     return diagnostic;
 }
 
-/* Return: the one rank that all others wait for, -1 when there are several. */
+/* Return: the only rank that the others wait for; -1 if there is not exactly one. */
 static int64_t find_guilty(const struct job *job)
 {
     bool deadlocked = is_deadlocked(job);
@@ -387,7 +389,10 @@ static int64_t find_guilty(const struct job *job)
     return guilty;
 }
 
-/* Aborts nothing: a decided step, or one that node 0 alone may abort, goes on when the nodes are back. */
+/*
+ * Refuses the waiting ranks without an abort, because the step continues when the other nodes are back: it is decided,
+ * or only node 0 may abort it.
+ */
 static void refuse_waiting(struct job *job, struct diagnostic *diagnostic)
 {
     job_keep(job, diagnostic);
@@ -412,7 +417,7 @@ static void check_stall(struct job *job, uint64_t now)
 {
     uint64_t warning_ns = job->config->diagnostics.stall_warning_ms * UINT64_C(1000000);
     uint64_t timeout_ns = job->config->diagnostics.stall_timeout_ms * UINT64_C(1000000);
-    uint64_t longest = 0, again = 0; /* those who wait to attach again have nothing that could be aborted */
+    uint64_t longest = 0, again = 0; /* again: a wait to attach again, which no abort ends */
     bool blocked = false, cut_off = coordinator_is_cut_off(job->coordinator), elsewhere;
 
     for (unsigned r = job->world.first; r < job->world.end; r++) {
@@ -422,7 +427,7 @@ static void check_stall(struct job *job, uint64_t now)
             again = MAX(again, now - job->ranks[r].again_ns);
     }
     for (unsigned r = 0; !is_decided(job) && r < job->world.size; r++)
-        blocked |= is_blocking(job, &job->ranks[r]); /* else ranks of other nodes may have their answer already */
+        blocked |= is_blocking(job, &job->ranks[r]); /* decided: other nodes' ranks may already have their answer */
     elsewhere = cut_off || (!blocked && !is_deadlocked(job) && waits_elsewhere(job, NULL, 0));
     if (MAX(longest, again) == 0 || !(blocked || is_deadlocked(job) || elsewhere)) {
         job->stall.interval_ns = 0;
@@ -430,8 +435,8 @@ static void check_stall(struct job *job, uint64_t now)
         return;
     }
     if (job->abort.reason && !cut_off)
-        return; /* asked for; node 0 is to agree */
-    /* On account of other nodes it is node 0 that aborts: it knows on whose. */
+        return; /* an abort was requested, and node 0 must agree */
+    /* If ranks wait for other nodes, only node 0 aborts, because it knows which node they wait for. */
     if (timeout_ns && longest > timeout_ns &&
         (is_decided(job) || cut_off || !(elsewhere && job->config->world.node != 0))) {
         if (has_looked(job))
@@ -451,9 +456,10 @@ static void check_stall(struct job *job, uint64_t now)
 }
 
 /*
- * Where GPUs of several nodes add all ranks' gradients at once, what a rank pushed before it died stays in its ring
- * until all nodes have pushed the same, and its successor forms after that. So ranks of two nodes that died with
- * different parcels pushed would wait for each other.
+ * Aborts the step if successors of dead ranks on two nodes wait for each other. When GPUs of several nodes add all
+ * ranks' gradients at once, the gradients of a dead rank stay in its ring until all nodes have pushed the same parcels.
+ * Its successor is formed only after that. So two ranks that died after they pushed different parcels would block each
+ * other's successors.
  */
 static void check_crossed(struct job *job, uint64_t now)
 {
@@ -488,7 +494,7 @@ static void check_lost(struct job *job, uint64_t now)
             continue;
         if (list_ranks(job, is_waiting, waiting, sizeof(waiting)) == 0)
             continue;
-        rank->kept.lost_ns = now; /* those who begin the step again wait as long again */
+        rank->kept.lost_ns = now; /* ranks that begin the step again wait the full time */
         job_abort(job, rank->rank,
                   cause_rank_lost(&(struct evidence_lost){
                       .at = job_at(job, rank),
@@ -507,7 +513,7 @@ void job_tick(struct job *job)
 
     coordinator_tell(job->coordinator, true);
     rank_lost_tick(job);
-    now = job_now(job); /* not earlier: rank_lost_tick() may have noted the time of a loss */
+    now = job_now(job); /* after rank_lost_tick(), which may have recorded the time of a loss */
     journal_beat(job->run.survival.journal, now);
     check_lost(job, now);
     check_crossed(job, now);
@@ -524,6 +530,6 @@ uint64_t job_rest_ns(const struct job *job)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait != WAIT_NONE || job->ranks[r].again_ns)
-            return 0; /* it may wait in vain, and for how long depends on the others */
+            return 0; /* the wait may stall, and its time-out depends on the other ranks */
     return MIN(rank_lost_rest_ns(job), save_rest_ns(job));
 }

@@ -6,8 +6,8 @@
 struct job;
 struct job_rank;
 
-/* Several times a second: time-outs, stalls. */
+/* Checks time-outs and stalls. Called several times a second. */
 void job_tick(struct job *job);
-/* How long job_tick() has nothing to do, unless there is an event; UINT64_MAX: for ever. Of a job on one node. */
+/* Job on one node. Return: how long job_tick() has nothing to do if there is no event; UINT64_MAX: for ever. */
 uint64_t job_rest_ns(const struct job *job);
 const char *job_waits_for(const struct job *job, const struct job_rank *rank); /* static text */
