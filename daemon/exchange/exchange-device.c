@@ -2,8 +2,7 @@
 
 /*
  * Motions between the GPUs of several nodes. Node 0 announces each parcel, the gathering after an update and, in stage
- * 3, each gather of a rank. Each node orders them from its engine of GPUs in the sequence in which node 0 announced
- * them.
+ * 3, each gather of a rank. Each node orders them from its engine of GPUs in the sequence of the announcements.
  */
 
 #include <string.h>
@@ -19,7 +18,7 @@
 
 static const char *give_waiting(struct exchange *exchange);
 
-/* A motion has ended: orders the next ones. One that cannot be ordered breaks the generation. */
+/* Orders the next motions, because a motion has ended. Ends the generation if a motion cannot be ordered. */
 static void go_on_giving(struct exchange *exchange)
 {
     const char *wrong = give_waiting(exchange);
@@ -40,7 +39,7 @@ static void reduced_there(void *userdata, struct reduction *reduction)
     for (unsigned i = 0; i < reduction->step->n_local; i++)
         if (reduction->held[i])
             ring_unhold(steal_ptr(reduction->held[i]));
-    if (reduction->cancelled) { /* its generation has ended: node 0 says the motion again */
+    if (reduction->cancelled) { /* the generation has ended: node 0 announces the motion again */
         exchange_drop_motion(motion);
         return;
     }
@@ -51,7 +50,7 @@ static void reduced_there(void *userdata, struct reduction *reduction)
     go_on_giving(exchange);
 }
 
-/* Each local rank's slot is still there if that rank pushed the parcel, because this node announced the slots. */
+/* Finds and holds the slots of the local ranks. A rank that pushed the parcel still has its slot. */
 static void take_slots(struct exchange *exchange, struct reduction *reduction)
 {
     const struct job *job = exchange->job;
@@ -78,7 +77,7 @@ static const char *reduce_there(struct motion *motion)
 
     memcpy(reduction->masks, motion->masks, n_parts * sizeof(*motion->masks)); /* source i is rank i */
     reduction->give_only = motion->serves;
-    reduction->op = motion->tag; /* the same when node 0 says it again */
+    reduction->op = motion->tag; /* unchanged when node 0 announces the motion again */
     take_slots(exchange, reduction);
     motion->working = true;
     if (!motion->serves)
@@ -96,7 +95,7 @@ static void gathered_there(void *userdata, int result)
     struct exchange *exchange = motion->exchange;
 
     motion->working = false;
-    if (result < 0) { /* its generation has ended: node 0 says the motion again */
+    if (result < 0) { /* the generation has ended: node 0 announces the motion again */
         exchange_drop_motion(motion);
         return;
     }
@@ -104,7 +103,7 @@ static void gathered_there(void *userdata, int result)
     go_on_giving(exchange);
 }
 
-/* Orders weights: after an update all weights for all ranks, in a fetch some parameters for one rank. */
+/* Orders weights: all weights for all ranks after an update, or the parameters of a fetch for one rank. */
 static const char *gather_there(struct motion *motion)
 {
     struct step *step = motion->exchange->job->step;
@@ -124,7 +123,7 @@ static const char *gather_there(struct motion *motion)
     return EXCHANGE_NO_MEMORY;
 }
 
-/* Is an earlier motion of the same parcel unfinished? This node only sends in that one; all other nodes have it. */
+/* Return: whether an earlier motion of the parcel is unfinished. In that motion this node only sends. */
 static bool is_before(const struct motion *motion)
 {
     for (const struct motion *other = motion->next; other; other = other->next)
@@ -133,7 +132,7 @@ static bool is_before(const struct motion *motion)
     return false;
 }
 
-/* Orders motions in the sequence in which node 0 said them, so that the engines of all nodes get one sequence. */
+/* Orders motions in the sequence of node 0's announcements, so that the engines of all nodes get one sequence. */
 static const char *give_waiting(struct exchange *exchange)
 {
     for (;;) {

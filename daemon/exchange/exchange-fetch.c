@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Fetches what other nodes own: state that a rank reads, and in stage 3 weights that ranks gather. A node asks node 0
- * for a fetch, and node 0 announces all fetches to all nodes in one sequence. Then the owners send, each parameter
- * under a tag of its own. fp32 values are sent straight from the state. Weights of 16 bits are first rounded from the
- * masters into one of two slots, narrow state is widened there, and values on GPUs are first copied there. If ranks
- * on GPUs gather, their engines do all of this instead (exchange-device.c).
+ * Fetches elements that other nodes own: state that a rank reads, and in stage 3 weights that ranks gather. A node asks
+ * node 0 for a fetch, and node 0 announces all fetches to all nodes in one sequence. Then the owners send each
+ * parameter under its own tag. fp32 values are sent from the state. Other values are first made in one of two slots:
+ * 16-bit weights are rounded from the masters, narrow state is widened, and values on GPUs are copied. If ranks on GPUs
+ * gather, the engines of the GPUs do all of this instead (exchange-device.c).
  *
- * State and weights do not change meanwhile, because a node that fetches has not asked for the step.
+ * State and weights do not change during a fetch, because a node that fetches has not asked for the step.
  */
 
 #include <assert.h>
@@ -60,7 +60,7 @@ void exchange_break_serving(struct exchange *exchange)
     struct serving **link = &exchange->servings;
 
     while (*link) {
-        (*link)->dead = true; /* one that is being rounded or copied is freed when that is done */
+        (*link)->dead = true; /* send_served() frees a dead serving that is working */
         if ((*link)->working)
             link = &(*link)->next;
         else
@@ -75,7 +75,7 @@ static bool is_rounded(const struct exchange *exchange, const struct serving *se
     return kind == FETCH_PUBLISHED && exchange->job->layout->params[serving->param].dtype != DTYPE_F32;
 }
 
-/* Where the owned elements of fp32 state lie. NULL: this optimizer has no such moment. */
+/* Return: the owned elements of fp32 state, or NULL if this optimizer has no such moment. */
 static const uint8_t *state_bytes(const struct exchange *exchange, enum fetch_kind kind, uint32_t bucket,
                                   uint64_t start)
 {
@@ -91,8 +91,8 @@ static bool is_widened(const struct exchange *exchange, const struct serving *se
     return kind != FETCH_PUBLISHED && !state_is_f32(exchange->job->state, (enum state_kind)kind, bucket);
 }
 
-/* Are the elements rounded, widened, or copied from GPUs into a slot before they are sent? Else they are sent from the
- * state. */
+/* Return: whether the elements are rounded, widened, or copied from GPUs into a slot before they are sent. Otherwise
+ * they are sent from the state. */
 static bool is_made(const struct exchange *exchange, const struct serving *serving, enum fetch_kind kind)
 {
     return !exchange->job->executor->holds_state || is_rounded(exchange, serving, kind) ||
@@ -121,7 +121,7 @@ static void send_state(struct exchange *exchange, const struct serving *serving,
 
 static void start_waiting(struct exchange *exchange);
 
-/* The elements are in their slot: sends them, unless the engine failed meanwhile. */
+/* Sends the elements from their slot, unless the engine failed meanwhile. */
 static void send_served(struct serving *serving)
 {
     struct serving **link;
@@ -174,13 +174,13 @@ static int fill_slot(struct serving *serving)
                          serving);
 }
 
-/* Out of memory: the node that waits for the elements, and node 0, notice it by their deadlines. */
+/* Out of memory. The node that waits for the elements detects this by its deadline, and so does node 0. */
 static void cannot_make(struct work *work)
 {
     has_come(container_of(work, struct serving, work), -ENOMEM);
 }
 
-/* Makes the next elements that wait for a slot, while a slot is free. */
+/* Makes the elements of servings that wait for a slot, while a slot is free. */
 static void start_waiting(struct exchange *exchange)
 {
     struct job *job = exchange->job;
@@ -230,7 +230,7 @@ void exchange_served(struct exchange *exchange, uint64_t tag)
 {
     struct serving **link = &exchange->servings;
 
-    while (*link && ((*link)->tag != tag || (*link)->dead)) /* one of an earlier generation may still be rounded */
+    while (*link && ((*link)->tag != tag || (*link)->dead)) /* a dead one may still be working */
         link = &(*link)->next;
     if (!*link || (*link)->working)
         return;
@@ -240,13 +240,13 @@ void exchange_served(struct exchange *exchange, uint64_t tag)
 
 /* ---- fetching ------------------------------------------------------------------------------------------ */
 
-/* Is it fp32 state, which goes to a segment of the rank that asks? */
+/* Return: whether the fetch is of fp32 state, which goes to a segment of the rank that asks. */
 static bool is_state(enum fetch_kind kind)
 {
     return kind < FETCH_PUBLISHED;
 }
 
-/* Is the parameter fetched: does another node own any of it, or do GPUs gather? */
+/* Return: whether the parameter is fetched: another node owns a part of it, or GPUs gather. */
 static bool is_wanted(const struct exchange *exchange, enum fetch_kind kind, uint32_t p)
 {
     uint64_t start;
@@ -273,7 +273,7 @@ static void ask_others(struct exchange *exchange, struct pending_fetch *fetch)
                                                                            .n_params = fetch->what.n_params});
 }
 
-/* Asks for weights at once, and for state one fetch at a time, because each fetch of state has its own segment. */
+/* Asks for weights at once. Asks for state one fetch at a time, because each fetch of state has its own segment. */
 static void ask_next(struct exchange *exchange)
 {
     bool reading = false;
@@ -309,7 +309,7 @@ static void free_fetch(struct pending_fetch *fetch)
     free(fetch);
 }
 
-/* Copies the fetch, without the parameters that need no fetching. NULL: out of memory. */
+/* Copies the fetch, without the parameters that need no fetching. Return: the copy, or NULL if there is no memory. */
 static struct pending_fetch *new_fetch(const struct exchange *exchange, const struct fetch *what)
 {
     uint32_t *params = calloc(what->n_params + 1, sizeof(*params));
@@ -379,7 +379,7 @@ void exchange_cancel(struct exchange *exchange)
         exchange_finish_fetch(exchange, exchange->fetches, -ECANCELED);
 }
 
-/* Where parameter i of the fetch begins, as an offset in the destination's segment. */
+/* Return: where parameter i of the fetch begins, in the destination's segment. */
 static uint64_t find_destination(const struct exchange *exchange, const struct fetch *what, size_t i)
 {
     if (is_state(what->kind))
@@ -388,7 +388,7 @@ static uint64_t find_destination(const struct exchange *exchange, const struct f
                                : exchange->job->layout->params[what->params[i]].range_offset_bytes;
 }
 
-/* Adds a move from each owner for the elements of the parameter that it owns. */
+/* Adds a move from each other node, for the elements of the parameter that it owns. */
 static void receive_param(struct exchange *exchange, const struct fetch *what, size_t i)
 {
     const struct layout_param *param = &exchange->job->layout->params[what->params[i]];
@@ -410,7 +410,7 @@ static void receive_param(struct exchange *exchange, const struct fetch *what, s
     }
 }
 
-/* NULL: the fetch was cancelled; the nodes that send for it, and node 0, notice that by their deadlines. */
+/* Return: the fetch; or NULL if it was cancelled, then node 0 and the sending nodes detect this by their deadlines. */
 static struct pending_fetch *find_fetch(const struct exchange *exchange, const struct exchange_service *service)
 {
     struct pending_fetch *fetch = exchange->fetches;
@@ -449,7 +449,7 @@ static const char *receive(struct exchange *exchange, const struct exchange_serv
     return NULL;
 }
 
-/* Does this node own any of the parameter? */
+/* Return: whether this node owns a part of the parameter. */
 static bool owns_any(const struct exchange *exchange, uint32_t param)
 {
     uint64_t start;
@@ -457,7 +457,7 @@ static bool owns_any(const struct exchange *exchange, uint32_t param)
     return exchange_owned(exchange, exchange->self, param, &start) > 0;
 }
 
-/* Orders a gather between GPUs. A node that neither asks nor owns any of the parameters has nothing to do. */
+/* Orders a gather between GPUs, unless this node does not ask and owns no part of the parameters. */
 static const char *order_gather(struct exchange *exchange, const struct exchange_service *service)
 {
     bool asks = service->node == exchange->self, has_part = asks;

@@ -2,7 +2,7 @@
 
 /*
  * Weights between nodes: node 0 sends initial weights to all nodes, the owners send updated weights to all nodes, and
- * node 0 sends what rank 0 has written in a window, state included.
+ * node 0 sends rank 0's edits of a write window, including edited state.
  */
 
 #include <string.h>
@@ -16,7 +16,7 @@
 
 /* ---- weights ------------------------------------------------------------------------------------------- */
 
-/* The weights of a bucket that a node owns. */
+/* Return: a move of the weights of a bucket that a node owns. */
 static struct engine_move bucket_weights(const struct exchange *exchange, enum exchange_segment segment, uint32_t b,
                                          unsigned node)
 {
@@ -29,7 +29,7 @@ static struct engine_move bucket_weights(const struct exchange *exchange, enum e
         .segment = segment, .offset_bytes = bucket->weight_offset_bytes + start * size, .n_bytes = n_elems * size};
 }
 
-/* Adds the move from node 0 to a node that lacks the data: on node 0 the sending, on that node the receiving. */
+/* Adds the move from node 0 to a node that lacks the data. Node 0 sends, and that node receives. */
 static void spread_to(struct exchange *exchange, const struct exchange_said *said, unsigned node,
                       struct engine_move move)
 {
@@ -41,8 +41,8 @@ static void spread_to(struct exchange *exchange, const struct exchange_said *sai
 }
 
 /*
- * Weights that have arrived, and come again because a daemon was replaced, are not adopted twice. If the first ones are
- * being adopted, the second ones wait for that (exchange_adopt()).
+ * Drops arrived weights that come again because a daemon was replaced, so that they are not adopted twice. If the first
+ * weights are being adopted, the second weights wait (exchange_adopt()).
  */
 static void forget_older(struct exchange *exchange)
 {
@@ -57,7 +57,7 @@ static void forget_older(struct exchange *exchange)
 
 /*
  * Stages 1 and 2: all nodes get all weights. Stage 3: each node gets the weights that it owns, and the frozen
- * parameters, which lie behind the buckets.
+ * parameters, which are behind the buckets.
  */
 const char *exchange_spread(struct exchange *exchange, const struct exchange_said *said)
 {
@@ -150,7 +150,7 @@ static const uint8_t *initial_weights(const struct exchange *exchange)
     return config_stage(exchange->job->config) == 3 ? exchange->spreading.map : exchange->job->state->weights.map;
 }
 
-/* Nothing may still write weights when this node says that it has them. */
+/* Return: whether weights are being adopted. This node reports them only when no adoption still writes weights. */
 static bool is_adopting(const struct exchange *exchange)
 {
     const struct motion *motion = exchange->motions;
@@ -213,7 +213,7 @@ void exchange_window(struct exchange *exchange, const struct segment *segment)
         exchange_share(exchange, EXCHANGE_READING, NULL);
 }
 
-/* The elements of a parameter that a node owns. offset_bytes: where the parameter begins. */
+/* Return: a move of the elements of a parameter that a node owns. offset_bytes: where the parameter begins. */
 static struct engine_move owned_elems(const struct exchange *exchange, uint32_t p, unsigned node, uint64_t offset_bytes,
                                       size_t elem_bytes)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The exchange between nodes: its life, motions as orders to the engine, and the way of a parcel. */
+/* The exchange between nodes: its life, its orders to the engine, and the motions of parcels. */
 
 #include "daemon/exchange/exchange.h"
 
@@ -22,7 +22,7 @@ _Static_assert((int)NODE_MAX_NODES == (int)CONFIG_MAX_NODES && (int)STEP_MAX_RAN
                "what config admits, a mask must hold");
 
 enum {
-    MOVE_BASE_MS = 1800,       /* with ENGINE_GRACE_MS a frozen engine is noticed within 3 s */
+    MOVE_BASE_MS = 1800,       /* with ENGINE_GRACE_MS, a frozen engine is detected within 3 s */
     MOVE_BYTES_PER_MS = 10000, /* a link slower than 10 MB/s counts as frozen; picked */
 };
 
@@ -71,7 +71,7 @@ int exchange_new(struct exchange **out, struct job *job, const struct exchange_o
 {
     struct exchange *exchange = calloc(1, sizeof(*exchange));
 
-    assert(exchange_plan_n_sources(job->config) <= STEP_MAX_RANKS); /* config admits no more */
+    assert(exchange_plan_n_sources(job->config) <= STEP_MAX_RANKS); /* config rejects more */
     if (!exchange)
         return -ENOMEM;
     exchange->job = job;
@@ -109,7 +109,7 @@ void exchange_free(struct exchange *exchange)
     free(exchange);
 }
 
-/* An empty segment has no descriptor. */
+/* Sets an empty segment to NULL, because it has no descriptor. */
 static void set_segment(struct exchange *exchange, enum exchange_segment number, const struct segment *segment)
 {
     exchange->segments[number] = segment && segment->n_bytes > 0 ? segment : NULL;
@@ -133,7 +133,7 @@ int exchange_form(struct exchange *exchange)
         parcel->start = start - layout->parcels[p].offset_elems;
     }
     exchange->incoming_elems = exchange_plan_incoming_elems(job->config, layout);
-    /* Between GPUs nothing comes into this memory. */
+    /* Between GPUs no pieces arrive in this memory. */
     r = segment_init(&exchange->incoming, "incoming",
                      job->executor->on_gpus ? 0 : exchange_plan_incoming_bytes(job->config, layout));
     if (r == 0 && config_stage(job->config) == 3)
@@ -153,7 +153,7 @@ int exchange_form(struct exchange *exchange)
     return r;
 }
 
-/* Ends the loan of the parcel's slot, if there is one. */
+/* Ends the loan of the parcel's slot, if it is lent. */
 static void end_loan(struct moving_parcel *parcel)
 {
     struct ring *ring = steal_ptr(parcel->ring);
@@ -235,10 +235,9 @@ bool exchange_post(struct exchange *exchange, uint64_t tag, enum traffic_kind tr
         return false;
     for (size_t i = 0; i < order.n_moves; i++)
         exchange->n_waiting_bytes += exchange->moves[i].n_bytes;
-    /* Orders wait for each other, so each one's timeout covers all bytes under way. */
+    /* Orders wait for each other, so the timeout of each order covers the bytes of all unfinished orders. */
     order.timeout_ms = (uint32_t)MIN(MOVE_BASE_MS + exchange->n_waiting_bytes / MOVE_BYTES_PER_MS, (uint64_t)INT32_MAX);
-    /* A slot of `serving` is used again as soon as the engine has done the order; all else stays until it has arrived.
-     */
+    /* A slot of `serving` is reused when the engine has done the order. Other data stay until they have arrived. */
     order.lasting = order.moves[0].segment != EXCHANGE_SERVING;
     (void)failpoint("order");
     (void)exchange->ops.order(exchange->ops.userdata, &order);
@@ -276,7 +275,7 @@ static bool is_present(const struct exchange_said *said, unsigned source)
     return present;
 }
 
-/* Where a piece of another node goes in `incoming`, in elements. index: among the other nodes' pieces. */
+/* Return: where a piece of another node goes in `incoming`, in elements. index: among the other nodes' pieces. */
 static uint64_t incoming_elem(const struct motion *motion, unsigned index)
 {
     const struct exchange *exchange = motion->exchange;
@@ -284,7 +283,7 @@ static uint64_t incoming_elem(const struct motion *motion, unsigned index)
     return exchange->incoming_elems * (unsigned)motion->incoming + exchange->parcels[motion->parcel].n_elems * index;
 }
 
-/* Uses the first free slot: it was in use last, and is likeliest still in a cache. Return: false, none is free. */
+/* Uses the first free slot, because it is likeliest still in a cache. Return: false if no slot is free. */
 static bool take_incoming(struct motion *motion)
 {
     struct exchange *exchange = motion->exchange;
@@ -307,7 +306,7 @@ static unsigned index_among_others(const struct exchange *exchange, unsigned sou
     return index;
 }
 
-/* Shares a segment under that number with the engine. NULL, or an empty segment: the engine unmaps the number. */
+/* Shares a segment under that number with the engine. NULL or an empty segment: the engine unmaps the number. */
 static void share_segment(struct exchange *exchange, enum exchange_segment number, const struct segment *segment)
 {
     (void)exchange->ops.share(exchange->ops.userdata, number,
@@ -334,7 +333,7 @@ static bool lies_in(const struct segment *segment, const uint8_t *data)
     return data >= segment->map && data < segment->map + segment->n_bytes;
 }
 
-/* Where this node's piece of a parcel lies, for the engine: segment and offset_bytes. */
+/* Return: a move with the segment and offset_bytes of this node's piece of a parcel. */
 static struct engine_move locate_piece(struct exchange *exchange, uint32_t parcel, unsigned piece)
 {
     const struct step *step = exchange->job->step;
@@ -349,7 +348,7 @@ static struct engine_move locate_piece(struct exchange *exchange, uint32_t parce
     return (struct engine_move){.segment = EXCHANGE_OVERFLOW, .offset_bytes = (uint64_t)(data - ring->overflow.map)};
 }
 
-/* Sends this node's piece: each owner gets its slice. */
+/* Sends each owner its slice of this node's piece. */
 static void send_piece(struct exchange *exchange, const struct exchange_said *said, const struct source *source)
 {
     const struct step *step = exchange->job->step;
@@ -387,7 +386,7 @@ static void receive_piece(const struct motion *motion, unsigned source)
                                 });
 }
 
-/* Orders a parcel: sends this node's pieces to their owners, receives other nodes' pieces of what this node owns. */
+/* Orders a parcel: sends this node's pieces to the owners, and receives other nodes' pieces of the owned elements. */
 static void order_parcel(struct motion *motion)
 {
     struct exchange *exchange = motion->exchange;
@@ -431,7 +430,7 @@ static bool copy_masks(const struct exchange *exchange, struct motion *motion, c
     return motion->masks != NULL;
 }
 
-/* Is this node asked to send a slot that it does not have? */
+/* Return: whether this node must send a slot that it does not have. */
 static bool lacks_slot(const struct exchange *exchange, const struct exchange_said *said)
 {
     const struct parcel *parcel = &exchange->job->work.parcels[said->parcel];
@@ -470,7 +469,8 @@ const char *exchange_parcel(struct exchange *exchange, const struct exchange_sai
         return exchange_give_to_devices(motion);
     }
     /*
-     * Node 0 says no more parcels at a time than there are slots. If it does, the generation ends; it says them again.
+     * Node 0 announces at most as many parcels at a time as there are slots. If it announces more, the generation ends,
+     * and node 0 announces them again.
      */
     if (!motion->serves && exchange->parcels[said->parcel].n_elems > 0 && !take_incoming(motion)) {
         exchange_drop_motion(motion);
@@ -517,7 +517,7 @@ void exchange_finish(struct motion *motion)
         exchange->ops.moved(exchange->ops.userdata, tag, parcel);
 }
 
-/* A sum of the parcel is done: starts the next one that waited for it, of this node's ranks or of pieces. */
+/* Starts the parcel's next sum, of this node's ranks or of pieces, because the sum before it is done. */
 static void go_on_with_parcel(struct exchange *exchange, uint32_t parcel)
 {
     collect_parcel(exchange->job, parcel);
@@ -557,7 +557,7 @@ static const uint8_t *source_data(const struct motion *motion, unsigned s)
 
     if (source->node == exchange->self)
         return step_piece(step, parcel, source->piece);
-    /* The reduction counts from the parcel's start, but reads only the owned elements: `incoming` has no others. */
+    /* The reduction counts from the parcel's start, but reads only the owned elements, which `incoming` has. */
     return exchange->incoming.map + incoming_elem(motion, index_among_others(exchange, s)) * size -
            exchange->parcels[parcel].start * size;
 }
@@ -629,7 +629,7 @@ void exchange_summed(struct exchange *exchange, uint32_t parcel)
     struct motion *next;
 
     for (struct motion *motion = exchange->motions; motion; motion = next) {
-        next = motion->next; /* because a motion that moves nothing ends at once */
+        next = motion->next; /* because an empty motion ends at once */
         if (motion->kind == MOTION_PARCEL && motion->parcel == parcel && motion->waits) {
             motion->waits = false;
             if (step_sends_slots(exchange->job->step, parcel))
@@ -648,17 +648,17 @@ void exchange_broken(struct exchange *exchange)
     while (*link) {
         struct motion *motion = *link;
 
-        /* A motion on GPUs is reported as done or cancelled when their engine has ended. */
+        /* The engine of the GPUs reports its motions as done or cancelled when it ends. */
         if (motion->arrived || (motion->on_devices && motion->working)) {
             link = &motion->next;
             continue;
         }
         *link = motion->next;
-        motion_free(motion); /* a fetch stays pending: node 0 says it again */
+        motion_free(motion); /* a fetch stays pending: node 0 announces it again */
     }
     exchange_break_serving(exchange);
     exchange->n_waiting_bytes = 0;
-    exchange->shared_ring = NULL; /* the next engine has none yet */
+    exchange->shared_ring = NULL; /* the next engine maps no ring yet */
 }
 
 size_t exchange_list_arrived(const struct exchange *exchange, uint64_t *tags, size_t max)

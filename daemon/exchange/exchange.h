@@ -2,29 +2,29 @@
 #pragma once
 
 /*
- * The exchange moves data between nodes through this node's engine: partial sums of a parcel go to their owners,
- * weights to all nodes. Node 0 says what moves next (nodes.h), each such motion under a tag. The exchange turns the
- * motion into orders to the engine, and adds or adopts the data that has come in.
+ * The exchange moves data between nodes through this node's engine: partial sums of a parcel go to their owners, and
+ * weights go to all nodes. Node 0 announces each motion under a tag (nodes.h). The exchange turns the motion into
+ * orders to the engine, and adds or adopts the data that has arrived.
  *
- * The way of a parcel between nodes:
+ * A parcel moves between nodes in these stages:
  *
- *   this node's ranks have pushed the whole parcel        parcel_complete(): node 0 is told
- *   every node is ready, or has nothing of it             parcel_await(), exchange_parcel()
+ *   this node's ranks have pushed the whole parcel        parcel_complete(), reported to node 0
+ *   every node is ready, or has no part of the parcel     parcel_await(), exchange_parcel()
  *   collect has summed this node's ranks into staging     exchange_summed(): each owner gets its slice of each piece
- *   the others' slices are here                           step_combine() adds all pieces, in rank order; then moved()
+ *   the other nodes' slices have arrived                  step_combine() adds all pieces, in rank order; then moved()
  *   all nodes have their slices                           collect_settled(): staging may be overwritten
  *
- * If the slot of the only local rank is the piece (step_sends_slots), the rank's ring lends the slot instead: the slot
- * is sent at once, while workers still inspect it. The loan ends when all nodes have the slot's data.
+ * If the slot of the only local rank is the piece (step_sends_slots), the rank's ring lends the slot. The slot is sent
+ * at once, while workers still inspect it. The loan ends when all nodes have the slot's data.
  *
- * If gradients, state and weights lie on GPUs (device: cuda), parcels and the gathering of weights are orders to the
- * engine of the GPUs instead (step-device.h, devices.h). All nodes order in the one sequence in which node 0 says the
- * motions. Each rank is a source of its own there, and every owner adds. All nodes also take part in a motion that is
- * said again. The rare rest goes through host memory in the way above: initial weights and windows by the staging copy
- * of the state (state.h), state that is read by copies of it.
+ * If gradients, state and weights are on GPUs (device: cuda), the engine of the GPUs moves parcels and gathers weights
+ * instead (step-device.h, devices.h). All nodes order in the sequence in which node 0 announces the motions. Each rank
+ * is a source of its own, and every owner adds. All nodes also take part in a motion that is announced again. Rare
+ * motions still go through host memory, as above. Initial weights and windows use the staging copy of the state
+ * (state.h). State that a rank reads is copied from the GPUs first.
  *
- * The orders of an engine that fails are lost (exchange_broken). Node 0 then says each motion again that has not
- * arrived at all nodes, and names the nodes where it has: those nodes only send.
+ * If an engine fails, its orders are lost (exchange_broken). Node 0 then announces again each motion that has not
+ * arrived at all nodes. The announcement names the nodes where the motion has arrived. Those nodes only send.
  *
  * Loop thread; workers add and adopt.
  */
@@ -44,52 +44,52 @@ struct request_init;
 struct state_edits;
 struct ring;
 
-/* Segments as the engine knows them. */
+/* The numbers of the engine's segments. */
 enum exchange_segment {
-    EXCHANGE_STAGING,  /* of the step: partial sums of this node's pieces */
+    EXCHANGE_STAGING,  /* the step's partial sums of this node's pieces */
     EXCHANGE_INCOMING, /* other nodes' pieces of the owned partitions */
     EXCHANGE_WEIGHTS,
     EXCHANGE_STATE,     /* masters and moments of the owned partitions */
     EXCHANGE_POOL,      /* stage 3 */
-    EXCHANGE_SERVING,   /* for other nodes: 16-bit weights rounded from masters, moments widened, values of GPUs */
-    EXCHANGE_READING,   /* state that a rank reads; or what was written in a window */
-    EXCHANGE_SPREADING, /* stage 3: initial weights on their way to their owners; or a window */
+    EXCHANGE_SERVING,   /* for other nodes: rounded weights, widened moments, values from GPUs */
+    EXCHANGE_READING,   /* state that a rank reads, or state that a window wrote */
+    EXCHANGE_SPREADING, /* stage 3: initial weights for their owners; or the window */
     EXCHANGE_N_SEGMENTS,
-    /* Not when an engine is set up, but before the first order that needs them: of the ring that is lent. */
+    /* The ring that lends slots. Shared before the first order that needs them, not when an engine is set up. */
     EXCHANGE_RING = EXCHANGE_N_SEGMENTS,
     EXCHANGE_OVERFLOW,
 };
 
-/* A fetch, as node 0 says it to all. */
+/* A fetch, as node 0 announces it to all nodes. */
 struct exchange_service {
     uint64_t tag, id;
-    unsigned node; /* that fetches */
-    unsigned rank; /* FETCH_GATHERED: of that node, whose GPU it is for */
+    unsigned node; /* the node that fetches */
+    unsigned rank; /* FETCH_GATHERED: the rank of that node whose GPU gets the parameters */
     enum fetch_kind kind;
     const uint64_t *params;
     size_t n_params;
 };
 
 struct exchange_ops {
-    /* Return: 0 or -errno; then the engine is failing, too. */
+    /* Return: 0; or -errno, then the engine is failing, too. */
     int (*order)(void *userdata, const struct engine_order *order);
     /* This node has done everything for the motion with this tag. */
     void (*moved)(void *userdata, uint64_t tag, uint32_t parcel);
-    /* Asks node 0 to have other nodes serve this fetch (exchange_serve). id: of the fetch, on this node; no tag. */
+    /* Asks node 0 to announce this fetch (exchange_serve). id: this node's number of the fetch, not a tag. */
     void (*fetch)(void *userdata, const struct exchange_service *asked);
     /* Replaces the engine's segment of that number. segment: never NULL. Return: 0 or -errno. */
     int (*share)(void *userdata, enum exchange_segment number, const struct segment *segment);
-    /* A motion that was accepted cannot be carried out: the generation is broken. why: a static sentence. */
+    /* Ends the generation, because an accepted motion cannot be carried out. why: a static sentence. */
     void (*wrong)(void *userdata, const char *why);
     void *userdata;
 };
 
-/* A motion, as node 0 says it. */
+/* A motion, as node 0 announces it. */
 struct exchange_said {
     uint64_t tag;
-    uint64_t arrived; /* nodes that have the bytes already, as a mask */
+    uint64_t arrived; /* mask of the nodes that already have the data */
     uint32_t parcel, micro_batch, pass;
-    const uint64_t *masks; /* per part of the parcel, a mask over the pieces of all nodes; n_masks 0: all pieces */
+    const uint64_t *masks; /* per part: a mask over the pieces of all nodes; n_masks 0: all pieces */
     size_t n_masks;
 };
 
@@ -99,69 +99,69 @@ struct exchange_said {
  */
 uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t param, uint64_t *start);
 
-/* For a job of several nodes. Return: 0 or -ENOMEM. */
+/* Makes the exchange of a job of several nodes. Return: 0 or -ENOMEM. */
 int exchange_new(struct exchange **out, struct job *job, const struct exchange_ops *ops);
 void exchange_free(struct exchange *exchange);
 
-/* The job's layout and step stand. Pages of the incoming segment are the caller's to reserve. Return: 0 or -errno. */
+/* The job has its layout and step. The caller reserves the pages of the incoming segment. Return: 0 or -errno. */
 int exchange_form(struct exchange *exchange);
 void exchange_drop(struct exchange *exchange);
-/* EXCHANGE_N_SEGMENTS of them, valid until exchange_drop(). */
+/* Return: EXCHANGE_N_SEGMENTS segments, valid until exchange_drop(). */
 const struct segment *const *exchange_segments(const struct exchange *exchange);
 
 /*
- * This node's gradients of a parcel that was accepted lie in that ring and are sent from there. Holds the ring until
+ * Lends a slot: this node's gradients of an accepted parcel are sent from the ring. Holds the ring until
  * exchange_end_loan() or exchange_end_loans().
  */
 void exchange_lend(struct exchange *exchange, uint32_t parcel, struct ring *ring);
-/* All nodes have what they own of the parcel. */
+/* Ends the loan of the parcel's slot, because all nodes have the elements that they own. */
 void exchange_end_loan(struct exchange *exchange, uint32_t parcel);
-/* The step is committed or aborted. */
+/* Ends all loans, because the step is committed or aborted. */
 void exchange_end_loans(struct exchange *exchange);
-/* Does this node own any elements of the parcel, and so add their pieces? */
+/* Return: whether this node owns elements of the parcel. Then it adds their pieces. */
 bool exchange_owns_any(const struct exchange *exchange, uint32_t parcel);
-/* A ring is about to be freed: the engine must unmap it. */
+/* Makes the engine unmap the ring, which will be freed. */
 void exchange_ring_is_gone(struct exchange *exchange, const struct ring *ring);
 
-/* Return: NULL, or why it cannot be done: a static sentence. The generation is broken then. */
+/* Starts the motion. Return: NULL; or why it cannot be done, a static sentence. Then the generation ends. */
 const char *exchange_parcel(struct exchange *exchange, const struct exchange_said *said);
 const char *exchange_spread(struct exchange *exchange, const struct exchange_said *said);
-/* Node 0, stage 3: initial weights of rank 0, for their owners. Any thread. Return: 0 or -errno. */
+/* Node 0, stage 3: keeps initial weights of rank 0 for their owners. Any thread. Return: 0 or -errno. */
 int exchange_init(struct exchange *exchange, const struct request_init *init, const void *weights);
-/* The initial weights have reached their owners: frees the pages that held them. */
+/* Frees the pages of the initial weights, because all owners have them. */
 void exchange_spread_is_over(struct exchange *exchange);
 const char *exchange_gather(struct exchange *exchange, const struct exchange_said *said);
 
 /*
- * Fetches the elements of the parameters that other nodes own; this node's own elements are not touched. A gather by
- * GPUs is an exception: it fetches all elements of all parameters, and never returns 1. Fetches of state are served one
- * after the other. Return: 0 or -ENOMEM (done() will not be called); 1: there is nothing to fetch.
+ * Fetches the elements of the parameters that other nodes own. This node's elements do not change. A gather by GPUs is
+ * an exception: it fetches all elements of all parameters, and never returns 1. Fetches of state run one after the
+ * other. Return: 0; 1: there is nothing to fetch, and done() is not called; or -ENOMEM, then done() is not called.
  */
 int exchange_fetch(struct exchange *exchange, const struct fetch *fetch);
-/* Asks node 0 again for all fetches that it was asked for. */
+/* Repeats all requests to node 0 for fetches that have not ended. */
 void exchange_ask_again(struct exchange *exchange);
+/* Sends this node's elements of the fetch, or receives them if this node fetches. Return: as exchange_parcel(). */
 const char *exchange_serve(struct exchange *exchange, const struct exchange_service *service);
-/* Ends all fetches of this node: each one's done() gets -ECANCELED. */
+/* Ends all fetches of this node. Each done() gets -ECANCELED. */
 void exchange_cancel(struct exchange *exchange);
 
-/* A write window is open, with its segment, or it is gone (NULL). */
+/* Shares the segment of the open write window. NULL: the window is gone. */
 void exchange_window(struct exchange *exchange, const struct segment *segment);
 /*
- * Sends what rank 0 has written from node 0's window to the owners' windows. written: the state that was written, each
- * entry parameter << 8 | enum state_kind. edits: where that state lies on node 0, and where it goes on the others;
- * NULL: no state was written.
+ * Sends rank 0's edits from node 0's window to the owners' windows. written: the edited state, each entry parameter <<
+ * 8 | enum state_kind. edits: the state's place on node 0 and on the other nodes; NULL: no state was edited.
  */
 const char *exchange_write(struct exchange *exchange, const struct exchange_said *said, const uint64_t *written,
                            size_t n_written, const struct state_edits *edits);
 
-/* The engine has done an order. */
+/* Handles the engine's report that an order is done. */
 void exchange_done(struct exchange *exchange, const struct engine_done *done);
-/* Partial sums of the parcel are in staging, or its slot was inspected: continues the motions that waited for that. */
+/* Continues the parcel's waiting motions: its partial sums are in staging, or its slot was inspected. */
 void exchange_summed(struct exchange *exchange, uint32_t parcel);
-/* The engine is gone: forgets the motions that had not arrived. */
+/* The engine is gone. Drops the motions that have not arrived. */
 void exchange_broken(struct exchange *exchange);
-/* Lists the tags of motions that arrived but are not finished. Return: their number; no more than max are written. */
+/* Lists the tags of motions that arrived but are not finished. Writes at most max tags. Return: their number. */
 size_t exchange_list_arrived(const struct exchange *exchange, uint64_t *tags, size_t max);
 
-/* Is anything of a parcel under way? */
+/* Return: whether a parcel is moving. */
 bool exchange_is_busy(const struct exchange *exchange);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The journal lies in one segment: a page of numbers, the base, two heads, two logs. Its pages come when they are needed. */
+/* The journal is one segment: a page of numbers, the base, two heads, two logs. Its pages are reserved on demand. */
 
 #include "daemon/memory/journal.h"
 
@@ -18,22 +18,22 @@
 #define PAGE_BYTES UINT64_C(65536)
 #define BASE_BYTES (UINT64_C(1) << 30)
 #define LOG_BYTES (UINT64_C(4) << 30)
-#define RESERVE_BYTES (UINT64_C(1) << 20) /* at a time: its pages are zeroed within 0.3 ms */
+#define RESERVE_BYTES (UINT64_C(1) << 20)  /* reserved at a time: these pages are zeroed within 0.3 ms */
 #define MAGIC UINT64_C(0x6c616e72756f6a7a) /* "zjournal" */
 
-/* The first page. Fixed: later versions of the daemon read it. */
+/* The first page. Its format is fixed, because later versions of the daemon read it. */
 struct page {
     uint64_t magic;
     uint32_t version;
-    _Atomic(uint32_t) current; /* 0: no head is valid; else 1 + its index */
-    uint64_t mark;              /* random; in the names of all that is kept with it */
+    _Atomic(uint32_t) current; /* 0: no head is valid; else 1 + the valid head's index */
+    uint64_t mark;             /* random; part of the names of all kept segments */
     _Atomic(uint64_t) base_tail;
     struct {
         uint64_t n_bytes, sum;
     } heads[2];
     _Atomic(uint64_t) tails[2]; /* of the logs; log i belongs to head i */
     _Atomic(uint64_t) beat_ns;  /* CLOCK_MONOTONIC */
-    _Atomic(uint32_t) check;    /* ~current, or what it is about to be; 0: of a version that did not write it */
+    _Atomic(uint32_t) check;    /* ~current, or ~ its next value; 0: written by a version without it */
     uint32_t unused;
 };
 
@@ -47,7 +47,7 @@ struct header {
 
 _Static_assert(sizeof(struct header) == 16, "a later daemon reads it");
 
-/* A part of the segment whose pages come as it grows. */
+/* A part of the segment. Its pages are reserved as it grows. */
 struct area {
     uint64_t start_bytes, n_bytes, reserved_bytes;
 };
@@ -80,7 +80,7 @@ static void begin_page(struct page *page)
     page->check = ~UINT32_C(0);
     while (page->mark == 0)
         if (getrandom(&page->mark, sizeof(page->mark), 0) < 0)
-            page->mark = 1; /* a kernel without random numbers: one job at a time is all the same */
+            page->mark = 1; /* no random numbers: a fixed mark suffices for one job at a time */
 }
 
 int journal_new(struct journal **out)
@@ -125,8 +125,8 @@ bool journal_is_valid(const struct journal *journal)
     return journal && journal->page->magic == MAGIC && current(journal) != 0;
 }
 
-/* A daemon that is killed within make_current() leaves the new head, with an empty log, or the head before: both are
- * whole. */
+/* If a daemon is killed within make_current(), the new head with an empty log or the previous head is valid. Both are
+ * complete. */
 bool journal_is_damaged(const struct journal *journal)
 {
     const struct page *page = journal->page;
@@ -144,7 +144,7 @@ uint32_t journal_version(const struct journal *journal)
     return journal->page->version;
 }
 
-/* Stores come in the order of the program, in this process and for whoever looks after its death. */
+/* Stores stay in program order, for this process and for the next daemon after a kill. */
 static void store_word(_Atomic(uint64_t) *word, uint64_t value)
 {
     undo_order();
@@ -158,8 +158,8 @@ static void put_check(struct journal *journal, uint32_t value)
     undo_order();
 }
 
-/* "None" is checked before it is true, a head when it is: so neither is taken for the other, see journal_is_damaged().
- */
+/* `check` is written before `current` is set to 0, but after `current` is set to a head. So journal_is_damaged() can
+ * distinguish a kill in between from damage. */
 static void make_current(struct journal *journal, uint32_t value)
 {
     undo_order();
@@ -191,7 +191,7 @@ void journal_give_up(struct journal *journal, int r)
     make_current(journal, 0);
 }
 
-/* Return: whether the first n_bytes of the area have pages. */
+/* Reserves pages for the first n_bytes of the area, if they are missing. Return: false if the journal gave up. */
 static bool has_pages(struct journal *journal, struct area *area, uint64_t n_bytes)
 {
     uint64_t more;
@@ -260,7 +260,7 @@ void journal_turn(struct journal *journal, const void *head, size_t n_bytes)
 
     if (!journal || journal->given_up)
         return;
-    i = current(journal) == 1 ? 1 : 0; /* the one that is not current */
+    i = current(journal) == 1 ? 1 : 0; /* the head that is not current */
     if (!has_pages(journal, &journal->heads[i], n_bytes))
         return;
     memcpy(journal->segment.map + journal->heads[i].start_bytes, head, n_bytes);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A quota grants charges up to its limit, and knows how much memory the machine has left. */
+/* Grants charges up to a quota's limit, and reads the headroom of the machine. */
 
 #include "daemon/memory/quota.h"
 
@@ -44,7 +44,7 @@ static void fclosep(FILE **f)
         fclose(*f);
 }
 
-/* Return: the number in the file, UINT64_MAX for "max" or when there is none. */
+/* Return: the number in the file, or UINT64_MAX if the file has "max" or no number. */
 static uint64_t read_number(const char *path)
 {
     _cleanup_(fclosep) FILE *f = fopen(path, "re");
@@ -70,8 +70,8 @@ static uint64_t read_available(const char *proc_root)
 }
 
 /*
- * Headroom of one cgroup folder. Page cache that can be given back counts as
- * used by the kernel's figure, so inactive file pages are added back.
+ * Return: the headroom of one cgroup. The kernel's usage includes page cache that can be reclaimed, so inactive file
+ * pages are subtracted from it.
  */
 static uint64_t folder_headroom(const char *folder, const char *limit_name, const char *usage_name)
 {
@@ -83,7 +83,7 @@ static uint64_t folder_headroom(const char *folder, const char *limit_name, cons
     limit = read_number(path);
     snprintf(path, sizeof(path), "%s/%s", folder, usage_name);
     usage = read_number(path);
-    /* cgroup v1 says "no limit" as a number near the top of int64. */
+    /* In cgroup v1 a number near the top of int64 means no limit. */
     if (limit >= (UINT64_C(1) << 62) || usage == UINT64_MAX)
         return UINT64_MAX;
     snprintf(path, sizeof(path), "%s/memory.stat", folder);
@@ -95,7 +95,7 @@ static uint64_t folder_headroom(const char *folder, const char *limit_name, cons
     return limit > usage ? limit - usage : 0;
 }
 
-/* The tightest headroom from the process's own cgroup up to the root of the hierarchy. */
+/* Return: the least headroom of the process's own cgroup and all its ancestors. */
 static uint64_t walk_up(const char *root, const char *group, const char *limit_name, const char *usage_name)
 {
     char folder[PATH_MAX];
@@ -116,7 +116,7 @@ static uint64_t walk_up(const char *root, const char *group, const char *limit_n
     }
 }
 
-/* Lines of /proc/self/cgroup: "0::/a/b" is the unified hierarchy, "9:memory:/a/b" version 1. */
+/* In /proc/self/cgroup the line "0::/a/b" is the unified hierarchy, and "9:memory:/a/b" is version 1. */
 static uint64_t read_cgroup(const char *proc_root, const char *cgroup_root)
 {
     _cleanup_(fclosep) FILE *f = NULL;

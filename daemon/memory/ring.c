@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A ring finds the slots of a parcel in a rank's shared memory and counts its tickets. */
+/* Opens, finds and credits the slots of a ring, and grants overflow extents. */
 
 #include "daemon/memory/ring.h"
 
@@ -17,7 +17,7 @@
 _Static_assert(sizeof(struct ring_slot) == RING_SLOT_BYTES && sizeof(struct ring_extent) == RING_EXTENT_BYTES,
                "as the budget counts them");
 
-/* The daemon cannot read a ring on a GPU: an access ends the process at once. */
+/* Reserves addresses for a ring on a GPU. The daemon cannot read them: an access ends the process. */
 static int make_places(struct ring *ring)
 {
     void *places = mmap(NULL, ring->ring_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -115,7 +115,7 @@ bool ring_is_held_back(const struct ring *ring, uint32_t param)
     const struct held_pushes *held;
     uint32_t n;
 
-    if (ring->places) /* nobody can look there */
+    if (ring->places) /* the ring is on a GPU and cannot be read */
         return false;
     held = (const struct held_pushes *)(ring->ring.map + held_pushes_offset(ring->ring_bytes));
     n = MIN(atomic_load_explicit(&held->n, memory_order_acquire), (uint32_t)HELD_PUSHES);
@@ -136,7 +136,7 @@ void ring_set_writing(const struct ring *ring, bool writing)
     struct credit_page *page = ring_credit_page(ring);
     uint64_t generation = atomic_load_explicit(&page->generation, memory_order_relaxed);
 
-    if (generation % 2 != writing) /* an earlier daemon may have said it already */
+    if (generation % 2 != writing) /* an earlier daemon may already have written it */
         atomic_store_explicit(&page->generation, generation + 1, memory_order_release);
 }
 
@@ -148,7 +148,7 @@ static struct ring_extent *find_extent(struct ring *ring, uint64_t offset_bytes)
     return NULL;
 }
 
-/* Overflow slots only, so seldom: not worth a field to be kept right. */
+/* Searches instead of keeping a field, because overflow slots are rare. */
 static bool holds_slot(const struct ring *ring, const struct ring_extent *extent)
 {
     for (uint32_t i = 0; i < ring->n_tickets; i++)
@@ -168,7 +168,7 @@ static bool place_is_valid(struct ring *ring, const struct ring_use *use)
     return extent && extent->busy && !extent->reserving && use->n_bytes <= extent->n_bytes && !holds_slot(ring, extent);
 }
 
-/* A second slot of one parcel and pass: each would hold a part of its gradients, and one be reduced. */
+/* Return: whether the parcel and pass already have a slot. With two slots only one would be reduced. */
 static bool is_open_already(const struct ring *ring, const struct ring_use *use)
 {
     const struct ring_slot *slot = ring_find(ring, use->parcel, use->micro_batch, use->pass);
@@ -292,7 +292,7 @@ bool ring_credit_is_near(const struct ring *ring)
     return false;
 }
 
-/* The lowest gap of n_bytes between extents. Return: index at which the new extent goes, or RING_NONE. */
+/* Finds the lowest gap of n_bytes between extents. Return: the index for the new extent, or RING_NONE. */
 static uint32_t find_gap(const struct ring *ring, uint64_t n_bytes, uint64_t *offset)
 {
     uint64_t end = 0;
@@ -315,7 +315,7 @@ static void remove_extent(struct ring *ring, uint32_t i)
     memmove(&ring->extents[i], &ring->extents[i + 1], (ring->n_extents - i) * sizeof(ring->extents[0]));
 }
 
-/* Gives back the pages before extent i that no extent touches. */
+/* Frees the pages before extent i that no extent uses. */
 static void punch_gap(struct ring *ring, uint32_t i)
 {
     uint64_t start = i > 0 ? ring->extents[i - 1].offset_bytes + ring->extents[i - 1].n_bytes : 0;
@@ -327,7 +327,7 @@ static void punch_gap(struct ring *ring, uint32_t i)
         segment_punch(&ring->overflow, start, end - start);
 }
 
-/* Gives the pages of idle extents back, those that this step used included when all. */
+/* Frees the pages of idle extents. all: also of those that this step has used. */
 static void drop_idle(struct ring *ring, bool all)
 {
     for (uint32_t i = ring->n_extents; i-- > 0;) {
@@ -347,12 +347,12 @@ int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uin
     uint64_t offset;
     uint32_t at;
 
-    /* Not whole pages: thousands of parcels of a few elements would not fit below the bound. */
+    /* Extents are not whole pages, because thousands of tiny parcels would exceed the bound. */
     n_bytes = round_up(MAX(n_bytes, (uint64_t)1), 64);
     for (uint32_t i = 0; i < ring->n_extents; i++) {
         struct ring_extent *extent = &ring->extents[i];
 
-        /* Only an extent of this size fits: a small parcel must not occupy the extent of a large one. */
+        /* The size must be equal, because a small parcel must not occupy the extent of a large one. */
         if (extent->busy || extent->n_bytes != n_bytes)
             continue;
         extent->busy = extent->used = true;
@@ -381,7 +381,7 @@ int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uin
     return 1;
 }
 
-/* Return: where an extent of that place goes, in the order of offsets; idle ones that overlap it are removed. */
+/* Removes idle extents that overlap the place. Return: the index for its extent, or RING_NONE if one is busy. */
 static uint32_t clear_place(struct ring *ring, uint64_t offset_bytes, uint64_t n_bytes)
 {
     uint32_t at = 0;

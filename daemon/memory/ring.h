@@ -2,23 +2,22 @@
 #pragma once
 
 /*
- * The ring of one incarnation of a rank: the shared memory in which its gradients wait to
- * be reduced, and the tickets by which both sides count what is in use.
+ * The ring of one incarnation of a rank: shared memory for gradients that are not reduced yet, and the tickets by which
+ * client and daemon count the slots in use.
  *
- * A slot holds the gradients of one parcel (layout.h), micro-batch and pass. The client
- * chooses its place in the ring (or uses an overflow extent that it was
- * granted), names it by a ticket, and may use the ticket again when the credit page says so.
- * Slots of a parcel are found by (parcel, micro-batch, pass).
+ * A slot holds the gradients of one parcel (layout.h), micro-batch and pass. The client chooses the slot's place in the
+ * ring, or uses an overflow extent that the daemon granted. The client names the slot by a ticket, and may use the
+ * ticket again when the credit page says so. ring_find() finds a slot by (parcel, micro-batch, pass).
  *
- * The ring itself is bounds and bookkeeping; what a client writes into its
- * slots, or where it lets them overlap, harms only its own gradients.
+ * The daemon checks only bounds and tickets. A client that writes wrong values, or lets its slots overlap, harms only
+ * its own gradients.
  *
- * Overflow extents: pages of the overflow segment that are reserved on demand,
- * kept for the next time, and given back by ring_trim() when a whole step did not need them.
+ * Overflow extents are pages of the overflow segment. They are reserved on demand and kept for reuse. ring_trim() frees
+ * the extents that a whole step did not use.
  *
- * In a job on GPUs the ring lies in device memory: it has room for all of a micro-batch, so there is no overflow.
+ * In a job on GPUs the ring is in device memory. It has room for a whole micro-batch, so there is no overflow.
  *
- * Loop thread only, but ring_reserve_overflow().
+ * Loop thread only, except ring_reserve_overflow().
  */
 
 #include <stdbool.h>
@@ -30,27 +29,27 @@
 enum {
     RING_NONE = UINT32_MAX,
     RING_E_FULL = 1,   /* the overflow bound is reached */
-    RING_E_TICKET = 2, /* a ticket out of range, not free, of another use, or a second one for a parcel and pass */
-    RING_E_PLACE = 3,  /* outside the segment, or in no extent that was granted */
+    RING_E_TICKET = 2, /* ticket out of range, not free, of another use, or a second ticket for a parcel and pass */
+    RING_E_PLACE = 3,  /* outside the segment, or not in a granted extent */
 };
 
 struct ring_slot {
     bool held;
     bool overflow;
-    bool posted; /* its reduction is under way, or it waits for a verdict of the workers */
-    bool lent;   /* posted and reduced, but still read by others (ring_lend) */
-    bool redo;   /* pushed again by a successor: to be compared, not reduced */
+    bool posted; /* its reduction was posted, and the slot is not credited yet */
+    bool lent;   /* posted and reduced, but still read (ring_lend) */
+    bool redo;   /* pushed again by a successor: is compared, not reduced */
     uint32_t parcel;
     uint32_t micro_batch;
     uint32_t pass;
     uint32_t attempt;
     uint32_t use;
-    uint32_t n_pushed;  /* parts in it */
-    uint32_t n_pending; /* comparisons under way */
+    uint32_t n_pushed;  /* parts in the slot */
+    uint32_t n_pending; /* unfinished comparisons */
     uint32_t next;      /* next slot of the parcel, or RING_NONE */
     uint64_t offset_bytes;
-    uint8_t *data;  /* in a job on GPUs a name for the place, and no memory */
-    uint64_t point; /* in a job on GPUs: of the trainer, behind what is in it; 0: none */
+    uint8_t *data;  /* in a job on GPUs: only a name of the place, not readable */
+    uint64_t point; /* in a job on GPUs: the trainer's point after it wrote the slot; 0: none */
 };
 
 struct ring_extent {
@@ -62,7 +61,7 @@ struct ring_extent {
 
 struct ring {
     struct segment ring, overflow, credit;
-    uint8_t *places;     /* in a job on GPUs: as many addresses as the ring has bytes, and no memory behind them */
+    uint8_t *places;     /* in a job on GPUs: reserved addresses for ring_bytes, without memory */
     uint64_t ring_bytes; /* usable */
     uint32_t n_tickets, n_parcels;
     struct ring_slot *slots;     /* by ticket */
@@ -72,11 +71,11 @@ struct ring {
     uint64_t overflow_bytes; /* reserved now */
     uint64_t n_overflows;    /* grants since the beginning */
     uint32_t n_held;
-    uint32_t n_lent;    /* of those */
-    unsigned n_readers; /* workers that still touch it */
+    uint32_t n_lent;    /* held slots that are lent */
+    unsigned n_readers; /* workers that still use the ring */
     bool ready;         /* its pages are reserved */
-    bool replays;       /* slots are opened as they were for an earlier daemon: some were given back since */
-    bool orphaned;      /* nobody will ask for it again: freed with the last reader */
+    bool replays;       /* a replay opens slots again that an earlier daemon may have credited */
+    bool orphaned;      /* has no owner: the last reader frees it */
     void (*freed)(void *userdata, const struct ring *ring);
     void *userdata;
 };
@@ -92,63 +91,64 @@ struct ring_use {
 
 struct ring_options {
     unsigned rank;
-    uint64_t incarnation; /* of the rank: the ring is kept under its name */
+    uint64_t incarnation; /* of the rank; part of the kept segments' names */
     uint64_t ring_bytes;
     uint64_t overflow_bytes; /* the bound: the arena */
     uint32_t n_parcels;
     uint32_t n_tickets;
-    bool on_device; /* the ring lies on a GPU, and is not the daemon's to make; there is no overflow */
-    void (*freed)(void *userdata, const struct ring *ring); /* before it is; may be NULL */
+    bool on_device; /* the ring is on a GPU: the daemon does not make it, and there is no overflow */
+    void (*freed)(void *userdata, const struct ring *ring); /* called before the ring is freed; may be NULL */
     void *userdata;
 };
 
-/* Pages of ring and credit page are to be reserved by the caller, off the loop. Return: 0 or -errno. */
+/* The caller reserves the pages of ring and credit page, off the loop thread. Return: 0 or -errno. */
 int ring_new(struct ring **out, const struct ring_options *options);
 
-/* A worker begins / has ended to touch the ring; the last one frees an orphan. Loop thread. */
+/* A worker begins to use the ring, or ends its use. The last reader frees an orphaned ring. Loop thread. */
 void ring_hold(struct ring *ring);
 void ring_unhold(struct ring *ring);
-/* The owner lets go: freed now, or with the last reader. Slots that are held are forgotten. NULL is fine. */
+/* Frees the ring now, or when the last reader ends. Held slots are lost. NULL is fine. */
 void ring_orphan(struct ring *ring);
 
 struct credit_page *ring_credit_page(const struct ring *ring);
 
-/* The credit page says whether weights are being written. */
+/* Writes to the credit page whether weights are being written. */
 void ring_set_writing(const struct ring *ring, bool writing);
 
-/* Does the client say that a push of this parameter waits to be sent with others? For texts only. */
+/* Return: whether the client holds back a push of this parameter, to send it with others. For messages only. */
 bool ring_is_held_back(const struct ring *ring, uint32_t param);
 
-/* The slot that a push goes to, opened if it is the first of it. Return: 0, RING_E_TICKET, RING_E_PLACE. */
+/* Finds the slot of a push, and opens it for the first push. Return: 0, RING_E_TICKET, or RING_E_PLACE. */
 int ring_open_slot(struct ring *ring, const struct ring_use *use, struct ring_slot **out);
 
+/* Return: the slot, or NULL. */
 struct ring_slot *ring_find(const struct ring *ring, uint32_t parcel, uint32_t micro_batch, uint32_t pass);
 
-/* The slot has been reduced, so its rank need not wait for it; it is given back later. */
+/* The slot is reduced, so its rank need not wait for it. ring_credit() returns it to the client later. */
 void ring_lend(struct ring *ring, struct ring_slot *slot);
-/* The rank is gone, and nobody will write into its slots again: those lent are its no more. */
+/* Credits all lent slots, because their rank is gone and will not write to them. */
 void ring_credit_lent(struct ring *ring);
 
-/* Gives a slot back to the client. Nothing happens to its ticket if an earlier daemon has given the slot back. */
+/* Returns a slot to the client. The ticket does not change if an earlier daemon has already returned the slot. */
 void ring_credit(struct ring *ring, struct ring_slot *slot);
 
-/* True when a slot is on its way back: waiting for it is shorter than reserving an extent. */
+/* Return: whether a slot will be credited soon. Then waiting is shorter than reserving an extent. */
 bool ring_credit_is_near(const struct ring *ring);
 
 /*
- * An extent of at least n_bytes. Return: 0 and *extent_offset; 1: its pages are to be reserved first, by
- * segment_reserve() off the loop, then ring_reserved(); RING_E_FULL is returned as -ENOSPC.
+ * Grants an extent of at least n_bytes. Return: 0; 1: the caller first reserves its pages by segment_reserve(), off the
+ * loop thread, and then calls ring_reserved(); or -ENOSPC: the overflow is full.
  */
 int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uint64_t *extent_bytes);
 void ring_reserved(struct ring *ring, uint64_t extent_offset, bool ok);
 
-/* An earlier daemon has granted that extent. Return: 0 or -ENOSPC. */
+/* Grants again an extent that an earlier daemon granted. Return: 0 or -ENOSPC. */
 int ring_find_grant(struct ring *ring, uint64_t extent_offset, uint64_t extent_bytes);
-/* All that an earlier daemon did is repeated: from now on the ring is as any other. */
+/* Ends the replay, and frees the overflow's pages that no extent uses. */
 void ring_end_replay(struct ring *ring);
 
-/* Extents that were granted but hold no slot become free again (the client has nothing open). */
+/* Frees extents that were granted but hold no slot. The client has no open slot. */
 void ring_reclaim(struct ring *ring);
 
-/* Gives back the pages of extents that were not used since the last call. */
+/* Frees the pages of extents that were not used since the last call. */
 void ring_trim(struct ring *ring);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A snapshot (snapshot.h): the state of each array of each chunk, and the pool. */
+/* The snapshot: the progress of each array of each chunk, and the pool of values put aside. */
 
 #include "daemon/memory/snapshot.h"
 
@@ -17,7 +17,7 @@
 #include "kernels/copy.h"
 
 enum {
-    SLOT_BYTES = 64 * 1024, /* picked: a chunk of fp32 takes four, a small parameter wastes less than one */
+    SLOT_BYTES = 64 * 1024, /* picked: an fp32 chunk needs four slots, a small parameter wastes less than one */
     NO_SLOT = UINT32_MAX,
     PAUSE_NS = 500 * 1000, /* picked: an update takes tens of milliseconds */
 };
@@ -33,9 +33,9 @@ struct snapshot {
     const struct state *state;
     struct entry *entries; /* SNAPSHOT_N_ARRAYS of each chunk */
 
-    uint8_t *pool; /* borrowed; NULL: none */
+    uint8_t *pool; /* not owned; NULL: no pool */
     size_t n_slots;
-    uint32_t *next; /* of a slot: of those that are free, or of those of one array */
+    uint32_t *next; /* per slot: the next free slot, or the next slot of the same array */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a slot is free, or an array was read */
     uint32_t first_free;
@@ -50,7 +50,7 @@ struct snapshot {
 /* ---- the pool's memory --------------------------------------------------------------------------------- */
 
 struct snapshot_pool {
-    uint8_t *map; /* NULL: none */
+    uint8_t *map; /* NULL: no slots */
     size_t n_slots;
     atomic_bool stops;
 };
@@ -84,7 +84,7 @@ void snapshot_pool_free(struct snapshot_pool *pool)
 
 void snapshot_pool_warm(struct snapshot_pool *pool)
 {
-    enum { PIECE_BYTES = 16 << 20 }; /* picked: others get the memory's lock in between */
+    enum { PIECE_BYTES = 16 << 20 }; /* picked: other threads get the memory map's lock between pieces */
     size_t n_bytes = pool->n_slots * SLOT_BYTES;
 
     for (size_t at = 0; at < n_bytes && !pool->stops; at += PIECE_BYTES)
@@ -161,7 +161,7 @@ static struct entry *entry_of(const struct snapshot *s, uint32_t chunk, enum sna
     return &s->entries[(size_t)chunk * SNAPSHOT_N_ARRAYS + array];
 }
 
-/* NULL: there is none. */
+/* Return: the array, or NULL if the chunk does not have it. */
 static uint8_t *master_of(const struct snapshot *s, const struct layout_chunk *chunk, enum snapshot_array array)
 {
     const struct layout_param *p = &s->state->layout->params[chunk->param];
@@ -181,7 +181,7 @@ static uint8_t *master_of(const struct snapshot *s, const struct layout_chunk *c
     return state_weights(s->state, chunk->param, chunk->start_elem);
 }
 
-/* NULL: there is none. */
+/* Return: the array, or NULL if the chunk does not have it, or another node owns the chunk. */
 static uint8_t *array_of(const struct snapshot *s, uint32_t id, enum snapshot_array array)
 {
     const struct layout_chunk *chunk = &s->state->layout->chunks[id];
@@ -201,7 +201,7 @@ static size_t chunk_array_bytes(const struct snapshot *s, uint32_t id, enum snap
     return snapshot_bytes(s->state, array, chunk->n_elems);
 }
 
-/* Return: whether it was as expected, and is held now. */
+/* Return: whether the entry had the expected progress. Then it is held now. */
 static bool hold_entry(struct entry *entry, uint8_t expected)
 {
     return atomic_compare_exchange_strong_explicit(&entry->progress, &expected, HELD, memory_order_acquire,
@@ -228,7 +228,7 @@ static uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-/* Locked. Return: the first of n slots; there are as many. */
+/* The caller holds the lock, and n slots are free. Return: the first of n slots. */
 static uint32_t take_slots(struct snapshot *s, size_t n)
 {
     uint32_t first = s->first_free, last = first;
@@ -259,7 +259,7 @@ static void give_slots(struct snapshot *s, uint32_t first)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Something was read: who waits for it, or for its slots, looks again. */
+/* Wakes the waiting workers, because an array was read. */
 static void say_changed(struct snapshot *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -268,7 +268,7 @@ static void say_changed(struct snapshot *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Waits until there are n slots, or the array is no longer unread. Return: the first slot, or NO_SLOT. */
+/* Waits until n slots are free, or the array is no longer unread. Return: the first slot, or NO_SLOT. */
 static uint32_t wait_for_slots(struct snapshot *s, struct entry *entry, size_t n)
 {
     uint32_t slot = NO_SLOT;
@@ -303,7 +303,7 @@ static void from_slots(const struct snapshot *s, uint32_t slot, uint8_t *dst, si
 
 /* ---- verbs --------------------------------------------------------------------------------------------- */
 
-/* Pauses while workers put values aside, unless one of them waits for the reader. */
+/* Pauses while workers put values aside, unless a worker waits for the reader. */
 static void give_way(struct snapshot *s)
 {
     while (s->n_putting > 0 && s->n_waiting == 0 && !s->over)

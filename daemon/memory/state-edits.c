@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* State edits are collected in a sparse segment and stored into the state on the workers. */
+/* Collects state edits in a sparse segment, and stores them into the state on the workers. */
 
 #include "daemon/memory/state-edits.h"
 
@@ -17,7 +17,7 @@ static uint64_t place_bytes(const struct layout_param *param)
     return round_up(param->n_elems * sizeof(float), page_size());
 }
 
-/* Return: bytes of the segment. */
+/* Places the arrays of all parameters. Return: the size of the segment. */
 static uint64_t lay_out(struct state_edits *edits)
 {
     const struct layout *layout = edits->state->layout;

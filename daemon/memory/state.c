@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The state places masters, moments, gradients and weights of owned partitions in memory segments. */
+/* Places the masters, moments, gradients and weights of the owned partitions in memory segments. */
 
 #include "daemon/memory/state.h"
 
@@ -10,15 +10,15 @@
 #include "core/base/base.h"
 
 struct placement {
-    uint64_t master, weights, lower, exp_avg, exp_avg_sq; /* offsets in the state segment, UINT64_MAX: not there */
-    uint64_t acc;                         /* in the gradient segment */
+    uint64_t master, weights, lower, exp_avg, exp_avg_sq; /* offsets in the state segment; UINT64_MAX: absent */
+    uint64_t acc;                                         /* offset in the gradient segment */
 };
 
 enum { CACHE_LINE_BYTES = 64 };
 
 _Static_assert((int)LAYOUT_ALIGN_ELEMS % (int)GROUP8_ELEMS == 0, "a group begins where a parameter or partition does");
 
-/* Arrays so large may lie 2^27 bytes apart, which costs dearly: see segment_map(). */
+/* Arrays of this size could be 2^27 bytes apart, which is slow: see segment_map(). */
 #define LARGE_ARRAY_BYTES (UINT64_C(64) << 20)
 
 static uint64_t reserve_bytes(uint64_t *end, uint64_t n_bytes)
@@ -47,7 +47,7 @@ static void find_owned(struct state *state)
     }
 }
 
-/* Sizes and places of everything; returns them through places[], and state's frozen_offset_bytes. */
+/* Computes places[], state->frozen_offset_bytes, and the sizes of the state and gradient segments. */
 static void plan_places(struct state *state, const struct state_options *options, struct placement *places,
                         uint64_t *state_bytes, uint64_t *gradient_bytes)
 {
@@ -77,7 +77,7 @@ static void plan_places(struct state *state, const struct state_options *options
         state->frozen_offset_bytes[p] = *state_bytes;
         *state_bytes += round_up(param->n_elems * dtype_size(param->dtype), 64);
     }
-    /* A segment of no bytes has no addresses, and arrays of no elements, as of a node without matrices, have one. */
+    /* A node without matrices has arrays without elements. They need an address, but an empty segment has none. */
     if (layout->n_buckets > 0 && options->moments.m + options->moments.v + options->moments.master24 > 0)
         *state_bytes = MAX(*state_bytes, (uint64_t)CACHE_LINE_BYTES);
 }
@@ -101,7 +101,7 @@ static void set_pointers(struct state *state, const struct placement *places)
         bucket->master = at(&state->state, places[b].master);
         bucket->weights = at(&state->state, places[b].weights);
         bucket->lower = at(&state->state, places[b].lower);
-        /* Weights of owned partitions are their masters, or a part of them: no copy. */
+        /* The published weights of owned partitions are the masters, or a part of them, and not a copy. */
         if (bucket->lower && !stage3)
             bucket->weights = (uint16_t *)(void *)published + bucket->owned_start;
         else if (!bucket->lower && !bucket->master)

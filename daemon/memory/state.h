@@ -2,13 +2,11 @@
 #pragma once
 
 /*
- * The state of the owned partitions: master weights, moments, accumulated
- * gradient, published weights, step counts. All of it lives in memfds, so that it can
- * outlive the process that works on it.
+ * The state of the owned partitions: master weights, moments, accumulated gradient, published weights, step counts. All
+ * of it is in memfds, so it can outlive this process.
  *
- * Owned: partitions of ranks [first_rank, first_rank + n_ranks), contiguous in
- * every bucket. Elements are always counted from the bucket's start; the
- * accessors below subtract what is not owned.
+ * The owned partitions are those of ranks [first_rank, first_rank + n_ranks). They are contiguous in every bucket.
+ * Elements are always counted from the bucket's start. The accessors below subtract the owned partitions' start.
  *
  *              stages 1, 2                          stage 3
  *  master      fp32 weights: the weight segment     state segment
@@ -17,15 +15,15 @@
  *  in 24 bits  lower: state segment                 state segment
  *  moments     state segment                        state segment
  *  gradient    owned partitions                     owned partitions
- *  weights     weight segment, all buckets          none: gathered from masters into the pool
+ *  weights     weight segment, all buckets          not stored: gathered from masters into the pool
  *  frozen      weight segment                       state segment, in their own dtype
  *
- * Pages are reserved by a work on the workers (state_reserve_*), never on the loop.
+ * Workers reserve the pages (state_reserve()), never the loop thread.
  *
- * If the optimizer of a job on GPUs is offloaded, all of this is here except the gradient.
+ * If a job on GPUs offloads its optimizer, this process has all of these except the gradient.
  *
- * A staging copy has these segments for a state that lies on GPUs: places without pages, except the counts. Code that
- * needs values in host memory reserves their pages, copies (daemon/step/device-io.c), and frees the pages.
+ * A staging copy has these segments for a state on GPUs. Only the counts have pages. Code that needs other values in
+ * host memory reserves their pages, copies the values (daemon/step/device-io.c), and frees the pages.
  */
 
 #include <assert.h>
@@ -37,14 +35,14 @@
 #include "kernels/master24.h"
 #include "kernels/update.h"
 
-/* Committed steps. Only the loop writes this. */
+/* Committed steps. Only the loop thread writes this. */
 struct state_progress {
-    uint64_t epoch; /* steps committed, skipped ones included */
+    uint64_t epoch; /* committed steps, including skipped ones */
     uint64_t n_applied;
-    uint64_t n_windows; /* ended since the last step */
+    uint64_t n_windows; /* write windows ended since the last step */
     /*
-     * Per parameter: applied steps in which it was pushed. There are two copies, so that the next daemon finds either
-     * those of before a commit or those of after it: state_begin_counts().
+     * Per parameter: applied steps in which it was pushed. There are two copies, so that the next daemon finds the
+     * counts either before a commit or after it (state_begin_counts()).
      */
     uint64_t *counts;
     unsigned copy;
@@ -53,9 +51,9 @@ struct state_progress {
 struct state_bucket {
     uint64_t owned_start, owned_elems; /* elements from the bucket's start */
     float *master;                     /* at owned_start; NULL: the masters have 24 bits (kernels/master24.h) */
-    uint16_t *weights;                 /* at owned_start; a part of such masters, else NULL */
-    int8_t *lower;                     /* as weights */
-    void *exp_avg;                     /* at owned_start, of state_dtype(); NULL if the optimizer has none */
+    uint16_t *weights;                 /* at owned_start; bf16 part of 24-bit masters, else NULL */
+    int8_t *lower;                     /* at owned_start; the byte of 24-bit masters, else NULL */
+    void *exp_avg;                     /* at owned_start, of state_dtype(); NULL: not in this optimizer */
     void *exp_avg_sq;
     float *acc; /* at owned_start; NULL: on GPUs */
 };
@@ -64,7 +62,7 @@ struct snapshot;
 
 struct state {
     const struct layout *layout;
-    struct snapshot *snapshot; /* being read: what is written is put aside first; NULL: none; not owned */
+    struct snapshot *snapshot; /* the snapshot that is being read, or NULL; not owned */
     unsigned stage, first_rank, n_ranks;
     bool staging_copy;
     struct moments_type moments;
@@ -74,7 +72,7 @@ struct state {
     uint64_t *frozen_offset_bytes; /* stage 3: per parameter, in the state segment */
 };
 
-/* The arrays of a bucket, by number. */
+/* The arrays of a bucket. */
 enum state_kind {
     STATE_MASTER = 0,
     STATE_EXP_AVG = 1,
@@ -87,30 +85,29 @@ struct state_options {
     unsigned stage;
     unsigned first_rank, n_ranks; /* owned */
     struct optimizer_moments moments;
-    bool staging_copy;      /* the state lies on GPUs: only the counts are reserved */
-    bool no_gradient; /* the accumulators lie on GPUs, the state is here */
-    bool alone;       /* no engine writes weights: they are published */
+    bool staging_copy; /* the state is on GPUs: only the counts get pages */
+    bool no_gradient;  /* the accumulators are on GPUs, and the state is in host memory */
+    bool alone;        /* no engine writes weights, so their segment is sealed */
 };
 
-/* Creates the segments, sparse, or finds those that were kept. Return: 0 or -errno. */
+/* Creates the segments without pages, or finds the kept segments. Return: 0 or -errno. */
 int state_new(struct state **out, const struct state_options *options);
 void state_free(struct state *state);
 
-/* Reserving, piece by piece and in any order: state_n_reserve_pieces() calls of state_reserve(). Return: 0 or -errno.
- */
+/* state_reserve() reserves one of state_n_reserve_pieces() pieces, in any order. Return: 0 or -errno. */
 uint32_t state_n_reserve_pieces(const struct state *state);
 int state_reserve(const struct state *state, uint32_t piece);
 
 /*
- * Changes the number of ranks of a job whose ranks are all on this node. Nothing moves (layout.h). layout: of the same
+ * Changes the number of ranks of a job whose ranks are all on this node. No data move (layout.h). layout: for the same
  * parameters; not consumed, must outlive the state.
  */
 void state_repartition(struct state *state, const struct layout *layout);
 
-/* Return: whether the segments were kept by an earlier daemon; then their pages need not be reserved. */
+/* Return: whether an earlier daemon made the segments. Then their pages need not be reserved. */
 bool state_was_found(const struct state *state);
 
-/* Makes the other copy of the counts like this one. It takes effect with state_use_counts(). Return: that copy. */
+/* Copies the counts to the other copy. state_use_counts() makes that copy the valid one. Return: the other copy. */
 uint64_t *state_begin_counts(struct state *state);
 void state_use_counts(struct state *state, unsigned copy);
 
@@ -119,7 +116,7 @@ static inline unsigned state_other_copy(const struct state *state)
     return 1 - state->progress.copy;
 }
 
-/* Do the bucket's masters have 24 bits? Then state_master24() is called instead of state_master(). */
+/* Return: whether the bucket's masters have 24 bits. Then use state_master24() instead of state_master(). */
 static inline bool state_is_master24(const struct state *state, uint32_t bucket)
 {
     return state->buckets[bucket].lower != NULL;
@@ -141,7 +138,7 @@ static inline struct master24 state_master24(const struct state *state, uint32_t
                              .lower = b->lower + (elem - b->owned_start)};
 }
 
-/* The type of an array's elements in memory; of masters, unless they have 24 bits. */
+/* Return: the type of an array's elements in memory. Does not hold for masters of 24 bits. */
 static inline enum dtype state_dtype(const struct state *state, enum state_kind kind)
 {
     if (kind == STATE_MASTER)
@@ -154,7 +151,7 @@ static inline void *state_moment(void *moment, enum dtype dtype, uint64_t own_el
     return moment ? (uint8_t *)moment + dtype_bytes(dtype, own_elem) : NULL;
 }
 
-/* Of state_dtype(). elem: in a grouped type a group must begin there, as at a parameter, a partition or a chunk. */
+/* Of state_dtype(). In a grouped type a group must begin at elem. Parameters, partitions and chunks begin a group. */
 static inline void *state_exp_avg(const struct state *state, uint32_t bucket, uint64_t elem)
 {
     const struct state_bucket *b = &state->buckets[bucket];
@@ -169,7 +166,7 @@ static inline void *state_exp_avg_sq(const struct state *state, uint32_t bucket,
     return state_moment(b->exp_avg_sq, state_dtype(state, STATE_EXP_AVG_SQ), elem - b->owned_start);
 }
 
-/* Elements of state_dtype(). NULL: the optimizer has no such moment. Must not be called for masters of 24 bits. */
+/* Not for masters of 24 bits. Return: elements of state_dtype(), or NULL if the optimizer has no such moment. */
 static inline void *state_values(const struct state *state, enum state_kind kind, uint32_t bucket, uint64_t elem)
 {
     switch (kind) {
@@ -182,7 +179,7 @@ static inline void *state_values(const struct state *state, enum state_kind kind
     }
 }
 
-/* Do the bucket's parameters have such an array? */
+/* Return: whether the bucket has the array. */
 static inline bool state_has(const struct state *state, enum state_kind kind, uint32_t bucket)
 {
     const struct state_bucket *b = &state->buckets[bucket];
@@ -190,7 +187,7 @@ static inline bool state_has(const struct state *state, enum state_kind kind, ui
     return kind == STATE_MASTER || (kind == STATE_EXP_AVG ? b->exp_avg : b->exp_avg_sq) != NULL;
 }
 
-/* Is the array fp32? */
+/* Return: whether the array is fp32. */
 static inline bool state_is_f32(const struct state *state, enum state_kind kind, uint32_t bucket)
 {
     return kind == STATE_MASTER ? !state_is_master24(state, bucket) : state_dtype(state, kind) == DTYPE_F32;
@@ -203,7 +200,7 @@ static inline float *state_acc(const struct state *state, uint32_t bucket, uint6
     return b->acc + (elem - b->owned_start);
 }
 
-/* Finds the elements [*first, *end) of a trainable parameter, from its start, that are owned; none: both are 0. */
+/* Finds the owned elements [*first, *end) of a trainable parameter, from its start. Both are 0 if it has none. */
 void state_owned_elems(const struct state *state, uint32_t param, uint64_t *first, uint64_t *end);
 
 static inline bool state_owns(const struct state *state, unsigned rank)
@@ -211,7 +208,7 @@ static inline bool state_owns(const struct state *state, unsigned rank)
     return rank - state->first_rank < state->n_ranks;
 }
 
-/* Published weights of a parameter from its element start on. Stages 1 and 2. */
+/* Stages 1 and 2. Return: the published weights of a parameter, from element start. */
 static inline uint8_t *state_weights(const struct state *state, uint32_t param, uint64_t start)
 {
     const struct layout_param *p = &state->layout->params[param];
@@ -219,7 +216,7 @@ static inline uint8_t *state_weights(const struct state *state, uint32_t param, 
     return state->weights.map + p->weight_offset_bytes + start * dtype_size(p->dtype);
 }
 
-/* The bytes of a frozen parameter, any stage. */
+/* Any stage. Return: the weights of a frozen parameter. */
 static inline uint8_t *state_frozen(const struct state *state, uint32_t param)
 {
     return state->frozen_offset_bytes ? state->state.map + state->frozen_offset_bytes[param]

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A transfer copies whole parameters between the state and a segment on the workers. */
+/* Copies whole parameters between the state and a segment on the workers. */
 
 #include "daemon/memory/transfer.h"
 
@@ -103,7 +103,7 @@ int transfer_start(struct worker_pool *pool, const struct transfer_options *opti
         return -ENOMEM;
     transfer->options = *options;
     cut(transfer);
-    transfer->options.params = NULL; /* the caller's list may go away */
+    transfer->options.params = NULL; /* the caller may free its list */
     transfer->work = (struct work){.run = transfer_run, .done = transfer_done, .n_items = transfer->n_pieces};
     worker_post(pool, &transfer->work);
     return 0;

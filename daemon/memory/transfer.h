@@ -2,9 +2,8 @@
 #pragma once
 
 /*
- * A transfer: whole parameters between the state and a segment, piece by piece
- * on the workers. Gathering (state to pool), opening a write window (state to
- * window) and committing one (window to state) are transfers.
+ * A transfer copies whole parameters between the state and a segment, piece by piece on the workers. Transfers gather
+ * parameters (state to pool), open a write window (state to window) and commit it (window to state).
  */
 
 #include <stdbool.h>
@@ -16,22 +15,22 @@
 #include "kernels/kernels.h"
 
 enum transfer_direction {
-    TRANSFER_FETCH, /* state to segment, pages reserved first */
+    TRANSFER_FETCH, /* state to segment, whose pages it reserves first */
     TRANSFER_STORE, /* segment to state */
 };
 
 struct transfer_options {
     const struct state *state;
     const struct kernels *kernels;
-    const struct segment *segment; /* must stay until done */
+    const struct segment *segment; /* must stay until done() */
     const uint32_t *params;        /* NULL: all */
     uint32_t n_params;
-    bool range; /* places are those of the range (stage 3), else of the weight segment */
+    bool range; /* the segment has the range's places (stage 3), else the weight segment's */
     enum transfer_direction direction;
-    /* On the thread that reaps. result: 0 or -errno (no memory). */
+    /* Called on the thread that reaps. result: 0 or -errno (out of memory). */
     void (*done)(void *userdata, int result);
     void *userdata;
 };
 
-/* Return: 0, or -ENOMEM: done() will not be called. */
+/* Return: 0; or -ENOMEM, then done() is not called. */
 int transfer_start(struct worker_pool *pool, const struct transfer_options *options);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Weights are read from the state and written to it, range by range, whatever the stage. */
+/* Reads weights from the state and writes them, range by range, in any stage. */
 
 #include "daemon/memory/weights.h"
 
@@ -22,7 +22,7 @@ static struct part intersect(const struct layout_chunk *chunk, uint64_t start, u
     return (struct part){.start = from, .n = to > from ? to - from : 0};
 }
 
-/* A staging copy holds of frozen parameters only the slices of local ranks; other states hold them whole. */
+/* In stage 3 a staging copy has only the local ranks' slices of frozen parameters. Other states have all of them. */
 static struct part owned_frozen(const struct state *state, uint64_t start, uint64_t n, uint64_t n_elems)
 {
     uint64_t slice = layout_frozen_slice_elems(n_elems, state->layout->world_size), from, to;
@@ -106,8 +106,8 @@ static void store_16(const struct state *state, const struct kernels *kernels, c
 }
 
 /*
- * The byte is stored before the weight. If a daemon is killed between the two, the next one repeats all of this, and the
- * weight still differs.
+ * Stores each byte before its weight. If the daemon is killed between the two, the next daemon repeats the store,
+ * because the weight still differs.
  */
 static void store_master24(struct master24 masters, const uint16_t *src, uint64_t n_elems)
 {
@@ -163,13 +163,13 @@ void weights_store_masters(const struct state *state, const struct kernels *kern
     }
     if (owned)
         memcpy(state_master(state, p->bucket, p->offset_elems + chunk->start_elem), src, chunk->n_elems * sizeof(*src));
-    if (state->stage != 3 && (!owned || p->dtype != DTYPE_F32)) /* fp32 masters that are owned are the weights */
+    if (state->stage != 3 && (!owned || p->dtype != DTYPE_F32)) /* owned fp32 masters are the weights */
         kernels->convert_from_f32(state_weights(state, chunk->param, chunk->start_elem), src, p->dtype, chunk->n_elems);
 }
 
 static void adopt_master24(const struct state *state, struct master24 masters, const void *src, uint64_t n_elems)
 {
-    if (state->stage == 3) /* else they are the published weights */
+    if (state->stage == 3) /* in stages 1 and 2 they are the published weights */
         memcpy(masters.weights, src, n_elems * sizeof(uint16_t));
     memset(masters.lower, 0, n_elems);
 }

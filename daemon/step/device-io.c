@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Copies between GPUs and the memory of this process: initial weights, state that is read, windows. */
+/* Copies initial weights, state and windows between GPUs and the memory of this process. */
 
 #include <string.h>
 
@@ -29,7 +29,7 @@ static unsigned end_of(const struct executor *executor)
     return executor->first_rank + executor->n_local;
 }
 
-/* ---- what is where --------------------------------------------------------------------------------------- */
+/* ---- places ---------------------------------------------------------------------------------------------- */
 
 struct moves {
     struct devices_move *items; /* owned */
@@ -56,14 +56,14 @@ static void moves_add(struct moves *moves, const struct devices_move *move)
     moves->items[moves->n++] = *move;
 }
 
-/* The arrays of a bucket: those of enum state_kind, and the bytes of masters in 24 bits, whose weights are then
- * STATE_MASTER. */
+/* The arrays of a bucket: those of enum state_kind, and ARRAY_LOWER. Masters in 24 bits have their weights in
+ * STATE_MASTER, and their bytes in ARRAY_LOWER. */
 enum {
     ARRAY_LOWER = STATE_N_KINDS,
     N_ARRAYS,
 };
 
-/* n elements of an array. */
+/* Return: the size of n elements of an array. */
 static uint64_t array_bytes(const struct executor *executor, uint32_t bucket, unsigned array, uint64_t n)
 {
     if (array == ARRAY_LOWER)
@@ -73,7 +73,7 @@ static uint64_t array_bytes(const struct executor *executor, uint32_t bucket, un
     return dtype_bytes(state_dtype(executor->state, (enum state_kind)array), n);
 }
 
-/* An array in the staging copy. elem: as state_values() takes it. */
+/* Return: an array in the staging copy. elem: as for state_values(). */
 static void *array_values(const struct executor *executor, uint32_t bucket, unsigned array, uint64_t elem)
 {
     if (array == ARRAY_LOWER)
@@ -83,14 +83,14 @@ static void *array_values(const struct executor *executor, uint32_t bucket, unsi
     return state_values(executor->state, (enum state_kind)array, bucket, elem);
 }
 
-/* Does add_weight_moves() copy the bucket's masters? Of masters in 24 bits it copies the weights. */
+/* Return: whether add_weight_moves() copies the bucket's masters, or the weights of masters in 24 bits. */
 static bool masters_are_weights(const struct executor *executor, uint32_t bucket)
 {
     return !executor->gathers &&
            (layout_of(executor)->buckets[bucket].dtype == DTYPE_F32 || state_is_master24(executor->state, bucket));
 }
 
-/* Where a rank's slice of an array of a bucket begins; false: there is no such array. */
+/* Finds where a rank's slice of a bucket's array begins. Return: false if there is no such array. */
 static bool find_array_slice(const struct executor *executor, uint32_t bucket, unsigned array, unsigned rank,
                              struct devices_move *move)
 {
@@ -109,8 +109,8 @@ static bool find_array_slice(const struct executor *executor, uint32_t bucket, u
     return move->offset_bytes != DEVICE_NONE;
 }
 
-/* Adds moves for a range of a parameter's values, one per owner's slice. host: where the first value lies, as it does
- * in the array. In a grouped type the range must begin where a group does, and end there or with the parameter. */
+/* Adds moves for a range of a parameter's values, one per owner's slice. host: the first value, in the array's type. In
+ * a grouped type the range must begin with a group, and end with a group or with the parameter. */
 static void add_values(const struct executor *executor, struct moves *moves, bool write, uint32_t param, unsigned array,
                        uint64_t start, uint64_t n, void *host)
 {
@@ -131,7 +131,7 @@ static void add_values(const struct executor *executor, struct moves *moves, boo
     }
 }
 
-/* Adds moves for bytes of the weights: from the first local rank's copy, or to all local ranks'. Stage 3 has none. */
+/* Adds moves for bytes of the weights: from the first local rank, or to all local ranks. Does nothing in stage 3. */
 static void add_weight_moves(const struct executor *executor, struct moves *moves, bool write, uint64_t offset_bytes,
                              uint64_t n_bytes, void *host)
 {
@@ -144,7 +144,7 @@ static void add_weight_moves(const struct executor *executor, struct moves *move
                                                 .n_bytes = n_bytes});
 }
 
-/* Stage 3: adds moves for some elements of a frozen parameter, one per owner's slice. host: where the first lies. */
+/* Stage 3: adds moves for some elements of a frozen parameter, one per owner's slice. host: the first element. */
 static void add_frozen(const struct executor *executor, struct moves *moves, bool write, uint32_t param, uint64_t start,
                        uint64_t n, uint8_t *host)
 {
@@ -175,7 +175,6 @@ static void add_all_frozen(const struct executor *executor, struct moves *moves,
                        state_frozen(executor->state, p));
 }
 
-/* Finds the elements of a parameter that this node owns. In stage 3 frozen parameters are partitioned, too. */
 uint64_t device_find_owned(const struct executor *executor, uint32_t param, uint64_t *start)
 {
     const struct device_plan *plan = &devices_keep(executor->devices)->plan;
@@ -191,7 +190,7 @@ uint64_t device_find_owned(const struct executor *executor, uint32_t param, uint
     return n_elems;
 }
 
-/* Adds moves for one array of a bucket, unless add_weight_moves() has it. */
+/* Adds moves for one array of a bucket, unless add_weight_moves() copies the array. */
 static void add_bucket(const struct executor *executor, struct moves *moves, bool write, uint32_t bucket,
                        unsigned array)
 {
@@ -222,7 +221,7 @@ static void add_all(const struct executor *executor, struct moves *moves, bool w
 
 struct device_io {
     struct executor *executor;
-    struct sequence sequence; /* the stages; workers or the engine carry out each one */
+    struct sequence sequence; /* the stages; workers or the engine carry out each stage */
     struct work work;
     int result; /* of the work */
     struct moves moves;
@@ -230,7 +229,7 @@ struct device_io {
     void *userdata;
     const struct segment *segment;
     struct executor_init init;
-    uint8_t *bytes;         /* initial weights, as pushed; or values that are read, before conversion; owned */
+    uint8_t *bytes;         /* initial weights as pushed, or values before conversion; owned */
     const uint8_t *weights; /* initial weights from node 0, laid out as the weights */
     uint32_t param;
     enum dtype dtype; /* of the values in bytes */
@@ -270,7 +269,7 @@ static struct device_io *io_new(struct executor *executor, const sequence_stage 
     return io;
 }
 
-/* Return: 0, done() follows; or -errno, and io is gone. */
+/* Return: 0, then done() follows; or -errno, then io is freed. */
 static int io_start(struct device_io *io)
 {
     int r = io->moves.failed ? -ENOMEM : sequence_start(&io->sequence);
@@ -360,13 +359,13 @@ static int reserve_range(const struct segment *segment, const void *from, uint64
     return segment_reserve(segment, begin, round_up(offset + n_bytes, page_size()) - begin);
 }
 
-/* Does a parameter have a master that is not its weight? */
+/* Return: whether the parameter has a master that is not its weight. */
 static bool has_master(const struct executor *executor, const struct layout_param *p)
 {
     return p->trainable && (p->dtype != DTYPE_F32 || executor->gathers);
 }
 
-/* Masters that this node owns, from `first` to `end` in their bucket, and are not among the weights. */
+/* Reserves pages for owned masters [first, end) of a bucket that are not weights. Return: 0 or -errno. */
 static int reserve_masters(const struct executor *executor, uint32_t bucket, uint64_t first, uint64_t end)
 {
     static const unsigned arrays[] = {STATE_MASTER, ARRAY_LOWER};
@@ -383,7 +382,7 @@ static int reserve_masters(const struct executor *executor, uint32_t bucket, uin
     return r;
 }
 
-/* Reserves the pages of the staging copy for the weights of the request, and for masters that are not weights. */
+/* Reserves the staging copy's pages for the request's weights, and for masters that are not weights. */
 static int reserve_init(const struct executor *executor, const struct request_init *request)
 {
     const struct state *state = executor->state;
@@ -411,7 +410,7 @@ static void store_run(struct work *work, uint32_t item)
         io->result = executor_store_initial(io->executor, &io->init, io->bytes);
 }
 
-/* A stage: weights and masters get the values that were pushed. */
+/* A stage: sets weights and masters to the pushed values. */
 static int store_pushed(void *userdata)
 {
     return io_post(userdata, store_run, 1);
@@ -432,7 +431,7 @@ static void add_masters(const struct executor *executor, struct moves *moves, ui
                    array_values(executor, p->bucket, ARRAY_LOWER, first));
 }
 
-/* A stage: weights and masters go to the GPUs. */
+/* A stage: copies weights and masters to the GPUs. */
 static int copy_initial(void *userdata)
 {
     struct device_io *io = userdata;
@@ -463,7 +462,7 @@ int device_init(struct executor *executor, const struct executor_init *init)
     if (!io)
         return -ENOMEM;
     io->init = *init;
-    /* Several nodes, stages 1 and 2: the weights are sent to the other nodes from the staging copy. */
+    /* Several nodes, stages 1 and 2: the exchange sends the weights from the staging copy to the other nodes. */
     io->empties = executor->state->staging_copy && (!executor->several_nodes || executor->gathers);
     io->bytes = malloc(n_bytes + 1);
     if (!io->bytes) {
@@ -498,7 +497,7 @@ static void adopt_run(struct work *work, uint32_t item)
         weights_adopt(executor->state, executor->options.kernels, item, io->weights + p->weight_offset_bytes);
 }
 
-/* A stage: masters get the values of the weights that have come in. */
+/* A stage: sets masters to the values of the weights that have arrived. */
 static int adopt_weights(void *userdata)
 {
     struct device_io *io = userdata;
@@ -506,7 +505,7 @@ static int adopt_weights(void *userdata)
     return io_post(io, adopt_run, layout_of(io->executor)->n_params);
 }
 
-/* Adds moves for frozen parameters from `weights`, because their only other place here is the staging copy. */
+/* Adds moves for frozen parameters from `weights`, because their only other place on this node is the staging copy. */
 static void add_frozen_weights(const struct executor *executor, struct moves *moves, const uint8_t *weights)
 {
     for (uint32_t i = 0; i < layout_of(executor)->n_params; i++) {
@@ -537,7 +536,7 @@ int device_adopt(struct executor *executor, const uint8_t *weights, executor_don
 
 /* ---- reading --------------------------------------------------------------------------------------------- */
 
-/* A stage: converts a frozen parameter's values, or those of a moment, to fp32. */
+/* A stage: converts the values of a frozen parameter or a moment to fp32. */
 static int widen(void *userdata)
 {
     struct device_io *io = userdata;
@@ -546,7 +545,7 @@ static int widen(void *userdata)
     return SEQUENCE_OVER;
 }
 
-/* A stage: makes fp32 of masters in 24 bits, first the weights and then the bytes. */
+/* A stage: converts masters in 24 bits to fp32. io->bytes has first the weights, and then the bytes. */
 static int widen_masters(void *userdata)
 {
     struct device_io *io = userdata;
@@ -580,14 +579,14 @@ static struct device_io *io_new_read(struct executor *executor, const sequence_s
     return io;
 }
 
-/* Allocates the buffer for values that are converted after they are read. */
+/* Allocates the buffer for values that are read and then converted. */
 static void make_bytes(struct device_io *io, uint64_t n_bytes)
 {
     io->bytes = malloc(n_bytes + 1);
     io->moves.failed |= !io->bytes;
 }
 
-/* Adds moves for masters in 24 bits that are widened afterwards. */
+/* Adds moves for masters in 24 bits. widen_masters() follows. */
 static void add_masters24(struct device_io *io, uint64_t start)
 {
     make_bytes(io, io->n_elems * (sizeof(uint16_t) + 1));
@@ -596,7 +595,7 @@ static void add_masters24(struct device_io *io, uint64_t start)
                io->bytes + io->n_elems * sizeof(uint16_t));
 }
 
-/* Adds moves for a frozen parameter's values, or those of a moment, that are widened afterwards. */
+/* Adds moves for the values of a frozen parameter or a moment. widen() follows. */
 static void add_narrow(struct device_io *io, enum state_kind kind, uint64_t start)
 {
     const struct executor *executor = io->executor;
@@ -711,7 +710,7 @@ int device_show_masters(struct executor *executor, const struct segment *segment
     return io_start(io);
 }
 
-/* ---- what a successor pushes again ------------------------------------------------------------------------ */
+/* ---- repeated pushes -------------------------------------------------------------------------------------- */
 
 static void part_read(void *userdata, int result)
 {

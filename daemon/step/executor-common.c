@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The parts that all executors share: their life, initial weights in memory, checksums of pushes that are repeated. */
+/* The shared parts of all executors: their life, initial weights in host memory, checksums of repeated pushes. */
 
 #include "daemon/step/executor.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The executor on GPUs: gradients, state and weights lie there, and engines (devices.h) do the step. device-io.c copies
- * values that this process needs in its memory: a parameter's state for a reader, and initial weights and write windows
- * by way of the staging copy.
+ * The executor on GPUs. Gradients, state and weights are on GPUs, and engines (devices.h) run the step. device-io.c
+ * copies values that this process needs in host memory: a parameter's state for a reader, and, through the staging
+ * copy, initial weights and write windows.
  */
 
 #include "daemon/step/executor-device.h"
@@ -23,14 +23,14 @@
 #include "daemon/step/step-device.h"
 #include "daemon/step/step.h"
 
-/* ---- what engines report ------------------------------------------------------------------------------------- */
+/* ---- reports of engines -------------------------------------------------------------------------------------- */
 
 static const struct executor_events *events_of(const struct executor *executor)
 {
     return &executor->options.events;
 }
 
-/* A report may end the job, and so the executor: after() then frees the executor's memory when the report is over. */
+/* Begins a report, which may end the job and the executor. Then after() frees the executor's memory. */
 static const struct executor_events *begin_report(struct executor *executor)
 {
     device_of(executor)->reporting = true;
@@ -77,7 +77,7 @@ static void confirm_done(struct work *work)
     end_clearing(&device->base, device->confirmed, "the service manager does not keep the memory of the GPUs");
 }
 
-/* A job is formed only when whoever keeps descriptors has those of its memory. */
+/* Waits until the memory's descriptors are kept, because only then the job is formed. */
 static void is_cleared(void *userdata, int result)
 {
     struct executor *executor = userdata;
@@ -90,7 +90,7 @@ static void is_cleared(void *userdata, int result)
     worker_post(executor->options.pool, &device_of(executor)->confirmation);
 }
 
-/* Zeroes fresh GPU memory, because moments and the padding between weights begin with zero. */
+/* Zeroes new GPU memory, because moments and the padding between weights begin with zero. */
 static int clear(struct executor *executor)
 {
     static const enum device_piece_kind kinds[] = {DEVICE_STATE, DEVICE_WEIGHTS};
@@ -108,13 +108,13 @@ static int clear(struct executor *executor)
     return devices_copy(executor->devices, moves, n, is_cleared, executor);
 }
 
-/* Once the memory is there. */
+/* Stage 3: makes the pools' bookkeeping. The GPUs have their memory. */
 static int make_gather(struct executor *executor)
 {
     return executor->gathers ? device_gather_new(&device_of(executor)->gather, executor) : 0;
 }
 
-/* first: the first engine is ready, and has allocated the memory. */
+/* An engine is ready. first: it is the first engine, and has allocated the memory. */
 static void on_ready(void *userdata, bool first)
 {
     struct executor *executor = userdata;
@@ -206,7 +206,7 @@ void device_start(struct executor *executor)
 
 void device_go_on(struct executor *executor)
 {
-    if (!executor->several_nodes) /* else an engine begins with each generation */
+    if (!executor->several_nodes) /* on several nodes each generation starts an engine */
         devices_start(executor->devices);
 }
 
@@ -238,7 +238,7 @@ bool device_is_busy(const struct executor *executor)
     return device_of(executor)->clearing || device_gather_is_busy(device_of(executor)->gather);
 }
 
-/* Pools are on the GPUs. */
+/* Return: 0, because pools are on the GPUs. */
 uint64_t device_held_bytes(const struct executor *executor)
 {
     (void)executor;
@@ -254,7 +254,7 @@ static int duplicate(int fd)
     return copy < 0 ? -errno : copy;
 }
 
-/* A handle of device memory grants access to all of it: a rank cannot get a part. */
+/* Shares whole allocations, because a handle of device memory cannot grant access to a part. */
 void device_segments(const struct executor *executor, unsigned local_rank, const struct ring *ring,
                      struct executor_segments *out)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The executor on GPUs; and its parts, of which executor-offload.c has some, too. */
+/* The executor on GPUs, and its functions that executor-offload.c also uses. */
 
 #include "core/base/segment.h"
 #include "core/base/worker.h"
@@ -12,21 +12,21 @@ struct offload;
 
 struct device_executor {
     struct executor base;
-    struct device_gather *gather; /* stage 3, from when GPUs have their memory */
+    struct device_gather *gather; /* stage 3, when GPUs have their memory */
     struct offload *offload;      /* offloaded */
-    struct segment landing;   /* offloaded, stage 3, several nodes: weights of other nodes, on their way to a pool */
-    bool clearing;            /* fresh memory, or waiting until it is kept */
-    struct work confirmation; /* that it is kept */
+    struct segment landing;       /* offloaded, stage 3, several nodes: other nodes' weights for the pools */
+    bool clearing;                /* zeroing new memory, or waiting until it is kept */
+    struct work confirmation;     /* waits until it is kept */
     int confirmed;            /* 0 or -errno */
-    bool reporting, freed;    /* a report of an engine is under way; and it has led to the end of the executor */
+    bool reporting, freed;    /* an engine's report is being handled; freed: it ended the executor */
 };
 
 static inline struct device_executor *device_of(const struct executor *executor)
 {
-    return (struct device_executor *)executor; /* it is its first member */
+    return (struct device_executor *)executor; /* base is the first member */
 }
 
-/* executor-device.c: with ops, but without a state. As executor_device_new(). */
+/* executor-device.c: makes an executor with ops, but without a state. Return: 0 or -errno; *out may be incomplete. */
 int device_make(struct executor **out, const struct executor_ops *ops, const struct executor_options *options);
 void device_start(struct executor *executor);
 void device_go_on(struct executor *executor);
@@ -41,7 +41,7 @@ bool device_is_busy(const struct executor *executor);
 uint64_t device_held_bytes(const struct executor *executor);
 
 /* device-io.c */
-/* Pages of the staging copy that initial weights of several nodes need. Any thread. Return: 0 or -errno. */
+/* Several nodes: reserves the staging copy's pages for initial weights. Any thread. Return: 0 or -errno. */
 int device_reserve_copy(const struct executor *executor);
 int device_init(struct executor *executor, const struct executor_init *init);
 int device_adopt(struct executor *executor, const uint8_t *weights, executor_done done, void *userdata);
@@ -49,12 +49,12 @@ int device_verify(struct executor *executor, const struct executor_verify *verif
 int device_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
                 void *userdata);
 int device_read_weights(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata);
-/* Stages 1 and 2: the weights of a GPU, all of them. */
+/* Stages 1 and 2: copies all weights of a GPU to the segment. */
 int device_show_weights(struct executor *executor, const struct segment *segment, executor_done done, void *userdata);
-/* Stage 3: masters, by way of the staging copy. */
+/* Stage 3: copies the weights from masters to the segment, through the staging copy. */
 int device_show_masters(struct executor *executor, const struct segment *segment, executor_done done, void *userdata);
 int device_load(struct executor *executor, executor_done done, void *userdata);
 int device_store(struct executor *executor, executor_done done, void *userdata);
 void device_empty(struct executor *executor);
-/* [*start, *start + n) of a parameter's elements that this node owns; frozen ones are partitioned, too. Return: n. */
+/* Finds a parameter's owned elements [*start, *start + n). Stage 3 also partitions frozen parameters. Return: n. */
 uint64_t device_find_owned(const struct executor *executor, uint32_t param, uint64_t *start);

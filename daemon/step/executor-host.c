@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The executor in host memory: workers of this process do everything. */
+/* The executor in host memory. Workers of this process do all work. */
 
 #include "daemon/step/executor-host.h"
 
@@ -35,7 +35,7 @@ static struct host_pool *pool_of(const struct executor *executor)
     return container_of((struct executor *)executor, struct host_executor, base)->pool;
 }
 
-/* ---- something that takes workers -------------------------------------------------------------------------- */
+/* ---- work for the workers ---------------------------------------------------------------------------------- */
 
 struct host_io {
     struct work work;
@@ -106,7 +106,7 @@ static int host_repartition(struct executor *executor, const struct layout *layo
     return 0;
 }
 
-/* On a worker. A daemon that takes over a job does not announce the time of a step again. */
+/* On a worker. A daemon that adopts a job does not log the time of a step again. */
 static int host_reserve(const struct executor *executor)
 {
     if (executor->step->muon && !state_was_found(executor->state))
@@ -203,7 +203,7 @@ static int host_adopt(struct executor *executor, const uint8_t *weights, executo
                    adopt_run, executor->options.layout->n_params);
 }
 
-/* ---- pushes that come again -------------------------------------------------------------------------------- */
+/* ---- repeated pushes --------------------------------------------------------------------------------------- */
 
 static int host_verify(struct executor *executor, const struct executor_verify *verify)
 {
@@ -236,7 +236,7 @@ static void read_run(struct work *work, uint32_t item)
     const struct layout_chunk *chunk = &executor->options.layout->chunks[p->first_chunk + item];
 
     if (!state_owns(executor->state, chunk->rank))
-        return; /* it comes from its owner */
+        return; /* another node's chunk */
     weights_widen(executor->state, executor->options.kernels, p->bucket, p->offset_elems + chunk->start_elem, io->kind,
                   chunk->n_elems, (float *)io->dst + chunk->start_elem);
 }
@@ -308,7 +308,7 @@ static bool host_fits(const struct executor *executor, unsigned local_rank, cons
     (void)local_rank;
     (void)params;
     (void)n_params;
-    return true; /* what exceeds the bound is refused when there is no memory */
+    return true; /* a gather beyond the bound fails only when memory is out */
 }
 
 static void host_hold(struct executor *executor, uint32_t param)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The executor in host memory; and its verbs for executor-offload.c, whose masters and moments are in host memory, too.
- */
+/* Functions of executor-host.c for executor-offload.c, whose masters and moments are in host memory, too. */
 
 #include "daemon/step/executor.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The executor of an offloaded optimizer: gradients and weights lie on GPUs; masters, moments and a copy of the weights
- * lie in host memory. So state is read and written as in executor-host.c, and executor_store() copies the weights to
+ * The executor of an offloaded optimizer. Gradients and weights are on GPUs. Masters, moments and a copy of the weights
+ * are in host memory. So it reads and writes state as executor-host.c does, and executor_store() copies the weights to
  * the GPUs. step-offload.c has the update.
  */
 
@@ -44,7 +44,7 @@ static void offload_executor_go_on(struct executor *executor)
     device_go_on(executor);
 }
 
-/* Several nodes, stages 1 and 2: host memory has only the owned weights, so that all weights come from a GPU. */
+/* Several nodes, stages 1 and 2: takes all weights from a GPU, because host memory has only the owned weights. */
 static int offload_executor_show(struct executor *executor, const struct segment *segment, executor_done done,
                                  void *userdata)
 {

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * The verbs of executor.h as a table, for the implementations executor-host.c, executor-device.c and
- * executor-offload.c. The comments on the verbs in executor.h hold for the functions, too. An implementation embeds
- * struct executor as its first member.
+ * The functions of executor.h as a table, implemented by executor-host.c, executor-device.c and executor-offload.c. The
+ * comments in executor.h apply to the table's functions, too. An implementation embeds struct executor as its first
+ * member.
  */
 
 #include "core/base/worker.h"
@@ -13,11 +13,11 @@
 struct step_ops;
 
 struct executor_ops {
-    int (*reserve)(const struct executor *executor); /* beyond the state's own */
+    int (*reserve)(const struct executor *executor); /* memory other than the state's */
     void (*start)(struct executor *executor);
-    void (*go_on)(struct executor *executor); /* NULL: nothing is to be started */
+    void (*go_on)(struct executor *executor); /* may be NULL */
     int (*repartition)(struct executor *executor, const struct layout *layout,
-                       uint64_t gather_bytes); /* executor-host.c's */
+                       uint64_t gather_bytes); /* only executor-host.c has it */
     void (*cancel)(struct executor *executor);
     void (*stop)(struct executor *executor);
     void (*free)(struct executor *executor);
@@ -49,43 +49,43 @@ struct executor_ops {
     bool (*refresh)(struct executor *executor, void (*done)(void *userdata), void *userdata);
     bool (*is_busy)(const struct executor *executor);
     uint64_t (*held_bytes)(const struct executor *executor);
-    void (*let_go)(struct executor *executor); /* NULL: nothing is held for ranks that are away */
+    void (*let_go)(struct executor *executor); /* may be NULL */
 };
 
-/* After an error *out may be half made, and the caller frees it. Return: 0 or -errno. */
+/* Makes an executor. After an error *out may be incomplete, and the caller frees it. Return: 0 or -errno. */
 int executor_host_new(struct executor **out, const struct executor_options *options);
 int executor_device_new(struct executor **out, const struct executor_options *options);
 int executor_offload_new(struct executor **out, const struct executor_options *options);
 
-/* ---- what they share --------------------------------------------------------------------------------------- */
+/* ---- shared ------------------------------------------------------------------------------------------------ */
 
 void executor_set_up(struct executor *executor, const struct executor_ops *ops, const struct executor_options *options);
 /*
- * Makes the state, then the step. where: the state's options that neither layout nor configuration determine. ops:
- * NULL: on workers. Return: 0 or -errno.
+ * Makes the state, then the step. where: the state's options that neither layout nor configuration determine. ops: NULL
+ * for workers. Return: 0 or -errno.
  */
 int executor_make_step(struct executor *executor, const struct state_options *where, const struct step_ops *ops);
-/* Replaces the step by one for the layout's number of ranks. Return: 0; or -errno, then nothing has changed. */
+/* Replaces the step by a step for the layout's number of ranks. Return: 0; or -errno, then the step has not changed. */
 int executor_replace_step(struct executor *executor, const struct layout *layout);
 void executor_deinit(struct executor *executor);
 
-/* Stores initial weights from `bytes` in the state; on a worker. Its pages must be reserved. Return: 0 or -errno. */
+/* On a worker: stores initial weights from `bytes` in the state, whose pages are reserved. Return: 0 or -errno. */
 int executor_store_initial(const struct executor *executor, const struct executor_init *init, const void *bytes);
 
-/* The 64-bit sum of a part that was pushed again. */
+/* Work that computes the 64-bit sum of a part that was pushed again. */
 struct checksum {
     struct work work;
     const struct executor *executor;
     struct executor_verify verify;
-    const uint8_t *bytes; /* the part, in host memory; set before checksum_post() */
-    uint8_t *copy;        /* owned; NULL, or the memory that `bytes` is in */
+    const uint8_t *bytes; /* the part in host memory, set before checksum_post() */
+    uint8_t *copy;        /* owned; the memory of `bytes`, or NULL */
     uint64_t sum;
 };
 
-/* NULL: out of memory. */
+/* Return: the checksum, or NULL if there is no memory. */
 struct checksum *checksum_new(const struct executor *executor, const struct executor_verify *verify);
 void checksum_free(struct checksum *checksum);
 /* Computes the sum on a worker; checksum_end() follows. */
 void checksum_post(struct checksum *checksum);
-/* Frees the checksum, and reports the result. */
+/* Frees the checksum, and calls verify.done(). */
 void checksum_end(struct checksum *checksum, int result);

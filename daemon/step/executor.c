@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The verbs of the executor, dispatched through its table. */
+/* Dispatches the functions of the executor through its table. */
 
 #include "daemon/step/executor.h"
 

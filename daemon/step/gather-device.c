@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Gathering on GPUs (stage 3): each rank's pool on its GPU, and the loads that bring parameters into it. */
+/* Gathering on GPUs (stage 3): each rank's pool on its GPU, and the loads into it. */
 
 #include "daemon/step/gather-device.h"
 
@@ -15,12 +15,12 @@
 #include "daemon/step/fetch.h"
 #include "daemon/step/step-device.h"
 
-enum { FETCH_PARAMS = 64 }; /* of one order; picked */
+enum { FETCH_PARAMS = 64 }; /* most parameters in one order; picked */
 
 struct rank_pool {
     struct device_pool *pool;
     bool loading; /* one load at a time, because the streams of two loads must not write to the same place */
-    bool stale;   /* the weights changed while a load was under way */
+    bool stale;   /* the weights changed during a load */
     bool lost;    /* the parameters that the rank waits for could not be loaded */
 };
 
@@ -34,7 +34,7 @@ struct load {
     unsigned local_rank;
     bool hinted;
     int result;
-    unsigned n_waiting; /* orders, and one while they are made */
+    unsigned n_waiting; /* unfinished orders, + 1 until all are made */
     size_t n_params;
     uint32_t params[];
 };
@@ -94,7 +94,7 @@ bool device_gather_fits(const struct executor *executor, unsigned local_rank, co
     return n_params <= WIRE_MAX_POOL_OFFSETS && device_pool_fits(pool_of(executor, local_rank)->pool, params, n_params);
 }
 
-/* A rank's pool is its own, and keeps no count. */
+/* Does nothing, because each rank has its own pool. */
 void device_gather_hold(struct executor *executor, uint32_t param)
 {
     (void)executor;
@@ -103,7 +103,7 @@ void device_gather_hold(struct executor *executor, uint32_t param)
 
 /* ---- loading ------------------------------------------------------------------------------------------- */
 
-/* One of the orders has ended, or all are made. */
+/* An order of the load has ended. Ends the load after its last order. */
 static void load_done(void *userdata, int result)
 {
     struct load *load = userdata;
@@ -126,7 +126,7 @@ static void load_done(void *userdata, int result)
     events->loaded(events->userdata, result);
 }
 
-/* One node: orders a fetch from the engine. Return: 0, or -errno. */
+/* One node: orders a fetch from the engine. Return: 0 or -errno. */
 static int order_fetch(struct load *load, const uint32_t *params, const uint64_t *offsets_bytes, size_t n_params)
 {
     const struct executor *executor = load->executor;
@@ -149,7 +149,7 @@ static int fetch_elems(const struct load *load, struct fetch what)
     return events->fetch(events->userdata, &what);
 }
 
-/* Several nodes: the engines of all nodes fetch, in the sequence that node 0 says. Return: as events.fetch(). */
+/* Several nodes: makes the engines of all nodes fetch, in node 0's sequence. Return: as events.fetch(). */
 static int ask_fetch(struct load *load, const uint32_t *params, const uint64_t *offsets_bytes, size_t n_params)
 {
     return fetch_elems(load, (struct fetch){.kind = FETCH_GATHERED,
@@ -161,7 +161,7 @@ static int ask_fetch(struct load *load, const uint32_t *params, const uint64_t *
                                             .userdata = load});
 }
 
-/* Masters are on the GPUs: engines round them into the pool. Return: 0, or -errno. */
+/* Orders fetches of masters on the GPUs. Engines round them into the pool. Return: 0 or -errno. */
 static int order_fetches(struct load *load)
 {
     const struct device_pool *pool = pool_of(load->executor, load->local_rank)->pool;
@@ -178,7 +178,7 @@ static int order_fetches(struct load *load)
     return r;
 }
 
-/* A move of some of a parameter's elements to the pool; the caller sets the source. */
+/* Return: a move of some of a parameter's elements to the pool. The caller sets the source. */
 static struct devices_move move_of(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
     const struct executor *executor = load->executor;
@@ -193,8 +193,8 @@ static struct devices_move move_of(const struct load *load, uint32_t param, uint
     };
 }
 
-/* A move of elements that this node has. 16-bit weights are rounded from the masters on the way; of masters of 24 bits
- * they are a part. */
+/* Return: a move of elements that this node has. The move rounds 16-bit weights from the masters. Masters of 24 bits
+ * already have such weights. */
 static struct devices_move move_own(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
     const struct executor *executor = load->executor;
@@ -213,7 +213,7 @@ static struct devices_move move_own(const struct load *load, uint32_t param, uin
     return move;
 }
 
-/* A move of elements that other nodes own: fetch_others() has brought them to `landing`. */
+/* Return: a move of elements that other nodes own. fetch_others() has fetched them to `landing`. */
 static struct devices_move move_others(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
     const struct executor *executor = load->executor;
@@ -224,7 +224,7 @@ static struct devices_move move_others(const struct load *load, uint32_t param, 
     return move;
 }
 
-/* Copies this node's masters, and the elements that have come from other nodes, to the pool. Return: 0, or -errno. */
+/* Copies this node's elements, and the elements fetched from other nodes, to the pool. Return: 0 or -errno. */
 static int copy_masters(struct load *load)
 {
     const struct executor *executor = load->executor;
@@ -236,7 +236,7 @@ static int copy_masters(struct load *load)
         uint32_t param = load->params[i];
         uint64_t start = 0, all = layout_of(executor)->params[param].n_elems, n = all;
 
-        if (executor->several_nodes && layout_of(executor)->params[param].trainable) /* all nodes have frozen ones */
+        if (executor->several_nodes && layout_of(executor)->params[param].trainable) /* all nodes have frozen params */
             n = device_find_owned(executor, param, &start);
         moves[3 * i] = move_own(load, param, start, n);
         moves[3 * i + 1] = move_others(load, param, 0, start);
@@ -255,7 +255,7 @@ static void others_are_here(void *userdata, int result)
         load_done(load, result);
 }
 
-/* Return: as events.fetch(). */
+/* Fetches elements that other nodes own. Return: as events.fetch(). */
 static int fetch_others(struct load *load)
 {
     const struct device_pool *pool = pool_of(load->executor, load->local_rank)->pool;
@@ -275,7 +275,7 @@ static int fetch_others(struct load *load)
                                             .userdata = load});
 }
 
-/* Loads from masters in host memory, here and on other nodes. Return: 0, or -errno. */
+/* Loads from masters in host memory of all nodes. Return: 0 or -errno. */
 static int bring_masters(struct load *load)
 {
     int r = fetch_others(load);
@@ -286,7 +286,7 @@ static int bring_masters(struct load *load)
     return r;
 }
 
-/* Loads parameters that have places in the pool. Return: 0, or -errno: nothing is loaded, and the pool is empty. */
+/* Loads parameters that have places in the pool. Return: 0; or -errno, then the pool is empty and no load runs. */
 static int start_load(struct executor *executor, unsigned local_rank, bool hinted, const uint32_t *params,
                       size_t n_params)
 {
@@ -314,9 +314,7 @@ static int start_load(struct executor *executor, unsigned local_rank, bool hinte
     return 0;
 }
 
-/*
- * Is `landing` in use? Weights from other nodes' masters come in there, so this node's ranks load one after the other.
- */
+/* Return: whether `landing` is in use. It receives other nodes' weights for one local rank at a time. */
 static bool is_taken(const struct executor *executor)
 {
     return executor->several_nodes && !executor->state->staging_copy && gather_of(executor)->n_loading > 0;
@@ -328,7 +326,7 @@ void device_gather_begin(struct executor *executor, unsigned local_rank, const u
 {
     (void)params;
     (void)n_params;
-    pool_of(executor, local_rank)->lost = false; /* was the previous request's */
+    pool_of(executor, local_rank)->lost = false; /* may be set by the previous request */
 }
 
 enum gathered device_gather_find(struct executor *executor, unsigned local_rank, const uint32_t *params,
@@ -385,7 +383,7 @@ bool device_gather_refresh(struct executor *executor, void (*done)(void *userdat
     for (unsigned local = 0; gather && local < gather->n_local; local++) {
         struct rank_pool *pool = &gather->ranks[local];
 
-        pool->stale = pool->loading; /* a rank that attached again may gather while all others wait for the step */
+        pool->stale = pool->loading; /* a successor may gather while all other ranks wait for the step */
         if (!pool->loading)
             device_pool_forget(pool->pool);
     }

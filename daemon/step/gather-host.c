@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The pool of gathered weights in host memory: one segment that all ranks of this node map (stage 3). */
+/* The pool of gathered weights in host memory (stage 3). All ranks of this node map its segment. */
 
 #include "daemon/step/gather-host.h"
 
@@ -17,12 +17,12 @@
 #include "kernels/dtype.h"
 
 struct pool_param {
-    uint32_t n_ranks; /* that have it gathered */
+    uint32_t n_ranks; /* ranks that have it gathered */
     bool resident;    /* its pages are reserved */
-    bool was_found; /* resident since an earlier daemon, and held for ranks that are away */
+    bool was_found;   /* resident since an earlier daemon, and held for its ranks */
     bool loading;
-    bool fresh;        /* shows the committed weights */
-    uint64_t released; /* when the last rank released it, by `clock`: evict_released() frees the oldest first */
+    bool fresh;        /* has the committed weights */
+    uint64_t released; /* when the last rank released it, by `clock`; evict_released() frees the oldest */
 };
 
 struct host_pool {
@@ -31,7 +31,7 @@ struct host_pool {
     struct pool_param *params;
     uint64_t resident_bytes, bound_bytes, clock;
     uint32_t n_loading;
-    bool hinted[STEP_MAX_RANKS]; /* a local rank's hint is being loaded: one at a time */
+    bool hinted[STEP_MAX_RANKS]; /* a local rank's hint is being loaded, one at a time */
     void (*refreshed)(void *userdata);
     void *refreshed_userdata;
 };
@@ -48,7 +48,7 @@ static uint64_t param_bytes(const struct host_pool *pool, uint32_t param)
     return round_up(p->n_elems * dtype_size(p->dtype), page_size());
 }
 
-/* Ranks may read what is resident there: it stays, as if a rank had it gathered, until host_pool_let_go(). */
+/* Holds resident parameters of an earlier daemon until host_pool_let_go(), because ranks may read them. */
 static void find_resident(struct host_pool *pool)
 {
     for (uint32_t p = 0; p < layout_of_pool(pool)->n_params; p++) {
@@ -119,7 +119,7 @@ bool host_pool_is_busy(const struct host_pool *pool)
     return pool->n_loading > 0;
 }
 
-/* Frees pages of released parameters, the longest released first, until n_bytes more fit under the bound. */
+/* Frees pages of released parameters, oldest release first, until n_bytes more fit under the bound. */
 static void evict_released(struct host_pool *pool, uint64_t n_bytes)
 {
     while (pool->resident_bytes + n_bytes > pool->bound_bytes) {
@@ -148,8 +148,8 @@ void host_pool_bound(struct host_pool *pool, uint64_t n_bytes)
 
 struct load {
     struct host_pool *pool;
-    bool *hinted;       /* of the rank that has hinted; NULL: a gather, a refresh */
-    unsigned n_waiting; /* for the copy of this node's elements, and for the fetch from other nodes */
+    bool *hinted;       /* of the rank that has hinted; NULL: a gather or refresh */
+    unsigned n_waiting; /* unfinished: the copy of this node's elements, the fetch from other nodes */
     int result;
     uint32_t n;
     uint32_t params[];
@@ -202,7 +202,7 @@ static void load_remote(struct load *load)
         load->result = r;
 }
 
-/* Return: 0 or -ENOMEM. */
+/* Loads the parameters. Return: 0 or -ENOMEM. */
 static int start_load(struct host_pool *pool, bool *hinted, const uint32_t *params, uint32_t n)
 {
     struct load *load = malloc(sizeof(*load) + n * sizeof(load->params[0]));
@@ -274,8 +274,8 @@ void host_pool_release(struct host_pool *pool, uint32_t param)
 }
 
 /*
- * Lists each parameter once that is neither loaded nor loading. *n_bytes: the pages that they will need. Return: the
- * number of parameters in `absent`.
+ * Lists in `absent` the parameters that are neither loaded nor being loaded, each parameter once. *n_bytes: the pages
+ * that they will need. Return: the number of parameters in `absent`.
  */
 static uint32_t find_absent(struct host_pool *pool, const uint32_t *params, size_t n_params, uint32_t *absent,
                             uint64_t *n_bytes)
@@ -288,7 +288,7 @@ static uint32_t find_absent(struct host_pool *pool, const uint32_t *params, size
 
         if (p->fresh || p->loading || layout_of_pool(pool)->params[params[i]].n_elems == 0)
             continue;
-        p->loading = true; /* so that a parameter that is named twice is loaded once */
+        p->loading = true; /* so that a repeated parameter is listed once */
         if (!p->resident)
             *n_bytes += param_bytes(pool, params[i]);
         absent[n++] = params[i];
@@ -305,7 +305,7 @@ void host_pool_gather(struct host_pool *pool, const uint32_t *params, size_t n_p
     uint32_t n;
 
     if (!absent)
-        return; /* out of memory shows as "neither fresh nor loading", here and below */
+        return; /* host_pool_find() reports this as GATHER_LOST, and a failure below, too */
     n = find_absent(pool, params, n_params, absent, &n_bytes);
     evict_released(pool, n_bytes);
     if (n > 0)
@@ -341,6 +341,6 @@ void host_pool_hint(struct host_pool *pool, unsigned local_rank, const uint32_t 
     if (n == 0 || pool->resident_bytes + n_bytes > pool->bound_bytes)
         return;
     for (uint32_t i = 0; i < n; i++)
-        pool->params[absent[i]].released = ++pool->clock; /* as if it had just been in use */
+        pool->params[absent[i]].released = ++pool->clock; /* so that it is evicted last */
     *hinted = start_load(pool, hinted, absent, n) == 0;
 }

@@ -2,27 +2,27 @@
 #pragma once
 
 /*
- * Stage 3 in host memory: the pool of whole parameters that ranks gather. The pool segment has the layout of the range:
- * a parameter's place in it never changes, but its pages come and go. Ranks that gather the same parameter share its
- * pages. Pages of released parameters stay until others need the room, so gathering again within a step costs nothing.
- * A hint loads parameters as if they had been gathered and released: no rank holds them, so a hint needs no undoing.
- * Loop thread; the verbs are those of executor.h.
+ * Stage 3 in host memory: the pool of whole parameters that ranks gather. The pool segment has the layout of the range.
+ * A parameter's place in it never changes, but its pages are reserved and freed. Ranks that gather the same parameter
+ * share its pages. Pages of released parameters stay until other parameters need the room, so gathering again within a
+ * step costs nothing. A hint loads parameters that no rank holds, so it need not be undone. Loop thread. executor.h
+ * describes the functions without comments.
  */
 
 #include "daemon/step/executor.h"
 
 struct host_pool;
 
-/* executor: has its state, and must outlive the pool. Return: 0 or -errno. */
+/* The executor has its state, and must outlive the pool. Return: 0 or -errno. */
 int host_pool_new(struct host_pool **out, struct executor *executor);
-void host_pool_free(struct host_pool *pool); /* NULL is fine; nothing is being loaded */
+void host_pool_free(struct host_pool *pool); /* NULL is fine; must not be busy */
 const struct segment *host_pool_segment(const struct host_pool *pool);
 uint64_t host_pool_held_bytes(const struct host_pool *pool);
 bool host_pool_is_busy(const struct host_pool *pool);
-/* Changes how many bytes gathered parameters may use. */
+/* Changes the most bytes that gathered parameters may use. */
 void host_pool_bound(struct host_pool *pool, uint64_t n_bytes);
 
-/* No rank of an earlier daemon is away any more: those that came have said what they hold. */
+/* Releases the parameters kept for ranks of an earlier daemon. The ranks that came back hold their own. */
 void host_pool_let_go(struct host_pool *pool);
 void host_pool_hold(struct host_pool *pool, uint32_t param);
 void host_pool_release(struct host_pool *pool, uint32_t param);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The states of a parcel, and which event leads from which state to which. */
+/* The state machine of a parcel. */
 
 #include "daemon/step/parcel.h"
 
@@ -30,7 +30,7 @@ static const uint8_t transitions[PARCEL_N_STATES][N_EVENTS] = {
 };
 /* clang-format on */
 
-/* Return: whether the event led to another state. */
+/* Applies the event. Return: whether the state changed. */
 static bool happens(struct parcel *parcel, enum event event)
 {
     enum parcel_state before = parcel->state;

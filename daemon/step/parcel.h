@@ -2,21 +2,21 @@
 #pragma once
 
 /*
- * One parcel of the open step on this node: the position of its next sum, and how far the gradients there have come.
+ * One parcel of the open step on this node: the position of its next sum, and the state of its gradients there.
  *
  *     PARCEL_OPEN      ranks of this node still push the parcel
- *     PARCEL_PROMISED  all of them have pushed it; other nodes know, and the gradients can still be withdrawn
- *     PARCEL_TAKEN     the gradients belong to the step's sum, and cannot be withdrawn any more
- *     PARCEL_SUMMING   workers add up the gradients of this node's ranks
- *     PARCEL_SUMMED    this node's sum is made, and stays until all nodes have the elements that they own
- *     PARCEL_DROPPED   the step was aborted while workers were adding up
+ *     PARCEL_PROMISED  all ranks of this node have pushed it; announced to other nodes, but can still be withdrawn
+ *     PARCEL_TAKEN     the gradients belong to the step's sum, and can no longer be withdrawn
+ *     PARCEL_SUMMING   workers add the gradients of this node's ranks
+ *     PARCEL_SUMMED    this node's sum is done, and is kept until all nodes have the elements that they own
+ *     PARCEL_DROPPED   the step was aborted while workers were adding
  *
- * A parcel of one node goes from open to summed without waiting. Among several nodes a second sum follows, over the
- * pieces of all nodes: combining. It reads what a later sum of this node would overwrite, so of the two only one is
- * under way at a time; and it may be of a position at which this node had nothing, so it is no state of this node's
- * gradients.
+ * On one node a parcel goes from open to summed without waiting. On several nodes a second sum follows: combining adds
+ * the pieces of all nodes. Combining reads memory that a later sum of this node overwrites, so only one of the two sums
+ * runs at a time. Combining is not a parcel_state, because it may be for a position where this node has no gradients.
  *
- * Pure: no memory, no calls. An event that cannot come in a state is an error of the caller, and fails an assertion.
+ * These functions allocate no memory and call no other code. An event that is not valid in the state is an error of the
+ * caller, and fails an assertion.
  */
 
 #include <stdbool.h>
@@ -32,16 +32,16 @@ enum parcel_state {
     PARCEL_N_STATES,
 };
 
-/* pass: how often a rank had pushed the parameter in that micro-batch before. */
+/* pass: how often a rank has already pushed the parameter in that micro-batch. */
 struct parcel_position {
     uint32_t micro_batch, pass;
 };
 
-/* All 0: open, at the step's first position. */
+/* All zeroes: open, at the step's first position. */
 struct parcel {
     struct parcel_position at;
     enum parcel_state state;
-    bool awaited;   /* node 0 has said that the parcel moves: other nodes wait for this node's gradients */
+    bool awaited;   /* node 0 has announced the parcel: other nodes wait for this node's gradients */
     bool combining; /* workers add the pieces of all nodes */
 };
 
@@ -50,44 +50,49 @@ static inline bool parcel_is_at(const struct parcel *parcel, uint32_t micro_batc
     return parcel->at.micro_batch == micro_batch && parcel->at.pass == pass;
 }
 
-/* Are the parcel's gradients on their way, from promised to settled? The next gradients wait. */
+/* Return: whether the parcel has gradients, from promised to settled. Then the next gradients wait. */
 static inline bool parcel_is_kept(const struct parcel *parcel)
 {
     return parcel->state != PARCEL_OPEN && parcel->state != PARCEL_DROPPED;
 }
 
+/* Return: whether the parcel has gradients of this position. */
 static inline bool parcel_keeps(const struct parcel *parcel, uint32_t micro_batch, uint32_t pass)
 {
     return parcel_is_kept(parcel) && parcel_is_at(parcel, micro_batch, pass);
 }
 
-/* Open: no rank pushes it in this micro-batch. */
+/* In open: moves to the next micro-batch, because no rank pushes the parcel in this one. */
 void parcel_pass(struct parcel *parcel);
 
-/* Open: all ranks of this node have pushed it. */
+/* In open: all ranks of this node have pushed the parcel. */
 void parcel_complete(struct parcel *parcel);
 
-/* Node 0 says that the parcel moves. Return: whether it is promised, and so is to be taken now. */
+/* Node 0 announces the parcel. Return: whether it is promised. Then the caller calls parcel_take(). */
 bool parcel_await(struct parcel *parcel);
 
-/* Promised: the gradients are in the sum. */
+/* In promised: the gradients now belong to the sum. */
 void parcel_take(struct parcel *parcel);
 
-/* Return: whether the sum of a parcel that was taken begins; not while the last one is combined. */
+/* Begins the sum of a taken parcel, unless the parcel is being combined. Return: whether it begins. */
 bool parcel_begin_sum(struct parcel *parcel);
 void parcel_end_sum(struct parcel *parcel);
 
-/* Return: whether the pieces of all nodes can be added now; then combining begins. */
+/* Begins combining, unless a sum or another combining runs. Return: whether it begins. */
 bool parcel_begin_combining(struct parcel *parcel);
 void parcel_end_combining(struct parcel *parcel);
 
-/* Node 0 has forgotten all that it does not await. Return: whether the gradients are kept, and so announced again. */
+/*
+ * Node 0 has forgotten the parcels that it does not await. Withdraws promised gradients. Return: whether the gradients
+ * are still kept. Then they are reported to node 0 again.
+ */
 bool parcel_withdraw(struct parcel *parcel);
 
 /*
- * All nodes have the elements that they own. Return: whether the parcel was summed: it is open again, at the next pass.
+ * All nodes have the elements that they own. Return: whether the parcel was summed. Then it is open again, at the next
+ * pass.
  */
 bool parcel_settle(struct parcel *parcel);
 
-/* The step is aborted. */
+/* Drops the gradients, because the step is aborted. */
 void parcel_forget(struct parcel *parcel);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The published page of a job: the last chunk of a parameter raises its word. */
+/* The published page of a job. The last chunk of a parameter sets the parameter's word. */
 
 #include "daemon/step/published.h"
 
@@ -18,9 +18,9 @@
 struct published {
     const struct layout *layout;
     struct segment segment;
-    uint64_t n_steps;          /* with the update under way */
-    uint32_t *order;           /* chunks, as they are updated */
-    _Atomic(uint32_t) *n_left; /* per parameter: chunks that are not through */
+    uint64_t n_steps;          /* including the running update */
+    uint32_t *order;           /* chunks, in the order of the update */
+    _Atomic(uint32_t) *n_left; /* per parameter: unfinished chunks */
 };
 
 static struct published_page *page_of(const struct published *published)
@@ -31,12 +31,12 @@ static struct published_page *page_of(const struct published *published)
 /* ---- the order of chunks --------------------------------------------------------------------------------- */
 
 /*
- * Chunks that follow one another in memory and are updated in that order, small ones together. One by one in the order
- * of the declaration, which goes down in memory, 10,000 parameters of 4 KiB take 1.8 times as long.
+ * Neighbouring chunks in memory, updated in that order. A run collects small chunks. Without runs the update would go
+ * down in memory, in the order of declaration, and 10,000 parameters of 4 KiB would take 1.8 times as long.
  */
 struct run {
     uint32_t first_chunk, n_chunks;
-    uint32_t first_param; /* that is declared before the others */
+    uint32_t first_param; /* the parameter that is declared first */
     uint32_t bucket;
     uint64_t n_elems;
 };
@@ -50,7 +50,7 @@ static int compare_runs(const void *a, const void *b)
     return x->first_chunk < y->first_chunk ? -1 : 1;
 }
 
-/* runs: room for one per chunk. Return: how many there are. */
+/* runs: has room for one run per chunk. Return: the number of runs. */
 static uint32_t find_runs(const struct layout *layout, struct run *runs)
 {
     uint32_t n = 0;
@@ -99,7 +99,7 @@ int published_new(struct published **out, const struct layout *layout)
     published->segment = SEGMENT_NULL;
     published->order = calloc(layout->n_chunks + 1, sizeof(*published->order));
     published->n_left = calloc(layout->n_params, sizeof(*published->n_left));
-    /* While the number of ranks changes, the page of the old number is still there (step-kept.c). */
+    /* While the number of ranks changes, the page of the old number still exists (step-kept.c). */
     snprintf(name, sizeof(name), "published.%u", layout->world_size);
     if (published->order && published->n_left)
         r = find_order(published);
@@ -153,10 +153,10 @@ uint32_t published_chunk(const struct published *published, uint32_t i)
     return published->order[i];
 }
 
-/* Is it the last chunk of the parameter? Whoever comes last has seen what the others wrote, and passes it on. */
+/* Return: whether this is the parameter's last chunk. Its worker sees the other workers' writes, and publishes them. */
 static bool is_last(struct published *published, uint32_t param)
 {
-    /* Without others there is nothing to count, and workers do not take the counts' cache lines from one another. */
+    /* A single chunk is not counted, so that workers do not contend for the counts' cache lines. */
     return published->layout->params[param].n_chunks == 1 ||
            atomic_fetch_sub_explicit(&published->n_left[param], 1, memory_order_acq_rel) == 1;
 }

@@ -2,12 +2,12 @@
 #pragma once
 
 /*
- * Says of an update under way which parameters it is through with (proto/published.h), so that a forward can begin with
- * the first ones while the last are written. For updates that write the weights of all ranks in this process's memory.
+ * Publishes which parameters the running update has written (proto/published.h), so that a forward pass can begin while
+ * the update still writes later parameters. For updates that write the weights of all ranks in this process's memory.
  *
- * It also has the order of the chunks: that of the declaration, in which a forward usually wants its parameters, but for
- * small ones, which are updated together with their neighbours in memory. Buckets are laid out the other way round, and
- * small parameters of all layers share one.
+ * It also has the update's order of chunks: the order of declaration, because a forward pass usually reads parameters
+ * in that order. Small parameters are updated together with their neighbours in memory. Buckets are laid out in reverse
+ * order, and small parameters of all layers share a bucket.
  */
 
 #include <stdint.h>
@@ -16,18 +16,18 @@ struct layout;
 struct published;
 struct segment;
 
-/* The page is kept for the next daemon. layout: not consumed, must outlive it. Return: 0 or -errno. */
+/* Makes the page, which is kept for the next daemon. layout: not consumed, must outlive it. Return: 0 or -errno. */
 int published_new(struct published **out, const struct layout *layout);
 void published_free(struct published *published); /* NULL is fine */
 
-/* The page, for ranks to map. */
+/* Return: the page, which ranks map. */
 const struct segment *published_segment(const struct published *published);
 
-/* An update begins; with it n_steps steps are done. No other one is under way. */
+/* Begins an update. n_steps: the number of steps including it. No other update may be running. */
 void published_begin(struct published *published, uint64_t n_steps);
 
-/* Return: the chunk to be updated as the i-th. */
+/* Return: the chunk that is updated as the i-th. */
 uint32_t published_chunk(const struct published *published, uint32_t i);
 
-/* On a worker: the chunk has its new weights, or needs none. Each chunk once in an update. */
+/* On a worker, once per chunk in an update: records that the chunk has its new weights, or needs no update. */
 void published_add(struct published *published, uint32_t chunk);

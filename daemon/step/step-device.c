@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The verbs of a step whose data lie on GPUs: reductions, gathers, fetches and updates as orders to the engine. */
+/* A step whose data are on GPUs: reductions, gathers, fetches and updates as orders to the engine. */
 
 #include "daemon/step/step-device.h"
 
@@ -17,13 +17,13 @@
 
 /* ---- reduce ---------------------------------------------------------------------------------------------- */
 
-/* Mask bits are ranks of the world; on one node all ranks are local. */
+/* Mask bits are ranks of the world. On one node all ranks are local. */
 static bool is_pusher(const struct reduction *reduction, uint32_t part, unsigned local)
 {
     return reduction->masks[part] >> (reduction->step->first_local + local) & 1;
 }
 
-/* Writes to the engine's inputs which ranks have pushed which parts, and which accumulators are in use already. */
+/* Sets the engine's inputs: which ranks have pushed which parts, and which accumulators are already in use. */
 static void set_inputs(const struct reduction *reduction, struct device_keep *keep)
 {
     const struct step *step = reduction->step;
@@ -67,7 +67,7 @@ static size_t find_slots(const struct reduction *reduction, struct device_slot *
     return n;
 }
 
-/* Copies the engine's sums, squares and finding to where kernels of this process would have written them. */
+/* Copies the engine's sums, squares and finding to the step. */
 static void take_results(const struct reduction *reduction)
 {
     struct step *step = reduction->step;
@@ -97,7 +97,7 @@ static void take_results(const struct reduction *reduction)
                                                        .n_inf = found->n_inf});
 }
 
-/* The job ends, and no engine will carry out the reduction: releases the rings that it held. */
+/* Releases the rings that the reduction held, because the job ends and no engine will carry it out. */
 static void cancel(struct reduction *reduction)
 {
     reduction->busy = false;
@@ -133,7 +133,7 @@ static void combine_done(void *userdata, int result)
     reduction->done(reduction->userdata, reduction);
 }
 
-/* Out of memory for the order: retries from the loop. */
+/* Retries an order that failed because there was no memory. Loop thread. */
 static void post_again(struct work *work)
 {
     step_device_reduce(container_of(work, struct reduction, work));
@@ -234,7 +234,7 @@ bool step_device_gathers(const struct step *step)
     return step->layout->world_size > 1 && step->n_local == step->layout->world_size && step->state->stage != 3;
 }
 
-/* Muon's products count as bytes in the time limit of an order: one for 10,000 operations, which allows 100 Gflop/s. */
+/* Return: Muon's products as bytes for an order's time limit: one byte per 10,000 operations allows 100 Gflop/s. */
 static uint64_t matrix_bytes(const struct step *step)
 {
     unsigned ns_steps = 0;
@@ -246,7 +246,7 @@ static uint64_t matrix_bytes(const struct step *step)
     return (uint64_t)(cost.flops / 1e4);
 }
 
-/* Orders the update, then the gathering. The gathering needs no wait, because it takes effect after the update. */
+/* Orders the update, and then the gathering, which the engine runs after the update. */
 static void order_rest(struct step *step)
 {
     const struct device_command update = {.type = DEVICE_COMMAND_UPDATE,
@@ -261,11 +261,11 @@ static void order_rest(struct step *step)
 
         if (r == 0)
             continue;
-        if (r == -ECANCELED) { /* several nodes only, where the update is the only order */
+        if (r == -ECANCELED) { /* only on several nodes, where the update is the only order */
             device_update_done(step, r);
             return; /* the step may have been freed */
         }
-        /* Out of memory for the order: retries from the loop. */
+        /* Out of memory for the order. The loop retries. */
         step->update_work = (struct work){.run = skip_item, .done = order_again, .n_items = 1};
         worker_post(step->pool, &step->update_work);
         return;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The kept memory of a step (step-kept.h): its places, its slots, and chunks that were cut off. */
+/* The kept memory of a step: its places, its slots, and unfinished chunks of a killed daemon. */
 
 #include "daemon/step/step-kept.h"
 
@@ -12,11 +12,11 @@
 #include "core/base/keep.h"
 #include "core/config/config.h"
 
-/* Two copies, of which one holds. */
+/* Two copies. `current` is the index of the valid copy. */
 struct kept_findings {
     _Atomic(uint64_t) current;
     struct {
-        uint64_t opened_op; /* of the step in which it was found */
+        uint64_t opened_op; /* the opened_op of the finding's step */
         struct step_finding finding;
     } copies[2];
 };
@@ -65,7 +65,7 @@ int step_keep(struct step *step)
     uint8_t *map;
     int r;
 
-    /* While the number of ranks changes (daemon/job/resize.h), both segments exist, so each has a name of its own. */
+    /* While the number of ranks changes (daemon/job/resize.h), both segments exist, so their names must differ. */
     snprintf(name, sizeof(name), "step.%u", step->n_local);
     r = segment_init_kept(&step->kept, name, places.end);
     if (r < 0)
@@ -134,7 +134,7 @@ bool step_find_torn(const struct step *step, uint64_t op, unsigned *i, struct st
 
 /* ---- kernels ------------------------------------------------------------------------------------------- */
 
-/* Squares of an accumulator, and the 64-bit sums of the leaves, when a kernel has seen only the rest of them. */
+/* Computes the results of the whole chunk, because the kernel has only seen the rest of it. */
 static void measure(const struct step *step, const struct reduce_args *args, struct reduce_result *result)
 {
     enum { BLOCK_ELEMS = 2048 };
@@ -199,7 +199,7 @@ void step_update_in_slot(struct step_slot *slot, step_kernel *kernel, const stru
         kernel(&rest);
 }
 
-/* ---- what was found ------------------------------------------------------------------------------------ */
+/* ---- findings ------------------------------------------------------------------------------------------ */
 
 void step_keep_found(struct step *step)
 {

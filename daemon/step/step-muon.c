@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Muon's update (step-muon.h): a work item is a matrix, or a chunk of another parameter. */
+/* Muon's update. A work item is a matrix, or a chunk of another parameter. */
 
 #include "daemon/step/step-muon.h"
 
@@ -26,19 +26,19 @@ struct muon {
     struct step *step;
     const struct gemm *gemm;
     struct segment scratch;
-    uint64_t scratch_elems; /* of one scratch memory: each matrix under way has one */
+    uint64_t scratch_elems; /* of one scratch memory; each running matrix uses one */
     pthread_mutex_t lock;
     pthread_cond_t returned;                     /* signalled when scratch memory is returned */
-    unsigned unused[GEMM_MAX_CALLERS], n_unused; /* numbers of scratch memories */
+    unsigned unused[GEMM_MAX_CALLERS], n_unused; /* numbers of unused scratch memories */
     uint64_t momentum_op; /* the number of the first pass; step->update_op is that of the second */
-    uint32_t *items;      /* chunks; the first one of a matrix stands for all of it */
+    uint32_t *items;      /* chunks; a matrix is listed by its first chunk */
     uint32_t n_items;
     struct work torn_work;
 };
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
-/* The matrices of other nodes are not items. If weights are published, items have the order in which they are. */
+/* Lists the work items, without other nodes' matrices. Uses the published order if weights are published. */
 static void list_items(const struct step *step)
 {
     const struct layout *layout = step->layout;
@@ -115,7 +115,7 @@ void step_muon_announce(const struct step *step, const struct config *config)
                                    : "no parameter is a matrix for it, so AdamW updates all of them");
 }
 
-/* The new step of another number of ranks takes over the pages. The matrices are the same, and so are the workers. */
+/* Moves the pages to the step of another number of ranks. Its matrices and workers are the same. */
 static void muon_go_on_from(struct step *step, struct step *before)
 {
     struct segment none = step->muon->scratch;
@@ -154,7 +154,7 @@ static void change_weights(const struct step *step, uint32_t id, const float *ma
 
 /* ---- orthogonalising --------------------------------------------------------------------------------- */
 
-/* On a worker. Waits while other workers have all scratch memories. Return: the number of one. */
+/* On a worker. Waits while other workers use all scratch memories. Return: the number of a scratch memory. */
 static unsigned take_scratch(struct muon *muon)
 {
     unsigned which;
@@ -175,7 +175,7 @@ static void return_scratch(struct muon *muon, unsigned which)
     pthread_mutex_unlock(&muon->lock);
 }
 
-/* scratch: the number of a scratch memory. Return: the result, which lies there. */
+/* scratch: the number of a scratch memory. Return: the result, in the scratch memory. */
 static const float *orthogonalize(const struct step *step, uint32_t param, unsigned scratch)
 {
     const struct layout_param *p = &step->layout->params[param];
@@ -190,7 +190,7 @@ static const float *orthogonalize(const struct step *step, uint32_t param, unsig
 
 /* ---- a matrix ------------------------------------------------------------------------------------------ */
 
-/* The first pass. */
+/* The first pass: updates the momentum buffer. */
 static void add_momenta(struct step *step, const struct layout_param *p)
 {
     struct step_slot *slot;
@@ -207,8 +207,8 @@ static void add_momenta(struct step *step, const struct layout_param *p)
 }
 
 /*
- * The second pass. Chunks that an earlier daemon has done stay as they are. If it has done the first pass of a chunk,
- * this daemon has not put the chunk's values aside yet.
+ * The second pass: updates masters and weights. Skips chunks that an earlier daemon has finished. Puts each chunk aside
+ * again, because add_momenta() does not do so for a chunk whose first pass an earlier daemon has finished.
  */
 static void change_matrix(struct step *step, const struct layout_param *p, const float *matrix)
 {
@@ -281,7 +281,7 @@ static void post_items(struct step *step)
 
 /* ---- after a kill -------------------------------------------------------------------------------------- */
 
-/* Finishes the chunk whose masters a worker was changing. Its matrix is orthogonalised once more. */
+/* Finishes the chunk whose masters a worker was changing. Orthogonalises its matrix again. */
 static void torn_run(struct work *work, uint32_t item)
 {
     struct step *step = container_of(work, struct muon, torn_work)->step;

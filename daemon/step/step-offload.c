@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The update of an offloaded optimizer: portions are copied in, updated, copied back and gathered, in order. */
+/* The update of an offloaded optimizer. Portions are copied in, updated, copied back and gathered, in order. */
 
 #include "daemon/step/step-offload.h"
 
@@ -14,7 +14,7 @@
 #include "daemon/step/step-device.h"
 #include "daemon/step/step.h"
 
-/* Parcels [first, end); buckets [first_bucket, end_bucket) are complete with them. */
+/* Parcels [first, end). They complete buckets [first_bucket, end_bucket). */
 struct portion {
     uint32_t first, end;
     uint32_t first_bucket, end_bucket;
@@ -29,16 +29,16 @@ struct offload {
     struct step *step;
     struct segment staging;
     uint64_t slot_elems;
-    uint64_t *starts; /* per parcel, and one more: elements of all parcels before */
+    uint64_t *starts; /* n_parcels + 1: elements of all earlier parcels */
     struct portion *portions;
     uint32_t n_portions;
     struct device_move *moves; /* of the order that is being made */
-    /* The update under way: portions for which the order is given (read, written, gathered), or that are updated. */
+    /* The current update: portions that were ordered (read, written, gathered), or updated. */
     uint32_t n_read, n_updated, n_written, n_gathered;
-    struct slot slots[OFFLOAD_SLOTS]; /* of portion i: i % OFFLOAD_SLOTS */
-    unsigned n_orders;          /* not done yet */
+    struct slot slots[OFFLOAD_SLOTS]; /* portion i uses slot i % OFFLOAD_SLOTS */
+    unsigned n_orders;                /* unfinished orders */
     bool updating, retrying;
-    bool cancelled; /* the job is being dropped: orders under way end, and no new ones are made */
+    bool cancelled; /* the job is being dropped: orders end, and no new orders are made */
     struct work work, retry;
 };
 
@@ -77,7 +77,7 @@ static void make_portions(struct offload *offload)
     }
 }
 
-/* Where in staging the accumulators of a parcel lie, in elements. */
+/* Return: where the accumulators of a parcel are in staging, in elements. */
 static uint64_t staging_at(const struct offload *offload, uint32_t i, uint32_t parcel)
 {
     return i % OFFLOAD_SLOTS * offload->slot_elems + offload->starts[parcel] - offload->starts[offload->portions[i].first];
@@ -101,7 +101,7 @@ static void retry_done(struct work *work)
     advance(offload);
 }
 
-/* Out of memory for an order: retries from the loop. */
+/* Makes the loop retry, because there was no memory for an order. */
 static void retry(struct offload *offload)
 {
     if (offload->retrying)
@@ -111,7 +111,7 @@ static void retry(struct offload *offload)
     worker_post(offload->step->pool, &offload->retry);
 }
 
-/* result < 0: the job is being dropped, and no new orders are made. */
+/* Ends an order. result < 0: the job is being dropped, and no new orders are made. */
 static void end_order(struct offload *offload, int result)
 {
     offload->cancelled |= result < 0;
@@ -133,8 +133,8 @@ static void is_done(void *userdata, int result)
 }
 
 /*
- * The move of a rank's slice of a parcel: its accumulators to staging, or its weights back to the GPU. Weights lie
- * where the layout places them.
+ * Return: the move of a rank's slice of a parcel: its accumulators to staging, or its weights back to the GPU. Weights
+ * have the places of the layout.
  */
 static struct device_move make_move(const struct offload *offload, uint32_t i, uint32_t parcel, unsigned local,
                                     bool write)
@@ -163,7 +163,7 @@ static struct device_move make_move(const struct offload *offload, uint32_t i, u
     return move;
 }
 
-/* Return: 0; 1: there is nothing to copy; -ENOMEM or -ECANCELED. */
+/* Orders the copies of portion i. Return: 0; 1 if there is nothing to copy; -ENOMEM; or -ECANCELED. */
 static int order_copy(struct offload *offload, uint32_t i, bool write, devices_done done, void *userdata)
 {
     const struct portion *portion = &offload->portions[i];
@@ -218,7 +218,7 @@ static int write_back(struct offload *offload)
     return 0;
 }
 
-/* Orders the gathering of buckets whose weights are written. It takes effect after the copies ordered before it. */
+/* Orders the gathering of written buckets. The engine runs it after the copies that were ordered before. */
 static int order_gathering(struct offload *offload)
 {
     const struct layout *layout = offload->step->layout;
@@ -245,7 +245,7 @@ static int order_gathering(struct offload *offload)
 
 /* ---- update ---------------------------------------------------------------------------------------------- */
 
-/* Where in staging the accumulators of a chunk of the portion lie that is next. */
+/* Return: the accumulators of a chunk of the portion that is updated next, in staging. */
 static const float *acc_of(const void *userdata, uint32_t id)
 {
     const struct offload *offload = userdata;
@@ -297,7 +297,7 @@ static void start_update(struct offload *offload)
     worker_post(offload->step->pool, &offload->work);
 }
 
-/* Ends the cancelled update once nothing that it has begun is under way. */
+/* Ends the cancelled update when its orders and its work have ended. */
 static void end_cancelled(const struct offload *offload)
 {
     struct step *step = offload->step;
@@ -306,7 +306,7 @@ static void end_cancelled(const struct offload *offload)
         step->update_done(step->update_userdata, -ECANCELED);
 }
 
-/* Return: 0, or -errno: not all could be ordered. */
+/* Orders all possible copies and gatherings. Return: 0; or -errno, then some are not ordered. */
 static int order_all(struct offload *offload)
 {
     int r = write_back(offload);
@@ -340,7 +340,7 @@ static void offload_update(struct step *step)
     assert(offload->n_orders == 0 && !offload->updating && !offload->retrying);
     offload->n_read = offload->n_updated = offload->n_written = offload->n_gathered = 0;
     if (offload->n_portions == 0)
-        retry(offload); /* because update_done() must not be called from within the verb */
+        retry(offload); /* because step_ops.update() must not call update_done() */
     else
         advance(offload);
 }

@@ -2,17 +2,17 @@
 #pragma once
 
 /*
- * The update of a step whose gradients and weights lie on GPUs while its masters and moments lie in host memory
- * (offload_optimizer). The engine copies accumulators to staging, the kernels of this process update masters and
- * moments, as for a job in host memory, and the engine copies the owned slices of the new weights back and gathers
- * them. Nothing else crosses between GPU and host memory.
+ * The update of a step whose gradients and weights are on GPUs, and whose masters and moments are in host memory
+ * (offload_optimizer). The engine copies accumulators to staging. The kernels of this process update masters and
+ * moments, as for a job in host memory. The engine copies the owned slices of the new weights back, and gathers them.
+ * No other data are copied between GPU and host memory.
  *
- * The update proceeds by *portions*, runs of parcels that fit into one of a few slots of staging: while one is updated,
- * the next ones are copied in and the last ones are copied back.
+ * The update works by *portions*. A portion is a run of parcels that fits into one of a few slots of staging. While a
+ * portion is updated, the next portions are copied in, and earlier portions are copied back.
  *
- * An engine may end at any moment. Copies that it has not reported are ordered again (devices.h) and write the same
- * bytes. This process, which does not end with the engine, updates a portion once, when its copy has been reported.
- * For the loop thread, except offload_reserve().
+ * An engine may end at any moment. Copies that it has not reported are ordered again (devices.h), and write the same
+ * bytes. This process does not end with the engine. It updates a portion once, when the engine has reported its copy.
+ * Loop thread, except offload_reserve().
  */
 
 struct offload;
@@ -20,13 +20,13 @@ struct segment;
 struct step;
 struct step_ops;
 
-/* step: has its state and devices, and must outlive it. Return: 0 or -errno. */
+/* The step has its state and devices, and must outlive the result. Return: 0 or -errno. */
 int offload_new(struct offload **out, struct step *step);
 void offload_free(struct offload *offload);
 
 /* Reserves the pages of staging. Any thread, once. Return: 0 or -errno. */
 int offload_reserve(struct offload *offload);
-/* The segment that the engine writes accumulators to: DEVICES_STAGING. */
+/* Return: the segment to which the engine copies accumulators (DEVICES_STAGING). */
 const struct segment *offload_staging(const struct offload *offload);
 
 /* For a step whose `offload` is set. */

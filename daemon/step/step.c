@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The step in host memory: workers reduce, measure and update chunk by chunk. */
+/* The step in host memory. Workers reduce, measure and update chunk by chunk. */
 
 #include "daemon/step/step.h"
 
@@ -89,7 +89,7 @@ static int make_staging(struct step *step)
     return r;
 }
 
-/* Return: 0; or why not, which may be a lack of descriptors. */
+/* Return: 0 or -errno, which may be a lack of descriptors. */
 static int make_parts(struct step *step, const struct step_options *options)
 {
     int r = step_keep(step);
@@ -171,7 +171,7 @@ void step_open(struct step *step)
 
 /* ---- reduce -------------------------------------------------------------------------------------------- */
 
-/* The leaves of one chunk: the sources that have pushed it, where their data lies, how the tree joins them. */
+/* The leaves of one chunk: the sources that have pushed it, their data, and how the tree joins them. */
 struct leaves {
     const void *data[STEP_MAX_RANKS];
     unsigned source[STEP_MAX_RANKS]; /* index into reduction->sources */
@@ -184,7 +184,7 @@ static unsigned rank_of(const struct reduction *reduction, unsigned source)
     return reduction->combining ? reduction->source_ranks[source] : reduction->step->first_local + source;
 }
 
-/* Sources [first, first + n) that are in the mask of a part; elem: from the parcel's start. */
+/* Finds the sources in [first, first + n) that are in the mask of a part. elem: from the parcel's start. */
 static void find_leaves(const struct reduction *reduction, uint64_t elem, size_t elem_bytes, uint64_t mask,
                         unsigned first, unsigned n, struct leaves *leaves)
 {
@@ -226,7 +226,7 @@ void step_keep_finding(struct step *step, const struct step_finding *finding)
     pthread_mutex_unlock(&step->finding_lock);
 }
 
-/* A chunk's accumulator is not finite: finds the rank whose gradient caused that. Slots are still held here. */
+/* Finds the rank whose gradient made a chunk's accumulator not finite. The slots are still held. */
 static void blame(struct reduction *reduction, const struct reduce_args *args, const struct leaves *leaves,
                   uint32_t param)
 {
@@ -240,7 +240,7 @@ static void blame(struct reduction *reduction, const struct reduce_args *args, c
 
         if (f->n_nan + f->n_inf == 0)
             continue;
-        /* Only the node that summed a piece knows which of its ranks it was; a slot has one rank. */
+        /* Only the node that summed a piece knows the rank, unless the source is the slot of one rank. */
         if (reduction->combining && i < leaves->n && !(reduction->slots >> source & 1))
             continue;
         step_keep_finding(step, &(struct step_finding){
@@ -257,7 +257,7 @@ static void blame(struct reduction *reduction, const struct reduce_args *args, c
     }
 }
 
-/* Collects those of the sources [first, first + n) that have pushed the chunk. args: n_leaves 0 when none has. */
+/* Collects the sources in [first, first + n) that have pushed the chunk. args->n_leaves: 0 if no source has. */
 static void make_args(const struct reduction *reduction, const struct layout_chunk *chunk, unsigned first, unsigned n,
                       struct leaves *leaves, struct reduce_args *args)
 {
@@ -278,12 +278,12 @@ static void make_args(const struct reduction *reduction, const struct layout_chu
     };
 }
 
-/* Where the sum of a chunk goes. */
+/* The destination of a chunk's sum. */
 struct target {
     float *elems;
-    bool first;             /* of its contributions in this step */
-    bool past_caches;       /* nobody reads it soon */
-    struct step_slot *slot; /* in which it can be undone, or NULL */
+    bool first;             /* the first contribution in this step */
+    bool past_caches;       /* write past the caches */
+    struct step_slot *slot; /* the undo slot, or NULL */
 };
 
 /* Adds the sources [first, first + n) of one chunk to target. */
@@ -315,13 +315,13 @@ static void reduce_into(struct reduction *reduction, const struct layout_chunk *
         if (!reduction->combining)
             step->sums[(size_t)chunk_id * step->n_local + source] = sums[i];
         else if (reduction->slots >> source & 1 && rank_of(reduction, source) == step->first_local)
-            step->sums[chunk_id] = sums[i]; /* the only local rank's own */
+            step->sums[chunk_id] = sums[i]; /* the sum of the only local rank */
     }
 }
 
 /*
- * Computes the 64-bit sum of a chunk that is sent straight from the slot and summed by another node. combine computes
- * the sums of chunks that this node owns.
+ * Computes the 64-bit sum of a chunk that is sent from the slot and added by another node. step_combine() computes the
+ * sums of chunks that this node owns.
  */
 static void sum_sent_chunk(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id)
 {
@@ -337,9 +337,9 @@ static void sum_sent_chunk(struct reduction *reduction, const struct layout_chun
     step->kernels->position_sum_update(sum, args.dtype, args.leaves[0], args.n_elems, args.start_elem);
 }
 
-enum { BF16_OVERFLOW_EXPONENT = 127 }; /* only from 2^127 on rounding can make a value infinite */
+enum { BF16_OVERFLOW_EXPONENT = 127 }; /* rounding can make a value infinite only from 2^127 */
 
-/* Finite sums that rounding has made infinite. */
+/* Records finite sums that became infinite by rounding. */
 static void blame_rounding(struct reduction *reduction, const struct reduce_args *args, const uint16_t *rounded,
                            uint32_t param)
 {
@@ -358,7 +358,7 @@ static void blame_rounding(struct reduction *reduction, const struct reduce_args
         step_keep_finding(reduction->step, &finding);
 }
 
-/* As reduce_into(), rounded to bf16; by blocks that stay in the nearest cache. */
+/* As reduce_into(), but rounds to bf16. Works by blocks that stay in the nearest cache. */
 static void reduce_rounded(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id,
                            unsigned first, unsigned n, uint16_t *target)
 {
@@ -393,7 +393,7 @@ static void reduce_rounded(struct reduction *reduction, const struct layout_chun
     }
 }
 
-/* The partial sums of one of this node's pieces. */
+/* Computes the partial sums of piece i of this node. */
 static void reduce_piece(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id, unsigned i)
 {
     struct step *step = reduction->step;
@@ -410,7 +410,7 @@ static void reduce_piece(struct reduction *reduction, const struct layout_chunk 
                        (uint16_t *)(void *)target);
 }
 
-/* Adds all sources of a chunk to its accumulator, which is here. */
+/* Adds all sources of a chunk to its accumulator, which is in host memory. */
 static void reduce_chunk(struct reduction *reduction, uint32_t chunk_id, struct step_slot *slot)
 {
     const struct step *step = reduction->step;
@@ -772,7 +772,7 @@ void step_update(struct step *step, const struct step_update *update, void (*don
 
         if (!step->contributed[p])
             continue;
-        /* pow() is what costs here; neighbours nearly always share group and count. */
+        /* Reuses the scalars, because pow() is slow, and neighbours nearly always share group and count. */
         if (last && last_group == group && last_count == progress->counts[p] && last_muon == muon)
             step->scalars[p] = *last;
         else
@@ -794,7 +794,7 @@ void step_update(struct step *step, const struct step_update *update, void (*don
     if (step->layout->n_buckets > 0)
         step->ops->update(step);
     else
-        update_here(step); /* there is nothing to do */
+        update_here(step); /* without buckets no parameter is updated */
 }
 
 void step_commit(struct step *step)

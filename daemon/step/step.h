@@ -2,28 +2,29 @@
 #pragma once
 
 /*
- * The data path of a step, in the order in which it happens:
+ * The data path of a step, in order:
  *
- *     step_open               a new step: nothing has contributed yet
+ *     step_open               begins a new step without contributions
  *     step_prepare, step_post per parcel, micro-batch, pass: slots -> accumulators   (workers)
  *     step_combine, step_post between nodes only: partial sums -> accumulators       (workers)
- *     step_norm               the exact norm over all that contributed
+ *     step_norm               the exact norm over all contributions
  *     step_update             unscale + clip + optimizer + 16-bit weights            (workers)
  *     step_commit             counts
  *
- * A step works on the owned partitions of a state and knows no sockets, clients or policies. docs/numerics.md defines
- * its numbers. All functions are for the owner's thread (the loop); kernels run on the workers, and completion comes
- * back through worker_pool_reap() as a callback.
+ * A step works on the owned partitions of a state, independent of sockets, clients and policies. docs/numerics.md
+ * defines its numbers. All functions are for the loop thread. Kernels run on the workers, and worker_pool_reap() calls
+ * back when they end.
  *
- * If all ranks are on this node (n_local == world size), reductions add to the accumulators at once. Else a reduction
- * writes one partial sum per *piece* (a maximal subtree of the rank tree whose ranks are all local) into staging, all
- * nodes send their pieces to the owners, and step_combine() adds them there. The bits of both are equal.
+ * If all ranks are on this node (n_local == world size), reductions add to the accumulators at once. Otherwise a
+ * reduction writes one partial sum per *piece* into staging. A piece is a maximal subtree of the rank tree whose ranks
+ * are all local. All nodes send their pieces to the owners, and step_combine() adds them there. Both ways give the same
+ * bits.
  *
  * GPUs send slices between ranks, on one node or on several. On several nodes each reduction is a step_combine() of
  * the gradients that the ranks of the world have pushed, with a mask bit for each rank.
  *
- * If there is one local rank, and its gradients have the type that is sent, its slot is the piece, and staging has no
- * place for it. A reduction then only computes the 64-bit sums of the elements that other nodes own. step_combine()
+ * If there is only one local rank, and its gradients have the wire type, its slot is the piece, and staging has no
+ * place for it. Then a reduction only computes the 64-bit sums of the elements that other nodes own. step_combine()
  * computes the sums of the owned elements, and finds values that are not finite.
  */
 
@@ -52,62 +53,60 @@ struct ring;
 struct step;
 
 /*
- * The operation that a worker is in the midst of. It lies in memory that is kept, so the next daemon finds it, and
- * finishes the chunk with it before it does anything else of that operation.
+ * A worker's current operation and chunk. It is in kept memory. The next daemon finds it there, and finishes that chunk
+ * before the other chunks of the operation.
  */
 struct step_slot {
-    _Atomic(uint64_t) op; /* 0: none */
+    _Atomic(uint64_t) op; /* 0: no operation */
     uint32_t chunk;
     struct undo_slot undo;
 };
 
-/* One reduction; at most one per parcel is under way. */
+/* One reduction. At most one reduction per parcel runs at a time. */
 struct reduction {
     struct work work;
-    uint64_t op; /* its number, which marks the chunks that are done; 0: nothing is kept */
+    uint64_t op; /* the number that stamps finished chunks; 0: no stamps are kept */
     struct step *step;
     uint64_t staging_elems; /* where the parcel's pieces begin in staging */
     uint32_t parcel, micro_batch, pass;
     bool combining;
     bool busy;
-    bool give_only;          /* on GPUs: added here already; this node only sends its slices again */
-    bool cancelled;          /* on GPUs, when done() is called: nothing was added */
+    bool give_only;          /* on GPUs: this node has already added, and only sends its slices again */
+    bool cancelled;          /* on GPUs, in done(): the reduction added nothing */
     uint64_t posted_ns;      /* for the recorder */
-    uint64_t *masks;         /* per part of the parcel: bit i = local rank i (or piece i) takes part */
+    uint64_t *masks;         /* per part of the parcel; bit i: local rank i (or piece i) contributes */
     const uint8_t **sources; /* per local rank: its slot; combining: per piece, as in staging */
     unsigned n_sources;
-    uint64_t slots;                        /* combining: bit i when source i is the slot of one rank */
-    struct ring *held[STEP_MAX_RANKS];     /* for the caller: rings that it holds so that sources stay readable */
+    uint64_t slots;                        /* combining; bit i: source i is the slot of one rank */
+    struct ring *held[STEP_MAX_RANKS];     /* the rings that the caller holds to keep sources readable */
     unsigned source_ranks[STEP_MAX_RANKS]; /* combining: first rank of each piece, in order */
     void (*done)(void *userdata, struct reduction *reduction);
     void *userdata;
 };
 
-/* Where a value that is not finite came from; the least (micro-batch, parameter, element) is kept. */
+/* The origin of a value that is not finite. The least (micro-batch, parameter, element) is kept. */
 struct step_finding {
     bool found;
-    bool overflowed; /* all inputs were finite, their sum was not */
+    bool overflowed; /* all inputs were finite, but their sum was not */
     uint32_t micro_batch, param;
     unsigned rank; /* meaningless when overflowed */
     uint64_t elem;
     float value;
-    uint64_t n_nan, n_inf; /* in that parameter's piece by that rank */
+    uint64_t n_nan, n_inf; /* among the inspected elements of that rank */
 };
 
-/* The verbs of a step that differ by place: in the memory of this process by workers, or on GPUs by an engine. */
+/* The functions of a step that differ by place. Workers run them in host memory, or an engine runs them on GPUs. */
 struct step_ops {
     /* Adds the slots to the accumulators. The caller has set masks[], sources[] and held[]. step_reduced() follows. */
     void (*reduce)(struct reduction *reduction);
-    /* scalars and contributed are set. update_done() follows, when weights are written, or with -ECANCELED. */
+    /* scalars and contributed are set. update_done() follows when weights are written, or with -ECANCELED. */
     void (*update)(struct step *step);
-    bool elsewhere; /* slots and accumulators are not here: nothing is staged, and no slot is sent */
-    /*
-     * These verbs may need memory of their own, which step_new() makes and step_free() frees. NULL: they need none.
-     * Return: 0 or -errno.
-     */
+    bool elsewhere; /* slots and accumulators are on GPUs: no data are staged, and no slot is sent */
+    /* Makes memory for these functions, called by step_new(). NULL: they need no memory. Return: 0 or -errno. */
     int (*make)(struct step *step);
+    /* Frees that memory, called by step_free(). May be NULL. */
     void (*unmake)(struct step *step);
-    /* Takes that memory over from a step of another number of ranks. NULL: there is none. */
+    /* Takes that memory over from a step of another number of ranks. May be NULL. */
     void (*go_on_from)(struct step *step, struct step *before);
 };
 
@@ -119,30 +118,30 @@ struct step {
     struct worker_pool *pool;
     unsigned first_local, n_local; /* ranks whose slots are here */
     enum optimizer optimizer;
-    struct devices *devices;         /* step-device.c's */
-    unsigned n_updating, n_to_order; /* step-device.c's: orders of the update that are not done, not given yet */
-    struct offload *offload;         /* step-offload.c's; not owned */
-    struct muon *muon;               /* step-muon.c's; NULL: the optimizer is another one */
-    struct published *published;     /* owned; NULL: weights are there when the whole step is */
+    struct devices *devices;         /* of step-device.c */
+    unsigned n_updating, n_to_order; /* of step-device.c: the update's orders that are not done, not given */
+    struct offload *offload;         /* of step-offload.c; not owned */
+    struct muon *muon;               /* of step-muon.c; NULL: another optimizer */
+    struct published *published;     /* owned; NULL: weights appear when the whole step ends */
 
     struct reduction *reductions;   /* per parcel */
     struct reduction *combinations; /* per parcel; NULL when all ranks are local */
-    struct segment kept;            /* all of this: */
-    struct kept_findings *findings; /* step-kept.c's */
-    _Atomic(uint64_t) *stamps;      /* per chunk: the last operation that is done */
-    struct step_slot *slots;        /* per worker; NULL: nobody keeps them */
+    struct segment kept;            /* the segment with these: */
+    struct kept_findings *findings; /* of step-kept.c */
+    _Atomic(uint64_t) *stamps;      /* per chunk: the last finished operation */
+    struct step_slot *slots;        /* per worker; NULL: not kept */
     struct reduce_result *results;  /* per chunk: squares of the accumulator; sums unused */
     struct position_sum *sums;      /* per chunk and local rank */
-    uint8_t *begun;                 /* per part: its accumulator holds gradients of this step */
-    uint8_t *contributed;           /* per parameter: any of its parts has contributed to this step */
-    struct exact_sum *measured;     /* per parameter: squares of the owned elements, as step_norm() found them */
+    uint8_t *begun;                 /* per part: its accumulator has gradients of this step */
+    uint8_t *contributed;           /* per parameter: a part has contributed to this step */
+    struct exact_sum *measured;     /* per parameter: squares of the owned elements, from step_norm() */
     struct exact_sum *squares;      /* per parameter: `measured` of the last decided step */
-    unsigned squares_copy;          /* of two: in which of them the squares lie */
+    unsigned squares_copy;          /* which of the two copies has the squares */
     double norm_scale;              /* of the last decided step */
     struct update_scalars *scalars; /* per parameter */
-    bool past_caches;               /* accumulators are written past the caches: they do not fit */
-    enum dtype wire;                /* of staging, and of the pieces of other nodes */
-    struct segment staging_segment; /* pieces x padded elements of parcels not sent from slots; may be empty */
+    bool past_caches;               /* accumulators exceed the caches, and are written past them */
+    enum dtype wire;                /* type of staging, and of the pieces of other nodes */
+    struct segment staging_segment; /* pieces x padded elements of staged parcels; may be empty */
     uint8_t *staging;               /* its start */
     struct subtree pieces[SUBTREE_MAX];
     unsigned n_pieces;
@@ -150,13 +149,13 @@ struct step {
     struct step_finding finding;
 
     uint64_t n_ops;     /* operations so far: sums of parcels, and updates */
-    uint64_t opened_op; /* those up to this one belong to earlier steps */
+    uint64_t opened_op; /* operations up to this one belong to earlier steps */
     uint64_t update_op; /* as reduction.op */
-    const struct hyper *groups; /* of the update under way; not owned */
+    const struct hyper *groups; /* of the current update; not owned */
     struct work update_work;
     void (*update_done)(void *userdata, int result);
     void *update_userdata;
-    uint64_t n_reduced_bytes; /* read from slots since step_open */
+    uint64_t n_reduced_bytes; /* read from slots since step_open() */
 };
 
 struct step_options {
@@ -165,84 +164,80 @@ struct step_options {
     struct worker_pool *pool;
     unsigned first_local, n_local;
     enum optimizer optimizer;
-    size_t cache_bytes;         /* of the CPU's largest cache; 0: nothing fits into it */
-    const struct step_ops *ops; /* NULL: workers, in the memory of this process */
-    bool publishes;             /* what they write are the weights that all ranks map */
-    struct devices *devices;    /* of ops */
-    enum dtype
-        wire; /* partial sums are rounded to it, once: DTYPE_F32 or DTYPE_BF16; unused when all ranks are local */
+    size_t cache_bytes;         /* size of the CPU's largest cache; 0: no accumulator fits */
+    const struct step_ops *ops; /* NULL: workers run them in host memory */
+    bool publishes;             /* updates write the weights that all ranks map */
+    struct devices *devices;    /* for ops */
+    enum dtype wire;            /* partial sums are rounded to it once (F32 or BF16); unused if all ranks are local */
 };
 
-/* The pages of staging_segment are the caller's to reserve. Return: 0 or -errno. */
+/* Makes a step. The caller reserves the pages of staging_segment. Return: 0 or -errno. */
 int step_new(struct step **out, const struct step_options *options);
 void step_free(struct step *step);
 
-/* Does this node send the slots of the parcel instead of staging? Does a node of n_ranks? */
+/* Return: whether this node, or a node of n_ranks ranks, sends the slots of the parcel instead of staging. */
 bool step_sends_slots(const struct step *step, uint32_t parcel);
 bool step_gets_slots(const struct step *step, unsigned n_ranks, uint32_t parcel);
 
-/* Forgets all accumulated gradients: for a new step, and after an abort. No reduction may be under way. */
+/* Drops all accumulated gradients, for a new step and after an abort. No reduction may be running. */
 void step_open(struct step *step);
 
 /*
- * Prepares a parcel's reduction: the caller fills masks[] and sources[] of the result, then posts it. Sources must stay
- * readable until done(). step_combine() does not change a reduction that is prepared but not posted.
+ * Prepares a parcel's reduction. The caller fills masks[] and sources[] of the result, and then posts it. Sources must
+ * stay readable until done(). step_combine() does not change a reduction that is prepared but not posted.
  */
 struct reduction *step_prepare(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass);
-/* Numbers the reduction, so that the next daemon does not reduce again those chunks that are done. Before step_post().
- */
+/* Numbers the reduction before step_post(), so that the next daemon does not reduce the finished chunks again. */
 void step_number(struct reduction *reduction);
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata);
 /*
- * An earlier daemon was killed in the midst of the reduction, which is prepared: finishes the chunks that its workers
- * were at. For all such reductions, before any is posted: a worker that begins another chunk forgets where it was.
+ * Finishes the chunks that workers of a killed daemon were reducing. The reduction is prepared. Call it for all such
+ * reductions before one is posted, because a worker that begins another chunk overwrites its slot.
  */
 void step_finish_torn(struct reduction *reduction);
-/* An earlier daemon has finished the reduction, which is prepared: done() is called at once. */
+/* Ends a prepared reduction that an earlier daemon has finished. Calls done() at once. */
 void step_was_reduced(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction),
                       void *userdata);
 
 /*
- * As step_prepare(), but for the sum over the pieces of all nodes into the accumulators of the owned partitions. The
- * caller fills sources[], source_ranks[] and n_sources (at most STEP_MAX_RANKS) in rank order,
- * and masks[]: bit i when source i holds gradients of the part; and slots. Only the owned elements of a source are
- * read.
+ * As step_prepare(), but for the sum of all nodes' pieces into the accumulators of the owned partitions. The caller
+ * fills sources[], source_ranks[] and n_sources (at most STEP_MAX_RANKS) in rank order, masks[] (bit i: source i has
+ * gradients of the part), and slots. Only the owned elements of a source are read.
  */
 struct reduction *step_combine(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass);
 
 /*
- * The 64-bit sum of the part that the local rank pushed in that reduction. Call it after done(); if slots are sent and
- * this node owns any of the parcel, also after done() of step_combine().
+ * Return: the 64-bit sum of the part that the local rank pushed in that reduction. Must be called after done(); and if
+ * slots are sent and this node owns elements of the parcel, after done() of step_combine(), too.
  */
 uint64_t step_sum(const struct step *step, const struct reduction *reduction, unsigned local_rank, uint32_t part);
 
 /*
- * The partial sums of a piece of a parcel, from the parcel's start, of type wire; several nodes only. If slots are
- * sent, that is the slot, once step_prepare()'s sources[] are set.
+ * Several nodes only. Return: the partial sums of a piece of a parcel, from the parcel's start, of type wire. If slots
+ * are sent, this is the slot, and step_prepare()'s sources[] must be set.
  */
 const uint8_t *step_piece(const struct step *step, uint32_t parcel, unsigned piece);
 
-/* Where workers write the partial sums of a piece, if slots are not sent. */
+/* Return: where workers write the partial sums of a piece. Only if slots are not sent. */
 void *step_staging(const struct step *step, uint32_t parcel, unsigned piece);
 
-/* A part of the parameter is in the step, here or on another node: it is updated, and step_commit() advances its count.
- */
+/* Records that a part of the parameter contributes on some node. Then it is updated, and step_commit() counts it. */
 void step_contribute(struct step *step, uint32_t param);
 
 /* Adds the squares of all owned contributions to *total. */
 void step_norm(struct step *step, struct exact_sum *total);
 
-/* Keeps the measured squares as the decided step's. norm_scale: 1 / (D x L), the factor of the parameters' norms. */
+/* Keeps the measured squares as the decided step's. norm_scale: 1 / (D x L), the factor of parameter norms. */
 void step_decide(struct step *step, double norm_scale);
 
-/* Squares of the owned elements of a parameter in the last decided step. Carried: no limb holds more than 32 bits. */
+/* Return: squares of a parameter's owned elements in the last decided step. They are carried (32 bits per limb). */
 const struct exact_sum *step_squares(const struct step *step, uint32_t param);
 
-/* The norm of a parameter's gradient in the last decided step. squares: over all elements, those of all nodes. */
+/* Return: the norm of a parameter's gradient in the last decided step. squares: over the elements of all nodes. */
 double step_param_norm(const struct step *step, const struct exact_sum *squares);
 
 /*
- * The step is as an earlier daemon has opened it, after n_ops operations. squares_copy, norm_scale: of the last decided
+ * Restores the step that an earlier daemon opened after n_ops operations. squares_copy, norm_scale: of the last decided
  * step.
  */
 void step_found(struct step *step, uint64_t n_ops, unsigned squares_copy, double norm_scale);
@@ -251,28 +246,28 @@ void step_found(struct step *step, uint64_t n_ops, unsigned squares_copy, double
 void step_go_on_from(struct step *step, struct step *before);
 
 struct step_update {
-    const struct hyper *groups; /* per group; they stay until done() */
+    const struct hyper *groups; /* per group; must stay until done() */
     double s;                   /* numerics.md section 3 */
 };
 
 /*
- * The step is decided: from here it only rolls forward. done() is called when masters, moments and weights are written.
- * result: 0, or -ECANCELED on GPUs whose job is being dropped.
+ * Updates masters, moments and weights. The step is decided, and can no longer be aborted. done() is called when all
+ * are written. result: 0, or -ECANCELED on GPUs if the job is being dropped.
  */
 void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata, int result),
                  void *userdata);
 
 /* For ops: sums the slots on workers. */
 void step_reduce_here(struct reduction *reduction);
-/* For ops: a reduction has ended. Each of its findings was kept before. */
+/* For ops: ends a reduction, after step_keep_finding() for each of its findings. */
 void step_reduced(struct reduction *reduction);
 void step_keep_finding(struct step *step, const struct step_finding *finding);
 
 /* Return: the arguments of the kernel that updates a chunk. acc: the chunk's accumulator. */
 struct update_args step_update_args(const struct step *step, uint32_t chunk, const float *acc);
-/* Where the accumulator of a chunk lies in the memory of this process. */
+/* Return: the accumulator of a chunk in host memory. */
 float *step_acc_here(const struct step *step, uint32_t chunk);
-/* The optimizer of a parameter. */
+/* Return: the optimizer of a parameter. */
 static inline enum optimizer step_optimizer(const struct step *step, uint32_t param)
 {
     return optimizer_of_param(step->optimizer, step->layout->params[param].muon);
@@ -280,14 +275,14 @@ static inline enum optimizer step_optimizer(const struct step *step, uint32_t pa
 
 /* For step-offload.c and step-muon.c: updates one chunk from its accumulator. On a worker. */
 void step_update_chunk(struct step *step, uint32_t chunk, const float *acc);
-/* Finishes the chunk at which a worker of an earlier daemon was killed. slot: that worker's. */
+/* Finishes the chunk that a worker of a killed daemon was updating. slot: that worker's slot. */
 void step_finish_chunk(struct step *step, uint32_t chunk, const float *acc, struct step_slot *slot);
 /*
- * Finishes the chunks of [first, end) that an earlier daemon was updating when it was killed. Call it before any other
- * chunk of the range is updated. acc(): where the accumulator of a chunk lies.
+ * Finishes the chunks of [first, end) that a killed daemon was updating. Call it before another chunk of the range is
+ * updated. acc(): returns the accumulator of a chunk.
  */
 typedef const float *(*step_acc)(const void *userdata, uint32_t chunk);
 void step_finish_torn_update(struct step *step, uint32_t first, uint32_t end, step_acc acc, const void *userdata);
 
-/* Advances the counts of the parameters that contributed. */
+/* Increments the counts of the parameters that contributed. */
 void step_commit(struct step *step);
