@@ -19,34 +19,34 @@
 #include "core/wire/frame.h"
 #include "daemon/engines/last-words.h"
 
-/* The most that is queued for a child that does not read; picked: 500 orders of the largest size. */
+/* Limits of the queue for a child that does not read; picked: 500 orders of the largest size. */
 enum { MAX_QUEUED_PACKETS = 64 * 1024, MAX_QUEUED_BYTES = 64 << 20 };
 
 enum {
     EXIT_WAIT_MS = 500, /* from the end of the socket to the end of the process; picked, usually it is below 10 */
-    LATE_MS = 500,      /* a timer that comes so late: we were not run, and what the child has said is not read yet */
+    LATE_MS = 500,      /* if a timer is so late, this process did not run, and packets of the child may be unread */
     MIN_ORDERS = 16,
-    EXIT_NOT_LOADED = 127, /* of the dynamic loader, which ends a process before its main() */
+    EXIT_NOT_LOADED = 127, /* status with which the dynamic loader ends a process before its main() */
 };
 
 struct child {
     struct child_ops ops;
     uv_loop_t *loop;
     char *program;
-    const char *const *further; /* names of variables that the child gets beside the kept ones */
+    const char *const *further; /* names of variables that the child gets besides kept_variables */
     size_t n_further;
     uv_process_t process;
     uv_poll_t poll, words_poll;
     uv_timer_t timer;
     unsigned n_handles; /* libuv handles that are not closed yet */
     bool has_process, has_poll, has_words_poll, has_timer;
-    bool runs; /* the process */
+    bool runs; /* the process runs */
     bool gives_fds;
     int fd, child_fd; /* ours, and the child's until it runs */
-    int events;       /* that poll watches for */
+    int events;       /* the events that poll watches for */
     struct frame_queue queue;
-    struct frame_batch batch;   /* of a child that gives no descriptors */
-    struct frame_buffer buffer; /* of one that does */
+    struct frame_batch batch;   /* if gives_fds is false */
+    struct frame_buffer buffer; /* if gives_fds is true */
     struct last_words words;
 
     bool ready;
@@ -61,7 +61,7 @@ struct child {
     uint64_t timer_ms; /* when the timer ends; UINT64_MAX: it does not run */
 
     char what[CHILD_MAX_WHAT_BYTES + 1];
-    bool said; /* what: by the child itself */
+    bool said; /* `what` is the text of the child itself */
     bool has_tag;
     uint64_t tag;
 };
@@ -84,7 +84,7 @@ int64_t child_pid(const struct child *child)
     return child->process.pid;
 }
 
-/* A thread that leads its process can end before the others do, and is a zombie until then. */
+/* The first thread of a process may end before its other threads, and is a zombie until they end. */
 uint64_t child_start_time(int64_t pid)
 {
     enum { STAT_BYTES = 1024 };
@@ -108,7 +108,7 @@ uint64_t child_start_time(int64_t pid)
 
 /* ---- failure -------------------------------------------------------------------------------------------- */
 
-/* Not the loop's time: that is as old as the loop's round. */
+/* Does not use the loop's time, because that is as old as the loop's round. */
 static uint64_t now_ms(void)
 {
     return uv_hrtime() / 1000000;
@@ -128,11 +128,11 @@ static void child_kill(struct child *child)
 {
     if (child->runs)
         (void)uv_process_kill(&child->process, SIGKILL);
-    if (child->traffic) /* nothing that it still does is reported */
+    if (child->traffic) /* its further work is not reported */
         traffic_stop(child->traffic, uv_hrtime());
 }
 
-/* failed() comes from the timer, and so never from within one of the owner's calls. */
+/* failed() comes from the timer, and so never during a call of the owner. */
 static void begin_failing(struct child *child, const uint64_t *tag)
 {
     child->failing = true;
@@ -291,7 +291,7 @@ static void serve_packet(struct child *child, const struct frame_packet *packet)
                    packet->status == FRAME_E_FDS ? "a descriptor" : "a packet of more than 131071 bytes");
 }
 
-/* The reason of the end, if the child does not give one before, is what exit() and kill() leave behind. */
+/* Notes the end of the socket. If the child does not report a reason, its exit status or signal is the reason. */
 static void note_eof(struct child *child)
 {
     child->eof = true;
@@ -300,7 +300,7 @@ static void note_eof(struct child *child)
     wake_at(child, child->exit_deadline_ms);
 }
 
-/* One packet with its descriptors. Return: as serve_batch(). */
+/* Serves one packet with its descriptors. Return: as serve_batch(). */
 static bool serve_buffer(struct child *child)
 {
     struct frame_buffer *buffer = &child->buffer;
@@ -327,7 +327,7 @@ static bool serve_buffer(struct child *child)
     }
 }
 
-/* Return: true when there may be more to read at once. */
+/* Return: true if there may be more to read at once. */
 static bool serve_batch(struct child *child)
 {
     struct frame_batch *batch = &child->batch;
@@ -362,8 +362,8 @@ static void want_events(struct child *child)
 }
 
 /*
- * An end with something unread comes as an error (UV_EBADF), and libuv then watches no more. What was said before it is
- * still there to be read.
+ * If the socket ends while something is unread, libuv reports an error (UV_EBADF) and stops watching. Packets that the
+ * child sent before can still be read.
  */
 static void on_poll(uv_poll_t *poll, int status, int events)
 {
@@ -384,7 +384,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
     r = frame_queue_flush(&child->queue, child->fd);
     if (r < 0)
         child_fail(child, NULL, "cannot be written to: %s", strerror(-r));
-    else if (r != FRAME_EOF) /* its end comes as an event of its own */
+    else if (r != FRAME_EOF) /* the end of the socket comes as a separate event */
         want_events(child);
 }
 
@@ -428,7 +428,7 @@ static void on_words(uv_poll_t *poll, int status, int events)
         (void)uv_poll_stop(poll);
 }
 
-/* A status that the program did not choose: the loader has said on standard error what is wrong. */
+/* The dynamic loader has ended the process, and has written the reason to standard error. */
 static void fail_unloaded(struct child *child)
 {
     (void)last_words_read(&child->words);
@@ -451,7 +451,7 @@ static void on_process_exit(uv_process_t *process, int64_t status, int signal)
         uv_close((uv_handle_t *)process, on_closed);
         return;
     }
-    /* First serves the packets from before the process ended: they count, and may give the reason. */
+    /* First serves the packets that were sent before the process ended: they count, and may give the reason. */
     while (!child->failing && serve_batch(child))
         ;
     if (signal > 0)
@@ -464,7 +464,10 @@ static void on_process_exit(uv_process_t *process, int64_t status, int signal)
 
 /* ---- starting ------------------------------------------------------------------------------------------- */
 
-/* The child's environment: what a program is found and linked by, and what sanitizers go by in tests. */
+/*
+ * The child's environment: the variables by which programs and libraries are found, and the options of sanitizers in
+ * tests.
+ */
 static const char *const kept_variables[] = {"PATH",          "LD_LIBRARY_PATH", "ASAN_OPTIONS",
                                              "UBSAN_OPTIONS", "TSAN_OPTIONS",    "LSAN_OPTIONS"};
 
@@ -476,7 +479,7 @@ static void environment_free(char **environment)
 }
 DEFINE_CLEANUP(char **, environment_free);
 
-/* A name that ends in * stands for all that begin so. variable: with its value. */
+/* Is the variable (NAME=VALUE) among the names? A name that ends in * stands for all that begin so. */
 static bool is_named(const char *variable, const char *const *names, size_t n_names)
 {
     for (size_t i = 0; i < n_names; i++) {
@@ -488,7 +491,7 @@ static bool is_named(const char *variable, const char *const *names, size_t n_na
     return false;
 }
 
-/* Return: a NULL-terminated array, or NULL for want of memory. */
+/* Return: a NULL-terminated array, or NULL if memory is out. */
 static char **environment_new(const struct child *child)
 {
     _cleanup_(environment_freep) char **environment = NULL;
@@ -509,7 +512,7 @@ static char **environment_new(const struct child *child)
     return steal_ptr(environment);
 }
 
-/* Beside the program that runs, or "" when there is none. */
+/* Finds the executable of that name in the folder of the running program. path: "" if there is none. */
 static void find_neighbour(const char *name, char *path, size_t size)
 {
     ssize_t n = readlink("/proc/self/exe", path, size - 1);
@@ -562,7 +565,7 @@ int child_start(struct child *child, char *why, size_t why_size)
         child->process.data = child;
         r = uv_spawn(child->loop, &child->process, &process);
         child->runs = r == 0;
-        child->has_process = true; /* a handle to be closed, also when it has failed */
+        child->has_process = true; /* the handle must be closed, even if the start has failed */
         child->n_handles++;
     }
     if (r < 0)
@@ -589,7 +592,7 @@ static int watch_child(struct child *child)
 {
     int r = uv_timer_init(child->loop, &child->timer);
 
-    assert(r == 0); /* libuv has no other answer */
+    assert(r == 0); /* libuv always returns 0 */
     child->timer.data = child;
     child->has_timer = true;
     child->n_handles++;
@@ -675,7 +678,7 @@ int child_send(struct child *child, const void *data, int n_bytes, int *fds, siz
     want_events(child);
     if (n < 0 || r < 0)
         return n < 0 ? n : r;
-    return r == 0 ? 0 : r == FRAME_E_FULL ? -ENOBUFS : -EPIPE; /* FRAME_EOF: on_poll or on_process_exit fails it */
+    return r == 0 ? 0 : r == FRAME_E_FULL ? -ENOBUFS : -EPIPE; /* FRAME_EOF: on_poll or on_process_exit reports it */
 }
 
 void child_close(struct child *child)
@@ -695,7 +698,7 @@ void child_close(struct child *child)
         uv_close((uv_handle_t *)&child->poll, on_closed);
     if (child->has_words_poll)
         uv_close((uv_handle_t *)&child->words_poll, on_closed);
-    /* A process that still runs keeps its handle until it has ended: else it would stay a zombie. */
+    /* Keeps the handle of a process that still runs until it has ended, because it would else stay a zombie. */
     if (child->has_process && !child->runs)
         uv_close((uv_handle_t *)&child->process, on_closed);
 }

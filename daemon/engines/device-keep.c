@@ -15,7 +15,10 @@
 
 /* ---- the plan ---------------------------------------------------------------------------------------------- */
 
-/* Its pages come at once: they are few. Return: 0; -EBADFD: the one that was found is of another layout; or -errno. */
+/*
+ * Makes the plan or finds it, and reserves its pages at once, because they are few. Return: 0; -EBADFD if the plan that
+ * was found is of another layout; or -errno.
+ */
 static int make_plan(struct device_keep *keep, const struct device_plan_options *options)
 {
     uint64_t n_bytes = device_plan_bytes(options);
@@ -33,7 +36,7 @@ static int make_plan(struct device_keep *keep, const struct device_plan_options 
         return r;
     memcpy(keep->plan_segment.map, plan, n_bytes);
     r = device_plan_open(&keep->plan, keep->plan_segment.map, keep->plan_segment.n_bytes, why, sizeof(why));
-    assert(r == 0); /* as written */
+    assert(r == 0); /* device_plan_write() has written it */
     return r;
 }
 

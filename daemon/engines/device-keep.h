@@ -2,12 +2,12 @@
 #pragma once
 
 /*
- * The keep outlives an engine of GPUs: the descriptors of the device memory that the engine has allocated, and segments
- * of host memory (the plan, the inputs and results of orders, facts, and how far trainers' GPUs have come). A killed
- * engine's memory stays on the GPUs as long as somebody holds these descriptors. The next engine maps it, puts back
- * what reductions and gathers have left torn, and finishes an update when it is ordered again.
+ * The keep outlives an engine of GPUs. It has the descriptors of the device memory that the engine has allocated, and
+ * segments of host memory (the plan, the inputs and results of orders, facts, and how far trainers' GPUs have come). A
+ * killed engine's memory stays on the GPUs while any process holds these descriptors. The next engine maps it, restores
+ * data that a reduction or gather has left torn, and finishes an update when it is ordered again.
  *
- * It outlives the daemon, too: whoever keeps descriptors (core/base/keep.h) has copies of all of them, and
+ * The keep outlives the daemon, too: the keeper of descriptors (core/base/keep.h) has copies of all of them, and
  * device_keep_init() of the next daemon finds them.
  *
  * devices.c, which starts engines, owns the keep; an engine borrows it until ended() of gpu-engine.h.
@@ -24,8 +24,8 @@
 struct device_facts {
     uint64_t n_bytes[DEVICE_MAX_LOCAL][DEVICE_N_PIECES]; /* the size that was allocated; 0: not allocated yet */
     uint8_t gpus[DEVICE_MAX_LOCAL][DEVICE_GPU_BYTES];    /* UUIDs of the GPUs that have the memory */
-    uint64_t released[DEVICE_MAX_LOCAL];                 /* points up to it are not waited for */
-    int64_t pid;         /* of the last engine: until it has ended, nobody else may touch the memory */
+    uint64_t released[DEVICE_MAX_LOCAL];                 /* points up to this one are not waited for */
+    int64_t pid;         /* of the last engine: no other process may touch the memory until it has ended */
     uint64_t start_time; /* of that process, as child_start_time() has it */
 };
 
@@ -38,25 +38,25 @@ struct device_keep {
     struct device_facts *facts;
     struct device_rank_places places[DEVICE_MAX_LOCAL];
     int fds[DEVICE_MAX_LOCAL][DEVICE_N_PIECES]; /* -1: not allocated yet */
-    bool in_use;                                /* by an engine that has not ended */
+    bool in_use;                                /* an engine that has not ended uses it */
 };
 
 /* Makes the segments, or finds them and the descriptors. Loop thread. Return: 0 or -errno. */
 int device_keep_init(struct device_keep *keep, const struct device_plan_options *options);
-/* Their pages. Any thread. Return: 0 or -errno. */
+/* Reserves the pages of the segments. Any thread. Return: 0 or -errno. */
 int device_keep_reserve(const struct device_keep *keep);
-/* Has an earlier daemon left them? */
+/* Were the segments found, as an earlier daemon left them? */
 bool device_keep_was_found(const struct device_keep *keep);
-/* A piece has been allocated. Takes the descriptor. Return: 0; or -errno: it cannot be kept. */
+/* Adds a piece that was allocated. Takes ownership of the descriptor. Return: 0, or -errno if it cannot be kept. */
 int device_keep_add(struct device_keep *keep, unsigned local_rank, enum device_piece_kind kind, int fd,
                     uint64_t n_bytes);
 /*
- * Several nodes: the numbers of reductions are those of this daemon, and an earlier one may have used them, too.
- * Nothing of a step that it left open is used.
+ * Several nodes: forgets which reductions are done, because an earlier daemon may have used the numbers of this
+ * daemon's reductions. No result of a step that it left open is used.
  */
 void device_keep_forget_ops(struct device_keep *keep);
 /*
- * Nothing of it is needed any more, and another keep may be made under its names. The segments stay until
+ * Closes the descriptors and frees the names, so that another keep may be made under them. The segments stay until
  * device_keep_deinit(), because the engine that has them may still be ending.
  */
 void device_keep_let_go(struct device_keep *keep);

@@ -75,7 +75,7 @@ bool device_pool_fits(const struct device_pool *pool, const uint32_t *params, si
     return true;
 }
 
-/* Return: false, the request that is being served needs what was placed first. */
+/* Removes the parameter that was placed first. Return: false if the request that is being served needs it. */
 static bool drop_first(struct device_pool *pool)
 {
     uint32_t param = pool->placed[pool->first];
@@ -88,15 +88,15 @@ static bool drop_first(struct device_pool *pool)
     return true;
 }
 
-/* Where the parameter that was placed first lies; DEVICE_POOL_NOWHERE: there is none. */
+/* Return: the offset of the parameter that was placed first, or DEVICE_POOL_NOWHERE if there is none. */
 static uint64_t first_offset(const struct device_pool *pool)
 {
     return pool->n_placed > 0 ? pool->offsets[pool->placed[pool->first]] : DEVICE_POOL_NOWHERE;
 }
 
 /*
- * Places a parameter at the head, over the parameters that were placed first: they follow the head. Return: false, the
- * request needs one of those.
+ * Places a parameter at the head, over the parameters that were placed first, which follow the head. Return: false if
+ * the request needs one of those.
  */
 static bool take_place(struct device_pool *pool, uint32_t param)
 {
@@ -144,7 +144,7 @@ size_t device_pool_place(struct device_pool *pool, const uint32_t *params, size_
     /* A parameter that the request needs is in the way: empties the pool and places all of the request's parameters. */
     device_pool_forget(pool);
     placed = place_absent(pool, params, n_params, absent, &n_absent);
-    assert(placed); /* they fit */
+    assert(placed); /* the caller has checked that they fit */
     (void)placed;
     return n_absent;
 }

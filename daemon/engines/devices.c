@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The GPUs of this node: the queue of orders, copies in pieces, what trainers' GPUs have not written, and the start of
- * engines. */
+/* The GPUs of this node: the queue of orders, copies in pieces, waits for trainers' GPUs, and the start of engines. */
 
 #include "daemon/engines/child.h"
 #include "daemon/engines/device-keep.h"
@@ -24,23 +23,25 @@
 enum {
     FIRST_PAUSE_MS = 100,
     CONNECT_MS = 60 * 1000, /* contexts on eight GPUs and NCCL between them take seconds, ten and more the first time */
-    ORDER_MS = 10 * 1000,   /* an order that has nothing before it: a device that does nothing for so long hangs */
-    ORDER_BYTES_PER_MS = 10000, /* what is slower than 10 MB/s stands still; picked */
-    LOST_MS = 5000,             /* for what a dead trainer's GPU had begun */
+    ORDER_MS = 10 * 1000,   /* for an order with no other before it: a device that does nothing for so long hangs */
+    ORDER_BYTES_PER_MS = 10000, /* a transfer below 10 MB/s counts as stopped; picked */
+    LOST_MS = 5000,             /* for the writes that a dead trainer's GPU had begun */
     PREDECESSOR_MS = 5,
-    FIRST_TRIES = 3, /* several nodes: of engines before one was ready; picked */
+    FIRST_TRIES = 3, /* several nodes: tries before an engine was ready; picked */
     BATCH_MOVES = 256,
-    BOUNCE = 0, /* number of the shared segment */
-    /* Several nodes: any order may stand behind one that waits for what other nodes send. Their trainers' GPUs may be
-     * late, and only they know; an engine that is replaced for that has lost nothing. Picked. */
+    BOUNCE = 0, /* number of the segment for copies */
+    /*
+     * Several nodes: any order may be queued behind one that waits for data of other nodes. Those nodes' trainers' GPUs
+     * may be late, and only those nodes know. An engine that is replaced for that has lost nothing. Picked.
+     */
     OTHERS_MS = 60 * 1000,
 };
 
 struct order {
     struct order *next;
-    struct device_command command; /* its array is the order's own */
+    struct device_command command; /* the order owns its array */
     void *array;
-    uint64_t tag; /* under which the engine of now has it; 0: it has not been given to it */
+    uint64_t tag; /* its tag in the present engine; 0: not submitted to it */
     uint64_t n_bytes;
     devices_done done;
     void *userdata;
@@ -48,7 +49,7 @@ struct order {
 
 struct copy {
     struct copy *next;
-    size_t at; /* the move that is next, and how much of it has been taken */
+    size_t at; /* the next move, of which at_bytes are done */
     uint64_t at_bytes;
     devices_done done;
     void *userdata;
@@ -67,29 +68,29 @@ struct devices {
     struct devices_options options;
     struct device_keep keep;
     struct segment bounce;
-    const struct segment *shared[DEVICES_N_SEGMENTS]; /* beside it; NULL: none */
+    const struct segment *shared[DEVICES_N_SEGMENTS]; /* besides bounce; NULL: none */
     bool closing;
     struct device *device;
     uv_timer_t pause, lost;
     unsigned n_timers;   /* not closed yet */
     uint32_t lost_ranks; /* local ranks whose process is gone, as a mask */
     uint32_t generation;
-    uint32_t wanted; /* several nodes: the generation that is to be started; 0: none is */
+    uint32_t wanted; /* several nodes: the generation to start; 0: none */
     struct early {   /* a value that another node's engine has put before ours was started */
         char key[DEVICE_MAX_KEY_BYTES + 1];
         uint8_t value[DEVICE_MAX_VALUE_BYTES];
         size_t n_bytes; /* 0: none */
     } early;
     bool ready, was_ready, cancelled;
-    unsigned n_failures; /* since an order was done */
+    unsigned n_failures; /* since the last order that was done */
     uint64_t n_all_failures;
     struct traffic traffic[N_TRAFFIC];
     char versions[DEVICE_MAX_WHAT_BYTES + 1];
     uint64_t last_tag, n_collectives, n_waiting_bytes;
     struct order *orders, **last_order;
     struct copy *copies, **last_copy;
-    bool copying; /* the parts are under way */
-    bool working; /* workers are at them */
+    bool copying; /* the parts are being copied */
+    bool working; /* workers are copying them */
     bool filling; /* work: host to bounce; else bounce to host */
     struct work work;
     struct part parts[BATCH_MOVES];
@@ -98,7 +99,7 @@ struct devices {
 
 /* ---- orders ---------------------------------------------------------------------------------------------- */
 
-/* Numbers the orders that move data between ranks; each generation counts anew. */
+/* Numbers the orders that move data between ranks; each generation begins again at 0. */
 static void set_collective(struct devices *devices, struct device_command *command)
 {
     if (command->type == DEVICE_COMMAND_REDUCE)
@@ -150,7 +151,7 @@ static void drop_released(const struct devices *devices, const struct order *ord
                 moves[i].point = 0;
 }
 
-/* The last point of a lost local rank that the order names; 0: it names none that is waited for. */
+/* Return: the last point of a lost local rank that the order waits for, or 0. */
 static uint64_t lost_point(const struct devices *devices, const struct order *order, unsigned local_rank)
 {
     const struct device_slot *slots = order->array;
@@ -183,7 +184,7 @@ static void watch_lost(struct devices *devices)
     (void)uv_timer_start(&devices->lost, on_lost, LOST_MS, 0);
 }
 
-/* Gives the order to the engine. If that fails, the engine is failing, and the next one gets the order. */
+/* Submits the order to the engine. If that fails, the engine is failing, and the next one gets the order. */
 static void give(struct devices *devices, struct order *order)
 {
     uint64_t base_ms = devices->options.n_nodes > 1 && failpoint("others") == 0 ? OTHERS_MS : ORDER_MS;
@@ -199,7 +200,10 @@ static void give(struct devices *devices, struct order *order)
     (void)device_order(devices->device, &order->command);
 }
 
-/* Takes the array. Return: 0 or -ENOMEM. */
+/*
+ * Queues a copy of the order, and submits it if an engine is ready. Takes ownership of its array, even on failure.
+ * Return: 0 or -ENOMEM.
+ */
 static int add_order(struct devices *devices, const struct order *order)
 {
     struct order *copy = malloc(sizeof(*copy));
@@ -217,7 +221,7 @@ static int add_order(struct devices *devices, const struct order *order)
     return 0;
 }
 
-/* The array that belongs to an order, if one does. Return: where its pointer is, or NULL. */
+/* Return: the address of the pointer to the command's array, or NULL if it has none. *size: the bytes of the array. */
 static const void **array_of(struct device_command *command, size_t *size)
 {
     switch (command->type) {
@@ -349,12 +353,12 @@ static void moves_done(void *userdata, int result)
     struct devices *devices = userdata;
 
     if (result < 0)
-        return; /* devices_free() ends the copies themselves */
+        return; /* devices_free() and devices_cancel() end the copies themselves */
     devices->filling = false;
     post_work(devices);
 }
 
-/* Orders the parts of the batch. Return: 0, or -ENOMEM: copy_work_done() then posts the work again, and retries. */
+/* Orders the parts of the batch. Return: 0, or -ENOMEM; copy_work_done() then posts the work again, and retries. */
 static int order_moves(struct devices *devices)
 {
     struct device_move *moves = calloc(devices->n_parts, sizeof(*moves));
@@ -393,7 +397,7 @@ static void copy_work_done(struct work *work)
     else if (!devices->filling || devices->n_parts == 0)
         batch_done(devices);
     else if (order_moves(devices) < 0)
-        post_work(devices); /* again, as there may be memory then */
+        post_work(devices); /* again, because memory may be free then */
 }
 
 static void start_batch(struct devices *devices)
@@ -457,7 +461,7 @@ static void release_point(struct devices *devices, unsigned local_rank, uint64_t
         (void)device_release(devices->device, local_rank, point);
 }
 
-/* The last point of a lost local rank for which orders wait; 0: none does. */
+/* Return: the last point of a lost local rank for which orders wait, or 0. */
 static uint64_t find_lost(const struct devices *devices, unsigned local_rank)
 {
     uint64_t last = 0;
@@ -486,7 +490,7 @@ void devices_lost_trainer(struct devices *devices, unsigned local_rank)
 {
     devices->lost_ranks |= UINT32_C(1) << local_rank;
     if (devices->ready)
-        watch_lost(devices); /* else when the next engine is given an order that waits for it */
+        watch_lost(devices); /* else give() starts the timer */
 }
 
 void devices_found_trainer(struct devices *devices, unsigned local_rank)
@@ -528,7 +532,7 @@ static void engine_has_done(void *userdata, const struct device_done *done)
     const struct devices_ops ops = devices->options.ops;
     struct order *order = remove_order(devices, done->tag);
 
-    assert(order); /* the engine is given no other */
+    assert(order); /* the engine has no other orders */
     devices->n_failures = 0;
     end_order(order, 0);
     ops.after(ops.userdata);
@@ -585,7 +589,7 @@ static void start_later(struct devices *devices)
     uint64_t pause_ms =
         devices->n_failures < 2 ? 0 : MIN((uint64_t)FIRST_PAUSE_MS << (shift - 2), (uint64_t)DEVICES_MAX_PAUSE_MS);
 
-    /* From the loop: a start that fails at once is a failure like any other. */
+    /* The loop starts it, so that a start that fails at once is handled like any other failure. */
     (void)uv_timer_start(&devices->pause, on_pause, pause_ms, 0);
 }
 
@@ -604,7 +608,7 @@ static bool is_collective(const struct order *order)
            order->command.type == DEVICE_COMMAND_FETCH;
 }
 
-/* The next engine is not given them by itself. */
+/* Cancels the orders that move data between ranks, because only their callers submit them again. */
 static void cancel_collectives(struct devices *devices)
 {
     struct order *ended = NULL, **link = &devices->orders;
@@ -630,7 +634,7 @@ static void cancel_collectives(struct devices *devices)
     }
 }
 
-/* The engine had reported the end of an order before it was killed, and the report is read only now. */
+/* Ends an order whose end the engine reported before it was killed. The report is read only now. */
 static void engine_had_done(void *userdata, const struct device_done *done)
 {
     struct devices *devices = userdata;
@@ -641,8 +645,8 @@ static void engine_had_done(void *userdata, const struct device_done *done)
 }
 
 /*
- * The engine has ended: the next one gets the orders that it has not done. With several nodes, orders that move data
- * between ranks are cancelled, and their callers give them again.
+ * The engine has ended. The next one gets its unfinished orders. With several nodes, orders that move data between
+ * ranks are cancelled, and their callers submit them again.
  */
 static void forget_engine(struct devices *devices)
 {
@@ -667,7 +671,7 @@ static void engine_has_ended(void *userdata)
     ops.after(ops.userdata);
 }
 
-/* The engine of an earlier daemon dies with it, but not at the same moment. Return: whether it is still there. */
+/* Kills the engine of an earlier daemon, which ends shortly after that daemon. Return: true if it still runs. */
 static bool predecessor_runs(const struct devices *devices)
 {
     const struct device_facts *facts = devices->keep.facts;
@@ -723,7 +727,7 @@ static void start_engine(struct devices *devices)
     }
     devices->device = NULL;
     if (again)
-        start_later(devices); /* before it is told, which may be the end of it */
+        start_later(devices); /* before has_failed(), whose callback may free devices */
     has_failed(devices, why);
 }
 
@@ -785,7 +789,7 @@ void devices_next(struct devices *devices, uint32_t generation)
     devices_stop(devices);
     devices->wanted = generation;
     if (!devices->keep.in_use && !devices->cancelled)
-        start_later(devices); /* else when the last one has ended */
+        start_later(devices); /* else engine_has_ended() starts it */
 }
 
 void devices_value(struct devices *devices, const char *key, const uint8_t *value, size_t n_bytes)
@@ -831,7 +835,7 @@ void devices_stop(struct devices *devices)
         return; /* nothing was started, and a worker may still be reserving the keep */
     (void)uv_timer_stop(&devices->pause);
     device_close(steal_ptr(devices->device));
-    if (!devices->keep.in_use) /* else when it has ended: until then nobody knows what it has done */
+    if (!devices->keep.in_use) /* else engine_has_ended() does it: until then it is unknown which orders are done */
         forget_engine(devices);
 }
 
@@ -840,7 +844,7 @@ void devices_cancel(struct devices *devices)
     devices->cancelled = true;
     devices_stop(devices);
     cancel_orders(devices);
-    if (!devices->working) /* else when they have ended, who touch what it is of */
+    if (!devices->working) /* else copy_work_done() does it, because workers use the memory of the copies */
         cancel_copies(devices);
 }
 

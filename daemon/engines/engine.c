@@ -18,14 +18,14 @@
 _Static_assert((int)ENGINE_GRACE_MS == (int)CHILD_GRACE_MS && (int)ENGINE_MAX_WHAT_BYTES == (int)CHILD_MAX_WHAT_BYTES,
                "what engine.h says of a child");
 
-enum { SENT, RECEIVED }; /* bytes, as a child_order expects them */
+enum { SENT, RECEIVED }; /* indices of child_order.expected, in bytes */
 
 struct engine {
     struct engine_ops ops;
     struct child *child;
     struct wire_arena arena;
     uint8_t *packet;
-    bool started; /* ended() is owed */
+    bool started; /* ended() must still be called */
 };
 
 /* ---- reports -------------------------------------------------------------------------------------------- */
@@ -74,7 +74,7 @@ static void serve_report(struct engine *engine, const struct engine_report *repo
     case N_ENGINE_REPORT_TYPES:
         break;
     }
-    abort(); /* unpacking yields no other */
+    abort(); /* unpacking yields no other type */
 }
 
 static void on_packet(void *userdata, const uint8_t *data, size_t n_bytes, int *fds, size_t n_fds)
@@ -116,7 +116,7 @@ static void on_freed(void *userdata)
 
 /* ---- commands ------------------------------------------------------------------------------------------- */
 
-/* Takes the descriptors. */
+/* Takes ownership of the descriptors. */
 static int submit(struct engine *engine, const struct engine_command *command, int *fds, size_t n_fds)
 {
     int n = engine_pack_command(&engine->arena, command, engine->packet, FRAME_MAX_BYTES);

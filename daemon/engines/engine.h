@@ -2,21 +2,22 @@
 #pragma once
 
 /*
- * The engine: a child process that moves bytes between nodes, and may die at any time. It maps segments of the daemon
- * that it is handed, and receives orders over a socketpair in the framing of frame.h, messages of proto/engine.proto.
+ * The engine: a child process that moves bytes between nodes, and may die at any time. It receives segments of the
+ * daemon, which it maps, and orders, over a socketpair in the framing of frame.h. The messages are those of
+ * proto/engine.proto.
  *
- * An order is a list of moves: bytes of a segment to a node, or from a node into a segment. The n-th send from node a
- * to node b within the order of one tag meets the n-th receive of node b from node a within the order of that tag; both
- * have one size. Orders of different tags are independent: any number may be under way, and nodes may give them in any
- * order, and before ready(), too.
+ * An order is a list of moves: bytes of a segment to a node, or from a node into a segment. Within the orders of one
+ * tag, the n-th send from node a to node b meets the n-th receive of node b from node a; both have one size. Orders of
+ * different tags are independent: any number may run at once, and nodes may submit them in any sequence, even before
+ * ready().
  *
  * One engine lives in one generation: after a failure the caller closes it and starts another with the next generation.
  * Bytes that a failed engine has written into receiving segments are void.
  *
- * Rendezvous: the engine's store of keys and values is served over the socketpair. put() hands a value to the other
- * nodes' daemons, which pass it to their engines of the same generation (engine_value).
+ * Rendezvous: the daemon serves the engine's store of keys and values over the socketpair. put() hands a value to the
+ * other nodes' daemons, which pass it to their engines of the same generation (engine_value).
  *
- * The daemon never waits for it. All functions are for the loop's thread; callbacks come from the loop.
+ * The daemon never waits for the engine. All functions run on the loop's thread; callbacks come from the loop.
  */
 
 #include <stdbool.h>
@@ -30,7 +31,7 @@
 struct engine;
 
 enum {
-    ENGINE_GRACE_MS = 1000, /* past a deadline, before an engine that says nothing is killed */
+    ENGINE_GRACE_MS = 1000, /* time past a deadline before a silent engine is killed */
 };
 
 enum engine_kind { ENGINE_GLOO };
@@ -46,12 +47,12 @@ enum engine_failure_kind {
 struct engine_failure {
     enum engine_failure_kind kind;
     const char *what;
-    bool has_tag; /* many failures belong to no one order */
+    bool has_tag; /* one order failed; many failures belong to no order */
     uint64_t tag; /* of the order that failed */
 };
 
 struct engine_ops {
-    /* Connected to all nodes of its generation. */
+    /* The engine is connected to all nodes of its generation. */
     void (*ready)(void *userdata);
     void (*done)(void *userdata, const struct engine_done *done);
     void (*put)(void *userdata, const char *key, const uint8_t *value, size_t n_bytes);
@@ -60,7 +61,7 @@ struct engine_ops {
      * engine; within the callback is fine.
      */
     void (*failed)(void *userdata, const struct engine_failure *failure);
-    /* After engine_close(), once: the process has ended, and writes nowhere any more. NULL: nobody waits for that. */
+    /* Called once after engine_close(), when the process has ended and writes no more. NULL: not needed. */
     void (*ended)(void *userdata);
     void *userdata;
 };
@@ -68,19 +69,21 @@ struct engine_ops {
 struct engine_options {
     uv_loop_t *loop;
     /*
-     * NULL: what the environment's ZEROD_ENGINE names, else zerod-engine-gloo beside the running program, where it is
-     * installed, else the one on PATH.
+     * The program. NULL: the value of ZEROD_ENGINE in the environment, else the installed zerod-engine-gloo in the
+     * folder of the running program, else the one on PATH.
      */
     const char *program;
     enum engine_kind kind;
     uint32_t generation;
     unsigned node, n_nodes;
     const char *address; /* host of this node: the interface that its connections are bound to */
-    /* NULL entries: none of that number. Not consumed; may go when engine_new() has returned, as the engine has its
-     * own. */
+    /*
+     * NULL entry: no segment of that number. Not consumed: not used after engine_new() returns, as the engine has its
+     * own descriptors.
+     */
     const struct segment *const *segments;
     size_t n_segments;       /* at most ENGINE_SETUP_SEGMENTS */
-    struct traffic *traffic; /* N_TRAFFIC, what its orders are counted in; until engine_close(); NULL: nowhere */
+    struct traffic *traffic; /* N_TRAFFIC counters of its orders, used until engine_close(); NULL: none */
     uint32_t connect_timeout_ms;
     struct engine_ops ops;
 };
@@ -88,17 +91,19 @@ struct engine_options {
 /* Starts the process. Return: 0, or -errno with a sentence in why. */
 int engine_new(struct engine **out, const struct engine_options *options, char *why, size_t why_size);
 
-/* Kills the process; callbacks end at once but ended(), which comes from the loop or from within. NULL is fine. */
+/* Kills the process. Of the callbacks only ended() still comes, from the loop or during this call. NULL is fine. */
 void engine_close(struct engine *engine);
 
-/* Copies the moves. Return: 0, or -errno: then failed() comes, too, or has come. */
+/* Submits an order, and copies its moves. Return: 0, or -errno; failed() then comes, or has come. */
 int engine_order(struct engine *engine, const struct engine_order *order);
 
-/* A value that another node's engine of this generation has put. Return: as engine_order(). */
+/* Passes to the engine a value that another node's engine of this generation has put. Return: as engine_order(). */
 int engine_value(struct engine *engine, const char *key, const uint8_t *value, size_t n_bytes);
 
-/* A further segment, or another in place of one of that number, with which earlier orders go on. Return: as
- * engine_order(). */
+/*
+ * Passes a segment to the engine. It replaces a segment of that number, which earlier orders still use. Return: as
+ * engine_order().
+ */
 int engine_share(struct engine *engine, uint32_t number, const struct segment *segment);
 
 int64_t engine_pid(const struct engine *engine);

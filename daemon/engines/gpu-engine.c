@@ -24,8 +24,8 @@ struct device {
     struct wire_arena arena;
     uint8_t *packet;
     unsigned n_memories; /* local ranks whose memory the engine has reported */
-    bool started;        /* ended() is owed */
-    /* Orders that were given and not reported; the child has as many, and forgets them when it fails. */
+    bool started;        /* ended() must still be called */
+    /* Orders that were submitted and not reported. The child has the same, but forgets them when it fails. */
     uint64_t *tags;
     size_t n_tags, n_tags_allocated;
     uint64_t trainers_tag; /* of the last order that waits for trainers; 0: none did */
@@ -155,7 +155,7 @@ static void serve_report(struct device *device, const struct device_report *repo
     case N_DEVICE_REPORT_TYPES:
         break;
     }
-    abort(); /* unpacking yields no other */
+    abort(); /* unpacking yields no other type */
 }
 
 static void on_packet(void *userdata, const uint8_t *data, size_t n_bytes, int *fds, size_t n_fds)
@@ -206,7 +206,7 @@ static void device_free(struct device *device)
     free(device);
 }
 
-/* The process has ended: its handle is closed only then. */
+/* The process has ended, because its handle is closed only then. */
 static void on_freed(void *userdata)
 {
     struct device *device = userdata;
@@ -220,7 +220,7 @@ static void on_freed(void *userdata)
 
 /* ---- commands -------------------------------------------------------------------------------------------- */
 
-/* Takes the descriptors. */
+/* Takes ownership of the descriptors. */
 static int submit(struct device *device, const struct device_command *command, int *fds, size_t n_fds)
 {
     int n = device_pack_command(&device->arena, command, device->packet, FRAME_MAX_BYTES);
@@ -234,7 +234,7 @@ static void close_all(int *fds, size_t n_fds)
         closep(&fds[i]);
 }
 
-/* The engine's own. Return: 0, or -errno and none. */
+/* Duplicates descriptors for the engine. Return: 0, or -errno with no descriptor open. */
 static int copy_fds(const int *from, int *fds, size_t n_fds)
 {
     for (size_t i = 0; i < n_fds; i++) {
@@ -294,7 +294,10 @@ static int submit_memory(struct device *device, unsigned local_rank)
     return r < 0 ? r : submit(device, &command, fds, n);
 }
 
-/* Until the trainers' GPUs have come so far, the engine is not late; nor is it believed to wait for ever. */
+/*
+ * Does the order wait for trainers' GPUs? Until they have come so far, the engine is not late; but the wait has a
+ * limit, too.
+ */
 static bool awaits_trainers(const struct device_command *command)
 {
     for (size_t i = 0; command->type == DEVICE_COMMAND_REDUCE && i < command->reduce.n_slots; i++)
@@ -339,7 +342,7 @@ int device_order(struct device *device, const struct device_command *command)
     }
     if (awaits_trainers(command))
         device->trainers_tag = order.tag;
-    /* Those behind it wait as well. */
+    /* Orders behind it wait as well. */
     if (order.tag == device->trainers_tag || child_find(device->child, device->trainers_tag))
         timeout_ms = MAX(timeout_ms, (uint32_t)DEVICE_TRAINER_MS);
     r = child_expect(device->child, &order, timeout_ms);
@@ -381,9 +384,11 @@ int64_t device_pid(const struct device *device)
 
 /* ---- life ------------------------------------------------------------------------------------------------ */
 
-/* What CUDA and NCCL are configured with, all of it, because a cluster may need any of it (the network card, plugins,
- * MPS); HOME, where the driver caches code and NCCL looks for its file; and what the stand-ins read. Nothing else:
- * secrets. */
+/*
+ * The engine's environment: all variables of CUDA and NCCL, because a cluster may need any of them (the network card,
+ * plugins, MPS); HOME, where the driver caches code and NCCL looks for its file; and the variables of the stand-ins. No
+ * other variable, because it may hold a secret.
+ */
 static const char *const environment[] = {"CUDA_*", "NCCL_*", "HOME", "TMPDIR", "ZEROD_SIM"};
 
 static int make_child(struct device *device, const struct device_options *options, char *why, size_t why_size)

@@ -11,7 +11,7 @@
 #include "core/base/base.h"
 #include "core/base/log.h"
 
-enum { READS_AT_ONCE = 16 }; /* of 4 KiB: a child that writes without end does not keep the loop from its other work */
+enum { READS_AT_ONCE = 16 }; /* of 4 KiB, so that a child that writes without end does not block the loop */
 
 int last_words_init(struct last_words *words)
 {
@@ -22,11 +22,11 @@ int last_words_init(struct last_words *words)
         return -errno;
     words->fd = fds[0];
     words->child_fd = fds[1];
-    /* Only our end: the child writes as it would to a terminal. */
+    /* Only our end does not block: the child writes as it would to a terminal. */
     return fcntl(words->fd, F_SETFL, O_NONBLOCK) < 0 ? -errno : 0;
 }
 
-/* Through the log's thread, because a reader of our standard error that has stopped must not stop the loop. */
+/* Logs the line through the log's thread, because a stopped reader of our standard error must not stop the loop. */
 static void end_line(struct last_words *words)
 {
     if (words->line_ended || words->n_bytes == 0)
@@ -35,7 +35,7 @@ static void end_line(struct last_words *words)
     log_notice("engine: %s", words->line);
 }
 
-/* A line that is too long keeps its beginning, which names the program. */
+/* Adds a character. A line that is too long keeps its beginning, which names the program. */
 static void keep(struct last_words *words, char c)
 {
     if (c == '\n') {
@@ -47,7 +47,7 @@ static void keep(struct last_words *words, char c)
     words->line_ended = false;
     if (words->n_bytes < LAST_WORDS_MAX_BYTES)
         words->line[words->n_bytes++] =
-            (unsigned char)c < ' ' || c == 0x7f ? ' ' : c; /* nothing for a terminal to obey */
+            (unsigned char)c < ' ' || c == 0x7f ? ' ' : c; /* no control characters for a terminal */
     words->line[words->n_bytes] = '\0';
 }
 

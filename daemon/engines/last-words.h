@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The standard error of a child process: a pipe. Its lines go into this process's log. The last one is kept, because
- * only there the dynamic loader says which library it does not find. One thread.
+ * The standard error of a child process: a pipe. Its lines go into this process's log. The last line is kept, because
+ * only there the dynamic loader names a library that it does not find. One thread.
  */
 
 #include <stdbool.h>
@@ -22,8 +22,8 @@ struct last_words {
 
 /* Return: 0, or -errno. */
 int last_words_init(struct last_words *words);
-/* Logs what is left first. */
+/* Logs the remaining lines first. */
 void last_words_deinit(struct last_words *words);
 
-/* Logs the lines that are there. Return: false: nothing more will come. */
+/* Logs the lines that have come. Return: false if no more will come. */
 bool last_words_read(struct last_words *words);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The leader's common verbs stand below its other files. They say a message to all nodes, start a motion, forget
- * requests and the step, and abort it.
+ * The functions that the leader's other files share. They send a message to all nodes, start a motion, forget requests
+ * and the step, and abort the step.
  */
 
 #include "daemon/leader/leader-inside.h"

@@ -19,19 +19,19 @@
 
 enum leader_phase {
     LEADER_DECLARING,
-    LEADER_SHOWING,   /* manifests that differ, before they are refused */
-    LEADER_RETURNING, /* this leader is new to the run: nodes say where they stand */
+    LEADER_SHOWING,   /* nodes show manifests that differ, before they are refused */
+    LEADER_RETURNING, /* the leader is new to the run: nodes report where they stand */
     LEADER_FORMING,
     LEADER_STARTING,  /* engines connect, rank 0's initial weights come in */
-    LEADER_SPREADING, /* which are sent to all */
+    LEADER_SPREADING, /* initial weights are sent to all nodes */
     LEADER_TRAINING,
     LEADER_MEASURING,
-    LEADER_UPDATING, /* decided: it only rolls forward */
+    LEADER_UPDATING, /* the step is decided, and can only be committed */
     LEADER_GATHERING,
-    LEADER_WINDOW, /* open */
+    LEADER_WINDOW, /* a write window is open */
     LEADER_WRITING,
     LEADER_STORING,
-    LEADER_CLOSING, /* weights that were written go from their owners to all */
+    LEADER_CLOSING, /* written weights are sent from their owners to all nodes */
 };
 
 /* A node's place in a parcel: the position of its next report. */
@@ -43,15 +43,15 @@ struct place {
 
 /* One movement of bytes between nodes: a parcel, or weights. */
 struct motion {
-    uint64_t tag;            /* 0: nothing does */
-    bool said;               /* in some generation */
-    uint64_t arrived, moved; /* nodes that have the bytes; nodes that have done with them */
+    uint64_t tag;            /* 0: nothing moves */
+    bool said;               /* sent in some generation */
+    uint64_t arrived, moved; /* masks of nodes: the bytes have arrived; the node has finished */
 };
 
 struct leader_parcel {
-    uint32_t micro_batch, pass; /* exchanged next */
+    uint32_t micro_batch, pass; /* the position that is exchanged next */
     struct motion motion;
-    bool queued;          /* it could be, and others are */
+    bool queued;          /* ready to move, but too many others move */
     bool has_moved;       /* in this step */
     struct place *places; /* per node */
 };
@@ -64,29 +64,29 @@ struct kept {
     uint32_t attempt;    /* the highest that it knows of */
     uint32_t n_windows;  /* that it has closed before the step */
     bool is_empty;       /* it has nothing of the open step */
-    bool waits_to_train; /* it has the initial weights, and has not heard that all have */
-    uint32_t n_all_backs; /* BACK of all ranks that it has heard in this run */
+    bool waits_to_train; /* it has the initial weights, but has not received TRAIN */
+    uint32_t n_all_backs; /* how many BACKs of all ranks it has received in this run */
 };
 
-/* The node's last ENDED: steps before this one, and so many windows of it, are over there. */
+/* The node's last ENDED: it has ended all steps before `step`, and n_windows windows before `step`. */
 struct ended {
     bool said;
-    uint64_t step; /* the open one */
+    uint64_t step; /* the open step */
     uint32_t n_windows;
 };
 
 struct node {
     struct kept kept;
     struct ended ended;
-    bool wants_to_stop; /* its daemon was told to stop, */
-    bool may_stop;      /* and node 0 has sent it MAY_STOP */
+    bool wants_to_stop; /* its daemon was told to stop */
+    bool may_stop;      /* node 0 has sent it MAY_STOP */
     bool shown, declared, formed, connected, asked, wants_norm, summed, updated;
     bool wants_window, ends_window, stored;
     bool loaded;          /* it has looked for a checkpoint */
     uint64_t loaded_digest; /* of that checkpoint's description; 0: not known */
-    uint64_t loaded_step; /* behind the last one that its checkpoint has; 0: it has found none */
+    uint64_t loaded_step;   /* the step of its checkpoint, plus 1; 0: it has found none */
     uint64_t digest;
-    uint32_t gpu_room;                      /* that it wants; from DECLARED, as run_id is */
+    uint32_t gpu_room;                      /* the room that it wants; from DECLARED, like run_id */
     char run_id[WIRE_MAX_RUN_ID_BYTES + 1]; /* empty: any */
     /* From ASKED. */
     struct request_step args; /* groups are owned */
@@ -101,10 +101,10 @@ struct node {
 /* The checkpoint that all nodes write, and the one that is wanted next. */
 struct leader_save {
     bool wanted, under_way;
-    bool was_made; /* the last one */
+    bool was_made; /* the last save was made */
     uint64_t wanted_token, token;
-    uint64_t step;      /* of the last one that was said */
-    uint32_t n_windows; /* closed before it in that step */
+    uint64_t step;      /* the step of the last save that was sent */
+    uint32_t n_windows; /* windows closed before that save in its step */
     uint64_t saved;     /* nodes that have written what they own */
 };
 
@@ -125,29 +125,29 @@ struct leader {
     unsigned n_all_sources;
     struct leader_ops ops;
     enum leader_phase phase;
-    uint32_t n_all_backs; /* in this run, BACK of all ranks: what a node reports that has heard fewer is out of date */
+    uint32_t n_all_backs; /* BACKs of all ranks in this run; reports of nodes that received fewer are out of date */
     const struct layout *layout;
     struct leader_parcel *parcels;
     struct place *places;
     unsigned n_moving; /* parcels with a motion, at most NODE_MAX_MOVING */
-    uint32_t *queue;   /* parcels that wait for one of them, a ring of as many as there are */
+    uint32_t *queue;   /* parcels that wait for a free motion; a ring with room for all parcels */
     uint32_t queue_first, n_queued;
     struct node nodes[LEADER_MAX_NODES];
     struct motion weights; /* spread or gathered */
     struct leader_fetch *fetches;
     struct leader_save save;
-    bool loads, has_agreed; /* nodes look for a checkpoint; and know that they have the same, or none */
-    bool has_loaded;        /* they have one */
-    bool has_weights;  /* rank 0's are complete */
-    bool applies;      /* the step that was decided */
-    bool forgets;      /* the window, says node 0 */
-    uint64_t *written; /* of the window, as node 0 says it; owned */
+    bool loads, has_agreed; /* nodes look for a checkpoint; they agree on one, or on none */
+    bool has_loaded;        /* they agree on one */
+    bool has_weights;       /* rank 0's initial weights are complete */
+    bool applies;           /* whether the decided step is applied */
+    bool forgets;           /* node 0 reports: the window has nothing to store */
+    uint64_t *written;      /* what node 0 reports as written in the window; owned */
     size_t n_written;
     char differ[256]; /* why manifests are shown */
     uint64_t step, last_tag;
     uint32_t n_windows; /* closed before the step */
     uint32_t attempt, generation;
-    uint64_t *masks; /* scratch: of the parcel with the most parts */
+    uint64_t *masks; /* scratch: one per part of the largest parcel */
 };
 
 /* Is the message about the open step, in its open attempt? */
@@ -159,68 +159,71 @@ static inline bool leader_is_current(const struct leader *leader, const struct n
 /* leader-inside.c */
 void leader_say(struct leader *leader, struct node_message message);
 bool leader_all_are_connected(const struct leader *leader);
-/* All ranks of the node have left: it has asked for the step and has no arguments. */
+/* Have all ranks of the node left? The node has then asked for the step, without arguments. */
 bool leader_is_gone(const struct node *node);
 void leader_start_motion(struct leader *leader, struct motion *motion, uint64_t n_tags);
 void leader_forget_request(struct node *node);
 /* Forgets everything about the open step. */
 void leader_forget_step(struct leader *leader);
-/* Possible until the step is decided; later it does nothing. */
+/* Aborts the open step. Does nothing if the step is decided. */
 void leader_abort_step(struct leader *leader, const struct node_message *message);
 /* Aborts the step for a reason that no rank has given. */
 void leader_give_up(struct leader *leader, unsigned node, const char *why);
 
-/* To one node, about a step that may not be the open one. */
+/* Sends a message to one node, about a step that may not be the open one. */
 void leader_tell(struct leader *leader, unsigned node, enum node_kind kind, uint64_t step);
 
 /* leader.c */
 void leader_say_serve(struct leader *leader, const struct leader_fetch *fetch);
-/* Forgets the fetches of a node; n_nodes: of all. */
+/* Forgets the fetches of a node. node: n_nodes for all nodes. */
 void leader_forget_fetches(struct leader *leader, unsigned node);
-/* Refuses all nodes. Not for a newcomer that has begun anew (0: for all): what it has declared since is not refused. */
+/* Refuses all nodes. newcomer: a node whose new daemon keeps its declaration; 0: none. */
 void leader_refuse(struct leader *leader, unsigned newcomer, const char *text);
-/* code: of the diagnostic. */
+/* Refuses all nodes. code: the code of the diagnostic. */
 void leader_refuse_with(struct leader *leader, unsigned code, const char *text);
 
 /* leader-kept.c */
 void leader_hear_kept(struct leader *leader, unsigned node, const struct node_message *message);
 
 /* leader-recover.c */
-/* All nodes have their memory: the first engines start. */
+/* Starts the first engines when all nodes have their memory. */
 void leader_try_start(struct leader *leader);
-/* Initial weights travel when rank 0 has given them and all engines are connected. */
+/* Sends the initial weights to all nodes when rank 0 has given them and all engines are connected. */
 void leader_try_spread(struct leader *leader);
 void leader_hear_connected(struct leader *leader, unsigned node, const struct node_message *message);
-/* Ends the engines of all nodes and starts new ones. why: of the end; "": there is none to tell. */
+/* Ends the engines of all nodes and starts new ones. why: why they end, or "". */
 void leader_next_generation(struct leader *leader, const char *why);
 void leader_hear_broken(struct leader *leader, unsigned node, const struct node_message *message);
-/* Starts the next generation of engines, and tells these nodes that their KEPT was heard: they go on. */
+/* Starts the next generation of engines, and tells these nodes (a mask) that their KEPT has come, so they continue. */
 void leader_answer_kept(struct leader *leader, uint64_t nodes);
 
 /* leader-stop.c */
 void leader_hear_ended(struct leader *leader, unsigned node, const struct node_message *message);
-/* Tells the nodes that they may stop, if all have ended what was decided. */
+/* Sends MAY_STOP if all nodes have ended the decided step and window. */
 void leader_try_stop(struct leader *leader);
-/* Is node 0's daemon about to stop? Nothing is decided any more. */
+/* Is node 0's daemon about to stop? Then no step or window is decided any more. */
 bool leader_ends(const struct leader *leader);
-/* The node's daemon was replaced: nobody has told the next one to stop yet. */
+/* Forgets that the node was to stop, because its daemon is new. Sends it WANT_ENDED if another node is to stop. */
 void leader_forget_stop(struct leader *leader, unsigned node);
 
 /* leader-save.c */
 void leader_hear_want_save(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_saved(struct leader *leader, unsigned node, const struct node_message *message);
-/* Says it, if one is wanted and the step is open. */
+/* Sends SAVE if a save is wanted and the step is open. */
 void leader_try_save(struct leader *leader);
-/* The node's daemon was replaced. It may not have heard that the last one was made. */
+/*
+ * Called when the node's daemon was replaced: repeats the last SAVE_END, and fails a save that waits for the old
+ * daemon.
+ */
 void leader_lose_save(struct leader *leader, unsigned node);
 void leader_hear_loaded(struct leader *leader, unsigned node, const struct node_message *message);
-/* Goes on when all nodes have looked for a checkpoint. */
+/* Compares the checkpoints when all nodes have looked for one. */
 void leader_try_load(struct leader *leader);
 void leader_forget_checkpoints(struct leader *leader);
 
 /* leader-parcel.c */
 bool leader_is_at(const struct place *place, const struct leader_parcel *parcel);
-/* Has the node said all that it has to say about the parcel's position? */
+/* Has the node reported all that it has for the parcel's position? */
 bool leader_is_settled(const struct leader *leader, const struct leader_parcel *parcel, unsigned node);
 void leader_say_exchange(struct leader *leader, uint32_t index);
 void leader_try_parcel(struct leader *leader, uint32_t index);
@@ -235,7 +238,7 @@ void leader_hear_request(struct leader *leader, unsigned node, const struct node
 void leader_hear_back(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_sum(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_updated(struct leader *leader, unsigned node, const struct node_message *message);
-/* Goes on when all nodes have updated. */
+/* Gathers the weights, or commits the step, when all nodes have updated. */
 void leader_try_updated(struct leader *leader);
 void leader_commit(struct leader *leader);
 
@@ -243,7 +246,7 @@ void leader_commit(struct leader *leader);
 void leader_hear_window(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_window_end(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_stored(struct leader *leader, unsigned node, const struct node_message *message);
-/* Goes on when all nodes have stored. */
+/* Gathers the weights, or closes the window, when all nodes have stored. */
 void leader_try_stored(struct leader *leader);
 void leader_say_write(struct leader *leader);
 void leader_close_window(struct leader *leader);

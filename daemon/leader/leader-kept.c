@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Nodes whose daemon was replaced by another one, which took over its state. Each node says where it stands: the
- * replaced one to the leader, and all nodes to a leader that is new itself.
+ * Nodes whose daemon was replaced by a new one, which has adopted the node's state. A node whose daemon is new reports
+ * to the leader where it stands (KEPT). All nodes report that when the leader is new.
  *
- * A step that is decided is carried out by all, whoever has died: its DECIDED, and its COMMIT, are said again to a node
- * that missed it. The same goes for a window that is being stored. A step that is still open is aborted on all nodes,
- * and trainers begin it again: what the replaced daemon had said and heard about it is gone. It goes on if there was
- * nothing.
+ * A decided step is executed by all nodes, even if daemons die: the leader sends DECIDED and COMMIT again to a node
+ * that missed them. A window that is being stored is treated likewise. An open step is aborted on all nodes, and
+ * trainers begin it again, because the old daemon's messages about it are lost. It continues if the old daemon had
+ * none.
  */
 
 #include <inttypes.h>
@@ -27,7 +27,7 @@ static bool is_storing(enum node_stand stand)
     return stand == NODE_STANDS_STORING || stand == NODE_STANDS_STORED;
 }
 
-/* The nodes hold different steps, which no death of a daemon explains. */
+/* Refuses all nodes, because they hold different steps, which the death of a daemon cannot explain. */
 static void refuse_node(struct leader *leader, unsigned node)
 {
     char text[128];
@@ -43,13 +43,13 @@ static void abort_open(struct leader *leader, unsigned node)
     char why[128];
 
     snprintf(why, sizeof(why), "the daemon of node %u was replaced by another one in the midst of the step", node);
-    leader->phase = LEADER_TRAINING; /* a window, or what was written in it, is forgotten like a step */
+    leader->phase = LEADER_TRAINING; /* an open window and its writes are dropped like a step */
     leader_give_up(leader, node, why);
 }
 
 /* ---- what one node has missed -------------------------------------------------------------------------- */
 
-/* Tells the node that a step was committed, or a window closed. Return: false: what it holds does not fit. */
+/* Sends the node a COMMIT or CLOSED that it missed. Return: false if its step does not fit the run. */
 static bool catch_up(struct leader *leader, unsigned node)
 {
     struct kept *kept = &leader->nodes[node].kept;
@@ -79,7 +79,7 @@ static bool is_empty(const struct leader *leader, unsigned node)
     return kept->stand == NODE_STANDS_OPEN && kept->is_empty && kept->attempt == leader->attempt;
 }
 
-/* Makes the node carry out what is decided, wherever it stands. */
+/* Makes the node execute the decided step or window, from wherever it stands. */
 static void carry_on(struct leader *leader, unsigned node)
 {
     const struct kept *kept = &leader->nodes[node].kept;
@@ -92,15 +92,15 @@ static void carry_on(struct leader *leader, unsigned node)
         leader->nodes[node].stored = kept->stand == NODE_STANDS_STORED;
         if (!is_storing(kept->stand))
             leader_tell(leader, node, NODE_STORE, leader->step);
-    } else { /* weights are on their way: it may lack any of them */
+    } else { /* weights are moving, and the node may lack any of them */
         leader->weights.arrived &= ~(UINT64_C(1) << node);
         leader->weights.moved &= ~(UINT64_C(1) << node);
     }
 }
 
 /*
- * A window is open: the node may still open it, and its ranks end it again. Return: false, it has no part in it, or has
- * not heard that the window was aborted.
+ * Lets the node join the open window, or rejoin it; its ranks end the window again. Return: false if the node does not
+ * stand where it can join, or does not know that the window was aborted.
  */
 static bool reopen(struct leader *leader, unsigned node)
 {
@@ -115,7 +115,7 @@ static bool reopen(struct leader *leader, unsigned node)
     return true;
 }
 
-/* All nodes may have reported already: then goes on. */
+/* Continues if all nodes have reported already. */
 static void try_on(struct leader *leader)
 {
     if (leader->phase == LEADER_UPDATING)
@@ -126,7 +126,9 @@ static void try_on(struct leader *leader)
 
 /* ---- one node is back ---------------------------------------------------------------------------------- */
 
-/* Has any parcel of the open step been summed, or begun to move? Nodes whose ranks have all left own parts of it, too.
+/*
+ * Has any parcel of the open step been summed, or begun to move? That counts even for a node without ranks, because it
+ * owns parts of the parcel, too.
  */
 static bool has_moved_any(const struct leader *leader)
 {
@@ -136,7 +138,7 @@ static bool has_moved_any(const struct leader *leader)
     return false;
 }
 
-/* All ranks had left, and those of the node are expected back since; its daemon died before it heard that. */
+/* Sends the BACK of all ranks to a node whose daemon died before it received that. */
 static void expect_back(struct leader *leader, unsigned node)
 {
     if (leader->nodes[node].kept.n_all_backs >= leader->n_all_backs)
@@ -150,7 +152,7 @@ static void expect_back(struct leader *leader, unsigned node)
                                             .proceed = true});
 }
 
-/* Return: false: the step, or the window, cannot go on with that node, and is aborted. */
+/* Continues with a node that is back. Return: false if the step or window cannot continue, and is to be aborted. */
 static bool take_in(struct leader *leader, unsigned node)
 {
     switch (leader->phase) {
@@ -161,7 +163,7 @@ static bool take_in(struct leader *leader, unsigned node)
         return false;
     case LEADER_WINDOW:
         return reopen(leader, node);
-    case LEADER_WRITING: /* its ranks may have died with their daemon: nobody else knows that they had ended it */
+    case LEADER_WRITING: /* its ranks may have died with their daemon, which alone knew that they had ended it */
         leader->phase = LEADER_WINDOW;
         leader->weights = (struct motion){0};
         return reopen(leader, node);
@@ -203,7 +205,10 @@ static bool is_window(enum node_stand stand)
     return stand == NODE_STANDS_WINDOW;
 }
 
-/* The furthest step, and the windows before it, are those of the run. */
+/*
+ * Finds the run's step, attempt and windows, which are those of the furthest node, and brings all nodes there. Return:
+ * false if a node does not fit: the run is refused.
+ */
 static bool bring_to_one_place(struct leader *leader)
 {
     leader->attempt = leader->n_windows = 0;
@@ -222,7 +227,10 @@ static bool bring_to_one_place(struct leader *leader)
     return true;
 }
 
-/* Node 0 knew of a decision before any other node. A node stores a window only when all nodes have what was written. */
+/*
+ * Return: the phase of the run. Node 0 knows of a decision before any other node does. A node stores a window only when
+ * all nodes have what was written.
+ */
 static enum leader_phase find_phase(const struct leader *leader)
 {
     if (is_decided(leader->nodes[0].kept.stand))
@@ -237,7 +245,7 @@ static void take_up(struct leader *leader)
     bool goes_on = true;
 
     leader->phase = find_phase(leader);
-    leader->forgets = true; /* a window, until node 0 says otherwise */
+    leader->forgets = true; /* the window has nothing to store, until node 0 reports otherwise */
     for (unsigned i = 0; goes_on && i < leader->n_nodes; i++)
         goes_on = take_in(leader, i);
     if (!goes_on)
@@ -248,7 +256,7 @@ static void all_have_said(struct leader *leader)
 {
     if (!bring_to_one_place(leader))
         return;
-    leader->save.n_windows = leader->nodes[0].kept.n_windows; /* of what leader_take_over() says is saved */
+    leader->save.n_windows = leader->nodes[0].kept.n_windows; /* for the save that leader_take_over() names */
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader->n_all_backs = MAX(leader->n_all_backs, leader->nodes[i].kept.n_all_backs);
     for (unsigned i = 0; i < leader->n_nodes; i++)

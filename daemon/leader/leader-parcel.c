@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Exchanges of parcels. Each node reports for each position of a parcel, a micro-batch and a pass, that it is ready or
- * has nothing of it. When all nodes have reported, the ready pieces move; when they have arrived at all nodes, the next
+ * Exchanges of parcels. For each position of a parcel (a micro-batch and a pass), each node reports that it is ready or
+ * has nothing. When all nodes have reported, the ready pieces move; when they have arrived at all nodes, the next
  * position follows. A parcel waits for another one only if too many are exchanged at a time, and never for a node that
  * has asked for the step.
  */
@@ -29,7 +29,7 @@ bool leader_is_settled(const struct leader *leader, const struct leader_parcel *
 
 /* ---- exchanges ----------------------------------------------------------------------------------------- */
 
-/* The masks of all nodes' pieces. Return: how many numbers; 0: all of all. */
+/* Merges the masks of all nodes' pieces into leader->masks. Return: the number of masks, or 0 if all are full. */
 static size_t merge_masks(struct leader *leader, const struct leader_parcel *parcel, uint32_t n_parts)
 {
     bool whole = true;
@@ -48,8 +48,8 @@ static size_t merge_masks(struct leader *leader, const struct leader_parcel *par
 }
 
 /*
- * A motion is said once in a generation, when all can hear it: who had heard it before that would begin it twice. What
- * is under way when they are connected is said then.
+ * Sends the EXCHANGE of a parcel. It is sent once in a generation, when all nodes are connected: a node that received
+ * it twice would begin it twice. A motion that begins earlier is sent when they are connected.
  */
 void leader_say_exchange(struct leader *leader, uint32_t index)
 {
@@ -69,7 +69,8 @@ void leader_say_exchange(struct leader *leader, uint32_t index)
 }
 
 /*
- * No node has anything at the position: skips to the first micro-batch in which one may. Return: false: there is none.
+ * Skips a position at which no node has anything, to the first micro-batch in which a node may have something. Return:
+ * false if there is none.
  */
 static bool skip_ahead(struct leader *leader, struct leader_parcel *parcel)
 {
@@ -93,7 +94,7 @@ static void queue(struct leader *leader, uint32_t index)
     leader->queue[(leader->queue_first + leader->n_queued++) % leader->layout->n_parcels] = index;
 }
 
-/* Tries the parcels that wait for a free motion; each is checked anew. */
+/* Tries the parcels that wait for a free motion. Each is checked again. */
 static void try_queued(struct leader *leader)
 {
     while (leader->n_queued > 0 && leader->n_moving < NODE_MAX_MOVING) {
@@ -162,14 +163,16 @@ void leader_parcel_is_settled(struct leader *leader, uint32_t index)
 
 /* ---- reports ------------------------------------------------------------------------------------------- */
 
-/* Is it next what the node has of the parcel? */
+/* Is the message about the next position that the node has of the parcel? */
 static bool is_next(const struct place *place, const struct node_message *message)
 {
     return !place->ready && place->micro_batch == message->micro_batch && place->pass == message->pass;
 }
 
-/* Has the position been summed without the node, or is it just now? It had asked for the step; what comes then, as of a
- * rank that has taken the place of one that left, can be in no sum any more. */
+/*
+ * Is the position already summed without the node, or being summed? The node has asked for the step before, so no sum
+ * can include what comes now, as from a successor of a rank that left.
+ */
 static bool is_too_late(const struct leader *leader, const struct leader_parcel *parcel, const struct place *place)
 {
     if (place->micro_batch != parcel->micro_batch)
@@ -226,7 +229,7 @@ void leader_hear_passed(struct leader *leader, unsigned node, const struct node_
     }
 }
 
-/* An exchange that was announced stays; everything else that the node had ready is forgotten. */
+/* Keeps exchanges that were sent, and forgets everything else that the node has ready. */
 void leader_hear_withdraw(struct leader *leader, unsigned node, const struct node_message *message)
 {
     for (uint32_t p = 0; p < leader->layout->n_parcels; p++) {

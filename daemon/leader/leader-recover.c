@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Generations of engines: after a failed engine or a broken link all nodes start new engines together, and node 0 says
- * again what has not arrived everywhere.
+ * Generations of engines: after a failed engine or a broken link all nodes start new engines together, and node 0 sends
+ * again the motions that have not arrived at all nodes.
  */
 
 #include "daemon/leader/leader-inside.h"
@@ -46,7 +46,7 @@ void leader_try_spread(struct leader *leader)
     leader_say(leader, (struct node_message){.kind = NODE_SPREAD, .tag = leader->weights.tag});
 }
 
-/* All engines of a generation are connected: says all motions again that have not arrived at all nodes. */
+/* Sends all motions again that have not arrived at all nodes. All engines of a generation are connected. */
 static void resume(struct leader *leader)
 {
     for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++)
@@ -76,7 +76,7 @@ void leader_hear_connected(struct leader *leader, unsigned node, const struct no
     leader->nodes[node].connected = true;
     for (size_t k = 0; k < message->n_numbers; k++) {
         if (message->numbers[k] == 0)
-            continue; /* tag 0 means "not under way" */
+            continue; /* tag 0 means that nothing moves */
         if (leader->weights.tag == message->numbers[k])
             leader->weights.arrived |= UINT64_C(1) << node;
         for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++)
@@ -94,7 +94,7 @@ void leader_hear_broken(struct leader *leader, unsigned node, const struct node_
     leader->nodes[node].connected = false;
     for (unsigned i = 0; i < leader->n_nodes; i++)
         if (leader_is_left_by(leader, i))
-            return; /* its engine has ended with it, and the next generation begins when it is back */
+            return; /* its engine has ended with its daemon, and the next generation begins when the node is back */
     leader_next_generation(leader, message->text);
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Checkpoints of several nodes. A save is said while a step is open: every node hears it between that step's last commit
- * and its decision, so all of them save the same step. Each node writes what it owns; when all have, node 0 puts the
- * parts together. A job begins with a checkpoint only if all nodes have loaded the same one.
+ * Checkpoints of several nodes. The leader sends SAVE while a step is open: every node receives it between that step's
+ * last commit and its decision, so all of them save the same step. Each node writes what it owns. When all have
+ * written, node 0 puts the parts together. A job begins with a checkpoint only if all nodes have loaded the same one.
  */
 
 #include <inttypes.h>
@@ -31,7 +31,10 @@ static void end_save(struct leader *leader, const char *why)
     leader_say(leader, save_end(leader, why));
 }
 
-/* Is it on its way to the node, which has wanted it before it heard that? A node that has saved it wants another. */
+/*
+ * Is the wanted save already on its way to the node, which asked before SAVE came? A node that has saved it wants
+ * another one.
+ */
 static bool is_said(const struct leader *leader, unsigned node, const struct node_message *message)
 {
     const struct leader_save *save = &leader->save;
@@ -80,7 +83,7 @@ void leader_hear_saved(struct leader *leader, unsigned node, const struct node_m
     char why[640];
 
     if (!save->under_way || message->tag != save->token)
-        return; /* it has failed elsewhere */
+        return; /* the save has failed on another node */
     if (*message->text) {
         snprintf(why, sizeof(why), "node %u: %s", node, message->text);
         end_save(leader, why);
@@ -109,7 +112,7 @@ void leader_lose_save(struct leader *leader, unsigned node)
     if (leader->save.was_made)
         leader->ops.tell(leader->ops.userdata, node, &made);
     if (!leader->save.under_way || (node > 0 && leader->save.saved >> node & 1))
-        return; /* what it has written stands */
+        return; /* the part that it has written stays valid */
     snprintf(why, sizeof(why), "the daemon of node %u was replaced by another one while it was written", node);
     end_save(leader, why);
 }
@@ -124,7 +127,7 @@ void leader_forget_checkpoints(struct leader *leader)
 
 /* ---- loading ------------------------------------------------------------------------------------------- */
 
-/* Return: the node with the oldest checkpoint, or without one. */
+/* Return: a node without a checkpoint, or else the node with the oldest one. */
 static unsigned find_oldest(const struct leader *leader)
 {
     unsigned oldest = 0;
@@ -135,7 +138,7 @@ static unsigned find_oldest(const struct leader *leader)
     return oldest;
 }
 
-/* Return: a node with a newer checkpoint; n_nodes: all have the same one, or none has one. */
+/* Return: a node with a newer checkpoint, or n_nodes if all nodes have the same one, or none has one. */
 static unsigned find_newer(const struct leader *leader, uint64_t loaded_step)
 {
     unsigned i = 0;
@@ -156,7 +159,7 @@ static void refuse_lack(struct leader *leader, unsigned without, unsigned with)
     leader_refuse_with(leader, E_NOT_LOADED, text);
 }
 
-/* Return: whether all nodes have the same one of that step; else they are refused. */
+/* Return: true if all nodes have the same checkpoint of that step. Return: false if not, and they are refused. */
 static bool check_digests(struct leader *leader)
 {
     unsigned first = 0;
@@ -179,7 +182,7 @@ static bool check_digests(struct leader *leader)
     return true;
 }
 
-/* Some nodes could not read the newest one: it is as good as none. */
+/* Makes the nodes load the older checkpoint, because some nodes could not read the newest one. */
 static void load_older(struct leader *leader, uint64_t loaded_step)
 {
     for (unsigned i = 0; i < leader->n_nodes; i++)
@@ -227,7 +230,7 @@ void leader_try_load(struct leader *leader)
 void leader_hear_loaded(struct leader *leader, unsigned node, const struct node_message *message)
 {
     if (leader->phase < LEADER_FORMING)
-        return; /* from there on a node may answer before node 0 has obeyed FORM */
+        return; /* too early: a node may answer from FORMING on, before node 0 has obeyed FORM */
     if (message->proceed && message->tag == UINT64_MAX) {
         leader->ops.complain(leader->ops.userdata, node, "LOADED.tag: no such step");
         return;

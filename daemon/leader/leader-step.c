@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The step as a transaction. When all nodes have asked for it and nothing moves any more, each adds up its squares; the
- * sums are merged and judged once, and the verdict is said to all. Until then an abort drops the step everywhere, and
- * after a norm, a hold or a rank that is back nodes ask again; from then on it only rolls forward.
+ * The step as a transaction. When all nodes have asked for it and no parcel moves, each node adds up its squares. The
+ * leader merges the sums, judges them once, and sends the verdict to all nodes. Before the verdict, an abort drops the
+ * step on all nodes, and nodes ask again after a norm, a hold, or a rank that is back. After the verdict, the step can
+ * only be committed.
  */
 
 #include <math.h>
@@ -23,7 +24,7 @@ static bool any_asks(const struct leader *leader)
     return false;
 }
 
-/* All nodes have asked, and at least one that still has ranks. */
+/* Have all nodes asked, at least one of them with ranks, and is no parcel ready or moving? */
 static bool all_are_through(const struct leader *leader)
 {
     bool any = false;
@@ -64,7 +65,7 @@ static uint8_t *copy_bytes(const uint8_t *bytes, size_t n)
     return copy;
 }
 
-/* Return: false when memory is out; then nothing is kept. */
+/* Keeps the arguments of a request. Return: false if memory is out; then nothing is kept. */
 static bool keep_request(struct node *node, const struct node_message *message)
 {
     struct wire_hyper *groups = calloc(message->args.n_groups + 1, sizeof(*groups));
@@ -90,7 +91,7 @@ void leader_hear_request(struct leader *leader, unsigned node, const struct node
     struct node *n = &leader->nodes[node];
 
     if (message->pass < leader->n_all_backs)
-        return; /* the node asked before it heard that its ranks are expected back; it will ask again with them */
+        return; /* the node asked before it received the BACK of all ranks, and will ask again with them */
     if (leader->phase != LEADER_TRAINING || n->asked || n->wants_norm) {
         leader->ops.complain(leader->ops.userdata, node, "ASKED: it has asked already");
         return;
@@ -109,7 +110,7 @@ void leader_hear_request(struct leader *leader, unsigned node, const struct node
 
 /* ---- ranks that are back ------------------------------------------------------------------------------- */
 
-/* Something was added up, or is just now, of which the node has not said whether it has a part in it. */
+/* Is a sum made, or being made, for which the node has not reported whether it has a part in it? */
 static bool was_passed_over(const struct leader *leader, unsigned node)
 {
     for (uint32_t p = 0; p < leader->layout->n_parcels; p++) {
@@ -133,9 +134,9 @@ static bool all_are_gone(const struct leader *leader)
 }
 
 /*
- * A rank that had left is back: what its node has asked for is asked for again, with it. In any other phase what ends
- * that phase lets it in. When all had left all are expected back, as on one node: that is said in every phase, even if
- * an abort has overtaken the report, and once, however often it is reported.
+ * Handles a rank that left and is back. Its node asks again, together with the rank. In other phases the rank takes
+ * part when the phase ends. If all ranks had left, all of them are expected back, as on one node: BACK is then sent in
+ * every phase, even if an abort has overtaken the report, and only once, even if several nodes report it.
  */
 void leader_hear_back(struct leader *leader, unsigned node, const struct node_message *message)
 {
@@ -203,8 +204,10 @@ static void merge(const struct leader *leader, struct leader_merged *merged, str
 
 /* ---- the verdict --------------------------------------------------------------------------------------- */
 
-/* Each asks again when it has heard: what one had asked for before could else come a second time in the next measuring,
- * and take the place of its sum. */
+/*
+ * Sends the norm, and forgets all requests: each node asks again when it has received the norm. Otherwise an old
+ * request could come a second time in the next measuring, and take the place of the node's sum.
+ */
 static void say_norm(struct leader *leader, const struct exact_sum *squares)
 {
     for (unsigned i = 0; i < leader->n_nodes; i++)
@@ -213,12 +216,12 @@ static void say_norm(struct leader *leader, const struct exact_sum *squares)
     leader_say(leader, (struct node_message){.kind = NODE_NORM, .norm = sqrt(exact_sum_round(squares))});
 }
 
-/* The rank that is at fault asks again when it has seen to it. */
+/* Sends the hold. The rank at fault asks again when it has handled the cause. */
 static void say_hold(struct leader *leader, struct node_message hold)
 {
     leader->phase = LEADER_TRAINING;
     for (unsigned i = 0; i < leader->n_nodes; i++)
-        leader_forget_request(&leader->nodes[i]); /* each reports again */
+        leader_forget_request(&leader->nodes[i]); /* each node reports again */
     hold.kind = NODE_HOLD;
     leader_say(leader, hold);
 }

@@ -42,7 +42,7 @@ void leader_hear_ended(struct leader *leader, unsigned node, const struct node_m
 
 void leader_try_stop(struct leader *leader)
 {
-    bool all = leader->nodes[0].wants_to_stop; /* without node 0 nobody would hear later that it may */
+    bool all = leader->nodes[0].wants_to_stop; /* without node 0, no node would receive MAY_STOP later */
 
     if (!anybody_wants(leader) || leader->save.wanted || leader->save.under_way || leader->fetches ||
         !all_have_ended(leader))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Write windows: opened when all nodes want one, over when all have ended it. What rank 0 wrote goes to its owners and
- * is stored there; then, but in stage 3, the weights go from them to all.
+ * Write windows. A window opens when all nodes want one, and ends when all nodes have ended it. What rank 0 wrote is
+ * sent to its owners and stored there. Then, except in stage 3, the owners send the weights to all nodes.
  */
 
 #include <string.h>
@@ -31,13 +31,13 @@ void leader_hear_window(struct leader *leader, unsigned node, const struct node_
     if (leader->phase != LEADER_TRAINING || leader_ends(leader) || !all_say(leader, wants_window))
         return;
     leader->phase = LEADER_WINDOW;
-    leader->forgets = true; /* until node 0 says otherwise: without rank 0 there is nothing to keep */
+    leader->forgets = true; /* until node 0 reports otherwise: without rank 0 there is nothing to store */
     leader_say(leader, (struct node_message){.kind = NODE_OPEN});
 }
 
 /* ---- what was written ---------------------------------------------------------------------------------- */
 
-/* Only node 0's list counts, because rank 0 writes. */
+/* Keeps the list of node 0. Other lists do not count, because rank 0 writes. Return: false if memory is out. */
 static bool keep_written(struct leader *leader, const struct node_message *message)
 {
     free(leader->written);

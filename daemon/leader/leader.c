@@ -107,9 +107,9 @@ int leader_form(struct leader *leader, const struct layout *layout)
     return 0;
 }
 
-/* ---- what moves ---------------------------------------------------------------------------------------- */
+/* ---- motions ------------------------------------------------------------------------------------------- */
 
-/* Return: true when all nodes have done with it. */
+/* Notes that the node has finished the motion. Return: true if all nodes have. */
 static bool note_moved(struct leader *leader, struct motion *motion, unsigned node)
 {
     motion->moved |= UINT64_C(1) << node;
@@ -143,7 +143,7 @@ void leader_refuse_with(struct leader *leader, unsigned code, const char *text)
     refuse_saying(leader, (struct node_message){.tag = code, .text = text});
 }
 
-/* In the words of the node that cannot form the job. */
+/* Refuses all nodes, with the text of the node that cannot form the job. */
 static void refuse_as(struct leader *leader, const struct node_message *message)
 {
     refuse_saying(leader, (struct node_message){
@@ -160,7 +160,7 @@ void leader_refuse_without(struct leader *leader, unsigned node, unsigned code, 
         refuse_saying(leader, (struct node_message){.node = node, .has_rank = true, .tag = code, .text = why});
 }
 
-/* Every node is to see them all: it tells its ranks which entries differ. */
+/* Makes all nodes show their manifests to all nodes, because each node reports to its ranks which entries differ. */
 static void show_manifests(struct leader *leader, const char *why)
 {
     leader->phase = LEADER_SHOWING;
@@ -182,7 +182,7 @@ static void hear_manifest(struct leader *leader, unsigned node, const struct nod
     leader_refuse(leader, 0, leader->differ);
 }
 
-/* Return: the first node that has a run id; n_nodes: none has. */
+/* Return: the first node that has a run id, or n_nodes if none has. */
 static unsigned find_run(const struct leader *leader)
 {
     unsigned i = 0;
@@ -192,7 +192,7 @@ static unsigned find_run(const struct leader *leader)
     return i;
 }
 
-/* Return: whether all nodes may be of one run; else they are refused. */
+/* Return: true if all nodes may be of one run. Return: false if they are not, and are refused. */
 static bool check_runs(struct leader *leader)
 {
     unsigned first = find_run(leader);
@@ -211,7 +211,7 @@ static bool check_runs(struct leader *leader)
     return true;
 }
 
-/* The least room that a node wants: with less than the others have, its layout would be another one. */
+/* Return: the least room that any node wants. A node with less room than the others would have another layout. */
 static uint32_t find_gpu_room(const struct leader *leader)
 {
     uint32_t least = CONFIG_GPU_ROOM_MICRO_BATCH;
@@ -266,7 +266,7 @@ static void hear_declared(struct leader *leader, unsigned node, const struct nod
         leader->ops.complain(leader->ops.userdata, node, "DECLARED.generation: there is none after it");
         return;
     }
-    if (message->generation > leader->generation) { /* this leader is new, and nodes may report tags of the old one */
+    if (message->generation > leader->generation) { /* this leader is new; nodes may report tags of the old one */
         leader->generation = message->generation;
         leader->last_tag = (uint64_t)leader->generation << 32;
     }
@@ -308,7 +308,7 @@ static const char *check_fetch(const struct leader *leader, unsigned node, const
         return "FETCH.pass: no such kind";
     if (gathers && message->n_numbers > DEVICE_MAX_FETCHES)
         return "FETCH.numbers: more parameters than one order takes";
-    if (gathers && message->rank - leader->first_source[node] >= leader->n_sources[node]) /* a rank is one */
+    if (gathers && message->rank - leader->first_source[node] >= leader->n_sources[node]) /* each rank is a source */
         return "FETCH.rank: not of that node";
     for (size_t k = 0; k < message->n_numbers; k++)
         if (message->numbers[k] >= layout->n_params ||
@@ -317,7 +317,7 @@ static const char *check_fetch(const struct leader *leader, unsigned node, const
     return NULL;
 }
 
-/* A node asks again when it does not know whether this leader has heard it. */
+/* Does this leader know the fetch? A node asks again when it does not know whether its first message has come. */
 static bool is_known(const struct leader *leader, unsigned node, uint64_t id)
 {
     for (const struct leader_fetch *fetch = leader->fetches; fetch; fetch = fetch->next)
@@ -350,10 +350,10 @@ static void hear_fetch(struct leader *leader, unsigned node, const struct node_m
     leader->last_tag += message->n_numbers;
     leader->fetches = fetch;
     if (leader_all_are_connected(leader))
-        leader_say_serve(leader, fetch); /* else when they are */
+        leader_say_serve(leader, fetch); /* else when all are connected */
 }
 
-/* Return: whether it was a fetch. */
+/* Ends a fetch. Return: false if the tag is not that of a fetch. */
 static bool end_fetch(struct leader *leader, unsigned node, uint64_t tag)
 {
     for (struct leader_fetch **link = &leader->fetches; *link; link = &(*link)->next) {
@@ -398,7 +398,7 @@ static void hear_moved(struct leader *leader, unsigned node, const struct node_m
         return;
     }
     if (message->parcel >= leader->layout->n_parcels || leader->parcels[message->parcel].motion.tag != message->tag)
-        return; /* of an aborted attempt */
+        return; /* the motion of an aborted attempt */
     if (note_moved(leader, &leader->parcels[message->parcel].motion, node)) {
         leader_parcel_is_settled(leader, message->parcel);
         leader_try_step(leader);
@@ -412,7 +412,7 @@ static void hear_undeclared(struct leader *leader, unsigned node, const struct n
 
 static void hear_unformed(struct leader *leader, unsigned node, const struct node_message *message)
 {
-    if (leader->phase == LEADER_FORMING || leader->phase == LEADER_STARTING) /* then it is its GPUs */
+    if (leader->phase == LEADER_FORMING || leader->phase == LEADER_STARTING) /* in STARTING, its GPUs have failed */
         refuse_as(leader, message);
 }
 
@@ -423,7 +423,7 @@ static void hear_formed(struct leader *leader, unsigned node, const struct node_
         leader_try_start(leader);
 }
 
-/* Return: whether the report comes from node 0, where rank 0 is; else complains. */
+/* Return: true if the report comes from node 0, which has rank 0. Otherwise complains. */
 static bool is_of_rank_0(struct leader *leader, unsigned node, const char *complaint)
 {
     if (node != 0)
@@ -439,12 +439,12 @@ static void hear_weights(struct leader *leader, unsigned node, const struct node
     leader_try_spread(leader);
 }
 
-/* The ranks of all nodes have left, as rank 0's node knows. */
+/* Ends the run. Node 0, which has rank 0, reports that the ranks of all nodes have left. */
 static void hear_end_run(struct leader *leader, unsigned node, const struct node_message *message)
 {
     if (!is_of_rank_0(leader, node, "END_RUN: rank 0 is not there"))
         return;
-    if (leader->phase == LEADER_TRAINING || leader->phase == LEADER_WINDOW) /* else it is said again */
+    if (leader->phase == LEADER_TRAINING || leader->phase == LEADER_WINDOW) /* else node 0 reports it again */
         refuse_saying(leader,
                       (struct node_message){.forget = true, .text = "its ranks have left it, and begin another run"});
 }
@@ -469,16 +469,16 @@ static void hear_value(struct leader *leader, unsigned node, const struct node_m
 
 static void hear_rank(struct leader *leader, unsigned node, const struct node_message *message)
 {
-    if (message->pass >= leader->n_all_backs) /* else the node has not heard yet that its ranks are expected back */
+    if (message->pass >= leader->n_all_backs) /* else the node has not received the BACK of all ranks */
         pass_on(leader, node, message);
 }
 
 /* ---- the table ----------------------------------------------------------------------------------------- */
 
-/* When a report is heard. At any other time it is ignored: it is of a run that is over, or of an aborted attempt. */
+/* When a report is valid. At any other time it is ignored, because it is about an ended run or an aborted attempt. */
 enum when { ALWAYS, LAID_OUT, TRAINING, THIS_ATTEMPT };
 
-/* Other kinds are for node 0 alone to send. */
+/* Only node 0 sends kinds that are not listed. */
 static const struct {
     void (*hear)(struct leader *leader, unsigned node, const struct node_message *message);
     enum when when;
@@ -544,15 +544,15 @@ void leader_lose(struct leader *leader, unsigned node, const char *why)
         leader->phase == LEADER_FORMING || leader->phase == LEADER_STARTING || leader->phase == LEADER_SPREADING;
 
     leader->nodes[node].declared = false;
-    if (forms) /* there is nothing that could be lost */
+    if (forms) /* no weights can be lost */
         refuse_saying(leader, (struct node_message){.node = node, .proceed = true, .text = why});
     else if (leader->phase != LEADER_DECLARING)
         leader_refuse(leader, node, why);
 }
 
-/* ---- who is waited for --------------------------------------------------------------------------------- */
+/* ---- nodes that are waited for ------------------------------------------------------------------------- */
 
-/* Nodes without whom parcels that others are ready for cannot be exchanged. */
+/* Return: a mask of the nodes that hold up parcels for which other nodes are ready. */
 static uint64_t holding_back(const struct leader *leader)
 {
     uint64_t mask = 0;
@@ -571,7 +571,7 @@ static uint64_t holding_back(const struct leader *leader)
     return mask;
 }
 
-/* Nodes that have not got yet what travels. */
+/* Return: a mask of the nodes that have not finished a parcel that moves. */
 static uint64_t receiving(const struct leader *leader)
 {
     uint64_t mask = 0;

@@ -11,7 +11,7 @@
 #include "core/config/config.h"
 #include "daemon/link/link-frame.h"
 
-/* Its own words, but no more than printable ones. */
+/* Copies the text of a farewell, with ? for bytes that are not printable. */
 static void print_words(char *out, size_t size, const struct link_frame *farewell)
 {
     size_t n_bytes = MIN(farewell->n_bytes, size - 1);
@@ -39,7 +39,7 @@ static void introduce_ourselves(struct connection *connection)
     connection_send(connection, &frame);
 }
 
-/* Return: false when the peer is configured differently, and the connection ends. */
+/* Return: false if the peer is configured differently, or memory is out. The connection then ends. */
 static bool is_alike(struct connection *connection, const struct link_frame *frame)
 {
     struct cluster *cluster = connection->owner;
@@ -58,7 +58,7 @@ static bool is_alike(struct connection *connection, const struct link_frame *fra
     if (connection->outgoing) {
         cluster_retry(cluster, connection);
     } else {
-        introduce_ourselves(connection); /* so that it can name the difference too */
+        introduce_ourselves(connection); /* so that the peer can name the difference too */
         cluster_say_farewell(connection, "");
     }
     if (cluster->ops.different && !peer->connection)
@@ -66,7 +66,7 @@ static bool is_alike(struct connection *connection, const struct link_frame *fra
     return false;
 }
 
-/* The first sealed frame: a node of this job that holds the key introduces its incarnation. */
+/* Handles the first sealed frame: a node of this job that holds the key introduces its incarnation. */
 static void welcome(struct connection *connection, const struct link_frame *frame)
 {
     struct cluster *cluster = connection->owner;
@@ -129,7 +129,7 @@ static void on_frame(struct connection *connection, const struct link_frame *fra
     }
 }
 
-/* A hello proves nothing: the connecting end introduces itself, the listening end only sends its own hello. */
+/* The connecting end introduces itself. The listening end only sends its own hello, because a hello proves nothing. */
 static void on_met(struct connection *connection)
 {
     struct cluster *cluster = connection->owner;

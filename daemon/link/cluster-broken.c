@@ -42,7 +42,7 @@ void cluster_refuse(struct connection *connection, enum cluster_reason reason, c
 
 /*
  * A stranger claims to be a node, but lacks our key. The peer's `why` mentions that, because a user looks there for the
- * reason why the node does not come. A stranger without the key can change nothing but this text.
+ * reason why the node does not come. Without the key, a stranger can change only this text.
  */
 static void suspect(struct cluster *cluster, const struct connection *connection)
 {
@@ -76,7 +76,7 @@ static void incoming_failed(struct connection *connection, enum connection_fault
         return;
     case CONNECTION_STRANGER:
         if (connection->stream.failure == SECURE_STREAM_E_VERSION)
-            connection_say_hello(connection); /* so that it can name the difference too */
+            connection_say_hello(connection); /* so that the peer can name the difference too */
         cluster_refuse(connection, CLUSTER_STRANGER, "was dropped: %s", what);
         return;
     case CONNECTION_LOST:
@@ -140,8 +140,8 @@ void cluster_say_farewell(struct connection *connection, const char *sentence)
 }
 
 /*
- * One of the two daemons has given the other up, or has seen another process in its place meanwhile. The messages
- * between them are forgotten, so they cannot continue.
+ * One of the two daemons has given the other one up, or knows another process in its place. The messages between them
+ * are forgotten, so they cannot continue.
  */
 void cluster_end_for_good(struct connection *connection)
 {

@@ -19,7 +19,7 @@ enum {
 
 /* ---- addresses ----------------------------------------------------------------------------------------- */
 
-/* Splits what config has checked. */
+/* Splits an address that config has checked. */
 static void split_address(const char *address, char *host, char *port)
 {
     const char *colon = strrchr(address, ':');

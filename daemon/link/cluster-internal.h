@@ -5,7 +5,7 @@
  * The parts of the module `cluster`, from bottom to top; each calls only those above it in this list. No other file
  * includes this header.
  *
- *   cluster-waiting.c   connections that are no links, and the end of the cluster
+ *   cluster-waiting.c   connections that carry no link, and the end of the cluster
  *   cluster-dial.c      addresses, and the connection to node 0
  *   cluster-broken.c    connections and links that fail or are ended
  *   cluster-admit.c     a connection until its link is up
@@ -23,7 +23,7 @@
 #include "daemon/link/connection.h"
 #include "daemon/link/secure-stream.h"
 
-/* Why a line about a connection is logged that may be anybody's: each has its own limit. */
+/* Why a line about a connection of a possible stranger is logged. Each reason has its own limit. */
 enum cluster_reason {
     CLUSTER_STRANGER,
     CLUSTER_UNPROVED,
@@ -42,16 +42,16 @@ struct cluster {
     uint64_t incarnation;
     unsigned node, n_nodes;
     struct secure_stream_key key;
-    char *alike; /* what all nodes must have alike */
+    char *alike; /* version and settings that must be equal on all nodes */
 
-    struct cluster_peer *peers; /* one per node; nothing where we are ourselves */
-    /* Connections that are not a link yet, or no more: unproved ones, the one that we make, those that finish. */
+    struct cluster_peer *peers; /* one per node; that of this node is not used */
+    /* Connections that carry no link: unproved ones, the outgoing one, and finishing ones. */
     struct connection *waiting;
 
     uv_tcp_t listener;
     uv_timer_t tick;
     uint64_t ticked_ms;
-    unsigned n_open; /* handles, connections and a lookup; the last one's end frees all this */
+    unsigned n_open; /* handles, connections and a lookup; the end of the last one frees the cluster */
     bool closing;
 
     /* The way to node 0. */
@@ -65,55 +65,56 @@ struct cluster {
 
 /* ---- cluster-waiting.c --------------------------------------------------------------------------------- */
 
-/* Frees a cluster whose handles have all been closed; cluster_close() is the way there. */
+/* Frees a cluster whose handles are all closed. Use cluster_close() to get there. */
 void cluster_free(struct cluster *cluster);
 
-/* One of n_open has ended. The last one's end frees the cluster. */
+/* Counts one of n_open as ended. The last one frees the cluster. */
 void cluster_one_less(struct cluster *cluster);
 
-/* Puts a connection among the waiting ones. */
+/* Adds a connection to the waiting list. */
 void cluster_link(struct cluster *cluster, struct connection *connection);
 
-/* Takes it out, if it is one of them. */
+/* Removes the connection from the waiting list, if it is in it. */
 void cluster_unlink(struct connection *connection);
 
-/* Ends a connection that waits. */
+/* Closes a waiting connection. */
 void cluster_let_go(struct connection *connection);
 
 struct connection_options cluster_connection_options(struct cluster *cluster);
 
 /* ---- cluster-dial.c ------------------------------------------------------------------------------------ */
 
-/* Waits for the name server, if the address is a name: the loop does not run yet. Return: a socket, or -errno. */
+/*
+ * Makes a socket that listens at node 0's address. Blocks on the name server if the address is a name: the loop does
+ * not run yet. Return: the socket, or -errno.
+ */
 int cluster_bind(struct cluster *cluster, char *why, size_t why_size);
 
-/* Looks for node 0, and connects. */
+/* Looks up the address of node 0, and connects. */
 void cluster_look_up(struct cluster *cluster);
 
-/* Connects to the next of the addresses that were found; there is one. */
+/* Connects to the next address that was found. There is a next one. */
 void cluster_try_next_address(struct cluster *cluster);
 
-/* The way to node 0 has failed, at connection if there was one; its why has been set. */
+/* Tries node 0 again later, and closes the failed connection, if it is not NULL. The caller has set the peer's why. */
 void cluster_retry(struct cluster *cluster, struct connection *connection);
 
 /* ---- cluster-broken.c ---------------------------------------------------------------------------------- */
 
-/* The peer whose link uses this connection, or NULL. */
+/* Return: the peer whose link uses this connection, or NULL. */
 struct cluster_peer *cluster_find_peer(const struct connection *connection);
 
-/* A connection failed: ends its link, tries node 0's next address, or drops a stranger, as the connection's state is.
- */
+/* Handles a failed connection: ends its link, tries node 0's next address, or drops a stranger. */
 void cluster_connection_failed(struct connection *connection, enum connection_fault fault, const char *what);
 
 /* Drops an incoming connection and logs "a connection from ADDRESS SENTENCE"; each reason has its own log limit. */
 void cluster_refuse(struct connection *connection, enum cluster_reason reason, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* The connection to node 0 failed: tries the next address, or again later. */
+/* Handles a failed connection to node 0: tries the next address, or tries again later. */
 void cluster_outgoing_failed(struct connection *connection, enum connection_fault fault, const char *what);
 
-/* Ends the connection after the peer has been sent the sentence; "" sends none. Until then it is a waiting connection.
- */
+/* Sends the peer the sentence (nothing if ""), and then ends the connection. Until then it is a waiting connection. */
 void cluster_say_farewell(struct connection *connection, const char *sentence);
 
 /* Ends a connection whose two daemons cannot continue: one of them has forgotten the messages between them. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A peer sends and receives the messages of one other node while its link stands, and explains why it does not. */
+/* A peer exchanges messages with one other node while its link is up, and explains why the link is down. */
 
 #include "daemon/link/cluster-peer.h"
 
@@ -27,7 +27,7 @@ void peer_deinit(struct cluster_peer *peer)
 
 void peer_explain(struct cluster_peer *peer, enum peer_reason reason, const char *format, ...)
 {
-    /* For a node that was reached before, a notice will do: if somebody waits for it, E1501 warns. */
+    /* A notice is enough for a node that was reached before, because E1501 warns if the node is missed. */
     bool is_told = reason == PEER_LOST || (reason == PEER_UNREACHABLE && peer->heard_ms != UINT64_MAX);
     va_list args;
 
@@ -162,7 +162,7 @@ bool peer_adopt(struct cluster_peer *peer, const struct link_frame *introduction
     bool is_another = peer->incarnation != introduction->introduction.incarnation;
     int r = 0;
 
-    /* Messages queued before any peer came go to the first one, unless they had to be dropped. */
+    /* Messages that were queued before any process came go to the first one, unless the peer was given up. */
     if (is_another && (peer->incarnation != 0 || peer->given_up)) {
         peer->lost_mark = !peer_has_marked(peer);
         peer->marked = 0;

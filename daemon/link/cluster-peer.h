@@ -2,9 +2,8 @@
 #pragma once
 
 /*
- * One other node, as this daemon knows it: its incarnation, the messages to and from it, the connection
- * over which the link stands, and why it does not. cluster.c makes connections and introduces them; from then on
- * they are in here.
+ * The data of one other node: its incarnation, the messages to and from it, the connection of its link, and why the
+ * link is down. cluster.c makes and introduces connections; then the peer has them.
  */
 
 #include <stdbool.h>
@@ -17,7 +16,7 @@
 struct connection;
 struct link_frame;
 
-/* Why a line about a peer is logged: each has its own limit. */
+/* Why a line about a peer is logged. Each reason has its own limit. */
 enum peer_reason { PEER_UP, PEER_UNREACHABLE, PEER_LOST, PEER_SILENT, PEER_DIFFERENT, PEER_GIVEN_UP, N_PEER_REASONS };
 
 struct cluster_peer {
@@ -26,13 +25,13 @@ struct cluster_peer {
     unsigned node;
     uint64_t incarnation; /* 0: never heard of */
     struct mailbox mailbox;
-    uint64_t marked;               /* number of the message that is marked */
-    bool lost_mark;                /* the process that it was for has ended without it */
+    uint64_t marked;               /* number of the marked message */
+    bool lost_mark;                /* the process that the marked message was for has ended without it */
     struct connection *connection; /* while the link is up; else NULL */
     bool owes_acknowledgement;
     bool given_up;     /* messages to this incarnation were dropped: it cannot continue */
     bool is_silent;    /* `why` says that the peer is silent */
-    bool is_doubted;   /* the peer was silent at the last tick, but frames that had come may be unread */
+    bool is_doubted;   /* the peer was silent at the last tick, but received frames may be unread */
     uint64_t heard_ms; /* last frame before the present connection; UINT64_MAX: never */
     char why[640];
     struct log_limit limits[N_PEER_REASONS];
@@ -56,23 +55,24 @@ bool peer_has_marked(const struct cluster_peer *peer);
 int peer_send(struct cluster_peer *peer, const void *data, size_t n_bytes);
 
 /*
- * Does an introduction's state of our messages fit this side's? false: one of the two daemons has forgotten the other.
+ * Does the peer's introduction agree with this side's message numbers? Return: false if one of the two daemons has
+ * forgotten the other.
  */
 bool peer_fits(const struct cluster_peer *peer, const struct link_frame *introduction, uint64_t own_incarnation);
 
 /*
- * Adopts an introduction that fits. Return: whether the peer is another process than before, or the first one. If there
- * was one, or messages had to be dropped, those that are kept are dropped, too.
+ * Accepts an introduction that fits. Return: true if the peer is another process than before, or the first one. Drops
+ * the kept messages if another process was before, or the peer was given up.
  */
 bool peer_adopt(struct cluster_peer *peer, const struct link_frame *introduction, uint64_t own_incarnation);
 
-/* The link is up over this connection: sends all kept messages, calls up(). */
+/* Brings the link up over this connection: calls up(), and sends all kept messages. */
 void peer_go_up(struct cluster_peer *peer, struct connection *connection);
 
-/* Gives up the connection and calls down(). Return: the connection, to be closed. */
+/* Takes the link down, and calls down(). Return: the connection, which the caller closes. */
 struct connection *peer_go_down(struct cluster_peer *peer);
 
-/* A frame on a link that stands. Return: 0, or LINK_FRAME_E_INVALID when it cannot come now. */
+/* Handles a frame of a link that is up. Return: 0, or LINK_FRAME_E_INVALID if the frame cannot come now. */
 int peer_take(struct cluster_peer *peer, const struct link_frame *frame);
 
 /* Sends kept messages while the connection has room. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The list of waiting connections holds those over which no link stands. The cluster counts them among its open
- * handles, and the last of these that ends frees it.
+ * The waiting list holds the connections that carry no link. The cluster counts them among its open handles; the end of
+ * the last open handle frees the cluster.
  */
 
 #include "daemon/link/cluster-internal.h"

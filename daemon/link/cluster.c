@@ -16,10 +16,10 @@
 
 enum {
     TICK_MS = 100,
-    LATE_MS = 500,       /* if a tick is so late, this process was not run, and frames that have come are unread */
+    LATE_MS = 500,       /* if a tick is so late, this process did not run, and received frames may be unread */
     HANDSHAKE_MS = 2000, /* from the beginning of a connection to its introduction; a frozen peer takes longer */
-    CONNECT_MS = 300,    /* of that, to node 0's answer: sooner than the kernel retries after its first second */
-    MAX_UNPROVED = 16,   /* connections at one time that have not proved to hold the key, plus one per node; picked */
+    CONNECT_MS = 300,    /* of that, until node 0 answers: less than the kernel's first retry, which is after 1 s */
+    MAX_UNPROVED = 16,   /* connections that have not proved to hold the key, plus one per node; picked */
     BACKLOG = 128,       /* connections that wait to be accepted; picked */
 };
 
@@ -43,9 +43,9 @@ void cluster_close(struct cluster *cluster)
         if (cluster->peers[i].connection)
             connection_close(steal_ptr(cluster->peers[i].connection));
     }
-    (void)uv_cancel((uv_req_t *)&cluster->lookup); /* fails when there is none, or when it is under way */
+    (void)uv_cancel((uv_req_t *)&cluster->lookup); /* fails if no lookup is queued, or it runs already */
     uv_close((uv_handle_t *)&cluster->tick, on_handle_closed);
-    if (cluster->listener.data) /* it was made */
+    if (cluster->listener.data) /* the listener was made */
         uv_close((uv_handle_t *)&cluster->listener, on_handle_closed);
 }
 
@@ -91,7 +91,7 @@ static void on_connection(uv_stream_t *listener, int status)
                     "a connection of another node could not be accepted: %s", uv_strerror(status));
 }
 
-/* Takes the socket, also on failure. */
+/* Listens. Takes ownership of the socket, even on failure. */
 static int listen_on(struct cluster *cluster, int fd)
 {
     int r = uv_tcp_init(cluster->loop, &cluster->listener);
@@ -181,7 +181,7 @@ static void on_tick(uv_timer_t *timer)
 
 /* ---- the interface ------------------------------------------------------------------------------------- */
 
-/* The version comes first: where it differs, much of the rest may. */
+/* The version comes first, because much of the rest may differ where versions differ. */
 static int set_alike(struct cluster *cluster, char *why, size_t why_size)
 {
     _cleanup_free_ char *shared = config_shared_text(cluster->config);
@@ -214,7 +214,10 @@ static int prepare_cluster(struct cluster *cluster, char *why, size_t why_size)
     return 0;
 }
 
-/* The first handles: from here on only cluster_close() ends it. Takes the socket, also on failure. */
+/*
+ * Opens the first handles: from here on only cluster_close() ends the cluster. Takes ownership of the socket, even on
+ * failure.
+ */
 static int start_cluster(struct cluster *cluster, int fd)
 {
     int r = uv_timer_init(cluster->loop, &cluster->tick);
@@ -230,8 +233,8 @@ static int start_cluster(struct cluster *cluster, int fd)
 }
 
 /*
- * libuv writes to sockets without MSG_NOSIGNAL, and a peer that ends its connection must not end this process. Whoever
- * has a handler keeps it.
+ * Ignores SIGPIPE if no handler is set: libuv writes to sockets without MSG_NOSIGNAL, and a peer that closes its
+ * connection must not end this process.
  */
 static void ignore_sigpipe(void)
 {

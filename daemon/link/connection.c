@@ -15,7 +15,7 @@
 #include "core/base/base.h"
 #include "core/base/open-files.h"
 
-/* Bytes that may be on their way to a peer besides those in the kernel; picked: one message of the largest size. */
+/* Limit of the bytes queued to a peer, without those in the kernel; picked: one message of the largest size. */
 enum { MAX_WRITING_BYTES = 1 << 20 };
 
 /* Sealed bytes until they are written. */
@@ -96,7 +96,7 @@ static int start_reading(struct connection *connection)
 
     connection->connected = true;
     (void)uv_tcp_nodelay(&connection->tcp, 1);
-    /* Linear time-outs: little is under way, and after a short outage the kernel must not sit out a doubled wait. */
+    /* Linear time-outs: few bytes are under way, and the kernel must not wait a doubled time after a short outage. */
     r = uv_fileno((uv_handle_t *)&connection->tcp, &fd);
     if (r == 0)
         r = open_files_watch_stream((uv_stream_t *)&connection->tcp);
@@ -290,7 +290,7 @@ static void on_written(uv_write_t *request, int status)
         connection->ops->writable(connection);
 }
 
-/* Takes what is to be written, also on failure. */
+/* Takes ownership of writing, even on failure. */
 static void write_out(struct connection *connection, struct writing *writing, size_t n_bytes)
 {
     uv_buf_t buffer = uv_buf_init((char *)writing->bytes, (unsigned)n_bytes);

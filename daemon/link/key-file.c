@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The key file is read once, and refused if anybody but the daemon's user and root can read or write it. */
+/* Reads the key file once, and refuses it if a user other than root and the daemon's user can read or write it. */
 
 #include "daemon/link/key-file.h"
 
@@ -23,7 +23,7 @@ static const char *user_name(uid_t uid)
     return entry ? entry->pw_name : number;
 }
 
-/* Says owner and mode, and the command that mends them. Return: -EPERM. */
+/* Explains owner and mode, and the command that mends them. Return: -EPERM. */
 static int refuse_key_file(const struct stat *st, const char *path, char *why, size_t why_size)
 {
     int n = snprintf(why, why_size, "world.key_file %s: it belongs to %s, mode %04o; ", path, user_name(st->st_uid),
@@ -48,7 +48,9 @@ static int check_key_file(int fd, const char *path, char *why, size_t why_size)
         snprintf(why, why_size, "world.key_file %s: this is not a file", path);
         return -EINVAL;
     }
-    /* systemd gives a credential to the unit's user by a list; the group's digit of the mode is then no group's. */
+    /*
+     * systemd grants a credential to the unit's user by an ACL: the mode's digit for the group is then not the group's.
+     */
     if ((st.st_uid != geteuid() && st.st_uid != 0) || acl_lets_others(fd, st.st_mode))
         return refuse_key_file(&st, path, why, why_size);
     if (st.st_size > KEY_FILE_MAX_BYTES) {

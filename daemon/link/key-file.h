@@ -13,7 +13,7 @@ enum {
 };
 
 /*
- * Reads the key. A file that anybody but root and this process's user owns, or may read or write, is refused.
+ * Reads the key. Refuses a file if a user other than root and this process's user owns it, or may read or write it.
  * Return: 0, or -errno with a sentence in why.
  */
 int key_file_read(struct secure_stream_key *key, const char *path, char *why, size_t why_size);

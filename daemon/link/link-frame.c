@@ -24,7 +24,7 @@ static uint64_t load_le64(const uint8_t *at)
     return le64toh(value);
 }
 
-/* Return: the bytes of a frame of that kind without its data; 0: there is no such kind. */
+/* Return: the bytes of a frame of that kind without its data, or 0 if there is no such kind. */
 static size_t fixed_bytes(unsigned kind)
 {
     switch (kind) {

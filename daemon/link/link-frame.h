@@ -15,10 +15,10 @@ enum {
 };
 
 enum link_frame_kind {
-    LINK_FRAME_INTRODUCTION = 1, /* the first frame each way, and only that */
+    LINK_FRAME_INTRODUCTION = 1, /* the first frame of each direction, and no other */
     LINK_FRAME_MESSAGE,
-    LINK_FRAME_HEARTBEAT, /* every CLUSTER_HEARTBEAT_MS, and after messages that came */
-    LINK_FRAME_FAREWELL,  /* the sender closes the connection, and why */
+    LINK_FRAME_HEARTBEAT, /* every CLUSTER_HEARTBEAT_MS, and after received messages */
+    LINK_FRAME_FAREWELL,  /* the sender closes the connection; data: why */
 };
 
 enum {
@@ -33,15 +33,15 @@ struct link_frame {
     union {
         struct {
             uint64_t incarnation;      /* the sender's; not 0 */
-            uint64_t peer_incarnation; /* the receiver's that the sender knows; 0: none */
-            uint64_t n_received;       /* how many messages of that one have come */
-            uint64_t n_acknowledged;   /* how many messages to that one have come, as far as the sender knows */
+            uint64_t peer_incarnation; /* the receiver's, as far as the sender knows; 0: unknown */
+            uint64_t n_received;       /* messages that the sender has received of that incarnation */
+            uint64_t n_acknowledged;   /* messages to that incarnation that the sender knows to have arrived */
             bool has_run;              /* the sender holds the state of a run; one byte, 0 or 1 */
         } introduction;
-        uint64_t number;     /* message: its own, counted from 1 between two incarnations */
+        uint64_t number;     /* message: its number, counted from 1 between two incarnations */
         uint64_t n_received; /* heartbeat: all messages up to this number have come */
     };
-    /* Introduction: what must be alike, as text. Message: its bytes. Farewell: a sentence. Borrowed. */
+    /* Introduction: the settings that must be equal, as text. Message: its bytes. Farewell: a sentence. Borrowed. */
     const uint8_t *data;
     size_t n_bytes;
 };

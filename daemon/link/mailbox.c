@@ -9,7 +9,7 @@
 #include "core/base/base.h"
 #include "daemon/link/link-frame.h"
 
-/* Bytes that a message costs: its frame and its bookkeeping. */
+/* Return: the bytes that a message costs: its frame and its bookkeeping. */
 static size_t cost(const struct mailbox_message *message)
 {
     return sizeof(*message) + message->n_bytes;

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * The messages between this daemon and one peer, whatever happens to the connections: each message to the peer is kept
- * with its number until it is acknowledged, and the number of the last message from the peer is kept. Numbers count
- * from 1 between two incarnations. Pure: the owner sends and receives.
+ * The messages between this daemon and one peer, over all their connections. A message to the peer is kept with its
+ * number until it is acknowledged. Of messages from the peer, the number of the last one is kept. Numbers count from 1
+ * between two incarnations. Pure: the owner sends and receives.
  */
 
 #include <stdbool.h>
@@ -12,9 +12,9 @@
 #include <stdint.h>
 
 enum {
-    MAILBOX_OLD = 1, /* came before: not to be delivered again */
-    MAILBOX_E_FULL,  /* more is kept than may be; nothing was added */
-    MAILBOX_E_GAP,   /* a number that cannot come now */
+    MAILBOX_OLD = 1, /* came before, and is not delivered again */
+    MAILBOX_E_FULL,  /* max_bytes would be exceeded; nothing was added */
+    MAILBOX_E_GAP,   /* the number cannot come now */
 };
 
 struct mailbox_message {
@@ -26,30 +26,36 @@ struct mailbox_message {
 
 struct mailbox {
     struct mailbox_message *first, *last; /* not acknowledged, oldest first */
-    struct mailbox_message *unsent;       /* the first that the present connection has not got */
-    uint64_t n_put;                       /* the last number given */
-    uint64_t n_sent;                      /* the last number that any connection has got */
+    struct mailbox_message *unsent;       /* the first one not sent over the present connection */
+    uint64_t n_put;                       /* the number of the last message put */
+    uint64_t n_sent;                      /* the highest number sent over any connection */
     uint64_t n_acknowledged;              /* the last number that the peer has acknowledged */
     uint64_t n_received;                  /* the last number that has come from the peer */
-    size_t n_bytes, max_bytes;            /* kept */
+    size_t n_bytes, max_bytes;            /* bytes kept, and their limit */
 };
 
 void mailbox_init(struct mailbox *mailbox, size_t max_bytes);
 
-/* Drops all kept messages, and restarts the numbers; also when the peer is another process. */
+/* Drops all kept messages, and restarts the numbers, as for a new process of the peer. */
 void mailbox_reset(struct mailbox *mailbox);
 
-/* Keeps a copy of a message to the peer. Return: 0, MAILBOX_E_FULL, -ENOMEM. */
+/* Keeps a copy of a message to the peer. Return: 0, MAILBOX_E_FULL or -ENOMEM. */
 int mailbox_put(struct mailbox *mailbox, const void *data, size_t n_bytes);
 
-/* The next message for the present connection, which has it from now on; NULL: none. Lives until acknowledged. */
+/*
+ * Return: the next message to send over the present connection, or NULL. It counts as sent, and is valid until
+ * acknowledged.
+ */
 const struct mailbox_message *mailbox_take(struct mailbox *mailbox);
 
-/* There is a new connection: everything kept is to be sent over it. */
+/* Counts all kept messages as unsent, because the connection is new. */
 void mailbox_rewind(struct mailbox *mailbox);
 
-/* The peer has all up to this number. Return: 0, or MAILBOX_E_GAP: it was never sent so many. */
+/*
+ * Drops the messages up to this number, which the peer has received. Return: 0, or MAILBOX_E_GAP if that number was
+ * never sent.
+ */
 int mailbox_acknowledge(struct mailbox *mailbox, uint64_t number);
 
-/* A message has come. Return: 0, to be delivered; MAILBOX_OLD; MAILBOX_E_GAP. */
+/* Notes a message of the peer. Return: 0 if it is to be delivered, else MAILBOX_OLD or MAILBOX_E_GAP. */
 int mailbox_receive(struct mailbox *mailbox, uint64_t number);

@@ -10,7 +10,7 @@
 
 #include "core/base/base.h"
 
-/* Where the parts of a hello are. */
+/* The offsets of the parts of a hello. */
 enum {
     AT_MAGIC = 0,
     MAGIC_BYTES = 8,
@@ -77,7 +77,7 @@ static void hash_finish(crypto_generichash_state *hash, uint8_t *out)
     sodium_memzero(hash, sizeof(*hash));
 }
 
-/* A tag of the job that a daemon serves: readable with the key, meaningless without it. */
+/* Computes a tag of the job that a daemon serves: only a holder of the key can compute it. */
 static void tag_job(uint8_t *tag, const struct secure_stream_key *key, const char *job)
 {
     crypto_generichash_state hash;
@@ -87,7 +87,7 @@ static void tag_job(uint8_t *tag, const struct secure_stream_key *key, const cha
     hash_finish(&hash, tag);
 }
 
-/* One direction's key; the connecting end's hello comes first. */
+/* Derives the key of one direction. The hello of the connecting end is hashed first. */
 static void derive(uint8_t *out, const struct secure_stream *stream, const uint8_t *peer_hello, const char *direction)
 {
     bool connects = stream->role == SECURE_STREAM_CONNECTS;
@@ -110,7 +110,7 @@ static void derive_both(struct secure_stream *stream, const uint8_t *peer_hello)
     derive(stream->pull_key, stream, peer_hello, connects ? from_listening : from_connecting);
     crypto_secretstream_xchacha20poly1305_init_push(&stream->push, stream->header, push_key);
     sodium_memzero(push_key, sizeof(push_key));
-    secure_stream_key_deinit(&stream->key); /* it has done its part */
+    secure_stream_key_deinit(&stream->key); /* no longer needed */
     stream->has_keys = true;
 }
 
@@ -187,7 +187,7 @@ static int broken(struct secure_stream *stream, int failure)
     return failure;
 }
 
-/* A stranger is told from the first bytes that differ, without waiting for more. */
+/* Recognises a stranger at the first bytes that differ, without waiting for more. */
 static int take_hello(struct secure_stream *stream)
 {
     const uint8_t *hello = waiting(stream);

@@ -3,8 +3,8 @@
 
 /*
  * The bytes that travel between two nodes' daemons: a plain hello each way, then sealed frames (libsodium's
- * secretstream). Pure: it takes bytes and gives bytes, knows no sockets and no clock. The nonce is passed in; the only
- * randomness taken here is the public header that libsodium puts in front of a stream.
+ * secretstream). Pure: bytes in, bytes out; no sockets, no clock. The caller passes the nonce. The only randomness made
+ * here is the public header that libsodium puts in front of a stream.
  *
  *     connecting end                          listening end
  *     hello ------------------------------->
@@ -13,13 +13,13 @@
  *            <------------------------------- stream header, frame, frame, ...
  *
  * A hello is magic, version, node, nonce and a tag of the job's name that only a holder of the key can compute. Each
- * direction has its own key: a hash, under the shared key, of its name and both hellos. So whatever was recorded,
- * altered, reflected, made with another key, or meant for another connection, cannot be opened, and that is noticed at
- * the first frame. A hello by itself proves nothing; the first frame that opens proves that the peer holds the key, and
- * that it is who the hello said.
+ * direction has its own key: a hash, under the shared key, of its name and both hellos. So a frame that was
+ * recorded, altered, reflected, made with another key, or meant for another connection cannot be opened, and the first
+ * such frame is noticed. A hello by itself proves nothing. The first frame that opens proves that the peer holds the
+ * key, and is the node that its hello claims.
  *
- * A frame is its length as four bytes, little-endian, then the ciphertext. The length is authenticated with it, and
- * bounded before anything is kept.
+ * A frame is its length as four bytes, little-endian, then the ciphertext. The length is authenticated with the
+ * ciphertext, and checked before memory is allocated for it.
  */
 
 #include <sodium.h>
@@ -42,7 +42,7 @@ enum {
 enum {
     SECURE_STREAM_AGAIN = 1,  /* more bytes are needed */
     SECURE_STREAM_MET,        /* the peer's hello is there; secure_stream_push() works from here on */
-    SECURE_STREAM_E_STRANGER, /* does not begin as a daemon of ours does */
+    SECURE_STREAM_E_STRANGER, /* the first bytes are not those of our daemon */
     SECURE_STREAM_E_VERSION,  /* another version of this protocol; stream->peer_version */
     SECURE_STREAM_E_LENGTH,   /* a frame longer than allowed, or shorter than any */
     SECURE_STREAM_E_FORGED,   /* a frame that cannot be opened: another key, a recording, an altered byte */
@@ -81,7 +81,7 @@ struct secure_stream_frame {
 struct secure_stream {
     enum secure_stream_role role;
     enum secure_stream_state state;
-    int failure;                      /* SECURE_STREAM_E_*, once broken */
+    int failure;                      /* SECURE_STREAM_E_*, when broken */
     uint32_t peer_version, peer_node; /* what its hello says */
     size_t max_frame_bytes;
     struct secure_stream_key key;
@@ -90,15 +90,15 @@ struct secure_stream {
     uint8_t pull_key[crypto_secretstream_xchacha20poly1305_KEYBYTES]; /* until the header has come */
     uint8_t header[SECURE_STREAM_HEADER_BYTES];                       /* ours; goes in front of the first frame */
     bool has_keys, header_sent;
-    uint8_t *input; /* what has come and was not taken; owned */
+    uint8_t *input; /* received bytes that are not read yet; owned */
     size_t input_start, input_end, input_capacity;
     uint8_t *plain; /* the last frame; owned */
     size_t plain_capacity;
 };
 
 /*
- * Hashes the bytes of a key file. Also makes libsodium ready, so it comes before everything else here.
- * Return: 0, or -ENOSYS when libsodium cannot start.
+ * Hashes the bytes of a key file. Also starts libsodium, so it is called before all other functions here. Return: 0, or
+ * -ENOSYS if libsodium cannot start.
  */
 int secure_stream_key_init(struct secure_stream_key *key, const void *data, size_t n_bytes);
 void secure_stream_key_deinit(struct secure_stream_key *key);
@@ -108,8 +108,8 @@ void secure_stream_init(struct secure_stream *stream, const struct secure_stream
 void secure_stream_deinit(struct secure_stream *stream);
 
 /*
- * Adds bytes as they came. Between two calls secure_stream_next() is to be called until it says SECURE_STREAM_AGAIN, so
- * that no more than one frame and one such piece are ever held. Return: 0 or -ENOMEM.
+ * Adds received bytes. Between two calls, the caller calls secure_stream_next() until it returns SECURE_STREAM_AGAIN,
+ * so that at most one frame and one such piece are held. Return: 0 or -ENOMEM.
  */
 int secure_stream_feed(struct secure_stream *stream, const void *data, size_t n_bytes);
 
@@ -119,10 +119,11 @@ int secure_stream_feed(struct secure_stream *stream, const void *data, size_t n_
  */
 int secure_stream_next(struct secure_stream *stream, struct secure_stream_frame *frame);
 
-/* How many bytes secure_stream_push() will write for a frame of n_bytes. */
+/* Return: how many bytes secure_stream_push() writes for a frame of n_bytes. */
 size_t secure_stream_pushed_bytes(const struct secure_stream *stream, size_t n_bytes);
 
-/* Seals a frame of at most max_frame_bytes, after SECURE_STREAM_MET, and whatever else came. out: room for
- * secure_stream_pushed_bytes().
+/*
+ * Seals a frame of at most max_frame_bytes. Allowed from SECURE_STREAM_MET on, even after a failure of reading. out:
+ * room for secure_stream_pushed_bytes().
  */
 void secure_stream_push(struct secure_stream *stream, const void *data, size_t n_bytes, uint8_t *out);

@@ -18,8 +18,8 @@
 
 enum {
     FIRST_PAUSE_MS = 100,
-    FIRST_CONNECT_MS = 5000, /* no node may be late enough to draw a complaint when all of them start */
-    CONNECT_MS = 2000,       /* later: with ENGINE_GRACE_MS one that is frozen meanwhile is noticed within 3 s */
+    FIRST_CONNECT_MS = 5000, /* long enough that no slow node causes a complaint at the common start */
+    CONNECT_MS = 2000,       /* later: with ENGINE_GRACE_MS, a frozen engine is noticed within 3 s */
     MAX_CONNECT_MS = 20000,
 };
 
@@ -74,7 +74,7 @@ static int keep_value(struct membership *m, const char *key, const uint8_t *byte
     struct early_value *value = malloc(sizeof(*value) + n_bytes);
 
     if (!value)
-        return -ENOMEM; /* the engine misses its deadline for connecting, and the next generation has it */
+        return -ENOMEM; /* the engine then misses its deadline for connecting, and the next generation begins */
     value->next = NULL;
     snprintf(value->key, sizeof(value->key), "%s", key);
     value->n_bytes = n_bytes;
@@ -85,7 +85,7 @@ static int keep_value(struct membership *m, const char *key, const uint8_t *byte
     return 0;
 }
 
-/* Doubles the time after each failure but the first, so that a slow machine connects in the end. */
+/* Doubles the time after each failure except the first, so that a slow machine connects in the end. */
 static uint32_t connect_timeout_ms(const struct membership *m)
 {
     uint32_t base_ms = m->has_worked ? CONNECT_MS : FIRST_CONNECT_MS;
@@ -123,7 +123,7 @@ static void start_now(struct membership *m)
                    },
                    why, sizeof(why));
     for (struct early_value *value = m->early; r == 0 && value; value = value->next)
-        r = engine_value(m->engine, value->key, value->bytes, value->n_bytes) < 0 ? 1 : 0; /* it says so itself */
+        r = engine_value(m->engine, value->key, value->bytes, value->n_bytes) < 0 ? 1 : 0; /* failed() reports it */
     membership_forget_values(m);
     if (r < 0)
         engine_has_failed(m, &(struct engine_failure){.kind = ENGINE_NOT_STARTED, .what = why});
@@ -172,7 +172,7 @@ int membership_start_engine(void *userdata, uint32_t generation, const struct se
     m->generation = generation;
     m->segments = segments;
     m->starts = true;
-    /* Always from the loop: a start that fails at once is a failure like any other. */
+    /* The loop starts it, so that a start that fails at once is handled like any other failure. */
     if (uv_timer_start(&m->pause, on_pause, pause_ms, 0) == 0)
         return 0;
     snprintf(why, why_size, "the engine cannot be started");
@@ -192,7 +192,7 @@ int membership_give_value(void *userdata, const char *key, const uint8_t *value,
 
     if (m->engine)
         return engine_value(m->engine, key, value, n_bytes);
-    /* Started at the same word of node 0, another node's engine may be faster, or ours has to pause. */
+    /* Another node's engine of this generation may start before ours, which may still pause. */
     return m->starts ? keep_value(m, key, value, n_bytes) : -ENOTCONN;
 }
 

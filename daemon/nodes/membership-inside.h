@@ -38,26 +38,26 @@ struct membership {
     struct engine *engine;
     uv_async_t wake;
     uv_timer_t pause;
-    unsigned n_ending;  /* killed engines that have not ended: they may still write into the next one's segments */
-    unsigned n_handles; /* not closed yet, and those engines */
-    bool starts;        /* the next engine, when the pause is over and they have ended */
+    unsigned n_ending;  /* killed engines that have not ended and may still write into the segments */
+    unsigned n_handles; /* open handles, and n_ending */
+    bool starts;        /* the next engine starts when the pause is over and n_ending is 0 */
     char host[MEMBERSHIP_MAX_HOST_BYTES];
     uint32_t generation;
     const struct segment *const *segments;
     struct early_value *early, **last_early;
     struct traffic traffic[N_TRAFFIC];
-    unsigned n_failures; /* since an order was done */
+    unsigned n_failures; /* since the last order that was done */
     bool has_worked;     /* an engine of this job has done an order */
-    uint64_t told_ms;    /* to stop */
+    uint64_t told_ms;    /* when this daemon was told to stop; 0: not yet */
     bool closing;
 };
 
 /* ---- membership.c -------------------------------------------------------------------------------------- */
 
-/* To call after each event: the server looks at what has changed. */
+/* To be called after each event: calls the server, which looks at what has changed. */
 void membership_after(struct membership *m);
 
-/* One of n_handles has ended. The last one's end frees m. */
+/* Counts one of n_handles as ended. The last one frees m. */
 void membership_drop_handle(struct membership *m);
 
 /* ---- engine-restart.c, as struct nodes_ops has them -------------------------------------------------------- */
@@ -75,5 +75,5 @@ void membership_end_engine(struct membership *m);
 /* Forgets values that other nodes' engines sent before this node's engine started. */
 void membership_forget_values(struct membership *m);
 
-/* A link is up again: an engine that failed without it may work now, so the next one starts without a pause. */
+/* Ends the pause before the next engine: a link is up again, and an engine that failed without it may work now. */
 void membership_hurry_engine(struct membership *m);

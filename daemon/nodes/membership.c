@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The links to other nodes' daemons, as struct nodes_ops has them. */
+/* The links to other nodes' daemons, behind struct nodes_ops. */
 
 #include "daemon/nodes/membership-inside.h"
 
@@ -48,7 +48,7 @@ static void link_says(void *userdata, unsigned node, const uint8_t *data, size_t
     membership_after(m);
 }
 
-/* Engines connect to all, so the last link counts. */
+/* An engine connects to all nodes, so new engines start when the last link is up. */
 static void reconnect_if_all_are_up(struct membership *m)
 {
     const struct config *config = m->job->config;
@@ -71,8 +71,9 @@ static void link_is_up(void *userdata, unsigned node)
 }
 
 /*
- * Daemons stop one after the other. Nobody waits for a node that was told that it may stop; before there is a run no
- * node asks, and ranks that are here may wait.
+ * Is the node missed when its link is down? Daemons stop one after the other, so a node that was sent MAY_STOP is not
+ * missed, unless this daemon goes on with ranks that have not left. Before there is a run, a node is missed if ranks
+ * are here, because they may wait.
  */
 static bool is_missed(const struct membership *m, unsigned node)
 {
@@ -136,7 +137,7 @@ static int send_to(void *userdata, unsigned node, const void *data, size_t n_byt
 {
     struct membership *m = userdata;
 
-    return m->cluster ? cluster_send(m->cluster, node, data, n_bytes) : 0; /* else there is no run */
+    return m->cluster ? cluster_send(m->cluster, node, data, n_bytes) : 0; /* without links there is no run */
 }
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
@@ -157,7 +158,10 @@ void membership_tell_to_stop(struct membership *m)
     nodes_tell_to_stop(m->nodes);
 }
 
-/* Longer than it takes to replace a daemon that died. A node that was never heard may still be starting. */
+/*
+ * Is the node away for longer than it takes to replace a daemon that died? A node that was never heard may still be
+ * starting: its time counts from the order to stop.
+ */
 static bool is_away(const struct membership *m, unsigned node)
 {
     uint64_t silent_ms = cluster_silent_ms(m->cluster, node);
@@ -167,8 +171,10 @@ static bool is_away(const struct membership *m, unsigned node)
     return !cluster_is_up(m->cluster, node) && silent_ms > AWAY_MS;
 }
 
-/* All ranks of this node have left, and one of another node has not: it may read weights and state that this node owns,
- * or die, and its successor forms only with all nodes. */
+/*
+ * Have all ranks of this node left, but not all ranks of other nodes? Such a rank may read weights and state that this
+ * node owns; or it may die, and its successor needs all nodes to form the job.
+ */
 static bool is_needed(const struct job *job)
 {
     bool needed = false;
@@ -193,7 +199,7 @@ enum membership_stop membership_stop(const struct membership *m)
     if (m->job->config->world.node != 0)
         return may ? MEMBERSHIP_MAY_STOP : is_away(m, 0) ? MEMBERSHIP_WAITS_IN_VAIN : MEMBERSHIP_WAITS;
     for (unsigned i = 1; i < m->job->config->world.nodes.n_items; i++) {
-        /* Node 0 may stop when the others have heard that they may, too. */
+        /* Node 0 may stop only after the other nodes have received MAY_STOP. */
         bool is_awaited = may ? !cluster_has_marked(m->cluster, i) : !nodes_is_left_by(m->nodes, i);
 
         waits |= is_awaited;
@@ -217,7 +223,7 @@ static void on_wake(uv_async_t *handle)
     membership_after(m);
 }
 
-/* "10.0.0.1:7700", "[fe80::1]:7700": what stands before the port. */
+/* Copies the host of an address, as "10.0.0.1:7700" or "[fe80::1]:7700". */
 static void copy_host(char *dst, size_t size, const char *address)
 {
     const char *colon = strrchr(address, ':');
@@ -254,7 +260,7 @@ static bool reaches(void *userdata, unsigned node)
 {
     const struct membership *m = userdata;
 
-    return m->cluster && cluster_is_up(m->cluster, node); /* a daemon that holds a run has none */
+    return m->cluster && cluster_is_up(m->cluster, node); /* a daemon that stays apart has no links */
 }
 
 static int join_nodes(struct membership *m, char *why, size_t why_size)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The tables by which a job of several nodes sees its coordinator: each report goes to node 0, parcels to the exchange.
- */
+/* The coordinator's tables for a job of several nodes: reports go to node 0, parcels go to the exchange. */
 
 #include <assert.h>
 #include <stdio.h>
@@ -36,8 +35,10 @@ static int form(struct coordinator *c)
     return nodes_form(nodes_from(c));
 }
 
-/* Staging and what comes in from other nodes: the segments before the weights, which are the state's. Of a job on
- * GPUs, the executor reserves what it needs of them. */
+/*
+ * Counts the pieces of the segments before the weights: staging, and bytes from other nodes. The state reserves the
+ * weights. In a job on GPUs, the executor reserves what it needs of these segments.
+ */
 static uint32_t n_reserve_pieces(const struct coordinator *c)
 {
     return segments_n_pieces(exchange_segments(nodes_from(c)->exchange), EXCHANGE_WEIGHTS);
@@ -130,7 +131,10 @@ static bool is_cut_off(const struct coordinator *c)
     return nodes->self != 0 && nodes->ops.reaches && !nodes->ops.reaches(nodes->ops.userdata, 0);
 }
 
-/* Node 0 knows for whom it waits; every other node knows that node 0 decides. */
+/*
+ * Describes the nodes that the job waits for. Node 0 names them; every other node names node 0, which decides. Return:
+ * true if the job waits for another node.
+ */
 static bool waits_elsewhere(const struct coordinator *c, char *dst, size_t size)
 {
     const struct nodes *nodes = nodes_from(c);
@@ -331,7 +335,7 @@ static void report_save(struct nodes *nodes, const struct report *report)
                                                   .text = report->saved.why});
 }
 
-/* Node 0 decides what follows a failure. */
+/* Reports events of devices. Node 0 decides what follows a failure. */
 static void report_device(struct nodes *nodes, const struct report *report)
 {
     if (report->kind == REPORT_DEVICE_READY)

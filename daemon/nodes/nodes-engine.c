@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The engines of a generation, as node 0 begins and this node ends them. */
+/* Generations of engines: node 0 begins a generation, and this node may end it. */
 
 #include <stdio.h>
 
@@ -14,20 +14,20 @@
 #include "daemon/nodes/remote-ranks.h"
 #include "daemon/step/executor.h"
 
-enum { VALUE_OF_DEVICES = 1 }; /* tag of VALUE: of the engines of GPUs */
+enum { VALUE_OF_DEVICES = 1 }; /* tag of a VALUE of the engines of GPUs */
 
-/* The engines of this node's GPUs; NULL: it has none, or no job is formed. */
+/* Return: the engines of this node's GPUs, or NULL if it has none, or no job is formed. */
 static struct devices *devices_of(const struct nodes *nodes)
 {
     return nodes->job->executor ? nodes->job->executor->devices : NULL;
 }
 
-/* The engines of the generation are of no more use. */
+/* Ends the use of the engines of this generation. */
 static void end_generation(struct nodes *nodes)
 {
     nodes->connected = nodes->has_engine = nodes->has_devices = false;
     if (devices_of(nodes))
-        devices_stop(devices_of(nodes)); /* first: it cancels the orders under way */
+        devices_stop(devices_of(nodes)); /* first, because it cancels the running orders */
     exchange_broken(nodes->exchange);
 }
 
@@ -37,7 +37,7 @@ static void engine_is_broken(struct nodes *nodes, const char *why)
     nodes_report(nodes, (struct node_message){.kind = NODE_BROKEN, .generation = nodes->generation, .text = why});
 }
 
-/* Reports the failure to node 0 as a sentence around this node's name, which all nodes get. */
+/* Reports to node 0 the sentence: before, this node's name, after, what. All nodes get it. */
 static void break_engine(struct nodes *nodes, const char *before, const char *after, const char *what)
 {
     snprintf(nodes->why, sizeof(nodes->why), "%snode %u (%s) %s%s", before, nodes->self,
@@ -50,14 +50,13 @@ void nodes_cannot_be_done(void *userdata, const char *why)
     break_engine(userdata, "", "cannot do what node 0 says: ", why);
 }
 
-/* wrong: NULL, or why a message from node 0 could not be carried out. */
 void nodes_obeyed(struct nodes *nodes, const char *wrong)
 {
     if (wrong)
         break_engine(nodes, "", "cannot do what node 0 says: ", wrong);
 }
 
-/* The engines begin again, under this generation. */
+/* Records that the engines begin again, with this generation. */
 static void note_engine(struct job *job, uint32_t generation, const char *why)
 {
     job_keep(job, cause_engine(&(struct evidence_node){
@@ -86,7 +85,7 @@ void nodes_hear_engine(struct nodes *nodes, const struct node_message *message)
         break_engine(nodes, "", "has no engine: ", why);
     else if (devices_of(nodes))
         devices_next(devices_of(nodes), nodes->generation);
-    job_todo(nodes->job); /* an abort may have waited for what is forgotten */
+    job_todo(nodes->job); /* an abort may have waited for what is now forgotten */
 }
 
 static void is_connected(struct nodes *nodes)

@@ -8,21 +8,20 @@
 #include "daemon/leader/leader.h"
 #include "daemon/nodes/nodes.h"
 
-/* A message from this node to itself, queued so that it is served in its turn; or a report that the leader hears later.
- */
+/* A queued message: from this node to itself, or a report that waits until the leader has the KEPT of all nodes. */
 struct packet {
     struct packet *next;
-    bool report;   /* to the leader; else from it */
-    unsigned node; /* a report: whose */
+    bool report;   /* a report to the leader; else a message from the leader */
+    unsigned node; /* the node that sent the report */
     size_t n_bytes;
     uint8_t data[];
 };
 
 /* nodes-stop.c */
 struct nodes_stop {
-    bool is_told, others_are; /* to stop: this daemon; any daemon of the job */
-    bool may;                 /* all nodes have ended what was decided */
-    bool is_said;             /* ENDED, for the place below */
+    bool is_told, others_are; /* was told to stop: this daemon; any daemon of the job */
+    bool may;                 /* MAY_STOP has come: all nodes have ended the decided step and window */
+    bool is_said;             /* ENDED was reported for this step and n_windows */
     uint64_t step, n_windows;
 };
 
@@ -30,39 +29,39 @@ struct nodes {
     struct coordinator coordinator; /* the job's view of this struct: nodes-coordinator.c */
     struct job *job;
     struct remote_ranks *remote_ranks;
-    struct param_norm *param_norms; /* questions under way */
-    uint64_t n_param_norms;         /* asked so far */
+    struct param_norm *param_norms; /* questions that wait for answers */
+    uint64_t n_param_norms;         /* number of questions asked so far */
     struct nodes_ops ops;
     unsigned n, self;
-    struct leader *leader; /* node 0's */
+    struct leader *leader; /* on node 0; else NULL */
     struct exchange *exchange;
     struct packet *first, **last;
-    struct packet *held, **last_held; /* reports, while the leader waits for the KEPT of all nodes */
-    struct wire_arena heard, said;    /* two, because messages are sent while one is being served */
+    struct packet *held, **last_held; /* reports that wait until the leader has the KEPT of all nodes */
+    struct wire_arena heard, said;    /* two, because serving a message sends others */
     uint8_t *buffer;                  /* NODE_MESSAGE_MAX_BYTES */
     uint32_t generation;
     bool connected;               /* all engines of the generation are connected */
-    bool has_engine, has_devices; /* connected: this node's engine for host memory, for its GPUs */
+    bool has_engine, has_devices; /* connected engines of this node: for host memory, for its GPUs */
     bool said_declared, said_formed, said_unformed, said_request;
-    bool updated, stored; /* the decided step, the window: reported */
-    bool ends;            /* COMMIT or CLOSED is being obeyed: what is held for ranks is still brought up to it */
-    bool commits, closes; /* COMMIT, CLOSED has come, and this daemon is not done yet: the one before it was */
-    bool said_kept;       /* where this node stands, and the ENGINE that answers it has not come */
-    uint8_t *decided;     /* node 0: the DECIDED of the step, packed; owned, NULL: none */
+    bool updated, stored; /* UPDATED, STORED was reported */
+    bool ends;            /* COMMIT or CLOSED is being obeyed: the job has not left the phase yet */
+    bool commits, closes; /* COMMIT, CLOSED came before this daemon updated, stored: its predecessor reported that */
+    bool said_kept;       /* KEPT was reported, and the ENGINE that answers it has not come */
+    uint8_t *decided;     /* node 0: the packed DECIDED of the step, or NULL; owned */
     size_t n_decided_bytes;
-    bool said_want_save; /* a save was asked for, and node 0 has not said one */
-    uint64_t load_tag;   /* of the LOAD that says that all nodes have loaded the same checkpoint */
-    bool trains;      /* TRAIN was recorded, and the daemon before had not obeyed it yet */
+    bool said_want_save; /* WANT_SAVE was reported, and no SAVE or SAVE_END has come */
+    uint64_t load_tag;   /* tag of the last LOAD; MOVED reports it */
+    bool trains;         /* replay: the journal has TRAIN, which is obeyed after all other records */
     struct nodes_stop stop;
     bool withdraws;   /* a withdrawal was reported, and node 0 has not answered */
     bool holds_back;  /* BACK was, or is to be, reported, and node 0 has not answered */
     unsigned back;    /* the rank of that BACK */
     bool back_waits;  /* BACK is still to be reported, after ENGINE */
-    uint64_t *passed; /* parcels that were passed over in passed_micro_batch: reported together */
+    uint64_t *passed; /* parcels passed over in passed_micro_batch, which are reported together */
     uint32_t n_passed, passed_micro_batch;
     uint64_t *masks;            /* scratch, per part of the largest parcel */
     struct wire_hyper *verdict; /* node 0: groups of the last verdict */
-    struct manifest *shown;     /* per node, after SHOW; NULL: none are shown */
+    struct manifest *shown;     /* the manifest of each node, after SHOW; else NULL */
     unsigned n_shown;
     char why[640]; /* large enough for an engine's text */
 };
@@ -72,113 +71,122 @@ int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops);
 void nodes_free(struct nodes *nodes);
 
 /* nodes.c and nodes-report.c, for the coordinator */
-/* The layout is known. Return: 0 or -errno. */
+/* Allocates memory for the layout, and forms exchange and leader. The layout is known. Return: 0 or -errno. */
 int nodes_form(struct nodes *nodes);
 void nodes_drop(struct nodes *nodes);
 
-/* Any report; step, attempt and node are filled in. */
+/* Reports the message to node 0. Fills in step, attempt and node. */
 void nodes_report(struct nodes *nodes, struct node_message message);
 
-/* Reports. A report from a settle is made once, until its answer has come. */
+/* Reports to node 0. job_settle() may call again before the answer has come: then nothing is reported. */
 void nodes_declared(struct nodes *nodes, bool declared);
 void nodes_formed(struct nodes *nodes);
 void nodes_unformed(struct nodes *nodes, unsigned code, const char *why);
-/* A node's daemon is configured differently: node 0 refuses the ranks of all others that wait to be formed. */
+/* Another node's daemon is configured differently. Node 0 refuses the ranks of all nodes that wait to be formed. */
 void nodes_differ(struct nodes *nodes, unsigned node, unsigned code, const char *why);
-/* The manifest that a node has shown for its ranks. NULL: not all nodes have shown theirs. */
+/* Return: the manifest that the node has shown for its ranks, or NULL if not all nodes have shown theirs. */
 const struct manifest *nodes_manifest(const struct nodes *nodes, unsigned node);
 void nodes_have_weights(struct nodes *nodes);
 void nodes_asked(struct nodes *nodes);
 void nodes_want_norm(struct nodes *nodes);
 void nodes_want_window(struct nodes *nodes);
-/* edits: the state that was written here; NULL: none. */
+/* edits: the state that was written on this node, or NULL. */
 void nodes_end_window(struct nodes *nodes, const struct state_edits *edits, bool forget);
 void nodes_stored(struct nodes *nodes);
 void nodes_updated(struct nodes *nodes);
 /*
- * Reports the evidence of a rank's client about missing gradients; NULL: it is void. *digest: of the evidence that was
- * reported last, 0: none. Equal evidence is not reported again, and evidence that is too large for a message is not
- * reported: the texts then do without it.
+ * Reports the evidence of a rank's client about missing gradients. evidence: NULL if it is void. *digest: the digest of
+ * the evidence that was reported last, or 0. Equal evidence is not reported again. Evidence that is too large for a
+ * message counts as void: diagnostics then lack it.
  */
 void nodes_evidence(struct nodes *nodes, unsigned rank, const struct request_evidence *evidence, uint64_t *digest);
 /*
- * A rank of this node that had left is back. all: all ranks of the world had left; late: the step was summed without
- * it.
+ * Reports that a rank of this node that left is back. all: all ranks of the world had left. late: the step was summed
+ * without the rank.
  */
 void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late);
-/* Must a rank that is back wait? It takes part once node 0 knows of it, and requests made without it are settled. */
+/* Must a rank that is back wait? It waits until node 0 knows of it, and requests made without it are settled. */
 bool nodes_hold_back(const struct nodes *nodes);
-/* reason: NULL, or the diagnostic; its reference is passed on. */
+/* reason: the diagnostic, whose reference passes to nodes_abort(), or NULL. */
 void nodes_abort(struct nodes *nodes, int64_t rank, const char *why, struct diagnostic *reason);
-/* Reports the aborts again that this node's ranks wait for, or that it has a reason for. */
+/* Reports again the aborts that this node's ranks wait for, and the abort that this node has a reason for. */
 void nodes_abort_again(struct nodes *nodes);
 
-/* All ranks of this node have pushed the parcel: reports what the prepared reduction will sum. */
+/* Reports what the prepared reduction will sum. All ranks of this node have pushed the parcel. */
 void nodes_ready(struct nodes *nodes, const struct reduction *reduction);
 /*
- * Called when a rank gives up its backward. Asks node 0 to withdraw the parcels that this node has announced and that
- * nobody waits for. job_withdrawn() follows, unless the step is aborted; until then no parcel is announced.
+ * Called when a rank gives up its backward. Asks node 0 to withdraw the parcels that this node has reported ready and
+ * that no exchange moves yet. job_withdrawn() follows, unless the step is aborted; until then no parcel is reported
+ * ready.
  */
 void nodes_withdraw(struct nodes *nodes);
 bool nodes_withdraws(const struct nodes *nodes);
-/* This node will push nothing more of the parcel in that micro-batch. */
+/* Reports that this node pushes nothing more of the parcel in that micro-batch. */
 void nodes_passed(struct nodes *nodes, uint32_t parcel, uint32_t micro_batch);
 
-/* This node has loaded the checkpoint of the step, or found none; and goes on with it. */
+/*
+ * nodes_loaded() reports that this node has loaded the checkpoint of the step, or found none. nodes_resumed() reports
+ * that it continues from that checkpoint.
+ */
 void nodes_loaded(struct nodes *nodes, bool found, uint64_t step, uint64_t digest);
 void nodes_resumed(struct nodes *nodes);
 void nodes_want_save(struct nodes *nodes);
 
 /* nodes-record.c */
-/* Are such messages of node 0 recorded? */
+/* Does the journal record node 0's messages of this kind? */
 bool nodes_records(enum node_kind kind);
-/* A message of node 0 that is being obeyed. packed: as it came. */
+/* Records a message of node 0 that is being obeyed. packed: the message as it came. */
 void nodes_record(struct nodes *nodes, const struct node_message *message, const uint8_t *packed, size_t n_bytes);
-/* Node 0 says a message. Of what cannot be taken back the next daemon must know before any node hears of it. */
+/* Node 0: records irrevocable messages before they are sent, for the next daemon. Other kinds are not recorded. */
 void nodes_record_said(struct nodes *nodes, enum node_kind kind, const uint8_t *packed, size_t n_bytes);
-/* For nodes_decide_again(). */
+/* Keeps a copy of the packed DECIDED for nodes_decide_again(). */
 void nodes_keep_packed(struct nodes *nodes, const uint8_t *packed, size_t n_bytes);
 
 /* nodes-stand.c */
-/* The COMMIT that has come, once this node has updated; the CLOSED that has come, once it has stored. */
+/* nodes_commit() obeys COMMIT after this node has updated. nodes_close() obeys CLOSED after it has stored. */
 void nodes_commit(struct nodes *nodes);
 void nodes_close(struct nodes *nodes);
-/* Reports where this node stands, to a leader that may not know. */
+/* Reports KEPT: where this node stands. The leader or the daemon of this node is new. */
 void nodes_stand(struct nodes *nodes);
-/* Engines begin again. If this node has said where it stands, the leader may not have heard what was asked before. */
+/* Called when new engines begin. If KEPT was reported, repeats earlier requests, because the leader may lack them. */
 void nodes_ask_again(struct nodes *nodes);
 
 /* nodes-stop.c */
-/* If a daemon of the job is told to stop: reports ENDED, once for each step and window. */
+/* Reports ENDED if a daemon of the job is told to stop, once for each step and window. */
 void nodes_report_end(struct nodes *nodes);
-/* MAY_STOP or WANT_ENDED. */
+/* Obeys MAY_STOP or WANT_ENDED. */
 void nodes_hear_stop(struct nodes *nodes, enum node_kind kind);
-/* After the leader was replaced, or the run has ended: drops ENDED and MAY_STOP, which are sent again. */
+/* Forgets ENDED and MAY_STOP, which are sent again. Called when the leader was replaced, or the run has ended. */
 void nodes_forget_stop(struct nodes *nodes);
 
 /* nodes-kept.c */
-/* Obeys a recorded message of node 0, as the daemon before did. Return: 0 or -EINVAL. */
+/* Replays a recorded message of node 0. Return: 0 or -EINVAL. */
 int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes);
-/* The job was taken over from the daemon before. */
+/* Continues a job that this daemon has adopted from its predecessor. */
 void nodes_go_on(struct nodes *nodes);
-/* Another node has lost what it had of a job that has no weights yet: this one declares again what it has. */
+/*
+ * Declares this node's part of a job again. Called when another node has lost its part, and the job has no weights yet.
+ */
 void nodes_form_anew(struct nodes *nodes, const char *why);
 
 /* nodes-send.c */
-/* Appends a copy of the message to the list that ends there. Return: false: no memory, which is logged. */
+/*
+ * Appends a copy of the message to the list. *end: the pointer at its end. Return: false if memory is out, which is
+ * logged.
+ */
 bool nodes_append(struct packet ***end, const struct packet *packet, const void *data);
 /* Node 0: sends the message to one node. */
 void nodes_tell(void *userdata, unsigned node, const struct node_message *message);
-/* Node 0: likewise, of a message that is packed. */
+/* Node 0: sends a packed message to one node. */
 void nodes_send_packed(struct nodes *nodes, unsigned node, const uint8_t *packed, size_t n_bytes);
-/* Sends the last DECIDED to one node. */
+/* Node 0: sends the last DECIDED to one node again. */
 void nodes_decide_again(void *userdata, unsigned node);
 /* Node 0: sends the message to all nodes. */
 void nodes_say(struct nodes *nodes, const struct node_message *message);
 const char *nodes_address_of(const struct nodes *nodes, unsigned node);
 
 /* nodes-report.c */
-/* This node's request was answered, or is void: it may ask again. */
+/* Ends this node's request, which was answered or is void. This node may then ask again. */
 void nodes_end_request(struct nodes *nodes);
 /* Sends NODE_PASSED for the parcels that were passed over since the last call. */
 void nodes_flush_passed(struct nodes *nodes);
@@ -187,7 +195,7 @@ void nodes_parcel_is_moved(void *userdata, uint64_t tag, uint32_t parcel);
 void nodes_ask_fetch(void *userdata, const struct exchange_service *asked);
 
 /* nodes-engine.c */
-/* wrong: NULL, or why a message from node 0 could not be carried out: then the generation of engines ends. */
+/* wrong: NULL, or why a message of node 0 could not be executed: the generation of engines then ends. */
 void nodes_obeyed(struct nodes *nodes, const char *wrong);
 void nodes_cannot_be_done(void *userdata, const char *why);
 void nodes_hear_engine(struct nodes *nodes, const struct node_message *message);

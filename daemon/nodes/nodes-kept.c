@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A node whose daemon was replaced, and the others when node 0's was: the new daemon obeys again what its journal has
- * of node 0's messages (nodes-record.c). Then, and when node 0's daemon is another one, the node reports where it
- * stands (leader-kept.c).
+ * A node after its own daemon or that of node 0 was replaced. The new daemon of a node first replays node 0's messages
+ * from its journal (nodes-record.c). Then the node reports where it stands (leader-kept.c). Every node reports that
+ * when node 0's daemon is new.
  */
 
 #include <stdio.h>
@@ -15,7 +15,7 @@
 #include "daemon/nodes/nodes-inside.h"
 #include "daemon/nodes/remote-ranks.h"
 
-/* ---- what the daemon before has heard ------------------------------------------------------------------- */
+/* ---- replay --------------------------------------------------------------------------------------------- */
 
 int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes)
 {
@@ -28,7 +28,7 @@ int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes)
     if (message.kind == NODE_DECIDED && nodes->leader)
         nodes_keep_packed(nodes, packed, n_bytes);
     if (message.kind == NODE_TRAIN) {
-        nodes->trains = true; /* when all records are repeated, because it begins another log */
+        nodes->trains = true; /* obeyed after all other records, because it begins another journal */
         return 0;
     }
     if (message.kind == NODE_SAVE_END) {
@@ -108,7 +108,7 @@ void nodes_meet(struct nodes *nodes, unsigned node, bool first, bool has_run)
     if (has_run && nodes_has_run(nodes)) {
         if (nodes->leader)
             leader_meet(nodes->leader, node);
-        else if (!first) /* a daemon that has taken over has said KEPT already */
+        else if (!first) /* an adopting daemon has reported KEPT already */
             nodes_stand(nodes);
         return;
     }

@@ -43,7 +43,7 @@ const struct manifest *nodes_manifest(const struct nodes *nodes, unsigned node)
     return nodes->shown && nodes->n_shown == nodes->n ? &nodes->shown[node] : NULL;
 }
 
-/* One that is too large for a message is not shown: then the text does without. */
+/* Reports this node's manifest. If it is too large for a message, the report and the diagnostic lack it. */
 static void hear_show(struct nodes *nodes, const struct node_message *message)
 {
     const struct job *job = nodes->job;
@@ -96,7 +96,7 @@ static void hear_evidence(struct nodes *nodes, const struct node_message *messag
     wire_arena_deinit(&arena);
 }
 
-/* The node that has asked hears its own question, too. */
+/* A node receives its own LOOK and STACK, too. */
 static void hear_look(struct nodes *nodes, const struct node_message *message)
 {
     struct job *job = nodes->job;
@@ -145,7 +145,7 @@ static void hear_motion(struct nodes *nodes, const struct node_message *message)
     const char *wrong;
 
     if (!nodes->connected || !nodes->job->layout)
-        return; /* said again in the next generation */
+        return; /* node 0 sends it again in the next generation */
     if (message->kind == NODE_WRITE)
         wrong = write_window(nodes, &said, message->numbers, message->n_numbers);
     else if (message->kind == NODE_EXCHANGE)
@@ -162,7 +162,7 @@ static void hear_serve(struct nodes *nodes, const struct node_message *message)
     const char *wrong;
 
     if (!nodes->connected || !nodes->job->layout)
-        return; /* said again in the next generation */
+        return; /* node 0 sends it again in the next generation */
     wrong = exchange_serve(nodes->exchange, &(struct exchange_service){.tag = message->tag,
                                                                        .id = message->digest,
                                                                        .node = message->node,
@@ -173,7 +173,7 @@ static void hear_serve(struct nodes *nodes, const struct node_message *message)
     nodes_obeyed(nodes, wrong);
 }
 
-/* Also without an engine: node 0 counts on it from now on, and will say the motion again. */
+/* Takes the parcel even without an engine, because node 0 counts on it from now on and will send the motion again. */
 static void hear_exchange(struct nodes *nodes, const struct node_message *message)
 {
     struct parcel *parcel = job_parcel(nodes->job, message->parcel);
@@ -244,8 +244,8 @@ static void hear_back(struct nodes *nodes, const struct node_message *message)
         remote_ranks_repeat(nodes->remote_ranks);
     }
     if (own || message->proceed) {
-        nodes->said_request &= job->phase == JOB_WINDOW; /* which goes on */
-        nodes->holds_back = message->forget;             /* until the abort that comes of it */
+        nodes->said_request &= job->phase == JOB_WINDOW; /* an open window continues */
+        nodes->holds_back = message->forget;             /* until the abort that follows */
         nodes->back_waits = false;
     }
     if (own && message->forget)
@@ -271,13 +271,12 @@ static void hear_aborted(struct nodes *nodes, const struct node_message *message
     nodes_end_request(nodes);
     nodes->withdraws = false;
     nodes->n_passed = 0;
-    if (nodes->job->phase != JOB_UPDATING) /* else it is about the next step */
+    if (nodes->job->phase != JOB_UPDATING) /* else the abort is about the next step */
         exchange_end_loans(nodes->exchange);
     job_aborted(nodes->job, message);
 }
 
-/* This node is laid out, and with this room another node's layout would be another one. Return: whether it is refused.
- */
+/* Refuses the job if this GPU room would give another layout than this node already has. Return: true if refused. */
 static bool refuse_other_layout(struct nodes *nodes, enum config_gpu_room room)
 {
     static const char why[] = "another node's daemon was started anew, and its ranks need other buckets";
@@ -291,7 +290,7 @@ static bool refuse_other_layout(struct nodes *nodes, enum config_gpu_room room)
     return true;
 }
 
-/* This node may have formed its part already, when another one lost its own. */
+/* This node may have formed its part already, before another node lost its own. */
 static void hear_form(struct nodes *nodes, const struct node_message *message)
 {
     enum config_gpu_room room = MIN(message->pass, (uint32_t)CONFIG_GPU_ROOM_MICRO_BATCH);
@@ -310,7 +309,7 @@ static void hear_form(struct nodes *nodes, const struct node_message *message)
         nodes_have_weights(nodes);
 }
 
-/* Initial weights are on all nodes. */
+/* Begins training. All nodes have the initial weights. */
 void nodes_train(struct nodes *nodes)
 {
     nodes->trains = false;
@@ -319,7 +318,10 @@ void nodes_train(struct nodes *nodes)
     job_train(nodes->job);
 }
 
-/* What has been loaded stands, is void because another node could not read it, or is void like all the rest. */
+/*
+ * Loads an older checkpoint if another node could not read this one. Otherwise all nodes agree on the loaded
+ * checkpoint, or on none.
+ */
 static void hear_load(struct nodes *nodes, const struct node_message *message)
 {
     struct job *job = nodes->job;
@@ -336,23 +338,23 @@ static void hear_load(struct nodes *nodes, const struct node_message *message)
 static void hear_refuse(struct nodes *nodes, const struct node_message *message)
 {
     if (message->node != 0 && message->node == nodes->self)
-        return;                   /* of a run that this daemon has never heard of */
+        return; /* about a run that this daemon never had */
     if (message->proceed) {
         nodes_form_anew(nodes, message->text);
         return;
     }
-    nodes_declared(nodes, false); /* what was declared while it was on its way is refused, too */
+    nodes_declared(nodes, false); /* a declaration that crossed the message is refused, too */
     if (message->forget) {
         drop_for_next(nodes->job, message->text);
         return;
     }
     if (message->has_rank && (message->rank == nodes->self || nodes->said_unformed))
-        return; /* it was this node, or this one too, and it has said so */
+        return; /* this node has reported its own failure */
     drop_begin(nodes->job, (unsigned)message->tag, message->text);
     nodes_forget_shown(nodes);
 }
 
-/* ---- what is one verb ------------------------------------------------------------------------------------ */
+/* ---- messages that call one verb ------------------------------------------------------------------------- */
 
 static void hear_rank(struct nodes *nodes, const struct node_message *message)
 {
@@ -407,7 +409,7 @@ static void hear_publish(struct nodes *nodes, const struct node_message *message
 
 static void hear_save_end(struct nodes *nodes, const struct node_message *message)
 {
-    nodes->said_want_save = false; /* what was wanted may be this one */
+    nodes->said_want_save = false; /* the save that this node wanted may be this one */
     if (message->tag)
         save_end(nodes->job, message->tag, message->text);
     if (!*message->text)
@@ -439,9 +441,9 @@ enum {
 };
 
 /*
- * phases: those of the job in which the message makes sense; 0: all. In another one the job cannot act on it, or does
- * so already. is_of_attempt: an abort may have overtaken it, and then it is ignored. Other kinds are for node 0 to
- * hear.
+ * phases: the phases of the job in which the message is valid; 0: all. In other phases the job cannot act on it, or
+ * acts on it already. is_of_attempt: the message is ignored if an abort has overtaken it. Kinds that are not listed are
+ * for node 0 to receive.
  */
 static const struct {
     void (*hear)(struct nodes *nodes, const struct node_message *message);
@@ -499,7 +501,7 @@ static bool is_in_place(const struct nodes *nodes, enum node_kind kind)
 
     if (phases && !(phases & 1U << job->phase))
         return false;
-    if (kind == NODE_DECIDED) /* a node asks when all that it has is reduced; said again, it may know already */
+    if (kind == NODE_DECIDED) /* a node asks after all its parcels are reduced; it may have had DECIDED before */
         return job->phase == JOB_UPDATING || (nodes->said_request && job->work.n_under_way == 0);
     if (kind == NODE_COMMIT || kind == NODE_GATHER)
         return !(job->phase == JOB_UPDATING && nodes->ends);
@@ -521,7 +523,7 @@ const char *nodes_obey(struct nodes *nodes, const struct node_message *message, 
     nodes_record(nodes, message, packed, n_bytes);
     orders[message->kind].hear(nodes, message);
     job_todo(nodes->job);
-    job_settle(nodes->job); /* each message is an event of its own */
+    job_settle(nodes->job); /* each message is a separate event */
     (void)failpoint_at(name, "obeyed");
     return NULL;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Those messages of node 0 that change the job are recorded in its journal, and the next daemon obeys them again among
- * the requests of its ranks (nodes-kept.c).
+ * The journal records those messages of node 0 that change the job. The next daemon replays them among the requests of
+ * its ranks (nodes-kept.c).
  */
 
 #include <string.h>
@@ -13,14 +13,14 @@
 #include "daemon/job/model/survival.h"
 #include "daemon/nodes/nodes-inside.h"
 
-/* Other messages move bytes, or are recorded by the job as what comes of them: a sum, a window, a step that ends. */
+/* Other messages move bytes, or the job records their results: a sum, a window, a step that ends. */
 bool nodes_records(enum node_kind kind)
 {
     return kind == NODE_TRAIN || kind == NODE_SETTLED || kind == NODE_WITHDRAWN || kind == NODE_NORM ||
            kind == NODE_DECIDED || kind == NODE_HOLD || kind == NODE_BACK || kind == NODE_SAVE_END;
 }
 
-/* Node 0 knows them before any other node does. */
+/* Node 0 records these messages before any node receives them. */
 static bool is_recorded_when_said(enum node_kind kind)
 {
     return kind == NODE_TRAIN || kind == NODE_DECIDED || kind == NODE_SAVE_END;

@@ -38,7 +38,7 @@ void nodes_declared(struct nodes *nodes, bool declared)
                         });
 }
 
-/* If GPUs have the state, the host's memory is formed before theirs: only the first call reports. */
+/* Only the first call reports. If GPUs have the state, the job forms the host's memory before theirs. */
 void nodes_formed(struct nodes *nodes)
 {
     if (nodes->said_formed)
@@ -49,7 +49,7 @@ void nodes_formed(struct nodes *nodes)
 
 void nodes_unformed(struct nodes *nodes, unsigned code, const char *why)
 {
-    nodes->said_unformed = code != 0; /* a diagnostic, which the ranks get */
+    nodes->said_unformed = code != 0; /* the ranks get it as a diagnostic */
     nodes_report(nodes, (struct node_message){.kind = NODE_UNFORMED, .tag = code, .text = why});
 }
 
@@ -76,13 +76,16 @@ void nodes_have_weights(struct nodes *nodes)
     nodes_report(nodes, (struct node_message){.kind = NODE_WEIGHTS});
 }
 
-/* Nobody has asked for it. */
+/* Reports an abort that no rank has asked for. */
 static void ask_for_abort(struct nodes *nodes, const char *why)
 {
     nodes_report(nodes, (struct node_message){.kind = NODE_ABORT, .reason = why});
 }
 
-/* Return: whether the request is to be reported now: not if it was, or if the job makes it again when ENGINE comes. */
+/*
+ * Return: true if the request is to be reported now. Return: false if it was reported, or the job repeats it after
+ * ENGINE.
+ */
 static bool begin_request(struct nodes *nodes)
 {
     bool begins = !nodes->said_request && !nodes->said_kept;
@@ -161,10 +164,10 @@ void nodes_abort(struct nodes *nodes, int64_t rank, const char *why, struct diag
     if (job->abort.reason)
         diagnostic_unref(reason);
     else
-        job->abort.reason = reason; /* for when node 0 agrees */
+        job->abort.reason = reason; /* kept until node 0 sends ABORTED */
 }
 
-/* Only the first report counts: it begins another attempt. */
+/* Node 0 obeys only the first report, because it begins another attempt. */
 void nodes_abort_again(struct nodes *nodes)
 {
     const struct job *job = nodes->job;
@@ -191,7 +194,7 @@ void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late)
                          .kind = NODE_BACK, .pass = nodes->job->kept.n_all_backs, .proceed = all, .forget = late});
 }
 
-/* Has this node ended the open window? That stands until node 0 answers: no successor begins the window again. */
+/* Has this node reported the end of the open window? Until node 0 answers, no successor begins the window again. */
 static bool has_ended_window(const struct nodes *nodes)
 {
     return nodes->job->phase == JOB_WINDOW && nodes->said_request;
@@ -199,7 +202,7 @@ static bool has_ended_window(const struct nodes *nodes)
 
 bool nodes_hold_back(const struct nodes *nodes)
 {
-    /* said_kept: the step, or window, that it would join may be over */
+    /* said_kept: the step or window that the rank would join may be over */
     return nodes->holds_back || nodes->job->kept.asks_all_back || nodes->said_kept || has_ended_window(nodes);
 }
 
@@ -208,14 +211,14 @@ void nodes_end_request(struct nodes *nodes)
     nodes->said_request = nodes->holds_back = nodes->back_waits = false;
 }
 
-/* Return: whether every local rank has pushed every part. */
+/* Fills nodes->masks. Return: true if every local rank has pushed every part. */
 static bool fill_masks(struct nodes *nodes, const struct reduction *reduction)
 {
     const struct step *step = reduction->step;
     uint32_t n_parts = step->layout->parcels[reduction->parcel].n_parts;
     bool whole = true;
 
-    /* Between GPUs each rank's gradient travels by itself. */
+    /* Between GPUs, each rank's gradient is sent separately. */
     for (uint32_t k = 0; step->ops->elsewhere && k < n_parts; k++) {
         nodes->masks[k] = reduction->masks[k];
         whole &= (unsigned)__builtin_popcountll(reduction->masks[k]) == step->n_local;
@@ -282,7 +285,7 @@ void nodes_resumed(struct nodes *nodes)
     nodes_parcel_is_moved(nodes, nodes->load_tag, 0);
 }
 
-/* The number tells apart saves of the same step, of which one may have failed. */
+/* The token distinguishes saves of the same step, because an earlier one may have failed. */
 void nodes_want_save(struct nodes *nodes)
 {
     uint64_t token = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Messages to other nodes: reports to node 0, and what node 0 says to all. Node 0's own wait for their turn. */
+/* Messages to other nodes: reports to node 0, and node 0's messages to all nodes. Node 0 queues messages to itself. */
 
 #include <string.h>
 
@@ -37,7 +37,7 @@ static void enqueue(struct nodes *nodes, bool report, const uint8_t *data, size_
         nodes->ops.wake(nodes->ops.userdata);
 }
 
-/* Return: bytes in the buffer; 0: it could not be packed. */
+/* Return: the number of bytes in the buffer, or 0 if the message could not be packed. */
 static size_t pack_into_buffer(struct nodes *nodes, const struct node_message *message)
 {
     int n = node_pack(&nodes->said, message, nodes->buffer, NODE_MESSAGE_MAX_BYTES);
@@ -60,7 +60,7 @@ void nodes_report(struct nodes *nodes, struct node_message message)
     const struct job *job = nodes->job;
     size_t n;
 
-    if (job->run.survival.replays) /* the daemon before has reported it */
+    if (job->run.survival.replays) /* the predecessor has reported it */
         return;
     if (message.kind != NODE_PASSED)
         nodes_flush_passed(nodes);
@@ -97,7 +97,7 @@ void nodes_passed(struct nodes *nodes, uint32_t parcel, uint32_t micro_batch)
         nodes_flush_passed(nodes);
     nodes->passed_micro_batch = micro_batch;
     nodes->passed[nodes->n_passed++] = parcel;
-    nodes->ops.wake(nodes->ops.userdata); /* which reports them together */
+    nodes->ops.wake(nodes->ops.userdata); /* nodes_serve() reports them together */
 }
 
 void nodes_say(struct nodes *nodes, const struct node_message *message)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Where this node stands in a step, or a window, that is decided: it carries it out, reports that, and ends it when
- * node 0 says so. After a daemon was replaced, its own or node 0's, it tells the leader where that is.
+ * A decided step, or a window that is stored, on this node: the node executes it, reports that, and ends it at COMMIT
+ * or CLOSED. When its own daemon or that of node 0 is new, the node reports to the leader where it stands (KEPT).
  */
 
 #include "core/base/base.h"
@@ -64,7 +64,10 @@ static enum node_stand find_stand(const struct nodes *nodes)
     }
 }
 
-/* An abort that is under way ends with the next attempt, or with the one that node 0 has said. */
+/*
+ * Return: the highest attempt that this node knows of. A running abort leads to the next attempt, or to the attempt
+ * that node 0 has sent.
+ */
 static uint32_t highest_attempt(const struct job *job)
 {
     if (job->phase != JOB_ABORTING && !job->abort.next)
@@ -72,7 +75,7 @@ static uint32_t highest_attempt(const struct job *job)
     return MAX(job->ledger.attempt + 1, job->abort.said_attempt);
 }
 
-/* Windows that this node has closed before the step; the one that it is closing is among them. */
+/* Return: the number of windows before the step that this node has closed, including the one that it is closing. */
 static uint32_t n_windows(const struct nodes *nodes)
 {
     const struct job *job = nodes->job;
@@ -80,7 +83,7 @@ static uint32_t n_windows(const struct nodes *nodes)
     return (uint32_t)job->state->progress.n_windows + (job->phase == JOB_COMMITTING_WINDOW && nodes->ends);
 }
 
-/* Has no rank of this node anything of the open step, nor an abort that is under way? */
+/* Does this node have nothing of the open step: no gradient, no request and no running abort? */
 static bool is_empty(const struct nodes *nodes)
 {
     const struct job *job = nodes->job;
@@ -111,8 +114,8 @@ void nodes_stand(struct nodes *nodes)
 }
 
 /*
- * Node 0 knows of no request: of an earlier one it forgot when it heard KEPT, and since then none was reported. When
- * ENGINE has been obeyed the job asks again, with the rank that is back.
+ * Makes the job ask again after ENGINE, together with the rank that is back. Node 0 knows of no request: it forgot
+ * earlier ones at KEPT, and none was reported since.
  */
 static void begin_requests_again(struct nodes *nodes)
 {
@@ -122,7 +125,7 @@ static void begin_requests_again(struct nodes *nodes)
     nodes->holds_back = is_asked;
 }
 
-/* The BACK of all ranks may have been lost with a daemon, of this node or of node 0. Node 0 counts it once. */
+/* Reports the BACK of all ranks again, because it may have been lost with a replaced daemon. Node 0 counts it once. */
 static void ask_all_back_again(struct nodes *nodes)
 {
     if (!nodes->job->kept.asks_all_back)

@@ -29,7 +29,7 @@ static int pass_segment(void *userdata, enum exchange_segment number, const stru
 {
     struct nodes *nodes = userdata;
 
-    /* Also to one that is connecting. One that is still to be started is given all that there are then. */
+    /* A connecting engine gets the segment too. A later engine gets all segments when it starts. */
     return nodes->ops.share(nodes->ops.userdata, number, segment);
 }
 
@@ -82,7 +82,7 @@ int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops)
     nodes->ops = *ops;
     nodes->n = (unsigned)job->config->world.nodes.n_items;
     nodes->self = job->config->world.node;
-    nodes->back = job->world.first; /* of a BACK that the daemon before reported */
+    nodes->back = job->world.first; /* the rank of a BACK that the predecessor reported */
     nodes->last = &nodes->first;
     nodes->last_held = &nodes->held;
     nodes->buffer = malloc(NODE_MESSAGE_MAX_BYTES);
@@ -103,7 +103,7 @@ int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops)
     return 0;
 }
 
-/* Those of a node; n: of all. */
+/* Drops the held reports of one node. node: n for all nodes. */
 static void forget_held(struct nodes *nodes, unsigned node)
 {
     struct packet **link = &nodes->held;
@@ -188,7 +188,9 @@ void nodes_drop(struct nodes *nodes)
 
 /* ---- serving ------------------------------------------------------------------------------------------- */
 
-/* Return: as node_unpack(), with nodes->why. */
+/*
+ * Passes a report to the leader, or holds it while the leader is returning. Return: as node_unpack(), with nodes->why.
+ */
 static int lead(struct nodes *nodes, unsigned node, const void *data, size_t n_bytes)
 {
     struct node_message message;
@@ -199,7 +201,7 @@ static int lead(struct nodes *nodes, unsigned node, const void *data, size_t n_b
     message.node = node;
     if (message.kind == NODE_KEPT) {
         (void)failpoint("kept");
-        forget_held(nodes, node); /* what the daemon before had reported */
+        forget_held(nodes, node); /* reports of the node's previous daemon */
     } else if (leader_is_returning(nodes->leader)) {
         (void)nodes_append(&nodes->last_held, &(struct packet){.report = true, .node = node, .n_bytes = n_bytes}, data);
         return 0;
@@ -212,7 +214,7 @@ static int lead(struct nodes *nodes, unsigned node, const void *data, size_t n_b
         if (!nodes->held)
             nodes->last_held = &nodes->held;
         if (node_unpack(&nodes->heard, packet->data, packet->n_bytes, &message, nodes->why, sizeof(nodes->why)) != 0)
-            continue; /* it was unpacked before: there is no memory now, and the step stalls */
+            continue; /* memory is out, because it was unpacked before: the step stalls */
         message.node = packet->node;
         leader_hear(nodes->leader, packet->node, &message);
     }
@@ -266,8 +268,8 @@ void nodes_serve(struct nodes *nodes)
 }
 
 /*
- * Starts a new generation of engines, except when the engines of GPUs are connected: their data may travel another way
- * than the daemons' messages, and a new engine would have to be told all that lies on its GPU.
+ * Starts a new generation of engines, unless the engines of GPUs are connected. Their data may use another network than
+ * the daemons' messages, and a new engine must first map all memory on its GPU again.
  */
 void nodes_reconnect(struct nodes *nodes)
 {

@@ -29,19 +29,24 @@ struct nodes;
 struct nodes_ops {
     /* Return: 0 or -errno. */
     int (*send)(void *userdata, unsigned node, const void *data, size_t n_bytes);
-    /* Is the link to that node up? NULL: all are. */
+    /* Is the link to that node up? NULL: all links count as up. */
     bool (*reaches)(void *userdata, unsigned node);
-    /* Node 0: before this daemon stops, that node must have what was sent last to it. NULL: nobody asks for that. */
+    /*
+     * Node 0: marks the last message to that node; this daemon stops only after the node has received it. NULL: not
+     * needed.
+     */
     void (*mark)(void *userdata, unsigned node);
-    /* Calls nodes_serve() soon, and not from within. */
+    /* Makes the loop call nodes_serve() soon. Does not call it itself. */
     void (*wake)(void *userdata);
-    /* Ends the engine of the previous generation, and starts the next one. Return: 0; -errno and why. */
+    /*
+     * Ends the engine of the previous generation, and starts the next one. Return: 0, or -errno with a sentence in why.
+     */
     int (*start_engine)(void *userdata, uint32_t generation, const struct segment *const *segments, char *why,
                         size_t why_size);
     int (*order)(void *userdata, const struct engine_order *order);
     int (*value)(void *userdata, const char *key, const uint8_t *value, size_t n_bytes);
     int (*share)(void *userdata, unsigned number, const struct segment *segment);
-    /* The job is dropped, and its segments with it. */
+    /* Stops the engine, because the job and its segments are dropped. */
     void (*stop_engine)(void *userdata);
     void *userdata;
 };
@@ -51,7 +56,7 @@ struct nodes_status {
     uint32_t generation;
     bool connected;
     uint64_t waits_for;   /* node 0: a mask of the nodes that the others wait for */
-    const char *waits_to; /* node 0: the action that is awaited, "to ask for the step"; static */
+    const char *waits_to; /* node 0: the action of those nodes, as "to ask for the step"; static */
 };
 
 /* Makes *out the job's coordinator, which the job frees. Return: 0 or -ENOMEM. */
@@ -63,10 +68,10 @@ struct nodes *nodes_of(const struct job *job);
 /* Serves the queued messages. */
 void nodes_serve(struct nodes *nodes);
 
-/* A message of another node. Return: NULL, or why the message is not valid: a text that lasts until the next call. */
+/* Handles a message of another node. Return: NULL, or why it is not valid: a text that lasts until the next call. */
 const char *nodes_hear(struct nodes *nodes, unsigned node, const void *data, size_t n_bytes);
 
-/* The links to all other nodes are up, and at least one was down before. */
+/* Called when the links to all other nodes are up, and at least one was down before. */
 void nodes_reconnect(struct nodes *nodes);
 
 /*
@@ -75,29 +80,29 @@ void nodes_reconnect(struct nodes *nodes);
  */
 void nodes_tell_to_stop(struct nodes *nodes);
 bool nodes_may_stop(const struct nodes *nodes);
-/* Node 0: was that node's daemon told to stop, and that it may? */
+/* Node 0: was that node's daemon told to stop, and sent MAY_STOP? */
 bool nodes_is_left_by(const struct nodes *nodes, unsigned node);
 
 /* Does this daemon hold the state of a run? */
 bool nodes_has_run(const struct nodes *nodes);
 /*
- * Another node's daemon is another process than before; first: none was before. has_run: it goes on with a run; else
- * what the old one held is gone, and a run of which this node has a part is over.
+ * Called when a new daemon process of another node appears. first: this daemon knew none before. has_run: the new
+ * daemon continues a run. Otherwise the old daemon's state is lost, and a run in which this node has a part is over.
  */
 void nodes_meet(struct nodes *nodes, unsigned node, bool first, bool has_run);
 
-/* The engine of the running generation. */
+/* Events of the engine of the running generation. */
 void nodes_engine_ready(struct nodes *nodes);
 void nodes_engine_done(struct nodes *nodes, const struct engine_done *done);
 void nodes_engine_put(struct nodes *nodes, const char *key, const uint8_t *value, size_t n_bytes);
 void nodes_engine_failed(struct nodes *nodes, const struct engine_failure *failure);
 
-/* The engine of the GPUs, if there are any. why: a sentence without a full stop. */
+/* Events of the engine of the GPUs, if this node has GPUs. why: a sentence without a full stop. */
 void nodes_devices_ready(struct nodes *nodes);
 void nodes_devices_put(struct nodes *nodes, const char *key, const uint8_t *value, size_t n_bytes);
 void nodes_devices_failed(struct nodes *nodes, const char *why);
 
 struct nodes_status nodes_status(const struct nodes *nodes);
 
-/* Another node's daemon is configured differently, so that the job cannot be formed. difference: a text. */
+/* Called when another node's daemon is configured differently, so that the job cannot be formed. difference: a text. */
 void nodes_hear_difference(struct nodes *nodes, unsigned node, const char *difference);

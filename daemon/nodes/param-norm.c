@@ -18,15 +18,15 @@
 
 struct param_norm {
     struct param_norm *next;
-    uint64_t number; /* on this node */
+    uint64_t number; /* unique on this node */
     unsigned rank;
-    uint64_t incarnation; /* that asked */
+    uint64_t incarnation; /* of the process that asked */
     uint32_t param;
-    uint64_t heard; /* nodes, as a mask */
+    uint64_t heard; /* the nodes that have answered, as a mask */
     struct exact_sum squares;
 };
 
-/* The numbers of all nodes' questions are different. */
+/* Return: a number that differs from those of all other questions of all nodes. */
 static uint64_t digest_of(const struct job *job, const struct param_norm *question)
 {
     return question->number * NODE_MAX_NODES + job->config->world.node;
@@ -82,7 +82,7 @@ const char *param_norm_hear_question(struct nodes *nodes, const struct node_mess
     const struct exact_sum *squares;
 
     if (!job->layout)
-        return NULL; /* of a run that this daemon has dropped */
+        return NULL; /* the question is about a run that this daemon has dropped */
     if (message->n_numbers != 1 || message->numbers[0] >= job->layout->n_params)
         return "WANT_SQUARES.numbers: no such parameter";
     squares = step_squares(job->step, (uint32_t)message->numbers[0]);
@@ -98,7 +98,7 @@ static void answer_with_norm(struct job *job, const struct param_norm *question)
     struct job_rank *rank = &job->ranks[question->rank];
 
     if (rank->wait != WAIT_READ || rank->kept.incarnation != question->incarnation)
-        return; /* its process has gone */
+        return; /* the process that asked has ended */
     job_answer(job, rank,
                &(struct reply){
                    .type = REPLY_STATE_IS,
@@ -119,13 +119,13 @@ const char *param_norm_hear_answer(struct nodes *nodes, const struct node_messag
         link = &(*link)->next;
     question = *link;
     if (!question)
-        return NULL; /* another node's */
+        return NULL; /* another node's question */
     if (!node_exact_sum(message, &squares))
         return "SQUARES.bytes: not an exact sum";
     if (message->node >= n_nodes)
         return "SQUARES.node: no such node";
     if (question->heard >> message->node & 1)
-        return NULL; /* it was asked again */
+        return NULL; /* the question was repeated, and this is its second answer */
     exact_sum_merge(&question->squares, &squares);
     question->heard |= UINT64_C(1) << message->node;
     if (question->heard != UINT64_MAX >> (NODE_MAX_NODES - n_nodes))

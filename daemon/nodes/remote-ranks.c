@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Remote ranks: changes of this node's ranks are reported, and other nodes' reports are kept in job->ranks. */
+/* Remote ranks: reports changes of this node's ranks, and keeps other nodes' reports in job->ranks. */
 
 #include "daemon/nodes/remote-ranks.h"
 
@@ -48,7 +48,7 @@ struct remote_ranks {
     struct nodes *nodes;
     struct job *job;
     struct told *told; /* per rank of this node */
-    uint8_t **awaited; /* per rank of other nodes, inside a backward: a bit per parameter; owned, else NULL */
+    uint8_t **awaited; /* per rank of another node: a bit per awaited parameter; NULL outside a backward; owned */
 };
 
 int remote_ranks_new(struct remote_ranks **out, struct nodes *nodes)
@@ -82,7 +82,7 @@ void remote_ranks_free(struct remote_ranks *remote)
 
 /* ---- telling ------------------------------------------------------------------------------------------- */
 
-/* Names of requests are static: the pointer says which it is. */
+/* Finds the type of a request by the pointer to its name, because names of requests are static. */
 static unsigned type_of(const char *request)
 {
     for (unsigned type = 1; request && type < N_REQUEST_TYPES; type++)
@@ -114,7 +114,7 @@ static void collect_numbers(const struct job *job, const struct job_rank *rank, 
     }
 }
 
-/* How long something has lasted changes all the time, and is no news. */
+/* Durations change all the time, so they are not compared. */
 static bool is_news(const struct told *told, const struct told *now, bool tick)
 {
     static const unsigned deciding[] = {HERE, LEFT, DECLARED, ASKED, N_ENDED};
@@ -134,7 +134,10 @@ static bool all_pushed(const struct job *job, const struct told *now)
     return now->numbers[N_PUSHED] == job->layout->n_parts;
 }
 
-/* Return: NULL when out of memory, or when it is inside no backward. */
+/*
+ * Return: a bit per parameter that the rank must still push in its backward, or NULL if it is in no backward, or memory
+ * is out.
+ */
 static uint8_t *list_awaited(const struct job *job, const struct job_rank *rank)
 {
     uint8_t *bits = job->layout && job->ledger.ranks[rank->rank].open ? calloc(job_bits_bytes(job), 1) : NULL;
@@ -174,7 +177,7 @@ static void tell_rank(struct nodes *nodes, const struct job_rank *rank, const st
     nodes_report(nodes, message);
 }
 
-/* Nothing is looked at for a rank that misses nothing. */
+/* Reports the evidence of a rank, or that its earlier evidence is void. */
 static void tell_evidence(struct nodes *nodes, const struct job_rank *rank, uint64_t *digest)
 {
     struct job *job = nodes->job;
@@ -261,11 +264,11 @@ void remote_ranks_hear(struct remote_ranks *remote, const struct node_message *m
 
     if (message->rank >= job->world.size || message->n_numbers != N_NUMBERS || numbers[WAIT] > WAIT_ABORT ||
         numbers[LAST_REQUEST] >= N_REQUEST_TYPES || job_is_own(job, message->rank))
-        return; /* its own come back to it, too */
+        return; /* the node gets its own reports back, too */
     rank = &job->ranks[message->rank];
     left = numbers[LEFT] && !rank->kept.left;
     rank->rank = message->rank;
-    rank->peer = numbers[HERE] ? rank : NULL; /* somebody, and never asked for more */
+    rank->peer = numbers[HERE] ? rank : NULL; /* only compared with NULL */
     rank->kept.left = numbers[LEFT];
     rank->process.declared = numbers[DECLARED];
     rank->wait = (enum job_wait)numbers[WAIT];

@@ -4,13 +4,12 @@
 /*
  * Remote ranks: the data about other nodes' ranks that this node needs to judge requests and to make diagnostics:
  * whether they are attached or have left, what they wait for, how far they are in the step, what they have pushed in
- * it, and their arguments for it. They lie in job->ranks and the ledger beside this node's own, so that one code makes
- * a text about all ranks on one node and on several.
+ * it, and their arguments for it. The data is kept in job->ranks and the ledger, like that of this node's own ranks, so
+ * the same code makes diagnostics on one node and on several.
  *
- * Events that decide (ended micro-batches, requests, leaving) are reported when they happen, and before this node
- * reports that it is through; data that only texts need is reported within a tick. The evidence of a rank's client
- * about missing gradients is reported once, when the rank asks for the step: it holds on the other nodes until it
- * changes.
+ * Deciding events (ended micro-batches, requests, leaving) are reported when they happen, and before this node asks for
+ * the step. Data that only diagnostics need is reported within a tick. The evidence of a rank's client about missing
+ * gradients is reported once, when the rank asks for the step; other nodes keep it until it changes.
  */
 
 #include <stdbool.h>
@@ -25,15 +24,15 @@ struct request_evidence;
 int remote_ranks_new(struct remote_ranks **out, struct nodes *nodes);
 void remote_ranks_free(struct remote_ranks *remote);
 
-/* Reports changes of this node's ranks. tick: also the data that only texts need. */
+/* Reports changes of this node's ranks. tick: includes data that only diagnostics need. */
 void remote_ranks_tell(struct remote_ranks *remote, bool tick);
 /* Makes this node report everything again, because other nodes may have lost or misread it. */
 void remote_ranks_repeat(struct remote_ranks *remote);
-/* A RANK message of another node's rank. */
+/* Keeps a RANK message of another node's rank. */
 void remote_ranks_hear(struct remote_ranks *remote, const struct node_message *message);
-/* Has another node's rank, inside a backward, not pushed that parameter yet? */
+/* Is another node's rank inside a backward in which it has not pushed that parameter yet? */
 bool remote_ranks_awaits(const struct remote_ranks *remote, unsigned rank, uint32_t param);
 /* Keeps the evidence of another node's rank. NULL: forgets it. */
 void remote_ranks_hear_evidence(struct remote_ranks *remote, unsigned rank, const struct request_evidence *evidence);
-/* The layout is dropped, so ids of parameters are void: forgets all data that names parameters. */
+/* Forgets all data that names parameters. The layout is dropped, so ids of parameters are void. */
 void remote_ranks_forget(struct remote_ranks *remote);
