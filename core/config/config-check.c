@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The cross-key rules check what goes together in a configuration, and what this build supports. */
+/* Rules between keys: which values go together, and which of them this build supports. */
 
 #include "core/config/config-check.h"
 
@@ -20,7 +20,7 @@ static const struct config_row *row_of(const struct config_check *check, const c
     return key ? &check->rows[key - config_table(&n_keys)] : NULL;
 }
 
-/* Was it read without a problem, or left to its default? */
+/* Was the key read without a problem, or left at its default? */
 static bool sound(const struct config_check *check, const char *path)
 {
     const struct config_row *row = row_of(check, path);
@@ -42,7 +42,7 @@ static bool given(const struct config_check *check, const char *path)
     return row && row->given;
 }
 
-/* Reports at the first key if the file has it, else at the second, which then must be the one at fault. */
+/* Reports at the first key if the file has it, else at the second, which is then at fault. */
 #define REFUSE(check, path, other, ...)                                                                                \
     do {                                                                                                               \
         const char *path_ = given(check, path) ? (path) : (other);                                                     \
@@ -72,7 +72,7 @@ static void check_engine(const struct config_check *check)
         REFUSE(check, "device", "collective", "cuda needs collective: nccl");
 }
 
-/* GPUs of several nodes. */
+/* Refuses settings that GPUs on several nodes do not support. */
 static void check_device_nodes(const struct config_check *check)
 {
     const struct config *config = check->config;
@@ -131,7 +131,7 @@ static void check_addresses(const struct config_check *check)
     }
 }
 
-/* One 64-bit mask over the pieces of all nodes says which of them have a gradient. */
+/* Refuses more pieces than one 64-bit mask can hold. The mask says which pieces of all nodes have a gradient. */
 static void check_pieces(const struct config_check *check)
 {
     const struct config_nodes *nodes = &check->config->world.nodes;

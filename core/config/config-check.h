@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Rules between keys, checked when each key by itself has been read: what does not go together, what this
- * build does not have. Internal to the configuration modules.
+ * Rules between keys, checked after all keys are read: values that conflict, and values that this build does not
+ * support. Internal to the configuration modules.
  */
 
 #include "core/config/config-problem.h"
@@ -15,10 +15,10 @@ struct config_build;
 
 /* The reader's notes on one row of the table. */
 struct config_row {
-    struct config_spot spot; /* of the value, or of the key where the value is a mapping; valid when seen */
+    struct config_spot spot; /* of the value, or of the key if the value is a mapping; valid if seen */
     bool seen;
-    bool given; /* seen, and not null or "auto" */
-    bool bad;   /* a problem was reported: do not judge it again */
+    bool given; /* seen, and neither null nor "auto" */
+    bool bad;   /* a problem was reported; later checks skip the row */
 };
 
 struct config_check {

@@ -51,7 +51,7 @@ unsigned config_configured(const struct config *config)
     return bits | (gives_schedule(config) ? CONFIG_GIVES_SCHEDULER : 0);
 }
 
-/* A configuration that has no more than this optimizer: its defaults are the table's. NULL: there is no such one. */
+/* Return: a configuration with only this optimizer, and the table's defaults. NULL if there is no such optimizer. */
 static struct config *config_of(const char *name, double momentum)
 {
     static const char *const known[] = {"AdamW", "Adam", "SGD", "Lion", "Adagrad", "Muon"};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Files of DeepSpeed and accelerate switch things off, and say things, in ways of their own. */
+/* DeepSpeed's and accelerate's files have switches, comments and file names of their own form. */
 
 #include "core/config/config-deepspeed.h"
 
@@ -49,7 +49,10 @@ static bool is_false_or_auto(struct fy_node *value)
 
 enum position { SWITCH_NONE, SWITCH_OFF, SWITCH_ON };
 
-/* The switch of a section; of one without, the switches of the sections below it together. Depth is the parser's. */
+/*
+ * Return: the switch of a section. A section without a switch is on if one of the sections below it is on. The parser
+ * limits the depth.
+ */
 static enum position position_of(struct fy_node *section)
 {
     struct fy_node *enabled = yaml_value_of(section, "enabled");

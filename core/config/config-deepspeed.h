@@ -11,23 +11,22 @@
 
 struct config_text;
 
-/* "1.0" is "1", "False" is "false". */
+/* Are the values equal? "1.0" equals "1", and "False" equals "false". */
 bool deepspeed_is_same(const char *a, const char *b);
-/* Is it one of the values of a list with ", " between them? */
+/* Is text one of the values of the list, which ", " separates? */
 bool deepspeed_is_among(const char *list, const char *text);
 
-/* Does the value switch something off, or leave it to others? "enabled" may stand deeper, as in compression_training.
- */
+/* Is the value off, empty or "auto"? "enabled" may be in a deeper section, as in compression_training. */
 bool deepspeed_is_off(struct fy_node *value);
 
-/* Is the key a comment: "_comment", "//", "#"? JSON has no other. */
+/* Is the key a comment, such as "_comment", "//" or "#"? JSON has no other comments. */
 bool deepspeed_is_comment(const char *name);
 
-/* Has it a key at the top that only DeepSpeed or accelerate reads, and no socket? Then zerod was not thought of. */
+/* Is the file for DeepSpeed or accelerate? It has a key at the top that only they read, and no section listen. */
 bool deepspeed_is_file(struct fy_node *root);
 
 /*
- * *out: the path that a text, accelerate's, has under deepspeed_config.deepspeed_config_file, to be freed; NULL: none.
- * A text that is not valid has none. Return: 0 or -ENOMEM.
+ * Finds the path at deepspeed_config.deepspeed_config_file in accelerate's text. The caller frees *out. *out is NULL if
+ * the text has no such path, or is not valid. Return: 0 or -ENOMEM.
  */
 int deepspeed_named_file(char **out, const struct config_text *text);

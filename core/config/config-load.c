@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The loader reads a file, or a text that stands for one, and makes a configuration of it. */
+/* The loader reads a file or a text into a configuration. */
 
 #include "core/config/config.h"
 
@@ -29,7 +29,7 @@ int config_load_string(struct config **out, const struct config_source *source, 
     return 0;
 }
 
-/* Reads one byte more than a file may have, so that the next step can say that it is too long. */
+/* Reads at most one byte more than a file may have, so that the parser can report a file that is too long. */
 static int read_file(const char *path, char **text, size_t *n_bytes)
 {
     _cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
@@ -60,7 +60,10 @@ static int read_file(const char *path, char **text, size_t *n_bytes)
     return 0;
 }
 
-/* Return: 0; CONFIG_E_INVALID with a problem at the file as a whole; -ENOMEM. *text: the caller's. */
+/*
+ * Reads the source's file. The caller frees *text. Return: 0, -ENOMEM, or CONFIG_E_INVALID with a problem for the whole
+ * file.
+ */
 static int read_source_file(struct config_source *source, char **text, struct config_problems *problems)
 {
     struct config_spot nowhere = {0};
@@ -76,8 +79,10 @@ static int read_source_file(struct config_source *source, char **text, struct co
     return 0;
 }
 
-/* accelerate looks from the working folder; a daemon may have another, so the folder of the file that names it serves,
- * too. */
+/*
+ * accelerate looks for the named file from the working folder. A daemon may have another working folder, so the folder
+ * of the file that names it is tried too.
+ */
 static int find_named(char **found, const char *named, const char *by)
 {
     const char *slash = strrchr(by, '/');
@@ -90,7 +95,7 @@ static int find_named(char **found, const char *named, const char *by)
     return *found ? 0 : -ENOMEM;
 }
 
-/* Reads the named file as the configuration, and the cover for the number of ranks. Problems of both are reported. */
+/* Reads the configuration from the named file, and the number of ranks from the cover. Reports problems of both. */
 static int load_named(struct config **out, const struct config_source *cover, const char *named,
                       struct config_problems *problems)
 {

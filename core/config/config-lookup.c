@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Keys are found in the table by path, by section and name, and by nearness. */
+/* Keys are found in the table by path, by section and name, or by similarity. */
 
 #include "core/base/base.h"
 #include "core/config/config-table.h"
@@ -56,9 +56,7 @@ const struct config_key *config_table_find(const char *section, const char *name
     return NULL;
 }
 
-/*
- * Optimal string alignment, letters without regard to case. Three rows suffice: a swap looks two rows back.
- */
+/* Optimal string alignment, without regard to case. Three rows suffice because a swap looks two rows back. */
 unsigned config_distance(const char *a, const char *b)
 {
     enum { LONGEST = 64 };
@@ -89,7 +87,9 @@ bool config_is_near(const char *name, const char *other)
     return config_distance(name, other) <= MAX(strlen(name) / 4, (size_t)1);
 }
 
-/* The key of this name in another section, if it can only be that one: "stage" means zero_optimization.stage. */
+/*
+ * Return: the key of this name in another section, if only one section has it: "stage" means zero_optimization.stage.
+ */
 static const struct config_key *find_elsewhere(const char *name, unsigned active)
 {
     size_t n_keys;
@@ -106,7 +106,7 @@ static const struct config_key *find_elsewhere(const char *name, unsigned active
     return found && found->kind == CONFIG_OURS ? found : NULL;
 }
 
-/* Of two keys that are equally near, the one that does something. */
+/* Of two equally near keys, prefers the one that has an effect. */
 const struct config_key *config_table_nearest(const char *section, const char *name, unsigned active)
 {
     size_t n_keys;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The printer writes effective values, and compares the keys that all nodes must have alike. */
+/* The printer writes effective values, and compares the keys that must be equal on all nodes. */
 
 #include "core/base/base.h"
 #include "core/base/strbuf.h"
@@ -61,7 +61,7 @@ static void print_origin(FILE *file, const struct config *config, const struct c
     fprintf(file, ":%u:%u", origin->line, origin->column);
 }
 
-/* Return: the value on one line, the caller's, or NULL. */
+/* Return: the value on one line, which the caller frees, or NULL. */
 static char *value_text(const struct config *config, const struct config_key *key)
 {
     char *value = NULL;
@@ -116,13 +116,13 @@ int config_print(FILE *file, const struct config *config)
     return flush_file(file);
 }
 
-/* ---- what all nodes must have alike -------------------------------------------------------------------- */
+/* ---- the keys that must be equal on all nodes ---------------------------------------------------------- */
 
 enum {
-    MAX_DIFFERENCES = 1000, /* more are not counted: whoever sends those has no configuration of ours */
-    NAMED_DIFFERENCES = 3,  /* picked: the first ones are the cause, as optimizer.type is of its params */
-    VALUE_BYTES = 80,       /* of a value in the sentence; more are cut where both sides are the same */
-    SAME_BYTES = 16,        /* and what is left of that */
+    MAX_DIFFERENCES = 1000, /* no more are counted: such a text is no configuration of zerod */
+    NAMED_DIFFERENCES = 3,  /* picked; the first ones cause the others, as optimizer.type does its params */
+    VALUE_BYTES = 80,       /* of a value in the sentence; a longer one is cut where both sides are equal */
+    SAME_BYTES = 16,        /* equal bytes that are kept of it */
 };
 
 char *config_shared_text(const struct config *config)
@@ -159,7 +159,7 @@ struct shared_line {
     size_t n_key, n_value;
 };
 
-/* Takes the line at *at and goes to the next. Return: false at the end. A line without ": " has no value. */
+/* Reads the line at *at and moves *at to the next one. A line without ": " has no value. Return: false at the end. */
 static bool next_line(const char **at, struct shared_line *line)
 {
     size_t n = strcspn(*at, "\n");
@@ -199,7 +199,7 @@ static void add_foreign_text(struct strbuf *out, const char *text, size_t n_byte
     strbuf_add_foreign(out, copy);
 }
 
-/* A value, or NULL; a long one from shortly before the place where it differs. */
+/* Adds a value, or "not known" for NULL. A long value begins shortly before the place where it differs. */
 static void add_value(struct strbuf *out, const struct shared_line *line, size_t n_same)
 {
     size_t start = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A list of problems keeps each with its place in the file, and prints it with the source line and a caret. */
+/* Problems are kept with their place in the file, and printed with the source line and a caret. */
 
 #include "core/config/config-problem.h"
 
@@ -11,7 +11,7 @@
 
 enum {
     SOURCE_COLUMNS = 100, /* a longer line is shown in part */
-    SOURCE_BEFORE = 40,   /* then this much of it before the place */
+    SOURCE_BEFORE = 40,   /* columns before the place in such a part */
 };
 
 static void config_problem_deinit(struct config_problem *problem)
@@ -30,7 +30,7 @@ void config_problems_deinit(struct config_problems *problems)
     *problems = CONFIG_PROBLEMS_NULL;
 }
 
-/* Return: the start of the line'th line, and its length without the line feed. */
+/* Return: the start of this line, or NULL. *n_bytes: its length without the line ending. */
 static const char *find_line(const struct config_text *text, unsigned line, size_t *n_bytes)
 {
     const char *at = text->text;
@@ -51,7 +51,7 @@ static const char *find_line(const struct config_text *text, unsigned line, size
     return at;
 }
 
-/* Prints columns [first, first + n) of a line, without anything that a terminal would act upon. */
+/* Prints columns [first, first + n) of a line, with '?' for control characters. */
 static void print_columns(FILE *file, const char *line, size_t n_bytes, size_t first, size_t n)
 {
     size_t column = 0;
@@ -68,7 +68,7 @@ static void print_columns(FILE *file, const char *line, size_t n_bytes, size_t f
     }
 }
 
-/* The blanks under the columns before the caret: a tab stays a tab, so that the caret stands right. */
+/* Prints blanks below the columns before the caret. A tab stays a tab, so that the caret is in the right column. */
 static void print_padding(FILE *file, const char *line, size_t n_bytes, size_t first, size_t n)
 {
     size_t column = 0;
@@ -101,7 +101,7 @@ static void print_source(FILE *file, const struct config_text *text, const struc
     fputc('\n', file);
 }
 
-/* Return: the printed text, to be freed, or NULL. */
+/* Return: the printed text, which the caller frees, or NULL. */
 static char *source_text(const struct config_text *text, const struct config_spot *spot)
 {
     char *result = NULL;
@@ -154,7 +154,7 @@ __attribute__((format(printf, 6, 0))) static int config_problems_append(struct c
     struct config_problem problem = {.note = note}, *items;
     int r;
 
-    /* Notes make room for errors: only errors count against the limit, notes stop at the same number. */
+    /* Only errors count against the limit of errors. Notes stop when errors and notes together reach it. */
     if (note ? problems->n_items >= CONFIG_MAX_PROBLEMS : problems->n_errors >= CONFIG_MAX_PROBLEMS) {
         problems->n_dropped += !note;
         return 0;
@@ -207,7 +207,7 @@ static bool stands_after(const struct config_problem *a, const struct config_pro
 
 void config_problems_sort(struct config_problems *problems, size_t first)
 {
-    /* Insertion: stable, and the list is short and nearly sorted. */
+    /* Insertion sort, because it is stable, and the list is short and nearly sorted. */
     for (size_t i = first + 1; i < problems->n_items; i++) {
         struct config_problem problem = problems->items[i];
         size_t j = i;

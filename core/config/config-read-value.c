@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The values of a configuration: scalars, lists, "auto" and 0, and what is said of those that are wrong. */
+/* The values of a configuration: scalars, lists, "auto" and 0, and the messages about wrong ones. */
 
 #include "core/config/config-reader.h"
 
@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-/* A text of the file as it may stand in a message: short, and nothing that a terminal would act upon. */
+/* Writes a text of the file for use in a message: shortened, and with '?' for control characters. */
 void reader_quote(char *shown, size_t n_shown, const char *text)
 {
     size_t n = text ? strnlen(text, READER_SHOWN_BYTES + 1) : 0;
@@ -45,7 +45,7 @@ static char *allowed_text(struct reader *reader, const struct config_key *key)
     return text;
 }
 
-/* NULL: none is near, or the text is known, and refused. */
+/* Return: the nearest allowed choice; NULL if none is near, or if the text is a refused choice. */
 static const char *nearest_choice(const struct config_key *key, const char *text)
 {
     const char *nearest = NULL;
@@ -66,7 +66,7 @@ static const char *nearest_choice(const struct config_key *key, const char *text
     return nearest;
 }
 
-/* "VALUE is not ...; allowed: ...; nearest: ..." at the value, or at the key where the value is nowhere. */
+/* Reports "VALUE is not ...; allowed: ...; nearest: ..." at the value, or at the key if the value has no place. */
 static void refuse_value(struct reader *reader, const struct pair *pair, struct fy_node *at, const char *why)
 {
     _cleanup_free_ char *allowed = allowed_text(reader, pair->key);
@@ -84,7 +84,7 @@ static void refuse_value(struct reader *reader, const struct pair *pair, struct 
                         nearest ? nearest : "");
 }
 
-/* Aliases and tags have no place here: each value stands where it is used, its type is the table's. */
+/* Refuses aliases and tags: each value is written where it is used, and the table has its type. */
 static bool is_plain_yaml(struct reader *reader, struct fy_node *node, const char *path)
 {
     struct config_spot spot;
@@ -123,7 +123,9 @@ static void read_scalar(struct reader *reader, const struct pair *pair, struct f
         refuse_value(reader, pair, node, why);
 }
 
-/* Reads n items into an array of items of key's type; what is wrong with one is said of the whole list. */
+/*
+ * Reads the items of a list into an array, as values of this type. A problem of one item marks the whole list as bad.
+ */
 static void read_items(struct reader *reader, const struct pair *list, enum config_type type, size_t item_bytes,
                        void *items)
 {
@@ -155,7 +157,7 @@ static void read_names(struct reader *reader, const struct pair *pair, size_t n_
                names->items);
 }
 
-/* Also one number without brackets, whose node is then no sequence. */
+/* Also accepts one number without brackets; its node is no sequence. */
 static void read_numbers(struct reader *reader, const struct pair *pair, size_t n_items)
 {
     struct schedule_numbers *numbers = (void *)((char *)pair->base + pair->key->offset);
@@ -179,7 +181,7 @@ static void read_numbers(struct reader *reader, const struct pair *pair, size_t 
     read_scalar(reader, &single, pair->value);
 }
 
-/* Keys that must be there, below one section, and are not. */
+/* Reports the required keys below one section that are missing. */
 void reader_refuse_missing(struct reader *reader, const char *prefix, const struct config_spot *spot)
 {
     for (size_t i = 0; i < reader->n_keys; i++) {
@@ -215,7 +217,7 @@ static void read_node(struct reader *reader, const struct pair *list, struct fy_
         refuse_value(reader, list, item, "is not a node");
         return;
     }
-    /* The rows of a node's keys are used for one node after another. */
+    /* All nodes use the same rows for their keys, one node after another. */
     for (size_t i = 0; i < reader->n_keys; i++) {
         if (strncmp(reader->keys[i].path, prefix, strlen(prefix)) == 0)
             reader->rows[i] = (struct config_row){0};
@@ -270,19 +272,22 @@ static void read_list(struct reader *reader, const struct pair *pair)
         read_nodes(reader, pair, (size_t)n_items);
 }
 
-/* Where "auto" asks for nothing: the program's own settings count, or the default serves. */
+/* Is "auto" normal for the key? Then the program's own settings count, or the default. */
 static bool is_auto_by_nature(const struct config_key *key)
 {
     return strncmp(key->path, "optimizer.", 10) == 0 || strncmp(key->path, "zero_optimization.", 18) == 0;
 }
 
-/* Where the program counts if it has a value: it clips, or sends lr with its step. */
+/* Does the program's value of the key count, if it has one? It clips, or sends lr with its step. */
 static bool is_overruled(const struct config_key *key)
 {
     return strcmp(key->path, "gradient_clipping") == 0 || strncmp(key->path, "scheduler.", 10) == 0;
 }
 
-/* Only Hugging Face's Trainer and accelerate know the length of a run; both have a schedule of their own, too. */
+/*
+ * Leaves the schedule to the program. Only Hugging Face's Trainer and accelerate know the length of a run, and both
+ * have a schedule of their own.
+ */
 static void leave_schedule(struct reader *reader, const struct pair *pair)
 {
     reader->has_no_schedule = true;
@@ -291,7 +296,7 @@ static void leave_schedule(struct reader *reader, const struct pair *pair)
                          "Trainer's does; without one the learning rate stays as it is");
 }
 
-/* Hugging Face's integration fills "auto" in; one that is left over means the default, as for DeepSpeed. */
+/* Hugging Face's integration replaces "auto". An "auto" that is left means the default, as for DeepSpeed. */
 static void read_auto(struct reader *reader, const struct pair *pair)
 {
     if (strcmp(pair->key->path, "scheduler.params.total_num_steps") == 0) {
@@ -310,7 +315,7 @@ static void read_auto(struct reader *reader, const struct pair *pair)
         pair->key->def ? ", " : "", pair->key->def ? pair->key->def : "");
 }
 
-/* DeepSpeed's 0 may be "at once": no element waits for others. */
+/* Reads a size for which DeepSpeed's 0 means "at once": no element waits for others. */
 static void read_at_once(struct reader *reader, const struct pair *pair)
 {
     const uint64_t *elems = (const void *)((char *)pair->base + pair->key->offset);
@@ -324,7 +329,10 @@ static void read_at_once(struct reader *reader, const struct pair *pair)
                          pair->key->def);
 }
 
-/* DeepSpeed's old form of zero_optimization: true is stage 1, and false 0, which has the same numbers. */
+/*
+ * Reads a section. In DeepSpeed's old form of zero_optimization, true is stage 1, and false is stage 0, which has the
+ * same numbers.
+ */
 static void read_section(struct reader *reader, const struct pair *pair)
 {
     const struct config_key *stage = config_table_lookup("zero_optimization.stage", reader->active);
@@ -349,7 +357,7 @@ void reader_read_value(struct reader *reader, const struct pair *pair)
     const char *text = yaml_text(pair->value);
 
     if (yaml_is_null(pair->value)) {
-        /* A section whose keys are all commented out is no mistake. */
+        /* A section whose keys are all commented out is allowed. */
         if (!(key->flags & CONFIG_NULLABLE) && key->type != CONFIG_SECTION)
             refuse_value(reader, pair, NULL, "is empty");
         return;

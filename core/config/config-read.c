@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The reader walks a YAML document by the table of keys, and reports what is wrong with it. */
+/* The reader walks a YAML document by the table of keys, and reports faults. */
 
 #include "core/config/config-read.h"
 
@@ -23,7 +23,7 @@ DEFINE_CLEANUP(struct yaml *, yaml_free);
 
 static void read_pair(struct reader *reader, struct fy_node_pair *fy_pair, const char *section, void *base);
 
-/* Keys below a key that does nothing: those of the table are read. Return: how many there are. */
+/* Reads the keys below a key without effect, as far as the table has them. Return: their number. */
 static size_t read_known(struct reader *reader, const struct pair *parent)
 {
     struct fy_node_pair *fy_pair;
@@ -41,7 +41,7 @@ static size_t read_known(struct reader *reader, const struct pair *parent)
     return n_known;
 }
 
-/* Is it one of the values that change nothing, or a list of them? */
+/* Is the value one of those that change nothing, or a list of them? */
 static bool is_accepted(const char *accepted, struct fy_node *value)
 {
     const char *text = yaml_text(value);
@@ -78,7 +78,10 @@ static void read_refused(struct reader *reader, const struct pair *pair)
                             pair->key->sentence);
 }
 
-/* The keys that a section has, those that DeepSpeed alone knows left out. */
+/*
+ * Return: the names of a section's keys, without those of DeepSpeed that have no effect here. The caller frees the
+ * text.
+ */
 static char *section_keys(struct reader *reader, const char *section)
 {
     char *text = NULL;
@@ -99,7 +102,7 @@ static char *section_keys(struct reader *reader, const char *section)
     return text;
 }
 
-/* The optimizer or scheduler that was chosen, for a section of its keys. */
+/* Return: the type of the chosen optimizer or scheduler, for a section of its keys. */
 static const char *active_type(const struct reader *reader, const char *section)
 {
     bool is_optimizer = strncmp(section, "optimizer", strlen("optimizer")) == 0;
@@ -113,7 +116,10 @@ static const char *active_type(const struct reader *reader, const char *section)
     return "this type";
 }
 
-/* Nobody knows the keys of a type that is not known. path: of the section, or of a key in it. */
+/*
+ * Does the path belong to an optimizer or scheduler of unknown type? Its keys are unknown too. path: of the section, or
+ * of a key in it.
+ */
 static bool is_of_unknown_type(const struct reader *reader, const char *path)
 {
     return (reader->optimizer_unknown && strncmp(path, "optimizer.params", 16) == 0) ||
@@ -121,8 +127,8 @@ static bool is_of_unknown_type(const struct reader *reader, const char *path)
 }
 
 /*
- * Refuses a key that is not in the table, or is there for another optimizer or scheduler. At the top of a file of
- * DeepSpeed it is only noted: DeepSpeed ignores what it does not know there, and programs keep their own settings
+ * Refuses a key that is not in the table, or is there only for another optimizer or scheduler. At the top of a
+ * DeepSpeed file an unknown key is only noted, because DeepSpeed ignores it, and programs keep their own settings
  * there.
  */
 static void refuse_key(struct reader *reader, const char *section, const char *name, struct fy_node *at)
@@ -148,7 +154,7 @@ static void refuse_key(struct reader *reader, const char *section, const char *n
                             nearest ? "; nearest valid key: " : "", nearest ? nearest->path : "");
 }
 
-/* Of accelerate's number of ranks. Return: whether something else says how many there are: -n, or the section world. */
+/* Is accelerate's number of ranks overridden, by -n or by the section world? */
 static bool is_overruled_ranks(struct reader *reader, const struct pair *pair)
 {
     const char *text = yaml_text(pair->value);
@@ -165,7 +171,7 @@ static bool is_overruled_ranks(struct reader *reader, const struct pair *pair)
     return true;
 }
 
-/* Does accelerate's number count the ranks of several machines? That is refused, and the problem is noted. */
+/* Does accelerate's number count the ranks of several machines? Such a number is reported as a problem. */
 static bool is_of_machines(struct reader *reader, const struct pair *pair)
 {
     const char *n_machines = yaml_text(yaml_value_of(yaml_root(reader->yaml), "num_machines"));
@@ -182,7 +188,7 @@ static bool is_of_machines(struct reader *reader, const struct pair *pair)
     return true;
 }
 
-/* An alias leads to its key. Return: false when the pair is not to be read. */
+/* Finds the key of a pair, and follows aliases. Return: false if the pair is to be skipped. */
 static bool find_key(struct reader *reader, const char *section, const char *name, struct pair *pair)
 {
     const char *text = pair->value ? yaml_text(pair->value) : NULL;
@@ -199,7 +205,7 @@ static bool find_key(struct reader *reader, const char *section, const char *nam
     return true;
 }
 
-/* Finds the row of a pair's key and notes where it stands. Return: false when the pair is not to be read. */
+/* Finds the row of a pair's key, and records its place. Return: false if the pair is to be skipped. */
 static bool find_row(struct reader *reader, const char *section, struct fy_node *key_node, struct pair *pair)
 {
     const char *name = fy_node_is_alias(key_node) ? NULL : yaml_text(key_node);
@@ -245,7 +251,7 @@ static void read_pair(struct reader *reader, struct fy_node_pair *fy_pair, const
     if (!find_row(reader, section, key_node, &pair))
         return;
     if (pair.key->kind == CONFIG_ALIAS && pair.key->type != CONFIG_SECTION)
-        return; /* deepspeed_config_file, which config_load() has followed */
+        return; /* deepspeed_config_file; config_load() reads that file */
     if (pair.key->kind == CONFIG_INERT)
         read_inert(reader, &pair);
     else if (pair.key->kind == CONFIG_REFUSED)
@@ -263,7 +269,7 @@ void reader_read_mapping(struct reader *reader, struct fy_node *mapping, const c
         read_pair(reader, fy_pair, section, base);
 }
 
-/* The value of section.type among the choices of its row. Return: false when it is none of them. */
+/* Finds the value of section.type among the choices of its row. Return: false if it is none of them. */
 static bool choose_type(struct fy_node *section, const char *path, int *type)
 {
     const struct config_key *key = config_table_lookup(path, UINT_MAX);
@@ -279,7 +285,7 @@ static bool choose_type(struct fy_node *section, const char *path, int *type)
     return false;
 }
 
-/* Which optimizer and scheduler there are decides which of their keys apply: so these two are read first. */
+/* Reads the types of optimizer and scheduler first, because they decide which of their keys apply. */
 static void choose_active(struct reader *reader)
 {
     struct fy_node *optimizer = yaml_value_of(yaml_root(reader->yaml), "optimizer");
@@ -295,7 +301,7 @@ static void choose_active(struct reader *reader)
     reader->active |= reader->scheduler_unknown ? ONLY_SCHEDULES : CONFIG_ONLY_SCHEDULE(type);
 }
 
-/* The innermost section of a path that the file has, or NULL. */
+/* Return: the innermost section of a path that the file has, or NULL. */
 static const struct config_row *section_row(const struct reader *reader, const char *path)
 {
     const struct config_row *row = NULL;
@@ -316,7 +322,7 @@ static void refuse_all_missing(struct reader *reader)
         const struct config_key *key = &reader->keys[i];
         const struct config_row *section = section_row(reader, key->path);
 
-        /* A node's keys were looked at with it; what an unknown scheduler needs, nobody knows. */
+        /* Keys of a node are checked with the node. The keys that an unknown scheduler needs are unknown. */
         if (!(key->flags & CONFIG_REQUIRED) || strstr(key->path, "[]") || (section && section->bad) ||
             (reader->scheduler_unknown && strncmp(key->path, "scheduler.params.", 17) == 0))
             continue;
@@ -324,7 +330,7 @@ static void refuse_all_missing(struct reader *reader)
     }
 }
 
-/* The table's text goes the way of a value from a file. One that does not read is our mistake. */
+/* Stores the table's text like a value from a file. A default that cannot be read is a bug. */
 static void read_default(struct reader *reader, size_t i)
 {
     const struct config_key *key = &reader->keys[i];
@@ -390,7 +396,7 @@ static int keep_origins(struct reader *reader)
     return 0;
 }
 
-/* Stores what the command line gives for a key, if the file has no value there. Line 0 is the command line. */
+/* Stores the command line's value of a key, if the file has none. Line 0 means the command line. */
 static void read_given(struct reader *reader, const char *path, const char *text)
 {
     const struct config_key *key = config_table_lookup(path, reader->active);
@@ -424,7 +430,7 @@ static void read_all_given(struct reader *reader)
         read_given(reader, "world.size", ranks);
 }
 
-/* Would DeepSpeed read the file? One of accelerate may be for torch alone. */
+/* Would DeepSpeed read the file? A file of accelerate may be for torch alone. */
 static bool is_deepspeeds(const struct reader *reader)
 {
     const char *type = yaml_text(yaml_value_of(yaml_root(reader->yaml), "distributed_type"));
@@ -432,7 +438,7 @@ static bool is_deepspeeds(const struct reader *reader)
     return reader->is_foreign && (!type || strcmp(type, "DEEPSPEED") == 0);
 }
 
-/* Keys that a file of DeepSpeed leaves to DeepSpeed's defaults, where those would train something else. */
+/* Notes keys that a DeepSpeed file leaves to a default, if DeepSpeed's default would train something else. */
 static void note_defaults(struct reader *reader)
 {
     for (size_t i = 0; is_deepspeeds(reader) && i < reader->n_keys; i++) {
@@ -450,7 +456,7 @@ static void note_defaults(struct reader *reader)
     }
 }
 
-/* Notes that a value is served as another one, which trains the same. */
+/* Notes that another value is used in place of this one, with the same results. */
 static void note_served(struct reader *reader, const char *path, const char *text)
 {
     const struct config_row *row = &reader->rows[config_table_lookup(path, reader->active) - reader->keys];
@@ -459,7 +465,7 @@ static void note_served(struct reader *reader, const char *path, const char *tex
         config_problems_note(reader->problems, reader->text, &row->spot, path, "%s", text);
 }
 
-/* Puts the values that are used in the place of those that are only taken. */
+/* Replaces values that are only accepted by those that are used. */
 static void settle_values(struct reader *reader)
 {
     struct config *config = reader->config;
@@ -515,7 +521,7 @@ static int read_text(struct reader *reader, const struct config_source *source)
     return r ? r : keep_origins(reader);
 }
 
-/* accelerate refuses settings beside the name of the file that has them, too. */
+/* accelerate, too, refuses settings next to the name of the file that has them. */
 static int read_cover_text(struct reader *reader)
 {
     size_t n_errors = reader->problems->n_errors, n_items = reader->problems->n_items;

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Reading a YAML text into a struct config by the table: which rows apply, where each pair goes, what is
- * wrong with it, what is missing, and the defaults. Internal to the configuration modules.
+ * Reads a YAML text into a struct config by the table: finds the row of each pair, reports what is wrong or missing,
+ * and sets defaults. Internal to the configuration modules.
  */
 
 struct config;
@@ -11,13 +11,13 @@ struct config_source;
 struct config_problems;
 
 /*
- * config: zeroed by the caller, to be freed by it with config_free in any case.
- * Return: 0, CONFIG_E_INVALID (the problems say why), or -ENOMEM.
+ * The caller zeroes config, and frees it with config_free(), even after a failure. Return: 0, CONFIG_E_INVALID (the
+ * problems say why), or -ENOMEM.
  */
 int config_read(struct config *config, const struct config_source *source, struct config_problems *problems);
 
 /*
- * Reads accelerate's file, which names the file that has the settings, and must have none itself. Of
- * config only world.size is set: accelerate's number of processes, 0 if the file has none or it is overruled.
+ * Reads accelerate's file, which names the file with the settings and must have no settings itself. Sets only
+ * world.size of config, to accelerate's number of processes; to 0 if the file has none or it is overridden.
  */
 int config_read_cover(struct config *config, const struct config_source *source, struct config_problems *problems);

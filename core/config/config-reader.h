@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * One reading of one text, for the two files that share it: config-read.c walks sections and finds the rows of their
- * keys, config-read-value.c reads the values. Internal to both.
+ * The state of reading one text, for two files: config-read.c walks sections and finds the rows of their keys,
+ * config-read-value.c reads the values. Internal to both.
  */
 
 #include "core/config/config-check.h"
@@ -17,10 +17,10 @@ struct config;
 struct config_given;
 
 enum {
-    READER_SHOWN_BYTES = 60, /* of a value or key in a message */
+    READER_SHOWN_BYTES = 60, /* shown of a value or key in a message */
 };
 
-/* One reading of one text. */
+/* The state of reading one text. */
 struct reader {
     struct config *config;
     const struct config_text *text;
@@ -30,8 +30,8 @@ struct reader {
     size_t n_keys;
     struct config_row *rows; /* one per key */
     unsigned active;         /* see config_key_applies */
-    bool optimizer_unknown;  /* there is one, of a type that is not known: all keys of optimizers apply */
-    bool scheduler_unknown;  /* likewise */
+    bool optimizer_unknown;  /* the file has an optimizer of unknown type: all keys of optimizers apply */
+    bool scheduler_unknown;  /* the same for the scheduler */
     bool is_foreign;         /* the file is DeepSpeed's or accelerate's */
     bool has_no_schedule;    /* the scheduler is left to the program */
     const struct config_given *given;
@@ -46,12 +46,12 @@ struct pair {
     void *base; /* the struct whose field it fills */
 };
 
-/* A text of the file as it may stand in a message: short, and nothing that a terminal would act upon. */
+/* Writes a text of the file for use in a message: shortened, and with '?' for control characters. */
 void reader_quote(char *shown, size_t n_shown, const char *text);
 
-/* Reports the keys that must be there, below one section, and are not. */
+/* Reports the required keys below one section that are missing. */
 void reader_refuse_missing(struct reader *reader, const char *prefix, const struct config_spot *spot);
 
-/* Reads the value of a key that does something into its field; a section, by reader_read_mapping(). */
+/* Reads the value of a key that has an effect into its field. A section is read by reader_read_mapping(). */
 void reader_read_value(struct reader *reader, const struct pair *pair);
 void reader_read_mapping(struct reader *reader, struct fy_node *mapping, const char *section, void *base);

@@ -121,8 +121,7 @@ static const struct config_choice on_nonfinite[] = {
     {"skip", CONFIG_NONFINITE_SKIP}, {"error", CONFIG_NONFINITE_ERROR}, {}};
 static const struct config_choice on_leave[] = {{"stop", CONFIG_LEAVE_STOP}, {"continue", CONFIG_LEAVE_CONTINUE}, {}};
 
-/* Long ranges by name. Where a bound has no reason of its own, it is picked: far above any use, below any
- * overflow. */
+/* Names of long ranges. A bound without a reason given here is picked: far above any use, below any overflow. */
 #define MAX_ELEMS 1e12
 #define MAX_STEPS 1e12
 #define MAX_MS 2592000000.0 /* 30 days */
@@ -600,7 +599,7 @@ static const struct config_key table[] = {
     REFUSED("curriculum_learning", ENGINE_DATA),
     REFUSED("data_efficiency", ENGINE_DATA),
 
-    /* Other names that DeepSpeed has for keys. */
+    /* DeepSpeed's other names of keys. */
     ALIAS("bfloat16", "bf16"),
     ALIAS("zero_optimization.max_live_parameters", "zero_optimization.stage3_max_live_parameters"),
     ALIAS("zero_optimization.prefetch_bucket_size", "zero_optimization.stage3_prefetch_bucket_size"),
@@ -620,7 +619,7 @@ static const struct config_key table[] = {
     ALIAS("zero_optimization.cpu_offload", "zero_optimization.offload_optimizer.device"),
     ALIAS("zero_optimization.cpu_offload_params", "zero_optimization.cpu_offload_param"),
 
-    /* Files of accelerate. */
+    /* Keys of accelerate's files. */
     ALIAS("num_processes", "world.size"),
     {.path = "deepspeed_config", .kind = CONFIG_ALIAS, .sentence = "accelerate's names of DeepSpeed's keys."},
     ALIAS("deepspeed_config.zero_stage", "zero_optimization.stage"),

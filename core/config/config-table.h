@@ -2,13 +2,13 @@
 #pragma once
 
 /*
- * The one table of configuration keys: path, type, unit, default, range, sentence, and the field of struct
- * config that each one fills. Reading, checking, printing, help and the test that compares manual and sample
- * files all go through it; a default is written here and nowhere else.
+ * The table of configuration keys has for each key: path, type, unit, default, range, sentence, and its field in struct
+ * config. Reading, checking, printing, help, and the test that compares manual and sample files use it. A default is
+ * written here and nowhere else.
  *
- * Rows of one section stand together, a section before its keys, because printing goes from top to bottom.
- * A path may have several rows when its default or meaning depends on the optimizer or scheduler; `only`
- * tells them apart. Constant data; any thread may read it.
+ * Rows of one section are adjacent, the section before its keys, because printing goes from top to bottom. A path may
+ * have several rows, if its default or meaning depends on the optimizer or scheduler; `only` selects the row. Constant
+ * data; any thread may read it.
  */
 
 #include <stdbool.h>
@@ -16,17 +16,17 @@
 
 enum config_kind {
     CONFIG_OURS,
-    CONFIG_INERT,   /* DeepSpeed's or accelerate's, has no effect here: accepted, the sentence says why */
-    CONFIG_REFUSED, /* known, but refused unless it is switched off: the sentence says why, or what to write instead */
-    CONFIG_ALIAS,   /* another name of the key `same`; without it a section of such names */
+    CONFIG_INERT,   /* a key of DeepSpeed or accelerate, accepted without effect: the sentence says why */
+    CONFIG_REFUSED, /* known, but refused unless switched off: the sentence says why, or what to write instead */
+    CONFIG_ALIAS,   /* another name of the key `same`; if `same` is NULL, a section of such names */
 };
 
 enum config_type {
-    CONFIG_SECTION, /* a mapping, its keys are rows of their own */
+    CONFIG_SECTION, /* a mapping; its keys have their own rows */
     CONFIG_NAME,    /* letters, digits, '.', '_', '-' */
-    CONFIG_PATTERN, /* as a shell has it: *, ?, [...] */
+    CONFIG_PATTERN, /* a shell pattern: *, ?, [...] */
     CONFIG_PATH,    /* absolute */
-    CONFIG_FOLDER,  /* likewise */
+    CONFIG_FOLDER,  /* absolute */
     CONFIG_LOAD,    /* a folder, or CONFIG_LOAD_LATEST, or CONFIG_LOAD_NEVER */
     CONFIG_SOCKET,  /* absolute, fits sun_path */
     CONFIG_ADDRESS, /* host:port */
@@ -38,7 +38,7 @@ enum config_type {
     CONFIG_CHOICE,   /* an enum or int */
     CONFIG_MODE,     /* mode_t, octal */
     CONFIG_NAMES,    /* struct config_names */
-    CONFIG_PATTERNS, /* likewise, of patterns */
+    CONFIG_PATTERNS, /* struct config_names, of patterns */
     CONFIG_NUMBERS,  /* struct schedule_numbers */
     CONFIG_PAIR,     /* two doubles */
     CONFIG_TRIPLE,   /* three doubles */
@@ -48,11 +48,11 @@ enum config_type {
 enum {
     CONFIG_REQUIRED = 1 << 0,
     CONFIG_NULLABLE = 1 << 1,  /* null is the same as leaving the key out */
-    CONFIG_DEEPSPEED = 1 << 2, /* "auto", which Hugging Face's integration fills in, is the same as leaving it out */
+    CONFIG_DEEPSPEED = 1 << 2, /* "auto", which Hugging Face's integration replaces, is the same as leaving it out */
     CONFIG_AUTO = 1 << 3,      /* whole or size: "auto" is stored as 0 */
     CONFIG_ABOVE_MIN = 1 << 4, /* min itself is not allowed */
     CONFIG_BELOW_MAX = 1 << 5, /* max itself is not allowed */
-    CONFIG_OWN = 1 << 6,       /* each node's own: need not be alike on all nodes */
+    CONFIG_OWN = 1 << 6,       /* each node's own: may differ between nodes */
     CONFIG_AT_ONCE = 1 << 7,   /* 0, which is "at once" for DeepSpeed, is the same as leaving it out */
 };
 
@@ -61,10 +61,10 @@ enum {
 #define CONFIG_ONLY_SCHEDULE(type) (1u << (8 + (type)))
 
 struct config_choice {
-    const char *name; /* NULL ends the list; letters without regard to case */
+    const char *name; /* NULL ends the list; case does not matter */
     int value;
     bool spelling;       /* another name of an earlier choice */
-    const char *refused; /* known, but not allowed: why */
+    const char *refused; /* NULL if allowed; else why it is refused */
 };
 
 struct config_key {
@@ -75,15 +75,15 @@ struct config_key {
     unsigned flags;
     unsigned only;
     const char *unit; /* NULL: none */
-    const char *def;  /* as one would write it in YAML; NULL: absent */
-    double min, max;  /* numbers: range; lists: of each item */
+    const char *def;  /* as written in YAML; NULL: absent */
+    double min, max;  /* numbers: range; lists: range of each item */
     size_t max_items; /* lists */
     const struct config_choice *choices;
-    const char *accepted;  /* inert: the values that change nothing, with ", " between them; NULL: any */
-    const char *usual;     /* inert: likewise those that ask for what is so anyway, and are not remarked on */
+    const char *accepted;  /* inert: the values that change nothing, separated by ", "; NULL: any */
+    const char *usual;     /* inert: likewise, values that zerod follows anyway, so without a note */
     const char *same;      /* alias: the path of the key */
-    const char *elsewhere; /* DeepSpeed's default, if it is another and changes what is trained */
-    size_t offset, size;  /* of the field; for rows under "[]" in the item's struct */
+    const char *elsewhere; /* DeepSpeed's default, if it differs and changes what is trained */
+    size_t offset, size;   /* of the field, in struct config; for rows under "[]", in the item's struct */
 };
 
 const struct config_key *config_table(size_t *n_keys);
@@ -91,8 +91,7 @@ const struct config_key *config_table(size_t *n_keys);
 /* The last part of a path: "stage" of "zero_optimization.stage". */
 const char *config_key_leaf(const struct config_key *key);
 
-/* Does this row count for a set of only-bits? Where no bit of a kind is set, every row of that kind counts
- * not. */
+/* Does this row apply to a set of only-bits? If no bit of a kind is set, no row of that kind applies. */
 bool config_key_applies(const struct config_key *key, unsigned active);
 
 /* Return: the row of this path among those that apply, or NULL. */
@@ -102,13 +101,16 @@ const struct config_key *config_table_lookup(const char *path, unsigned active);
 const struct config_key *config_table_find(const char *section, const char *name, unsigned active);
 
 /*
- * Return: the key that was meant: the nearest one of the section, if it is near, or the only one of this name in
- * another section; else NULL.
+ * Return: the key that was probably meant: the nearest key of the section, if it is near; else the only key of this
+ * name in another section; else NULL.
  */
 const struct config_key *config_table_nearest(const char *section, const char *name, unsigned active);
 
-/* May name be other with a slip of the pen? One letter in four, at least one. */
+/* Is name near other? A quarter of its letters may differ, and at least one. */
 bool config_is_near(const char *name, const char *other);
 
-/* Letters to insert, drop, change or swap to make b out of a; only the first 64 bytes of each count. */
+/*
+ * Return: the number of letters to insert, drop, change or swap to turn a into b. Only the first 64 bytes of each
+ * count.
+ */
 unsigned config_distance(const char *a, const char *b);

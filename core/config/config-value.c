@@ -22,7 +22,10 @@ struct units {
     size_t n_items;
 };
 
-/* Largest first: printing takes the first that divides. Decimal ones are read, binary ones are printed. */
+/*
+ * Largest first, because printing uses the first unit that divides the value. Decimal units are read, binary ones are
+ * printed.
+ */
 static const struct units no_units;
 static const struct units size_units = {.n_items = 11,
                                         .items = {
@@ -42,14 +45,16 @@ static const struct units duration_units = {
     .n_items = 5, .items = {{"d", 86400000}, {"h", 3600000}, {"min", 60000}, {"s", 1000}, {"ms", 1}}};
 
 struct decimal {
-    uint64_t digits; /* all of them, without the point */
+    uint64_t digits; /* all digits, without the point */
     int exponent;    /* value = digits x 10^exponent */
 };
 
 enum { DECIMAL_MAX_EXPONENT = 4096 };
 
-/* Reads digits with at most one point. Return: what follows, or NULL: there are none, or more than fit 64
- * bits. */
+/*
+ * Reads digits with at most one point. Return: the rest of the text; NULL if there are no digits, or more than fit in
+ * 64 bits.
+ */
 static const char *read_digits(const char *s, struct decimal *decimal)
 {
     bool point = false, any = false;
@@ -68,7 +73,7 @@ static const char *read_digits(const char *s, struct decimal *decimal)
     return any ? s : NULL;
 }
 
-/* Reads an exponent if there is one; "5EiB" has none. Return: what follows. */
+/* Reads an exponent if there is one; "5EiB" has none. Return: the rest of the text. */
 static const char *read_exponent(const char *s, struct decimal *decimal)
 {
     const char *digit = s + 1;
@@ -87,7 +92,7 @@ static const char *read_exponent(const char *s, struct decimal *decimal)
     return digit;
 }
 
-/* digits x 10^exponent x factor. Return: NULL, or why not. */
+/* Computes digits x 10^exponent x factor. Return: NULL, or the reason for a failure. */
 static const char *decimal_to_whole(struct decimal decimal, uint64_t factor, uint64_t *whole)
 {
     unsigned __int128 n = (unsigned __int128)decimal.digits * factor;
@@ -107,7 +112,10 @@ static const char *decimal_to_whole(struct decimal decimal, uint64_t factor, uin
     return n <= UINT64_MAX ? NULL : "is too large";
 }
 
-/* A number and its unit, one of `units`, none when there are none. Return: NULL, or why not. */
+/*
+ * Reads a number and its unit, one of `units`. If `units` is empty, the number has no unit. Return: NULL, or the reason
+ * for a failure.
+ */
 static const char *read_whole(const char *text, const struct units *units, uint64_t *whole)
 {
     struct decimal decimal = {0};
@@ -166,7 +174,7 @@ static const void *constant_field(const struct config_key *key, const void *base
     return (const char *)base + key->offset;
 }
 
-/* Fields of whole numbers are 4 or 8 bytes wide; what is stored has been checked against the range. */
+/* Fields of whole numbers are 4 or 8 bytes wide. The caller has checked the range. */
 static void put_whole(const struct config_key *key, void *base, uint64_t whole)
 {
     if (key->size == sizeof(uint64_t))
@@ -182,7 +190,7 @@ static uint64_t get_whole(const struct config_key *key, const void *base)
     return key->size == sizeof(uint64_t) ? *(const uint64_t *)at : *(const uint32_t *)at;
 }
 
-/* Return: NULL, or why not. */
+/* Return: NULL, or the reason for a failure. */
 static const char *put_in_range(const struct config_key *key, const char *text, const struct units *units, void *base)
 {
     uint64_t whole = 0;
@@ -196,7 +204,7 @@ static const char *put_in_range(const struct config_key *key, const char *text, 
     return NULL;
 }
 
-/* Return: whether it was "auto". */
+/* Return: true if the value is "auto" and is stored. */
 static bool put_auto(const struct config_key *key, const struct config_value *value, void *base)
 {
     if (!(key->flags & CONFIG_AUTO) || strcmp(value->text, "auto") != 0)
@@ -238,7 +246,7 @@ static const char *store_real(const struct config_key *key, const struct config_
         return why;
     if (!in_range(key, real))
         return "is out of range";
-    *(double *)field(key, base) = real + 0.0; /* no -0 */
+    *(double *)field(key, base) = real + 0.0; /* turns -0 into 0 */
     return NULL;
 }
 
@@ -353,7 +361,7 @@ static const char *check_socket(const char *text)
     return why || strlen(text) <= CONFIG_MAX_SOCKET_BYTES ? why : "is longer than a socket's path can be";
 }
 
-/* host:port, host in brackets when it has colons itself. */
+/* Checks host:port. A host with colons is in brackets. */
 static const char *check_address(const char *text)
 {
     const char *colon = strrchr(text, ':');
@@ -375,7 +383,9 @@ static const char *check_address(const char *text)
     return NULL;
 }
 
-/* The shortest decimal that reads back to the same bits, with a point: YAML 1.1 takes 1e-08 for a string. */
+/*
+ * Writes the shortest decimal that reads back to the same bits, with a point because YAML 1.1 reads 1e-08 as a string.
+ */
 static void write_real(FILE *file, double real)
 {
     char buffer[32];
@@ -630,7 +640,7 @@ static void allow_nodes(FILE *file, const struct config_key *key)
     fprintf(file, "a list of at most %zu nodes, each {address, ranks}", key->max_items);
 }
 
-/* ---- the ends of values -------------------------------------------------------------------------------- */
+/* ---- freeing values ------------------------------------------------------------------------------------ */
 
 static void string_deinit(void *at)
 {
@@ -669,11 +679,11 @@ static void nodes_deinit(void *at)
 /* ---- one row for each type ----------------------------------------------------------------------------- */
 
 static const struct config_value_type {
-    const char *(*check)(const char *text); /* a string: NULL, or why not; the text itself is stored */
-    /* Any other scalar. Return: NULL, or why not. */
+    const char *(*check)(const char *text); /* for strings, stored as they are; returns NULL or a reason */
+    /* For other scalars. Return: NULL, or the reason for a failure. */
     const char *(*store)(const struct config_key *key, const struct config_value *value, void *base);
     void (*print)(FILE *file, const struct config_key *key, const void *base);
-    const char *allowed; /* or allow() prints it */
+    const char *allowed; /* NULL: allow() prints it */
     void (*allow)(FILE *file, const struct config_key *key);
     void (*deinit)(void *at); /* NULL: the field owns nothing */
 } types[] = {

@@ -2,11 +2,11 @@
 #pragma once
 
 /*
- * One scalar of a configuration: from text to the field that a row of the table names, and back. Pure but
- * for the strings it allocates.
+ * Converts one scalar of a configuration from text to the field that a row of the table names, and back. Pure, except
+ * for the strings that it allocates.
  *
- * Whole numbers, sizes and durations are read exactly, by decimal arithmetic: 5e8, 1.5GiB and 2.5s are
- * whole in their unit, 0.3 ranks and 1.00001s are not, and are refused rather than rounded.
+ * Whole numbers, sizes and durations are read exactly, by decimal arithmetic. 5e8, 1.5GiB and 2.5s are whole in their
+ * unit. 0.3 ranks and 1.00001s are not, and are refused rather than rounded.
  */
 
 #include "core/config/config-table.h"
@@ -14,22 +14,22 @@
 #include <stdio.h>
 
 enum {
-    CONFIG_VALUE_E_BAD = 1, /* the value is not valid: *why says why */
+    CONFIG_VALUE_E_BAD = 1, /* the value is not valid; *why has the reason */
 };
 
 struct config_value {
     const char *text; /* NUL-terminated; no NUL inside */
-    bool quoted;      /* a quoted "5" is no number */
+    bool quoted;      /* a quoted "5" is not a number */
 };
 
 /*
- * Stores into the field of `base` (what a string field held before is freed). *why: a constant, such as "is
- * not a whole number". Not for sections and lists, whose items are scalars of their own.
- * Return: 0, CONFIG_VALUE_E_BAD, or -ENOMEM.
+ * Stores the value into its field of `base`. A string that the field holds is freed. *why is a constant, such as "is
+ * not a whole number". Not for sections and lists: their items are scalars of their own. Return: 0, CONFIG_VALUE_E_BAD,
+ * or -ENOMEM.
  */
 int config_value_store(const struct config_key *key, const struct config_value *value, void *base, const char **why);
 
-/* The field of base as YAML on one line, lists in brackets. */
+/* Prints the field of base as YAML on one line, with lists in brackets. */
 void config_value_print(FILE *file, const struct config_key *key, const void *base);
 
 /* Prints the allowed values: "a whole number from 1 to 1024 (ranks)", "one of shared, private". */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The YAML wrapper is the only file that calls libfyaml; it refuses text that a configuration must not contain. */
+/*
+ * The YAML wrapper is the only file that parses with libfyaml. It refuses text that a configuration must not contain.
+ */
 
 #include "core/config/config-yaml.h"
 
@@ -14,21 +16,24 @@
 #include <string.h>
 
 struct yaml {
-    char *copy; /* of the text, where it had comments of JSON's kind; else NULL */
+    char *copy; /* of the text, if it had comments like JSON's; else NULL */
     struct fy_diag *diag;
     struct fy_parser *parser;
     struct fy_document *document;
-    char report[512]; /* the beginning of what the library said last */
+    char report[512]; /* the beginning of the library's last message */
     size_t n_report;
 };
 
 static const char place_marker[] = "here";
 
-/* With more, the library takes seconds or minutes. Picked: DeepSpeed's largest files need 6 levels and 200 items. */
+/*
+ * Above these limits the library takes seconds or minutes. Picked: DeepSpeed's largest files need 6 levels and 200
+ * items.
+ */
 enum {
-    MAX_FLOW_DEPTH = 32, /* of [ and { */
-    MAX_ITEMS = 20000,   /* keys and members of lists: of the characters : , and ? */
-    MAX_ANCHORS = 1000,  /* of the character & */
+    MAX_FLOW_DEPTH = 32, /* levels of [ and { */
+    MAX_ITEMS = 20000,   /* keys and list members: counted by the characters : , and ? */
+    MAX_ANCHORS = 1000,  /* counted by the character & */
 };
 
 void yaml_free(struct yaml *yaml)
@@ -64,7 +69,7 @@ static void forget_report(struct yaml *yaml)
     yaml->report[0] = '\0';
 }
 
-/* Reads a number backwards from end, and steps over the colon before it. Return: false when there is none. */
+/* Reads a number backwards from *end, and moves *end before its colon. Return: false if there is none. */
 static bool number_before(const char *start, const char **end, unsigned *number)
 {
     const char *s = *end;
@@ -79,8 +84,8 @@ static bool number_before(const char *start, const char **end, unsigned *number)
 }
 
 /*
- * A report begins "NAME:LINE:COLUMN: error: TEXT". NAME is the library's own for a text in memory; it is
- * skipped by reading from the back. Return: the TEXT, with the place in *spot, or NULL.
+ * A report begins "NAME:LINE:COLUMN: error: TEXT". NAME is the library's name for a text in memory. It is skipped
+ * because the reading starts from the end. Return: the TEXT, with the place in *spot, or NULL.
  */
 static char *split_report(struct yaml *yaml, struct config_spot *spot)
 {
@@ -99,8 +104,8 @@ static char *split_report(struct yaml *yaml, struct config_spot *spot)
 }
 
 /*
- * The library takes UTF-16 and UTF-32 as well and reads over some bytes that a terminal or a log should
- * never see; only text is let through: UTF-8 without control characters.
+ * Return: the offset of the first byte that is not text, or SIZE_MAX. The library also reads UTF-16 and UTF-32, and
+ * accepts some bytes that a terminal or a log should never show. Here only UTF-8 without control characters is text.
  */
 static size_t bad_byte(const struct config_text *text)
 {
@@ -115,7 +120,7 @@ static size_t bad_byte(const struct config_text *text)
     return SIZE_MAX;
 }
 
-/* Line and column of a byte; the bytes before it are proper text. */
+/* Return: line and column of a byte. The bytes before it must be valid text. */
 static struct config_spot spot_of_byte(const struct config_text *text, size_t at)
 {
     struct config_spot spot = {.line = 1, .column = 1};
@@ -131,7 +136,7 @@ static struct config_spot spot_of_byte(const struct config_text *text, size_t at
     return spot;
 }
 
-/* Return: where the comment or the quoted text ends that begins at i; i when none does. */
+/* Return: the end of the comment or quoted text that begins at i; i if none begins there. */
 static size_t skip_text(const struct config_text *text, size_t i)
 {
     const char *s = text->text;
@@ -145,11 +150,11 @@ static size_t skip_text(const struct config_text *text, size_t i)
     return i;
 }
 
-/* Return: where a comment ends that begins at i with // or with the mark of C; i when none does. */
+/* Return: the end of the comment that begins at i with // or with the mark of C; i if none begins there. */
 static size_t skip_json_comment(const struct config_text *text, size_t i)
 {
     const char *s = text->text, *end = s + text->n_bytes, *stop;
-    bool is_first = i == 0 || (i == 3 && memcmp(s, "\xef\xbb\xbf", 3) == 0); /* the mark of UTF-8 */
+    bool is_first = i == 0 || (i == 3 && memcmp(s, "\xef\xbb\xbf", 3) == 0); /* UTF-8's byte order mark */
 
     if (i + 1 >= text->n_bytes || s[i] != '/' || !(is_first || strchr(" \t\r\n,{}[]\"", s[i - 1])))
         return i;
@@ -175,7 +180,10 @@ size_t config_find_brace(const struct config_text *text)
     return i < text->n_bytes && text->text[i] == '{' ? i : text->n_bytes;
 }
 
-/* Comments of JSON's kind become blanks, so that places stay. *copy: NULL, if there are none. Return: 0 or -ENOMEM. */
+/*
+ * Replaces comments like JSON's by blanks, so that places stay the same. *copy stays NULL if there are none. Return: 0
+ * or -ENOMEM.
+ */
 static int blank_json_comments(const struct config_text *text, char **copy)
 {
     for (size_t i = 0; i < text->n_bytes; i++) {
@@ -197,7 +205,7 @@ static int blank_json_comments(const struct config_text *text, char **copy)
     return 0;
 }
 
-/* Counted outside of comments and quotes. */
+/* Counts outside of comments and quotes. */
 struct extent {
     size_t depth, n_items, n_anchors;
 };
@@ -219,7 +227,10 @@ static bool is_too_large(const struct extent *extent)
     return extent->depth > MAX_FLOW_DEPTH || extent->n_items > MAX_ITEMS || extent->n_anchors > MAX_ANCHORS;
 }
 
-/* Return: where the text gets too deep or too wide for the library; then *extent says which. SIZE_MAX: nowhere. */
+/*
+ * Return: the place where the text is too deep or too large for the library, with *extent up to there; SIZE_MAX if
+ * there is none.
+ */
 static size_t find_excess(const struct config_text *text, struct extent *extent)
 {
     *extent = (struct extent){0};
@@ -397,7 +408,7 @@ struct config_spot yaml_spot(struct yaml *yaml, struct fy_node *node)
         return spot;
     if (fy_node_is_scalar(node) && fy_node_get_scalar(node, &n_bytes))
         spot.n_columns = (unsigned)MIN(n_bytes, (size_t)1000);
-    /* The library's place of these is behind their first character: a quote, an asterisk. */
+    /* The library places these nodes after their first character, a quote or an asterisk. */
     if (style == FYNS_SINGLE_QUOTED || style == FYNS_DOUBLE_QUOTED || style == FYNS_ALIAS) {
         spot.column -= spot.column > 1;
         spot.n_columns += style == FYNS_ALIAS ? 1 : 2;

@@ -2,11 +2,10 @@
 #pragma once
 
 /*
- * YAML by libfyaml: a text becomes one document, or problems. What the library cannot do is here too: places
- * of nodes as numbers (its public interface only prints them) and refusing what a configuration has no use
- * for, and comments that begin with // or are between the marks of C, which DeepSpeed's reader of JSON allows. Depth is
- * bounded by the library at 64 levels; duplicate keys are left for the reader of the document to refuse, because there
- * all of them can be reported.
+ * Parses YAML with libfyaml: a text becomes one document, or problems. This module adds what the library lacks: places
+ * of nodes as numbers (its public interface only prints them), refusal of what a configuration does not need, and
+ * comments that begin with // or are between the marks of C, as DeepSpeed's JSON reader allows them. The library limits
+ * the depth to 64 levels. The reader of the document refuses duplicate keys, because it can report all of them.
  */
 
 #include "core/config/config-problem.h"
@@ -17,24 +16,27 @@
 struct yaml;
 
 /*
- * text: not copied, must outlive the yaml. Return: 0; CONFIG_E_INVALID (from config.h) with the problem
- * added; -ENOMEM.
+ * The text is not copied and must outlive *out. Return: 0, -ENOMEM, or CONFIG_E_INVALID (from config.h) with the
+ * problem added.
  */
 int yaml_new(struct yaml **out, const struct config_text *text, struct config_problems *problems);
 void yaml_free(struct yaml *yaml);
 
-/* The document's root, a mapping. Nodes live as long as the yaml. */
+/* Return: the document's root, a mapping. Nodes live as long as the yaml. */
 struct fy_node *yaml_root(const struct yaml *yaml);
 
-/* Where a node stands. An empty value stands nowhere: line 0. */
+/* Return: the place of a node. An empty value has no place: its line is 0. */
 struct config_spot yaml_spot(struct yaml *yaml, struct fy_node *node);
 
-/* The text of a scalar, NUL-terminated, owned by the node; NULL when it is no scalar or holds a NUL byte. */
+/*
+ * Return: the text of a scalar, NUL-terminated and owned by the node; NULL if the node is no scalar or holds a NUL
+ * byte.
+ */
 const char *yaml_text(struct fy_node *node);
 bool yaml_is_quoted(struct fy_node *node);
 
-/* The first value of a key of a mapping; NULL when there is none. mapping may be NULL, or no mapping. */
+/* Return: the first value of this key of the mapping, or NULL. mapping may be NULL or another node. */
 struct fy_node *yaml_value_of(struct fy_node *mapping, const char *name);
 
-/* Nothing, ~ or null, not in quotes. node may be NULL. */
+/* Is the value empty, or ~ or null without quotes? node may be NULL. */
 bool yaml_is_null(struct fy_node *node);

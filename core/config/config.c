@@ -11,7 +11,7 @@
 #include <sched.h>
 #include <string.h>
 
-/* The build says which engines it has; the build files of a later engine set these. */
+/* The build files of an engine define its macro as true. */
 #ifndef ZEROD_HAVE_GLOO
 #define ZEROD_HAVE_GLOO false
 #endif
@@ -67,10 +67,10 @@ bool config_file_has(const struct config *config, const char *path)
 
 /*
  * On one node a bucket of 2 MB stays in the cache from a trainer's copy to the reduction. Between nodes a bucket is
- * also what travels at a time, and costs a millisecond beside its bytes. docs/benchmarks.md has the measurements. On
- * GPUs each bucket costs launches; with Muon a GPU receives whole buckets from all others. Those two are picked. A
- * model on a GPU pushes larger gradients in parts, which costs a copy of the bytes: an H200 took 465 ms for a step with
- * 50,000,000, and 694 with 500,000.
+ * also the unit of sending, and costs a millisecond more than its bytes. docs/benchmarks.md has the measurements. On
+ * GPUs each bucket costs launches, and with Muon a GPU receives whole buckets from all others. The two sizes for GPUs
+ * are picked. A model on a GPU pushes a gradient that is larger than a bucket in parts, which costs a copy of the
+ * bytes: an H200 took 465 ms for a step with 50,000,000, and 694 with 500,000.
  */
 uint64_t config_usual_bucket_elems(const struct config *config)
 {
@@ -106,13 +106,13 @@ bool config_partitions_all(const struct config *config)
     return config->device == CONFIG_DEVICE_CUDA && config_stage(config) == 3 && !config_offloads(config);
 }
 
-/* sysconf() counts the machine's CPUs, also those that taskset, a cpuset or Slurm keeps from this process. */
+/* sysconf() also counts CPUs that taskset, a cpuset or Slurm keeps from this process. */
 unsigned config_n_threads(const struct config *config)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     cpu_set_t set;
 
-    if (sched_getaffinity(0, sizeof(set), &set) == 0) /* fails with more CPUs than a set has */
+    if (sched_getaffinity(0, sizeof(set), &set) == 0) /* fails if the machine has more CPUs than a set */
         n = CPU_COUNT(&set);
     return config->threads ? config->threads : (unsigned)MAX(n, 1L);
 }

@@ -2,12 +2,12 @@
 #pragma once
 
 /*
- * The configuration of one job: a YAML file as plain structs. Reading is strict: what is not understood is
- * refused (E1601), with every problem of the file in one go, each with file:line:column, what is allowed and
- * the valid key that was probably meant. Every value remembers where it came from.
+ * The configuration of a job: a YAML file, read into plain structs. Reading is strict: it refuses unknown keys and bad
+ * values (E1601), and reports all problems of the file at once, each with file:line:column, the allowed values and the
+ * nearest valid key. Each value keeps its origin.
  *
- * A struct config is constant once loaded and may be read by any thread; all it points to is its own.
- * Units are in the names: _bytes, _ms; counts of elements and steps carry none.
+ * After loading, a struct config is constant, and any thread may read it. It owns everything that it points to. Names
+ * end in their unit (_bytes, _ms); counts of elements and steps have none.
  */
 
 #include "core/config/config-problem.h"
@@ -27,14 +27,14 @@ enum {
 };
 
 enum {
-    CONFIG_MAX_BYTES = 1 << 20,    /* of a file; picked, ours are below 10 KiB */
+    CONFIG_MAX_BYTES = 1 << 20,    /* size of a file; picked, zerod's own are below 10 KiB */
     CONFIG_MAX_SOCKET_BYTES = 107, /* sun_path without its NUL */
-    CONFIG_MAX_RANKS = 1024,       /* picked; what is kept per rank stays small next to the state */
-    CONFIG_MAX_LOCAL_RANKS = 64,   /* on one node: who pushed a parameter is one mask */
+    CONFIG_MAX_RANKS = 1024,       /* picked; data kept per rank stays small next to the state */
+    CONFIG_MAX_LOCAL_RANKS = 64,   /* on one node; one mask says which of them pushed a parameter */
     CONFIG_MAX_THREADS = 1024,     /* picked */
-    CONFIG_MAX_LOCAL_GPUS = 16,    /* likewise, each with a GPU: what an engine is told of in one message */
-    CONFIG_MAX_NODES = 64,         /* which of them have something is one mask */
-    CONFIG_MAX_PIECES = 64,        /* of all nodes (subtree.h): and so is which of them have pushed */
+    CONFIG_MAX_LOCAL_GPUS = 16,    /* on one node with a GPU each; one message to an engine lists them */
+    CONFIG_MAX_NODES = 64,         /* one mask has a bit for each node */
+    CONFIG_MAX_PIECES = 64,        /* of all nodes (subtree.h); one mask says which of them have pushed */
 };
 
 enum config_device { CONFIG_DEVICE_CPU, CONFIG_DEVICE_CUDA };
@@ -42,17 +42,17 @@ enum config_collective { CONFIG_COLLECTIVE_LOCAL, CONFIG_COLLECTIVE_GLOO, CONFIG
 enum config_stage3 { CONFIG_STAGE3_MAPPED, CONFIG_STAGE3_GATHERED };
 enum config_offload { CONFIG_OFFLOAD_NONE, CONFIG_OFFLOAD_CPU };
 /*
- * Room for the gradients of models on GPUs, which GPUs copy into the rings of a job in host memory. A GPU computes a
- * micro-batch's gradients faster than the workers reduce them, so the backward waits if a ring is full.
+ * Room in the rings of a job in host memory for gradients that GPUs copy there. A GPU computes a micro-batch's
+ * gradients faster than the workers reduce them, so the backward waits when a ring is full.
  */
 enum config_gpu_room {
-    CONFIG_GPU_ROOM_NONE,        /* as for models in host memory */
+    CONFIG_GPU_ROOM_NONE,        /* the same as for models in host memory */
     CONFIG_GPU_ROOM_BUCKETS,     /* large buckets, and a ring for several of them */
     CONFIG_GPU_ROOM_MICRO_BATCH, /* large buckets, and a ring for all gradients of a micro-batch */
 };
 enum config_allreduce_op { CONFIG_ALLREDUCE_MEAN, CONFIG_ALLREDUCE_SUM };
 enum config_weights { CONFIG_WEIGHTS_SHARED, CONFIG_WEIGHTS_PRIVATE };
-enum config_save_on_stop { CONFIG_SAVE_NOT, CONFIG_SAVE_ON_STOP, CONFIG_SAVE_AUTO /* only until it is read */ };
+enum config_save_on_stop { CONFIG_SAVE_NOT, CONFIG_SAVE_ON_STOP, CONFIG_SAVE_AUTO /* replaced on reading */ };
 enum config_persist { CONFIG_PERSIST_RESTART, CONFIG_PERSIST_OFF };
 enum config_on_duplicate { CONFIG_DUPLICATE_REJECT, CONFIG_DUPLICATE_ACCUMULATE, CONFIG_DUPLICATE_ABORT_STEP };
 enum config_on_missing { CONFIG_MISSING_ZERO, CONFIG_MISSING_ERROR, CONFIG_MISSING_SKIP };
@@ -85,29 +85,29 @@ struct config_listen {
 struct config_world {
     unsigned size;             /* ranks in all */
     struct config_nodes nodes; /* empty: one node; else their ranks add up to size */
-    unsigned node;             /* this one, an index into nodes */
+    unsigned node;             /* index of this node in nodes */
     char *key_file;            /* absolute, or NULL */
 };
 
 struct config_zero {
-    int stage;                   /* 1, 2, 3: as configured; config_stage() says what is done */
+    int stage;                   /* 1 to 3, as configured; config_stage() returns the one in use */
     uint64_t reduce_bucket_size; /* elements */
     bool overlap_comm;
     uint64_t stage3_max_live_parameters; /* elements, per rank */
     enum config_stage3 stage3_on_one_node;
     enum config_offload offload_optimizer;
-    enum config_gpu_room gpu_room; /* of the job's ranks, not of the file */
+    enum config_gpu_room gpu_room; /* chosen by the job's ranks, not by the file */
 };
 
 struct config_optimizer {
-    enum optimizer type; /* OPTIMIZER_ADAM: hyper.adam_w_mode says which Adam it is */
+    enum optimizer type; /* hyper.adam_w_mode tells AdamW from Adam if this is OPTIMIZER_ADAM */
     struct hyper hyper;  /* fields that the type does not use stay 0 */
-    unsigned optim_bits; /* of each moment: 8; or 32, which bf16 may make 16 */
-    unsigned master_weight_bits; /* of masters of bf16 weights: 32 or 24 */
+    unsigned optim_bits; /* bits of each moment: 8, or 32 (bf16 may make it 16) */
+    unsigned master_weight_bits; /* bits of a bf16 weight's master weight: 32 or 24 */
 };
 
 struct config_bf16 {
-    bool optimizer_states; /* moments are bf16 */
+    bool optimizer_states; /* moments are in bf16 */
     bool stochastic_rounding;
 };
 
@@ -136,7 +136,7 @@ struct config_checkpoint {
     struct config_names allow_groups;
     uint64_t save_steps;       /* 0: not by steps */
     uint64_t save_interval_ms; /* 0: not by time */
-    unsigned save_total_limit; /* 0: all stay */
+    unsigned save_total_limit; /* 0: all are kept */
     enum config_save_on_stop save_on_stop;
     char *load; /* an absolute path, CONFIG_LOAD_LATEST or CONFIG_LOAD_NEVER */
     bool strict;
@@ -150,7 +150,7 @@ struct config_limits {
     uint64_t reattach_timeout_ms;
 };
 
-/* As Welcome.configured has them. */
+/* The bits of Welcome.configured. */
 enum config_configured {
     CONFIG_GIVES_OPTIMIZER = 1 << 0,
     CONFIG_GIVES_LR = 1 << 1,
@@ -161,18 +161,18 @@ enum config_configured {
     CONFIG_GIVES_DAMPENING = 1 << 6,
     CONFIG_GIVES_NESTEROV = 1 << 7,
     CONFIG_GIVES_LR_DECAY = 1 << 8,
-    CONFIG_GIVES_SCHEDULER = 1 << 9, /* a number of the schedule, not only its type */
+    CONFIG_GIVES_SCHEDULER = 1 << 9, /* the file has a parameter of the schedule, not only its type */
     CONFIG_GIVES_NS_COEFFICIENTS = 1 << 10,
     CONFIG_GIVES_NS_STEPS = 1 << 11,
     CONFIG_GIVES_ADJUST_LR_FN = 1 << 12,
-    CONFIG_GIVES_MAX_LR = 1 << 13,          /* the schedule does not start from lr: also if its rate is a default */
+    CONFIG_GIVES_MAX_LR = 1 << 13,          /* the schedule does not start from lr, even if its rate is a default */
     CONFIG_GIVES_LEAVE_CONTINUES = 1 << 14, /* diagnostics.on_leave: continue */
 };
 
 /* Where a value came from. */
 struct config_origin {
-    unsigned line, column; /* from 1; meaningless when not given */
-    bool given;            /* else the default; in line 0: by the command line */
+    unsigned line, column; /* from 1; meaningless if not given */
+    bool given;            /* false: a default; line 0: given by the command line */
 };
 
 struct config {
@@ -199,35 +199,35 @@ struct config {
     struct config_checkpoint checkpoint;
     struct config_limits limits;
 
-    bool no_successors;            /* of the command line, not of the file: nobody starts a rank again */
+    bool no_successors;            /* set by the command line: nobody restarts a lost rank */
     char *file;                    /* as the caller named it */
     struct config_origin *origins; /* one per row of config_table() */
 };
 
-/* Which engines were built; a configuration that needs another is refused. */
+/* The engines that were built. A configuration that needs another engine is refused. */
 struct config_build {
     bool have_gloo;
     bool have_nccl;
 };
 
-/* Values of the command line, used for keys that the file lacks, as a DeepSpeed file does. 0 or NULL: not given. */
+/* Values of the command line, for keys that the file lacks (a DeepSpeed file lacks some). 0 or NULL: not given. */
 struct config_given {
     const char *socket;   /* listen.socket */
-    unsigned ranks;       /* world.size; counts more than accelerate's num_processes */
-    unsigned usual_ranks; /* world.size if nobody gives it */
+    unsigned ranks;       /* world.size; overrides accelerate's num_processes */
+    unsigned usual_ranks; /* world.size if neither file nor command line has it */
 };
 
 /* A text to read instead of a file. */
 struct config_source {
     struct config_text text;
     struct config_given given;
-    const struct config_build *build; /* NULL: what this build has */
+    const struct config_build *build; /* NULL: the engines of this build */
 };
 
 /*
- * Reads a file, or the DeepSpeed file that an accelerate file names; given: NULL, nothing. On success *out is the
- * caller's (config_free) and problems may hold notes; on failure *out is NULL. problems: initialised by the caller,
- * added to, in order of place. Return: 0, CONFIG_E_INVALID, or -ENOMEM.
+ * Reads a file, or the DeepSpeed file that an accelerate file names. given may be NULL. The caller initialises
+ * problems; new ones are appended in the order of the file. On success the caller frees *out (config_free), and
+ * problems may hold notes. On failure *out is NULL. Return: 0, CONFIG_E_INVALID, or -ENOMEM.
  */
 int config_load(struct config **out, const char *path, const struct config_given *given,
                 struct config_problems *problems);
@@ -237,65 +237,73 @@ void config_free(struct config *config);
 /* The engines that this build has. */
 const struct config_build *config_build_own(void);
 
-/* Does the file or the command line have a value for the key, other than "auto"? Does the file itself? */
+/*
+ * Does the file or the command line have a value for the key, other than "auto"? config_file_has(): does the file have
+ * one?
+ */
 bool config_gives(const struct config *config, const char *path);
 bool config_file_has(const struct config *config, const char *path);
-/* Masters and moments are in host memory, and all else on GPUs? */
+/* Are master weights and moments in host memory, and all else on GPUs? */
 bool config_offloads(const struct config *config);
-/* Stage 3 on GPUs: no state is in host memory, and frozen parameters are partitioned, too. */
+/*
+ * Is it stage 3 on GPUs without offloading? Then no state is in host memory, and frozen parameters are partitioned too.
+ */
 bool config_partitions_all(const struct config *config);
 /*
- * The stage by which the job's memory is laid out and its trainers work. Stage 3 partitions weights among nodes and
- * GPUs: on one node in host memory there is nothing to gather, so it is the same as stage 2, unless the configuration
- * says otherwise. config_stage_of(): of another stage than the configured one.
+ * Return: the stage in use, for the layout of the job's memory and for its trainers. Stage 3 partitions weights among
+ * nodes and GPUs. On one node in host memory there is nothing to gather, so stage 3 becomes stage 2, unless the
+ * configuration says otherwise. config_stage_of() starts from the given stage, config_stage() from the configured one.
  */
 unsigned config_stage(const struct config *config);
 unsigned config_stage_of(const struct config *config, unsigned stage);
-/* How many workers a daemon on this machine has. */
+/* Return: the number of workers of a daemon on this machine. */
 unsigned config_n_threads(const struct config *config);
 /* Are gradients and state in one memory, as Muon needs them? */
 bool config_can_use_muon(const struct config *config);
 /* Does the daemon need OpenBLAS for this optimizer? On GPUs the engine needs cuBLAS. */
 bool config_needs_openblas(const struct config *config, enum optimizer optimizer);
-/* The moments that the optimizer has, and how they lie in memory. */
+/* Return: the optimizer's moments, and their type in memory. */
 struct optimizer_moments config_moments(const struct config *config);
-/* Does a job look for a checkpoint to begin with? */
+/* Does the job look for a checkpoint when it starts? */
 bool config_loads(const struct config *config);
-/* reduce_bucket_size where nobody gives one. A running job keeps the one that it was formed with. */
+/*
+ * Return: the reduce_bucket_size that zerod chooses. A running job keeps the size that it was formed with.
+ * config_chooses_bucket(): does zerod choose it, because neither file nor command line does?
+ */
 uint64_t config_usual_bucket_elems(const struct config *config);
 bool config_chooses_bucket(const struct config *config);
-/* Ranks on this node. */
+/* The number of ranks on this node. */
 unsigned config_local_ranks(const struct config *config);
 /* The first rank of a node, and of this node. */
 unsigned config_first_rank_of(const struct config *config, unsigned node);
 unsigned config_first_rank(const struct config *config);
-/* The name of what the optimizer computes: Adam with decoupled weight decay is AdamW. */
+/* Return: the name of what the optimizer computes. Adam with decoupled weight decay is AdamW. */
 const char *config_optimizer_name(const struct config_optimizer *optimizer);
 /*
- * For a configuration without an optimizer: takes the one of that name (as config_optimizer_name() has it), with its
- * own defaults and, if it is SGD, that momentum. Return: whether it was taken; else nothing has changed.
+ * Sets the optimizer of a configuration that has none, by its name (see config_optimizer_name()) and with its defaults.
+ * momentum is for SGD only. Return: true if the optimizer is set; false if nothing has changed.
  */
 bool config_choose_optimizer(struct config *config, const char *name, double momentum);
-/* What the job's ranks need is known: reduce_bucket_size follows where nobody gives one. */
+/* Sets the room that the job's ranks need. Also sets reduce_bucket_size if zerod chooses it. */
 void config_choose_gpu_room(struct config *config, enum config_gpu_room room);
-/* Which of these settings the file names: bits of enum config_configured. */
+/* Return: bits of enum config_configured for the settings that the file has. */
 unsigned config_configured(const struct config *config);
 
 /*
- * Every effective value with its origin, as YAML that loads back to the same configuration; origins are
- * comments. Return: 0, or -errno when the stream failed.
+ * Prints every effective value as YAML, with its origin as a comment. The YAML loads back to the same configuration.
+ * Return: 0, or -errno if the stream failed.
  */
 int config_print(FILE *file, const struct config *config);
 
 /*
- * The effective values of all keys that every node must have alike, one line "key: value" each, in the order of the
- * table. Return: the caller's (free), or NULL without memory.
+ * Return: the effective values of all keys that must be equal on every node, one line "key: value" each, in the order
+ * of the table. The caller frees the text. NULL if memory is exhausted.
  */
 char *config_shared_text(const struct config *config);
 
 /*
- * Compares such a text of ours with another node's, which may be of another version and is not trusted to be well
- * formed. sentence names the first keys that differ, with both values: "weights is private there and shared here".
- * Return: how many keys differ; with 0 the sentence is empty.
+ * Compares this node's shared text with another node's, which may be of another version or malformed. sentence names
+ * the first keys that differ, with both values: "weights is private there and shared here". Return: the number of keys
+ * that differ. If it is 0, the sentence is empty.
  */
 size_t config_shared_difference(const char *here, const char *there, char *sentence, size_t size);

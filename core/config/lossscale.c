@@ -7,12 +7,12 @@
 #include <math.h>
 
 /*
- * Doubling stops here. Trainers hold the scaled loss in fp32, which ends at 2^128, so no run with a loss gets
- * this far; one whose gradients are all zero would otherwise double into infinity, and 0 x infinity is NaN.
+ * Doubling stops here. Trainers hold the scaled loss in fp32, which ends at 2^128, so no run with a loss gets this far.
+ * If all gradients are zero, the scale would otherwise double to infinity, and 0 x infinity is NaN.
  */
 static const double largest_scale = 0x1p127;
 
-/* Halving stops here at the latest: below, fp32 loses bits, and at last a gradient would be divided by 0. */
+/* Halving stops here at the latest. Below this, fp32 loses bits, and finally gradients would be divided by 0. */
 static const double smallest_scale = 0x1p-126;
 
 static double lowest_scale(const struct lossscale *ls)
@@ -51,7 +51,7 @@ static int lossscale_lower(struct lossscale *ls)
     if (lossscale_is_at_minimum(ls))
         return LOSSSCALE_E_AT_MINIMUM;
 
-    /* The last unit of hysteresis is not refilled here: the next overflow halves at once. */
+    /* The last unit of hysteresis is not refilled here, so the next overflow halves the scale at once. */
     ls->scale = fmax(ls->scale / 2, lowest_scale(ls));
     return 0;
 }

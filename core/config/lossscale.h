@@ -2,32 +2,32 @@
 #pragma once
 
 /*
- * The loss scale of fp16 training: a static figure, or DeepSpeed's dynamic one, which rides just below the
- * largest scale that does not overflow. Pure: told after each decided step whether that step overflowed, it
- * says which scale the next one uses. Trainers multiply their loss by the scale, the step divides by it.
+ * The loss scale of fp16 training is static, or dynamic as in DeepSpeed. A dynamic scale stays just below the largest
+ * scale that does not overflow. Pure: the caller reports after each decided step whether it overflowed, and reads the
+ * scale of the next step. Trainers multiply their loss by the scale, and the step divides by it.
  *
- * Dynamic: the scale starts at 2^initial_power. An overflow takes one unit of hysteresis; with one unit left
- * it halves the scale instead, never below min_scale. A step without overflow that follows a whole number of
- * windows of such steps doubles the scale, and refills the hysteresis (so the first doubling comes with step
- * window + 1, the second with step 2 * window + 1); with consecutive_hysteresis every step without overflow
- * refills it. Skipped steps count in the window, because the scale moves with attempts, not with updates.
+ * Dynamic: the scale starts at 2^initial_power. An overflow uses up one unit of hysteresis; if only one unit is left,
+ * it halves the scale instead, but never below min_scale. Steps without overflow are counted from the last overflow. A
+ * step without overflow that follows a whole number of windows doubles the scale and refills the hysteresis (so the
+ * first doubling comes with step window + 1, the second with step 2 * window + 1). With consecutive_hysteresis every
+ * step without overflow refills it. Skipped steps count too, because the scale moves with attempts, not with updates.
  */
 
 #include <stdbool.h>
 #include <stdint.h>
 
 enum {
-    LOSSSCALE_E_AT_MINIMUM = 1, /* E1202: an overflow while the scale cannot go down any more */
+    LOSSSCALE_E_AT_MINIMUM = 1, /* E1202: an overflow, and the scale is at its minimum */
 };
 
-/* As in the section fp16 of the configuration. */
+/* The section fp16 of the configuration. */
 struct lossscale_params {
-    double static_scale;    /* > 0: this scale, for ever; 0: dynamic */
+    double static_scale;    /* > 0: a static scale; 0: dynamic */
     unsigned initial_power; /* the dynamic scale starts at 2^initial_power */
-    uint64_t window;        /* steps without overflow after which the next one doubles the scale, at least 1 */
-    unsigned hysteresis;    /* overflows until it halves, at least 1 */
+    uint64_t window;        /* steps without overflow before the one that doubles the scale, at least 1 */
+    unsigned hysteresis;    /* overflows until the scale halves, at least 1 */
     bool consecutive_hysteresis;
-    double min_scale; /* 0: none of its own */
+    double min_scale; /* 0: no minimum of its own */
 };
 
 struct lossscale {
@@ -39,16 +39,16 @@ struct lossscale {
     uint64_t window_start; /* the step after the last overflow */
 };
 
-/* For training without a loss scale: 1, and stays there. */
+/* For training without a loss scale: the scale stays 1. */
 void lossscale_init_off(struct lossscale *ls);
 void lossscale_init(struct lossscale *ls, const struct lossscale_params *params);
 
-/* Would one more overflow find nothing left to lower? */
+/* Is the scale at its minimum, so that one more overflow cannot lower it? */
 bool lossscale_is_at_minimum(const struct lossscale *ls);
 
 /*
- * A step was decided with ls->scale; overflow: it was skipped because its gradients were not finite.
- * Return: 0, or LOSSSCALE_E_AT_MINIMUM: skipping alone will not help any more. The scale stays what it was.
- * A static scale never changes and always returns 0.
+ * Updates the scale after a decided step. overflow: the step was skipped because its gradients were not finite. Return:
+ * 0, or LOSSSCALE_E_AT_MINIMUM if skipping alone cannot help any more; then the scale is unchanged. A static scale
+ * never changes and always returns 0.
  */
 int lossscale_update(struct lossscale *ls, bool overflow);

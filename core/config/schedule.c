@@ -14,8 +14,10 @@ static uint64_t warmup_steps(const struct schedule *schedule)
     return MAX(schedule->warmup_num_steps, (uint64_t)2); /* log(1) would divide by zero */
 }
 
-/* Position in the warm-up, 0 to 1. The formulas keep DeepSpeed's order of operations, so that its bits come
- * out. */
+/*
+ * Return: the position in the warm-up, from 0 to 1. The formulas keep DeepSpeed's order of operations, for the same
+ * bits.
+ */
 static double warmup_progress(const struct schedule *schedule, uint64_t iteration)
 {
     double n_steps = (double)warmup_steps(schedule);
@@ -25,7 +27,7 @@ static double warmup_progress(const struct schedule *schedule, uint64_t iteratio
     return 1.0 / log(n_steps) * log((double)iteration + 1.0);
 }
 
-/* Falls linearly from 1 at the end of the warm-up to 0 at total_num_steps. */
+/* Return: a value that falls linearly from 1 at the end of the warm-up to 0 at total_num_steps. */
 static double decay_progress(const struct schedule *schedule, uint64_t iteration)
 {
     double total = (double)schedule->total_num_steps;
@@ -34,7 +36,7 @@ static double decay_progress(const struct schedule *schedule, uint64_t iteration
     return fmax(0.0, (total - (double)iteration) / length);
 }
 
-/* The factor of the group's lr. Past the end it stays at cos_min_ratio and does not swing up again. */
+/* Return: the factor of the group's lr. After the end it stays at cos_min_ratio and does not rise again. */
 static double cosine_ratio(const struct schedule *schedule, uint64_t iteration)
 {
     uint64_t n_warmup = warmup_steps(schedule);

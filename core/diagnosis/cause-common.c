@@ -26,7 +26,7 @@ enum caller caller_of(const struct evidence_at *at, const struct diagnostic_push
         return CALLER_TRAINER;
     if (mentions(at->client, "torch") || mentions(at->client, "python"))
         return CALLER_TORCH;
-    /* Python of an unknown kind: the Trainer's keywords are those that most models know, too. */
+    /* Unknown Python programs get the Trainer's keywords, because most models know them, too. */
     return push && mentions(push->site, ".py:") ? CALLER_TRAINER : CALLER_C;
 }
 
@@ -86,7 +86,7 @@ struct diagnostic *cause_new(const struct evidence_at *at, enum diagnostic_code 
     return d;
 }
 
-/* Notes stand in a column behind the longest advice that has one. */
+/* Notes are in a column after the longest advice that has a note. */
 void cause_remedies(struct diagnostic *d, const struct remedy *remedies, size_t n)
 {
     int width = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A diagnostic goes to the log as its text, with fields by which the journal finds it. */
+/* Logs a diagnostic as its text, with fields for searching the journal. */
 
 #include "core/diagnosis/diagnosis-log.h"
 

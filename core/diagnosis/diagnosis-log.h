@@ -5,5 +5,5 @@
 
 struct diagnostic;
 
-/* Writes the text, and for the journal code, class, first parameter, rank, step and micro-batch as fields. */
+/* Logs the text. The journal also gets code, class, first parameter, rank, step and micro-batch as fields. */
 void log_diagnostic(const struct diagnostic *diagnostic);

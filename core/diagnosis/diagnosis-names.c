@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Names in a text. A fault rarely concerns one parameter: 432 names say less than the prefix that they
- * share. A set is shown as one group if it has a common prefix under which everything trainable is in the
- * set; else the group is split at the next component of the names, as long as five groups are enough.
+ * Names in a text. A fault rarely concerns only one parameter, and 432 names say less than their common prefix. A set
+ * is one group if all trainable parameters under its common prefix are in the set. Else the group is split at the next
+ * component of the names, as long as five groups suffice.
  */
 
 #include <string.h>
@@ -24,7 +24,7 @@ static const struct layout_param *param_at(const struct set *set, size_t i)
     return set->ids[i] < set->layout->n_params ? &set->layout->params[set->ids[i]] : NULL;
 }
 
-/* Is the name the prefix itself, or does it continue it after a dot? The empty prefix holds everything. */
+/* Is the name the prefix, or the prefix followed by a dot? Every name is under the empty prefix. */
 static bool is_under(const struct layout_param *param, const char *prefix, size_t len)
 {
     if (param->name_len < len || memcmp(param->name, prefix, len) != 0)
@@ -37,7 +37,7 @@ static const char *prefix_of(const struct set *set, const struct name_group *gro
     return set->layout->params[group->first].name;
 }
 
-/* The longest prefix of a, not beyond len, that ends before a dot of a and that b is under. */
+/* Return: the length of the longest prefix of a's name, at most len, that ends before a dot and that b is under. */
 static size_t common_prefix(const struct layout_param *a, size_t len, const struct layout_param *b)
 {
     while (len > 0 && !is_under(b, a->name, len)) {
@@ -48,7 +48,7 @@ static size_t common_prefix(const struct layout_param *a, size_t len, const stru
     return len;
 }
 
-/* Length of the name up to the end of the component that follows the first len bytes. */
+/* Return: the length of the name up to the end of the component after the first len bytes. */
 static size_t next_component(const struct layout_param *param, size_t len)
 {
     size_t at = MIN(len ? len + 1 : 1, param->name_len);
@@ -68,7 +68,10 @@ static bool is_whole(const struct set *set, const struct name_group *group)
     return n <= group->n;
 }
 
-/* Lengthens the prefix to what all members share, counts them, and looks whether they are all there are. */
+/*
+ * Extends the prefix to the longest one that all members share, counts the members, and checks whether the group is
+ * whole.
+ */
 static void complete_group(const struct set *set, struct name_group *group)
 {
     const struct layout_param *first = &set->layout->params[group->first];
@@ -88,8 +91,8 @@ static void complete_group(const struct set *set, struct name_group *group)
 }
 
 /*
- * Splits a group at the next component of its members' names. Return: how many parts; 0 when there are more
- * than max, or a member's name is the prefix itself.
+ * Splits a group at the next component of its members' names. Return: the number of parts; 0 if there are more than
+ * max, or if a member's name is the prefix itself.
  */
 static size_t split(const struct set *set, const struct name_group *group, struct name_group *parts, size_t max)
 {
@@ -116,8 +119,10 @@ static size_t split(const struct set *set, const struct name_group *group, struc
     return n_parts;
 }
 
-/* Splits groups until each is whole: has all trainable parameters under its prefix. Return: false when that takes more
- * groups than there is room for. */
+/*
+ * Splits groups until each is whole: until all trainable parameters under its prefix are in the set. Return: false if
+ * this needs more groups than fit.
+ */
 static bool refine(const struct set *set, struct name_group *groups, size_t *n_groups)
 {
     struct name_group parts[NAME_GROUPS_MAX];
@@ -141,7 +146,7 @@ static bool refine(const struct set *set, struct name_group *groups, size_t *n_g
     return true;
 }
 
-/* More first components than groups: the first few of them. */
+/* Makes one group for each first component, as many as fit. Return: the number of groups. */
 static size_t first_components(const struct set *set, struct name_group *groups)
 {
     size_t n_groups = 0;
@@ -190,7 +195,7 @@ size_t name_groups(struct name_group groups[NAME_GROUPS_MAX], size_t *n_groups, 
 
 void name_print(struct strbuf *buf, const char *name, size_t name_len)
 {
-    char printed[4 * 1024 + 1]; /* a name of the longest kind, every byte as \xNN */
+    char printed[4 * 1024 + 1]; /* the longest possible name, every byte as \xNN */
 
     layout_print_name(printed, sizeof(printed), name, name_len);
     strbuf_add(buf, "%s", printed);
@@ -253,7 +258,7 @@ void name_list_print(struct strbuf *buf, const struct layout *layout, const uint
     }
     if (n_left)
         strbuf_add(buf, "\nand %zu more elsewhere", n_left);
-    /* A prefix under which all are meant is the full list. */
+    /* Prefixes of whole groups are a full list. */
     if (n_left || !whole)
         strbuf_add(buf, "\n(every name: zerodctl diagnostics --json)");
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Diagnostics: their fields are added one by one, and become one text. */
+/* Builds diagnostics field by field, and renders each as one text. */
 
 #include "core/diagnosis/diagnosis.h"
 
@@ -16,8 +16,8 @@
 enum { LABEL_WIDTH = 15 };
 
 /*
- * Every code: number, short text, and what an operator reads in the index of docs/diagnostics.md. The whole texts are
- * in cause-*.c. A test keeps the manual and this list equal.
+ * All codes: number, short text, and the sentence for operators in the index of docs/diagnostics.md. The whole texts
+ * are in texts/. A test compares the manual with this list.
  */
 #define CODES(X)                                                                                                       \
     X(1001, E_DUPLICATE, "duplicate gradient refused",                                                                 \
@@ -72,12 +72,12 @@ enum { LABEL_WIDTH = 15 };
 static const struct diagnostic_info infos[] = {CODES(INFO)};
 #undef INFO
 
-/* Stands for any string that there was no memory for. Never written to. */
+/* Replaces any string that could not be allocated. Never written to. */
 static char nothing[] = "";
 
 /*
- * Spares: diagnostic_new() returns one when there is no memory even for the struct. A spare has code and short text, is
- * shared by all such diagnostics of that code, is changed only by its keeper, and is never freed.
+ * diagnostic_new() returns a spare if it cannot allocate the struct. A spare has the code and the short text. All such
+ * diagnostics of a code share it. Only its keeper changes it, and it is never freed.
  */
 #define SPARE(number, name, title_, summary)                                                                           \
     {.code = name,                                                                                                     \
@@ -124,7 +124,7 @@ static char *copy_or_nothing(const char *text)
     return s ? memcpy(s, text, n + 1) : nothing;
 }
 
-/* The text of a buffer, which is left empty. */
+/* Return: the text of the buffer. The buffer is empty afterwards. */
 static char *take_text(struct strbuf *buf)
 {
     char *s = buf->data ? steal_ptr(buf->data) : nothing;
@@ -221,7 +221,7 @@ void diagnostic_warn(struct diagnostic *d)
         d->warning = true;
 }
 
-/* Segments and sites are the client's words. */
+/* For segments and sites, because they are text from the client. */
 static char *copy_foreign(const char *text)
 {
     struct strbuf buf = {0};
@@ -288,7 +288,7 @@ static char *param_name(const struct layout *layout, uint32_t id)
     return take_text(&buf);
 }
 
-/* Copies ids, each once: a parameter may have been pushed a third time. Return: how many. */
+/* Copies each id once, because a parameter may have been pushed more than twice. Return: the number of copied ids. */
 static size_t copy_once(uint32_t *dst, const struct layout *layout, const uint32_t *ids, size_t n)
 {
     _cleanup_free_ uint8_t *seen = layout ? calloc(layout->n_params, 1) : NULL;

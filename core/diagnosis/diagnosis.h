@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * Diagnostics: codes, causes and texts of the refusals of zerod. Pure: evidence in, diagnostic out; no I/O, no clock.
+ * Diagnostics: codes, causes and texts of zerod's refusals. Pure: no I/O, no clock.
  *
- * One of the cause_*() functions builds a diagnostic from plain evidence. From then on it is immutable, and the
- * exception, the log, the journal and the JSON show it. Names, sites and numbers are copied into it.
+ * A cause_*() function builds a diagnostic from evidence. From then on the diagnostic is immutable. The exception, the
+ * log, the journal and the JSON show it. Names, sites and numbers are copied into it.
  */
 
 #include <stdbool.h>
@@ -88,11 +88,11 @@ struct diagnostic {
     struct diagnostic_field fields[DIAGNOSTIC_MAX_FIELDS];
     size_t n_fields;
     char *text;           /* everything, as printed; set by diagnostic_finish() */
-    uint64_t id, time_ns; /* set by who keeps it */
+    uint64_t id, time_ns; /* set by the module that keeps the diagnostic */
     unsigned n_refs;
 };
 
-/* One static row per code: short text, and what an operator reads in the manual's index. */
+/* One constant row per code: the short text, and the sentence for operators in the manual's index. */
 struct diagnostic_info {
     enum diagnostic_code code;
     const char *title;   /* "duplicate gradient refused" */
@@ -102,9 +102,12 @@ struct diagnostic_info {
 const struct diagnostic_info *diagnostic_info(enum diagnostic_code code); /* NULL: no such code */
 const struct diagnostic_info *diagnostic_table(size_t *n);
 
-/* Building. title NULL takes the table's. Never fails visibly: out of memory yields a diagnostic with shorter texts. */
+/*
+ * Begins a diagnostic. If title is NULL, the table's title is used. Always returns a diagnostic; without memory its
+ * texts are shorter.
+ */
 struct diagnostic *diagnostic_new(enum diagnostic_code code, const char *title);
-void diagnostic_at(struct diagnostic *d, int64_t rank, int64_t step, int64_t micro_batch); /* negative: leave out */
+void diagnostic_at(struct diagnostic *d, int64_t rank, int64_t step, int64_t micro_batch); /* negative: left out */
 void diagnostic_field(struct diagnostic *d, const char *label, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void diagnostic_params(struct diagnostic *d, const struct layout *layout, const uint32_t *ids, size_t n);
@@ -112,4 +115,4 @@ void diagnostic_params(struct diagnostic *d, const struct layout *layout, const 
 struct diagnostic *diagnostic_finish(struct diagnostic *d);
 
 struct diagnostic *diagnostic_ref(struct diagnostic *d);
-void diagnostic_unref(struct diagnostic *d); /* NULL is fine */
+void diagnostic_unref(struct diagnostic *d); /* d may be NULL */

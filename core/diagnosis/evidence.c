@@ -21,7 +21,7 @@ void rank_evidence_reset(struct rank_evidence *evidence)
     *evidence = (struct rank_evidence){0};
 }
 
-/* If two ranks disagree about a module, the one that has called it is right. */
+/* If two ranks disagree about a module, it counts as called. */
 static void add_called(const struct rank_evidence *evidence, struct evidence_missing *missing, uint8_t *called)
 {
     if (!evidence->called || !called)

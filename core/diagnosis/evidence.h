@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Evidence: a rank's client says why it did not push parameters in the open step. It is kept until a text about them is
- * made or the step is over. It comes from the rank that is judged, so it explains and never decides: the ledger knows
+ * Evidence: a client's report on why its rank did not push parameters in the open step. It is kept until a text about
+ * them is made, or the step ends. It comes from the rank that lacks gradients, so it only explains. The ledger decides
  * which gradients are missing.
  */
 
@@ -16,19 +16,19 @@ enum { EVIDENCE_NOT_CALLED = 1, EVIDENCE_CALLED = 2 }; /* of a parameter's modul
 
 struct rank_evidence {
     bool present;
-    char *exception, *raised_at, *swallowed_by, *dead_segment, *site; /* owned; NULL: not said */
+    char *exception, *raised_at, *swallowed_by, *dead_segment, *site; /* owned; NULL: not reported */
     bool in_forward, requires_grad_changed;
     uint32_t n_dead_segments;
     uint64_t n_forwards, n_backwards;
-    uint8_t *called; /* n_params entries, EVIDENCE_* or 0; owned; NULL: the client said nothing */
+    uint8_t *called; /* n_params entries, EVIDENCE_* or 0; owned; NULL: not reported */
 };
 
 void rank_evidence_reset(struct rank_evidence *evidence);
 
 /*
- * Fills the fields of missing that are not set yet; strings are borrowed. called: memory for missing->n_params entries,
- * to which missing->called will point; NULL: no memory. whole: the rank misses all of missing->params. Only then does
- * the client's evidence about segments and frozen parameters apply to them.
+ * Fills the fields of missing that are not set yet. Strings are borrowed. called: memory for missing->n_params entries,
+ * to which missing->called will point; may be NULL. whole: the rank misses all of missing->params. Only then does the
+ * client's evidence about segments and frozen parameters apply to them.
  */
 void rank_evidence_add(const struct rank_evidence *evidence, struct evidence_missing *missing, uint8_t *called,
                        bool whole);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The record of a push: what a client says of where its gradient came from. */
+/* The record of a push: the client's facts about the origin of a gradient. */
 
 #include <stdint.h>
 
@@ -18,15 +18,15 @@ struct push_record {
     uint64_t sequence;
     uint64_t step;
     uint64_t task;    /* graph task of the framework, unique within its ordinal */
-    uint64_t time_ns; /* when the daemon saw it, CLOCK_MONOTONIC */
+    uint64_t time_ns; /* when the daemon received it, CLOCK_MONOTONIC */
     uint32_t attempt;
     uint32_t micro_batch;
-    uint32_t param; /* for texts */
+    uint32_t param; /* used in texts */
     uint32_t part;
     uint32_t ordinal; /* outer backward of the micro-batch, from 1 */
     uint32_t depth;   /* nesting of graph tasks, 0 = outermost */
     uint32_t segment; /* string id of the checkpointed segment or module */
     uint32_t call;    /* which call of that segment, from 1 */
-    uint32_t site;    /* string id of the call site of its forward (PUSH_SITE_IS_BACKWARD), in the user's code */
+    uint32_t site;    /* string id of the forward's (PUSH_SITE_IS_BACKWARD: backward's) call site in the user's code */
     uint32_t flags;   /* PUSH_* */
 };

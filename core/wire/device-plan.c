@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The device plan is written by the daemon and opened by the NCCL engine; both compute places in memory from it. */
+/* The daemon writes the device plan, the NCCL engine opens it, and both compute places in memory from it. */
 
 #include "core/wire/device-plan.h"
 
@@ -14,7 +14,7 @@
 
 enum { MAGIC = 0x64657670, PAGE_BYTES = 4096 };
 
-/* The next daemon compares a plan byte by byte with its own, so that none of its structures may have padding. */
+/* A new daemon compares the plan byte by byte with its own, so no structure of a plan may have padding. */
 static_assert(sizeof(struct device_plan_header) == 16 * 4 + 8 * 1 + 9 * 8, "no padding");
 static_assert(sizeof(struct device_plan_param) == 10 * 4 + 3 * 8, "no padding");
 static_assert(sizeof(struct layout_bucket) == 10 * 4 + 5 * 8, "no padding");
@@ -117,7 +117,7 @@ void device_plan_write(const struct device_plan_options *options, void *memory)
         memcpy((uint8_t *)memory + head.parcels_at, layout->parcels, head.n_parcels * sizeof(*layout->parcels));
 }
 
-/* ---- is it one? ------------------------------------------------------------------------------------------ */
+/* ---- checking a plan ------------------------------------------------------------------------------------- */
 
 static bool array_fits(const struct device_plan_header *head, uint64_t at, uint64_t n, uint64_t size)
 {
@@ -218,7 +218,7 @@ static bool part_is_sound(const struct device_plan *plan, const struct layout_pa
            is_within(part->first_chunk, part->n_chunks, plan->head->n_chunks);
 }
 
-/* The rank's partition of a bucket: [*start, *start + n). Return: n. */
+/* Finds the rank's partition of a bucket: [*start, *start + n). Return: n. */
 static uint64_t find_partition(const struct device_plan *plan, uint32_t bucket, unsigned rank, uint64_t *start)
 {
     return layout_bucket_owned(&plan->buckets[bucket], plan->head->world_size, rank, 1, start);
@@ -242,7 +242,10 @@ static bool chunk_is_sound(const struct device_plan *plan, const struct layout_c
     return begin >= start && is_within(begin - start, chunk->n_elems, slice);
 }
 
-/* Those of a matrix lie in its owner's partition, as chunk_is_sound() sees. */
+/*
+ * Do the chunks that a parameter lists belong to it? chunk_is_sound() checks that the chunks of a matrix are in its
+ * owner's partition.
+ */
 static bool chunks_are_its_own(const struct device_plan *plan, uint32_t param)
 {
     const struct device_plan_param *p = &plan->params[param];
@@ -254,7 +257,10 @@ static bool chunks_are_its_own(const struct device_plan *plan, uint32_t param)
     return true;
 }
 
-/* Do the chunks and parts that a parcel, bucket or parameter lists belong to it? Orders find them through it. */
+/*
+ * Do the chunks and parts that a parcel, bucket or parameter lists belong to it? Orders find chunks and parts through
+ * these lists.
+ */
 static bool ownership_is_sound(const struct device_plan *plan)
 {
     for (uint32_t i = 0; i < plan->head->n_parcels; i++) {
@@ -411,7 +417,7 @@ int device_rank_places_init(struct device_rank_places *places, const struct devi
     piece_bytes[DEVICE_RING] = plan->head->ring_bytes;
     piece_bytes[DEVICE_UNDO] = device_undo_places(plan).n_bytes;
     piece_bytes[DEVICE_POOL] = plan->head->pool_bytes;
-    /* A piece without anything in it would be an exception everywhere. */
+    /* An empty piece would need exceptions everywhere, so each piece has a minimum size. */
     for (unsigned i = 0; i < DEVICE_N_PIECES; i++)
         piece_bytes[i] = MAX(piece_bytes[i], (uint64_t)DEVICE_ALIGN_BYTES);
     return 0;

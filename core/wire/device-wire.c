@@ -13,7 +13,7 @@
 #include "core/wire/wire.h"
 #include "proto/device.pb-c.h"
 
-/* ---- what each field may be, message by message in the order of the proto ------------------------------- */
+/* ---- the allowed values of each field, in the order of the proto ---------------------------------------- */
 
 static const struct wire_rule piece_rules[] = {
     U32(DevicePiece, device_piece, kind, .max = DEVICE_N_PIECES - 1),
@@ -146,7 +146,7 @@ static const struct wire_rule move_rules[] = {
 };
 static const struct wire_table move_table = WIRE_TABLE(device_move, device_move, move_rules);
 
-/* A key takes a byte, and so does the length of a move; small numbers take two at most, those up to 2^48 seven. */
+/* A key takes one byte, and so does the length of a move. Small numbers take at most two, numbers up to 2^48 seven. */
 enum { MOVE_BYTES = 2 + 2 + 2 + 2 + 8 + 2 + 8 + 8 + 11, COPY_BYTES = 32 };
 _Static_assert(DEVICE_MAX_MOVES *MOVE_BYTES + COPY_BYTES <= FRAME_MAX_BYTES, "the largest order fits into a frame");
 
@@ -172,7 +172,7 @@ static const struct wire_rule fetched_rules[] = {
 };
 static const struct wire_table fetched_table = WIRE_TABLE(device_fetched, device_fetched, fetched_rules);
 
-/* As for moves; a parameter's number takes five bytes at most. */
+/* The same as for moves. A parameter's number takes at most five bytes. */
 enum { FETCHED_BYTES = 2 + 6 + 8, FETCH_BYTES = 48 };
 _Static_assert(DEVICE_MAX_FETCHES *FETCHED_BYTES + FETCH_BYTES <= FRAME_MAX_BYTES, "the largest fetch fits, too");
 
@@ -232,7 +232,7 @@ static const struct wire_table report_tables[N_DEVICE_REPORT_TYPES] = {
     [DEVICE_REPORT_FAILED] = WIRE_TABLE(device_failed, device_failed, failed_rules),
 };
 
-/* ---- the verbs ------------------------------------------------------------------------------------------ */
+/* ---- functions ------------------------------------------------------------------------------------------ */
 
 static const struct wire_envelope command_envelope = {
     .descriptor = &zerod__v1__device_command__descriptor,

@@ -2,11 +2,11 @@
 #pragma once
 
 /*
- * proto/device.proto as plain structs, commands and reports, both ways. Names and meanings of fields are those of the
- * proto, which is the specification; texts, arrays and memory are as in wire.h.
+ * The commands and reports of proto/device.proto as plain structs. The proto is the specification: it defines names and
+ * meanings of fields. wire.h describes texts, arrays and memory.
  *
- * Unpacking validates every field: what is allowed stands in the tables of device-wire.c. What depends on state (a
- * bucket that exists, a place inside a piece) is for the receiver.
+ * Unpacking validates every field by the tables of device-wire.c. The receiver checks what depends on state (that a
+ * bucket exists, that a place is inside a piece).
  */
 
 #include <stdbool.h>
@@ -19,10 +19,10 @@ enum {
     DEVICE_WIRE_VERSION = 4,
     DEVICE_MAX_NODES = 512,
     DEVICE_MAX_LOCAL = 16,     /* GPUs of a node */
-    DEVICE_MAX_SEGMENTS = 8,   /* of host memory, at one time; numbered by the caller */
-    DEVICE_MAX_MOVES = 2048,   /* of one order: they fit into one frame */
-    DEVICE_MAX_FETCHES = 4096, /* likewise */
-    DEVICE_POOL_ALIGN = 256,   /* of fetched parameters */
+    DEVICE_MAX_SEGMENTS = 8,   /* segments of host memory at one time; the caller numbers them */
+    DEVICE_MAX_MOVES = 2048,   /* of one order, so that it fits into one frame */
+    DEVICE_MAX_FETCHES = 4096, /* of one order, so that it fits into one frame */
+    DEVICE_POOL_ALIGN = 256,   /* alignment of fetched parameters */
     DEVICE_MAX_WORLD = 1024,
     DEVICE_MAX_KEY_BYTES = 64,
     DEVICE_MAX_VALUE_BYTES = 4096,
@@ -37,7 +37,7 @@ enum {
 enum device_piece_kind {
     DEVICE_STATE,    /* moments, and masters that are not weights */
     DEVICE_GRADIENT, /* accumulators of the owned partitions */
-    DEVICE_WEIGHTS,  /* stages 1 and 2: all buckets; fp32 ones are their own masters */
+    DEVICE_WEIGHTS,  /* stages 1 and 2: all buckets; fp32 weights are their own masters */
     DEVICE_RING,     /* slots, written by the trainer */
     DEVICE_UNDO,
     DEVICE_POOL, /* stage 3: fetched parameters */
@@ -137,7 +137,7 @@ struct device_order_fetch {
     uint64_t tag;
     uint32_t timeout_ms;
     uint64_t collective;
-    uint32_t rank; /* in the world: to its pool */
+    uint32_t rank; /* the rank in the world whose pool gets the parameters */
     const struct device_fetched *params;
     size_t n_params;
 };
@@ -207,21 +207,24 @@ struct device_report {
     };
 };
 
-/* Descriptors that belong to the pieces: one for each has_fd. To the engine, the one of the page goes before them. */
+/*
+ * Return: the number of the pieces' descriptors, one for each has_fd. In a command to the engine, the page's descriptor
+ * precedes them.
+ */
 size_t device_memory_n_fds(const struct device_memory *memory);
 
-/* The orders among the commands have a tag and a deadline. Return: false, it is no order. */
+/* Reads tag and timeout of a command that is an order. Return: false if the command is no order. */
 bool device_command_order(const struct device_command *command, uint64_t *tag, uint32_t *timeout_ms);
 
 /*
- * A packet to a struct, which points into the arena. On WIRE_E_INVALID why is a sentence: message, field, what was got,
- * what was expected. Return: 0, WIRE_E_INVALID, -ENOMEM.
+ * Unpacks a packet into a struct that points into the arena. On WIRE_E_INVALID, why is a sentence: message, field,
+ * actual value, expected value. Return: 0, WIRE_E_INVALID or -ENOMEM.
  */
 int device_unpack_command(struct wire_arena *arena, const void *data, size_t n_bytes, struct device_command *out,
                           char *why, size_t why_size);
 int device_unpack_report(struct wire_arena *arena, const void *data, size_t n_bytes, struct device_report *out,
                          char *why, size_t why_size);
 
-/* A struct to a packet. Nothing is kept in the arena. Return: its size, -EMSGSIZE when size is too small, -ENOMEM. */
+/* Packs a struct. Keeps nothing in the arena. Return: the packet's size, -EMSGSIZE if size is too small, or -ENOMEM. */
 int device_pack_command(struct wire_arena *arena, const struct device_command *command, void *buffer, size_t size);
 int device_pack_report(struct wire_arena *arena, const struct device_report *report, void *buffer, size_t size);

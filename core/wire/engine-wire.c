@@ -13,7 +13,7 @@
 #include "core/wire/wire.h"
 #include "proto/engine.pb-c.h"
 
-/* ---- what each field may be, message by message in the order of the proto ------------------------------- */
+/* ---- the allowed values of each field, in the order of the proto ---------------------------------------- */
 
 static const struct wire_rule segment_rules[] = {
     U32(EngineSegment, engine_segment, number, .max = ENGINE_MAX_SEGMENTS - 1),
@@ -55,7 +55,7 @@ static const struct wire_rule move_rules[] = {
 };
 static const struct wire_table move_table = WIRE_TABLE(engine_move, engine_move, move_rules);
 
-/* A key takes a byte, and so does the length of a move; node < 2^14 takes two, a number up to 2^48 seven. */
+/* A key takes one byte, and so does the length of a move. node < 2^14 takes two, a number up to 2^48 seven. */
 enum { MOVE_BYTES = 2 + 3 + 2 + 2 + 8 + 8, ORDER_BYTES = 32 };
 _Static_assert(ENGINE_MAX_MOVES *MOVE_BYTES + ORDER_BYTES <= FRAME_MAX_BYTES, "the largest order fits into a frame");
 
@@ -107,7 +107,7 @@ static const struct wire_table report_tables[N_ENGINE_REPORT_TYPES] = {
     [ENGINE_REPORT_FAILED] = WIRE_TABLE(engine_failed, engine_failed, failed_rules),
 };
 
-/* ---- the verbs ------------------------------------------------------------------------------------------ */
+/* ---- functions ------------------------------------------------------------------------------------------ */
 
 static const struct wire_envelope command_envelope = {
     .descriptor = &zerod__v1__engine_command__descriptor,

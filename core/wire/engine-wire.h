@@ -2,12 +2,12 @@
 #pragma once
 
 /*
- * proto/engine.proto as plain structs, commands and reports, both ways. Names and meanings of fields are those of the
- * proto, which is the specification; texts, arrays and memory are as in wire.h.
+ * The commands and reports of proto/engine.proto as plain structs. The proto is the specification: it defines names and
+ * meanings of fields. wire.h describes texts, arrays and memory.
  *
- * Unpacking validates every field: what is allowed stands in the tables of engine-wire.c. What depends on state (a node
- * that exists, an order that was given) is for the caller. The engine is a child that may die at any time and of
- * anything, so its reports are read with as much care as a stranger's.
+ * Unpacking validates every field by the tables of engine-wire.c. The caller checks what depends on state (that a node
+ * exists, that an order was sent). The engine is a child process that may fail at any time and in any way, so its
+ * reports are checked like those of a stranger.
  */
 
 #include <stdbool.h>
@@ -20,13 +20,13 @@ struct wire_arena;
 
 enum {
     ENGINE_WIRE_VERSION = 1,
-    ENGINE_MAX_SEGMENTS = 10,  /* at one time; numbered by the caller */
-    ENGINE_SETUP_SEGMENTS = 8, /* of those the first are given with the setup: as many as a packet has descriptors */
-    ENGINE_MAX_MOVES = 4096,   /* of one order: they fit into one frame */
+    ENGINE_MAX_SEGMENTS = 10,  /* at one time; the caller numbers them */
+    ENGINE_SETUP_SEGMENTS = 8, /* sent with the setup, the first ones: as many as a packet has descriptors */
+    ENGINE_MAX_MOVES = 4096,   /* of one order, so that it fits into one frame */
     ENGINE_MAX_NODES = 512,
     ENGINE_MAX_ADDRESS_BYTES = 255,
     ENGINE_MAX_KEY_BYTES = 64,
-    ENGINE_MAX_VALUE_BYTES = 96 * 1024, /* gloo's: an address, at most 192 bytes, for each of the other nodes */
+    ENGINE_MAX_VALUE_BYTES = 96 * 1024, /* gloo's: an address of at most 192 bytes for each other node */
     ENGINE_MAX_WHAT_BYTES = 512,
 };
 
@@ -65,7 +65,7 @@ struct engine_order {
     enum traffic_kind kind; /* for struct traffic; not sent */
     const struct engine_move *moves;
     size_t n_moves; /* 1 to ENGINE_MAX_MOVES */
-    bool lasting;   /* what is sent stays as it is until the other nodes have it */
+    bool lasting;   /* sent data does not change until the other nodes have it */
 };
 
 struct engine_pair {
@@ -121,14 +121,14 @@ struct engine_report {
 };
 
 /*
- * A packet to a struct, which points into the arena. On WIRE_E_INVALID why is a sentence: message, field, what was got,
- * what was expected. Return: 0, WIRE_E_INVALID, -ENOMEM.
+ * Unpacks a packet into a struct that points into the arena. On WIRE_E_INVALID, why is a sentence: message, field,
+ * actual value, expected value. Return: 0, WIRE_E_INVALID or -ENOMEM.
  */
 int engine_unpack_command(struct wire_arena *arena, const void *data, size_t n_bytes, struct engine_command *out,
                           char *why, size_t why_size);
 int engine_unpack_report(struct wire_arena *arena, const void *data, size_t n_bytes, struct engine_report *out,
                          char *why, size_t why_size);
 
-/* A struct to a packet. Nothing is kept in the arena. Return: its size, -EMSGSIZE when size is too small, -ENOMEM. */
+/* Packs a struct. Keeps nothing in the arena. Return: the packet's size, -EMSGSIZE if size is too small, or -ENOMEM. */
 int engine_pack_command(struct wire_arena *arena, const struct engine_command *command, void *buffer, size_t size);
 int engine_pack_report(struct wire_arena *arena, const struct engine_report *report, void *buffer, size_t size);

@@ -12,7 +12,7 @@
 #include "core/base/base.h"
 
 enum {
-    PACKET_BYTES = FRAME_MAX_BYTES + 1, /* one byte more than may come: an array of them stays aligned */
+    PACKET_BYTES = FRAME_MAX_BYTES + 1, /* one byte more than allowed, so that an array of packets stays aligned */
 };
 
 /* A queued packet. */
@@ -53,9 +53,9 @@ static int frame_error(int error)
 }
 
 /*
- * Whether to receive again. A peer that went with something unread leaves ECONNRESET in front of what it
- * had sent before: a trainer's last pushes, or the daemon's refusal with which it closed. The error is
- * reported once; the second try gets the packets, and the end behind them.
+ * Is the receive to be repeated? If the peer closes with unread data, a receive fails with ECONNRESET before it returns
+ * the peer's last packets: a trainer's last pushes, or the daemon's refusal. The error is reported once. The second
+ * receive returns the packets, and then the end.
  */
 static bool receive_again(unsigned *n_resets)
 {
@@ -90,7 +90,7 @@ static struct frame_packet packet_of(const struct mmsghdr *message)
     return (struct frame_packet){
         .data = header->msg_iov->iov_base,
         .n_bytes = MIN(message->msg_len, (unsigned)FRAME_MAX_BYTES),
-        /* There is no room for control messages: the kernel has dropped what came, and says so. */
+        /* There is no room for control messages, so the kernel drops them and sets MSG_CTRUNC. */
         .status = header->msg_flags & MSG_CTRUNC                                        ? FRAME_E_FDS
                   : header->msg_flags & MSG_TRUNC || message->msg_len > FRAME_MAX_BYTES ? FRAME_E_TOO_LARGE
                                                                                         : 0,
@@ -154,8 +154,9 @@ static void take_fds(struct frame_buffer *buffer, struct msghdr *header)
     for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c; c = CMSG_NXTHDR(header, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
             continue;
-        /* The control buffer has room for FRAME_MAX_FDS, and the kernel makes one control message of all of
-         * them. */
+        /*
+         * The control buffer has room for FRAME_MAX_FDS, and the kernel puts all descriptors into one control message.
+         */
         buffer->n_fds = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
         assert(buffer->n_fds <= FRAME_MAX_FDS);
         memcpy(buffer->fds, CMSG_DATA(c), buffer->n_fds * sizeof(int));
@@ -188,7 +189,7 @@ int frame_receive_fds(int fd, struct frame_buffer *buffer)
     if (n == 0)
         r = FRAME_EOF;
     else if (header.msg_flags & MSG_CTRUNC)
-        /* more than FRAME_MAX_FDS, or this process may open no more: the kernel has closed the rest */
+        /* more than FRAME_MAX_FDS, or more than this process may open; the kernel closed the rest */
         r = FRAME_E_FDS;
     else if ((header.msg_flags & MSG_TRUNC) || n > FRAME_MAX_BYTES)
         r = FRAME_E_TOO_LARGE;
@@ -224,7 +225,7 @@ int frame_send(int fd, const void *data, size_t n_bytes, const int *fds, size_t 
         header.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
     }
     do {
-        /* send() when it will do: sendmsg() costs a push a tenth more. */
+        /* send() where possible, because sendmsg() makes a push a tenth slower. */
         n = n_fds == 0 ? send(fd, data, n_bytes, MSG_DONTWAIT | MSG_NOSIGNAL)
                        : sendmsg(fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
     } while (n < 0 && errno == EINTR);
@@ -296,7 +297,7 @@ static bool queue_has_room(const struct frame_queue *queue, size_t n_bytes)
     return queue->n_packets < queue->max_packets && n_bytes <= queue->max_bytes - MIN(queue->n_bytes, queue->max_bytes);
 }
 
-/* Takes the descriptors when it succeeds. */
+/* Appends a copy of the packet. Consumes the descriptors if it succeeds. */
 static int queue_append(struct frame_queue *queue, const void *data, size_t n_bytes, int *fds, size_t n_fds)
 {
     struct frame_out *out;

@@ -2,23 +2,22 @@
 #pragma once
 
 /*
- * Bytes and descriptors over a non-blocking SOCK_SEQPACKET socket. One packet is one
- * frame of 1 to FRAME_MAX_BYTES bytes; what is in it is nobody's business here.
+ * Sends and receives bytes and descriptors over a non-blocking SOCK_SEQPACKET socket. One packet is one frame of 1 to
+ * FRAME_MAX_BYTES bytes. This module does not read the contents.
  *
- * Reading. The daemon takes many small packets and no descriptor: frame_receive()
- * with a frame_batch, one for all connections. The client takes one packet at a time, with
- * descriptors: frame_receive_fds() with a frame_buffer. An empty packet cannot be told from the
- * end of the connection and counts as it.
+ * Reading. The daemon receives many small packets without descriptors, by frame_receive() with one frame_batch for all
+ * connections. The client receives one packet at a time, with descriptors, by frame_receive_fds() with a frame_buffer.
+ * An empty packet counts as the end of the connection, because the two look the same.
  *
- * Ownership. The socket stays the caller's everywhere. Received bytes live until the next receive with
- * the same batch or buffer. Descriptors in a frame_buffer are its own until they are stolen (steal_fd);
- * descriptors given to a frame_queue are the queue's, also on failure.
+ * Ownership. The caller owns the socket. Received bytes are valid until the next receive with the same batch or buffer.
+ * A frame_buffer owns its descriptors until they are stolen (steal_fd). A frame_queue owns the descriptors passed to
+ * it, even if the call fails.
  *
- * The end. Sending may say FRAME_EOF while the peer's last packets are still to be received: what a client
- * wants to know then is the refusal with which the daemon closed.
+ * The end. Sending may return FRAME_EOF while the peer's last packets can still be received. A client then reads the
+ * refusal with which the daemon closed the connection.
  *
- * Fairness. A batch has at most FRAME_BATCH packets; a server that takes FRAME_ROUNDS of
- * them per readiness and then turns to the next connection lets no one starve.
+ * Fairness. A batch has at most FRAME_BATCH packets. A server that receives FRAME_ROUNDS batches per readiness, and
+ * then turns to the next connection, lets no connection starve.
  */
 
 #include <stdbool.h>
@@ -27,8 +26,8 @@
 
 enum {
     FRAME_MAX_BYTES = 128 * 1024 - 1,
-    FRAME_MAX_FDS = 8, /* a rank's memory on a GPU has seven; segments of Formed are five at most */
-    FRAME_BATCH = 16,  /* measured: per packet 16 take two thirds of the time of 1, 64 are not faster */
+    FRAME_MAX_FDS = 8, /* a rank's memory on a GPU has seven, the segments of Formed at most five */
+    FRAME_BATCH = 16,  /* measured: per packet, 16 take two thirds of the time of 1; 64 are not faster */
     FRAME_ROUNDS = 4,  /* picked: 64 packets per readiness */
 };
 
@@ -36,26 +35,26 @@ enum {
     FRAME_AGAIN = 1,   /* nothing to read, or no room to write: wait for the socket */
     FRAME_EOF,         /* the peer is gone */
     FRAME_E_TOO_LARGE, /* a packet of more than FRAME_MAX_BYTES; its bytes are lost */
-    FRAME_E_FDS,       /* descriptors where none (client: no more than FRAME_MAX_FDS) may be; they are closed */
-    FRAME_E_FULL,      /* the peer does not read its answers: the queue's limit is reached, nothing was queued */
+    FRAME_E_FDS,       /* descriptors where none are allowed (client: more than FRAME_MAX_FDS); they are closed */
+    FRAME_E_FULL,      /* the queue's limit is reached, because the peer does not read; nothing was queued */
 };
 
 struct frame_packet {
     const uint8_t *data;
     size_t n_bytes;
-    int status; /* 0, FRAME_E_TOO_LARGE or FRAME_E_FDS (data is there, n_bytes at most FRAME_MAX_BYTES) */
+    int status; /* 0, FRAME_E_TOO_LARGE or FRAME_E_FDS (data is valid, n_bytes at most FRAME_MAX_BYTES) */
 };
 
 struct frame_batch {
-    uint8_t *memory; /* FRAME_BATCH packets of the largest size; pages come when they are used */
+    uint8_t *memory; /* FRAME_BATCH packets of the largest size; pages are allocated on first use */
     struct frame_packet packets[FRAME_BATCH];
     size_t n_packets;
-    bool more; /* as many as were wanted: there may be more to read at once */
+    bool more; /* as many packets as requested: there may be more to read */
     bool eof;  /* nothing comes after these packets */
 };
 
 struct frame_buffer {
-    uint8_t *data; /* FRAME_MAX_BYTES + 1, so that it can also be packed into */
+    uint8_t *data; /* FRAME_MAX_BYTES + 1; also used for packing */
     size_t n_bytes;
     int fds[FRAME_MAX_FDS];
     size_t n_fds;
@@ -63,7 +62,7 @@ struct frame_buffer {
 
 struct frame_out;
 
-/* Packets on their way to a peer that does not read fast enough. One per connection. */
+/* Packets that wait because the peer does not read fast enough. One queue per connection. */
 struct frame_queue {
     struct frame_out *first, *last;
     size_t n_packets, n_bytes;
@@ -79,11 +78,11 @@ int frame_batch_init(struct frame_batch *batch);
 void frame_batch_deinit(struct frame_batch *batch);
 
 /*
- * Takes what has arrived, without waiting. Descriptors are never installed in this process.
- * Return: 0 and at least one packet; FRAME_AGAIN; FRAME_EOF; -errno.
+ * Receives the packets that have arrived, without waiting. Descriptors are never installed in this process. Return: 0
+ * with at least one packet; FRAME_AGAIN; FRAME_EOF; -errno.
  */
 int frame_receive(int fd, struct frame_batch *batch);
-/* frame_receive() of at most n_packets (1 to FRAME_BATCH). */
+/* frame_receive() of at most n_packets packets (1 to FRAME_BATCH). */
 int frame_receive_some(int fd, struct frame_batch *batch, size_t n_packets);
 
 /* Return: 0 or -ENOMEM. */
@@ -92,22 +91,21 @@ int frame_buffer_init(struct frame_buffer *buffer);
 void frame_buffer_deinit(struct frame_buffer *buffer);
 
 /*
- * Takes one packet and its descriptors (close-on-exec), without waiting; closes what was left of the last
- * packet's. Return: 0; FRAME_AGAIN; FRAME_EOF; FRAME_E_TOO_LARGE, FRAME_E_FDS (no packet, no descriptor);
+ * Receives one packet and its descriptors (close-on-exec), without waiting. Closes descriptors of the last packet that
+ * were not stolen. Return: 0; FRAME_AGAIN; FRAME_EOF; FRAME_E_TOO_LARGE or FRAME_E_FDS (no packet, no descriptor);
  * -errno.
  */
 int frame_receive_fds(int fd, struct frame_buffer *buffer);
 
 /*
- * Sends one packet whole or not at all, without waiting and without SIGPIPE. fds are not consumed.
- * n_bytes 1 to FRAME_MAX_BYTES, n_fds at most FRAME_MAX_FDS.
- * Return: 0; FRAME_AGAIN; FRAME_EOF; -errno.
+ * Sends one packet whole or not at all, without waiting and without SIGPIPE. The caller keeps fds. n_bytes is 1 to
+ * FRAME_MAX_BYTES, n_fds at most FRAME_MAX_FDS. Return: 0; FRAME_AGAIN; FRAME_EOF; -errno.
  */
 int frame_send(int fd, const void *data, size_t n_bytes, const int *fds, size_t n_fds);
 
 /*
- * Sends packets in order, without descriptors, as many as there is room for; status is not looked at. At most
- * FRAME_BATCH of them. *n_sent: how many are on their way. Return: 0, all are; FRAME_AGAIN; FRAME_EOF; -errno.
+ * Sends at most FRAME_BATCH packets in order, without descriptors, as many as there is room for. Ignores their status.
+ * *n_sent: the number of packets sent. Return: 0 if all are sent; else FRAME_AGAIN, FRAME_EOF or -errno.
  */
 int frame_send_many(int fd, const struct frame_packet *packets, size_t n_packets, size_t *n_sent);
 
@@ -117,19 +115,18 @@ void frame_queue_init(struct frame_queue *queue, size_t max_packets, size_t max_
 void frame_queue_deinit(struct frame_queue *queue);
 
 /*
- * Sends a packet, or queues a copy of it behind the others. Takes the descriptors (fds[i] becomes -1), also
- * on failure. Return: 0 (frame_queue_is_empty() says whether to wait for room); FRAME_E_FULL; FRAME_EOF;
- * -ENOMEM; -errno.
+ * Sends a packet, or queues a copy after the others. Consumes the descriptors (fds[i] becomes -1), even on failure.
+ * Return: 0 (wait for room unless frame_queue_is_empty()); FRAME_E_FULL; FRAME_EOF; -ENOMEM; -errno.
  */
 int frame_queue_send(struct frame_queue *queue, int fd, const void *data, size_t n_bytes, int *fds, size_t n_fds);
 
 /*
- * Does a result mean that the kernel had no memory for this call? Nothing was received or sent then, and the next call
- * may do. Queues keep what they could not send for that reason.
+ * Does the result mean that the kernel had no memory for the call? Then nothing was received or sent, and a retry may
+ * succeed. Queues keep packets that they could not send for this reason.
  */
 bool frame_is_short(int r);
 
-/* Return: 0, all is sent; FRAME_AGAIN, something is left; FRAME_EOF; -errno. */
+/* Sends the queued packets. Return: 0 if all are sent; FRAME_AGAIN if some are left; FRAME_EOF; -errno. */
 int frame_queue_flush(struct frame_queue *queue, int fd);
 
 static inline bool frame_queue_is_empty(const struct frame_queue *queue)

@@ -2,13 +2,15 @@
 #pragma once
 
 /*
- * Which hyperparameters count, and which an optimizer takes: the ranges of torch.optim's constructors (torch 2.13), and
- * finite in fp32. Beyond torch, betas and momentum end below 1 and eps begins above 0, as in the configuration.
+ * Merges and checks hyperparameters. They must be in the ranges of torch.optim's constructors (torch 2.13), and finite
+ * in fp32. Stricter than torch, betas and momentum must be below 1, and eps above 0, as in the configuration.
  */
 
 #include "core/wire/wire.h"
 
-/* The settings that are given, and the configured ones in the places of the others. given: stays as it is. */
+/*
+ * Return: the wanted settings that are given, and the configured settings in place of the others. `given` is unchanged.
+ */
 struct wire_hyper hyper_merge(const struct wire_hyper *configured, const struct wire_hyper *wanted);
 
 struct hyper_problem {
@@ -17,6 +19,8 @@ struct hyper_problem {
     const char *expected; /* "a number of at least 0" */
 };
 
-/* optimizer: zerod_job's name of it. Return: true and the first problem, if there is one. What the optimizer does not
- * read is not looked at. */
+/*
+ * Checks the settings that the optimizer reads. optimizer: its name in zerod_job. Return: true with the first problem,
+ * if there is one.
+ */
 bool hyper_is_wrong(const char *optimizer, const struct wire_hyper *hyper, struct hyper_problem *problem);

@@ -13,7 +13,7 @@
 #include "core/wire/wire-rule.h"
 #include "proto/journal.pb-c.h"
 
-/* So a field of these structs has the same offset in those. */
+/* So a field of rank_kept or job_kept has the same offset in stored_rank or stored_head. */
 static_assert(offsetof(struct stored_rank, kept) == 0 && offsetof(struct stored_head, kept) == 0, "kept comes first");
 
 /* A string that its struct owns. */

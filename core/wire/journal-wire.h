@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* proto/journal.proto as plain structs: the head of the journal. Names and meanings of fields are those of the proto. */
+/* The head of the journal: proto/journal.proto as plain structs. The proto defines names and meanings of fields. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -45,42 +45,42 @@ struct stored_slot {
  * new field needs a rule. The rank owns text and bytes. After head_unpack() the arena owns them.
  */
 struct rank_kept {
-    uint64_t incarnation; /* this daemon's number of the process, not secret; 0: never attached */
-    uint64_t secret;      /* the client's own name of its incarnation: never shown */
+    uint64_t incarnation; /* the daemon's number of the process, not secret; 0: never attached */
+    uint64_t secret;      /* the client's own number of its incarnation; never shown */
     uint32_t owner;       /* uid that formed the rank */
     int64_t pid;
     uint32_t uid, gid;
     char *client;
     bool formed, ready, left;
-    bool resumes;     /* the run had weights when it asked to be formed */
-    uint64_t lost_ns; /* when its process was lost; 0: it was not */
+    bool resumes;     /* the run had weights when the rank asked to form */
+    uint64_t lost_ns; /* when its process was lost; 0: not lost */
     enum wire_on_duplicate on_duplicate;
     uint64_t n_received; /* recorded requests of this incarnation */
     uint64_t n_forwards, n_backwards, n_pushes;
-    bool again_reported; /* that its gradients are accumulated */
+    bool again_reported; /* it was reported that its gradients are accumulated */
     struct blob blob;    /* of the last committed step */
 };
 
 /* The part of a job that survives the daemon. */
 struct job_kept {
-    uint32_t n_daemons;      /* so far, that served the run */
+    uint32_t n_daemons;      /* daemons that served the run so far */
     char *run_id;            /* NULL: none yet */
     uint64_t digest;         /* of the manifest */
-    uint64_t n_incarnations; /* so far, of all ranks */
-    bool given_weights;      /* rank 0 has given all initial weights, or they are those of a checkpoint */
+    uint64_t n_incarnations; /* of all ranks so far */
+    bool given_weights;      /* rank 0 sent all initial weights, or a checkpoint had them */
     bool has_weights;        /* all nodes have the initial weights */
     bool draining;
-    bool applied; /* the verdict on the last decided step */
+    bool applied; /* the last decided step was applied */
     bool has_norm;
     double norm, lr;    /* of the last step */
     uint32_t n_missing; /* parameters that no rank pushed in the last decided step */
     uint64_t n_steps_applied, n_steps_skipped, n_aborts, n_admitted, n_reattaches;
-    uint64_t saved_step;  /* of the last checkpoint that is whole */
-    uint32_t n_all_backs; /* several nodes: how often node 0 has said that all ranks are back */
-    bool asks_all_back;   /* all had left, a rank of this node is back, and node 0 has not said that all are */
+    uint64_t saved_step;  /* of the last complete checkpoint */
+    uint32_t n_all_backs; /* several nodes: how often node 0 reported that all ranks are back */
+    bool asks_all_back;   /* all ranks left, one of this node is back, and node 0 has not reported that all are */
 };
 
-/* A rank in the head, with what other modules have of it. */
+/* A rank in the head, with the data that other modules have of it. */
 struct stored_rank {
     struct rank_kept kept;
     uint32_t rank;
@@ -121,7 +121,7 @@ struct stored_head {
     size_t n_ranks;
 };
 
-/* As wire_pack_request() and wire_unpack_request(). */
+/* Like wire_pack_request() and wire_unpack_request(). */
 int head_pack(struct wire_arena *arena, const struct stored_head *head, void *buffer, size_t size);
 int head_unpack(struct wire_arena *arena, const void *data, size_t n_bytes, struct stored_head *out, char *why,
                 size_t why_size);

@@ -14,7 +14,7 @@
 #include "proto/nodes.pb-c.h"
 
 enum {
-    MAX_TEXT_BYTES = 32 * 1024,  /* a diagnostic is refused, not a node: longer ones are cut */
+    MAX_TEXT_BYTES = 32 * 1024,  /* longer diagnostics are cut, so that no message is refused for them */
     MAX_BYTES = 896 * 1024,      /* of a manifest; a value of the rendezvous is below 1 KiB for each node */
     MAX_BITS_BYTES = 256 * 1024, /* two million parameters */
 };

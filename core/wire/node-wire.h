@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The messages between the daemons of a job, as plain structs; proto/nodes.proto has the conversation. What
- * is unpacked has passed the limits of its fields; whether numbers fit the job is its users' business.
+ * The messages between the daemons of a job, as plain structs. proto/nodes.proto describes the conversation. Unpacking
+ * checks the limits of fields. The callers check that numbers fit the job.
  */
 
 #include <stddef.h>
@@ -16,9 +16,11 @@
 
 enum {
     NODE_MESSAGE_MAX_BYTES = 1 << 20,
-    NODE_MAX_NODES = 64, /* in a mask */
-    /* Parcels that are exchanged at one time: a node has room for what comes in of so many. Picked: enough to hide that
-     * one waits for the next message, and little beside a processor's cache. */
+    NODE_MAX_NODES = 64, /* bits of a mask */
+    /*
+     * Parcels that are exchanged at one time: a node has room to receive this many. Picked: enough to hide the wait for
+     * the next message, and little compared with a processor's cache.
+     */
     NODE_MAX_MOVING = 8,
 };
 
@@ -90,8 +92,10 @@ enum node_kind {
     NODE_N_KINDS,
 };
 
-/* Where a node stands that goes on with a run: KEPT.pass. Each is a step or a write window that is open, decided and
- * being carried out, or carried out on this node. The numbers are part of the protocol. */
+/*
+ * The position of a node that continues a run (KEPT.pass): a step or a write window that is open, decided and in
+ * progress, or completed on this node. The numbers are part of the protocol.
+ */
 enum node_stand {
     NODE_STANDS_OPEN,
     NODE_STANDS_DECIDED,
@@ -120,13 +124,13 @@ struct node_verdict {
     struct node_finding finding;
 };
 
-/* The array of a parameter that is fetched; the first three are numbered as in state.h. */
+/* The array of a parameter that is fetched. The first three have the numbers of state.h. */
 enum fetch_kind {
     FETCH_MASTER,
     FETCH_EXP_AVG,
     FETCH_EXP_AVG_SQ,
     FETCH_PUBLISHED, /* stage 3: weights in their own dtype, into the pool */
-    FETCH_GATHERED,  /* likewise, from GPU to GPU, into the pool of a rank's */
+    FETCH_GATHERED,  /* stage 3: weights in their own dtype, from GPU to GPU, into a rank's pool */
     FETCH_N_KINDS,
 };
 
@@ -148,7 +152,7 @@ struct node_message {
     struct request_step args;
     const uint8_t *pushed_any, *pushed_all;
     size_t n_any_bytes, n_all_bytes;
-    const uint8_t *awaited; /* RANK: a bit per parameter that the open backward has not brought yet */
+    const uint8_t *awaited; /* RANK: one bit per parameter: not pushed yet by the open backward */
     size_t n_awaited_bytes;
     struct node_finding finding;
     struct node_verdict verdict;
@@ -158,18 +162,21 @@ struct node_message {
     const char *reason, *cause_class;
 };
 
-/* The arrays and texts of *out live in the arena, until its next use. Return: as wire_unpack_request(). */
+/*
+ * Unpacks a message. The arrays and texts of *out are in the arena until its next use. Return: the same as
+ * wire_unpack_request().
+ */
 int node_unpack(struct wire_arena *arena, const void *data, size_t n_bytes, struct node_message *out, char *why,
                 size_t why_size);
 
-/* Return: bytes in buffer; -EMSGSIZE, -ENOMEM. */
+/* Packs a message. Return: the number of bytes in buffer, -EMSGSIZE or -ENOMEM. */
 int node_pack(struct wire_arena *arena, const struct node_message *message, void *buffer, size_t size);
 
 /*
- * Copies the sum out of SUM or SQUARES. Return: false if it is not as exact_sum_carry() leaves it, or so large that the
- * sum over all nodes could overflow.
+ * Copies the sum out of SUM or SQUARES. Return: false if it is not in the form that exact_sum_carry() makes, or is so
+ * large that the sum over all nodes could overflow.
  */
 bool node_exact_sum(const struct node_message *message, struct exact_sum *out);
 
-/* "EXCHANGE", for logs and texts. */
+/* Return: the name of a kind for logs and texts, such as "EXCHANGE". */
 const char *node_kind_name(enum node_kind kind);

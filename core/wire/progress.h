@@ -2,13 +2,14 @@
 #pragma once
 
 /*
- * How far the work of trainers' GPUs has come. Each local rank of a job on GPUs has a page of host memory, which its
- * trainer and the engine map. Behind each push the trainer's stream writes a *point* into a word of the page; the
- * engine reads a gradient when the word has reached the point that the push names.
+ * The progress of trainers' GPUs. Each local rank of a job on GPUs has a page of host memory, which its trainer and the
+ * engine map. After each push the trainer's stream writes a *point* into a word of the page. The engine reads a
+ * gradient when the word has reached the point that the push names.
  *
- * A point is the trainer's incarnation and, in the low bits, a count from 1. So points of one trainer grow, and all
- * points of its successor are larger. Each trainer has a word of its own, because work that a dead trainer's GPU still
- * does must not take its successor's word back. Trainers so far apart that they share a word do not live at one time.
+ * A point is the trainer's incarnation in the high bits, and a count from 1 in the low bits. So points of one trainer
+ * grow, and all points of its successor are larger. Each trainer has its own word, because a dead trainer's GPU may
+ * still work and must not lower its successor's word. Trainers that share a word are so many incarnations apart that
+ * they do not live at the same time.
  */
 
 #include <stdbool.h>
@@ -41,7 +42,7 @@ static inline unsigned progress_word(uint64_t point)
     return (unsigned)(progress_incarnation(point) % PROGRESS_WORDS);
 }
 
-/* Return: whether the GPU has reached the point; if so, the caller can read everything that it wrote before. */
+/* Has the GPU reached the point? Then the caller can read everything that the GPU wrote before. */
 static inline bool progress_is_reached(const struct progress_page *page, uint64_t point)
 {
     return __atomic_load_n(&page->words[progress_word(point)], __ATOMIC_ACQUIRE) >= point;

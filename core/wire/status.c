@@ -15,8 +15,8 @@
 #include "core/layout/layout.h"
 
 enum {
-    SCHEMA_VERSION = 1,              /* raised when a key changes its meaning or goes away */
-    PRINTED_NAME_MAX = 4 * 1024 + 1, /* a name of the longest kind, every byte as \xNN */
+    SCHEMA_VERSION = 1,              /* raised when a key changes its meaning or is removed */
+    PRINTED_NAME_MAX = 4 * 1024 + 1, /* the longest possible name, every byte as \xNN */
 };
 
 static const char *const memory_words[N_STATUS_MEMORY] = {
@@ -37,7 +37,7 @@ static const char *const dtype_words[N_DTYPES] = {
     [DTYPE_F16] = "fp16",
 };
 
-/* A clock that was read a little earlier than then_ns is no reason for an age of 584 years. */
+/* Return: the age. It is 0 if now_ns is earlier, because the clock may have been read a little before then_ns. */
 static uint64_t age_ns(uint64_t now_ns, uint64_t then_ns)
 {
     return now_ns > then_ns ? now_ns - then_ns : 0;
@@ -107,7 +107,7 @@ static void put_hex(struct json *j, struct json_object *o, const char *key, uint
     json_put_string(j, o, key, value ? text : NULL);
 }
 
-/* Strings that are "" because they are unknown. */
+/* Adds a string, or null if it is "", which means unknown. */
 static void put_known(struct json *j, struct json_object *o, const char *key, const char *value)
 {
     json_put_string(j, o, key, value && value[0] ? value : NULL);
@@ -151,7 +151,7 @@ static void push_param_name(struct json *j, struct json_object *names, const str
     json_push_string(j, names, printed);
 }
 
-/* All names when the layout is there to look them up in; else those that the text has. */
+/* Return: all names if there is a layout to look them up in; else the names in the text. */
 static struct json_object *diagnostic_names(struct json *j, const struct diagnostic *d, const struct layout *layout)
 {
     struct json_object *names = json_new_array(j);
@@ -460,7 +460,7 @@ static struct json_object *collective_object(struct json *j, enum traffic_kind k
     return o;
 }
 
-/* traffic: NULL, nothing yet. */
+/* traffic: NULL if there is none yet. */
 static void put_collectives(struct json *j, struct json_object *o, const struct traffic *traffic)
 {
     struct json_object *list = json_new_array(j);

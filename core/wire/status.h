@@ -2,18 +2,15 @@
 #pragma once
 
 /*
- * The status of the daemon, as JSON. Pure: plain snapshots in, text
- * out; no I/O, no clock. The key names are a contract: docs/schema/ has a JSON
- * Schema for each answer, and tests compare the two.
+ * Writes the status of the daemon as JSON. Pure: no I/O, no clock. The key names are a contract: docs/schema/ has a
+ * JSON Schema for each answer, and tests compare the two.
  *
- * Ownership. A snapshot owns nothing: its strings and arrays must live until the
- * call that reads them returns; a NULL string is JSON null. The texts
- * returned belong to the caller (free()); NULL means out of memory.
+ * Ownership. A snapshot owns nothing: its strings and arrays must live until the call that reads them returns. A NULL
+ * string is JSON null. The caller frees the returned texts; NULL means out of memory.
  *
- * Units. _ns are nanoseconds, points in time are CLOCK_MONOTONIC like now_ns;
- * the JSON has durations only, so that it can be read on another machine. Sizes
- * are bytes or elements, as named. Parameters' names are printed as in
- * diagnostics; bytes of other strings that are not UTF-8 become \xNN.
+ * Units. _ns are nanoseconds. Points in time are CLOCK_MONOTONIC, like now_ns. The JSON has only durations, so that it
+ * can be read on another machine. Sizes are bytes or elements, as named. Parameters' names are printed as in
+ * diagnostics. In other strings, bytes that are not UTF-8 become \xNN.
  */
 
 #include <stdbool.h>
@@ -39,7 +36,7 @@ enum status_memory {
     N_STATUS_MEMORY,
 };
 
-/* Where the time of steps goes. Reduce runs beside the trainers' backward; wait and update do not. */
+/* The phases of a step's time. Reduce overlaps the trainers' backward; wait and update do not. */
 enum status_phase {
     STATUS_PHASE_WAIT,   /* time in which a rank of this node waited for ranks, here or on other nodes */
     STATUS_PHASE_REDUCE, /* time in which at least one reduction was running */
@@ -54,11 +51,11 @@ struct status_bytes {
 };
 
 struct status_time {
-    uint64_t total_ns; /* over all committed steps; of the wait: of the step under way, too */
+    uint64_t total_ns; /* over all committed steps; the wait also has the open step */
     uint64_t last_ns;  /* of the last committed step */
 };
 
-/* How often a code has been refused since the daemon started. */
+/* The number of refusals with a code since the daemon started. */
 struct status_refused {
     unsigned code; /* 1001 for E1001 */
     uint64_t n;
@@ -67,9 +64,9 @@ struct status_refused {
 struct status_counters {
     uint64_t n_pushes_admitted;
     uint64_t n_pushes_retried;
-    uint64_t n_pushes_dropped;     /* of an aborted attempt */
-    uint64_t n_pushes_accumulated; /* duplicates taken as later passes */
-    uint64_t n_pushes_redone;      /* a successor's, compared with its predecessor's */
+    uint64_t n_pushes_dropped;     /* of aborted attempts */
+    uint64_t n_pushes_accumulated; /* duplicates added as later passes */
+    uint64_t n_pushes_redone;      /* a successor's pushes, compared with its predecessor's */
     uint64_t n_aborts;
     uint64_t n_reattaches;
     uint64_t n_overflow_slots; /* granted */
@@ -80,32 +77,32 @@ struct status_counters {
 struct status_node {
     const char *address;
     unsigned first_rank, n_ranks;
-    bool known;         /* node 0 knows of all nodes, another one of itself and node 0 */
-    bool reached;       /* itself, or the link to its daemon stands */
-    const char *why;    /* not reached: a sentence or the end of one */
-    uint64_t silent_ns; /* since it was last heard; UINT64_MAX: never */
+    bool known;         /* node 0 knows all nodes, any other node knows itself and node 0 */
+    bool reached;       /* this node itself, or the link to its daemon is up */
+    const char *why;    /* why it is not reached: a sentence, or the end of one */
+    uint64_t silent_ns; /* since its last message; UINT64_MAX: no message yet */
 };
 
 struct status_nodes {
-    unsigned node; /* this one */
+    unsigned node; /* this node */
     const struct status_node *list;
     size_t n;
     const char *engine; /* "gloo" */
     uint32_t generation;
-    bool connected;                /* the engines of that generation to each other */
-    const struct traffic *traffic; /* N_TRAFFIC, of this node's engines */
+    bool connected;                /* the engines of that generation are connected */
+    const struct traffic *traffic; /* N_TRAFFIC entries, of this node's engines */
     uint64_t waits_for;            /* node 0: the nodes that it waits for, as a mask */
-    const char *waits_to;          /* the action that is awaited; NULL: not node 0 */
+    const char *waits_to;          /* the awaited action; NULL: this is not node 0 */
 };
 
-/* The engine of a job whose state lies on GPUs. */
+/* The engine of a job whose state is on GPUs. */
 struct status_device {
     bool ready;
-    int64_t pid; /* 0: none runs */
+    int64_t pid; /* 0: no engine runs */
     uint32_t generation;
     uint64_t n_failures;           /* engines that have failed */
-    const struct traffic *traffic; /* N_TRAFFIC, of all of them, between ranks; NULL: no engine yet */
-    const char *versions;          /* as the last one that was ready has said; NULL: none was */
+    const struct traffic *traffic; /* N_TRAFFIC entries, of all engines so far, between ranks; NULL: no engine yet */
+    const char *versions;          /* reported by the last ready engine; NULL: none was ready */
 };
 
 /* The checkpoint that is being written. */
@@ -113,10 +110,10 @@ struct status_saving {
     uint64_t step;
     uint64_t n_bytes_done, n_bytes; /* n_bytes 0: not known yet */
     uint64_t began_ns;
-    uint64_t waited_ns; /* updates have waited for the disk, so far */
+    uint64_t waited_ns; /* time that updates waited for the disk so far */
 };
 
-/* The last one that this daemon has written. */
+/* The last checkpoint that this daemon wrote. */
 struct status_saved {
     uint64_t step, n_bytes;
     uint64_t ended_ns, took_ns, waited_ns;
@@ -124,15 +121,15 @@ struct status_saved {
 
 struct status_checkpoint {
     const char *dir; /* NULL: nothing is saved */
-    bool wanted;     /* one was asked for that has not begun */
+    bool wanted;     /* a requested checkpoint has not begun */
     bool is_saving, has_last;
     struct status_saving saving;
     struct status_saved last;
     uint64_t n_saved, n_failed;
-    const char *why; /* the last one failed; NULL: it did not */
+    const char *why; /* why the last one failed; NULL: it did not fail */
 };
 
-/* What is odd in a job's gradients or times, as long as it holds. */
+/* An anomaly in a job's gradients or times, shown while it lasts. */
 struct status_finding {
     const char *kind; /* "rank-norm", "zero-gradient", "zero-lr", "slow-rank" */
     int64_t rank;     /* negative: none */
@@ -140,7 +137,7 @@ struct status_finding {
     const char *text; /* one line */
 };
 
-/* The job at a glance. All fields may be zero but now_ns, job, state, version. */
+/* An overview of the job. All fields except now_ns, job, state and version may be zero. */
 struct status {
     uint64_t now_ns;
 
@@ -153,10 +150,10 @@ struct status {
     const char *socket_path;
     int64_t pid;
     uint64_t started_ns;
-    unsigned n_daemons;   /* that have served the run so far; 0: its state ends with this one */
-    uint64_t found_ns;    /* when this one took the run over; 0: it has begun the run */
-    uint64_t away_ns;     /* how long nobody served it then */
-    const char *held;     /* why the state that was kept cannot be taken over; NULL: nothing is held */
+    unsigned n_daemons; /* that served the run so far; 0: its state ends with this daemon */
+    uint64_t found_ns;  /* when this daemon adopted the run; 0: it began the run */
+    uint64_t away_ns;   /* how long no daemon served it before that */
+    const char *held;   /* why the kept state cannot be adopted; NULL: nothing is held */
 
     unsigned stage;
     uint64_t bucket_elems; /* of the largest bucket, as configured */
@@ -167,18 +164,18 @@ struct status {
     uint64_t step;    /* = epoch: steps committed, skipped ones included */
     uint32_t attempt; /* aborts since the daemon started */
     uint64_t n_applied, n_skipped;
-    uint64_t n_missing_steps;  /* of this daemon's: in which some rank had no gradient of what is not declared unused */
-    uint32_t n_missing_params; /* that no rank had a gradient of in the last step */
+    uint64_t n_missing_steps;  /* this daemon's steps in which a rank lacked a gradient that is not declared unused */
+    uint32_t n_missing_params; /* parameters without a gradient on any rank in the last step */
     double loss_scale;
     bool has_grad_norm;    /* a step was decided */
-    double grad_norm;      /* of the last decided step; not finite becomes null */
+    double grad_norm;      /* of the last decided step; a non-finite norm becomes null */
     double lr;             /* of group 0 in the last step */
-    const struct hyper *groups; /* layout->n_groups: what that step was taken with; NULL: no step yet */
+    const struct hyper *groups; /* layout->n_groups entries: settings of that step; NULL: no step yet */
     double steps_per_s;    /* recent; 0 while fewer than two steps were committed */
     uint64_t last_step_ns; /* from one commit to the next */
     struct status_time phases[N_STATUS_PHASES];
     uint64_t overlap_reduced_bytes; /* last micro-batch: reduced before the last rank ended its backward */
-    uint64_t overlap_bytes;         /* last micro-batch: all that was reduced */
+    uint64_t overlap_bytes;         /* last micro-batch: all reduced bytes */
 
     struct status_bytes memory[N_STATUS_MEMORY];
     uint64_t limit_bytes; /* limits.memory */
@@ -188,7 +185,7 @@ struct status {
     size_t n_refused;
 
     int64_t slowest_rank;                     /* others waited longest for it in the last step; negative: none */
-    uint64_t slowest_behind_ns;               /* how long */
+    uint64_t slowest_behind_ns;               /* how long they waited */
     const struct diagnostic *last_diagnostic; /* NULL: none */
     const struct status_finding *findings;
     size_t n_findings;
@@ -198,7 +195,7 @@ struct status {
     struct status_checkpoint checkpoint;
 };
 
-/* A rank's own time in steps: daemon/job/model/phases.h. */
+/* The phases of a rank's own time in steps. See daemon/job/model/phases.h. */
 enum status_rank_phase {
     STATUS_RANK_FORWARD,
     STATUS_RANK_BACKWARD,
@@ -209,10 +206,10 @@ enum status_rank_phase {
 
 enum { STATUS_MAX_WAITS = 40 };
 
-/* How long a rank has waited: daemon/job/model/waits.h. */
+/* The time that a rank has waited. See daemon/job/model/waits.h. */
 struct status_wait {
-    const char *state; /* of the rank meanwhile: "step" */
-    const char *what;  /* it has waited for: "ranks", "nodes", "daemon" */
+    const char *state; /* of the rank while it waits: "step" */
+    const char *what;  /* what it waits for: "ranks", "nodes", "daemon" */
     uint64_t ns;       /* since the daemon began */
 };
 
@@ -223,17 +220,17 @@ struct status_rank {
     int64_t pid; /* 0: never attached */
     int64_t uid;
     const char *state;           /* one word: "absent", "declaring", "backward", "step", "lost", ... */
-    const char *client;          /* program and version as it named itself */
+    const char *client;          /* program and version, from its Hello */
     uint64_t incarnation;        /* 0: never attached */
     uint64_t connected_since_ns; /* 0: not connected */
     uint64_t last_message_ns;    /* 0: none */
     uint64_t step;
-    uint32_t micro_batch;    /* the open one, or the next */
+    uint32_t micro_batch;    /* the open micro-batch, or the next one */
     uint64_t n_pushes;       /* admitted, of this incarnation */
-    uint64_t behind_total_ns; /* others have waited for it, since training began */
+    uint64_t behind_total_ns; /* time that others waited for it, since training began */
     struct status_wait waits[STATUS_MAX_WAITS];
     size_t n_waits;
-    uint64_t phases_ns[N_STATUS_RANK_PHASES]; /* over all steps of this daemon's that it has seen from begin to end */
+    uint64_t phases_ns[N_STATUS_RANK_PHASES]; /* over all steps that this daemon has seen from begin to end */
     const char *waiting_for; /* "ranks 1, 3 to ask for the step"; NULL: it does not wait */
     uint64_t waiting_since_ns;
     const struct diagnostic *fault; /* sticky; NULL: none */
@@ -252,7 +249,7 @@ char *status_json(const struct status *status);
 /* `zerodctl ranks`: an array, in the order given. */
 char *ranks_json(const struct status_rank *ranks, size_t n, uint64_t now_ns);
 
-/* Which ranks have pushed what in the open step. */
+/* Tells which ranks have pushed which parts in the open step. */
 struct status_pushes {
     unsigned first_rank, end_rank;
     bool (*has_pushed)(const void *userdata, unsigned rank, uint32_t part);
@@ -263,18 +260,18 @@ struct status_pushes {
  * (layout->n_params of them) may be NULL. */
 char *params_json(const struct layout *layout, const struct status_pushes *pushes, const struct status_param *params);
 
-/* `zerodctl diagnostics`: an array, in the order given; with a layout every parameter of each is named. */
+/* `zerodctl diagnostics`: an array, in the order given. With a layout, every parameter of each diagnostic is named. */
 char *diagnostics_json(const struct diagnostic *const *list, size_t n, const struct layout *layout, uint64_t now_ns);
 
 enum { STATUS_MAX_AWAITED = 3 };
 
-/* Where a rank is. */
+/* The stack of a rank's process. */
 struct status_stack {
     const struct status_rank *rank;
-    const uint32_t *awaited; /* of its open micro-batch: parameters whose gradients it has not pushed, the first ones */
-    size_t n_awaited;        /* in all */
-    const char *process;     /* what the kernel says of a process that cannot answer; NULL: nothing */
-    bool is_pending;         /* its answer is to come */
+    const uint32_t *awaited; /* the first parameters of its open micro-batch that it has not pushed */
+    size_t n_awaited;        /* number of all such parameters */
+    const char *process;     /* the kernel's report on a process that cannot answer; NULL: none */
+    bool is_pending;         /* its answer has not arrived yet */
     uint64_t seen_ns;        /* 0: no answer */
     const char *text;        /* threads and their frames; NULL: none */
 };
@@ -282,7 +279,7 @@ struct status_stack {
 /* `zerodctl stacks`: an array, in the order given. */
 char *stacks_json(const struct status_stack *stacks, size_t n, const struct layout *layout, uint64_t now_ns);
 
-/* Everything that `report` bundles of the daemon. */
+/* The daemon's data for `zerodctl report`. */
 struct report {
     const struct status *status; /* with its layout */
     const struct status_rank *ranks;
@@ -295,18 +292,18 @@ struct report {
     const char *config; /* as `zerod --print-config` prints it */
 };
 
-/* The daemon's part of `zerodctl report`, which adds what /proc knows. */
+/* The daemon's part of `zerodctl report`. zerodctl adds facts from /proc. */
 char *report_json(const struct report *report);
 
 /* The answer to "save". */
 struct status_save {
     const char *message, *dir;
-    bool is_saved;    /* it is on the disk already */
-    uint64_t step;    /* committed when it was asked for: the checkpoint is of this step or a later one */
-    uint64_t n_ended; /* what n_saved + n_failed will be when it has ended */
+    bool is_saved;    /* the checkpoint is already on the disk */
+    uint64_t step;    /* committed at the time of the request: the checkpoint is of this step or a later one */
+    uint64_t n_ended; /* value of n_saved + n_failed after the save has ended */
 };
 char *save_json(const struct status_save *save);
 
-/* {"message": text} and {"error": text}: answers to drain, abort-step and drop, and to what failed. */
+/* {"message": text} answers drain, abort-step and drop. {"error": text} answers a command that failed. */
 char *message_json(const char *message);
 char *error_json(const char *error);

@@ -7,7 +7,7 @@
 #include "core/base/base.h"
 
 enum {
-    ALIGN_BYTES = 8, /* nothing in a message is aligned to more */
+    ALIGN_BYTES = 8, /* no part of a message needs more */
     MIN_CHUNK_BYTES = 64 * 1024,
 };
 
@@ -81,7 +81,7 @@ static struct wire_chunk *chunk_new(struct wire_arena *arena, size_t n_bytes)
     return chunk;
 }
 
-/* Where n_bytes more may go; n_bytes is a multiple of ALIGN_BYTES. */
+/* Return: room for n_bytes more, or NULL. n_bytes is a multiple of ALIGN_BYTES. */
 static uint8_t *arena_take(struct wire_arena *arena, size_t n_bytes)
 {
     struct wire_chunk *chunk = arena->chunks;

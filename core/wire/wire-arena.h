@@ -2,12 +2,11 @@
 #pragma once
 
 /*
- * A bump allocator for one message at a time. Small messages fit into a block that is kept; a large
- * one adds chunks, up to a limit, which go with the next message. What protobuf-c
- * frees stays allocated until then.
+ * A bump allocator for one message at a time. Small messages fit into a block that is kept. A large message adds
+ * chunks, up to a limit, which the next message frees. Memory that protobuf-c frees stays allocated until then.
  *
- * Each allocation knows its size: that is how a NUL inside an unpacked string is noticed,
- * whose length protobuf-c does not report.
+ * Each allocation records its size. This shows a NUL inside an unpacked string, because protobuf-c does not report the
+ * string's length.
  *
  * One thread at a time.
  */
@@ -16,10 +15,10 @@
 #include <stdint.h>
 
 enum {
-    WIRE_ARENA_BLOCK_BYTES = 256 * 1024, /* pages come when they are used; a Push needs 300 to 1,500 bytes */
+    WIRE_ARENA_BLOCK_BYTES = 256 * 1024, /* pages are allocated on first use; a Push needs 300 to 1,500 bytes */
     /*
-     * A packet is at most 128 KiB. It unpacks to 7 MiB when it is a Declare of 26,000 parameters with names
-     * of one byte, and to 13 when it is made of 65,000 parameters of nothing, the worst found.
+     * A packet has at most 128 KiB. A Declare of 26,000 parameters with names of one byte unpacks to 7 MiB. The worst
+     * packet found, with 65,000 empty parameters, unpacks to 13 MiB.
      */
     WIRE_ARENA_MAX_BYTES = 16 * 1024 * 1024,
 };
@@ -31,10 +30,10 @@ struct wire_arena {
     size_t n_used;             /* of the block */
     struct wire_chunk *chunks; /* latest first */
     size_t n_chunk_bytes;      /* of all chunks */
-    int failure;               /* since the last reset or rewind: -ENOMEM, -EMSGSIZE for the limit; or 0 */
+    int failure;               /* since the last reset or rewind: 0, -ENOMEM, or -EMSGSIZE for the limit */
 };
 
-/* A state of an arena to go back to. */
+/* A state to which an arena can be rewound. */
 struct wire_mark {
     size_t n_used;
     struct wire_chunk *chunks;
@@ -47,15 +46,15 @@ struct wire_mark {
 int wire_arena_init(struct wire_arena *arena);
 void wire_arena_deinit(struct wire_arena *arena);
 
-/* Everything that was allocated is gone. */
+/* Frees all allocations. */
 void wire_arena_reset(struct wire_arena *arena);
 
 /* A rewind frees all allocations since the mark. Marks nest. */
 struct wire_mark wire_arena_mark(const struct wire_arena *arena);
 void wire_arena_rewind(struct wire_arena *arena, struct wire_mark mark);
 
-/* Aligned to 8 bytes, not cleared. NULL: see failure. */
+/* Return: memory, aligned to 8 bytes and not cleared; NULL on failure, see arena->failure. */
 void *wire_arena_alloc(struct wire_arena *arena, size_t n_bytes);
 
-/* Bytes asked for when p, which must come from wire_arena_alloc(), was allocated. */
+/* Return: the size with which p was allocated. p must come from wire_arena_alloc(). */
 size_t wire_arena_size(const void *p);

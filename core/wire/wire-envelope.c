@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* An envelope packs and unpacks the one message of a oneof, by the tables of wire-rule.h. */
+/* Packs and unpacks envelopes and single messages, by the tables of wire-rule.h. */
 
 #include "core/wire/wire-envelope.h"
 
@@ -38,8 +38,8 @@ static uint64_t take_varint(const uint8_t **at, const uint8_t *end)
 }
 
 /*
- * How many messages are in a packet. protobuf takes the last of several members of a oneof; for us a second one is an
- * error that should not pass in silence. The bytes have been unpacked, so they are well-formed.
+ * Return: the number of messages in a packet. protobuf silently uses the last of several members of a oneof. Here a
+ * second member is an error. The bytes were unpacked before, so they are well-formed.
  */
 static unsigned count_kinds(const struct wire_envelope *envelope, const uint8_t *at, const uint8_t *end)
 {
@@ -68,7 +68,7 @@ static unsigned count_kinds(const struct wire_envelope *envelope, const uint8_t 
     return n_kinds;
 }
 
-/* The type of a decoded envelope, or 0 and the problem. */
+/* Return: the type of a decoded envelope, or 0 with the problem. */
 static unsigned find_type(const struct wire_envelope *envelope, const ProtobufCMessage *message, const uint8_t *data,
                           size_t n_bytes, struct wire_problem *problem)
 {
@@ -122,7 +122,7 @@ int wire_envelope_unpack(const struct wire_envelope *envelope, struct wire_arena
             wire_problem_prefix(problem, ".");
     }
     if (r == -EMSGSIZE) {
-        /* the arena's limit; no message that is meant comes near it */
+        /* the arena's limit; no valid message comes near it */
         wire_problem_set(problem, ": more than %d MiB when unpacked", WIRE_ARENA_MAX_BYTES >> 20);
         r = WIRE_E_INVALID;
     }
@@ -132,8 +132,8 @@ int wire_envelope_unpack(const struct wire_envelope *envelope, struct wire_arena
 }
 
 /*
- * The most that a message of numbers alone takes when packed, with its envelope; 0 when it has other fields. Such a
- * message needs no pass to find its size first: for a Push that pass takes as long as packing it.
+ * Return: the most bytes that a packed message with only numbers takes, with its envelope; 0 if it has other fields.
+ * With this bound no extra pass is needed to find the size. For a Push that pass takes as long as packing.
  */
 static size_t bound_numbers(const struct wire_table *table)
 {
@@ -181,7 +181,7 @@ int wire_envelope_pack(const struct wire_envelope *envelope, struct wire_arena *
     return r;
 }
 
-/* ---- one message that is no oneof ------------------------------------------------------------------------ */
+/* ---- one message without an envelope --------------------------------------------------------------------- */
 
 int wire_message_unpack(const struct wire_table *table, const char *name, struct wire_arena *arena, const void *data,
                         size_t n_bytes, void *ours, struct wire_problem *problem)

@@ -2,8 +2,9 @@
 #pragma once
 
 /*
- * A message of the proto that holds one of several in a oneof, all that go one way of a conversation: to and from plain
- * structs, by the tables of wire-rule.h. Types are numbered like the fields of the oneof, from 1 without gaps.
+ * An envelope is a message of the proto whose oneof holds one of all the messages in one direction of a conversation.
+ * This module converts envelopes to and from plain structs, by the tables of wire-rule.h. Types are numbered like the
+ * fields of the oneof, from 1 without gaps.
  */
 
 #include <stddef.h>
@@ -19,18 +20,18 @@ struct wire_envelope {
 };
 
 /*
- * A packet to a struct, which points into the arena; ours holds any of them, and is where they all begin. Return: 0,
- * WIRE_E_INVALID with the problem (several messages in one packet are one), -ENOMEM.
+ * Unpacks a packet into a struct that points into the arena. ours is the union of all messages. Return: 0, -ENOMEM, or
+ * WIRE_E_INVALID with the problem. More than one message in a packet is a problem.
  */
 int wire_envelope_unpack(const struct wire_envelope *envelope, struct wire_arena *arena, const void *data,
                          size_t n_bytes, unsigned *type, void *ours, struct wire_problem *problem);
 
-/* One message that is no oneof: bytes to a struct, and back. name: of the message, for the problem. */
+/* Unpack and pack one message without an envelope. name: the message's name, for the problem. */
 int wire_message_unpack(const struct wire_table *table, const char *name, struct wire_arena *arena, const void *data,
                         size_t n_bytes, void *ours, struct wire_problem *problem);
 int wire_message_pack(const struct wire_table *table, struct wire_arena *arena, const void *ours, void *buffer,
                       size_t size);
 
-/* A struct to a packet. Nothing is kept in the arena. Return: its size, -EMSGSIZE when size is too small, -ENOMEM. */
+/* Packs a struct. Keeps nothing in the arena. Return: the packet's size, -EMSGSIZE if size is too small, or -ENOMEM. */
 int wire_envelope_pack(const struct wire_envelope *envelope, struct wire_arena *arena, unsigned type, const void *ours,
                        void *buffer, size_t size);

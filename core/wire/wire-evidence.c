@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A rank's evidence from the request that brings it, and as a request again. */
+/* Converts a rank's evidence from a request, and back to a request. */
 
 #include "core/wire/wire-evidence.h"
 

@@ -6,9 +6,13 @@
 struct rank_evidence;
 struct request_evidence;
 
-/* Takes the place of what was said before. Ids must be below n_params. Without memory it says less. */
+/*
+ * Replaces the evidence by that of the request, whose ids must be below n_params. Without memory some of it is missing.
+ */
 void rank_evidence_set(struct rank_evidence *evidence, const struct request_evidence *request, uint32_t n_params);
 
-/* Writes the evidence as a request of no step. ids: room for n_params. The request points into evidence and ids. */
+/*
+ * Writes the evidence as a request without a step. ids has room for n_params. The request points into evidence and ids.
+ */
 void rank_evidence_describe(const struct rank_evidence *evidence, uint32_t n_params, uint32_t *ids,
                             struct request_evidence *request);

@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * The replies that the daemon sends to a client, as plain structs. wire.h says what holds for all of them: validation,
+ * The replies that the daemon sends to a client, as plain structs. wire.h describes what they share: validation,
  * strings, memory.
  */
 
@@ -55,7 +55,7 @@ struct reply_formed {
     const uint8_t *gpu; /* none, or WIRE_GPU_BYTES */
     size_t n_gpu_bytes;
     uint64_t first_point;
-    uint64_t bucket_elems; /* 0: as Welcome has it */
+    uint64_t bucket_elems; /* 0: the same as in Welcome */
 };
 
 struct reply_done {
@@ -85,7 +85,7 @@ struct reply_step_done {
     double loss_scale;
     double lr;
     uint32_t n_missing;
-    bool is_decision; /* another one follows, when the step is committed */
+    bool is_decision; /* another StepDone follows when the step is committed */
 };
 
 struct reply_state_is {
@@ -139,14 +139,14 @@ struct reply {
     };
 };
 
-/* ---- the verbs ----------------------------------------------------------------------------------------- */
+/* ---- functions ----------------------------------------------------------------------------------------- */
 
-/* As wire_unpack_request(). */
+/* Like wire_unpack_request(). */
 int wire_unpack_reply(struct wire_arena *arena, const void *data, size_t n_bytes, struct reply *out, char *why,
                       size_t why_size);
 
-/* As wire_pack_request(). */
+/* Like wire_pack_request(). */
 int wire_pack_reply(struct wire_arena *arena, const struct reply *reply, void *buffer, size_t size);
 
-/* "Done" for REPLY_DONE, for logs. */
+/* Return: the name for logs, such as "Done" for REPLY_DONE. */
 const char *reply_type_name(enum reply_type type);

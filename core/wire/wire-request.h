@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * The requests that a client sends to the daemon, as plain structs. wire.h says what holds for all of them: validation,
+ * The requests that a client sends to the daemon, as plain structs. wire.h describes what they share: validation,
  * strings, memory.
  */
 
@@ -283,21 +283,22 @@ struct request {
     };
 };
 
-/* ---- the verbs ----------------------------------------------------------------------------------------- */
+/* ---- functions ----------------------------------------------------------------------------------------- */
 
 /*
- * data may go away afterwards. On WIRE_E_INVALID why is a sentence: message, field, what was got, what was
- * expected ("Push.dtype_plus_one: 9, expected 0 to 3").
- * Return: 0, WIRE_E_INVALID, -ENOMEM.
+ * Unpacks a request. data may be freed afterwards. On WIRE_E_INVALID, why is a sentence: message, field, actual value,
+ * expected value ("Push.dtype_plus_one: 9, expected 0 to 3"). Return: 0, WIRE_E_INVALID or -ENOMEM.
  */
 int wire_unpack_request(struct wire_arena *arena, const void *data, size_t n_bytes, struct request *out, char *why,
                         size_t why_size);
 
-/* Return: bytes written to buffer, at least 1; -EMSGSIZE when they do not fit into size; -ENOMEM. */
+/*
+ * Packs a request. Return: the number of bytes in buffer, at least 1; -EMSGSIZE if they do not fit into size; -ENOMEM.
+ */
 int wire_pack_request(struct wire_arena *arena, const struct request *request, void *buffer, size_t size);
 
-/* Does the open step depend on it? Both sides count such requests: see the proto. */
+/* Does the open step depend on such a request? Both sides count these requests (see the proto). */
 bool request_is_recorded(enum request_type type);
 
-/* "Push" for REQUEST_PUSH, for logs. */
+/* Return: the name for logs, such as "Push" for REQUEST_PUSH. */
 const char *request_type_name(enum request_type type);

@@ -14,7 +14,7 @@
 #include "core/base/utf8.h"
 #include "core/wire/wire.h"
 
-/* ---- what was wrong ------------------------------------------------------------------------------------ */
+/* ---- problems ------------------------------------------------------------------------------------------ */
 
 void wire_problem_set(struct wire_problem *problem, const char *format, ...)
 {
@@ -47,9 +47,9 @@ void wire_problem_prefix(struct wire_problem *problem, const char *format, ...)
 /* ---- texts --------------------------------------------------------------------------------------------- */
 
 /*
- * Where the first byte is that a string may not hold, or n. proto3 wants UTF-8; control characters are
- * ours: these texts end up in logs and terminals. Names of parameters may be anything and are bytes, not
- * strings.
+ * Return: the offset of the first byte that a string may not hold, or n. proto3 requires UTF-8. zerod also refuses
+ * control characters, because these texts are printed in logs and terminals. Names of parameters may hold any bytes, so
+ * they are bytes, not strings.
  */
 static size_t text_check(const char *text, size_t n, unsigned flags)
 {
@@ -68,7 +68,7 @@ static size_t text_check(const char *text, size_t n, unsigned flags)
     return n;
 }
 
-/* Cuts clean text of n bytes to max, between characters. */
+/* Cuts a valid text of n bytes to max bytes, between characters. */
 static void text_cut(char *text, size_t n, size_t max)
 {
     size_t end = max - 3;
@@ -80,7 +80,7 @@ static void text_cut(char *text, size_t n, size_t max)
     memcpy(text + end, "...", 4);
 }
 
-/* The text as the rule allows it: itself, or a copy. Return: NULL when there is no memory. */
+/* Return: the text as the rule allows it, which is text itself or a copy; NULL if memory is exhausted. */
 static char *text_clean(const struct wire_rule *rule, struct wire_arena *arena, const char *text)
 {
     size_t n, i;
@@ -162,8 +162,10 @@ static int check_text(const struct wire_rule *rule, const char *text, struct wir
     size_t n, i;
     int r;
 
-    /* A string that was not sent is protobuf-c's own, one that was sent lies in the arena with a NUL behind
-     * it. */
+    /*
+     * For a string that was not sent, protobuf-c has its own. A string that was sent is in the arena, with a NUL at its
+     * end.
+     */
     if (text == protobuf_c_empty_string)
         n = 0;
     else
@@ -204,7 +206,7 @@ static int unpack_bytes(const struct wire_rule *rule, const uint8_t *proto, uint
     return check_length(rule, bytes->len, problem);
 }
 
-/* The array itself may stay where protobuf-c has put it. */
+/* Unpacks an array, which stays where protobuf-c placed it. */
 static int unpack_array(const struct wire_rule *rule, const uint8_t *proto, uint8_t *ours, struct wire_problem *problem)
 {
     size_t n = *(const size_t *)(proto + rule->proto_count_offset);
@@ -222,7 +224,7 @@ static int unpack_array(const struct wire_rule *rule, const uint8_t *proto, uint
     return r;
 }
 
-/* A message that is not there is one whose fields all have their default: for us, zero or "". */
+/* Fills a message that was not sent: all fields have their default, zero or "". */
 static void unpack_absent(const struct wire_table *table, uint8_t *ours)
 {
     memset(ours, 0, table->n_bytes);
@@ -324,7 +326,7 @@ static int unpack_field(const struct wire_rule *rule, struct wire_arena *arena, 
     abort();
 }
 
-/* Is the value the one of a field that was not set? Only kinds that come with a has_x. */
+/* Is the value that of an unset field? Only for kinds that occur with a has_x. */
 static bool field_is_zero(const struct wire_rule *rule, const uint8_t *ours)
 {
     switch (rule->kind) {
@@ -341,7 +343,7 @@ static bool field_is_zero(const struct wire_rule *rule, const uint8_t *ours)
     }
 }
 
-/* A field that may only be set when its has_x is. */
+/* Checks that the field is set only if its has_x is set. */
 static int check_has(const struct wire_rule *rule, const uint8_t *proto, const uint8_t *ours,
                      struct wire_problem *problem)
 {
@@ -394,7 +396,7 @@ static int pack_strings(const struct wire_rule *rule, struct wire_arena *arena, 
     return 0;
 }
 
-/* A new message in the arena, with what is in ours. */
+/* Packs ours into a new message in the arena. */
 static int pack_message(const struct wire_table *table, struct wire_arena *arena, const uint8_t *ours, void **out)
 {
     void *message = wire_arena_alloc(arena, table->descriptor->sizeof_message);

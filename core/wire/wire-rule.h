@@ -2,16 +2,15 @@
 #pragma once
 
 /*
- * One field of a message, as data: where it lies in protobuf-c's struct and in ours, and
- * which values are allowed. From a table of these rows come unpacking, validation, packing and the
- * sentence that says what was wrong, for every message alike.
+ * A rule describes one field of a message: its places in protobuf-c's struct and in ours, and its allowed values.
+ * Unpacking, validation, packing and the sentences about problems use tables of these rules, for all messages.
  *
- * A row is written U64(Push, request_push, offset_bytes, .multiple_of = 64): message of the proto, our
- * struct, field, limits. The compiler checks that the field has that type on both sides.
+ * A rule is written U64(Push, request_push, offset_bytes, .multiple_of = 64): message of the proto, our struct, field,
+ * limits. The compiler checks that the field has that type on both sides.
  *
- * Limits left out allow every value. max is a value for numbers, and the length in bytes for texts and
- * bytes. A text that may have more than one line is WIRE_MULTILINE; one that is WIRE_CUT is cut to max when
- * it is packed, so that it is not refused where it arrives.
+ * A limit that is left out allows every value. max is a value for numbers, and a length in bytes for texts and bytes. A
+ * WIRE_MULTILINE text may have several lines. A WIRE_CUT text is cut to max when it is packed, so that the receiver
+ * does not refuse it.
  */
 
 #include <stdbool.h>
@@ -44,7 +43,7 @@ enum {
     WIRE_CUT = 1 << 1,       /* cut to max when packed */
     WIRE_FINITE = 1 << 2,
     WIRE_POSITIVE = 1 << 3, /* finite, and not below 0 */
-    WIRE_REQUIRED = 1 << 4, /* the message must be there */
+    WIRE_REQUIRED = 1 << 4, /* the message must be present */
 };
 
 struct wire_table;
@@ -54,9 +53,9 @@ struct wire_rule {
     enum wire_kind kind;
     unsigned flags;
     uint16_t proto_offset, proto_count_offset; /* in protobuf-c's struct; counts are size_t */
-    uint16_t offset, count_offset;             /* in ours */
+    uint16_t offset, count_offset;             /* in our struct */
     uint16_t n_count_bytes;                    /* 4 or 8: the size of our count */
-    uint16_t proto_has_offset, has_offset; /* of a has_x without which x is 0; 0: none. A WIRE_MESSAGE has only ours */
+    uint16_t proto_has_offset, has_offset; /* of has_x: if it is false, x is 0; 0: none. A WIRE_MESSAGE has only ours */
     uint64_t min, max;                     /* max 0: any */
     uint64_t max_count;                    /* of a repeated field; 0: any */
     uint64_t multiple_of;                  /* 0: any */
@@ -74,21 +73,21 @@ struct wire_table {
     size_t n_bytes; /* of our struct */
     const struct wire_rule *rules;
     size_t n_rules;
-    /* Checks rules between fields. Return: false after wire_problem_set(). NULL: nothing. */
+    /* Checks rules between fields; may be NULL. Return: false after wire_problem_set(). */
     bool (*check)(const void *ours, struct wire_problem *problem);
 };
 
-/* Messages that more than one protocol has. */
+/* Tables of messages that several protocols have. */
 extern const struct wire_table wire_hyper_table, wire_step_table, wire_diagnostic_table;
 
 void wire_problem_set(struct wire_problem *problem, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void wire_problem_prefix(struct wire_problem *problem, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* proto to ours. Return: 0, WIRE_E_INVALID with the problem, the arena's failure. */
+/* Converts proto to ours. Return: 0, WIRE_E_INVALID with the problem, or the arena's failure. */
 int wire_table_unpack(const struct wire_table *table, struct wire_arena *arena, const void *proto, void *ours,
                       struct wire_problem *problem);
 
-/* Ours to proto; strings, bytes and arrays are borrowed where they can be. Return: 0, the arena's failure. */
+/* Converts ours to proto. Strings, bytes and arrays are borrowed if possible. Return: 0, or the arena's failure. */
 int wire_table_pack(const struct wire_table *table, struct wire_arena *arena, const void *ours, void *proto);
 
 #define WIRE_HAS_TYPE(type, member, expected)                                                                          \
@@ -100,7 +99,7 @@ int wire_table_pack(const struct wire_table *table, struct wire_arena *arena, co
         .name = #field, .kind = kind_, .proto_offset = offsetof(Zerod__V1__##M, field),                                \
         .offset = offsetof(struct S, field), __VA_ARGS__                                                               \
     }
-/* A row whose field has type proto_type there and type here. */
+/* A rule whose field has type proto_type in the proto and type in our struct. */
 #define WIRE_SCALAR(kind_, proto_type, type, M, S, field, ...)                                                         \
     WIRE_RULE(kind_ + WIRE_HAS_TYPE(Zerod__V1__##M, field, proto_type) + WIRE_HAS_TYPE(struct S, field, type), M, S,   \
               field, __VA_ARGS__)

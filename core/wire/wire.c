@@ -16,21 +16,21 @@
 #include "proto/zerod.pb-c.h"
 
 /*
- * The values that each field may have, message by message in the order of the proto. Limits come from the proto's
- * comments; where it names none, a comment here says why there is one.
+ * The allowed values of each field, message by message in the order of the proto. The proto's comments give the limits.
+ * For other limits a comment here gives the reason.
  */
 
 enum {
-    MAX_DIAGNOSTIC_LINE = 1024, /* title, names, sites: with the other two, the largest diagnostic takes 110 KiB */
+    MAX_DIAGNOSTIC_LINE = 1024, /* title, names, sites; with the next two limits a diagnostic is at most 110 KiB */
     MAX_DIAGNOSTIC_FIELD = 4 * 1024,
     MAX_DIAGNOSTIC_TEXT = 32 * 1024,
     MAX_LABEL = 64,
     MAX_ARG = 4096, /* PATH_MAX */
     SLOT_ALIGN = 64,
-    PAGE_ALIGN = 4096, /* also right where pages are larger */
+    PAGE_ALIGN = 4096, /* also valid if pages are larger */
 };
 
-#define ELEMS_LIMIT (UINT64_C(1) << 62) /* counts of elements are below: bytes of fp32 then fit into 64 bits */
+#define ELEMS_LIMIT (UINT64_C(1) << 62) /* counts of elements are below this: bytes of fp32 fit into 64 bits */
 
 /* ---- both ways ----------------------------------------------------------------------------------------- */
 
@@ -64,7 +64,7 @@ static const struct wire_rule push_record_rules[] = {
 };
 static const struct wire_table push_record_table = WIRE_TABLE(push_record, wire_push_record, push_record_rules);
 
-/* diagnostic_field has char *, the texts of a struct diagnostic being its own. */
+/* diagnostic_field has char *, because a struct diagnostic owns its texts. */
 #define OWN_STRING(M, S, field, ...) WIRE_SCALAR(WIRE_STRING, char *, char *, M, S, field, __VA_ARGS__)
 static const struct wire_rule diagnostic_field_rules[] = {
     OWN_STRING(DiagnosticField, diagnostic_field, label, .max = MAX_LABEL, .flags = WIRE_CUT),
@@ -99,7 +99,7 @@ static const struct wire_rule diagnostic_rules[] = {
 };
 const struct wire_table wire_diagnostic_table = WIRE_TABLE(diagnostic, wire_diagnostic, diagnostic_rules);
 
-/* Ranges are for the optimizer, which knows what it reads (E1108). */
+/* The optimizer checks ranges, because it knows which settings it reads (E1108). */
 static const struct wire_rule hyper_rules[] = {
     DOUBLE(GroupHyper, wire_hyper, lr, .flags = WIRE_FINITE),
     DOUBLE(GroupHyper, wire_hyper, beta1, .flags = WIRE_FINITE),
@@ -251,7 +251,7 @@ static const struct wire_rule pushes_rules[] = {
     U32S(Pushes, request_pushes, others, n_others, .max_count = WIRE_MAX_PUSHES - 1),
 };
 
-/* There are at least two pushes, and none of the fields is set that only a single Push may have. */
+/* Checks that there are at least two pushes, and that no field is set that only a single Push may have. */
 static bool pushes_check(const void *ours, struct wire_problem *problem)
 {
     const struct request_pushes *pushes = ours;
@@ -338,7 +338,7 @@ static const struct wire_rule save_checkpoint_rules[] = {
     BOOL(SaveCheckpoint, request_save_checkpoint, wait),
 };
 
-/* A count is read as a double. */
+/* A count is at most 2^53, because it is read as a double. */
 static const struct wire_rule write_state_rules[] = {
     U32(WriteState, request_write_state, param),
     ENUM(WriteState, request_write_state, kind, .max = WIRE_STATE_STEP_COUNT),
@@ -508,7 +508,7 @@ static bool formed_check(const void *ours, struct wire_problem *problem)
     return false;
 }
 
-/* A norm is what it is: of a skipped step it is not finite. */
+/* The norm has no limits, because the norm of a skipped step is not finite. */
 static const struct wire_rule done_rules[] = {
     MESSAGE(Done, reply_done, position, .table = &position_table),
     DOUBLE(Done, reply_done, norm),
@@ -592,7 +592,7 @@ _Static_assert((int)REQUEST_PUSH == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_PUSH &&
                    (int)REPLY_ADMIN_PART == (int)ZEROD__V1__SERVER_MESSAGE__KIND_ADMIN_PART,
                "types are numbered like the kinds of the proto");
 
-/* ---- the verbs ----------------------------------------------------------------------------------------- */
+/* ---- functions ----------------------------------------------------------------------------------------- */
 
 bool request_is_recorded(enum request_type type)
 {

@@ -2,23 +2,22 @@
 #pragma once
 
 /*
- * proto/zerod.proto as plain structs. This header has what requests and replies share; the messages are in
- * wire-request.h and wire-reply.h. Daemon and client see nothing of protobuf. Names and meanings of fields are those of
- * the proto, which is the specification; only these differ:
+ * proto/zerod.proto as plain structs, so that daemon and client do not use protobuf. This header has what requests and
+ * replies share; the messages are in wire-request.h and wire-reply.h. The proto is the specification: it defines names
+ * and meanings of fields. Only these differ:
  *
- *  - string: const char *, never NULL after unpacking, NULL is "" when packing. Valid UTF-8 without
- *    control characters; texts for people (why, detail, a diagnostic's) may hold newlines and tabs.
- *  - bytes, repeated: pointer and count; the pointer is NULL when the count is 0.
- *  - a has_x that is false goes with an x that is zero.
+ *  - string: const char *, never NULL after unpacking; NULL is packed as "". Valid UTF-8 without control
+ *    characters; texts for people (why, detail, a diagnostic's) may hold newlines and tabs.
+ *  - bytes, repeated: pointer and count; the pointer is NULL if the count is 0.
+ *  - If has_x is false, x is zero.
  *  - Param is struct layout_decl, Dtype is enum dtype.
  *
- * Unpacking validates every field: what is allowed stands in the tables of wire.c. What depends on
- * state (a rank below the world size, a parameter that exists) is for the handlers.
- * Packing does not judge: it takes what it gets, and the other side refuses it; only strings are
- * made good (other bytes become '?'), and a diagnostic's texts are cut to fit into one packet.
+ * Unpacking validates every field by the tables of wire.c. The handlers check what depends on state (that a rank is
+ * below the world size, that a parameter exists). Packing does not validate, because the receiver does. It only cleans
+ * strings (other bytes become '?'), and cuts a diagnostic's texts to fit into one packet.
  *
- * Memory (wire-arena.h). Strings, bytes and arrays of an unpacked message live in the arena until the next
- * message is unpacked with it. Packing borrows the arena but keeps nothing in it, so an answer may be packed
+ * Memory (wire-arena.h). Strings, bytes and arrays of an unpacked message are in the arena until the next
+ * message is unpacked with it. Packing uses the arena but keeps nothing in it, so an answer may be packed
  * while its request is still in use. An arena serves any number of connections of one thread. Packing and
  * unpacking a Push allocates nothing.
  */
@@ -38,22 +37,22 @@ enum {
     WIRE_MAX_TEXT_BYTES = 1024, /* interned text, why, detail */
     WIRE_MAX_NAME_BYTES = 1024, /* of a parameter */
     WIRE_MAX_STACK_BYTES = 16 * 1024,
-    WIRE_MAX_RUN_ID_BYTES = 255, /* client's name, too */
+    WIRE_MAX_RUN_ID_BYTES = 255, /* also of the client's name */
     WIRE_MAX_GROUPS = 1024,
     WIRE_MAX_STRING_ID = 65535,
     WIRE_MAX_SEGMENTS = 8,         /* descriptors in one packet */
     WIRE_MAX_PUSHES = 64,          /* in one Pushes */
-    WIRE_MAX_IDS = 65536,          /* of Gather, Release, Report; picked: more go in several messages */
-    WIRE_MAX_POOL_OFFSETS = 16384, /* and of a Gather to a GPU: its answer is one packet, too */
-    WIRE_MAX_EVIDENCE_IDS = 16384, /* of each list of Evidence: both and its texts fit into a packet; picked */
+    WIRE_MAX_IDS = 65536,          /* of Gather, Release, Report; picked; more are sent in several messages */
+    WIRE_MAX_POOL_OFFSETS = 16384, /* of a Gather to a GPU, so that its answer fits into one packet */
+    WIRE_MAX_EVIDENCE_IDS = 16384, /* of each list of Evidence; picked: both lists and its texts fit into a packet */
     WIRE_MAX_ARGS = 64,            /* of Admin; picked */
     WIRE_GPU_BYTES = 16,           /* CUuuid */
-    WIRE_PART_BYTES = 120 * 1024,  /* an AdminPart with so much JSON fits into a packet */
-    WIRE_WHY_BYTES = 256,          /* a good size for the why of wire_unpack_*() */
+    WIRE_PART_BYTES = 120 * 1024,  /* JSON of an AdminPart, so that it fits into a packet */
+    WIRE_WHY_BYTES = 256,          /* recommended size of the why of wire_unpack_*() */
 };
 
 enum {
-    WIRE_E_INVALID = 1, /* not a message, or a field that is not allowed: E1403 */
+    WIRE_E_INVALID = 1, /* not a message, or a field with a value that is not allowed: E1403 */
 };
 
 enum wire_role {
@@ -128,18 +127,18 @@ struct wire_diagnostic {
     bool has_micro_batch;
     uint32_t micro_batch;
     const char *const *params;
-    size_t n_params_named;   /* in params, at most DIAGNOSTIC_MAX_PARAMS */
-    uint32_t n_params_total; /* how many in all */
+    size_t n_params_named;   /* number of params, at most DIAGNOSTIC_MAX_PARAMS */
+    uint32_t n_params_total; /* number of all parameters */
     bool has_first, has_second;
     struct wire_push_record first, second;
-    const struct diagnostic_field *fields; /* not to be written to */
+    const struct diagnostic_field *fields; /* read-only */
     size_t n_fields;
     const char *text;
     uint64_t id;
     bool warning;
 };
 
-/* Bits of GroupHyper.given; those of enum config_configured. */
+/* Bits of GroupHyper.given, with the values of enum config_configured. */
 enum wire_given {
     WIRE_GIVES_LR = 1 << 1,
     WIRE_GIVES_BETAS = 1 << 2,
@@ -149,7 +148,7 @@ enum wire_given {
     WIRE_GIVES_DAMPENING = 1 << 6,
     WIRE_GIVES_NESTEROV = 1 << 7,
     WIRE_GIVES_LR_DECAY = 1 << 8,
-    WIRE_GIVES_START = 1 << 9, /* with WIRE_GIVES_LR: it is where the schedule starts from */
+    WIRE_GIVES_START = 1 << 9, /* with WIRE_GIVES_LR: the schedule starts from this lr */
     WIRE_GIVES_NS_COEFFICIENTS = 1 << 10,
     WIRE_GIVES_NS_STEPS = 1 << 11,
     WIRE_GIVES_ADJUST_LR_FN = 1 << 12,
@@ -168,11 +167,14 @@ struct wire_hyper {
     double ns_a, ns_b, ns_c;
     uint32_t ns_steps;
     bool match_rms_adamw;
-    uint32_t given; /* enum wire_given, and 1; 0: all but WIRE_GIVES_START */
+    uint32_t given; /* bits of enum wire_given, and 1; 0: all bits except WIRE_GIVES_START */
 };
 
-/* Most bytes that one parameter adds to a Declare: to cut a manifest into parts that fit into a packet. */
+/*
+ * Return: the most bytes that one parameter adds to a Declare. Used to split a manifest into parts that fit into a
+ * packet.
+ */
 size_t wire_param_bytes(const struct layout_decl *param);
 
-/* A view of a diagnostic, to be put into a reply; d must outlive it. */
+/* Return: a view of a diagnostic, for a reply. d must outlive the view. */
 struct wire_diagnostic wire_diagnostic(const struct diagnostic *d);

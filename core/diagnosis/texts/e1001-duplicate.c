@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A gradient that came twice: E1001, and E1006 where a static graph had learnt another count. Classes in
- * the order in which they are looked for:
+ * A gradient that arrived twice: E1001, or E1006 if static_graph learnt another count. The classes, in the order in
+ * which they are checked:
  *
- *     D4  DDP complains, the parameter arrived once: nothing was computed twice
- *     D3  one graph task, or the client saw its hook fire twice: the optimizer is attached twice
+ *     D4  DDP complains, but the parameter arrived once: nothing was computed twice
+ *     D3  both in one graph task, or the client saw its hook fire twice: the optimizer is attached twice
  *     D1  one outer backward, different graph tasks, one of them nested: reentrant checkpointing
  *     D2  different outer backwards, or more micro-batches than configured: an extra backward
- *     U   the records do not say: they are printed in full
+ *     U   the records do not show the class, and are printed in full
  *
- * D5, a push after the close, comes before all of them: the ledger finds it by position (cause_push).
+ * D5, a push after the close, is checked before all of them: the ledger finds it by its position (cause_push).
  */
 
 #include <inttypes.h>
@@ -40,7 +40,7 @@ static enum duplicate_class classify_duplicate(const struct evidence_duplicate *
         return CLASS_D3;
     if (!e->first.present || !e->second.present)
         return CLASS_U;
-    /* A task is known by its number only within its outer backward. */
+    /* The number of a task is unique only within its outer backward. */
     if (tasks_known && first->task == second->task && (!ordinals_known || first->ordinal == second->ordinal))
         return CLASS_D3;
     if (!ordinals_known)
@@ -58,7 +58,7 @@ static const char *reentrant_fix(enum caller caller)
                               : caller_not_reentrant(caller);
 }
 
-/* The way to go on with more than one gradient of a parameter. */
+/* The remedy that permits more than one gradient of a parameter. */
 static struct remedy later_pass(const struct evidence_duplicate *e)
 {
     if (e->at.observed)
@@ -66,7 +66,7 @@ static struct remedy later_pass(const struct evidence_duplicate *e)
     return (struct remedy){"or", e->accumulated ? NULL : ACCUMULATE, "the sum is exact"};
 }
 
-/* Nested, and no segment anywhere: not a checkpoint, but an autograd function of the program's own. */
+/* Is there no segment? Then a nested backward is an autograd function of the program's own, not a checkpoint. */
 static bool is_function(const struct evidence_duplicate *e)
 {
     return !(e->first.segment && *e->first.segment) && !(e->second.segment && *e->second.segment);
@@ -123,8 +123,7 @@ static void advise_reentrance(struct diagnostic *d, const struct evidence_duplic
 
 /* ---- D2 ------------------------------------------------------------------------------------------------ */
 
-/* The caller marks micro-batches itself, and says nothing of forwards: what is certain is the missing mark.
- */
+/* A C program marks micro-batches itself and reports no forwards, so only the missing mark is certain. */
 static void explain_no_mark(struct diagnostic *d, const struct evidence_duplicate *e)
 {
     const struct remedy remedies[] = {
@@ -173,7 +172,7 @@ static void explain_extra_backward(struct diagnostic *d, const struct evidence_d
         "retain_graph=True, which only permits the second backward; gradient checkpointing; number of GPUs");
 }
 
-/* More micro-batches than configured: found when the rank asks for the step, so there need not be a push. */
+/* More micro-batches than configured. This is found when the rank asks for the step, so there may be no push. */
 static struct diagnostic *diagnose_count(const struct evidence_duplicate *e)
 {
     struct diagnostic *d = cause_new(&e->at, E_DUPLICATE, "more micro-batches than configured, step held");
@@ -242,7 +241,7 @@ static void explain_phantom(struct diagnostic *d, enum caller caller)
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
 }
 
-/* Not in a checkpoint, and still DDP did not find it behind what forward returned. */
+/* The parameter is in no checkpoint, but DDP did not find it in the graph of what forward returned. */
 static void explain_hidden(struct diagnostic *d, enum caller caller)
 {
     const struct remedy remedies[] = {

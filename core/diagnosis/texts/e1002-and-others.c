@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Refusals that concern one message of one rank: a push at the wrong place or of the wrong form, arguments,
- * runs, values, quotas, permissions, and what only the client can see. Duplicates, missing gradients, ranks
- * and manifests have files of their own.
+ * Refusals of one message of one rank: a push at the wrong place or of the wrong form, arguments, runs, values, quotas,
+ * permissions. Duplicates, missing gradients, ranks, manifests and client reports have their own files.
  */
 
 #include <inttypes.h>
@@ -16,7 +15,7 @@
 
 /* ---- pushes: E1002, E1003, E1004, E1102, E1103 --------------------------------------------------------- */
 
-/* Was a request refused, not a push? Only codes about a position have both. */
+/* Is the refusal about a request, not a push? Only codes about a position are used for both. */
 static bool is_request(const struct evidence_push *e)
 {
     return e->detail && *e->detail && (e->code == E_STALE || e->code == E_EARLY || e->code == E_AFTER_BOUNDARY);
@@ -144,7 +143,7 @@ static void explain_parameter(struct diagnostic *d, const struct evidence_push *
     diagnostic_field(d, "does not help", "gradient checkpointing, batch size");
 }
 
-/* "expected 4096 bytes of fp32, got 2048 of bf16" as two fields. */
+/* Splits "expected 4096 bytes of fp32, got 2048 of bf16" into two fields. */
 static void add_expected_and_got(struct diagnostic *d, const char *detail)
 {
     static const char expected[] = "expected ", got[] = ", got ";
@@ -432,7 +431,7 @@ struct diagnostic *cause_unscaled(const struct evidence_unscaled *e)
 
 /* ---- limits, permissions, messages: E1401, E1402, E1403 ------------------------------------------------ */
 
-/* Why there is no room for what was asked, and no quota is the reason. */
+/* Explains why memory or descriptors are short, if no quota is the reason. */
 static void explain_shortage(struct diagnostic *d, const struct evidence_quota *e)
 {
     switch (e->limit.kind) {
@@ -489,7 +488,7 @@ struct diagnostic *cause_quota(const struct evidence_quota *e)
     return diagnostic_finish(d);
 }
 
-/* what: "connect (listen.allow_users, listen.allow_groups)" */
+/* what: for instance "connect (listen.allow_users, listen.allow_groups)" */
 static void add_permission(struct diagnostic *d, const char *what)
 {
     struct strbuf buf = {0};

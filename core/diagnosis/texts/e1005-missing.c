@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A gradient that did not come: E1005, the warning under on_missing: zero and skip, E1007 for a backward that
- * was given up, E1006 for a static graph. Classes in the order in which they are looked for:
+ * Missing gradients: E1005, the warning under on_missing: zero and skip, E1007 for an abandoned backward, E1006 for a
+ * static graph. The classes, in the order in which they are checked:
  *
  *     X1  (DDP observed) all gradients arrived, but not through the wrapper: E1105
  *     M7  the rank never opened the step
- *     M3  none arrived, no backward ran
+ *     M3  no gradient arrived, no backward ran
  *     M4  an exception left the backward
- *     M6  requires_grad is not what was declared
+ *     M6  requires_grad differs from the declaration
  *     M5  exactly whole checkpointed segments are missing
- *     M1  the same set on all ranks in every step
- *     M2  another set on other ranks or in other steps
- *     U   one rank and one step do not tell M1 from M2
+ *     M1  the same set is missing on all ranks in every step
+ *     M2  another set is missing on other ranks or in other steps
+ *     U   one rank and one step cannot show whether it is M1 or M2
  */
 
 #include <inttypes.h>
@@ -32,7 +32,7 @@ static bool is_none(const struct evidence_missing *e)
     return e->n_trainable > 0 && e->n_params == e->n_trainable;
 }
 
-/* The model's forward ran, a backward ran, and the one did not lead to the other. */
+/* Did the model's forward and a backward run, but the backward not reach the model? */
 static bool is_cut_off(const struct evidence_missing *e)
 {
     return is_none(e) && !e->warning && !e->abandoned && !e->exception && e->n_forwards > 0 && e->n_backwards > 0 &&
@@ -76,7 +76,7 @@ static void add_permission(struct diagnostic *d, const char *label, const struct
         diagnostic_field(d, label, "%s   (%s)", e->at.observed ? caller_finding(caller) : ON_MISSING_ZERO, note);
 }
 
-/* Wrong causes and remedies: find_unused_parameters is the first one that a search finds. */
+/* Causes and remedies that do not apply. find_unused_parameters is the first one that a search finds. */
 static const char *not_unused(enum caller caller)
 {
     return caller == CALLER_C ? "unused parameters; batch size; the other ranks"
@@ -103,7 +103,7 @@ static void add_exception(struct diagnostic *d, const struct evidence_missing *e
     diagnostic_field_take(d, "exception", &buf);
 }
 
-/* The client's words for giving a backward up: an exception, or what the program did instead. */
+/* Adds the client's reason for abandoning a backward: an exception, or another action of the program. */
 static void add_reason(struct diagnostic *d, const char *why)
 {
     struct strbuf buf = {0};
@@ -173,7 +173,7 @@ static void explain_half_way(struct diagnostic *d, const struct evidence_missing
 
 /* ---- M1, M2, M5, M6: the set --------------------------------------------------------------------------- */
 
-/* The modules of those that say the same about having been called. */
+/* Prints the modules of the parameters for which the client reported `said`. */
 static void print_called(struct strbuf *buf, const struct evidence_missing *e, uint8_t said, const char *sentence)
 {
     _cleanup_free_ uint32_t *ids = calloc(e->n_params, sizeof(*ids));
@@ -217,7 +217,7 @@ static void print_freeze(struct strbuf *buf, const struct layout_param *param, s
     strbuf_add(buf, "\").requires_grad_(False)\n");
 }
 
-/* Python that freezes exactly the missing set: the modules that are wholly missing, the others one by one. */
+/* Prints Python that freezes exactly the missing set: modules that miss all gradients, else parameters one by one. */
 static void print_freezing(struct strbuf *buf, const struct evidence_missing *e)
 {
     const struct layout *layout = e->at.layout;
@@ -342,7 +342,7 @@ static void explain_absent(struct diagnostic *d, const struct evidence_missing *
     diagnostic_field(d, "does not help", "%s", not_unused(caller));
 }
 
-/* A backward ran, and reached none of the declared parameters. */
+/* A backward ran, but reached none of the declared parameters. */
 static void admit_nothing_reached(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
 {
     diagnostic_field(d, "cause",
@@ -358,7 +358,7 @@ static void admit_nothing_reached(struct diagnostic *d, const struct evidence_mi
     diagnostic_field(d, "does not help", "unused modules; batch size; number of GPUs");
 }
 
-/* Experts, or layers that are left out by turns: or the last layer, of which the loss does not use all. */
+/* These may be experts, layers that are left out by turns, or a last layer that the loss uses only in part. */
 static void admit_kin(struct diagnostic *d, const struct evidence_missing *e)
 {
     diagnostic_field(d, "cause",
@@ -442,7 +442,7 @@ static void explain_class(struct diagnostic *d, const struct evidence_missing *e
                          caller_abort(caller), caller_clear(caller));
 }
 
-/* Fewer micro-batches than configured; nothing need be missing. */
+/* Fewer micro-batches than configured. There may be no missing gradient. */
 static struct diagnostic *diagnose_count(const struct evidence_missing *e)
 {
     struct diagnostic *d = cause_new(&e->at, E_MISSING, "fewer micro-batches than configured, step held");
@@ -489,7 +489,7 @@ static struct diagnostic *diagnose_bypass(const struct evidence_missing *e)
     return diagnostic_finish(d);
 }
 
-/* "rank 1 of 4", "ranks 0, 2 and 9 more of 16" */
+/* Prints "missing on rank 1 of 4", or "missing on ranks 0, 2 and 9 more of 16". */
 static void print_lacking_ranks(struct strbuf *buf, const struct evidence_missing *e)
 {
     unsigned n = MIN(e->n_lacking, (unsigned)EVIDENCE_MAX_LACKING);
@@ -502,7 +502,7 @@ static void print_lacking_ranks(struct strbuf *buf, const struct evidence_missin
     strbuf_add(buf, " of %u", e->world_size);
 }
 
-/* A line for each rank: the names, if they are few. */
+/* Prints a line for each rank, with the names if they are few. */
 static void print_lacking_params(struct strbuf *buf, const struct evidence_missing *e)
 {
     unsigned n = MIN(e->n_lacking, (unsigned)EVIDENCE_MAX_LACKING);
@@ -522,7 +522,7 @@ static void print_lacking_params(struct strbuf *buf, const struct evidence_missi
         strbuf_add(buf, "\nand %u ranks more miss some", e->n_lacking - n);
 }
 
-/* Which ranks miss which. */
+/* Adds which ranks miss which parameters. */
 static void add_lacking(struct diagnostic *d, const struct evidence_missing *e)
 {
     struct strbuf buf = {0};
@@ -557,7 +557,7 @@ struct diagnostic *cause_missing(const struct evidence_missing *e)
 
     if (e->wrapper_bypassed)
         return diagnose_bypass(e);
-    /* With nothing at all, or half a backward, the count is the least of it. */
+    /* If no gradient arrived, or a backward was abandoned, the count is the smaller problem. */
     if (e->n_configured && e->n_micro_batches < e->n_configured && !is_none(e) && !e->abandoned)
         return diagnose_count(e);
 
@@ -613,7 +613,7 @@ struct diagnostic *cause_graph_changed(const struct evidence_graph *e)
     return diagnostic_finish(d);
 }
 
-/* The backward may have ended well: a program whose micro-batch is open left the step, and not always the backward. */
+/* The program left with an open micro-batch. Its backward may have ended normally. */
 static void explain_left(struct diagnostic *d, enum caller caller)
 {
     if (caller == CALLER_C) {

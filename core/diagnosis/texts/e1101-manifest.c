@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * E1101: ranks declared different parameters. Ranks are grouped by what they declared, the
- * largest group first; the smaller ones are compared with it, each at its first difference.
+ * E1101: ranks declared different parameters. Ranks are grouped by their declarations, the largest group first. Each
+ * other group is compared with it, at their first difference.
  */
 
 #include <inttypes.h>
@@ -13,8 +13,8 @@
 #include "core/layout/manifest.h"
 
 enum {
-    GROUPS_SHOWN = 5,       /* the largest, and four that differ from it */
-    ENTRY_BYTES = 5 * 1024, /* a name of the longest kind and its form */
+    GROUPS_SHOWN = 5,       /* the largest group, and four that differ from it */
+    ENTRY_BYTES = 5 * 1024, /* the longest possible name, and its form */
 };
 
 /* The kind of the first difference, in the order in which manifests are compared. */
@@ -64,7 +64,7 @@ static void add_rank(struct comparison *c, unsigned rank)
     c->groups[c->n_groups++] = (struct rank_group){.first = rank, .n = 1, .digest = digest};
 }
 
-/* Larger first, then lower ranks first; there are few groups. */
+/* Sorts larger groups first, then lower ranks first. There are few groups. */
 static void sort_groups(struct comparison *c)
 {
     for (unsigned i = 1; i < c->n_groups; i++) {
@@ -77,7 +77,7 @@ static void sort_groups(struct comparison *c)
     }
 }
 
-/* Return: false without memory. */
+/* Return: false if memory is exhausted. */
 static bool comparison_init(struct comparison *c, const struct manifest *const *manifests, unsigned world_size)
 {
     *c = (struct comparison){.manifests = manifests, .world_size = world_size};
@@ -122,7 +122,7 @@ static void print_entry(struct strbuf *buf, const struct manifest *manifest, uin
     strbuf_add(buf, "%s", text);
 }
 
-/* Return: its index, UINT32_MAX when there is none of that name. */
+/* Return: the index of the entry with decl's name; UINT32_MAX if there is none. */
 static uint32_t find_name(const struct manifest *manifest, const struct layout_decl *decl)
 {
     for (uint32_t i = 0; i < manifest->n; i++)
@@ -180,7 +180,7 @@ static void add_missing(struct diagnostic *d, struct comparison *c)
     diagnostic_field_take(d, "missing", &buf);
 }
 
-/* "parameter 17: w [64, 32] bf16, ...   (ranks 0, 2, 3)": entry i of the group, and who else has it there. */
+/* Prints entry i of the group, and the ranks that have it there, as "parameter 17: w [64, 32] bf16 (ranks 0, 2, 3)". */
 static void print_difference(struct strbuf *buf, struct comparison *c, unsigned group, uint32_t i)
 {
     const struct manifest *manifest = manifest_of(c, group);
@@ -201,8 +201,7 @@ static void print_difference(struct strbuf *buf, struct comparison *c, unsigned 
     strbuf_add(buf, ")");
 }
 
-/* "w is parameter 18 of ranks 2, 3": what the largest group has at i, when the other has it at another place.
- */
+/* If the group has the largest group's entry i at another place, prints "w is parameter 18 of ranks 2, 3". */
 static void print_place(struct strbuf *buf, struct comparison *c, unsigned group, uint32_t i)
 {
     const struct manifest *majority = manifest_of(c, 0);
@@ -216,7 +215,7 @@ static void print_place(struct strbuf *buf, struct comparison *c, unsigned group
     print_members(buf, c, group);
 }
 
-/* Each group that differs, at its first difference from the largest one. */
+/* Adds each other group's first difference from the largest group. */
 static void add_differences(struct diagnostic *d, struct comparison *c)
 {
     struct strbuf expected = {0}, got = {0}, elsewhere = {0};
@@ -241,7 +240,7 @@ static void add_differences(struct diagnostic *d, struct comparison *c)
     diagnostic_field_take(d, "elsewhere", &elsewhere);
 }
 
-/* About the largest of the groups that differ. */
+/* Adds cause and fix for the largest of the other groups. */
 static void add_cause(struct diagnostic *d, struct comparison *c)
 {
     static const char *const causes[] = {

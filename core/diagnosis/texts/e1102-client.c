@@ -107,7 +107,7 @@ static void add_state(struct diagnostic *d, const struct report_text *text, enum
         diagnostic_field(d, "state", "%s", attached && text->state_later ? text->state_later : text->state);
 }
 
-/* The client's sentence may name the call site: its first line is what happened. */
+/* The first line of detail, the client's sentence, says what happened. detail may also name a call site. */
 struct diagnostic *cause_report(const struct evidence_at *at, enum diagnostic_code code, const uint32_t *params,
                                 size_t n_params, const char *detail, bool attached)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Ranks as processes: taken, lost, waited for, and the abort of a step as the innocent see it. E1301, E1302,
- * E1303, E1304, E1305.
+ * Ranks as processes: taken, lost, waited for, and an aborted step as reported to other ranks. E1301, E1302, E1303,
+ * E1304, E1305.
  */
 
 #include <inttypes.h>
@@ -19,7 +19,7 @@ static bool is_c(const struct evidence_at *at)
     return caller_of(at, NULL) == CALLER_C;
 }
 
-/* How a rank says that it is done. */
+/* Return: the call with which a rank leaves. */
 static const char *leave(const struct evidence_at *at)
 {
     return is_c(at) ? "zerod_leave" : "opt.close()";
@@ -158,7 +158,7 @@ static void explain_crossed(struct diagnostic *d, const struct evidence_lost *e)
     diagnostic_field(d, "state", STEP_ABORTED);
 }
 
-/* Short, because it follows what the process itself has said of its end. */
+/* The text is short, because it follows the process's own message about its end. */
 static void explain_gone(struct diagnostic *d, const struct evidence_lost *e)
 {
     diagnostic_field(d, "cause", "its process ended, or closed its connection, without %s", leave(&e->at));
@@ -236,7 +236,7 @@ struct diagnostic *cause_inherited(const struct evidence_inherited *e)
 
 /* ---- the abort of a step ------------------------------------------------------------------------------- */
 
-/* The whole text, because the reader of an abort must find the reason in one place. */
+/* Prints the whole text, because the reader of an abort must find the reason in one place. */
 static void print_reason(struct strbuf *buf, const char *text)
 {
     size_t n = strlen(text);
@@ -253,7 +253,7 @@ static void add_fix_of_abort(struct diagnostic *d, const struct evidence_abort *
                                   : "begin the step again with its first micro-batch");
 }
 
-/* A program has asked for it, as programs that go on from a checkpoint do: nothing is wrong. */
+/* The program requested the abort, as programs do that resume from a checkpoint. Nothing is wrong. */
 static struct diagnostic *begins_again(const struct evidence_abort *e)
 {
     struct diagnostic *d = cause_new(&e->at, E_RANK_LOST, "step begins again on all ranks");
@@ -383,7 +383,7 @@ static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
     diagnostic_field(d, "does not help", "the ranks that wait; bucket size; a longer stall_timeout");
 }
 
-/* Nothing was aborted, because this node alone may not. */
+/* Does the step stay open, because this node alone may not abort it? */
 static bool is_kept_open(const struct evidence_stall *e)
 {
     return e->decided || (e->cut_off && !e->forming);
@@ -443,7 +443,7 @@ struct diagnostic *cause_held(const struct evidence_at *at, const char *why)
 
 /* ---- E1305 --------------------------------------------------------------------------------------------- */
 
-/* Says with which step the next run begins, and which setting saves the last one. */
+/* Adds the step with which the next run begins, and the setting that saves the last step. */
 static void add_what_was_saved(struct diagnostic *d, const struct evidence_stopped *e)
 {
     if (e->at.step < 0)
