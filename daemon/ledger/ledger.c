@@ -13,18 +13,18 @@
 _Static_assert(sizeof(struct ledger_entry) == LEDGER_ENTRY_BYTES, "as the budget counts it");
 
 /*
- * Bits of pushed_in_step. They are apart because a push of the open micro-batch
- * can still leave the ledger while an ended one stays until the step is over.
+ * Bits of pushed_in_step. They are separate because a push of the open micro-batch can still leave the ledger, but a
+ * push of an ended one stays until the step is over.
  */
 enum {
     PUSHED_ENDED = 1 << 0, /* in a micro-batch that the rank has ended */
-    PUSHED_OPEN = 1 << 1,  /* in the open one, or what stands of a predecessor in the next one */
+    PUSHED_OPEN = 1 << 1,  /* in the open one, or standing in the next one from a predecessor */
 };
 
 int ledger_init(struct ledger *ledger, struct ledger_ranks ranks, uint32_t n_parts, const uint8_t *trainable,
                 bool accumulate)
 {
-    /* calloc(0) may be NULL without being short of memory. */
+    /* calloc(0) may return NULL although there is memory. */
     size_t n = MAX(n_parts, 1u);
 
     *ledger = (struct ledger){.n_parts = n_parts, .first_rank = ranks.first};
@@ -103,8 +103,8 @@ struct ledger_position ledger_next(const struct ledger *ledger, unsigned rank)
 }
 
 /*
- * "Classifying a position" of the header; may: whether the position that is next may be used.
- * ADMITTED says that it is the next position.
+ * Classifies a position as the header says. may: the next position may be used. Return: ADMITTED for the next position,
+ * or an error of the header.
  */
 static int classify_position(const struct ledger *ledger, unsigned rank, struct ledger_position at, bool may)
 {
@@ -117,12 +117,12 @@ static int classify_position(const struct ledger *ledger, unsigned rank, struct 
     if (!may || position_before(ledger_next(ledger, rank), at))
         return LEDGER_E_EARLY;
 
-    /* After the last ended one and not beyond the next: there is nothing in between. */
+    /* No position is between the last ended one and the next one. */
     assert(position_equal(at, ledger_next(ledger, rank)));
     return LEDGER_ADMITTED;
 }
 
-/* Takes everything of the part out of the micro-batch that the entries describe. */
+/* Removes the part from the entries. */
 static void clear_entry(struct ledger_rank *rank, uint32_t part)
 {
     struct ledger_entry *entry = &rank->entries[part];
@@ -135,7 +135,7 @@ static void clear_entry(struct ledger_rank *rank, uint32_t part)
     rank->n_pushed_open--;
 }
 
-/* The same, and as if it had never been pushed. Only for a micro-batch that was not ended. */
+/* Removes the part from the entries, as if it was never pushed. Only for a micro-batch that was not ended. */
 static void withdraw_entry(struct ledger_rank *rank, uint32_t part)
 {
     clear_entry(rank, part);
@@ -156,7 +156,7 @@ int ledger_attach(struct ledger *ledger, unsigned rank, uint64_t incarnation)
     r->last_sequence = 0;
     r->n_inherited = r->n_ended;
 
-    /* With nothing open the entries are of an ended micro-batch, or stand as an earlier death left them. */
+    /* If nothing is open, the entries are of an ended micro-batch, or stand since an earlier incarnation died. */
     if (!r->open)
         return 1;
 
@@ -255,8 +255,8 @@ void ledger_post(struct ledger *ledger, unsigned rank, uint32_t part)
 }
 
 /*
- * Room for one more of the later sums. Their array doubles each time their count
- * reaches a power of two, so the count is all that must be kept.
+ * Makes room for one more of the later sums. Their array doubles each time their count reaches a power of two, so only
+ * the count must be kept.
  */
 static int grow_more_sums(struct ledger_entry *entry, size_t n)
 {
@@ -338,7 +338,7 @@ void ledger_forget(struct ledger *ledger, unsigned rank)
     if (r->open || r->n_pushed_open == 0)
         return;
 
-    /* Nothing of an ended micro-batch waits to be pushed again, and all that stands of a predecessor does. */
+    /* Entries with n_redo > 0 stand from a predecessor, and stay. Entries of an ended micro-batch have n_redo 0. */
     for (uint32_t p = 0; p < ledger->n_parts; p++)
         if (r->entries[p].n_redo == 0)
             clear_entry(r, p);
@@ -381,7 +381,7 @@ bool ledger_inherits(const struct ledger *ledger, unsigned rank)
     return r->n_inherited > 0 || stands(ledger, r);
 }
 
-/* Leaves the rank as one that has done nothing in this step. */
+/* Resets the rank to the state of a rank that has done nothing in this step. */
 static void rewind_rank(const struct ledger *ledger, struct ledger_rank *rank)
 {
     for (uint32_t p = 0; rank->n_pushed_open > 0 && p < ledger->n_parts; p++)

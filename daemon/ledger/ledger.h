@@ -2,16 +2,16 @@
 #pragma once
 
 /*
- * The ledger: which (step, micro-batch, part, rank) has been pushed, by
- * whom, when. It is the only judge of duplicates. Pure: input in, verdict out,
- * no I/O, no clock, no allocation inside a step (but the sums of second and
- * later passes).
+ * The ledger records which (step, micro-batch, part, rank) has been pushed, by
+ * which process, and when. It is the only judge of duplicates. Pure: input in,
+ * verdict out, no I/O, no clock, no allocation inside a step (except the sums of
+ * second and later passes).
  *
- * A part is what one push carries (layout.h): the gradient of a parameter, or a share of a large one. The ledger
- * knows parts by number only, and no order among them.
+ * A part is what one push carries (layout.h): the gradient of a parameter, or a share of a large one. For the
+ * ledger, parts are numbers without an order.
  *
  * Positions. A position is (step, micro-batch), compared in that order. Per
- * rank the ledger knows the *last ended* position (none at first), the *open*
+ * rank the ledger keeps the *last ended* position (none at first), the *open*
  * one (none, or the next), and whether the rank has asked for the step. The
  * next position of a rank is (step of the job, number of micro-batches that the
  * rank has ended in this step). begin() opens it, end() ends it; begin() on the
@@ -23,9 +23,9 @@
  *   of an earlier step, or before the last ended    LEDGER_E_STALE            E1002
  *   nothing open, or beyond the open one            LEDGER_E_EARLY            E1003
  *   otherwise it is the open one.
- * For begin() "open" in these rules is the next position, whether it has been
- * opened or not; and a rank that has asked for the step may begin nothing
- * (LEDGER_E_EARLY after the two checks before it).
+ * For begin(), "open" in these rules means the next position, opened or not. A
+ * rank that has asked for the step may begin no micro-batch (LEDGER_E_EARLY after
+ * the first two checks).
  *
  * Judging a push, in this order:
  *   part unknown or not trainable                   LEDGER_E_PARAM            E1103
@@ -41,37 +41,38 @@
  *   pushed, policy accumulate                       LEDGER_ADMITTED, next pass
  *   pushed, otherwise                               LEDGER_E_DUPLICATE        E1001
  * Only ADMITTED and REDO change anything; both raise the highest admitted sequence.
- * Sequences count from 1 in each incarnation and go on over abort() and commit().
- * A part has at most 65,535 passes; the push after them is LEDGER_E_DUPLICATE
+ * Sequences count from 1 in each incarnation and continue over abort() and commit().
+ * A part has at most 65,535 passes; the next push is LEDGER_E_DUPLICATE
  * under any policy.
  *
  * Passes. The k-th push of a part by a rank in a micro-batch is its pass k
- * (from 0). A pass goes from pushed to *posted* (its reduction was handed to the
- * workers and can no longer be withdrawn) in order; later its 64-bit sum becomes known.
+ * (from 0). Passes go from pushed to *posted* in order: the reduction of a
+ * posted pass is with the workers, and cannot be withdrawn. Later its 64-bit sum
+ * becomes known.
  *
- * Entries. Those of an ended micro-batch can be read, posted and summed until
+ * Entries. The entries of an ended micro-batch can be read, posted and summed until
  * forget(), or the begin() that opens the next position, clears them (n_pushed_open
- * = 0). Neither clears what stands of a predecessor; forget() while a micro-batch
- * is open does nothing.
+ * = 0). Neither clears a predecessor's passes that stand (see below). forget() while
+ * a micro-batch is open does nothing.
  *
- * A successor. attach() with a new incarnation: passes of the open micro-batch
- * that are posted stand, the others leave the ledger; what stands must be pushed
- * again (REDO, in pass order) to be compared by its sum, before anything new of that
- * part is admitted. The position stays open only in the sense that it is the
- * next one: the successor begins it again. Ended micro-batches and a request
- * for the step stand. attach() with the same incarnation changes nothing. While
- * something stands that was not pushed again, the rank may not ask for the step
- * (LEDGER_E_EARLY): the sums hold passes of a micro-batch that nobody has ended.
+ * A successor. At attach() with a new incarnation, the posted passes of the open
+ * micro-batch *stand*: they stay in the ledger, and the others leave it. Before a new
+ * pass of a part is admitted, the successor must push its standing passes again (REDO,
+ * in pass order), and their sums are compared. The position is no longer open, but
+ * it is the next one: the successor begins it again. Ended micro-batches and a
+ * request for the step stay. attach() with the same incarnation changes nothing.
+ * Before all standing passes are pushed again, the rank may not ask for the step
+ * (LEDGER_E_EARLY), because the sums hold passes of a micro-batch without an end.
  *
- * abandon(): the open micro-batch is given up. Nothing of it posted: its pushes
- * leave the ledger, nothing is open, the same position may begin again. Something posted:
- * LEDGER_MUST_ABORT and nothing changes; the caller aborts the step. Nothing open: 0 and
- * nothing changes.
+ * abandon() gives up the open micro-batch. If no pass of it is posted, its pushes leave
+ * the ledger, nothing is open, and the same position may begin again. If a pass is
+ * posted, it returns LEDGER_MUST_ABORT and changes nothing; the caller aborts the
+ * step. If nothing is open, it returns 0 and changes nothing.
  *
- * abort(): attempt + 1; everything of the step leaves the ledger on all ranks,
- * requests too; the last ended position becomes what it was when the step
- * opened. commit(): step + 1; the ledger of the step is closed, the last ended
- * positions stay.
+ * abort(): attempt + 1. All pushes and requests of the step leave the ledger, on all
+ * ranks. The last ended position becomes what it was when the step opened.
+ * commit(): step + 1. All pushes and requests of the step leave the ledger. The last
+ * ended positions stay.
  *
  * Memory: about (end_rank - first_rank) x n_parts x sizeof(struct ledger_entry).
  */
@@ -84,8 +85,8 @@
 
 enum {
     LEDGER_ADMITTED = 0, /* verdict: *pass is the pass index */
-    LEDGER_RETRY = 1,    /* already admitted from this incarnation: say nothing */
-    LEDGER_DROPPED = 2,  /* belongs to an aborted attempt: say nothing */
+    LEDGER_RETRY = 1,    /* already admitted from this incarnation: not reported */
+    LEDGER_DROPPED = 2,  /* belongs to an aborted attempt: not reported */
     LEDGER_REDO = 3,     /* a predecessor's push stands: compare sums at *pass, do not add */
     LEDGER_MUST_ABORT = 4,
     LEDGER_E_PARAM = 5,
@@ -93,7 +94,7 @@ enum {
     LEDGER_E_AFTER_BOUNDARY = 7,
     LEDGER_E_EARLY = 8,
     LEDGER_E_DUPLICATE = 9,
-    LEDGER_E_INCOMPLETE = 10, /* end(): a successor did not push again what stands of its predecessor */
+    LEDGER_E_INCOMPLETE = 10, /* end(): a successor has not pushed its predecessor's standing passes again */
 };
 
 struct ledger_position {
@@ -129,8 +130,8 @@ struct ledger_rank {
 };
 
 struct ledger {
-    unsigned first_rank, end_rank; /* those of this node */
-    unsigned n_ranks;              /* in all */
+    unsigned first_rank, end_rank; /* the ranks of this node */
+    unsigned n_ranks;              /* of all nodes */
     uint32_t n_parts;
     uint64_t step;
     uint32_t attempt;
@@ -147,7 +148,10 @@ struct ledger_ranks {
 int ledger_init(struct ledger *ledger, struct ledger_ranks ranks, uint32_t n_parts, const uint8_t *trainable,
                 bool accumulate);
 
-/* What is known of another node's rank in the open step: flags, and pushed_in_step to be filled in. No entries. */
+/*
+ * Returns the record of another node's rank in the open step. The caller fills in its flags and pushed_in_step. It has
+ * no entries.
+ */
 struct ledger_rank *ledger_mirror(struct ledger *ledger, unsigned rank);
 void ledger_deinit(struct ledger *ledger);
 
@@ -160,42 +164,40 @@ struct ledger_position ledger_next(const struct ledger *ledger, unsigned rank);
 /* Return: LEDGER_ADMITTED, LEDGER_E_STALE, _EARLY, _AFTER_BOUNDARY. */
 int ledger_begin(struct ledger *ledger, unsigned rank, uint64_t step, uint32_t micro_batch);
 
-/* Judges a push; on ADMITTED pass 0 keeps the record. *pass is set on ADMITTED and REDO. */
+/* Judges a push. ADMITTED in pass 0 keeps the record. ADMITTED and REDO set *pass. */
 int ledger_push(struct ledger *ledger, unsigned rank, const struct push_record *record, uint16_t *pass);
 
-/* The next unposted pass of the part is posted. Asserts that there is one. */
+/* Marks the next unposted pass of the part as posted. Asserts that there is one. */
 void ledger_post(struct ledger *ledger, unsigned rank, uint32_t part);
 
-/* The sum of the next posted pass without one is known. Return: 0 or -ENOMEM. */
+/* Sets the sum of the next posted pass that has none. Return: 0 or -ENOMEM. */
 int ledger_sum(struct ledger *ledger, unsigned rank, uint32_t part, uint64_t sum);
 
-/* Return: true and the sum of that pass when it is known. */
+/* Return: true and the sum of that pass, or false if the sum is not known. */
 bool ledger_find_sum(const struct ledger *ledger, unsigned rank, uint32_t part, uint16_t pass, uint64_t *sum);
 
 /*
- * Ends the open micro-batch (of that position). All of its passes are taken
- * as posted or to be posted without the rank: the entries leave the ledger only when
- * the caller says that their reductions are done, by ledger_forget().
- * With nothing open the position is classified as for begin(), and the very next one is _EARLY.
- * Return: LEDGER_ADMITTED; LEDGER_RETRY when it is the last ended one;
- * LEDGER_E_STALE, _EARLY, _INCOMPLETE (nothing changes).
+ * Ends the open micro-batch, which must be at that position. Passes that are not posted yet may be posted later,
+ * without the rank. The entries leave the ledger with ledger_forget(), which the caller calls when their reductions are
+ * done. If nothing is open, the position is classified as for begin(), except that the next position is _EARLY.
+ * Return: LEDGER_ADMITTED; LEDGER_RETRY if it is the last ended position; or LEDGER_E_STALE, _EARLY or _INCOMPLETE, and
+ * nothing changes.
  */
 int ledger_end(struct ledger *ledger, unsigned rank, uint64_t step, uint32_t micro_batch);
 
-/* The entries of the micro-batch that the rank has ended are no longer needed. */
+/* Clears the entries of the micro-batch that the rank has ended, when they are no longer needed. */
 void ledger_forget(struct ledger *ledger, unsigned rank);
 
 /* Return: 0 or LEDGER_MUST_ABORT. */
 int ledger_abandon(struct ledger *ledger, unsigned rank);
 
 /*
- * The rank asks for the step.
- * Return: 0; LEDGER_RETRY when it has; LEDGER_E_EARLY while a micro-batch is open or a predecessor's
- * passes stand.
+ * The rank asks for the step. Return: 0; LEDGER_RETRY if it has asked already; LEDGER_E_EARLY while a micro-batch is
+ * open, or a predecessor's passes stand.
  */
 int ledger_ask(struct ledger *ledger, unsigned rank);
 
-/* Has an earlier incarnation ended micro-batches of this step, or does something stand that was not pushed again? */
+/* Has an earlier incarnation ended micro-batches of this step, or left standing passes that were not pushed again? */
 bool ledger_inherits(const struct ledger *ledger, unsigned rank);
 
 void ledger_abort(struct ledger *ledger);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* All ranks push the same bytes, step after step: that is said once. */
+/* Reports once that all ranks push the same bytes, step after step. */
 
 #include "daemon/job/model/alike.h"
 
@@ -13,7 +13,7 @@
 #include "daemon/job/model/pushed.h"
 
 enum {
-    STEPS_UNTIL_SAID = 3, /* in a row; picked: equal batches by chance do not come three times */
+    STEPS_UNTIL_SAID = 3, /* in a row; picked: batches that are equal by chance are not equal three times */
     LEAST_PARAMS = 2,     /* one parameter alone may well have the same gradient everywhere */
 };
 

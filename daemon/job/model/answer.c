@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Answers end a rank's wait: done, refused, or a sticky fault instead of what was asked. */
+/* Answers end a rank's wait: done, refused, or a sticky fault instead of the result. */
 
 #include "daemon/job/model/answer.h"
 
@@ -64,7 +64,10 @@ void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait)
     waits_look(job, rank->wait_ns);
 }
 
-/* Keeps an answer for a rank that is away. One with descriptors is to a request that its client makes again. */
+/*
+ * Keeps an answer for a rank that is away. An answer with descriptors is not kept, because its client makes that
+ * request again.
+ */
 static void keep_answer(struct job_rank *rank, const struct reply *reply, size_t n_fds)
 {
     struct wire_arena arena = WIRE_ARENA_NULL;
@@ -146,7 +149,6 @@ void job_refuse(struct job *job, struct job_rank *rank, struct diagnostic *diagn
                NULL, 0);
 }
 
-/* on_leave: stop. Return: a rank that has left while this one wants to go on, or NULL. */
 struct job_rank *job_who_left(struct job *job)
 {
     for (unsigned r = 0; r < job->world.size; r++)

@@ -11,38 +11,44 @@ struct evidence_at;
 struct job;
 struct reply;
 
-/* Answers the rank's request and ends its wait; fds are taken. */
+/* Answers the rank's request and ends its wait. Takes ownership of the descriptors. */
 void job_answer(struct job *job, struct job_rank *rank, const struct reply *reply, int *fds, size_t n_fds);
 void job_answer_done(struct job *job, struct job_rank *rank);
-/* Tells the rank something while it waits. Not if it is away: it hears the answer. */
+/* Sends a message to a rank that waits. A rank that is away gets only the answer. */
 void job_tell(struct job *job, const struct job_rank *rank, const struct reply *reply);
 void job_refuse(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic, bool aborted);
 struct wire_position job_position(const struct job *job, const struct job_rank *rank);
 
-/* Before an answered request is served: delivers an abort or a sticky fault instead. Return: true when it did. */
+/*
+ * Called before a request that has an answer is served. Answers with an abort or a sticky fault instead, if there is
+ * one. Return: true if it did.
+ */
 bool job_is_held(struct job *job, struct job_rank *rank);
 
-/* As job_is_held(), before a request that needs the other ranks: on_leave: stop refuses it when a rank has left. */
+/*
+ * job_is_held() for a request that needs the other ranks. With on_leave: stop, it also refuses the request if a rank
+ * has left.
+ */
 bool job_is_stopped(struct job *job, struct job_rank *rank);
 
-/* Does this wait end with what other ranks do? */
+/* Does the end of this wait depend on other ranks? */
 bool job_is_collective(enum job_wait wait);
 
-/* The first rank's program, for texts that are about all ranks; NULL: not known. */
+/* Return: the first client program that a rank of this node has named, for texts about all ranks; or NULL. */
 const char *job_client(const struct job *job);
 struct evidence_at job_at(const struct job *job, const struct job_rank *rank);
 void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait);
 double job_loss_scale(const struct job *job);
 uint64_t job_now(const struct job *job);
 
-/* on_leave: stop. Return: a rank that has left, or NULL. */
+/* Return: a rank that has left, if on_leave is stop; else NULL. */
 struct job_rank *job_who_left(struct job *job);
 
-/* Where something stands that happens before there is a step; rank: NULL when it is of none. */
+/* Returns the place of an event before the first step. rank: NULL for an event of no particular rank. */
 struct evidence_at job_at_forming(const struct job_rank *rank);
 
 /* Refuses all ranks that wait to be formed; they may declare again. Takes the diagnostic. */
 void job_refuse_forming(struct job *job, struct diagnostic *diagnostic);
 
-/* As configured, before any step. */
+/* Sets the configured loss scale, as before any step. */
 void job_reset_loss_scale(struct job *job);

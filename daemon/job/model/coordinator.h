@@ -29,35 +29,35 @@ struct segment;
 
 enum report_kind {
     /* Forming. */
-    REPORT_DECLARED,     /* all ranks of this node have declared their parameters, or not all yet; in every settle while
-                            the job waits: job_form_now() */
-    REPORT_FORMED,       /* this node has its memory; this, or the next one, once */
-    REPORT_UNFORMED,     /* it cannot be formed */
-    REPORT_HAVE_WEIGHTS, /* rank 0 has given all initial weights: job_train() */
-    REPORT_LOADED,       /* it has looked for a checkpoint to begin with: resume_is_agreed(), resume_older() */
-    REPORT_RESUMED,      /* it continues with the checkpoint that it has loaded: job_train() */
-    REPORT_ADOPTED,      /* the job of a daemon that died was taken over, and continues */
-    REPORT_DROPPING,     /* the job is being dropped: fetches of its ranks are to end */
+    REPORT_DECLARED,     /* have all ranks of this node declared their parameters? Sent by every settle while the job
+                            waits: job_form_now() */
+    REPORT_FORMED,       /* this node has its memory; sent once, unless REPORT_UNFORMED is */
+    REPORT_UNFORMED,     /* this node cannot be formed */
+    REPORT_HAVE_WEIGHTS, /* rank 0 has sent all initial weights: job_train() */
+    REPORT_LOADED,       /* this node has looked for a checkpoint to begin with: resume_is_agreed(), resume_older() */
+    REPORT_RESUMED,      /* this node continues with the checkpoint that it has loaded: job_train() */
+    REPORT_ADOPTED,      /* this daemon has adopted the job of a dead daemon, and continues it */
+    REPORT_DROPPING,     /* the job is being dropped: fetches of its ranks must end */
     REPORT_DROPPED,      /* the layout is gone */
     /* Ranks. */
-    REPORT_BACK,    /* a rank that had left is back: job_is_back_late() */
-    REPORT_END_RUN, /* all ranks have left, and rank 0, which is this node's, begins another run: drop_for_next() */
-    REPORT_LOOK,    /* where is that rank of another node? look_answered() */
-    REPORT_WHERE,   /* where a rank of this node is, as others have asked */
+    REPORT_BACK,    /* a rank that left is back: job_is_back_late() */
+    REPORT_END_RUN, /* all ranks have left, and rank 0, on this node, begins another run: drop_for_next() */
+    REPORT_LOOK,    /* asks where a rank of another node is: look_answered() */
+    REPORT_WHERE,   /* tells other nodes, which asked, where a rank of this node is */
     /* The step. */
-    REPORT_WANT_NORM, /* job_norm_is() */
-    REPORT_ASKED,     /* for the step: job_carry_out(), or job_hold() */
-    REPORT_UPDATED,   /* job_commit() */
-    REPORT_ABORT,     /* abort_start() */
+    REPORT_WANT_NORM, /* ranks wait for the norm: job_norm_is() */
+    REPORT_ASKED,     /* this node's ranks have asked for the step: job_carry_out(), or job_hold() */
+    REPORT_UPDATED,   /* the update is done: job_commit() */
+    REPORT_ABORT,     /* the step must be aborted: abort_start() */
     /* Write windows. */
-    REPORT_WANT_WINDOW,  /* job_window_open() */
-    REPORT_LACKS_MEMORY, /* for the open window */
+    REPORT_WANT_WINDOW,  /* this node's ranks wait for a write window: job_window_open() */
+    REPORT_LACKS_MEMORY, /* this node has no memory for the open window */
     REPORT_WINDOW,       /* the window has this segment; NULL: the window is gone */
-    REPORT_WINDOW_END,   /* job_window_store(), or job_window_closed() if it is to be forgotten */
-    REPORT_STORED,       /* job_window_closed() */
+    REPORT_WINDOW_END,   /* this node's ranks end the window: job_window_store(); to forget it: job_window_closed() */
+    REPORT_STORED,       /* the window is stored: job_window_closed() */
     /* Checkpoints. */
-    REPORT_WANT_SAVE, /* one is due: save_take() */
-    REPORT_SAVED,     /* this node has written what it owns: save_publish(), save_end() */
+    REPORT_WANT_SAVE, /* a checkpoint is due: save_take() */
+    REPORT_SAVED,     /* this node has written its part, or has failed: save_publish(), save_end() */
     /* GPUs. */
     REPORT_DEVICE_READY,
     REPORT_DEVICE_PUT,
@@ -80,11 +80,11 @@ struct report {
         struct {
             struct job_rank *rank;
             bool all;  /* all ranks of the world had left */
-            bool late; /* the step was summed without it */
+            bool late; /* the step was summed without the rank */
         } back;
         struct {
             unsigned rank;
-            const char *text; /* of REPORT_WHERE */
+            const char *text; /* only for REPORT_WHERE */
         } place;
         struct {
             int64_t rank;
@@ -93,13 +93,13 @@ struct report {
         } abort;
         const struct segment *window;
         struct {
-            const struct state_edits *edits; /* the state that was written here; NULL: none */
+            const struct state_edits *edits; /* the state that was written on this node; NULL: none */
             bool forget;
         } window_end;
         struct {
             uint64_t token;
             bool whole;      /* node 0 has put all parts together */
-            const char *why; /* it failed; "": it did not */
+            const char *why; /* of a failure; "": none */
         } saved;
         struct {
             const char *key;
@@ -115,38 +115,40 @@ struct report {
 
 struct coordinator_ops {
     void (*free)(struct coordinator *c);
-    /* Return: whether other nodes are concerned. false: LOADED and WANT_SAVE are the job's own affair. */
+    /* Return: true if other nodes take part. false: the job handles LOADED and WANT_SAVE alone. */
     bool (*report)(struct coordinator *c, const struct report *report);
-    /* Shows this node's ranks to other nodes. tick: also the data that only diagnostics show. */
+    /* Sends the state of this node's ranks to other nodes. tick: with the data that only diagnostics use. */
     void (*tell)(struct coordinator *c, bool tick);
 
-    /* The layout is known: makes the memory for data that moves between nodes. Return: 0 or -errno. */
+    /* Makes the memory for data that moves between nodes, when the layout is known. Return: 0 or -errno. */
     int (*form)(struct coordinator *c);
-    /* Reserve the pages of that memory, in pieces. Return of reserve: 0 or -errno. */
+    /* Reserve the pages of that memory, piece by piece. Return of reserve(): 0 or -errno. */
     uint32_t (*n_reserve_pieces)(const struct coordinator *c);
     int (*reserve)(struct coordinator *c, uint32_t piece);
-    /* Initial weights of rank 0 for other nodes. Any thread. Return: 0 or -errno. */
+    /* Keeps initial weights of rank 0 for other nodes. Any thread. Return: 0 or -errno. */
     int (*init)(struct coordinator *c, const struct request_init *request, const void *weights);
-    /* Return: the diagnostic that compares the manifests of all nodes, NULL: they are not known. */
+    /* Return: a diagnostic that compares the manifests of all nodes, or NULL if they are not known. */
     struct diagnostic *(*compare_manifests)(struct coordinator *c);
-    /* A record JOURNAL_NODE of the journal. Return: 0, or -EINVAL: there cannot be such a record. */
+    /* Replays a record JOURNAL_NODE of the journal. Return: 0, or -EINVAL if the record is impossible. */
     int (*repeat)(struct coordinator *c, const void *packed, size_t n_bytes);
 
     /* Must a rank that is back wait before it takes part? */
     bool (*holds_back)(const struct coordinator *c);
-    /* Has another node's rank, inside a backward, not pushed the parameter yet? */
+    /* Is the parameter still missing in the open backward of that rank, which is another node's? */
     bool (*awaits)(const struct coordinator *c, unsigned rank, uint32_t param);
     /* Does this node wait for other nodes? dst: receives their names as a text; may be NULL. */
     bool (*waits_elsewhere)(const struct coordinator *c, char *dst, size_t size);
-    /* Is the node that decides another one, and not reached? */
+    /* Is node 0 another node, and unreachable? */
     bool (*is_cut_off)(const struct coordinator *c);
 
-    /* Fetches elements that other nodes own. Return: 0: fetch->done() follows; 1: there is nothing to fetch; -ENOMEM.
+    /*
+     * Fetches elements that other nodes own. Return: 0, and fetch->done() follows; 1 if there is nothing to fetch; or
+     * -ENOMEM.
      */
     int (*fetch)(struct coordinator *c, const struct fetch *fetch);
     /*
-     * Finds the norm of a parameter that several nodes own, while the rank waits, and answers the rank. Return: 0; 1:
-     * this node owns the whole parameter; -ENOMEM.
+     * Finds the norm of a parameter that several nodes own, and answers the rank, which waits. Return: 0; 1 if this
+     * node owns the whole parameter; or -ENOMEM.
      */
     int (*ask_norm)(struct coordinator *c, struct job_rank *rank, uint32_t param);
 };
@@ -229,7 +231,7 @@ static inline int coordinator_ask_norm(struct coordinator *c, struct job_rank *r
     return c->ops->ask_norm(c, rank, param);
 }
 
-/* Most reports are their kind and nothing else: (struct report){REPORT_ASKED}. Return: as report(). */
+/* Sends a report, which often has only a kind: (struct report){REPORT_ASKED}. Return: as report(). */
 static inline bool report_progress(struct job *job, struct report report)
 {
     return job->coordinator->ops->report(job->coordinator, &report);

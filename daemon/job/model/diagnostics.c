@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The job keeps its last diagnostics, counts refusals by code, and hands both to the log. */
+/* Keeps and logs the job's last diagnostics, and counts refusals by code. */
 
 #include "daemon/job/model/diagnostics.h"
 
@@ -34,7 +34,7 @@ static struct diagnostic *keep(struct job *job, struct diagnostic *diagnostic, b
         job->stats.counters.warnings++;
     else
         diagnostics_count(job, diagnostic->code);
-    if (!job->run.survival.replays) /* else the daemon before has logged it */
+    if (!job->run.survival.replays) /* else an earlier daemon has logged it */
         job->ops.log(job->ops.userdata, diagnostic);
     return diagnostic;
 }

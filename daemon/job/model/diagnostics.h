@@ -18,11 +18,11 @@ struct job_diagnostics {
     size_t n_refused;
 };
 
-/* Logs and keeps it; takes the reference. Return: borrowed. */
+/* Logs and keeps the diagnostic. Takes its reference. Return: the diagnostic, borrowed. */
 struct diagnostic *job_keep(struct job *job, struct diagnostic *diagnostic);
 
-/* As job_keep(), of a client that has no rank. */
+/* job_keep() for a client that has no rank. */
 struct diagnostic *job_keep_stranger(struct job *job, struct diagnostic *diagnostic);
 
-/* A refusal that joins another one is counted, not kept. */
+/* Counts a refusal. A refusal that joins another one is counted, but not kept. */
 void diagnostics_count(struct job *job, unsigned code);

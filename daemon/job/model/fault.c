@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A fault of a rank: the first refusal stands until it is cleared, and refusals that are alike become one diagnostic. */
+/*
+ * The fault of a rank. The first refusal stays until it is cleared; refusals for the same reason become one diagnostic.
+ */
 
 #include "daemon/job/model/fault.h"
 
@@ -28,7 +30,7 @@ void job_fault(struct job *job, struct job_rank *rank, struct diagnostic *diagno
 {
     job_keep(job, diagnostic);
     if (rank->process.fault.code)
-        return; /* the first one stands; the later one is in the log */
+        return; /* the first fault stays; the later one is only logged */
     rank->process.fault.code = diagnostic->code;
     rank->process.fault.diagnostic = diagnostic_ref(diagnostic);
 }
@@ -89,7 +91,7 @@ static const char *rank_string(const struct job_rank *rank, uint32_t id)
     return id < rank->process.n_strings && rank->process.strings[id] ? rank->process.strings[id] : "";
 }
 
-/* Strings are borrowed from the rank: cause_*() copy them. */
+/* The strings are borrowed from the rank, because cause_*() copy them. */
 static struct diagnostic_push spell_out(const struct job_rank *rank, const struct push_record *record)
 {
     bool known = record->incarnation == rank->kept.incarnation; /* a predecessor's strings are gone */
@@ -119,14 +121,14 @@ void job_disconnect(struct job *job, struct job_rank *rank, const struct diagnos
         job->ops.drop(job->ops.userdata, rank->peer, diagnostic);
 }
 
-/* Pushes that were refused alike become one diagnostic when somebody has to be told. */
+/* Makes one diagnostic of the pushes that were refused for the same reason, when it is first needed. */
 struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, struct fault *fault, bool accumulated)
 {
     struct evidence_at at = job_at(job, rank);
 
     if (fault->diagnostic)
         return fault->diagnostic;
-    if (accumulated) /* told with the step, when the micro-batch has ended */
+    if (accumulated) /* reported with the step, after the micro-batch has ended */
         at.micro_batch = fault->first.micro_batch;
     if (fault->code == E_DUPLICATE)
         fault->diagnostic = cause_duplicate(&(struct evidence_duplicate){

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The list of findings, to which the files of the kinds add. */
+/* The list of findings. The file of each kind adds to it. */
 
 #include "daemon/job/model/finding.h"
 

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Findings: what is odd in a job's gradients and times, though nothing is wrong that the daemon could refuse. They are
- * in the status as long as they hold. Each kind has a file of its own, which looks at each step and adds its findings.
+ * Findings: gradients and times of a job that are odd, but no error that the daemon could refuse. The status shows a
+ * finding as long as it holds. Each kind has its own file, which looks at each step and adds its findings.
  */
 
 #include <stdint.h>
@@ -33,5 +33,5 @@ struct findings {
     unsigned n;
 };
 
-/* Return: to be filled in; NULL: there is no room. */
+/* Adds a finding. Return: the finding, to be filled in, or NULL if there is no room. */
 struct finding *findings_add(struct findings *findings, enum finding_kind kind);

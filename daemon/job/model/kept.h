@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The last diagnostics. Ranks have places of their own, so that refusals of strangers, however many, never displace a
- * trainer's diagnostic.
+ * The last diagnostics. Strangers are clients that were refused before they had a rank. Ranks and strangers have
+ * separate rings, so that refusals of strangers never displace a trainer's diagnostic.
  */
 
 #include <stdbool.h>
@@ -20,9 +20,9 @@ struct kept_diagnostics {
 };
 
 void kept_deinit(struct kept_diagnostics *kept);
-/* Takes the reference, and numbers the diagnostic. stranger: it was refused before it had a rank. */
+/* Adds and numbers the diagnostic. Takes its reference. stranger: the client has no rank. */
 void kept_add(struct kept_diagnostics *kept, struct diagnostic *diagnostic, bool stranger);
-/* list: room for KEPT_MAX; oldest first. Return: how many. */
+/* Lists the diagnostics, oldest first. list: room for KEPT_MAX. Return: their number. */
 size_t kept_list(const struct kept_diagnostics *kept, const struct diagnostic **list);
-/* Return: the last one, or NULL. */
+/* Return: the newest diagnostic, or NULL. */
 const struct diagnostic *kept_last(const struct kept_diagnostics *kept);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Missing parameters: who has not pushed which, in how many steps, and whether somebody has to hear of it. */
+/* Missing parameters: finds which ranks have not pushed them in how many steps, and reports them when due. */
 
 #include "daemon/job/model/missing.h"
 
@@ -23,7 +23,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/pushed.h"
 
-enum { STEPS_UNTIL_SAID = 3 }; /* in a row; picked: of two parts that alternate none is missing twice */
+enum { STEPS_UNTIL_SAID = 3 }; /* in a row; picked: if two parts alternate, neither is missing twice */
 
 static bool misses_all(const struct job *job, unsigned rank, const uint32_t *ids, uint32_t n)
 {
@@ -33,11 +33,11 @@ static bool misses_all(const struct job *job, unsigned rank, const uint32_t *ids
     return true;
 }
 
-/* What the first ranks of this node miss. */
+/* The missing parameters of the first ranks of this node. */
 struct lacking {
     struct evidence_lacking ranks[EVIDENCE_MAX_LACKING];
     unsigned n;
-    uint32_t *ids; /* of all of them; owned */
+    uint32_t *ids; /* of all these ranks; owned */
 };
 
 static void find_lacking(const struct job *job, const uint32_t *ids, uint32_t n, struct lacking *lacking)
@@ -69,7 +69,7 @@ static bool has_bit(const uint8_t *bits, uint32_t param)
 bool missing_any(const struct job *job, const uint8_t *all)
 {
     for (uint32_t p = 0; p < job->layout->n_params; p++)
-        if (!has_bit(all, p) && !job->missing.is_declared[p]) /* frozen ones count as pushed by all */
+        if (!has_bit(all, p) && !job->missing.is_declared[p]) /* frozen parameters count as pushed by all */
             return true;
     return false;
 }
@@ -93,7 +93,7 @@ static bool is_number(const char *text, size_t n)
     return n > 0;
 }
 
-/* Without the last component that is a number: of layers.3.experts.7.w all experts of layer 3 are kin. */
+/* Hashes the name without its last numeric component, so that layers.3.experts.7.w is kin of all experts of layer 3. */
 static uint64_t kin_of(const struct layout_param *param)
 {
     const char *name = param->name, *number = NULL, *end = name + param->name_len, *after = NULL;
@@ -151,7 +151,7 @@ void missing_deinit(struct job_missing *missing)
     *missing = (struct job_missing){0};
 }
 
-/* Takes note of a step. ids gets what some rank has missed in it. Return: how many. */
+/* Counts a step. ids: gets the undeclared parameters that some rank did not push. Return: their number. */
 static uint32_t note_step(struct job *job, const uint8_t *any, const uint8_t *all, uint32_t *ids)
 {
     struct job_missing *missing = &job->missing;
@@ -172,7 +172,7 @@ static uint32_t note_step(struct job *job, const uint8_t *any, const uint8_t *al
     return n;
 }
 
-/* Keeps of the set what has been missing for long, and has not been said. Return: how many are left. */
+/* Keeps those of the set that have been missing for long and are not reported yet. Return: the number kept. */
 static uint32_t keep_lasting(struct job_missing *missing, uint32_t *ids, uint32_t n)
 {
     uint32_t n_left = 0;
@@ -190,7 +190,7 @@ static int compare_hashes(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Neither they nor their kin are said again. */
+/* Marks the parameters and their kin as reported. */
 static void mark_said(struct job *job, const uint32_t *ids, uint32_t n)
 {
     struct job_missing *missing = &job->missing;
@@ -205,9 +205,9 @@ static void mark_said(struct job *job, const uint32_t *ids, uint32_t n)
         missing->is_said[p] |= bsearch(&missing->kin[p], kin, n, sizeof(*kin), compare_hashes) != NULL;
 }
 
-/* ---- what is said of it -------------------------------------------------------------------------------- */
+/* ---- reports ------------------------------------------------------------------------------------------- */
 
-/* Has each of the set a kin that some rank has pushed? */
+/* Does each parameter of the set have a kin that some rank has pushed? */
 static bool kin_were_pushed(const struct job *job, const uint32_t *ids, uint32_t n)
 {
     const struct job_missing *missing = &job->missing;
@@ -225,7 +225,10 @@ static bool kin_were_pushed(const struct job *job, const uint32_t *ids, uint32_t
     return all;
 }
 
-/* Fills what the ranks know of a set, and how it stands in the steps so far. called: memory for n entries. */
+/*
+ * Fills the evidence on a set: what the ranks know of it, and its history in the steps so far. called: memory for n
+ * entries.
+ */
 static void describe_set(struct job *job, struct evidence_missing *e, const uint32_t *ids, uint32_t n,
                          const uint8_t *any, uint8_t *called)
 {
@@ -237,7 +240,7 @@ static void describe_set(struct job *job, struct evidence_missing *e, const uint
         e->same_every_step &= !job->missing.was_pushed[ids[i]];
     }
     for (unsigned r = 0; r < job->world.size; r++)
-        if (job_is_own(job, r) || !job->ranks[r].kept.left) /* of another node's it is what it asked with last */
+        if (job_is_own(job, r) || !job->ranks[r].kept.left) /* for another node's rank: as of its last request */
             rank_evidence_add(&job->ranks[r].step.evidence, e, called, misses_all(job, r, ids, n));
 }
 
@@ -295,7 +298,7 @@ void missing_report(struct job *job, const uint8_t *any, const uint8_t *all)
     mark_said(job, ids, n);
 }
 
-/* "4 on rank 0; 2 on ranks 1 to 3": the numbers from the greatest on, each with its ranks. */
+/* Prints each number of micro-batches with its ranks, greatest first: "4 on rank 0; 2 on ranks 1 to 3". */
 static void print_counts(struct strbuf *buf, const struct job *job, bool *set)
 {
     int64_t below = INT64_MAX;

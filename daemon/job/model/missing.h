@@ -7,38 +7,41 @@
 struct job;
 
 /*
- * Which parameters have been missing. A set is reported when it has been missing in three steps in a row, because a
- * program that alternates (a GAN, or one that trains its heads in turn) makes no mistake. It is reported at once if the
- * client knows the cause, or if the step is skipped.
+ * Parameters that some rank has not pushed. A set is reported when it is missing in three steps in a row, because a
+ * program that alternates (a GAN, or one that trains its heads in turn) makes no mistake. A set is reported at once if
+ * the client knows the cause, or if the step is skipped.
  */
 struct job_missing {
     /* One entry for each parameter; owned. */
-    uint32_t *n_in_a_row; /* steps in which some rank missed it */
-    uint64_t *kin;        /* hash of its name without the number of the module in its list: experts are kin */
+    uint32_t *n_in_a_row; /* steps in a row in which some rank did not push it */
+    uint64_t *kin;        /* hash of its name without its last number: experts of one layer are kin */
     bool *was_pushed;     /* some rank has pushed it, in a step that this daemon has served */
-    bool *is_declared;    /* diagnostics.unused */
-    bool *is_said;        /* it, or one of its kin */
+    bool *is_declared;    /* named in diagnostics.unused */
+    bool *is_said;        /* the parameter, or one of its kin, was reported */
 
     uint64_t seen[64]; /* digests of the sets that were reported at once */
     unsigned n_seen;
-    uint64_t n_steps;   /* of this daemon's */
-    uint64_t n_missing; /* of these: in which some rank missed what is not declared */
+    uint64_t n_steps;   /* that this daemon has served */
+    uint64_t n_missing; /* of these: some rank did not push an undeclared parameter */
     bool is_uneven_said;
 };
 
-/* For the job's layout. missing_deinit() in any case. Return: 0 or -ENOMEM. */
+/* Sets up the arrays for the job's layout. Call missing_deinit() even after a failure. Return: 0 or -ENOMEM. */
 int missing_init(struct job *job);
 void missing_deinit(struct job_missing *missing);
 
-/* Warns of parameters that a rank has not pushed; any, all: a bit per parameter, who of the world has pushed it. */
+/*
+ * Warns of parameters that a rank has not pushed. any, all: a bit per parameter, set if any or all ranks of the world
+ * have pushed it.
+ */
 void missing_report(struct job *job, const uint8_t *any, const uint8_t *all);
 
 /*
- * Logs once that ranks of this node have ended different numbers of micro-batches in this step. That is no fault:
- * batches may be weighted by the tokens of all ranks, or be retried in halves. Numbers that the configuration forbids
- * are refused.
+ * Logs once, if the ranks of this node have ended different numbers of micro-batches in this step. Different numbers
+ * are no fault, because batches may be weighted by the tokens of all ranks, or retried in halves. Numbers that the
+ * configuration forbids are refused elsewhere.
  */
 void missing_note_counts(struct job *job);
 
-/* Has a rank not pushed a parameter that is trained, and that diagnostics.unused does not name? */
+/* Did some rank not push a trainable parameter that diagnostics.unused does not name? */
 bool missing_any(const struct job *job, const uint8_t *all);

@@ -51,65 +51,65 @@ struct job_ops {
     /* Sends a reply to a rank's peer; consumes the descriptors, also on failure. */
     void (*answer)(void *userdata, void *peer, const struct reply *reply, int *fds, size_t n_fds);
     /*
-     * The peer broke the protocol: it gets the diagnostic (NULL: none) and its connection is closed, after the verb has
-     * returned. Borrowed.
+     * Drops a peer that broke the protocol: sends it the diagnostic (borrowed; NULL: none), and closes its connection
+     * when the verb has returned.
      */
     void (*drop)(void *userdata, void *peer, const struct diagnostic *diagnostic);
     /* Logs a new diagnostic. Borrowed. */
     void (*log)(void *userdata, const struct diagnostic *diagnostic);
     uint64_t (*now_ns)(void *userdata);
-    /* Asks for job_tick() in delay_ms at the latest. */
+    /* Requests a call of job_tick() within delay_ms. */
     void (*soon)(void *userdata, unsigned delay_ms);
-    /* After something came from an engine of GPUs, not from a peer or a worker. May be NULL. */
+    /* Called after an event from a GPU engine, as opposed to a peer or a worker. May be NULL. */
     void (*after)(void *userdata);
     void *userdata;
-    struct uv_loop_s *loop; /* for that engine; NULL: jobs on GPUs are not served */
+    struct uv_loop_s *loop; /* for GPU engines; NULL: jobs on GPUs are not served */
 };
 
-/* Data of the run on which the next daemon depends. */
+/* The run's journal for the next daemon, and what this daemon adopted from an earlier one. */
 struct job_survival {
-    struct journal *journal; /* NULL: nobody keeps the memory */
-    bool replays;            /* what an earlier daemon did is being repeated: nothing is recorded, nothing is started */
-    const uint64_t *sums;    /* replays: of the reduction that is being repeated */
+    struct journal *journal; /* NULL: the memory is not kept */
+    bool replays;            /* the records of an earlier daemon are replayed: no record is written, no work starts */
+    const uint64_t *sums;    /* replays: the sums of the replayed reduction */
     uint64_t clock_ns;       /* replays: the time of the event */
-    uint64_t found_ns;       /* when the state was taken over; 0: this daemon has begun it */
-    uint64_t away_ns;        /* how long nobody served it, the last time; up to 50 ms too long */
-    char *holds;             /* why what was kept could not be taken over; owned; NULL: nothing is held */
-    char **held;             /* names of what is held; owned */
+    uint64_t found_ns;       /* when this daemon adopted the state; 0: it began the state itself */
+    uint64_t away_ns;        /* how long no daemon served the run, the last time; up to 50 ms too long */
+    char *holds;             /* why the kept state could not be adopted; owned; NULL: nothing is held */
+    char **held;             /* names of the kept descriptors that are held; owned */
     size_t n_held;
 };
 
-/* The run that the job serves: data that lasts as long as the run, beside what is kept. */
+/* Data of the run that the job serves. struct job_kept has the data that survives the daemon. */
 struct job_run {
     struct job_survival survival;
-    const struct config *configured; /* the daemon's */
+    const struct config *configured; /* the daemon's configuration */
     struct config chosen;            /* `configured` with a program's optimizer and the run's number of ranks */
     bool was_loaded;                 /* the initial weights are those of a checkpoint */
-    uint64_t loaded_digest;          /* of its description; 0: an earlier daemon has loaded it */
-    bool was_spread;                 /* several nodes: they are on this node; node 0 says when they are on all */
-    bool is_next;       /* its processes had a run before it on this daemon: it begins without a checkpoint */
-    bool is_over;       /* a rank has failed whose launcher then ends the run: no rank has a successor */
-    bool ends;          /* the daemon was told to stop for good: there will be no next one */
+    uint64_t loaded_digest;          /* of that checkpoint's description; 0: an earlier daemon loaded it */
+    bool was_spread;                 /* several nodes: this node has the weights; node 0 reports when all nodes do */
+    bool is_next;       /* the processes had an earlier run on this daemon: this run begins without a checkpoint */
+    bool is_over;       /* a rank failed that had process.is_last: no rank gets a successor */
+    bool ends;          /* the daemon stops for good: no next daemon follows */
     bool stopping;      /* the daemon ends: a rank whose connection closes is not reported as lost */
-    char *drop_why;     /* why the job is being dropped, once no work is under way; owned; NULL: it is not */
-    bool saves_last;    /* the run is over, and its last step was to be saved */
-    bool drop_for_next; /* because its processes begin another run */
-    unsigned drop_code; /* of the diagnostic with which another node has refused the job; 0: none */
+    char *drop_why;     /* why the job is dropped when no work is under way; owned; NULL: it is not dropped */
+    bool saves_last;    /* the run is over, and a checkpoint of its last step was requested */
+    bool drop_for_next; /* the job is dropped because its processes begin another run */
+    unsigned drop_code; /* the code with which another node refused the job; 0: none */
 };
 
-/* Ranks are numbered over all nodes: 0 to size - 1. Those of this node are first to end - 1. */
+/* Ranks are numbered over all nodes from 0 to size - 1. This node has ranks first to end - 1. */
 struct job_world {
     unsigned size, first, end;
 };
 
-/* The stages from equal manifests to memory that is there. */
+/* The stages of forming, from equal manifests to reserved memory. */
 struct job_forming {
     struct sequence sequence;
-    struct diagnostic *refusal; /* why a stage failed; owned, NULL: there is no memory */
+    struct diagnostic *refusal; /* why a stage failed; owned; NULL: for lack of memory */
     struct work reserve_work;
-    int reserve_result; /* written by workers, atomically */
-    bool has_memory;    /* all of it, also on GPUs; what remains is to load a checkpoint */
-    enum config_gpu_room gpu_room; /* that this node wanted: gpu-room.h */
+    int reserve_result;            /* written by workers, atomically */
+    bool has_memory;               /* all memory is reserved, also on GPUs; only loading a checkpoint remains */
+    enum config_gpu_room gpu_room; /* as this node requested it: gpu-room.h */
 };
 
 /* The memory that the job may hold, and the memory that it has charged. */
@@ -133,17 +133,17 @@ struct job_abort {
     struct diagnostic *reason;
     int64_t rank;
     char *why;             /* of zerod_abort_step; owned */
-    char *text, *class;    /* of the diagnostic that is the reason, when another node made it; owned */
-    uint32_t said_attempt; /* several nodes: the one that node 0 has said last */
+    char *text, *class;    /* of the reason, if another node made its diagnostic; owned */
+    uint32_t said_attempt; /* several nodes: the last attempt that node 0 announced */
     bool next;             /* node 0 has aborted the step after the one that is being committed */
 };
 
 /* The verdict on the step. */
 struct job_decision {
     struct hyper *hypers;        /* per group, of the step under way; owned */
-    struct step_finding finding; /* of all nodes: what the decision was told */
+    struct step_finding finding; /* of all nodes: the input of the decision */
     struct lossscale lossscale;
-    bool has_hypers; /* by this daemon */
+    bool has_hypers; /* this daemon has set hypers */
     uint8_t *learnt; /* static_graph: per parameter, pushed in the first step; owned */
     bool has_learnt;
 };
@@ -153,27 +153,27 @@ struct saving;
 
 /* Checkpoints: daemon/job/state/save.c. */
 struct job_save {
-    struct saving *now; /* the one that is being written; NULL: none */
-    bool wanted;        /* somebody has asked for one */
-    bool is_ordered;    /* several nodes: it begins as soon as that can be */
+    struct saving *now; /* the checkpoint that is being written; NULL: none */
+    bool wanted;        /* a checkpoint was requested */
+    bool is_ordered;    /* several nodes: node 0 ordered one, which begins as soon as it can */
     uint64_t ordered_step, ordered_token;
-    uint32_t ordered_windows; /* closed before it in that step */
+    uint32_t ordered_windows; /* windows closed before it in that step */
     bool has_step;
-    uint64_t step;      /* of the last one that was begun */
-    uint64_t n_windows; /* closed before it in that step */
-    uint64_t token;    /* several nodes: its number */
-    uint64_t begun_ns; /* when that was; before the first one: since when one could be; 0: never yet */
+    uint64_t step;      /* of the last checkpoint that was begun */
+    uint64_t n_windows; /* windows closed before it in that step */
+    uint64_t token;     /* several nodes: the number of that checkpoint */
+    uint64_t begun_ns;  /* when it was begun; before the first one: since when one is possible; 0: never */
     uint64_t n_saved, n_failed;
-    uint64_t last_bytes, last_ns, last_waited_ns; /* of the last one that is whole: kept.saved_step */
+    uint64_t last_bytes, last_ns, last_waited_ns; /* of the last whole checkpoint: kept.saved_step */
     uint64_t last_ended_ns;
-    char *why;                 /* the last one failed; owned; NULL: it did not */
+    char *why;                 /* why the last one failed; owned; NULL: it did not */
     struct save_pool *pool;    /* owned; NULL: none yet */
-    struct charge copy_charge; /* GPUs: of the staging copy, while one is written */
+    struct charge copy_charge; /* GPUs: of the staging copy, while a checkpoint is written */
 };
 
 struct job_stall {
     uint64_t reported_ns, interval_ns;
-    bool has_asked; /* the ranks that are waited for, where they are; for the report that is due */
+    bool has_asked; /* awaited ranks were asked where they are, for the report that is due */
 };
 
 struct job {
@@ -187,12 +187,12 @@ struct job {
     bool todo; /* job_settle() is to be called at the end of this event */
     struct job_run run;
     struct job_world world;
-    struct job_rank *ranks; /* by rank, with room for more of them; other nodes' as far as known: remote-ranks.h */
+    struct job_rank *ranks; /* by rank, with spare room; other nodes' ranks as far as known: remote-ranks.h */
 
     struct layout *layout;
     struct ledger ledger;
-    struct executor *executor; /* does the work, where the memory lies */
-    struct state *state;       /* the executor's; likewise */
+    struct executor *executor; /* does the work where the memory is */
+    struct state *state;       /* the executor's, and so is step */
     struct step *step;
     struct coordinator *coordinator;
     struct window *window;
@@ -210,13 +210,13 @@ struct job {
     struct job_waits waits;
     struct job_decision decision;
     struct job_save save;
-    struct resume *resume; /* while it is being formed: the checkpoint that it begins with; owned */
+    struct resume *resume; /* while the job is formed: the checkpoint that it begins with; owned */
     struct job_stall stall;
     struct job_diagnostics diagnostics;
     struct job_stats stats;
 };
 
-/* Something has changed that others may wait for: job_settle() draws the conclusions at the end of this event. */
+/* Called when something changes that others may wait for. job_settle() then runs at the end of this event. */
 static inline void job_todo(struct job *job)
 {
     job->todo = true;
@@ -233,7 +233,7 @@ static inline unsigned job_n_local(const struct job *job)
     return job->world.end - job->world.first;
 }
 
-/* Return: NULL if there is no such parcel. */
+/* Return: the parcel, or NULL if there is none of that number. */
 static inline struct parcel *job_parcel(const struct job *job, uint32_t parcel)
 {
     return job->layout && parcel < job->layout->n_parcels ? &job->work.parcels[parcel] : NULL;

@@ -2,15 +2,15 @@
 #pragma once
 
 /*
- * The way of a parcel among nodes: the second table of a coordinator.
+ * The second table of a coordinator: its verbs for parcels, and the order of events of a parcel among nodes.
  *
- *     complete            all ranks of this node have pushed it: it is promised, and can be withdrawn
- *     collect_take()      node 0 awaits it: the job posts it, and it is in the sum. The sum begins when no other sum of
- *                         the parcel is under way
+ *     complete            all ranks of this node have pushed the parcel: it is promised, and can be withdrawn
+ *     collect_take()      node 0 awaits the parcel: the job posts it, and it belongs to the sum. The sum begins when no
+ *                         other sum of the parcel is under way
  *     summed              this node's sum is made
  *     collect_settled()   all nodes have the elements that they own
  *
- * Alone, a node takes a parcel as soon as it is complete, and it is settled when it is summed.
+ * A job of one node takes a parcel as soon as it is complete, and settles it when it is summed.
  */
 
 #include <stdbool.h>
@@ -30,10 +30,13 @@ struct parcels_ops {
     /* Withdraws promised parcels that are not awaited; no parcel becomes complete until job_withdrawn(). */
     void (*withdraw)(struct coordinator *c);
     bool (*withdraws)(const struct coordinator *c);
-    /* Are the parcel's slots themselves sent to other nodes? Does this node own, and so add, any of the parcel? */
+    /*
+     * sends_slots: are the parcel's slots themselves sent to other nodes? owns_any: does this node own, and so add, any
+     * elements of the parcel?
+     */
     bool (*sends_slots)(const struct coordinator *c, uint32_t parcel);
     bool (*owns_any)(const struct coordinator *c, uint32_t parcel);
-    /* The parcel is sent from that ring, which is held until all nodes have it. */
+    /* The parcel is sent from that ring. Holds the ring until all nodes have the parcel. */
     void (*lend)(struct coordinator *c, uint32_t parcel, struct ring *ring);
     /* A ring is about to be freed. */
     void (*ring_is_gone)(struct coordinator *c, const struct ring *ring);

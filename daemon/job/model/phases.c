@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The clocks of the ranks, and the rank that the others wait for. */
+/* Measures the phases of the ranks, and finds the slowest rank. */
 
 #include "daemon/job/model/phases.h"
 
@@ -16,7 +16,7 @@ enum {
     STEPS_UNTIL_SAID = 50,         /* in a row; picked */
     STEPS_COMPARED = 100,          /* picked: the means are those of 50 to 100 steps */
     LEAST_SHARE = 10,              /* a tenth of the rank's time; picked: less is hardly worth a look */
-    LEAST_BEHIND_NS = 5 * 1000000, /* picked: so long may a busy machine delay any process */
+    LEAST_BEHIND_NS = 5 * 1000000, /* picked: a busy machine may delay any process that long */
 };
 
 static const char *const where[N_RANK_PHASES] = {
@@ -44,7 +44,7 @@ void phases_forget(struct job_rank *rank)
     rank->phases.is_known = false;
 }
 
-/* The time since the last event was spent in this phase. */
+/* Counts the time since the last event in this phase. */
 static void spend(struct rank_phases *phases, enum rank_phase phase, uint64_t now_ns)
 {
     if (phases->since_ns > 0 && now_ns > phases->since_ns)
@@ -82,7 +82,7 @@ void phases_wait(struct job_rank *rank, enum job_wait wait, uint64_t now_ns)
     if (wait != WAIT_SLOT)
         phases->since_ns = 0;
     if (wait == WAIT_WINDOW_BEGIN || wait == WAIT_WINDOW_END)
-        phases->is_known = false; /* weights are written: no step like the others */
+        phases->is_known = false; /* not comparable, because weights are written */
 }
 
 void phases_go_on(struct job_rank *rank, uint64_t now_ns)
@@ -100,7 +100,7 @@ static uint64_t own_ns(const struct rank_phases *phases)
     return phases->step_ns[PHASE_FORWARD] + phases->step_ns[PHASE_BACKWARD] + phases->step_ns[PHASE_REST];
 }
 
-/* Have all ranks of this node done the step, and is it known how? */
+/* Have all ranks of this node asked for the step, and are their times known? */
 static bool is_known(const struct job *job)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
@@ -131,7 +131,7 @@ static void forget_compared(struct job *job, unsigned last)
         memset(job->ranks[r].phases.compared_ns, 0, sizeof(job->ranks[r].phases.compared_ns));
 }
 
-/* The later steps count more. */
+/* Halves the sums, so that later steps count more. */
 static void halve(struct job *job)
 {
     job->slow.n_compared /= 2;
@@ -171,9 +171,9 @@ void phases_note_step(struct job *job)
         compare_phases(job);
 }
 
-/* ---- what is said of them ------------------------------------------------------------------------------ */
+/* ---- findings ------------------------------------------------------------------------------------------ */
 
-/* The phase in which the slow rank has lost most against the mean of the others. */
+/* Returns the phase in which the slow rank lost most time against the mean of the others. */
 static enum rank_phase find_phase(const struct job *job)
 {
     static const enum rank_phase own[] = {PHASE_FORWARD, PHASE_BACKWARD, PHASE_REST};

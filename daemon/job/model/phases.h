@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The ranks' own time in a step, by phase. Time in which a rank waits for others is in no phase but "room", which no
- * rank is blamed for: the ring of a rank that is ahead is full because the others have not pushed yet.
+ * The ranks' own time in a step, by phase. Time in which a rank waits for others is in no phase except "room". No rank
+ * is blamed for "room", because the ring of a rank that is ahead is full until the others push.
  *
  *     forward    from the step's begin, or the end of the micro-batch before, to the first gradient of a backward
  *     backward   from there to its last gradient
@@ -26,30 +26,30 @@ struct job_rank;
 
 /* The clock of one rank. */
 struct rank_phases {
-    bool is_known; /* the whole step so far: this daemon has seen its begin, and the rank's process is the same */
+    bool is_known; /* this daemon has timed the same process since the step began */
     bool is_in_backward;
-    uint64_t since_ns;                   /* what comes after this is in no phase yet; 0: the rank waits for others */
+    uint64_t since_ns;                   /* the time since then is in no phase yet; 0: the rank waits for others */
     uint64_t step_ns[N_RANK_PHASES];     /* of the open step */
-    uint64_t total_ns[N_RANK_PHASES];    /* of all committed steps that are known of all ranks */
-    uint64_t compared_ns[N_RANK_PHASES]; /* of the steps of job_slow */
+    uint64_t total_ns[N_RANK_PHASES];    /* of all committed steps in which the times of all ranks are known */
+    uint64_t compared_ns[N_RANK_PHASES]; /* of the steps that job_slow sums up */
 };
 
-/* The rank that was last in the last steps. */
+/* The slowest rank of the last steps. */
 struct job_slow {
     unsigned rank;
     uint32_t n_in_a_row;
-    uint32_t n_compared; /* the last ones of these, over which the sums go */
-    uint64_t behind_ns;  /* behind the rank that was last but one */
+    uint32_t n_compared; /* steps in the sums; halved together with them */
+    uint64_t behind_ns;  /* behind the next slowest rank */
     uint64_t own_ns;     /* of the slow rank */
 };
 
 /* A step is committed: all ranks of this node begin the next one. */
 void phases_begin_step(struct job *job, uint64_t now_ns);
 
-/* The step begins again, or the rank's process was replaced: it is not counted. */
+/* Excludes the rank's open step. Called when the step begins again, or the rank's process is replaced. */
 void phases_forget(struct job_rank *rank);
 
-/* The rank's requests. */
+/* Called at these requests of the rank. */
 void phases_begin_backward(struct job_rank *rank, uint64_t now_ns);
 void phases_push(struct job_rank *rank, uint64_t now_ns);
 

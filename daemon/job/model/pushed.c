@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Questions about what ranks have pushed, answered from the ledger. */
+/* Finds in the ledger what ranks have pushed. */
 
 #include "daemon/job/model/pushed.h"
 
@@ -60,7 +60,7 @@ void job_find_pushed(const struct job *job, uint8_t *any, uint8_t *all)
             bool pushed = job_has_pushed(job, r, p);
 
             by_any |= pushed;
-            by_all &= pushed || job->ranks[r].kept.left; /* nobody waits for what it has not pushed */
+            by_all &= pushed || job->ranks[r].kept.left; /* a rank that has left is not waited for */
         }
         any[p / 8] |= (uint8_t)(by_any << p % 8);
         all[p / 8] |= (uint8_t)(by_all << p % 8);

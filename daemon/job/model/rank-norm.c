@@ -20,10 +20,10 @@
 
 enum {
     STEPS_UNTIL_SAID = 50, /* in a row; picked */
-    LEAST_RATIO = 10,      /* of norms; those of one program's ranks mostly differ by less */
-    LEAST_SCALE = 100,     /* a smaller loss scale is not told from other differences: LEAST_RATIO squared */
+    LEAST_RATIO = 10,      /* of norms; ranks of one program mostly differ by less */
+    LEAST_SCALE = 100,     /* LEAST_RATIO squared: a smaller loss scale does not stand out from other differences */
     BLOCK_ELEMS = 64,
-    SHARE = 1024,    /* one element of so many is read */
+    SHARE = 1024,    /* one element of this many is read */
     MIN_BLOCKS = 4,  /* of small parcels: 256 elements */
     MAX_BLOCKS = 64, /* of a parcel and rank: 4096 elements, 16 KiB */
 };
@@ -31,7 +31,7 @@ enum {
 /* A sample: the same elements of all ranks. */
 struct sample {
     double squares[STEP_MAX_RANKS];
-    uint32_t n_blocks; /* that are still to be read */
+    uint32_t n_blocks; /* blocks still to be read */
 };
 
 static uint64_t all_ranks(const struct job *job)
@@ -53,7 +53,7 @@ static void add_block(const struct job *job, const struct reduction *reduction, 
     }
 }
 
-/* Blocks of the part at equal distances; the step decides where the first one lies. */
+/* Samples blocks of the part at equal distances. The step number decides where the first block begins. */
 static void sample_part(const struct job *job, const struct reduction *reduction, uint32_t part, struct sample *sample)
 {
     uint64_t n_elems = job->layout->parts[part].n_elems, n_blocks = div_round_up(n_elems, (uint64_t)BLOCK_ELEMS);
@@ -67,7 +67,7 @@ static void sample_part(const struct job *job, const struct reduction *reduction
     sample->n_blocks -= (uint32_t)n;
 }
 
-/* Begins with another part in each step, because a parcel of many parts has more of them than blocks are read. */
+/* Begins with another part each time, because a parcel may have more parts than blocks are read. */
 static void read_sample(const struct job *job, const struct reduction *reduction, struct sample *sample)
 {
     const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
@@ -82,7 +82,7 @@ static void read_sample(const struct job *job, const struct reduction *reduction
     }
 }
 
-/* Return: false for a sample that is all zeros on a rank, or not finite: nothing follows from it. */
+/* Finds the rank with the largest norm. Return: false if the sample is unusable: all zeros on a rank, or not finite. */
 static bool find_largest(const struct job *job, const struct sample *sample, unsigned *largest)
 {
     *largest = 0;
@@ -136,7 +136,7 @@ static void find_unscaled(struct job *job, const struct sample *sample, unsigned
         say_unscaled(job, set, n_set, last, least);
 }
 
-/* Notes a step in which one rank's norm is far larger than each other one's. */
+/* Counts a step in which one rank's norm is far larger than every other rank's. */
 static void compare_norms(struct job *job, const struct sample *sample, unsigned largest)
 {
     struct job_rank_norm *norm = &job->rank_norm;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A rank's own memory: what belongs to one incarnation, and what to the open step. */
+/* The memory of a rank: data of one incarnation, and data of the open step. */
 
 #include "daemon/job/model/rank.h"
 
@@ -50,7 +50,7 @@ void rank_forget_incarnation(struct job_rank *rank)
     rank->kept.formed = rank->kept.ready = false;
     rank->kept.n_received = rank->kept.n_forwards = rank->kept.n_backwards = rank->kept.n_pushes = 0;
 
-    /* A backward that this process gave up stays given up: the step's other fields are kept. */
+    /* The step's other fields are kept, because a backward that this process gave up stays given up. */
     rank_evidence_reset(&rank->step.evidence);
     rank->step.n_forwards_before = rank->step.n_backwards_before = 0;
 }

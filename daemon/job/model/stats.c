@@ -8,7 +8,7 @@
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/model.h"
 
-/* The slowest rank is the one that others have waited for longest. */
+/* Records the step's waits. The slowest rank is the rank that others have waited for longest. */
 static void note_waits(struct job *job, uint64_t now)
 {
     struct job_times *times = &job->stats.times;

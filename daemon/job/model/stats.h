@@ -20,7 +20,7 @@ struct job_times {
 struct job_counters {
     uint64_t retried, dropped, accumulated, redone, warnings;
     uint64_t overlap_bytes, overlap_reduced_bytes; /* of the last complete micro-batch */
-    uint64_t batch_bytes, batch_reduced_bytes;     /* of the one under way */
+    uint64_t batch_bytes, batch_reduced_bytes;     /* of the micro-batch under way */
     uint32_t batch;
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The job's records, and the head of its journal: everything that outlasts a step, as one message. */
+/* The job's records, and the head of its journal: one message with everything that outlasts a step. */
 
 #include "daemon/job/model/survival.h"
 
@@ -124,7 +124,7 @@ static struct stored_head describe_head(const struct job *job)
     };
 }
 
-/* Room for the head, packed: numbers take 11 bytes at most. */
+/* Returns a bound for the packed head. A number has at most 11 bytes. */
 static size_t bound_head(const struct stored_head *head)
 {
     enum { FIXED_BYTES = 128 * 1024, RANK_BYTES = 1024, SLOT_BYTES = 128 };
@@ -183,5 +183,5 @@ void job_turn(struct job *job, unsigned what)
     if (r < 0)
         journal_give_up(survival->journal, r);
     (void)failpoint("flipped");
-    segments_forget(); /* those of processes that were replaced before this */
+    segments_forget(); /* segments of processes that were replaced before this turn */
 }

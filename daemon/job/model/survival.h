@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The job's records in the journal (daemon/memory/journal.h). An event is recorded before the job does anything about
- * it; daemon/job/replay.c serves it again for the next daemon.
+ * The job's records in the journal (daemon/memory/journal.h). An event is recorded before the job handles it. In the
+ * next daemon, daemon/job/replay.c replays it.
  */
 
 #include <stdbool.h>
@@ -15,12 +15,12 @@
 struct job;
 struct job_rank;
 
-/* rank: NULL, it is of none. data, and then more, are copied. */
+/* Appends a record to the journal. rank: NULL for an event of no rank. Copies data, and then more. */
 void job_record(struct job *job, const struct job_rank *rank, enum journal_type type, const void *data, size_t n_bytes,
                 const void *more, size_t n_more);
 
 /*
- * The step was committed or aborted, or the job has got this far in being formed: what is true now becomes the next
- * daemon's beginning. what: enum stored_turn, which tells who is still to be answered.
+ * Stores the present state as the beginning of the next daemon: after a commit, an abort or a window, and in stages of
+ * forming. what: enum stored_turn, which says which ranks must still be answered.
  */
 void job_turn(struct job *job, unsigned what);

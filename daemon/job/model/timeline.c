@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the job tells the recorder. */
+/* The job's events for the recorder. */
 
 #include "daemon/job/model/timeline.h"
 
@@ -45,7 +45,7 @@ void timeline_ended(struct job *job, struct job_rank *rank)
     struct record record = of_rank(job, rank, RECORD_BACKWARD);
 
     record.begin_ns = rank->process.timeline.backward_ns;
-    record.micro_batch -= record.micro_batch > 0; /* it counts as ended already */
+    record.micro_batch -= record.micro_batch > 0; /* the micro-batch counts as ended already */
     rank->process.timeline.backward_ns = 0;
     if (record.begin_ns)
         note_record(job, record);
@@ -59,7 +59,7 @@ void timeline_pushed(const struct job *job, const struct job_rank *rank, uint32_
     note_record(job, record);
 }
 
-/* The program goes on with something else than what it was doing when it asked. */
+/* Does another phase of the program begin with the answer? */
 static bool ends_a_phase(enum job_wait wait)
 {
     return wait != WAIT_NONE && wait != WAIT_SLOT && wait != WAIT_GATHER;

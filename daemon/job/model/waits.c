@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Who waits for whom, and for how long. */
+/* Finds which rank waits for which, and for how long. */
 
 #include "daemon/job/model/waits.h"
 
@@ -40,7 +40,7 @@ const char *waits_for_word(enum wait_for what)
 
 /* How far ranks have come, or how far they must come so that others need not wait for them. */
 struct reached {
-    uint32_t n_ended; /* micro-batches of the open step; UINT32_MAX: the rank has asked for it */
+    uint32_t n_ended; /* micro-batches of the open step; UINT32_MAX: the rank has asked for the step */
     bool asked, norm, window_begin, window_end, declared, ready;
 };
 
@@ -69,7 +69,10 @@ static bool has_reached(struct reached one, struct reached wanted)
            one.declared >= wanted.declared && one.ready >= wanted.ready;
 }
 
-/* A rank that heard the decision goes on with its forward, though its answer is still owed. */
+/*
+ * Returns the rank's wait. A rank that got the decision continues with its forward, so it waits for nothing, although
+ * its answer is still to come.
+ */
 static enum job_wait wait_of(const struct job *job, const struct job_rank *rank)
 {
     return rank->wait == WAIT_STEP && rank->process.wants_decision && job->phase == JOB_UPDATING ? WAIT_NONE
@@ -81,13 +84,16 @@ static bool waits_for_pushes(const struct job_rank *rank)
     return rank->wait == WAIT_SLOT || rank->wait == WAIT_END;
 }
 
-/* Does it wait for what zerod does for this rank alone? */
+/* Does the rank wait for work that zerod does for this rank alone? */
 static bool is_served(const struct job_rank *rank)
 {
     return rank->wait == WAIT_GATHER || rank->wait == WAIT_READ || rank->wait == WAIT_WRITE || rank->wait == WAIT_SAVE;
 }
 
-/* Nobody waits for a rank that has left; and who waits for one that waits for zerod's work waits for that work. */
+/*
+ * Returns how far the rank has come: everywhere if it has left, because no rank waits for it; and everywhere if it
+ * waits for zerod's work, because the others then wait for that work.
+ */
 static struct reached reached_by(const struct job *job, const struct job_rank *rank)
 {
     const struct ledger_rank *ledger = job->layout ? &job->ledger.ranks[rank->rank] : NULL;
@@ -146,7 +152,7 @@ static struct reached wanted_by(const struct job *job, const struct job_rank *ra
     }
 }
 
-/* Has it pushed what is in no sum yet, because others have not pushed it? */
+/* Has the rank pushed gradients that are in no sum yet, because others have not pushed theirs? */
 static bool has_pushed_alone(const struct job_rank *rank)
 {
     for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++) {
@@ -161,7 +167,7 @@ static bool has_pushed_alone(const struct job_rank *rank)
 
 /* ---- looking ------------------------------------------------------------------------------------------- */
 
-/* Steps and windows: until there are weights, nobody trains. */
+/* Is the job in a step or a window? No rank trains before there are weights. */
 static bool is_training(const struct job *job)
 {
     return job->layout && (job->phase == JOB_TRAINING || job->phase == JOB_WINDOW);
@@ -180,8 +186,8 @@ static enum wait_for what_for(const struct job *job, const struct job_rank *rank
 }
 
 /*
- * How far another node's rank wants this node's ranks to come. That it has asked for the step is known at once, its
- * other waits with the next tick. Ends of micro-batches are its own node's matter, unless GPUs of all nodes sum at
+ * Returns how far another node's rank needs this node's ranks to come. Its request for the step is known at once, its
+ * other waits with the next tick. Its ends of micro-batches concern only its own node, unless GPUs of all nodes sum at
  * once.
  */
 static struct reached wanted_elsewhere(const struct job *job, const struct job_rank *rank)
@@ -191,7 +197,7 @@ static struct reached wanted_elsewhere(const struct job *job, const struct job_r
     return waits_for_pushes(rank) && !job->coordinator->sums_at_once ? nowhere : wanted_by(job, rank);
 }
 
-/* Return: how far the ranks of this node must come so that nobody waits for them. */
+/* Return: how far the ranks of this node must come so that no rank waits for them. */
 static struct reached look_at_waits(struct job *job)
 {
     struct reached here = reached_by_all(job, job->world.first, job->world.end);
@@ -235,7 +241,7 @@ static void count(struct job *job, uint64_t ns)
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct rank_waits *waits = &job->ranks[r].waits;
 
-        waits->total_ns[waits->kind][waits->what] += ns; /* of WAIT_NONE: nobody reads it */
+        waits->total_ns[waits->kind][waits->what] += ns; /* the sum of WAIT_NONE is never read */
         waits->behind_step_ns += waits->is_awaited ? ns : 0;
         waits->behind_total_ns += waits->is_awaited ? ns : 0;
     }
@@ -246,7 +252,7 @@ static void count(struct job *job, uint64_t ns)
 void waits_look(struct job *job, uint64_t now_ns)
 {
     if (job->run.survival.replays)
-        return; /* what the daemon before has counted is gone with it */
+        return; /* the counts of the earlier daemon are lost with it */
     if (job->waits.since_ns > 0 && now_ns > job->waits.since_ns)
         count(job, now_ns - job->waits.since_ns);
     job->waits.since_ns = now_ns;

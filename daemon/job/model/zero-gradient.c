@@ -20,13 +20,13 @@
 enum {
     STEPS_UNTIL_SAID = 100, /* in a row; picked */
     MAX_LOOKED_AT = 1024,   /* parameters in a step: 200 KiB of sums, some 10 us */
-    MAX_NAMED = 8,          /* picked: where more are zero, they have one cause */
+    MAX_NAMED = 8,          /* picked: if more are zero, they have one cause */
     NAME_BYTES = 200,
 };
 
 #define NO_KIN UINT32_MAX
 
-/* An expert that no token came to may have a gradient of zeros instead of none. */
+/* Is the parameter an expert's? An expert without tokens may have a gradient of zeros instead of none. */
 static bool is_expert(const struct layout_param *param)
 {
     static const char *const words[] = {"expert", "moe"};
@@ -93,7 +93,7 @@ void zero_gradient_deinit(struct job_zero_gradient *zero)
     *zero = (struct job_zero_gradient){0};
 }
 
-/* Of a part of the sum nothing follows for the rest, which is another node's. */
+/* Does this node own the whole parameter? A part of the sum says nothing about the rest, on other nodes. */
 static bool is_here(const struct job *job, const struct layout_param *param)
 {
     for (uint32_t c = param->first_chunk; c < param->first_chunk + param->n_chunks; c++)
@@ -102,7 +102,7 @@ static bool is_here(const struct job *job, const struct layout_param *param)
     return true;
 }
 
-/* Missing is another matter than zero: missing.h. */
+/* Can the gradient be judged in this step? missing.h handles missing gradients. */
 static bool can_be_judged(const struct job *job, uint32_t p, const uint8_t *all)
 {
     const struct layout_param *param = &job->layout->params[p];
@@ -136,9 +136,9 @@ void zero_gradient_note_step(struct job *job, const uint8_t *all)
     job->zero_gradient.next = p % n;
 }
 
-/* ---- what is said of them ------------------------------------------------------------------------------ */
+/* ---- findings ------------------------------------------------------------------------------------------ */
 
-/* Is it an expert, and has one of its kin a gradient? Perhaps no token came to it. */
+/* Is the parameter an expert whose kin has had a gradient? Then perhaps no token came to it. */
 static bool is_idle_expert(const struct job *job, uint32_t p)
 {
     const struct job_zero_gradient *zero = &job->zero_gradient;

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * Parameters whose gradient, summed over all ranks, is exactly zero in many steps in a row. The exact sums of squares
- * that a step's norm is made of tell that, so no gradient is read. A bounded number of parameters is looked at in a
- * step, and only steps in which a parameter was looked at count for it.
+ * Finds parameters whose gradient, summed over all ranks, is exactly zero in many steps in a row. It reads the exact
+ * sums of squares of the step's norm, and no gradient. Each step looks at a bounded number of parameters. Only steps
+ * that look at a parameter count for it.
  */
 
 #include <stdbool.h>
@@ -15,18 +15,20 @@
 struct job;
 
 struct job_zero_gradient {
-    uint32_t next; /* the parameter at which the next step's look begins */
+    uint32_t next; /* the first parameter that the next step looks at */
     /* One entry for each parameter; owned. */
     uint32_t *n_in_a_row;
-    uint32_t *kin; /* of the experts of a mixture, the first one that differs by its number only; else NO_KIN */
-    bool *is_used; /* of a parameter that is some experts' kin: one of them had another gradient than zero */
+    uint32_t *kin; /* of an expert of a mixture: the first expert whose name differs only by its number; else NO_KIN */
+    bool *is_used; /* of such a first expert: one of its kin had a gradient other than zero */
 };
 
-/* For the job's layout. zero_gradient_deinit() in any case. Return: 0 or -ENOMEM. */
+/* Sets up the arrays for the job's layout. Call zero_gradient_deinit() even after a failure. Return: 0 or -ENOMEM. */
 int zero_gradient_init(struct job *job);
 void zero_gradient_deinit(struct job_zero_gradient *zero);
 
-/* Called when a step is decided, after step_decide(). all: a bit per parameter, have all ranks of the world pushed it?
+/*
+ * Called when a step is decided, after step_decide(). all: a bit per parameter, set if all ranks of the world have
+ * pushed it.
  */
 void zero_gradient_note_step(struct job *job, const uint8_t *all);
 

@@ -7,7 +7,7 @@
 
 struct job;
 
-/* Steps in a row with a learning rate of 0 in all parameter groups. A warm-up that begins with 0 has one or a few. */
+/* Steps in a row with a learning rate of 0 in all parameter groups. A warm-up that begins with 0 has few such steps. */
 struct job_zero_lr {
     uint32_t n_in_a_row;
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Stage 3: whole parameters on request. Here is what a rank has gathered and what it may hold; the executor has the
+ * Stage 3: whole parameters on request. This file tracks what each rank has gathered and may hold. The executor has the
  * pools (gather-host.h, gather-device.h).
  */
 
@@ -25,7 +25,7 @@ bool gather_is_busy(const struct job *job)
     return executor_is_busy(job->executor);
 }
 
-/* Else weights are published as a whole. */
+/* Without pools, weights are published as a whole. */
 static bool has_pools(const struct job *job)
 {
     return job->executor->gathers;
@@ -43,7 +43,7 @@ static void release_param(struct job *job, struct job_rank *rank, uint32_t param
     executor_release(job->executor, param);
 }
 
-/* Return: the elements that the rank did not hold before. */
+/* Counts the parameter as gathered. Return: the number of elements that the rank did not hold before. */
 static uint64_t hold_param(struct job *job, struct job_rank *rank, uint32_t param)
 {
     uint64_t n_elems = job->layout->params[param].n_elems;
@@ -114,7 +114,7 @@ void gather_settle(struct job *job)
     }
 }
 
-/* Return: false when the rank's quota does not allow it. */
+/* Charges the parameters to the rank. Return: false if its quota does not allow them. */
 static bool charge_gather(struct job *job, struct job_rank *rank, const struct request_gather *request)
 {
     uint64_t asked = 0, allowed = job->config->zero.stage3_max_live_parameters;
@@ -139,19 +139,21 @@ static bool charge_gather(struct job *job, struct job_rank *rank, const struct r
     return false;
 }
 
-/* A push of the backward that is running was refused. Refusing its gathers would cut it off, and show one fault of
- * many: the boundary tells. */
+/*
+ * Is a refused push reported only at the boundary? Refusing the gathers of the running backward would end it early, and
+ * show only its first fault.
+ */
 static bool is_told_later(const struct job *job, const struct job_rank *rank)
 {
     return rank->process.fault.code && !rank->process.fault.told && !rank->process.abort_notice &&
            job->ledger.ranks[rank->rank].open;
 }
 
-/* Return: NULL, or why the request is none. */
+/* Return: NULL, or why the request is invalid. */
 static const char *check_gather(const struct job *job, const struct job_rank *rank,
                                 const struct request_gather *request)
 {
-    if (!job->kept.has_weights) /* what would be loaded now would be taken for the weights later */
+    if (!job->kept.has_weights) /* values loaded now would be used as the weights later */
         return "Gather: before Ready was answered";
     for (size_t i = 0; i < request->n_params; i++)
         if (request->params[i] >= job->layout->n_params)
@@ -207,7 +209,7 @@ void job_release(struct job *job, struct job_rank *rank, const struct request_re
     }
 }
 
-/* The rank maps them since a daemon before this one: they are shown to it where they are, with the weights of now. */
+/* The rank has mapped these parameters since an earlier daemon. They keep their places, and get the current weights. */
 void job_held(struct job *job, struct job_rank *rank, const struct request_held *request)
 {
     for (size_t i = 0; i < request->n_params; i++) {
@@ -227,7 +229,7 @@ void job_prefetch(struct job *job, struct job_rank *rank, const struct request_p
             return;
         }
     }
-    /* A load while weights change would be a mixture: outside of training a hint is dropped. */
+    /* Outside of training a hint is dropped, because a load while weights change would mix old and new weights. */
     if (has_pools(job) && job->kept.has_weights && job->phase == JOB_TRAINING)
         executor_hint(job->executor, local_rank(job, rank), request->params, request->n_params);
 }

@@ -18,6 +18,6 @@ void job_prefetch(struct job *job, struct job_rank *rank, const struct request_p
 /* Is anything being loaded into a pool? */
 bool gather_is_busy(const struct job *job);
 
-/* Answers ranks that wait for what is there now. */
+/* Answers waiting ranks whose parameters are loaded now. */
 void gather_settle(struct job *job);
 void gather_detach(struct job *job, struct job_rank *rank);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Reading a parameter's state: its master, its moments, how often it was updated, how large its gradient was. */
+/* Reads a parameter's state: its master weights, its moments, its update count, its gradient norm. */
 
 #include "daemon/job/state/read-state.h"
 
@@ -32,17 +32,17 @@ struct reading {
     struct job *job;
     struct job_rank *rank;
     void *peer;
-    uint64_t incarnation; /* another session may get the address of one that is gone */
+    uint64_t incarnation; /* a new session may have the address (peer) of a closed one */
     struct segment segment;
     struct charge charge;
-    struct segment last; /* of the answer before this one: its pages go first */
+    struct segment last; /* of the previous answer: its pages are freed first */
     uint32_t param;
     enum wire_state_kind kind;
-    unsigned n_waiting; /* for what is here, and for what other nodes have */
+    unsigned n_waiting; /* reads under way: of this node, and of other nodes */
     int result;
 };
 
-/* The wire's kinds of state that are arrays, by the state's own numbers. */
+/* Kinds of state that are arrays have the same numbers in the wire, in a fetch and in the state. */
 _Static_assert((int)FETCH_MASTER == (int)STATE_MASTER && (int)FETCH_EXP_AVG == (int)STATE_EXP_AVG &&
                    (int)FETCH_EXP_AVG_SQ == (int)STATE_EXP_AVG_SQ,
                "and of what is fetched");
@@ -60,7 +60,7 @@ void reading_free(struct reading *reading)
     free(reading);
 }
 
-/* The pages go, also where the client has kept a descriptor or a mapping: it reads zeroes there. */
+/* Frees the pages. A client that has kept a descriptor or a mapping reads zeroes then. */
 static void give_pages_back(struct segment *segment)
 {
     segment_punch(segment, 0, segment->n_bytes);
@@ -107,7 +107,7 @@ static void reading_run(struct work *work, uint32_t item)
     reading->result = segment_reserve(&reading->segment, 0, reading->segment.n_bytes);
 }
 
-/* r: why it cannot be given: a negative errno, or QUOTA_E_OVER. */
+/* r: why the state cannot be read: a negative errno, or QUOTA_E_OVER. */
 static void refuse_reading(struct job *job, struct job_rank *rank, uint64_t n_bytes, int r)
 {
     struct evidence_quota evidence = {.at = job_at(job, rank),
@@ -170,7 +170,7 @@ static void reading_fetched(void *userdata, int result)
 {
     struct reading *reading = userdata;
 
-    if (result == -ECANCELED && !reading->job->run.drop_why) { /* with the job */
+    if (result == -ECANCELED && !reading->job->run.drop_why) { /* the job is freed: nothing to answer */
         if (--reading->n_waiting == 0)
             reading_free(reading);
         return;
@@ -181,7 +181,7 @@ static void reading_fetched(void *userdata, int result)
         finish_reading(reading);
 }
 
-/* There are pages to read into. */
+/* Starts the read, when the pages are reserved. */
 static void reading_reserved(struct work *work)
 {
     struct reading *reading = container_of(work, struct reading, work);
@@ -233,8 +233,9 @@ static const char *check_read(const struct job *job, const struct request_read_s
 }
 
 /*
- * An answer's memory is charged before it is made: never more than limits.memory, nor so much that we are killed for
- * it. The pages of the answer before it are free by then. Return: 0, QUOTA_E_OVER or -ENOMEM.
+ * Charges an answer's memory before it is made: at most limits.memory, and no more than is free, because the daemon
+ * would be killed for more. The pages of the previous answer count as free, because they are freed first. Return: 0,
+ * QUOTA_E_OVER or -ENOMEM.
  */
 static int charge_reading(struct job *job, struct reading *reading, uint64_t n_bytes)
 {
@@ -247,7 +248,10 @@ static int charge_reading(struct job *job, struct reading *reading, uint64_t n_b
     return quota_charge(&job->memory.quota, &reading->charge, n_bytes);
 }
 
-/* A rank holds one answer: what it got before is given back with this one. Return: NULL, the rank has been told. */
+/*
+ * Makes an answer. The previous answer is freed, because a rank holds one. Return: the answer, or NULL if the rank was
+ * refused.
+ */
 static struct reading *reading_new(struct job *job, struct job_rank *rank, uint64_t n_bytes)
 {
     struct reading *reading = calloc(1, sizeof(*reading));
@@ -277,7 +281,7 @@ static struct reading *reading_new(struct job *job, struct job_rank *rank, uint6
     return NULL;
 }
 
-/* Norms and counts. Return: 0 or -ENOMEM. */
+/* Answers with a norm or a count. Return: 0 or -ENOMEM. */
 static int read_figure(struct job *job, struct job_rank *rank, const struct request_read_state *request)
 {
     uint32_t param = request->param;
@@ -303,7 +307,7 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
 
     if (job_is_held(job, rank))
         return;
-    if (wrong) { /* a question, not an act: refused, and nothing sticks */
+    if (wrong) { /* refused without a sticky fault, because a read changes nothing */
         job_refuse(job, rank, job_keep(job, cause_bad_message(&at, wrong)), false);
         return;
     }

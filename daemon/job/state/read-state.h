@@ -8,6 +8,6 @@ struct request_read_state;
 
 void job_read_state(struct job *job, struct job_rank *rank, const struct request_read_state *request);
 
-/* Frees the memory of the last answer to ReadState, also when the client still has a descriptor of it. */
+/* Frees the memory of the last answer to ReadState, even if the client still has its descriptor. */
 void job_release_reading(struct job *job, struct job_rank *rank);
 void reading_free(struct reading *reading);

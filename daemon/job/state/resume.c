@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Beginning with a checkpoint (resume.h). */
+/* Begins a job with a checkpoint (resume.h). */
 
 #include "daemon/job/state/resume.h"
 
@@ -29,14 +29,14 @@
 #include "daemon/step/step.h"
 
 struct resume {
-    struct work work; /* opening one, or reading it */
+    struct work work; /* opening a checkpoint, or reading it */
     struct job *job;
     struct loading *loading; /* NULL: none is open */
     struct loading_options options;
-    int result; /* of loading_open(); then of workers, the last failure, written atomically */
+    int result; /* of loading_open(); then the last failure of workers, written atomically */
     char why[LOADING_WHY_BYTES];
     uint64_t began_ns;
-    struct charge copy_charge; /* GPUs: of the staging copy, by way of which it gets there */
+    struct charge copy_charge; /* GPUs: of the staging copy, from which they load the state */
 };
 
 static void open_next(struct resume *resume);
@@ -53,7 +53,7 @@ void resume_free(struct resume *resume)
 
 /* ---- how it ends --------------------------------------------------------------------------------------- */
 
-/* Return: whether other nodes are asked what they have loaded. */
+/* Reports what is loaded. Return: true if the other nodes are asked, too. */
 static bool tell_loaded(struct job *job)
 {
     const struct loading *loading = job->resume->loading;
@@ -76,7 +76,7 @@ static struct diagnostic *describe_failure(const struct resume *resume)
     return cause_not_loaded(&at, options->path ? options->path : options->dir, resume->why);
 }
 
-/* result: of the stage. On several nodes it goes on when all have loaded the same. */
+/* Ends the stage. On several nodes, a success waits until all have loaded the same checkpoint. */
 static void end_stage(struct resume *resume, int result)
 {
     struct job *job = resume->job;
@@ -114,7 +114,7 @@ void resume_older(struct job *job, uint64_t step)
     open_next(resume);
 }
 
-/* Return: whether the job goes, and waits for this work. */
+/* Return: true if the job is being dropped. The drop waited for this work. */
 static bool is_dropped(struct job *job)
 {
     job->work.n_io--;
@@ -125,21 +125,21 @@ static bool is_dropped(struct job *job)
     return true;
 }
 
-/* ---- GPUs: by way of the staging copy ------------------------------------------------------------------ */
+/* ---- GPUs: through the staging copy -------------------------------------------------------------------- */
 
 static void store_done(void *userdata, int result)
 {
     struct resume *resume = userdata;
     struct job *job = resume->job;
 
-    if (is_dropped(job) || result == -ECANCELED) /* the job goes */
+    if (is_dropped(job) || result == -ECANCELED) /* the job is freed */
         return;
     executor_empty(job->executor);
     charge_deinit(&resume->copy_charge);
     end_stage(resume, result);
 }
 
-/* All of it is read: to where the executor works. */
+/* Copies the state, which is completely read, to where the executor works. */
 static void store(struct resume *resume)
 {
     int r;
@@ -158,7 +158,7 @@ static void copied(void *userdata, int result)
 {
     struct resume *resume = userdata;
 
-    if (is_dropped(resume->job) || result == -ECANCELED) /* the job goes */
+    if (is_dropped(resume->job) || result == -ECANCELED) /* the job is freed */
         return;
     if (result == 0)
         read_pieces(resume);
@@ -166,7 +166,7 @@ static void copied(void *userdata, int result)
         end_stage(resume, result);
 }
 
-/* The staging copy has zeroes then where the checkpoint has nothing. */
+/* Fills the staging copy first, so that it has zeroes where the checkpoint has nothing. */
 static void make_copy(struct resume *resume)
 {
     struct job *job = resume->job;
@@ -199,7 +199,7 @@ static void read_run(struct work *work, uint32_t item)
         __atomic_store_n(&resume->result, r, __ATOMIC_RELAXED);
 }
 
-/* One whose bytes are wrong is as good as none: the one before it is loaded over it. */
+/* A checkpoint with wrong bytes is not used: the one before it is loaded over it. */
 static void read_done(struct work *work)
 {
     struct resume *resume = container_of(work, struct resume, work);
@@ -266,7 +266,10 @@ static void open_next(struct resume *resume)
     post(resume, open_run, open_done, 1);
 }
 
-/* The weights of a run that follows another one are its program's: what is on the disk is of a run before. */
+/*
+ * A run that follows another one begins with its program's weights, because the checkpoints on the disk are of an
+ * earlier run.
+ */
 static int begin_without(struct job *job)
 {
     if (tell_loaded(job))
@@ -304,7 +307,7 @@ int resume_start(struct job *job)
     return SEQUENCE_WAITS;
 }
 
-/* ---- the job goes on with it --------------------------------------------------------------------------- */
+/* ---- the job continues with it ------------------------------------------------------------------------- */
 
 static void restore_scale(struct lossscale *scale, const struct description_scale *stored)
 {
@@ -362,7 +365,7 @@ void resume_apply(struct job *job)
     job->kept.given_weights = job->run.was_loaded = true;
     job->run.loaded_digest = d->digest;
     job->save.n_windows = 0;
-    job->save.has_step = resume->options.dir != NULL; /* it need not be saved again */
+    job->save.has_step = resume->options.dir != NULL; /* the loaded step need not be saved again */
     job->save.step = job->kept.saved_step = job->save.has_step ? d->step : 0;
     log_resumed(job, resume);
     resume_free(steal_ptr(job->resume));

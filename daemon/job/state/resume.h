@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * A job that is being formed begins with a checkpoint instead of rank 0's weights: with the newest whole one, the one
- * before it if a byte of that is wrong, and so on; or with the one that the configuration names.
+ * Loads a checkpoint instead of rank 0's weights while the job is formed: the newest whole checkpoint, or if its bytes
+ * are wrong, the one before it, and so on; or the checkpoint that the configuration names.
  */
 
 #include <stdint.h>
@@ -12,15 +12,18 @@ struct job;
 struct resume;
 
 /*
- * A stage of forming: the memory is there. Return: SEQUENCE_OVER: nothing is to be loaded; SEQUENCE_WAITS: the forming
- * sequence goes on when it is, or fails with job->forming.refusal; or -errno.
+ * A stage of forming, after the memory is reserved. Return: SEQUENCE_OVER if nothing is to be loaded; SEQUENCE_WAITS if
+ * the forming sequence continues when the checkpoint is loaded, or fails with job->forming.refusal; or -errno.
  */
 int resume_start(struct job *job);
-/* Several nodes: all have loaded the same one, or none: the forming sequence goes on. */
+/* Several nodes: continues the forming sequence. All nodes have loaded the same checkpoint, or none. */
 void resume_is_agreed(struct job *job);
-/* Another node could load none that is newer than that step's. */
+/*
+ * Several nodes: tries an older checkpoint if the loaded one is newer than that step, because another node could load
+ * none newer.
+ */
 void resume_older(struct job *job, uint64_t step);
-/* The job has been formed: its ranks go on where the checkpoint ends, if one was loaded. */
+/* Sets the job to the step of the loaded checkpoint, if there is one. Called when the job is formed. */
 void resume_apply(struct job *job);
-/* The job goes. NULL is fine. No work of it is under way. */
+/* Frees it. No work of it is under way. NULL is fine. */
 void resume_free(struct resume *resume);

@@ -40,7 +40,7 @@ enum { WRITER_NICE = 5 }; /* measured: docs/benchmarks.md */
 enum saving_stage {
     SAVING_LOADS,     /* GPUs: the state is being copied into the staging copy; no thread */
     SAVING_WRITES,    /* a thread writes what this node owns, or all of it */
-    SAVING_WAITS,     /* several nodes: for the others; no thread */
+    SAVING_WAITS,     /* several nodes: waits for the others; no thread */
     SAVING_PUBLISHES, /* several nodes: node 0's thread puts the parts together */
 };
 
@@ -53,20 +53,20 @@ struct saving {
     atomic_bool written; /* the thread has nothing more to do */
     int result;
     char why[512];
-    uint64_t began_ns, ended_ns;    /* ended: it, or this node's part of it, was on the disk */
-    uint64_t waited_ns, peak_bytes; /* of the snapshot, when it is read */
-    bool has_failed;                /* several nodes: elsewhere, and it is to end */
+    uint64_t began_ns, ended_ns;    /* ended: when it, or this node's part of it, was on the disk */
+    uint64_t waited_ns, peak_bytes; /* of the snapshot, set when it is read */
+    bool has_failed;                /* several nodes: it failed elsewhere, and must end */
     char failed_why[640];
 };
 
-/* ---- memory for what lies aside ------------------------------------------------------------------------ */
+/* ---- memory for values put aside ----------------------------------------------------------------------- */
 
-/* It is made, and gets its pages, while the first steps are made. */
+/* The pool, which gets its pages while the first steps run. */
 struct save_pool {
     struct snapshot_pool *pool;
     pthread_t thread;
     bool has_thread;
-    atomic_bool warm; /* or will not be: the thread has nothing more to do */
+    atomic_bool warm; /* the thread has ended: the pool has its pages, or will get none */
 };
 
 static uint64_t pool_bytes(const struct job *job)
@@ -77,7 +77,7 @@ static uint64_t pool_bytes(const struct job *job)
     uint64_t free_bytes;
 
     if (job->executor->copy_bytes > 0)
-        return 0; /* updates leave the staging copy alone */
+        return 0; /* updates do not write to the staging copy */
     if (config->memory_bytes > 0)
         return MIN(config->memory_bytes, all);
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
@@ -94,7 +94,7 @@ static void *warm(void *userdata)
     return NULL;
 }
 
-/* Return: 0 or -ENOMEM. Without a thread updates get the pages themselves. */
+/* Makes the pool. Without a thread, updates get its pages themselves. Return: 0 or -ENOMEM. */
 static int make_pool(struct job *job)
 {
     struct save_pool *pool = calloc(1, sizeof(*pool));
@@ -125,7 +125,7 @@ static void free_pool(struct job *job)
 
 /* ---- the snapshot -------------------------------------------------------------------------------------- */
 
-/* Return: false without memory. */
+/* Return: false if there is no memory. */
 static bool describe_checkpoint(const struct job *job, struct description *d)
 {
     const struct lossscale *scale = &job->decision.lossscale;
@@ -179,7 +179,7 @@ static void *write_it(void *userdata)
 {
     struct saving *saving = userdata;
 
-    /* Trainers and workers come first. While they wait for this thread, they leave it a processor. */
+    /* Trainers and workers come first. When they wait for this thread, they leave it a processor. */
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE);
     (void)failpoint("save");
     if (saving->stage == SAVING_WRITES)
@@ -221,7 +221,7 @@ static int prepare_order(struct job *job, struct saving *saving)
 
 /* ---- how it ends --------------------------------------------------------------------------------------- */
 
-/* why: why this node has failed; "": it has not. */
+/* why: of this node's failure; "": none. */
 static void report_saved(struct job *job, uint64_t token, bool whole, const char *why)
 {
     report_progress(job, (struct report){REPORT_SAVED, .saved = {.token = token, .whole = whole, .why = why}});
@@ -250,7 +250,7 @@ static void note_saved(struct job *job, const struct saving *saving)
                  name, *saving->order.replaced_run ? ", " : "", saving->order.replaced_run);
 }
 
-/* Training goes on, and so does what is on the disk. */
+/* Records a failed checkpoint. Training continues, and earlier checkpoints stay on the disk. */
 static void note_failure(struct job *job, uint64_t step, const char *why)
 {
     struct evidence_at at = {.rank = -1, .step = (int64_t)step, .micro_batch = -1};
@@ -261,7 +261,7 @@ static void note_failure(struct job *job, uint64_t step, const char *why)
     job_keep(job, cause_not_saved(&at, job->config->checkpoint.dir, why));
 }
 
-/* failure: NULL, it is on the disk. */
+/* Answers the ranks that wait for the checkpoint. failure: NULL if it is on the disk. */
 static void answer_ranks(struct job *job, uint64_t step, const char *failure)
 {
     struct evidence_at at = {.rank = -1, .step = (int64_t)step, .micro_batch = -1};
@@ -278,7 +278,7 @@ static void answer_ranks(struct job *job, uint64_t step, const char *failure)
     }
 }
 
-/* The staging copy is not needed any more. */
+/* Frees the staging copy, if the checkpoint has one. */
 static void give_copy_back(struct job *job)
 {
     if (!job->save.copy_charge.quota)
@@ -287,7 +287,7 @@ static void give_copy_back(struct job *job)
     charge_deinit(&job->save.copy_charge);
 }
 
-/* The snapshot is read: the state is only its own again. */
+/* Frees the snapshot, which is read. From now on, updates need not put values aside. */
 static void release_snapshot(struct job *job)
 {
     struct saving *saving = job->save.now;
@@ -300,7 +300,7 @@ static void release_snapshot(struct job *job)
     snapshot_pool_rest(job->save.pool->pool);
 }
 
-/* why: of a failure; "": it was given up; NULL: it is on the disk. */
+/* Ends the checkpoint. why: of its failure; "" if it was given up; NULL if it is on the disk. */
 static void end_saving(struct job *job, const char *why)
 {
     struct saving *saving = steal_ptr(job->save.now);
@@ -311,7 +311,7 @@ static void end_saving(struct job *job, const char *why)
     else if (*why)
         note_failure(job, step, why);
     answer_ranks(job, step, why && !*why ? "it was given up" : why);
-    saving_free(saving); /* last: why may be its own */
+    saving_free(saving); /* last, because why may point into it */
     window_go_on(job);
     job_todo(job);
 }
@@ -330,7 +330,7 @@ static int start_thread(struct job *job, enum saving_stage stage)
     return r;
 }
 
-/* The thread has ended. */
+/* Called when the thread has written all. */
 static void written(struct job *job)
 {
     struct saving *saving = job->save.now;
@@ -372,12 +372,12 @@ static void stop_thread(struct job *job)
 
 void save_cancel(struct job *job)
 {
-    if (job->save.now && job->save.now->stage != SAVING_LOADS) { /* else loaded() comes when the executor stops */
+    if (job->save.now && job->save.now->stage != SAVING_LOADS) { /* else loaded() follows when the executor stops */
         stop_thread(job);
         end_saving(job, "");
     }
     free_pool(job);
-    /* The next run's step of that number is another one. */
+    /* A step of that number in the next run is another step. */
     job->save.wanted = job->save.is_ordered = job->save.has_step = false;
     job->kept.saved_step = job->save.last_ended_ns = 0;
 }
@@ -390,7 +390,7 @@ void save_forget(struct job *job)
 
 /* ---- when it begins ------------------------------------------------------------------------------------ */
 
-/* Nothing is on the disk. r: why, a negative errno. */
+/* Ends a checkpoint that cannot begin. r: why, a negative errno. */
 static void give_up_save(struct job *job, int r)
 {
     const char *why = r == -ENOMEM && job->executor->copy_bytes > 0
@@ -409,7 +409,7 @@ static void give_up_save(struct job *job, int r)
     answer_ranks(job, job->save.step, why);
 }
 
-/* The state lies in host memory. */
+/* Starts to write the state, which is in host memory. Return: 0 or -errno. */
 static int start_writing(struct job *job)
 {
     struct saving *saving = job->save.now;
@@ -428,7 +428,7 @@ static void loaded(void *userdata, int result)
     int r;
 
     job->work.n_io--;
-    if (result == -ECANCELED) { /* the job goes */
+    if (result == -ECANCELED) { /* the job is freed */
         saving_free(steal_ptr(job->save.now));
         charge_deinit(&job->save.copy_charge);
         job_todo(job);
@@ -446,7 +446,7 @@ static void loaded(void *userdata, int result)
     job_todo(job);
 }
 
-/* Return: 0, loaded() follows; 1, the state is in host memory anyway; or -errno. */
+/* Return: 0, and loaded() follows; 1 if the state is in host memory anyway; or -errno. */
 static int load_for_save(struct job *job)
 {
     int r = job_charge_copy(job, &job->save.copy_charge);
@@ -459,7 +459,7 @@ static int load_for_save(struct job *job)
     return r;
 }
 
-/* token: of several nodes. */
+/* token: several nodes: the number of the checkpoint; else 0. */
 static void begin_saving(struct job *job, uint64_t token)
 {
     struct saving *saving = job->save.pool ? calloc(1, sizeof(*saving)) : NULL;
@@ -489,12 +489,12 @@ static void begin_saving(struct job *job, uint64_t token)
         give_up_save(job, r);
 }
 
-/* No work reads or writes masters, moments or weights, nor has any to. */
+/* Is no work under way or due that reads or writes masters, moments or weights? */
 static bool is_at_rest(const struct job *job)
 {
     bool step = job->phase == JOB_TRAINING || job->phase == JOB_ABORTING || job->phase == JOB_WINDOW;
 
-    /* A window may need the staging copy, also a forgotten one that is still being filled. */
+    /* A window may need the staging copy, even a forgotten window that is still being filled. */
     if (job->executor->copy_bytes > 0)
         step = job->phase == JOB_TRAINING && !job->window;
     return job->kept.has_weights && !job->run.survival.replays && !job->run.stopping && step;
@@ -525,7 +525,7 @@ static bool is_due(const struct job *job)
     const struct job_save *save = &job->save;
     uint64_t step = job->state->progress.epoch, since = save->has_step ? save->step : 0;
 
-    if (save->wanted) /* one that failed is tried again */
+    if (save->wanted) /* a failed checkpoint is tried again */
         return !is_saved(job);
     if (step == 0 || was_begun(job) || job->config->world.node > 0) /* of several nodes, node 0 says when */
         return false;
@@ -534,7 +534,7 @@ static bool is_due(const struct job *job)
             job_now(job) - save->begun_ns >= config->save_interval_ms * UINT64_C(1000000));
 }
 
-/* Of several nodes. */
+/* Several nodes: begins the checkpoint that node 0 has ordered. */
 static void take_ordered(struct job *job)
 {
     job->save.is_ordered = false;
@@ -558,7 +558,7 @@ static bool has_thread(const struct saving *saving)
 
 void save_settle(struct job *job)
 {
-    /* An update may be looking at the snapshot, though there is nothing more to put aside. */
+    /* Not during an update, which may be looking at the snapshot even when nothing is left to put aside. */
     if (job->save.now && has_thread(job->save.now) && job->phase != JOB_UPDATING &&
         atomic_load(&job->save.now->written))
         written(job);
@@ -619,7 +619,7 @@ void save_publish(struct job *job, uint64_t token)
         report_saved(job, token, false, strerror(-r));
 }
 
-/* It has not begun here, or could not. */
+/* Ends a checkpoint that has not begun on this node, or could not. */
 static void end_unbegun(struct job *job, uint64_t step, const char *why)
 {
     note_failure(job, step, why);
@@ -637,7 +637,7 @@ void save_end(struct job *job, uint64_t token, const char *why)
         return;
     }
     if (!job->state || token != job->save.token)
-        return; /* this daemon has not heard of it */
+        return; /* this daemon does not know the checkpoint */
     if (!saving) {
         end_unbegun(job, job->save.step, why);
         return;
@@ -650,7 +650,7 @@ void save_end(struct job *job, uint64_t token, const char *why)
     snprintf(saving->failed_why, sizeof(saving->failed_why), "%s", why);
     atomic_store(&saving->order.cancelled, true);
     if (saving->stage == SAVING_WRITES)
-        snapshot_give_up(saving->order.snapshot); /* it ends soon */
+        snapshot_give_up(saving->order.snapshot); /* the thread ends soon */
 }
 
 void save_lose(struct job *job)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The commit of a write window: its weights become masters and weights, its edits become moments and step counts. Where
- * the state lies on GPUs, it is loaded into the staging copy first, and is brought back in the end.
+ * The commit of a write window: its weights become masters and weights, its edits become moments and step counts. State
+ * on GPUs is loaded into the staging copy first, and brought back at the end.
  */
 
 #include <errno.h>
@@ -28,7 +28,7 @@
 
 /* ---- stages -------------------------------------------------------------------------------------------- */
 
-/* A checkpoint that is being written shows values that storing would change. window_go_on() follows. */
+/* Waits while a checkpoint reads the state, because storing would change it. window_go_on() follows. */
 static int wait_for_save(void *userdata)
 {
     struct job *job = userdata;
@@ -87,7 +87,7 @@ static void edits_are_stored(void *userdata)
     sequence_advance(&job->window->commit, 0);
 }
 
-/* After the weights: a master that was written itself is the one that counts. */
+/* Runs after the weights, because a master that rank 0 wrote itself replaces the one from the weights. */
 static int store_edits(void *userdata)
 {
     struct job *job = userdata;
@@ -98,7 +98,10 @@ static int store_edits(void *userdata)
     return SEQUENCE_WAITS;
 }
 
-/* An array that is being copied when the daemon is killed may have any values then: it is not to be loaded again. */
+/*
+ * Brings the state back to the GPUs. Recorded first: if the daemon is killed while it copies an array, the array may
+ * have any values, and must not be loaded again.
+ */
 static int bring_back(void *userdata)
 {
     struct job *job = userdata;
@@ -123,10 +126,10 @@ static void window_stored(struct job *job)
 {
     job->window->busy = false;
     (void)failpoint("stored");
-    /* To store again would show old weights where those of other nodes have come since. */
+    /* Recorded, because storing again would replace newer weights of other nodes with old ones. */
     if (!job->coordinator->alone)
         job_record(job, NULL, JOURNAL_STORED, NULL, 0, NULL, 0);
-    if (job->window->forgotten) { /* node 0 has said that the window is over before it could be */
+    if (job->window->forgotten) { /* node 0 ended the window before this node had stored it */
         window_end(job);
         executor_empty(job->executor);
     } else {
@@ -134,7 +137,7 @@ static void window_stored(struct job *job)
     }
 }
 
-/* There is no memory for the staging copy, and nothing was stored: the window is open again. */
+/* Opens the window again, because there is no memory for the staging copy. Nothing was stored. */
 static void reopen_window(struct job *job)
 {
     executor_empty(job->executor);
@@ -162,8 +165,8 @@ static void retry(struct work *work)
 }
 
 /*
- * A job of several nodes cannot refuse, because all nodes have decided to commit; nor can a node that has stored
- * something. What they lack is a few KiB, so they try until they get them.
+ * Ends the commit. After a failure, it refuses only on a single node that has stored nothing. Otherwise it retries
+ * until the few KiB that it lacks are there, because all nodes have decided to commit, or a part is stored.
  */
 static void ended(void *userdata, int result)
 {
@@ -171,7 +174,7 @@ static void ended(void *userdata, int result)
     struct window *window = job->window;
     bool may_refuse = window->commit.at <= STORE_WEIGHTS && (job->coordinator->alone || job->run.drop_why);
 
-    if (result == -ECANCELED && !job->run.drop_why) /* the job is going */
+    if (result == -ECANCELED && !job->run.drop_why) /* the job is freed */
         return;
     if (result < 0 && may_refuse)
         reopen_window(job);

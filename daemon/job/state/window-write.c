@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Moments and step counts that rank 0 writes in a window: they lie beside the window, in state edits, because 16-bit
- * weights do not show them.
+ * Moments and step counts that rank 0 writes in a window. They are put into state edits, because 16-bit weights do not
+ * show them.
  */
 
 #include "daemon/job/state/window.h"
@@ -34,7 +34,7 @@ static const struct misplaced written_outside = {
 
 /* ---- writing state ------------------------------------------------------------------------------------- */
 
-/* Return: NULL, or why it cannot be written; a sentence in what. */
+/* Return: NULL, or a sentence in what: why the state cannot be written. */
 static const char *check_write(const struct job *job, const struct request_write_state *request, char *what,
                                size_t size)
 {
@@ -66,7 +66,7 @@ static const char *check_write(const struct job *job, const struct request_write
 
 static void refuse_write(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic)
 {
-    job_fault(job, rank, diagnostic); /* sticky: what is missing is not to be committed by mistake */
+    job_fault(job, rank, diagnostic); /* sticky, because the window must not be committed without this state */
     job_is_held(job, rank);
 }
 
@@ -83,7 +83,7 @@ static void refuse_pages(struct job *job, struct job_rank *rank, const struct ev
     refuse_write(job, rank, cause_quota(&evidence));
 }
 
-/* Return: true when so many bytes more may be held, and are charged; else the rank has been told. */
+/* Charges n_bytes more. Return: true, or false if the rank was refused. */
 static bool charge_pages(struct job *job, struct job_rank *rank, uint64_t n_bytes)
 {
     struct memory_headroom headroom;
@@ -106,7 +106,10 @@ static bool charge_pages(struct job *job, struct job_rank *rank, uint64_t n_byte
     return false;
 }
 
-/* place: NULL when there is nothing to fill. Return: false when it could not be handed out, and the rank was told. */
+/*
+ * Answers the rank. place: NULL if there is nothing to fill. Return: false if no descriptor could be handed out: the
+ * rank was refused.
+ */
 static bool answer_write(struct job *job, struct job_rank *rank, uint32_t param, const struct state_edits_place *place)
 {
     const struct segment *segment = place ? &job->window->edits->segment : NULL;
@@ -168,13 +171,13 @@ static void writing_done(struct work *work)
 
     job->work.n_io--;
     window->busy = false;
-    if (window->forgotten) { /* by an abort, of which the rank is told */
+    if (window->forgotten) { /* by an abort, which answers the rank */
         window_end(job);
     } else if (rank->wait == WAIT_WRITE && writing->result < 0) {
         refuse_pages(job, rank, &(struct evidence_quota){0}, writing->place.n_bytes);
     } else if (rank->wait == WAIT_WRITE) {
         window_mark(job, writing->param, writing->kind, true);
-        if (!answer_write(job, rank, writing->param, &writing->place)) /* nobody fills it */
+        if (!answer_write(job, rank, writing->param, &writing->place)) /* the rank does not fill it */
             window_mark(job, writing->param, writing->kind, false);
     }
     job_todo(job);
@@ -203,7 +206,7 @@ static void give_place(struct job *job, struct job_rank *rank, const struct requ
     worker_post(job->pool, &window->writing.work);
 }
 
-/* Rank 0 inside a window whose weights it was given; a successor has to begin first. */
+/* May the rank write state? Rank 0 must have begun the window, and so must its successor. */
 static bool may_write(const struct job *job, const struct job_rank *rank)
 {
     const struct window *window = job->window;

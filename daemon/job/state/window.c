@@ -3,8 +3,8 @@
 /*
  * Write windows: between two steps rank 0 writes into a segment that shows the weights. When all ranks end the window,
  * its values become the weights and masters. Until then the state has not changed, so a window that is forgotten leaves
- * no trace. 16-bit weights do not show masters, moments and step counts: rank 0 writes those into state edits, which
- * are stored or forgotten with the window.
+ * no trace. Rank 0 writes masters, moments and step counts into state edits, because 16-bit weights do not show them.
+ * State edits are stored or forgotten with the window.
  */
 
 #include "daemon/job/state/window.h"
@@ -62,7 +62,7 @@ void window_end(struct job *job)
     window_free(steal_ptr(job->window));
 }
 
-/* Forgets the window. If work on it is under way, also between nodes, that work ends it. */
+/* Forgets the window. If work on it is under way, also between nodes, the window is freed when that work ends. */
 static void forget_window(struct job *job)
 {
     if (job->window && job->window->busy)
@@ -134,7 +134,7 @@ static uint64_t segment_bytes(const struct job *job)
 
 /*
  * Does opening a window need the staging copy? In stage 3 it fills the window. Several nodes reserve it early so that
- * the commit cannot fail, because all nodes must commit once all have said that they can.
+ * the commit cannot fail, because all nodes must commit when all have agreed.
  */
 static bool opening_copies(const struct job *job)
 {
@@ -174,7 +174,7 @@ static void fill_done(void *userdata, int result)
     job_todo(job);
 }
 
-/* Stage 3: what other nodes own. Return: 0, or -ENOMEM. */
+/* Stage 3: fetches the weights that other nodes own. Return: 0, or -ENOMEM. */
 static int fill_remote(struct job *job)
 {
     _cleanup_free_ uint32_t *params = calloc(job->layout->n_params, sizeof(*params));
@@ -218,7 +218,7 @@ static void shown(void *userdata, int result)
 {
     struct job *job = userdata;
 
-    if (result != -ECANCELED || job->run.drop_why) /* else with the job */
+    if (result != -ECANCELED || job->run.drop_why) /* else freed with the job */
         window_discharge_copy(job);
     fill_done(job, result);
 }
@@ -243,9 +243,9 @@ static void prepare_done(struct work *work)
 }
 
 /*
- * A successor of rank 0 starts with no edits, in the segment of its predecessor: records of the journal that speak of
- * it hold until the window is over. The next daemon must find the memory that ranks write to before the journal speaks
- * of it.
+ * Clears the edits, because a successor of rank 0 starts with none. Their segment stays, because records of the journal
+ * refer to it until the window is over. Memory that ranks write to is kept before the journal refers to it, because the
+ * next daemon must find it.
  */
 static void prepare_edits(struct job *job)
 {
@@ -299,7 +299,7 @@ static int make_segment(struct job *job)
     return r;
 }
 
-/* Shows the weights as they are committed, whatever it has shown before. */
+/* Fills the window with the committed weights, whatever it has shown before. */
 static void show_weights(struct job *job)
 {
     int r = make_segment(job);
@@ -318,7 +318,7 @@ static void open_window(struct job *job)
 {
     job->window = calloc(1, sizeof(*job->window));
     if (!job->window)
-        return; /* as if nobody had asked yet */
+        return; /* the ranks keep waiting */
     job->window->segment = SEGMENT_NULL;
     job->phase = JOB_WINDOW;
     show_weights(job);
@@ -342,18 +342,18 @@ void job_write_begin(struct job *job, struct job_rank *rank)
 
 void window_finish(struct job *job)
 {
-    forget_window(job); /* a node whose ranks have all left may still be filling it when the others have forgotten it */
-    job->state->progress.n_windows++; /* a forgotten one too: a successor must not wait for it again */
+    forget_window(job); /* a node whose ranks have all left may still fill it when the others have forgotten it */
+    job->state->progress.n_windows++; /* also of a forgotten window, because a successor must not wait for it again */
     job->phase = JOB_TRAINING;
     job_turn(job, TURN_WINDOW);
-    executor_empty(job->executor); /* until here the next daemon would have brought it to the GPUs again */
+    executor_empty(job->executor); /* until here the next daemon would bring the copy to the GPUs again */
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == WAIT_WINDOW_END)
             job_answer_done(job, &job->ranks[r]);
     job_todo(job);
 }
 
-/* The daemon before ended the window, and the rank did not hear of it. */
+/* Did an earlier daemon end the window, without its answer reaching the rank? */
 static bool is_over_already(const struct job *job, const struct request_write_end *request)
 {
     return job->run.survival.found_ns && !job->window && request->n_windows + 1 == job->state->progress.n_windows;
@@ -369,11 +369,11 @@ void job_write_end(struct job *job, struct job_rank *rank, const struct request_
     }
     if (job->run.survival.found_ns && job->window && (job->phase == JOB_COMMITTING_WINDOW || job->window->stores)) {
         job_wait(job, rank,
-                 WAIT_WINDOW_END); /* the daemon before had its request, and the window is being stored again */
+                 WAIT_WINDOW_END); /* an earlier daemon had its request, and the window is being stored again */
         return;
     }
     if (job->phase != JOB_WINDOW || job->window->lacks_memory ||
-        (rank->rank == 0 && job->window->stale)) { /* stale: its predecessor's, half written */
+        (rank->rank == 0 && job->window->stale)) { /* stale: half written by its predecessor */
         job_refuse_early(job, rank, &not_open);
         return;
     }
@@ -402,7 +402,10 @@ static bool all_want_window(const struct job *job)
     return any;
 }
 
-/* All ranks may have left: a leader that is new to the window does not know that, and waits for this node. */
+/*
+ * Have all ranks that have not left ended the window? All may have left: a leader that is new to the window does not
+ * know that, and waits for this node.
+ */
 static bool all_have_ended(const struct job *job)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
@@ -419,7 +422,10 @@ static bool any_waits(const struct job *job, enum job_wait wait)
     return false;
 }
 
-/* A successor of rank 0 must not see what its predecessor had begun to write. */
+/*
+ * Answers the ranks that wait for the window. Fills it again for a successor of rank 0, which must not see what its
+ * predecessor has written.
+ */
 static void settle_open(struct job *job)
 {
     if ((job->window->stale && job->ranks[0].wait == WAIT_WINDOW_BEGIN) ||
@@ -437,7 +443,7 @@ static void settle_open(struct job *job)
 void window_settle(struct job *job)
 {
     if (job->phase == JOB_TRAINING && !job->window && all_want_window(job)) {
-        if (save_has_copy(job)) /* it goes on when the checkpoint is written */
+        if (save_has_copy(job)) /* it opens when the checkpoint is written */
             return;
         report_progress(job, (struct report){REPORT_WANT_WINDOW});
         return;
@@ -473,12 +479,12 @@ int window_again(struct job *job)
     job->phase = JOB_WINDOW;
     window->ready = true;
     window->stale = window->stores = window->brings = false;
-    if (window->edits) /* what is in its segment belongs to records that follow */
+    if (window->edits) /* records that follow define what its segment holds */
         state_edits_clear(window->edits);
     charge_deinit(&window->edits_charge);
     if (n_bytes == 0 || window->segment.n_bytes > 0)
         return 0;
-    (void)quota_charge(&job->memory.quota, &window->charge, n_bytes); /* it is there already */
+    (void)quota_charge(&job->memory.quota, &window->charge, n_bytes); /* the memory is there already */
     r = segment_init_written_kept(&window->segment, "window", n_bytes);
     if (r == 0)
         report_progress(job, (struct report){REPORT_WINDOW, .window = &window->segment});
@@ -525,7 +531,8 @@ int window_stored_again(struct job *job)
     if (job->phase != JOB_WINDOW || !job->window->stores)
         return -EINVAL;
     job->phase = JOB_COMMITTING_WINDOW;
-    /* The daemon before changed the arrays in place; which copy of the counts it used is in no record until the turn.
+    /*
+     * The earlier daemon changed the arrays in place. Before the turn, no record says which copy of the counts it used.
      */
     if (job->window->edits)
         state_edits_store_counts(job->window->edits);
@@ -533,7 +540,7 @@ int window_stored_again(struct job *job)
     return 0;
 }
 
-/* ---- what node 0 says ---------------------------------------------------------------------------------- */
+/* ---- messages of node 0 -------------------------------------------------------------------------------- */
 
 void job_window_open(struct job *job)
 {
@@ -541,7 +548,7 @@ void job_window_open(struct job *job)
         open_window(job);
 }
 
-/* Edits may be marked of a rank 0 that has died since. Only those of its successor count. */
+/* Clears edits that a dead rank 0 has marked, because only the edits of its successor count. */
 static void forget_edits(struct job *job)
 {
     if (!job->window->edits)
@@ -550,7 +557,7 @@ static void forget_edits(struct job *job)
     job_record(job, NULL, JOURNAL_WINDOW, NULL, 0, NULL, 0);
 }
 
-/* Makes edits like those that another node's rank 0 has written, to receive them. Return: 0 or -ENOMEM. */
+/* Makes edits like those of rank 0 on its node, to receive them. Return: 0, -ENOMEM or -EINVAL. */
 static int copy_edits(struct job *job, const uint64_t *written, size_t n)
 {
     int r = 0;

@@ -14,13 +14,16 @@ struct request_write_state;
 struct state_edits;
 struct window;
 
-/* The coordinator says: the write window is open; it is stored; it is over. */
+/* Called by the coordinator to open the write window, to store it, and to end it. */
 void job_window_open(struct job *job);
 void job_window_store(struct job *job);
 void job_window_closed(struct job *job);
 
-/* Another node's rank 0 has written state into the window; written: as NODE_WINDOW_END lists it. *edits: where it
- * lies or goes, NULL: nothing was written. Return: 0; -ENOENT: no window is open; -ENOMEM. */
+/*
+ * Prepares to move the state that rank 0 has written into the window to the other nodes. written: as NODE_WINDOW_END
+ * lists it. *edits: what rank 0's node sends, and the others receive into; NULL if nothing was written. Return: 0;
+ * -ENOENT if no window is open; or -ENOMEM.
+ */
 int job_window_written(struct job *job, const uint64_t *written, size_t n, const struct state_edits **edits);
 
 void job_write_begin(struct job *job, struct job_rank *rank);
@@ -28,8 +31,8 @@ void job_write_state(struct job *job, struct job_rank *rank, const struct reques
 void job_write_end(struct job *job, struct job_rank *rank, const struct request_write_end *request);
 void window_detach(struct job *job, struct job_rank *rank);
 /*
- * An earlier daemon has opened the window, or handed out a place for state, or begun to store, or to bring back to the
- * GPUs, or stored. Return: 0 or -errno.
+ * Replay what an earlier daemon did: it opened the window, handed out a place for state, began to store, began to bring
+ * the state back to the GPUs, or stored. Return: 0 or -errno.
  */
 int window_again(struct job *job);
 int window_edit_again(struct job *job, const struct journal_edit *edit);
@@ -38,13 +41,13 @@ int window_bring_again(struct job *job);
 int window_stored_again(struct job *job);
 
 void window_settle(struct job *job);
-/* The checkpoint that was being written is written, or given up. */
+/* Continues a commit that waits for a checkpoint, which is written or given up now. */
 void window_go_on(struct job *job);
 void window_free(struct window *window);
 void window_forget(struct job *job);
 /*
- * Charges a staging copy with all of the state, for a window or a checkpoint. Return: 0, also when it is charged
- * already or there is none, or -ENOMEM.
+ * Charges the staging copy, for a window or a checkpoint. Return: 0, also if it is charged already or there is none; or
+ * -ENOMEM.
  */
 int job_charge_copy(struct job *job, struct charge *charge);
 /* Is an open window to be stored? */

@@ -2,8 +2,8 @@
 
 /*
  * An abort ends a step without applying it. It is possible until the step is decided (commit.c), and leaves no trace of
- * the step but attempt + 1. Work of the attempt that is under way ends first. On several nodes, node 0 tells
- * all to abort.
+ * the step except attempt + 1. Work of the attempt that is under way ends first. On several nodes, node 0 sends the
+ * abort to all nodes.
  */
 
 #include "daemon/job/transaction/abort.h"
@@ -63,7 +63,7 @@ static void rewind_rank(struct job *job, struct job_rank *rank)
         atomic_store_explicit(&ring_credit_page(ring)->attempt, job->ledger.attempt, memory_order_release);
 }
 
-/* The rank learns of the abort with its next answer, unless it has asked for it. */
+/* Delivers the abort to the rank with its next answer, unless the rank asked for the abort. */
 static void note_abort(struct job_rank *rank, struct diagnostic *notice)
 {
     if (!rank->kept.formed || !rank->peer || rank->kept.left || rank->wait == WAIT_ABORT)
@@ -80,7 +80,7 @@ void abort_answer(struct job *job)
         if (rank->wait == WAIT_ABORT)
             job_answer_done(job, rank);
         else if (rank->process.abort_notice &&
-                 (job_is_collective(rank->wait) || rank->wait == WAIT_WRITE)) /* no window now */
+                 (job_is_collective(rank->wait) || rank->wait == WAIT_WRITE)) /* the window is gone */
             job_is_held(job, rank);
     }
 }
@@ -144,7 +144,7 @@ void abort_settle(struct job *job)
 {
     if (job->phase == JOB_TRAINING && job->abort.next) {
         job->abort.next = false;
-        diagnostic_unref(steal_ptr(job->abort.reason)); /* of this node, since: another reason came first */
+        diagnostic_unref(steal_ptr(job->abort.reason)); /* of a later abort of this node: another reason came first */
         abort_start(job, job->abort.rank, NULL);
     }
     if (job->phase != JOB_ABORTING)
@@ -157,7 +157,7 @@ void abort_settle(struct job *job)
 void job_abort(struct job *job, int64_t rank, struct diagnostic *reason)
 {
     if (job->phase != JOB_TRAINING &&
-        job->phase != JOB_WINDOW) { /* nothing to abort, or decided already: it only rolls forward */
+        job->phase != JOB_WINDOW) { /* no step to abort, or a decided step, which only rolls forward */
         diagnostic_unref(reason);
         return;
     }
@@ -185,7 +185,7 @@ void job_abort_step(struct job *job, struct job_rank *rank, const char *why)
         job->abort.why = strdup(why);
     }
     job_abort(job, rank->rank, NULL);
-    if (!open) /* no step is open that could be aborted */
+    if (!open) /* there is no step to abort */
         job_answer_done(job, rank);
 }
 
@@ -194,7 +194,7 @@ void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt)
     struct ring *ring = rank->rings[0];
 
     if (attempt ==
-        job->ledger.attempt) /* it was told, perhaps by the daemon before, with an answer that is not recorded */
+        job->ledger.attempt) /* the rank knows of the abort, perhaps from an unrecorded answer of an earlier daemon */
         rank->process.abort_notice = (diagnostic_unref(rank->process.abort_notice), NULL);
     for (uint32_t i = 0; ring && ring->n_held > 0 && i < ring->n_tickets; i++)
         if (ring->slots[i].held && ring->slots[i].attempt < job->ledger.attempt)
@@ -204,9 +204,9 @@ void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt)
         ring_reclaim(ring);
 }
 
-/* ---- what node 0 says ---------------------------------------------------------------------------------- */
+/* ---- messages of node 0 -------------------------------------------------------------------------------- */
 
-/* Keeps the reason for the abort that a node has sent, this one included. */
+/* Keeps the reason for the abort. A message about this node's own abort comes here, too. */
 static void keep_reason(struct job *job, const struct node_message *message)
 {
     free(job->abort.why);
@@ -223,7 +223,7 @@ void job_aborted(struct job *job, const struct node_message *message)
     int64_t rank = message->has_rank ? (int64_t)message->rank : -1;
 
     job->abort.said_attempt = message->attempt;
-    if (job->phase == JOB_ABORTING) { /* other nodes are through with that abort, and aborted again: one covers both */
+    if (job->phase == JOB_ABORTING) { /* other nodes have ended that abort and aborted again: one covers both */
         job->abort.reason = reason;
         return;
     }
@@ -231,7 +231,7 @@ void job_aborted(struct job *job, const struct node_message *message)
     if (reason && (!job->abort.text || strcmp(reason->text, job->abort.text) != 0))
         diagnostic_unref(steal_ptr(reason)); /* another reason came first */
     if (job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW ||
-        window_stores(job)) { /* the next step is aborted, while this node is still at what was decided before */
+        window_stores(job)) { /* the next step is aborted, while this node still carries out the last decision */
         diagnostic_unref(reason);
         job->abort.rank = rank;
         job->abort.next = true;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The way of a push on the loop:
+ * The stages of a push on the loop:
  *
- *     is it well formed      parameter, size, dtype               (E1103, E1102)
+ *     its form               parameter, size, dtype               (E1103, E1102)
  *     its slot               opened with the first push into it   (E1403)
  *     the ledger             admits or refuses; refused: nothing else changes
  *     its parcel             when the slot is full it may be complete: collect.c
@@ -46,8 +46,8 @@
 #include "kernels/dtype.h"
 
 /*
- * For a slot of the ring, before overflow is granted. Picked: longer than ranks usually differ; and when that was in
- * vain, some slices of the scheduler.
+ * How long a rank waits for a slot of the ring before it gets overflow. Picked: longer than ranks usually differ. After
+ * a wait in vain: some slices of the scheduler.
  */
 enum { SLOT_PATIENCE_MS = 250, SLOT_LITTLE_PATIENCE_MS = 15 };
 
@@ -96,7 +96,7 @@ void job_begin_backward(struct job *job, struct job_rank *rank, const struct req
     }
     snprintf(detail, sizeof(detail), "backward of step %" PRIu64 ", micro-batch %u", request->step,
              request->micro_batch);
-    record.sequence = 1; /* something was asked, though it was no push */
+    record.sequence = 1; /* marks the record as present, though it is no push */
     job_fault_push(job, rank, code_of(r), NULL, &record, detail);
 }
 
@@ -125,7 +125,7 @@ static struct push_record make_record(const struct job *job, const struct job_ra
     };
 }
 
-/* Return: true when the gradient has the declared form; else the fault is noted. */
+/* Return: true if the gradient has the declared form; else the fault is noted. */
 static bool has_declared_form(struct job *job, struct job_rank *rank, const struct request_push *request,
                               const struct push_record *record)
 {
@@ -155,7 +155,7 @@ static bool has_declared_form(struct job *job, struct job_rank *rank, const stru
     return true;
 }
 
-/* The part is one of the parameter's, and the first or next one of a gradient. */
+/* Is the part one of the parameter's, and the first or next part of a gradient? */
 static bool is_next_part(const struct job *job, const struct job_rank *rank, const struct request_push *request)
 {
     const struct partial_push *partial = &rank->process.partial;
@@ -163,7 +163,7 @@ static bool is_next_part(const struct job *job, const struct job_rank *rank, con
     if (request->part >= job->layout->params[request->param].n_parts)
         return false;
     if (request->attempt < job->ledger.attempt || request->sequence <= job->ledger.ranks[rank->rank].last_sequence)
-        return true; /* the ledger does not look at it */
+        return true; /* the ledger will drop it */
     return request->part == 0 || (request->part == partial->next && request->param == partial->param);
 }
 
@@ -180,7 +180,7 @@ static void note_part(const struct job *job, struct job_rank *rank, const struct
         partial->next = 0;
 }
 
-/* Return: 0 and *slot (NULL when the push has no data), or positive: the connection is being dropped. */
+/* Return: 0 and *slot (NULL if the push has no data); positive if the connection is being dropped. */
 static int open_slot(struct job *job, struct job_rank *rank, const struct request_push *request, uint32_t part,
                      struct ring_slot **slot)
 {
@@ -249,7 +249,7 @@ static void admit_push(struct job *job, struct job_rank *rank, const struct push
     }
 }
 
-/* As the client sums a duplicate: over the parts, which have sums of their own. Return: false when it is not known. */
+/* Adds up the sums of the parts, as the client does for a duplicate. Return: false if a sum is not known. */
 static bool find_sum(const struct job *job, const struct job_rank *rank, uint32_t param, uint64_t *sum)
 {
     const struct layout_param *p = &job->layout->params[param];
@@ -280,14 +280,17 @@ static void refuse_duplicate(struct job *job, struct job_rank *rank, const struc
     }
 }
 
-/* A push that does not belong to the open micro-batch has opened a slot that nothing will come of. */
+/* Credits the slot if it is empty: a push that does not belong to the open micro-batch has opened it. */
 static void close_empty(struct job_rank *rank, struct ring_slot *slot)
 {
     if (slot && slot->n_pushed == 0)
         ring_credit(rank->rings[0], slot);
 }
 
-/* In a log that is served again, a trainer pushes that was not lost yet: its points were awaited. */
+/*
+ * May the push name that point of the rank's GPU? During replay all its points are valid, because the trainer was not
+ * lost yet.
+ */
 static bool awaits_point(const struct job *job, const struct job_rank *rank, uint64_t point)
 {
     uint64_t first = progress_first(rank->kept.incarnation);
@@ -386,7 +389,7 @@ static uint64_t overflow_bytes(const struct job *job)
     return n;
 }
 
-/* A rank that has completed a later parcel but not this one has a parameter that comes late, or never. */
+/* Finds a parameter that comes late or never: its rank has completed a later parcel, but not the parameter's. */
 static bool find_late(const struct job *job, uint32_t *late_rank, uint32_t *late_param)
 {
     for (uint32_t i = 0; i + 1 < job->layout->n_parcels; i++) {
@@ -409,7 +412,10 @@ static bool find_late(const struct job *job, uint32_t *late_rank, uint32_t *late
     return false;
 }
 
-/* What to do when there is no room for gradients: with the parameter that they wait for, if it is one. */
+/*
+ * Prints what to do when there is no room for gradients. Names the parameter that the gradients wait for, if there is
+ * one.
+ */
 static void print_fix_of_slots(const struct job *job, char *fix, size_t size)
 {
     const struct layout_param *late;
@@ -448,7 +454,7 @@ static void refuse_slot(struct job *job, struct job_rank *rank, uint64_t n_bytes
         job_is_held(job, rank);
 }
 
-/* Room or not: there is nothing left to name a slot by. */
+/* Refuses a slot, because all tickets are in use, with or without room. */
 static void refuse_ticket(struct job *job, struct job_rank *rank)
 {
     uint32_t n = rank->rings[0]->n_tickets;
@@ -478,7 +484,7 @@ static void grant(struct job *job, struct job_rank *rank, bool in_ring, uint64_t
                NULL, 0);
 }
 
-/* The next daemon must know that the extent is taken. */
+/* Grants the extent. Records it first, because the next daemon must know that it is in use. */
 static void grant_extent(struct job *job, struct job_rank *rank, uint64_t offset_bytes, uint64_t n_bytes)
 {
     job_record(job, rank, JOURNAL_GRANT, &(struct journal_grant){.offset_bytes = offset_bytes, .n_bytes = n_bytes},
@@ -545,7 +551,7 @@ static void start_extent(struct job *job, struct job_rank *rank, uint64_t offset
     worker_post(job->pool, &start->work);
 }
 
-/* A slot is full, and its parcel waits for ranks that are behind. */
+/* Is there a full slot, whose parcel waits for ranks that are behind? */
 static bool has_full_slot(const struct job *job, const struct ring *ring)
 {
     for (uint32_t i = 0; ring->n_held > 0 && i < ring->n_tickets; i++) {
@@ -558,7 +564,7 @@ static bool has_full_slot(const struct job *job, const struct ring *ring)
     return false;
 }
 
-/* No rank has pushed in this micro-batch what this one has not: so far they come the same way, behind it. */
+/* Do the other ranks follow? True if no rank has pushed anything in this micro-batch that this rank has not. */
 static bool others_follow(const struct job *job, const struct job_rank *rank)
 {
     const struct ledger_rank *own = &job->ledger.ranks[rank->rank];
@@ -574,9 +580,9 @@ static bool others_follow(const struct job *job, const struct job_rank *rank)
 }
 
 /*
- * A rank that is ahead by a whole ring gains nothing by more memory when the others are about to follow, and
- * loses time: fresh pages, out of every cache. Once in a micro-batch it finds out that they are not: perhaps what
- * it does next is what they wait for.
+ * Should the rank keep waiting for a slot of the ring? A rank that is a whole ring ahead gains nothing from more memory
+ * if the others follow soon, and new pages outside every cache cost it time. It loses patience once per micro-batch at
+ * most, because the others may be waiting for its next push.
  */
 static bool is_patient(struct job *job, struct job_rank *rank)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Boundaries of one rank: the end of a micro-batch, giving one up, asking for the step. Requests are judged here,
- * before they count; commit.c continues when all ranks have asked for the step.
+ * Boundaries of one rank: the end of a micro-batch, giving up a micro-batch, asking for the step. Requests are judged
+ * here, before they count; commit.c continues when all ranks have asked for the step.
  */
 
 #include "daemon/job/transaction/boundary.h"
@@ -36,7 +36,9 @@
 #include "daemon/memory/state.h"
 #include "kernels/update.h"
 
-/* How long a refusal waits for what would explain it. Picked: a rank's first iteration may be slower by seconds. */
+/*
+ * How long a refusal waits for pushes that would explain it. Picked: a rank's first iteration may be slower by seconds.
+ */
 enum { OTHERS_MS = 30000 };
 
 /* ---- end of a micro-batch ------------------------------------------------------------------------------ */
@@ -80,7 +82,7 @@ static bool is_torn(const struct job_rank *rank)
     return rank->process.partial.torn || (rank->process.partial.next > 0 && !rank->process.partial.refused);
 }
 
-/* Some parts of a gradient may be in the sums, and the others will not come. */
+/* Aborts the step, because some parts of a gradient may be in the sums, and the other parts will not come. */
 static void abort_torn(struct job *job, struct job_rank *rank)
 {
     job_wait(job, rank, WAIT_ABORTED);
@@ -134,7 +136,7 @@ void job_end_backward(struct job *job, struct job_rank *rank, const struct reque
     job_todo(job);
 }
 
-/* Dropped, or if any of it is in a sum already, the step begins again without it. */
+/* Drops the rank's open micro-batch. If a part of it is in a sum already, the step begins again without it. */
 static void abandon(struct job *job, struct job_rank *rank)
 {
     uint32_t n_pushed = job_n_pushed_open(job, rank);
@@ -159,7 +161,7 @@ static void abandon(struct job *job, struct job_rank *rank)
 
 void job_abandon_backward(struct job *job, struct job_rank *rank, const struct request_abandon_backward *request)
 {
-    job_fault_reset(&rank->process.fault); /* the pushes that it is about are given up */
+    job_fault_reset(&rank->process.fault); /* the pushes of that fault are given up */
     rank->process.partial = (struct partial_push){0};
     if (job_is_held(job, rank))
         return;
@@ -193,7 +195,10 @@ struct params {
     uint32_t n;
 };
 
-/* Trainable parameters (or learnt ones) that the rank has to push, and has not pushed in this step. */
+/*
+ * Lists the trainable parameters that the rank must push, and has not pushed in this step. among: the parameters that
+ * it must push; NULL: all that are not declared as unused.
+ */
 static struct params missing_of(const struct job *job, unsigned rank, const uint8_t *among)
 {
     struct params params = {.ids = calloc(job->layout->n_params + 1, sizeof(uint32_t))};
@@ -205,7 +210,7 @@ static struct params missing_of(const struct job *job, unsigned rank, const uint
     return params;
 }
 
-/* Has no other rank pushed any of these parameters in this step, so far? */
+/* Has no rank pushed any of these parameters in this step so far? */
 static bool missing_on_all(const struct job *job, const struct params *missing)
 {
     for (unsigned r = 0; r < job->world.size; r++)
@@ -215,7 +220,7 @@ static bool missing_on_all(const struct job *job, const struct params *missing)
     return true;
 }
 
-/* Has no rank ever pushed them in a step that was applied? */
+/* Has no rank pushed these parameters in any applied step? */
 static bool never_pushed(const struct job *job, const struct params *missing)
 {
     for (uint32_t i = 0; i < missing->n; i++)
@@ -224,7 +229,7 @@ static bool never_pushed(const struct job *job, const struct params *missing)
     return true;
 }
 
-/* Another rank that is here may still push what it has not pushed yet. */
+/* Is another attached rank behind this one? It may still push what it has not pushed yet. */
 static bool others_are_behind(const struct job *job, const struct job_rank *rank)
 {
     for (unsigned r = 0; r < job->world.size; r++) {
@@ -237,7 +242,7 @@ static bool others_are_behind(const struct job *job, const struct job_rank *rank
     return false;
 }
 
-/* Return: NULL when this rank may ask, else why not. */
+/* Return: NULL if the rank may ask, else why not. */
 static struct diagnostic *judge_request(const struct job *job, const struct job_rank *rank)
 {
     const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
@@ -253,7 +258,7 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
         .params = missing.ids,
         .n_params = missing.n,
         .n_trainable = trainable,
-        .world_size = on_all && others_are_behind(job, rank) ? 1 : job->world.size, /* of which something is known */
+        .world_size = on_all && others_are_behind(job, rank) ? 1 : job->world.size, /* ranks whose pushes are known */
         .n_micro_batches = ledger->n_ended,
         .n_configured = (uint32_t)configured,
         .n_forwards = rank->kept.n_forwards - rank->step.n_forwards_before,
@@ -361,7 +366,7 @@ void job_keep_args(const struct job *job, struct step_args *args, const struct r
         args->groups[args->n_groups++] = request->groups[i];
 }
 
-/* Looks for a difference between what two ranks want of a group. Return: true and what it is. */
+/* Compares the hyperparameters of one group of two ranks. Return: true if they differ, with the difference. */
 static bool hypers_differ(const struct hyper *a, const struct hyper *b, struct evidence_args *evidence,
                           const char **name)
 {
@@ -395,7 +400,9 @@ static bool hypers_differ(const struct hyper *a, const struct hyper *b, struct e
     return false;
 }
 
-/* Looks for a difference between two ranks' arguments. What one gives and the other leaves as configured may be equal.
+/*
+ * Compares the arguments of two ranks. A value that one rank sends may equal the other's configured value. Return: true
+ * if they differ, with the difference.
  */
 static bool args_differ(const struct job *job, const struct step_args *a, const struct step_args *b,
                         struct evidence_args *evidence, char *name, size_t name_size)
@@ -429,7 +436,7 @@ static bool args_differ(const struct job *job, const struct step_args *a, const 
     return false;
 }
 
-/* Return: the first rank but this one that has asked for the step, or NULL. */
+/* Return: the first other rank that has asked for the step, or NULL. */
 static const struct job_rank *first_asked(const struct job *job, const struct job_rank *rank)
 {
     for (unsigned r = 0; r < job->world.size; r++)
@@ -452,8 +459,10 @@ struct diagnostic *job_compare_args(const struct job *job, const struct job_rank
     return cause_step_args(&evidence);
 }
 
-/* Settings that no configuration may have: there is no memory for them, or weights could become NaN. The client library
- * looks first, and tells the value. */
+/*
+ * Finds settings that no configuration may have, because there is no memory for them, or weights could become NaN. The
+ * client library checks first, and names the value. Return: NULL, or what is wrong.
+ */
 static const char *check_hyper(const struct config *config, const struct wire_hyper *wanted)
 {
     struct wire_hyper configured = job_wire_hyper(&config->optimizer.hyper), h = hyper_merge(&configured, wanted);
@@ -481,7 +490,10 @@ static const char *check_step(const struct job *job, const struct request_step *
     return NULL;
 }
 
-/* A rank may come here a moment before the others have pushed what it misses; that they do is the cause then. */
+/*
+ * Must the judgement wait for other ranks? A rank may ask for the step a moment before the others push what it misses.
+ * Their pushes then show the cause.
+ */
 static bool needs_others(const struct job *job, const struct job_rank *rank)
 {
     _cleanup_free_ uint32_t *ids = NULL;
@@ -512,8 +524,8 @@ void job_abort_inherited(struct job *job, const struct job_rank *from, struct di
 }
 
 /*
- * A successor that is refused what its predecessor did can only end, and the next one would be refused alike. The same
- * goes for the arguments of a request whose process is gone.
+ * Refuses the request. from: NULL, or the rank whose dead process has caused the refusal. Then the step is aborted,
+ * because a refused successor could only end, and the next one would be refused, too.
  */
 static void refuse_step(struct job *job, struct job_rank *rank, struct diagnostic *refusal, const struct job_rank *from)
 {
@@ -526,7 +538,7 @@ static void refuse_step(struct job *job, struct job_rank *rank, struct diagnosti
     job_is_held(job, rank);
 }
 
-/* Is the rank's part of the step its predecessor's, and is none of its micro-batches still to come? */
+/* Did a predecessor do the rank's part of the step, with no micro-batch left to push? */
 static bool is_heir(const struct job *job, const struct job_rank *rank)
 {
     uint64_t configured = job->config->gradient_accumulation_steps;
@@ -550,7 +562,7 @@ static void judge_and_ask(struct job *job, struct job_rank *rank)
         refuse_step(job, rank, refusal, other->wait == WAIT_STEP ? NULL : other);
         return;
     }
-    if (ledger_ask(&job->ledger, rank->rank) == LEDGER_E_EARLY) { /* a part of its predecessor's stands */
+    if (ledger_ask(&job->ledger, rank->rank) == LEDGER_E_EARLY) { /* pushes of its predecessor were not pushed again */
         refuse_step(job, rank, NULL, rank);
         return;
     }
@@ -585,7 +597,7 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
         job_refuse_early(job, rank, &step_while_open);
         return;
     }
-    if (!collect_is_done(job, rank)) { /* its slots would hold the step up for ever */
+    if (!collect_is_done(job, rank)) { /* its slots would delay the step for ever */
         job_drop_peer(job, rank, "Step: AbortSeen was not sent after the last abort");
         return;
     }
@@ -629,8 +641,8 @@ static bool stands_half(const struct job *job, const struct job_rank *rank)
 }
 
 /*
- * Half a backward is no contribution: its pushes are withdrawn, or if they were added already, the step is aborted and
- * begins again without them.
+ * Withdraws the pushes of an unfinished backward. If some are in a sum already, the step is aborted, and begins again
+ * without them.
  */
 void job_give_up_open(struct job *job, struct job_rank *rank)
 {
@@ -638,7 +650,7 @@ void job_give_up_open(struct job *job, struct job_rank *rank)
         .at = job_at(job, rank), .n_dropped = job_n_pushed_open(job, rank), .aborted = true};
 
     if (collect_has_promised(job, rank)) {
-        parcels_withdraw(job->coordinator); /* then again */
+        parcels_withdraw(job->coordinator); /* job_withdrawn() calls this again */
         return;
     }
     if (stands_half(job, rank) || ledger_abandon(&job->ledger, rank->rank) == LEDGER_MUST_ABORT) {
@@ -646,5 +658,5 @@ void job_give_up_open(struct job *job, struct job_rank *rank)
         return;
     }
     collect_drop_open(job, rank);
-    collect_all(job); /* nothing more is to come from this rank */
+    collect_all(job); /* this rank pushes nothing more */
 }

@@ -23,7 +23,10 @@ void job_grad_norm(struct job *job, struct job_rank *rank);
 /* Judges requests for the step that waited for what other ranks push. */
 void boundary_settle(struct job *job);
 
-/* The coordinator has taken back the promised parcels that no node awaits: ranks that wait can give up their backward. */
+/*
+ * Called when the coordinator has withdrawn the promised parcels that no node awaits. Ranks that wait then give up
+ * their backward.
+ */
 void job_withdrawn(struct job *job);
 struct hyper job_plain_hyper(const struct config *config, const struct wire_hyper *h);
 struct wire_hyper job_wire_hyper(const struct hyper *h);
@@ -31,10 +34,10 @@ struct wire_hyper job_wire_hyper(const struct hyper *h);
 /* Aborts the step because of what an earlier process of a rank left in it; takes the refusal of the step, or NULL. */
 void job_abort_inherited(struct job *job, const struct job_rank *from, struct diagnostic *refusal);
 
-/* Return: NULL when the rank's arguments agree with those of the ranks that have asked, else the refusal. */
+/* Return: NULL if the rank's arguments agree with those of the ranks that have asked, else the refusal. */
 struct diagnostic *job_compare_args(const struct job *job, const struct job_rank *rank);
 
-/* A rank's arguments as a message to another node, and from one. groups: room for one per group. */
+/* Convert a rank's arguments to a message for another node, and back. groups: room for one per group. */
 void job_describe_args(const struct job *job, const struct step_args *args, struct request_step *request,
                        struct wire_hyper *groups);
 void job_keep_args(const struct job *job, struct step_args *args, const struct request_step *request);

@@ -31,7 +31,7 @@
 
 /* ---- what is complete ---------------------------------------------------------------------------------- */
 
-/* A rank that has asked for the step, or left, has ended every later micro-batch with nothing. */
+/* Has the rank ended that micro-batch? A rank that has asked for the step, or left, counts as having ended all. */
 static bool has_ended_micro_batch(const struct job *job, const struct job_rank *rank, uint32_t micro_batch)
 {
     const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
@@ -78,7 +78,7 @@ static enum completeness find_completeness(const struct job *job, uint32_t parce
     return any ? COMPLETE : EMPTY;
 }
 
-/* Nothing can lie beyond the furthest rank's position. */
+/* Returns the micro-batch of the furthest rank. No push is beyond it. */
 static uint32_t furthest(const struct job *job)
 {
     uint32_t most = 0;
@@ -144,7 +144,7 @@ static uint64_t sum_of(const struct job *job, const struct reduction *reduction,
     return step_sum(job->step, reduction, local, job->layout->parcels[reduction->parcel].first_part + i);
 }
 
-/* Tells the ledger the sums that a reduction found. Those of a micro-batch that has ended meanwhile are not needed. */
+/* Records the reduction's sums in the ledger, except those of a micro-batch that has ended meanwhile. */
 static void tell_sums(struct job *job, const struct reduction *reduction, unsigned rank)
 {
     const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
@@ -160,7 +160,7 @@ static void tell_sums(struct job *job, const struct reduction *reduction, unsign
     }
 }
 
-/* Compares what the ranks have pushed, until one differs. */
+/* Compares the sums of the ranks' parts, until two differ. */
 static void note_alike(struct job *job, const struct reduction *reduction)
 {
     uint32_t n_parts = job->layout->parcels[reduction->parcel].n_parts;
@@ -177,7 +177,7 @@ static void note_alike(struct job *job, const struct reduction *reduction)
     }
 }
 
-/* Before anything comes of the sums: the next daemon must know them, and that it need not sum this again. */
+/* Records the sums before they are used, so that the next daemon knows them and does not sum again. */
 static void record_sums(struct job *job, const struct reduction *reduction, enum journal_type type)
 {
     uint32_t n_parts = job->layout->parcels[reduction->parcel].n_parts;
@@ -228,7 +228,10 @@ void collect_combined(struct job *job, uint32_t parcel)
     collect_settle(job);
 }
 
-/* Credits a slot that was read. A slot that is sent itself is credited when all nodes have it, or its rank is gone. */
+/*
+ * Credits a slot that was read. A slot that is itself sent to other nodes is credited when all nodes have it, or its
+ * rank is gone.
+ */
 static void give_back(struct job *job, struct job_rank *rank, struct ring *ring, struct ring_slot *slot)
 {
     if (sums_at_once(job))
@@ -371,7 +374,7 @@ static void post(struct job *job, struct reduction *reduction)
 /* Starts the sum of a parcel that was taken, unless another sum of the parcel is under way. */
 static void sum_promised(struct job *job, uint32_t parcel)
 {
-    if (sums_at_once(job) || job->run.survival.replays) /* then the journal says when it began */
+    if (sums_at_once(job) || job->run.survival.replays) /* during replay the journal says when it began */
         return;
     if (parcel_begin_sum(&job->work.parcels[parcel]))
         step_post(&job->step->reductions[parcel], reduction_is_done, job);
@@ -384,7 +387,7 @@ void collect_take(struct job *job, uint32_t parcel)
     sum_promised(job, parcel);
 }
 
-/* Is anything that the rank has pushed announced to the other nodes, but not in a sum yet? */
+/* Are the rank's gradients of the parcel announced to the other nodes, but in no sum yet? */
 static bool is_promised(const struct job *job, const struct job_rank *rank, uint32_t parcel)
 {
     return job->work.parcels[parcel].state == PARCEL_PROMISED &&
@@ -411,7 +414,7 @@ void collect_parcel(struct job *job, uint32_t parcel)
     struct parcel *its = &job->work.parcels[parcel];
     uint32_t last;
 
-    if (job->run.survival.replays && job->coordinator->alone) /* then the journal says what was posted */
+    if (job->run.survival.replays && job->coordinator->alone) /* during replay the journal says what was posted */
         return;
     sum_promised(job, parcel);
     if (job->phase != JOB_TRAINING || its->state != PARCEL_OPEN || parcels_withdraws(job->coordinator))
@@ -427,7 +430,7 @@ void collect_parcel(struct job *job, uint32_t parcel)
             return;
         case EMPTY:
             if (its->at.micro_batch == last)
-                return; /* of ranks that left a successor may still come and push there */
+                return; /* a successor of a rank that left may still push there */
             parcels_passed(job->coordinator, parcel, its->at.micro_batch);
             parcel_pass(its);
             break;
@@ -455,7 +458,7 @@ bool collect_is_done(const struct job *job, const struct job_rank *rank)
 
 /* ---- what a successor pushes again --------------------------------------------------------------------- */
 
-/* The sum is known. result < 0: there will be none, because the job is being dropped. */
+/* Called when the sum is known. result < 0: there is no sum, because the job is being dropped. */
 static void verify_done(void *userdata, int result, uint64_t sum)
 {
     struct verification *v = userdata, **link = &v->job->work.verifications;
@@ -468,7 +471,7 @@ static void verify_done(void *userdata, int result, uint64_t sum)
                    &(struct journal_compared){
                        .ticket = (uint32_t)(v->slot - v->ring->slots), .part = v->part, .pass = v->pass, .sum = sum},
                    sizeof(struct journal_compared), NULL, 0);
-    if (result < 0 && !job->run.drop_why) { /* with the job */
+    if (result < 0 && !job->run.drop_why) { /* freed with the job */
         while (*link != v)
             link = &(*link)->next;
         *link = v->next;
@@ -477,12 +480,12 @@ static void verify_done(void *userdata, int result, uint64_t sum)
         return;
     }
     if (result < 0)
-        v->attempt = job->ledger.attempt - 1; /* only the end of the job still waits for it */
+        v->attempt = job->ledger.attempt - 1; /* only the drop of the job still waits for it */
     collect_settle(job);
     job_todo(job);
 }
 
-/* A redo slot is given back when all that it can hold has been compared, or its micro-batch has ended. */
+/* Credits a redo slot when all its parts have been compared, or its micro-batch has ended. */
 static void credit_redo(struct job *job, struct job_rank *rank, struct ring *ring, struct ring_slot *slot)
 {
     bool full = slot->n_pushed == job->layout->parcels[slot->parcel].n_parts;
@@ -562,7 +565,7 @@ void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *sl
     struct verification *v = calloc(1, sizeof(*v));
 
     if (!v) {
-        job_abort(job, rank->rank, NULL); /* the push cannot be compared: the step is redone, not trusted */
+        job_abort(job, rank->rank, NULL); /* the step is redone, because the push cannot be compared */
         return;
     }
     *v = (struct verification){
@@ -584,7 +587,7 @@ void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *sl
         start_verification(v);
 }
 
-/* ---- slots that nothing will come of ------------------------------------------------------------------- */
+/* ---- slots that are dropped ---------------------------------------------------------------------------- */
 
 void collect_close(struct job *job, struct job_rank *rank)
 {
@@ -605,7 +608,10 @@ void collect_close(struct job *job, struct job_rank *rank)
     rank->process.impatient = false;
 }
 
-/* Slots of the open micro-batch that are not posted leave with the incarnation; ended ones wait to be reduced. */
+/*
+ * Credits the slots of the open micro-batch that are not posted. Slots of ended micro-batches stay, because they wait
+ * to be reduced. all: credits these, too.
+ */
 static void drop_open_slots(struct job *job, struct job_rank *rank, struct ring *ring, bool all)
 {
     uint32_t n_ended = job->ledger.ranks[rank->rank].n_ended;
@@ -639,7 +645,7 @@ void collect_release_ring(struct job *job, struct job_rank *rank, bool abort)
         return;
     drop_open_slots(job, rank, ring, abort);
     ring_credit_lent(ring);
-    /* An incarnation gets no ring before its predecessor's is empty, so there is never a third. */
+    /* An incarnation gets no ring before its predecessor's ring is empty, so there are never three rings. */
     if (ring->n_held > 0 && !abort)
         rank->rings[1] = ring;
     else
@@ -648,7 +654,10 @@ void collect_release_ring(struct job *job, struct job_rank *rank, bool abort)
 
 /* ---- what an earlier daemon has done ------------------------------------------------------------------- */
 
-/* Passes over the micro-batches in which nothing was pushed, and completes the parcel as the daemon before did. */
+/*
+ * Passes over the micro-batches without pushes, and completes the parcel as the earlier daemon did. Return: false if
+ * that is impossible.
+ */
 static bool complete_again(struct job *job, struct parcel *its, const struct journal_posted *posted)
 {
     while (!parcel_is_at(its, posted->micro_batch, posted->pass)) {
@@ -682,7 +691,7 @@ bool collect_was_posted(struct job *job, const struct journal_posted *posted)
     return sums_at_once(job) || parcel_begin_sum(its);
 }
 
-/* Return: the parcel; NULL: there is none, or it has not as many sums. */
+/* Return: the parcel, or NULL if there is none, or it has another number of sums. */
 static const struct parcel *parcel_of(const struct job *job, const struct journal_summed *summed)
 {
     const struct parcel *its = job_parcel(job, summed->parcel);

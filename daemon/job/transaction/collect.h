@@ -31,11 +31,11 @@ struct verification {
     struct verification *next;
 };
 
-/* Begins whatever can begin: a sum that was promised, or the report that the parcel is complete at its position. */
+/* Begins what the parcel is ready for: its promised sum, or the report that it is complete at its position. */
 void collect_parcel(struct job *job, uint32_t parcel);
 void collect_all(struct job *job);
 
-/* Draws the conclusions of comparisons that are done; comparisons of an aborted attempt are forgotten. */
+/* Handles the results of comparisons that are done. Frees the comparisons of an aborted attempt. */
 void collect_settle(struct job *job);
 /* Begins the comparison of a part that was pushed again, into a slot of its own. */
 void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *slot, uint32_t part, uint16_t pass);
@@ -49,36 +49,39 @@ void collect_close(struct job *job, struct job_rank *rank);
 /* The rank's open micro-batch is dropped: its slots that are in no sum go back to the rank. */
 void collect_drop_open(struct job *job, struct job_rank *rank);
 
-/* Several nodes: has the rank gradients in a parcel that is promised, and so in no sum yet? */
+/* Several nodes: has the rank gradients in a promised parcel, which is in no sum yet? */
 bool collect_has_promised(const struct job *job, const struct job_rank *rank);
 
-/* Takes all such parcels into the sum now, because the rank's slots are about to go. */
+/* Takes all such parcels into the sum now, before the rank's slots are freed. */
 void collect_keep_promises(struct job *job, const struct job_rank *rank);
 
-/* The rank is gone, or the step is aborted: its ring is freed when nothing reads the slots any more. */
+/* Frees the rank's ring when nothing reads its slots any more. Called when the rank is gone, or the step is aborted. */
 void collect_release_ring(struct job *job, struct job_rank *rank, bool abort);
 
-/* The elements of the parcel that this node owns hold the slots of all nodes. */
+/* Called when the elements of the parcel that this node owns hold the slots of all nodes. */
 void collect_combined(struct job *job, uint32_t parcel);
 
-/* Finds the slot with the rank's gradients of the parcel at that position, and its ring. Return: NULL, there is none. */
+/* Finds the slot with the rank's gradients of the parcel at that position, and its ring. Return: the slot, or NULL. */
 struct ring_slot *collect_find_slot(const struct job_rank *rank, uint32_t parcel, uint32_t micro_batch, uint32_t pass,
                                     struct ring **ring);
 
-/* All nodes have what they own of the parcel: its next sum may be made. Nothing happens unless the parcel is summed. */
+/*
+ * Allows the parcel's next sum, because all nodes have their elements of this one. Does nothing unless the parcel is
+ * summed.
+ */
 void collect_settled(struct job *job, uint32_t parcel);
 
 /*
- * An earlier daemon has posted or ended a parcel's reduction, combined the parcel's pieces, or compared a push. Return:
- * false, the journal says what cannot have been.
+ * Replay what an earlier daemon did: it posted or ended a parcel's reduction, combined the parcel's pieces, or compared
+ * a push. Return: false if the record is impossible.
  */
 bool collect_was_posted(struct job *job, const struct journal_posted *posted);
 bool collect_was_summed(struct job *job, const struct journal_summed *summed);
 bool collect_was_combined(struct job *job, const struct journal_summed *summed);
 bool collect_was_compared(struct job *job, unsigned rank, const struct journal_compared *compared);
 
-/* Starts the work that it has not ended. */
+/* Starts the work that the earlier daemon did not end. */
 void collect_go_on(struct job *job);
 
-/* Node 0 awaits a promised parcel: its gradients are in the sum from now on. */
+/* Takes a promised parcel, which node 0 awaits, into the sum. */
 void collect_take(struct job *job, uint32_t parcel);

@@ -64,7 +64,7 @@ static double divisor(const struct job *job)
 
 static const struct step_args *first_args(const struct job *job)
 {
-    static const struct step_args none = {0}; /* a rank's own are those of its last step */
+    static const struct step_args none = {0}; /* not a rank's own arguments, which are those of its last step */
 
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ledger.ranks[r].asked)
@@ -77,7 +77,6 @@ static double loss_scale_of(const struct job *job, const struct step_args *args)
     return args->loss_scale > 0 ? args->loss_scale : job_loss_scale(job);
 }
 
-/* The norm of what is accumulated here, as it is: docs/numerics.md section 2. */
 double job_measure_norm(struct job *job)
 {
     struct exact_sum total;
@@ -117,7 +116,7 @@ static struct evidence_nonfinite nonfinite_evidence(const struct job *job, bool 
 static bool anybody(const struct job *job, bool (*says)(const struct job_rank *))
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ledger.ranks[r].asked && says(&job->ranks[r])) /* a rank that has left asked for another step */
+        if (job->ledger.ranks[r].asked && says(&job->ranks[r])) /* else its arguments are of another step */
             return true;
     return false;
 }
@@ -132,13 +131,19 @@ static bool proceeds(const struct job_rank *rank)
     return rank->step.proceed;
 }
 
-/* A trainer that scales its loss itself lowers the scale when a step is skipped; at 1 there is none to lower. */
+/*
+ * Does the trainer scale its loss itself? Then it lowers the scale when a step is skipped. A scale of 1 cannot be
+ * lowered.
+ */
 static bool scales_itself(const struct job_rank *rank)
 {
     return rank->args.loss_scale > 1;
 }
 
-/* A dynamic loss scale skips such steps by itself, as long as it can be lowered. */
+/*
+ * Must the step be held for a value that is not finite? Not under a dynamic loss scale that can be lowered, because it
+ * skips such steps.
+ */
 static bool holds_nonfinite(const struct job *job, const struct asked *asked)
 {
     const struct step_finding *finding = &job->decision.finding;
@@ -149,8 +154,8 @@ static bool holds_nonfinite(const struct job *job, const struct asked *asked)
 }
 
 /*
- * on_nonfinite: error. The guilty rank's request is taken back and refused; the others wait on. If a process pushed it
- * that is gone, the step is aborted.
+ * on_nonfinite: error. Takes back and refuses the guilty rank's request. The other ranks keep waiting. If a dead
+ * process has pushed the value, the step is aborted.
  */
 static void hold_for_nonfinite(struct job *job)
 {
@@ -178,7 +183,7 @@ static void update_is_done(void *userdata, int result)
     job->work.n_io--;
     if (result < 0) { /* cancelled */
         if (job->run.drop_why)
-            job_todo(job); /* it has waited for it */
+            job_todo(job); /* the drop has waited for the update */
         return;
     }
     step_commit(job->step);
@@ -186,7 +191,7 @@ static void update_is_done(void *userdata, int result)
     report_progress(job, (struct report){REPORT_UPDATED});
 }
 
-/* Before the schedule. */
+/* Returns the hyperparameters of a group before the schedule. */
 static struct hyper wanted_hyper(const struct config *config, const struct step_args *args, uint32_t group)
 {
     struct wire_hyper configured = job_wire_hyper(&config->optimizer.hyper), merged;
@@ -203,7 +208,7 @@ static bool has_own_rate(const struct config *config, const struct step_args *ar
     uint32_t given = args->groups ? args->groups[group].given : 1;
 
     if (given == 0)
-        return true; /* everything */
+        return true; /* all fields are given */
     if (!(given & WIRE_GIVES_LR))
         return false;
     return !(given & WIRE_GIVES_START) || !schedule_starts_from_lr(&config->scheduler);
@@ -251,7 +256,7 @@ static void warn_accumulated(struct job *job)
     }
 }
 
-/* norm: unscaled, of the world. Return: false when the step is held. */
+/* Fills the verdict. norm: unscaled, of the world. Return: false if the step is held. */
 static bool judge_step(struct job *job, const struct asked *asked, double norm, const uint8_t *pushed_all,
                        struct node_verdict *verdict)
 {
@@ -275,7 +280,7 @@ static bool judge_step(struct job *job, const struct asked *asked, double norm, 
     return true;
 }
 
-/* The loss scale and what is said of values that are not finite follow from the verdict, on every node alike. */
+/* Updates the loss scale, and reports values that are not finite. Both follow from the verdict, on every node alike. */
 static void note_nonfinite(struct job *job, const struct node_verdict *verdict)
 {
     struct evidence_nonfinite evidence;
@@ -293,7 +298,7 @@ static void note_nonfinite(struct job *job, const struct node_verdict *verdict)
 
 static void note_findings(struct job *job, const struct node_verdict *verdict)
 {
-    if (job->run.survival.replays) /* of the daemon before: what it saw of the step is not known here */
+    if (job->run.survival.replays) /* of an earlier daemon, whose measurements are lost */
         return;
     phases_note_step(job);
     zero_lr_note_step(job);
@@ -316,7 +321,7 @@ static struct reply step_done(const struct job *job, const struct job_rank *rank
     };
 }
 
-/* Ranks that can use the time until all weights are written hear already what the answer will be. */
+/* Sends the coming answer early to ranks that can use the time until all weights are written. */
 static void tell_decision(struct job *job)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++) {
@@ -331,7 +336,7 @@ static void tell_decision(struct job *job)
     }
 }
 
-/* From here the step only rolls forward. */
+/* Carries out the verdict. From here the step only rolls forward. */
 static void carry_out(struct job *job, const struct node_verdict *verdict)
 {
     note_times(job);
@@ -413,13 +418,13 @@ static void finish_commit(void *userdata)
     phases_begin_step(job, job->stats.times.last_commit_ns);
     for (unsigned r = job->world.first; r < job->world.end; r++)
         close_rank(job, &job->ranks[r]);
-    diagnostic_unref(steal_ptr(job->abort.reason)); /* it came too late */
+    diagnostic_unref(steal_ptr(job->abort.reason)); /* the abort came too late */
     if (!job->abort.next)
         free(steal_ptr(job->abort.why));
     job_turn(job, TURN_COMMITTED);
     (void)failpoint("committed");
     commit_answer(job);
-    timeline_opened(job); /* the ranks' waits for the step still belong to it */
+    timeline_opened(job); /* after the answers, because the ranks' waits belong to the old step */
     job_todo(job);
 }
 
@@ -456,7 +461,7 @@ static bool all_asked(const struct job *job)
 
 /*
  * Every rank that has not left waits for the norm or has asked for the step, and at least one waits for the norm. A
- * rank that has asked for the step was answered; a successor may be asking again.
+ * rank that has asked for the step got the norm already, but a successor may ask again.
  */
 static bool all_want_norm(const struct job *job)
 {
@@ -490,7 +495,7 @@ static void answer_norm(struct job *job, double norm)
     }
 }
 
-/* The run ends under ranks that train: no checkpoint would have a further step. */
+/* Does the run end while ranks train? Then it must not make a further step, which no checkpoint would have. */
 static bool is_cut_short(const struct job *job)
 {
     return job->run.ends && job_anybody_is_here(job) && !job_own_left(job);
@@ -537,7 +542,7 @@ void commit_settle(struct job *job)
         report_progress(job, (struct report){REPORT_ASKED});
 }
 
-/* ---- what node 0 says ---------------------------------------------------------------------------------- */
+/* ---- messages of node 0 -------------------------------------------------------------------------------- */
 
 static struct node_finding wire_finding(const struct step_finding *f)
 {
@@ -585,8 +590,8 @@ void job_describe_request(const struct job *job, struct node_message *message, s
 }
 
 /*
- * Ranks of two nodes may ask at one moment, neither knowing of the other. Return: one whose arguments are not those of
- * the first, -1: all agree.
+ * Ranks of two nodes may ask at the same moment, before either node knows of the other request. Return: a rank whose
+ * arguments differ from those of the first, or -1 if all agree.
  */
 static int64_t find_differing(const struct job *job)
 {
@@ -635,14 +640,14 @@ void job_carry_out(struct job *job, const struct node_verdict *verdict)
         return;
     for (uint32_t p = 0; p < job->layout->n_params; p++)
         if (verdict->pushed_any[p / 8] >> p % 8 & 1)
-            step_contribute(job->step, p); /* a daemon before this one may have noted that */
+            step_contribute(job->step, p); /* only an earlier daemon may have noted that */
     job->decision.finding = own_finding(job, &verdict->finding);
     for (uint32_t g = 0; verdict->apply && g < job->layout->n_groups; g++)
         job->decision.hypers[g] = job_plain_hyper(job->config, &verdict->groups[g]);
     carry_out(job, verdict);
 }
 
-/* Its request is taken back and refused, as if the other had been known when it asked. */
+/* Takes back and refuses the rank's request, as if the other request had come first. */
 static void hold_for_args(struct job *job, struct job_rank *rank)
 {
     struct diagnostic *refusal = job_compare_args(job, rank);

@@ -27,29 +27,29 @@ void commit_settle(struct job *job);
 /* Answers the ranks that wait for the step, which is committed. */
 void commit_answer(struct job *job);
 
-/* Fills what this node's ranks ask the step with; groups: room for one hyper per group. */
-/* This node's exact sum of squares, and where a value came from that is not finite. */
+/* Fills this node's exact sum of squares, and the origin of a value that is not finite. */
 void job_describe_sum(struct job *job, struct exact_sum *squares, struct node_finding *finding);
+/* Fills the arguments with which this node's ranks ask for the step. groups: room for one hyper per group. */
 void job_describe_request(const struct job *job, struct node_message *message, struct wire_hyper *groups);
 
 /*
  * On node 0: finds the verdict on the merged request of all nodes. groups: room for one hyper for each group. Return:
- * false when the step is to be held, and hold says for whom.
+ * false if the step is held; hold says for which rank.
  */
 bool job_judge(struct job *job, const struct job_request *merged, struct node_verdict *verdict,
                struct wire_hyper *groups, struct node_message *hold);
 void job_carry_out(struct job *job, const struct node_verdict *verdict);
 void job_hold(struct job *job, const struct node_message *message);
 
-/* The norm that ranks wait for; of the accumulated gradient, unscaled. */
+/* Answers the ranks that wait for the norm. norm: of the accumulated gradient, unscaled. */
 void job_norm_is(struct job *job, double norm);
 void job_commit(struct job *job);
 
-/* Hyperparameters of a group in a step with these arguments: the arguments', or those configured and scheduled. */
+/* Returns the hyperparameters of a group for a step with these arguments, or else as configured and scheduled. */
 struct hyper job_hyper(const struct job *job, const struct step_args *args, uint32_t group);
 
-/* One node: the verdict on the step, if all ranks that have not left have asked for it; and it is carried out. */
+/* One node: finds and carries out the verdict on the step, if all ranks that have not left have asked for it. */
 void job_decide(struct job *job);
 
-/* The norm of what is accumulated on this node, unscaled: docs/numerics.md section 2. */
+/* Returns the norm of the gradients accumulated on this node, unscaled: docs/numerics.md section 2. */
 double job_measure_norm(struct job *job);
