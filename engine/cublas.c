@@ -11,11 +11,11 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The functions are the same in both. A driver may know the CUDA of this build and no later one. */
+/* Both libraries have the same functions. A driver may support the CUDA version of this build but no later one. */
 static const char *const names[] = {CUDART_VERSION < 13000 ? "libcublas.so.12" : "libcublas.so.13",
                                     CUDART_VERSION < 13000 ? "libcublas.so.13" : "libcublas.so.12"};
 
-/* Return: whether the library has it. address: of a pointer to a function. */
+/* Return: true if the library has the symbol. address: of a pointer to a function. */
 static bool find_symbol(void *library, const char *name, void *address)
 {
     void *symbol = dlsym(library, name);

@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * Matrix products in fp32 by cuBLAS. The library is no part of zerod, and is loaded when a job needs it.
+ * Matrix products in fp32 by cuBLAS. The library is not part of zerod; it is loaded when a job needs it.
  *
  * By NVIDIA's documentation (cuBLAS, "Results Reproducibility") equal operands give equal bits with one version of the
  * library, on GPUs of one architecture with the same number of processors, if each stream has a workspace of its own.
@@ -14,7 +14,7 @@
 struct CUstream_st;   /* what cudaStream_t points to */
 struct cublasContext; /* what cublasHandle_t points to */
 
-/* Of the enums of cublas_api.h, which are int there. */
+/* From the enums of cublas_api.h, which are int there. */
 enum {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_OP_N = 0,
@@ -23,15 +23,16 @@ enum {
     CUBLAS_PEDANTIC_MATH = 2,
 };
 
-/* NVIDIA's recommendation for all architectures from sm_90 on; for earlier ones it is 4 MiB. */
+/* NVIDIA's recommendation for all architectures from sm_90 on; for earlier architectures it is 4 MiB. */
 #define CUBLAS_WORKSPACE_BYTES (32u << 20)
 
-/* Functions of cublas_api.h. Each returns a status. Matrices lie column after column; scalars lie in host memory. */
+/* Functions of cublas_api.h. Each returns a status. Matrices are stored column after column; scalars are in host
+ * memory. */
 struct cublas {
     int (*create)(struct cublasContext **handle);
     int (*destroy)(struct cublasContext *handle);
     int (*get_version)(struct cublasContext *handle, int *version);
-    /* Takes the workspace away. */
+    /* Also resets the workspace. */
     int (*set_stream)(struct cublasContext *handle, struct CUstream_st *stream);
     int (*set_workspace)(struct cublasContext *handle, void *workspace, size_t n_bytes);
     int (*set_math_mode)(struct cublasContext *handle, int mode);
@@ -43,7 +44,7 @@ struct cublas {
 };
 
 /*
- * Loads the library, if that was not done yet. One thread.
- * Return: 0; -ENOENT with a sentence in err: there is none, or only another library of that name.
+ * Loads the library at the first call. One thread. Return: 0; or -ENOENT with a sentence in err if the library, or a
+ * usable one of that name, is not found.
  */
 int cublas_load(const struct cublas **out, char *err, size_t err_size);

@@ -33,7 +33,7 @@ Ranges &ranges()
     return *ranges;
 }
 
-/* Where in a file an address lies. Return: false, in none. */
+/* Finds the file and the offset of an address. Return: false if the address is in no range. */
 bool find(const void *address, int *fd, off_t *offset)
 {
     const char *at = static_cast<const char *>(address);
@@ -51,12 +51,12 @@ bool find(const void *address, int *fd, off_t *offset)
     return true;
 }
 
-/* As write() to the socket. */
+/* Return: as write() to the socket. */
 ssize_t send_pages(int socket, const struct iovec &bytes, int fd, off_t offset)
 {
     ssize_t n = sendfile(socket, fd, &offset, bytes.iov_len);
 
-    if (n < 0 && (errno == EINVAL || errno == ENOSYS)) /* a kernel that cannot do it for this file or socket */
+    if (n < 0 && (errno == EINVAL || errno == ENOSYS)) /* this kernel cannot send from this file or to this socket */
         return write(socket, bytes.iov_base, bytes.iov_len);
     return n;
 }
@@ -86,7 +86,8 @@ void pages_remove(const char *map)
     ranges().by_start.erase(map);
 }
 
-/* gloo's: a header of a few bytes, unless that was sent before, and last the bytes of one move. */
+/* Replaces writev() for gloo: its parts are a header of a few bytes, unless gloo has sent it before, and the bytes of
+ * one move. */
 extern "C" __attribute__((visibility("default"))) ssize_t writev(int socket, const struct iovec *parts, int n_parts)
 {
     ssize_t n_header = 0, n;
@@ -104,6 +105,6 @@ extern "C" __attribute__((visibility("default"))) ssize_t writev(int socket, con
     }
     n = send_pages(socket, parts[n_parts - 1], fd, offset);
     if (n < 0)
-        return n_header > 0 ? n_header : -1; /* the next call gets the error */
+        return n_header > 0 ? n_header : -1; /* the next call returns the error */
     return n_header + n;
 }

@@ -2,11 +2,11 @@
 #pragma once
 
 /*
- * Sends bytes of segments without copying them into the kernel: the pages of the segment travel instead.
+ * Sends bytes of segments without copying them into the kernel: the kernel sends the segment's pages.
  *
- * gloo sends with writev(), which copies. A program's symbols come before those of its libraries, so gloo calls the
- * writev() of gloo-pages.cc. What begins in an added range goes out with sendfile(); everything else is written as
- * before. The pages are read again whenever TCP sends again, so the bytes must stay as they are until the other end has
+ * gloo sends with writev(), which copies. A program's symbols precede those of its libraries, so gloo calls the
+ * writev() of gloo-pages.cc. Bytes that begin in an added range are sent with sendfile(); all other bytes are written
+ * as before. TCP reads the pages again for each retransmission, so the bytes must not change until the other end has
  * received them.
  */
 
@@ -16,9 +16,9 @@
 extern "C" {
 #endif
 
-/* The range of addresses is where the file is mapped, from its start. The descriptor stays the caller's. Any thread. */
+/* Adds the address range where the file is mapped from its start. The caller keeps the descriptor. Any thread. */
 void pages_add(const char *map, uint64_t n_bytes, int fd);
-/* Nothing of the range is being sent any more. */
+/* Removes the range. The caller sends nothing from it any more. */
 void pages_remove(const char *map);
 
 #ifdef __cplusplus

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * zerod-engine-gloo: moves bytes between nodes over gloo's TCP transport, as proto/engine.proto says.
+ * zerod-engine-gloo moves bytes between nodes over gloo's TCP transport (proto/engine.proto).
  *
- * Threads. The reader (main) takes commands, posts orders to gloo and watches deadlines; it never waits for a peer. The
- * connector makes the connections and ends. A waiter for each order under way waits for its moves, in turn, and reports
- * its end. A watcher for each other node waits for nothing but the end of the connection. Further threads are gloo's.
+ * Threads. The reader (main) receives commands, posts orders to gloo and watches deadlines; it never waits for a peer.
+ * The connector makes the connections and ends. For each posted order, a waiter waits for its moves, in turn, and
+ * reports its end. For each other node, a watcher waits for the end of the connection. All other threads are gloo's.
  *
- * gloo's own timeouts are not used: one that passes closes every connection, and then each thread says so, the one
- * that knows the reason last. Here a deadline that passes is one report, and the end of the process.
+ * gloo's own timeouts are not used. When one passes, gloo closes every connection; then each thread reports that, and
+ * the thread that knows the reason is the last. Here a passed deadline causes a single report and the end of the
+ * process.
  *
- * There is one way out, leave(): threads of gloo may be anywhere then, so nothing is destroyed.
+ * The process ends only in leave(). It destroys nothing, because threads of gloo may still run.
  *
- * Nothing that the daemon sends is taken on trust where memory is at stake: moves are checked against what is mapped,
- * and a mapping lives as long as an order that uses it.
+ * The engine does not trust the daemon's addresses: it checks moves against the mapped segments. A mapping lives as
+ * long as an order that uses it.
  */
 
 #include <cerrno>
@@ -72,13 +73,13 @@ using Bytes = std::vector<char>;
 
 constexpr int socket_fd = 3;
 
-/* Longer than any engine lives; gloo adds it to the time of day in nanoseconds, which must not overflow. */
+/* Longer than the life of any engine. gloo adds it to the time of day in nanoseconds, which must not overflow. */
 constexpr milliseconds forever = std::chrono::hours(24 * 365);
 
-/* Picked: a daemon knows within 10 ms that its engine has ended, and of what. */
+/* Picked: within 10 ms a daemon knows that its engine has ended, and why. */
 constexpr milliseconds first_word(100);
 
-/* Where the connector and the watchers talk; no order has this tag. */
+/* For the messages of the connector and the watchers; no order has this tag. */
 constexpr uint64_t private_slot = ENGINE_MAX_TAG + 1;
 
 [[noreturn]] void leave(int status)
@@ -99,8 +100,7 @@ __attribute__((format(printf, 1, 2))) std::string text(const char *format, ...)
     return buffer;
 }
 
-/* gloo prints ports in the network's byte order: "[10.0.0.2]:26386" is port 4711. No number is better than a wrong one.
- */
+/* Removes ports, because gloo prints them in the network's byte order: "[10.0.0.2]:26386" is port 4711. */
 void drop_ports(std::string &what)
 {
     for (size_t at = 0; (at = what.find("]:", at)) != std::string::npos; at++) {
@@ -111,8 +111,8 @@ void drop_ports(std::string &what)
 }
 
 /*
- * gloo's own text as one clean line, without the "[./gloo/transport/tcp/pair.cc:598] " in front; where gloo has checked
- * something of its own ("[enforce fail at pair.cc:488] ..."), the place is what there is to say.
+ * Return: gloo's text as one clean line without the leading "[./gloo/transport/tcp/pair.cc:598] ". For one of gloo's
+ * own checks ("[enforce fail at pair.cc:488] ...") the place stays, because it is the only information.
  */
 std::string reason(const std::exception &e)
 {
@@ -166,14 +166,15 @@ class Daemon
         report(ZEROD__V1__ENGINE_REPORT__KIND_DONE, [&](Zerod__V1__EngineReport *r) { r->done = &v; });
     }
 
-    /* A node whose own engine has ended knows of what; here there is only a connection that closed. */
+    /* Waits before it reports the end of a connection, because the peer's own daemon reports the reason of its engine's
+     * end. */
     [[noreturn]] void fail_for_peer(const std::string &what, const uint64_t *tag = nullptr)
     {
         std::this_thread::sleep_for(first_word);
         fail(what, tag);
     }
 
-    /* The first failure is told, and with it the process ends; who comes second waits for that. */
+    /* Reports the first failure and ends the process. Threads with a later failure wait for that end. */
     [[noreturn]] void fail(const std::string &what, const uint64_t *tag = nullptr)
     {
         Zerod__V1__EngineFailed v;
@@ -198,7 +199,7 @@ class Daemon
         std::vector<uint8_t> packet(zerod__v1__engine_report__get_packed_size(&report));
         zerod__v1__engine_report__pack(&report, packet.data());
         if (packet.empty() || packet.size() > FRAME_MAX_BYTES)
-            leave(EXIT_FAILURE); /* a value of more nodes than there may be */
+            leave(EXIT_FAILURE); /* a value for more nodes than the maximum */
         send(packet);
     }
 
@@ -224,7 +225,7 @@ Daemon &the_daemon()
     return *daemon;
 }
 
-/* gloo ends the process where a peer's bytes make no sense to it: in a thread of its own, with an exception. */
+/* Reports an exception of a gloo thread. gloo throws one if a peer's bytes are invalid. */
 [[noreturn]] void on_terminate()
 {
     std::string what = "ended by std::terminate";
@@ -243,8 +244,8 @@ Daemon &the_daemon()
 /* ---- the store ------------------------------------------------------------------------------------------ */
 
 /*
- * The values that the engines of a generation send each other through their daemons. No thread waits here past the
- * connector's end.
+ * The values that the engines of a generation send each other through their daemons. After the connector's end no
+ * thread waits here.
  */
 class Store : public gloo::rendezvous::Store
 {
@@ -298,8 +299,8 @@ class Store : public gloo::rendezvous::Store
 /* ---- segments ------------------------------------------------------------------------------------------- */
 
 /*
- * A segment, mapped twice. Which of the two addresses of a byte gloo sends from decides how it is sent: from `lasting_`
- * its page travels, from `map_` a copy of it.
+ * A segment, mapped twice. The address from which gloo sends decides how: from `lasting_` the page itself is sent, from
+ * `map_` a copy.
  */
 class Mapping
 {
@@ -337,7 +338,7 @@ class Mapping
         return map_ + offset_bytes;
     }
 
-    /* To send what stays as it is until the other end has received it. */
+    /* For sends of bytes that do not change until the other end has received them. */
     char *lasting_at(uint64_t offset_bytes) const
     {
         return lasting_ + offset_bytes;
@@ -351,7 +352,7 @@ class Mapping
 
         if (map == MAP_FAILED)
             throw std::runtime_error(text("a segment cannot be mapped: %s", strerror(errno)));
-        /* No core dump of ours shall hold the state. */
+        /* A core dump must not contain the state. */
         (void)madvise(map, n_bytes_, MADV_DONTDUMP);
         return static_cast<char *>(map);
     }
@@ -370,24 +371,24 @@ struct Move {
     bool send;
     char *bytes;
     size_t n_bytes;
-    std::unique_ptr<gloo::transport::UnboundBuffer> buffer; /* once posted */
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer; /* set by the post */
 };
 
 struct Order {
     uint64_t tag;
     uint32_t timeout_ms;
-    bool lasting; /* what is sent stays as it is until the other ends have received it */
+    bool lasting; /* sent bytes do not change until the other ends have received them */
     Clock::time_point deadline;
     std::vector<Move> moves;
-    Segments held; /* those that the moves point into */
-    size_t n_over; /* moves; the orders' lock protects it */
+    Segments held; /* the mappings that the moves use */
+    size_t n_over; /* finished moves; protected by the orders' lock */
 };
 
-/* The orders under way, by tag and by deadline. Any thread. */
+/* The unfinished orders, by tag and by deadline. Any thread. */
 class Orders
 {
   public:
-    /* Return: false when there is one of that tag. */
+    /* Return: false if there is already an order with this tag. */
     bool add(const std::shared_ptr<Order> &order)
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -420,7 +421,7 @@ class Orders
         return by_deadline_.empty() ? Clock::time_point::max() : by_deadline_.begin()->first;
     }
 
-    /* Fails the process when the first deadline has passed. */
+    /* Fails the process if the first deadline has passed. */
     void check(Clock::time_point now)
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -442,8 +443,8 @@ class Orders
 };
 
 /*
- * Threads that wait for orders, as many as there are orders under way: gloo can only be waited for, move by move, and
- * an order that is done must be reported even if an earlier one is not, or two nodes could wait for each other.
+ * Threads that wait for orders, one per unfinished order. With gloo a thread can only wait for one move after another.
+ * A finished order must be reported even if an earlier order is not finished, or two nodes could wait for each other.
  */
 class Waiters
 {
@@ -529,7 +530,7 @@ std::string prefix_of(const Place &place)
     return "g" + std::to_string(place.generation);
 }
 
-/* As a number. gloo would look a name up, too, but is not ready for one that is not known. */
+/* Return: the address as a number. gloo could look a name up, but it does not handle an unknown name. */
 std::string resolve(const std::string &address)
 {
     struct addrinfo hints = {}, *found = nullptr;
@@ -557,8 +558,9 @@ Bytes make_secret()
 }
 
 /*
- * gloo takes whoever connects first for the node that it waits for. So each engine puts a secret into the store, which
- * travels sealed, and sends it first thing over each connection: a stranger does not know it.
+ * gloo accepts whichever process connects first as the expected node. So each engine puts a secret into the store,
+ * which is sent encrypted, and sends the secret as the first message over each connection. A stranger does not know the
+ * secret.
  */
 class Proof
 {
@@ -602,7 +604,8 @@ class Proof
     Bytes own_;
 };
 
-/* A store as gloo takes it: by reference, and in versions since 2025 as a shared pointer. We keep it alive. */
+/* Converts a store to the type that gloo expects: a reference, or a shared pointer in versions since 2025. The caller
+ * keeps the store alive. */
 class GivenStore
 {
   public:
@@ -654,7 +657,7 @@ class Mesh
         return store_;
     }
 
-    /* Posts an order, or keeps it until the connections stand. */
+    /* Posts an order, or queues it until all connections exist. */
     void give(const std::shared_ptr<Order> &order)
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -704,7 +707,7 @@ class Mesh
             auto context = std::make_unique<gloo::rendezvous::Context>(place_.node, place_.n_nodes);
             Proof proof(*context, store);
 
-            context->setTimeout(forever / 5); /* gloo takes five times as long for a connection */
+            context->setTimeout(forever / 5); /* gloo allows a connection five times this timeout */
             context->connectFullMesh(GivenStore(store), device);
             proof.exchange();
             stand(std::move(context));
@@ -729,8 +732,8 @@ class Mesh
     }
 
     /*
-     * The end of a connection. A receive that no send meets: gloo tells waiting operations of the end, but not those
-     * that are in the middle of their bytes.
+     * Waits for the end of a connection with a receive that no send matches. At the end gloo wakes waiting operations,
+     * except those in the middle of their bytes.
      */
     void watch(int node)
     {
@@ -747,9 +750,9 @@ class Mesh
     }
 
     /*
-     * All moves of an order have the slot of its tag. Between two nodes gloo keeps the order of sends and of receives
-     * of one slot, so the n-th meets the n-th. Receives first: what they wait for can begin while sends are still
-     * posted.
+     * All moves of an order use the slot of its tag. Between two nodes, gloo keeps the order of the sends and of the
+     * receives of a slot, so the n-th send matches the n-th receive. Receives are posted first, so that the peers'
+     * sends can begin while sends are still posted here.
      */
     void post(const std::shared_ptr<Order> &order)
     {
@@ -779,7 +782,7 @@ class Mesh
     Store store_;
     Orders orders_;
     Waiters waiters_;
-    std::mutex mutex_; /* of what follows */
+    std::mutex mutex_; /* guards the fields below */
     bool stands_ = false;
     std::deque<std::shared_ptr<Order>> early_;
     std::unique_ptr<gloo::rendezvous::Context> context_;
@@ -815,7 +818,7 @@ class Reader
         (void)poll(&input, 1, timeout_ms);
     }
 
-    /* One command, if there is one. */
+    /* Receives and serves one command, if there is one. */
     void take()
     {
         int r = frame_receive_fds(socket_fd, &buffer_);
@@ -877,7 +880,7 @@ class Reader
                      setup.connect_timeout_ms});
     }
 
-    /* The descriptor stays the buffer's, which closes it. */
+    /* The buffer keeps the descriptor and closes it. */
     void map(const Zerod__V1__EngineSegment &segment, int fd)
     {
         if (segment.number >= segments_.size())
@@ -931,8 +934,8 @@ class Reader
     struct frame_buffer buffer_ = {};
 };
 
-/* Ends with the daemon, and with nothing else: who stops the daemon with a signal to all its processes wants it to
- * finish its step first. A peer that is gone is an error of write(), not a signal. */
+/* Makes the process end only with the daemon. If a user stops the daemon with a signal to all its processes, the daemon
+ * must finish its step first. If a peer is gone, write() fails, without a signal. */
 void prepare_process()
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -958,6 +961,6 @@ int main()
         return 2;
     }
     prepare_process();
-    static auto *reader = new Reader; /* threads that are still there when the process ends use it */
+    static auto *reader = new Reader; /* threads that still run at the process's end use it */
     reader->run();
 }

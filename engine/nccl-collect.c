@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The communicators are made from an id that travels through the daemons, and polled for errors. */
+/* Makes the communicators from an id that the daemons exchange, and polls them for errors. */
 
 #include "engine/nccl.h"
 
 #include <poll.h>
 #include <string.h>
 
-enum { FIRST_WORD_MS = 100 }; /* picked: a daemon knows within 10 that its engine has ended, and of what */
+enum { FIRST_WORD_MS = 100 }; /* picked: within 10 ms a daemon knows that its engine has ended, and why */
 
-/* One communicator for each local rank, all of one group. The id travels by way of the daemons. */
+/* The key of the id of the communicators, which the daemons exchange. Each local rank has a communicator; all are in
+ * one group. */
 static const char id_key[] = "nccl-id";
 
 void collect_begin(struct nccl_engine *engine)
@@ -57,7 +58,8 @@ void collect_connect(struct nccl_engine *engine)
     engine_check_nccl(engine, ncclGroupEnd(), "ncclGroupEnd");
 }
 
-/* A node whose own engine has ended knows of what; here there is only a connection that closed. Nobody waits for it. */
+/* Waits before this engine reports a closed connection, because the peer's own daemon reports the reason of its
+ * engine's end. No thread waits for this engine meanwhile. */
 static void leave_first_word(void)
 {
     (void)poll(NULL, 0, FIRST_WORD_MS);

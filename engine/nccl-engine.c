@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The engine's common verbs stand below all its other files. They send a report, end the process, convert errors of
+ * The common functions of the engine, below all its other files: they send a report, end the process, convert errors of
  * CUDA and NCCL, count collectives, and order the two streams of a GPU.
  */
 
@@ -37,7 +37,8 @@ void engine_report(struct nccl_engine *engine, const struct device_report *repor
 
     if (n <= 0)
         engine_leave(EXIT_FAILURE);
-    /* The one wait of this process, and bounded: the daemon reads, or it is stopped and nothing goes on anyway. */
+    /* The only wait of this process, and it is bounded. If the daemon does not read, it is stopped, and no order can
+     * continue. */
     while ((r = frame_send(ENGINE_SOCKET_FD, engine->packet, (size_t)n, fds, n_fds)) == FRAME_AGAIN)
         if (poll(&room, 1, REPORT_WAIT_MS) == 0)
             engine_leave(EXIT_FAILURE);
@@ -105,7 +106,7 @@ void engine_count_collective(struct nccl_engine *engine, uint64_t collective)
 {
     if (!engine->groups)
         return;
-    /* Numbers that are skipped belong to fetches between other nodes. */
+    /* Skipped numbers belong to fetches between other nodes. */
     if (collective < engine->n_collectives)
         engine_fail(engine, "collective %" PRIu64 " is ordered where %" PRIu64 " is due", collective,
                     engine->n_collectives);

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Stage 3: whole parameters to the pool of one rank, from the masters of their owners.
+ * Stage 3: fetches whole parameters from the masters of their owners into the pool of one rank.
  *
- * Each owner rounds its slice of a parameter to the type of the weights. Where its GPU may write into the pool (that of
- * its own rank, and those of the node that CUDA lets it reach) it rounds straight into its place; a frozen parameter,
- * or a weight that is a part of its master, is copied there. Everywhere else it rounds into staging, and the slice
- * travels by ncclSend() and ncclRecv() into the pool; what needs no rounding travels from where it lies.
+ * Each owner rounds its slice of a parameter to the type of the weights. A GPU may write into the pool if the pool is
+ * its own rank's, or if CUDA lets it reach the pool on this node. Such a GPU rounds straight into the slice's place. It
+ * copies a slice that needs no rounding: a frozen parameter, or a weight that is a part of its master. Any other GPU
+ * rounds into staging, and ncclSend() and ncclRecv() move the slice into the pool; a slice that needs no rounding is
+ * sent from its own place.
  *
- * Staging has room for so many parameters at a time: a round. How many, both ends of a connection must say alike, or
- * one would wait for what the other has not begun to send; so it is computed from the plan alone, which is the same
- * everywhere.
+ * A round is as many parameters as staging has room for. Both ends of a connection must compute the same rounds, or one
+ * end would wait for slices that the other end has not begun to send. So the rounds follow only from the plan, which is
+ * equal on all nodes.
  *
- * Nothing of this needs an undo copy: masters are only read, and an order that is given again writes all that it was to
- * write.
+ * A fetch needs no undo copy: it only reads masters, and a repeated order writes all its slices again.
  */
 
 #include "engine/nccl.h"
@@ -29,7 +29,7 @@ struct fetch {
     const struct device_order_fetch *asked;
     struct nccl_gpu *asker; /* NULL: on another node */
     bool between_nodes;
-    bool communicates; /* between nodes, or where a GPU cannot reach another's pool */
+    bool communicates; /* between nodes, or if a GPU cannot reach another GPU's pool */
 };
 
 /* The slice of a fetched parameter that a local rank owns. */
@@ -41,7 +41,7 @@ struct slice {
     bool is_f32; /* masters in fp32; otherwise the slice has the type of the weights */
 };
 
-/* ---- who has what ---------------------------------------------------------------------------------------- */
+/* ---- slices ---------------------------------------------------------------------------------------------- */
 
 static struct nccl_gpu *find_gpu(struct nccl_engine *engine, unsigned rank)
 {
@@ -80,7 +80,7 @@ static struct fetch fetch_of(struct nccl_engine *engine, struct nccl_order *orde
     return fetch;
 }
 
-/* Return: false, the rank owns nothing of the parameter. */
+/* Return: false if the rank owns nothing of the parameter. */
 static bool find_slice(const struct fetch *fetch, const struct nccl_gpu *gpu, size_t i, struct slice *slice)
 {
     const struct nccl_engine *engine = fetch->engine;
@@ -101,12 +101,12 @@ static bool find_slice(const struct fetch *fetch, const struct nccl_gpu *gpu, si
     };
     if (param->bucket != LAYOUT_NO_BUCKET)
         slice->from = nccl_master(engine, gpu, param->bucket, param->offset_elems + begin);
-    else /* which begins where the rank's slice does */
+    else /* its array begins at the rank's slice */
         slice->from = gpu->pieces[DEVICE_STATE].at + gpu->places.frozen[fetched->param];
     return true;
 }
 
-/* ---- what may be asked ----------------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------------------- */
 
 static bool has_part(struct nccl_engine *engine, const struct device_order_fetch *asked)
 {
@@ -164,7 +164,7 @@ void fetch_check(struct nccl_engine *engine, const struct device_order_fetch *as
 
 /* ---- rounds ---------------------------------------------------------------------------------------------- */
 
-/* Return: the first parameter that is not in the round that begins here. */
+/* Return: the first parameter after the round that begins here. */
 static size_t find_round_end(const struct fetch *fetch)
 {
     uint64_t n_bytes = 0;
@@ -178,7 +178,7 @@ static size_t find_round_end(const struct fetch *fetch)
     return i;
 }
 
-/* Takes room in the lane's staging for a slice; for one that travels from where it lies, none. */
+/* Reserves room in the lane's staging for a slice. Return: NULL if the slice is sent from its own place. */
 static uint8_t *take_staging(const struct fetch *fetch, const struct nccl_gpu *gpu, const struct slice *slice,
                              uint64_t *n_used)
 {
@@ -203,7 +203,8 @@ static void copy_slice(const struct fetch *fetch, struct nccl_gpu *gpu, const st
                       "cudaMemcpyAsync");
 }
 
-/* Blocks for rounding the round's masters: no more than all chunks have, so sizes_find() has reserved enough lists. */
+/* Counts the blocks that round the round's masters. They are at most the blocks of all chunks, so sizes_find() has
+ * reserved enough lists. */
 static uint32_t count_blocks(const struct fetch *fetch, const struct nccl_gpu *gpu, size_t end)
 {
     uint32_t n = 0;
@@ -215,7 +216,7 @@ static uint32_t count_blocks(const struct fetch *fetch, const struct nccl_gpu *g
     return n;
 }
 
-/* Rounds what this GPU has of the round's parameters, into the pool or into staging. */
+/* Rounds this GPU's slices of the round's parameters, into the pool or into staging. */
 static void round_slices(const struct fetch *fetch, struct nccl_gpu *gpu, size_t end)
 {
     struct nccl_engine *engine = fetch->engine;
@@ -272,7 +273,7 @@ static void send_slices(const struct fetch *fetch, struct nccl_gpu *gpu, size_t 
     }
 }
 
-/* From all that do not write here by themselves, in the order in which they send. */
+/* Receives from all owners that cannot write into the pool, in the order in which they send. */
 static void receive_slices(const struct fetch *fetch, size_t end)
 {
     struct nccl_engine *engine = fetch->engine;
@@ -319,7 +320,7 @@ static void communicate(const struct fetch *fetch, size_t end)
     engine_check_nccl(engine, ncclGroupEnd(), "ncclGroupEnd");
 }
 
-/* For the report: slices that go from one rank to another. */
+/* Counts, for the report, the bytes of slices that move from one rank to another. */
 static void count_bytes(const struct fetch *fetch, size_t end)
 {
     for (size_t i = fetch->order->n_issued; i < end; i++) {
@@ -344,8 +345,8 @@ static void count_bytes(const struct fetch *fetch, size_t end)
 /* ---- the order ------------------------------------------------------------------------------------------- */
 
 /*
- * Streams of one GPU know nothing of those of another. Whoever writes into the pool does it behind what its owner has
- * been given earlier (it may be read there), and before what it is given later.
+ * Streams of different GPUs are not ordered. So a GPU writes into the pool after the earlier work on the stream of the
+ * pool's GPU, which may read the pool, and before the later work.
  */
 static void join_asker(const struct fetch *fetch, bool asker_later)
 {
@@ -370,7 +371,7 @@ static void issue_round(const struct fetch *fetch)
     struct nccl_engine *engine = fetch->engine;
     size_t end = find_round_end(fetch);
 
-    /* The last round's slices have left staging. */
+    /* Waits until the last round's slices have left staging. */
     if (fetch->communicates)
         engine_join_all(engine, false);
     for (unsigned i = 0; i < engine->n_gpus; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The engine's memory has pieces shared with trainers, lists and results of lanes, and what is kept to undo orders. */
+/* The engine's memory: pieces shared with trainers, lists and results of lanes, and undo copies of orders. */
 
 #include "engine/nccl.h"
 
@@ -18,7 +18,7 @@ static void restore_all(struct nccl_engine *engine);
 
 /* ---- the driver's calls ---------------------------------------------------------------------------------- */
 
-/* Virtual memory management, which the runtime does not have: found by name, so that libcuda is not linked. */
+/* Virtual memory management exists only in the driver. The functions are found by name, so libcuda is not linked. */
 static struct {
     __typeof__(&cuMemGetAllocationGranularity) granularity;
     __typeof__(&cuMemCreate) create;
@@ -32,7 +32,7 @@ static struct {
     __typeof__(&cuDeviceGetUuid) get_uuid;
 } driver;
 
-enum { DRIVER_VERSION = 12000 }; /* CUDA 12.0: long before it, these functions had the signatures of cuda.h */
+enum { DRIVER_VERSION = 12000 }; /* CUDA 12.0: far older versions already have these signatures of cuda.h */
 
 static void *find_entry(struct nccl_engine *engine, const char *name)
 {
@@ -94,12 +94,12 @@ uint8_t *memory_map(struct nccl_engine *engine, int fd, uint64_t n_bytes)
     map = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (map == MAP_FAILED)
         engine_fail(engine, "a segment cannot be mapped: %s", strerror(errno));
-    /* No core dump of ours shall hold the state. */
+    /* A core dump must not contain the state. */
     (void)madvise(map, n_bytes, MADV_DONTDUMP);
     return map;
 }
 
-/* Host memory that all devices read and write without the processor's help. */
+/* Registers host memory that all devices read and write directly. */
 static void pin(struct nccl_engine *engine, void *map, uint64_t n_bytes)
 {
     engine_check_cuda(engine, NULL, cudaHostRegister(map, n_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
@@ -259,7 +259,8 @@ static CUmemGenericAllocationHandle allocate(struct nccl_engine *engine, const s
     return handle;
 }
 
-/* Finds the GPUs that are to reach a piece: its own, and for a pool all others that can. Return: their bits. */
+/* Finds the GPUs that may reach a piece: its own GPU, and for a pool also all other GPUs that can. Return: their
+ * bits. */
 static uint32_t find_users(struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t kind)
 {
     uint32_t users = UINT32_C(1) << gpu->device;
@@ -296,12 +297,12 @@ static void map_piece(struct nccl_engine *engine, const struct nccl_gpu *gpu, st
     check_driver(engine, gpu, driver.reserve(&at, piece->n_bytes, 0, 0, 0), "cuMemAddressReserve", piece->n_bytes);
     check_driver(engine, gpu, driver.map(at, piece->n_bytes, 0, handle, 0), "cuMemMap", piece->n_bytes);
     give_access(engine, gpu, piece, at, users);
-    /* The mapping holds it from here. */
+    /* From here on the mapping keeps the memory. */
     check_driver(engine, gpu, driver.release(handle), "cuMemRelease", piece->n_bytes);
     piece->at = (uint8_t *)(uintptr_t)at;
 }
 
-/* One piece as zerod asks for it. Return: the descriptor of a new one, or -1. */
+/* Maps one piece, or allocates it if zerod has sent no descriptor. Return: the descriptor of a new piece, or -1. */
 static int take_piece(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct device_piece *asked, int fd)
 {
     struct nccl_piece *piece = &gpu->pieces[asked->kind];
@@ -331,7 +332,7 @@ static void report_memory(struct nccl_engine *engine, uint32_t local_rank, const
                           size_t n)
 {
     const struct nccl_gpu *gpu = &engine->gpus[local_rank];
-    CUdevice device; /* a handle; the runtime, and places of memory, have ordinals */
+    CUdevice device; /* a handle, not an ordinal as in the runtime and in places of memory */
     CUuuid uuid;
     struct device_report report = {.type = DEVICE_REPORT_MEMORY,
                                    .memory = {.local_rank = local_rank,
@@ -352,7 +353,7 @@ void memory_take(struct nccl_engine *engine, const struct device_memory *memory,
     struct device_piece made[DEVICE_N_PIECES];
     int made_fds[DEVICE_N_PIECES], fd;
     struct nccl_gpu *gpu;
-    size_t n = 1, n_made = 0; /* the first descriptor is the page's */
+    size_t n = 1, n_made = 0; /* the first descriptor is that of the progress page */
 
     if (engine->phase != NCCL_AWAITS_MEMORY || memory->local_rank >= engine->n_gpus ||
         engine->gpus[memory->local_rank].has_memory || memory->n_pieces != DEVICE_N_PIECES ||
@@ -428,7 +429,7 @@ void undo_keep(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, 
     uint64_t subject;
 
     memcpy(&subject, &mark->kind, sizeof(subject));
-    /* First that there is nothing to put back, then of what it will be: at no time is the one taken for the other. */
+    /* First records that there is no copy, then its subject, so that the copies of two subjects are never confused. */
     words_add(engine, gpu, &there->copied, 0);
     words_add(engine, gpu, &there->kind, subject);
     words_add(engine, gpu, &there->op, mark->op);
@@ -504,8 +505,8 @@ static void restore_lane(struct nccl_engine *engine, struct nccl_gpu *gpu, unsig
     }
 }
 
-/* New memory holds anything, which an update could take for a mark of its own. An engine may die before it is cleared.
- */
+/* Clears the marks of new memory, because an update could mistake its contents for marks. The last engine may have died
+ * before it cleared them. */
 static void clear_marks(struct nccl_engine *engine, struct nccl_gpu *gpu)
 {
     if (engine->results.cleared[gpu->device] != 1)
@@ -515,7 +516,7 @@ static void clear_marks(struct nccl_engine *engine, struct nccl_gpu *gpu)
                           "cudaMemsetAsync");
 }
 
-/* All memory is mapped: puts back what is marked as torn. An update goes on when it is given again. */
+/* Restores all marked arrays when all memory is mapped. An interrupted update continues when its order is repeated. */
 static void restore_all(struct nccl_engine *engine)
 {
     for (unsigned i = 0; i < engine->n_gpus; i++) {

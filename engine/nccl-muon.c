@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Muon on GPUs: cuBLAS for each of them, and the orthogonalisation of a matrix on the main stream. */
+/* Muon on GPUs: a cuBLAS handle for each GPU, and the orthogonalisation of a matrix on the main stream. */
 
 #include "engine/nccl.h"
 
@@ -11,7 +11,7 @@ enum { WHY_BYTES = 256 };
 
 static __attribute__((noreturn)) void fail(struct nccl_engine *engine, const struct nccl_gpu *gpu, const char *why)
 {
-    /* A GPU that is lost makes the calls of cuBLAS fail, too, and those say less of it. */
+    /* If a GPU is lost, the calls of cuBLAS fail too, with less information. */
     engine_check_gpus(engine, "cuBLAS");
     engine_fail(engine, "GPU %d: %s", gpu->device, why);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The queue of orders issues one order at a time; gather and copy are carried out here. */
+/* The queue, which issues one order at a time, and the orders gather and copy. */
 
 #include "engine/nccl.h"
 
@@ -116,8 +116,8 @@ static bool is_owned(const struct nccl_engine *engine, uint32_t bucket)
 }
 
 /*
- * The rank's own slice lies in the midst of what NCCL writes. It has no reason to touch it but with the same bytes;
- * that a killed one has not done otherwise is more than it promises, and what is lost there nobody else has.
+ * Saves the rank's own slice, which is inside the array that NCCL writes. NCCL should write it only with equal bytes,
+ * but does not promise that for a killed process. The slice has no other copy.
  */
 static void save_slice(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
                        uint32_t bucket)
@@ -126,13 +126,14 @@ static void save_slice(struct nccl_engine *engine, struct nccl_gpu *gpu, const s
     uint64_t n_bytes;
     uint8_t *slice = nccl_weights(engine, gpu, bucket, &n_bytes);
 
-    /* The last bucket's copy is of use until that has been gathered. */
+    /* The last bucket's copy is needed until that bucket is gathered. */
     engine_join(engine, gpu, false);
     undo_keep(engine, gpu, (unsigned)order->lane, &mark, slice, n_bytes);
     engine_join(engine, gpu, true);
 }
 
-/* One bucket's group of all local ranks, in place: each rank's slice lies in its own copy where it belongs. */
+/* Gathers one bucket in place, in one group over all local ranks: each rank's slice is already at its place in the
+ * rank's copy. */
 static void gather_bucket(struct nccl_engine *engine, struct nccl_order *order, uint32_t bucket)
 {
     const struct layout_bucket *b = &engine->plan.buckets[bucket];
@@ -158,7 +159,7 @@ static void gather_bucket(struct nccl_engine *engine, struct nccl_order *order, 
     engine_check_nccl(engine, ncclGroupEnd(), "ncclGroupEnd");
 }
 
-/* The owner of a bucket sends it to all others; each other rank receives it. */
+/* Sends an owned bucket from its owner to all other ranks. */
 static void exchange_owned(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_order *order,
                            const struct layout_bucket *b)
 {
@@ -182,7 +183,8 @@ static void exchange_owned(struct nccl_engine *engine, struct nccl_gpu *gpu, str
     }
 }
 
-/* All buckets that have an owner in one group: all owners send at the same time, and they send what nobody writes. */
+/* Gathers all buckets with an owner in one group. All owners send at the same time; the gather does not write their
+ * copies. */
 static void gather_owned(struct nccl_engine *engine, struct nccl_order *order)
 {
     const struct device_order_gather *g = &order->command.gather;
@@ -243,14 +245,14 @@ static int copy_issue(struct nccl_engine *engine, struct nccl_order *order)
                                           move->write ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, gpu->main),
                           "cudaMemcpyAsync");
     }
-    /* A later order may send what this one has written. */
+    /* A later order may send the bytes that this order has written. */
     engine_join_all(engine, true);
     return 0;
 }
 
 /* ---- trainers -------------------------------------------------------------------------------------------- */
 
-/* Has the trainer's GPU written what is behind the point, or will it never? */
+/* Has the trainer's GPU passed the point, or was the point released because the GPU will never pass it? */
 static bool is_reached(const struct nccl_engine *engine, uint32_t local_rank, uint64_t point)
 {
     const struct nccl_gpu *gpu = &engine->gpus[local_rank];
@@ -258,7 +260,7 @@ static bool is_reached(const struct nccl_engine *engine, uint32_t local_rank, ui
     return point <= gpu->released || progress_is_reached(gpu->progress, point);
 }
 
-/* A trainer pushes what it has queued: its GPU may be seconds and more from having computed it. */
+/* Does the order wait for a trainer? A trainer pushes queued work, which its GPU may finish seconds later. */
 static bool awaits_trainer(const struct nccl_engine *engine, const struct nccl_order *order)
 {
     const struct device_order_reduce *reduce = &order->command.reduce;
@@ -277,9 +279,9 @@ static bool awaits_trainer(const struct nccl_engine *engine, const struct nccl_o
 
 static const struct {
     const char *name;
-    void (*take)(struct nccl_engine *engine, struct nccl_order *order);   /* checks it and copies its arrays */
-    int (*issue)(struct nccl_engine *engine, struct nccl_order *order);   /* Return: 0, all of it; NCCL_AGAIN */
-    void (*finish)(struct nccl_engine *engine, struct nccl_order *order); /* NULL: it has no results */
+    void (*take)(struct nccl_engine *engine, struct nccl_order *order);   /* checks the order and copies its arrays */
+    int (*issue)(struct nccl_engine *engine, struct nccl_order *order);   /* Return: 0: all issued; or NCCL_AGAIN */
+    void (*finish)(struct nccl_engine *engine, struct nccl_order *order); /* NULL: no results */
 } kinds[N_DEVICE_COMMAND_TYPES] = {
     [DEVICE_COMMAND_REDUCE] = {"a reduction", take_reduce, reduce_issue, reduce_finish},
     [DEVICE_COMMAND_UPDATE] = {"an update", take_update, update_issue, NULL},
@@ -330,7 +332,7 @@ static bool take_lane(struct nccl_engine *engine, struct nccl_order *order)
     return false;
 }
 
-/* Issues the first order, as far as that goes now. */
+/* Issues the first order as far as possible. Return: true if the whole order is issued. */
 static bool issue_next(struct nccl_engine *engine)
 {
     struct nccl_order *order = engine->first;
@@ -353,7 +355,7 @@ static bool issue_next(struct nccl_engine *engine)
     return engine->first != order;
 }
 
-/* Return: -1, it has ended everywhere; else the first GPU that is at it. */
+/* Return: the first GPU that still works on the lane's order, or -1 if the order has ended on all GPUs. */
 static int find_busy(struct nccl_engine *engine, unsigned lane)
 {
     for (unsigned i = 0; i < engine->n_gpus; i++) {
@@ -374,7 +376,7 @@ static void finish_order(struct nccl_engine *engine, struct nccl_order *order)
 
     if (kinds[order->command.type].finish)
         kinds[order->command.type].finish(engine, order);
-    undo_forget(engine, (unsigned)order->lane); /* before it is reported: it may be given again, and changes nothing */
+    undo_forget(engine, (unsigned)order->lane); /* before the report; if repeated, the order changes nothing */
     engine->in_flight[order->lane] = NULL;
     engine->n_in_flight--;
     free(order->array);
@@ -410,7 +412,7 @@ static bool is_late(const struct nccl_order *order)
     return engine_now_ns() > order->clock_ns + (uint64_t)order->timeout_ms * 1000000;
 }
 
-/* Those behind an order that waits for a trainer are not late either. */
+/* Restarts the clocks of all queued orders while the first one waits for a trainer, because they are not late. */
 static void restart_clocks(struct nccl_engine *engine)
 {
     if (!engine->first || engine->first->lane >= 0 || !awaits_trainer(engine, engine->first))

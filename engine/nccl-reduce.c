@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A reduction of one parcel: what the ranks have pushed goes to the owners of its slices, who add it to their
- * accumulators.
+ * A reduction of one parcel: the gradients that the ranks have pushed are sent to the owners of its slices. Each owner
+ * adds them to its accumulator.
  *
- * Deterministic: each rank sends each owner its slice as it is, in the gradient's type, and the owner adds the slices
- * in the order of docs/numerics.md, its own straight from the slot. Else NCCL adds: each rank writes its slot as fp32
- * into staging, and ncclReduceScatter, whose order is its own, gives each owner the sum of its slice. That wants slices
- * of one size, so a parcel that is not a whole bucket, or whose bucket has an owner, travels in the first way, whatever
- * is configured, if the world is not too large for it.
+ * Deterministic: each rank sends each owner its slice unchanged, in the gradient's type. The owner adds the slices in
+ * the order of docs/numerics.md and reads its own slice straight from the slot. Otherwise NCCL adds: each rank writes
+ * its slot as fp32 into staging, and ncclReduceScatter gives each owner the sum of its slice, in an order of its own.
+ * That needs slices of equal size. So a parcel that is not a whole bucket, or whose bucket has an owner, is always sent
+ * unchanged, if the world is not too large for it.
  *
- * The position sums are those of this node's ranks. Where all ranks are on this node the owners take them in passing;
- * else a slot's other slices are added up elsewhere, and each rank reads its own slot for it once more.
+ * The position sums are those of this node's ranks. If all ranks are on this node, the owners compute them during the
+ * addition. Otherwise a slot's other slices are added on other nodes, so each rank reads its own slot once more for its
+ * sums.
  */
 
 #include "engine/nccl.h"
@@ -31,9 +32,9 @@ struct reduction {
     uint32_t parcel_id;
     enum dtype dtype;
     size_t elem_bytes;
-    bool exchanges;  /* slices travel as they are; else NCCL adds */
+    bool exchanges;  /* slices are sent unchanged; else NCCL adds */
     bool is_whole;   /* all ranks are on this node */
-    bool gives_only; /* this node's accumulators have it: other nodes still need what its ranks have pushed */
+    bool gives_only; /* this node has reduced the parcel; other nodes still need its ranks' gradients */
 };
 
 static struct reduction reduction_of(struct nccl_engine *engine, struct nccl_order *order)
@@ -58,7 +59,7 @@ static struct reduction reduction_of(struct nccl_engine *engine, struct nccl_ord
     };
 }
 
-/* The start of a local rank's gradients; NULL: it has pushed nothing of this parcel. */
+/* The start of a local rank's gradients; NULL if it has pushed nothing of this parcel. */
 static uint8_t *slot_of(const struct reduction *reduction, const struct nccl_gpu *gpu)
 {
     for (size_t i = 0; i < reduction->order_reduce->n_slots; i++)
@@ -72,8 +73,8 @@ static bool has_pushed(const struct reduction *reduction, uint32_t part, unsigne
     return device_pushed(&reduction->engine->plan, &reduction->engine->inputs, part, rank);
 }
 
-/* Whether a rank has pushed anything of what an owner owns of the parcel: only then something travels. All nodes have
- * the same masks. */
+/* Has the rank pushed any part of the parcel that the owner owns? Only then a slice is sent. All nodes have equal
+ * masks. */
 static bool gives(const struct reduction *reduction, unsigned rank, unsigned owner)
 {
     const struct layout_parcel *parcel = reduction->parcel;
@@ -99,14 +100,14 @@ static void check_slots_are_there(const struct reduction *reduction)
                             reduction->parcel->first_part + k);
 }
 
-/* Where a rank's gradients for this GPU's slice lie after they were sent. */
+/* The place of a rank's gradients for this GPU's slice after the exchange. */
 static uint8_t *staging_of(const struct reduction *reduction, const struct nccl_gpu *gpu, unsigned rank)
 {
     return gpu->lanes[reduction->order->lane].staging +
            reduction->engine->sizes.stride * (rank < gpu->rank ? rank : rank - 1);
 }
 
-/* ---- what is put on a list ------------------------------------------------------------------------------- */
+/* ---- lists ----------------------------------------------------------------------------------------------- */
 
 struct list_maker {
     struct device_reduce_range *ranges;
@@ -132,7 +133,7 @@ static void maker_init(const struct reduction *reduction, struct nccl_lane *lane
     maker->list = (struct device_reduce_list){.ranges = ranges, .leaves = leaves, .chunks = blocks};
 }
 
-/* One chunk with its leaves, which are there in rank order. */
+/* Adds one chunk with its leaves, in rank order. */
 static void maker_add(struct list_maker *maker, uint32_t chunk_id, const struct layout_chunk *chunk,
                       struct device_reduce_range range, const void *const *data, const struct reduce_join *joins)
 {
@@ -149,7 +150,7 @@ static void maker_add(struct list_maker *maker, uint32_t chunk_id, const struct 
     list->n_ranges++;
 }
 
-/* All chunks were added: room for what comes back. */
+/* Reserves room for the results after all chunks were added. */
 static void take_outcome(const struct reduction *reduction, struct nccl_lane *lane, struct list_maker *maker,
                          bool wants_sums, struct nccl_outcome *outcome)
 {
@@ -183,7 +184,7 @@ struct leaves {
     unsigned n;
 };
 
-/* Slices as the ranks have sent them; elem: from the bucket's start. */
+/* Finds the slices as the ranks have sent them. elem: from the bucket's start. */
 static void find_slices(const struct reduction *reduction, const struct nccl_gpu *gpu, const struct layout_chunk *chunk,
                         uint64_t elem, uint64_t slice_begin, struct leaves *leaves)
 {
@@ -205,7 +206,7 @@ static void find_slices(const struct reduction *reduction, const struct nccl_gpu
         (void)reduce_joins(present, world, leaves->joins);
 }
 
-/* The sum that NCCL has made, behind what this rank has given. */
+/* The sum that NCCL has made; it is after this rank's input. */
 static const float *scattered(const struct reduction *reduction, const struct nccl_gpu *gpu)
 {
     return (const float *)gpu->lanes[reduction->order->lane].staging + reduction->parcel->n_elems;
@@ -229,7 +230,7 @@ static void find_sum(const struct reduction *reduction, const struct nccl_gpu *g
     leaves->data[0] = scattered(reduction, gpu) + (elem - slice_begin);
 }
 
-/* Return: whether an accumulator is added to that holds something already. */
+/* Lists the owned chunks. Return: true if an accumulator already has an earlier sum. */
 static bool list_owned(const struct reduction *reduction, struct nccl_gpu *gpu, struct list_maker *maker)
 {
     const struct device_plan *plan = &reduction->engine->plan;
@@ -268,7 +269,7 @@ static bool list_owned(const struct reduction *reduction, struct nccl_gpu *gpu, 
     return adds;
 }
 
-/* Reduces what this GPU's rank owns. Staging is full when `received` has been recorded. */
+/* Reduces the chunks that this GPU's rank owns. The event `received` marks that staging is complete. */
 static void reduce_owned(const struct reduction *reduction, struct nccl_gpu *gpu)
 {
     struct nccl_engine *engine = reduction->engine;
@@ -297,7 +298,7 @@ static void reduce_owned(const struct reduction *reduction, struct nccl_gpu *gpu
 
 /* ---- the rank's own slot --------------------------------------------------------------------------------- */
 
-/* Each chunk that the rank has pushed, whoever owns it, to staging as fp32: a sum of one leaf. */
+/* Writes each chunk that the rank has pushed, of any owner, to staging as fp32: a sum of one leaf. */
 static void reduce_own(const struct reduction *reduction, struct nccl_gpu *gpu)
 {
     const struct device_plan *plan = &reduction->engine->plan;
@@ -307,11 +308,11 @@ static void reduce_own(const struct reduction *reduction, struct nccl_gpu *gpu)
     struct list_maker maker;
 
     maker_init(reduction, lane, 1, &maker);
-    maker.notes += parcel->n_chunks; /* behind those of the owned chunks */
+    maker.notes += parcel->n_chunks; /* after the notes of the owned chunks */
     for (uint32_t c = parcel->first_chunk; c < parcel->first_chunk + parcel->n_chunks; c++) {
         const struct layout_chunk *chunk = &plan->chunks[c];
         uint64_t elem =
-            plan->params[chunk->param].offset_elems + chunk->start_elem - parcel->offset_elems; /* from the parcel's */
+            plan->params[chunk->param].offset_elems + chunk->start_elem - parcel->offset_elems; /* in the parcel */
         const void *data;
 
         if (!has_pushed(reduction, chunk->part, gpu->rank))
@@ -324,13 +325,13 @@ static void reduce_own(const struct reduction *reduction, struct nccl_gpu *gpu)
     }
     take_outcome(reduction, lane, &maker, true, &lane->own);
     lists_upload(reduction->engine, gpu, (unsigned)reduction->order->lane);
-    /* Elements that were not pushed, and padding, count as +0. */
+    /* Elements that were not pushed, and padding, are +0. */
     engine_check_cuda(reduction->engine, gpu, cudaMemsetAsync(staging, 0, parcel->n_elems * sizeof(float), gpu->main),
                       "cudaMemsetAsync");
     launch(reduction, gpu, &maker);
 }
 
-/* Position sums of the rank's own slot alone. */
+/* Computes position sums of only the rank's own slot. */
 static void sum_own(const struct reduction *reduction, struct nccl_gpu *gpu)
 {
     const struct device_plan *plan = &reduction->engine->plan;
@@ -384,7 +385,7 @@ static void record_event(const struct reduction *reduction, struct nccl_gpu *gpu
     engine_check_cuda(reduction->engine, gpu, cudaEventRecord(event, stream), "cudaEventRecord");
 }
 
-/* This GPU's sends and receives with all others. */
+/* Posts this GPU's sends to and receives from all other ranks. */
 static void exchange_slices(const struct reduction *reduction, struct nccl_gpu *gpu)
 {
     struct nccl_engine *engine = reduction->engine;
@@ -514,7 +515,7 @@ int reduce_issue(struct nccl_engine *engine, struct nccl_order *order)
     return 0;
 }
 
-/* ---- what has come back ---------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------------------- */
 
 static void keep_finding(const struct reduction *reduction, const struct device_finding *found, unsigned rank,
                          bool overflowed, uint32_t chunk)
@@ -549,7 +550,7 @@ static void keep_sum(const struct reduction *reduction, uint32_t chunk, unsigned
     reduction->engine->results.sums[(size_t)chunk * head->n_local + (rank - head->first_local)] = *sum;
 }
 
-/* The owned chunks: squares, what was not finite, and sums where all ranks are here. */
+/* Keeps the results of the owned chunks: squares, non-finite values, and sums if all ranks are on this node. */
 static void keep_owned(const struct reduction *reduction, const struct nccl_gpu *gpu)
 {
     const struct nccl_lane *lane = &gpu->lanes[reduction->order->lane];
@@ -568,7 +569,7 @@ static void keep_owned(const struct reduction *reduction, const struct nccl_gpu 
         for (uint32_t k = note->first_leaf; k < note->first_leaf + note->n_leaves; k++) {
             if (reduction->exchanges && reduction->is_whole)
                 keep_sum(reduction, note->chunk, lane->leaf_ranks[k], &sums[k]);
-            /* Whose value it was that NCCL has added, that rank's own node has found. */
+            /* If NCCL has added, the rank's own node finds its non-finite values. */
             if (reduction->exchanges)
                 keep_finding(reduction, &findings[k], lane->leaf_ranks[k], false, note->chunk);
         }
@@ -576,7 +577,7 @@ static void keep_owned(const struct reduction *reduction, const struct nccl_gpu 
     }
 }
 
-/* The rank's own slot: sums, and where NCCL adds, what was not finite. */
+/* Keeps the results of the rank's own slot: sums, and non-finite values if NCCL adds. */
 static void keep_own(const struct reduction *reduction, const struct nccl_gpu *gpu)
 {
     const struct nccl_lane *lane = &gpu->lanes[reduction->order->lane];
@@ -597,7 +598,7 @@ void reduce_finish(struct nccl_engine *engine, struct nccl_order *order)
     struct reduction reduction = reduction_of(engine, order);
 
     if (reduction.gives_only)
-        return; /* the results are there; or they were told, and the next reduction of the parcel may be under way */
+        return; /* the results exist; or they were reported, and the parcel's next reduction may have begun */
     engine->results.findings[reduction.parcel_id] = (struct device_result_finding){.found = false};
     for (unsigned i = 0; i < engine->n_gpus; i++) {
         keep_owned(&reduction, &engine->gpus[i]);

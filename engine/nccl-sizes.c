@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * The sizes of a lane follow from the plan: each kind of order is looked through for the lists, results and staging
- * that it can need at most.
- */
+/* The sizes of a lane follow from the plan: the maximum over all orders of the needed lists, results and staging. */
 
 #include "engine/nccl.h"
 
 #include "core/base/base.h"
 
-/* Adds the most that n chunks need in lists and in results; leaves: the leaves of one range. */
+/* Adds the most that n chunks need in lists and results. leaves: per range. */
 static void add_chunks(struct nccl_sizes *sizes, uint64_t n, uint64_t leaves)
 {
     uint64_t n_blocks = device_chunks_count(CHUNK_ELEMS);
@@ -22,7 +19,7 @@ static void add_chunks(struct nccl_sizes *sizes, uint64_t n, uint64_t leaves)
     sizes->n_leaves += n * leaves;
 }
 
-/* A reduction: ranges of the owned chunks, and where results are not of all ranks also those of the rank's own slot. */
+/* Sizes a reduction: ranges of the owned chunks, and also of the rank's own slot if the ranks are on several nodes. */
 static void size_reduction(const struct nccl_engine *engine, uint32_t parcel, struct nccl_sizes *sizes)
 {
     const struct device_plan_header *head = engine->plan.head;
@@ -40,7 +37,7 @@ static void size_reduction(const struct nccl_engine *engine, uint32_t parcel, st
     sizes->results = MAX(sizes->results, need.results);
     sizes->n_notes = MAX(sizes->n_notes, need.n_notes);
     sizes->n_leaves = MAX(sizes->n_leaves, need.n_leaves);
-    /* Slices of all other ranks; or a whole parcel in fp32, and the sum of a slice behind it. */
+    /* Staging holds the slices of all other ranks; or a whole parcel in fp32, and after it the sum of a slice. */
     need.stride = round_up(need.stride, DEVICE_ALIGN_BYTES);
     staging = nccl_exchanges(&engine->plan, parcel) ? need.stride * (head->world_size - 1)
                                                     : p->n_elems * sizeof(float) + need.stride;
@@ -55,7 +52,7 @@ static uint64_t size_update(const struct nccl_engine *engine)
         sizeof(struct device_update_range) + device_chunks_count(CHUNK_ELEMS) * sizeof(struct device_chunk);
     uint64_t n_launches = 2, n_chunks = head->n_chunks;
 
-    /* A matrix for Muon is in the momentum's launch, and in one of its own. */
+    /* A matrix of Muon is in the momentum's launch and in a launch of its own. */
     if (head->n_matrices > 0) {
         n_launches += 1 + (uint64_t)head->n_matrices;
         n_chunks += head->n_chunks;
@@ -86,7 +83,7 @@ static void size_fetch(const struct nccl_engine *engine, struct nccl_sizes *size
     for (uint32_t i = 0; i < head->n_params; i++)
         sizes->fetch = MAX(sizes->fetch, sizes_staged_bytes(engine, i));
     sizes->staging = MAX(sizes->staging, sizes->fetch);
-    /* Each parameter once, two lists a round. */
+    /* Each parameter once, and two lists per round. */
     sizes->lists = MAX(sizes->lists, head->n_chunks * per_chunk + head->n_params * UINT64_C(64));
 }
 
@@ -100,7 +97,7 @@ void sizes_find(struct nccl_engine *engine)
     size_fetch(engine, sizes);
     sizes->lists = round_up(MAX(sizes->lists, size_update(engine)) + NCCL_HOST_PAGE, NCCL_HOST_PAGE);
     sizes->results = round_up(sizes->results + NCCL_HOST_PAGE, NCCL_HOST_PAGE);
-    /* Slices lie one stride apart, whatever the parcel. */
+    /* The distance of slices is one stride, for all parcels. */
     sizes->staging = MAX(sizes->staging, sizes->stride * (head->world_size - 1));
     sizes->staging = MAX(sizes->staging, (uint64_t)DEVICE_ALIGN_BYTES);
 }

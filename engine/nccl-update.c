@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Updates. One launch is for all parameters but the matrices that Muon updates (two, if some masters have 24 bits and
- * others do not): between launches a GPU runs out of blocks. Muon's launches follow:
+ * Updates. One launch updates all parameters except the matrices of Muon (two launches if only some masters have 24
+ * bits), because a GPU runs out of blocks between launches. Muon's launches follow:
  *
- *     for all matrices   the momentum takes the gradient, and the accumulator becomes what is to be orthogonalised
- *     for each matrix    it is orthogonalised from there into scratch memory, and the weights change by the result
+ *     for all matrices   updates the momentum with the gradient, and makes the accumulator the input matrix
+ *     for each matrix    orthogonalises it into scratch memory, and updates the weights with the result
  *
- * An order may be given again after a kill. Its launches are then the same ones, because they follow from the plan and
- * the inputs, and each goes on where its marks say.
+ * After a kill an order may be repeated. It has the same launches, because they follow from the plan and the inputs.
+ * Each launch continues from its marks.
  */
 
 #include "engine/nccl.h"
@@ -17,7 +17,7 @@
 
 #include "core/base/base.h"
 
-/* The list of one launch. ranges, blocks: in the host's memory. */
+/* The list of one launch. ranges and blocks are in host memory. */
 struct update_maker {
     struct device_update_range *ranges;
     struct device_chunk *blocks;
@@ -30,7 +30,7 @@ static bool is_matrix(const struct nccl_engine *engine, uint32_t param)
     return engine->plan.params[param].rows > 0;
 }
 
-/* Is the chunk owned, and in the step? */
+/* Does the rank own the chunk, and is its parameter in the step? */
 static bool takes_part(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t chunk)
 {
     const struct layout_chunk *c = &engine->plan.chunks[chunk];
@@ -64,7 +64,7 @@ static void maker_add(struct update_maker *maker, const struct device_update_ran
     maker->list.n_chunks += device_chunks_fill(&maker->blocks[maker->list.n_chunks], maker->n_ranges++, range->n_elems);
 }
 
-/* All arrays of an owned chunk. */
+/* Return: all arrays of an owned chunk. */
 static struct device_update_range range_of(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32_t chunk)
 {
     const struct device_plan *plan = &engine->plan;
@@ -74,7 +74,7 @@ static struct device_update_range range_of(struct nccl_engine *engine, struct nc
     const struct device_places *places = &gpu->places.buckets[param->bucket];
     uint64_t elem = param->offset_elems + c->start_elem, own = elem - places->start_elem;
     uint8_t *master = nccl_master(engine, gpu, param->bucket, elem);
-    /* Stage 3: weights are rounded when they are fetched. */
+    /* Stage 3: the fetch rounds the weights. */
     enum dtype w16 = plan->head->stage == 3 ? DTYPE_F32 : b->dtype;
     struct device_update_range range = {
         .p = (float *)master,
@@ -98,7 +98,7 @@ static struct device_update_range range_of(struct nccl_engine *engine, struct nc
     return range;
 }
 
-/* The arrays of a chunk for Muon's first pass. */
+/* Return: the arrays of a chunk for Muon's first pass. */
 static struct device_update_range momentum_range_of(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32_t chunk)
 {
     struct device_update_range range = range_of(engine, gpu, chunk);
@@ -131,7 +131,8 @@ static bool is_listed(const struct nccl_engine *engine, const struct nccl_gpu *g
     return takes_part(engine, gpu, chunk) && first_launch(engine, engine->plan.chunks[chunk].param) == marks;
 }
 
-/* One launch, or none, for all parameters that begin with it: Muon's first pass for all matrices, or a whole update. */
+/* Makes one launch for all parameters that begin with it, if any: Muon's first pass for all matrices, or a whole
+ * update. */
 static void update_all(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order, void *scalars,
                        uint32_t marks)
 {
@@ -221,7 +222,7 @@ static void make_scratch(struct nccl_engine *engine, struct nccl_gpu *gpu)
         gpu->scratch = (float *)(void *)memory_scratch(engine, gpu, n_elems * sizeof(float));
 }
 
-/* The products of each shape are made once, for which a GPU loads code. */
+/* Makes the products of each shape once, so that the GPU loads their code. */
 static void warm(struct nccl_engine *engine, struct nccl_gpu *gpu)
 {
     const struct device_plan *plan = &engine->plan;

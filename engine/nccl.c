@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The main loop reads commands, moves the engine through its phases, and watches deadlines. */
+/* The main loop: it receives commands, moves the engine through its phases, and watches deadlines. */
 
 #include "engine/nccl.h"
 
@@ -17,13 +17,13 @@
 #include "core/wire/wire.h"
 
 enum {
-    IDLE_NS = 100 * 1000, /* between two looks at devices that are at work; picked: little beside any order */
+    IDLE_NS = 100 * 1000, /* picked: between two polls of busy devices; short compared to any order */
     CONNECTING_NS = 1000 * 1000,
 };
 
 /* ---- setup ----------------------------------------------------------------------------------------------- */
 
-/* Before any other call of CUDA. */
+/* Called before all other calls of CUDA. */
 static void check_cuda_version(struct nccl_engine *engine)
 {
     int driver = 0, runtime = 0;
@@ -45,9 +45,9 @@ static void check_cuda_version(struct nccl_engine *engine)
 }
 
 /*
- * Before 2.23 NCCL lets a GPU write straight into another one's buffer when both are of one process
- * (NCCL_DIRECT_WRITE), and only a pool is mapped for other GPUs (find_users()). Later ones do so with registered
- * buffers only, and none is registered.
+ * Before version 2.23, NCCL lets a GPU write straight into the buffer of another GPU of the process
+ * (NCCL_DIRECT_WRITE), but only pools are mapped for other GPUs (find_users()). Later versions do so only with
+ * registered buffers, and zerod registers none.
  */
 static void check_nccl_version(struct nccl_engine *engine)
 {
@@ -65,7 +65,8 @@ static void check_nccl_version(struct nccl_engine *engine)
              nccl % 100);
 }
 
-/* Now, and not at the first launch, which would wait for trainers, or take seconds where code is made from PTX. */
+/* Loads the kernels early. At the first launch, the load would wait for trainers, or take seconds to make code from
+ * PTX. */
 static void load_kernels(struct nccl_engine *engine, const struct nccl_gpu *gpu)
 {
     int major = 0, minor = 0, r = device_load_kernels();
@@ -82,7 +83,7 @@ static void load_kernels(struct nccl_engine *engine, const struct nccl_gpu *gpu)
                 gpu->device, major, minor, ZEROD_ENGINE_CODE);
 }
 
-/* A trainer and the engine use a GPU at once. Under MPS they do so as one process of the driver's. */
+/* A trainer and the engine use a GPU at the same time. Under MPS the driver counts them as one process. */
 static void check_compute_mode(struct nccl_engine *engine, const struct nccl_gpu *gpu)
 {
     int mode = cudaComputeModeDefault, mps = 0;
@@ -206,7 +207,7 @@ static void serve_command(struct nccl_engine *engine, const struct device_comman
     }
 }
 
-/* Return: false, there is none. */
+/* Return: false if there is no command. */
 static bool take_command(struct nccl_engine *engine)
 {
     struct device_command command;
@@ -236,7 +237,7 @@ static void get_ready(struct nccl_engine *engine)
     engine_report(engine, &report, NULL, 0);
 }
 
-/* Return: true when something has moved. */
+/* Return: true if there was progress. */
 static bool make_progress(struct nccl_engine *engine)
 {
     enum nccl_phase before = engine->phase;
@@ -283,7 +284,7 @@ static void check_deadlines(struct nccl_engine *engine)
                                                      : "the memory is not there yet");
 }
 
-/* Nothing in it blocks but the wait for commands, which is short while a device is at work. */
+/* Blocks only in the wait for commands, which is short while a device is busy. */
 static __attribute__((noreturn)) void run_engine(struct nccl_engine *engine)
 {
     struct pollfd input = {ENGINE_SOCKET_FD, POLLIN, 0};
@@ -301,8 +302,8 @@ static __attribute__((noreturn)) void run_engine(struct nccl_engine *engine)
     }
 }
 
-/* Ends with the daemon, and with nothing else: who stops the daemon with a signal to all its processes wants it to
- * finish its step first. A peer that is gone is an error of write(), not a signal. */
+/* Makes the process end only with the daemon. If a user stops the daemon with a signal to all its processes, the daemon
+ * must finish its step first. If a peer is gone, write() fails, without a signal. */
 static void prepare_process(void)
 {
     static const int ignored[] = {SIGPIPE, SIGINT, SIGTERM, SIGHUP};
@@ -310,12 +311,12 @@ static void prepare_process(void)
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (poll(&daemon, 1, 0) > 0 && daemon.revents & (POLLHUP | POLLERR))
-        engine_leave(EXIT_SUCCESS); /* it died before prctl(): no signal would come */
+        engine_leave(EXIT_SUCCESS); /* the daemon died before prctl(), so no signal would come */
     for (size_t i = 0; i < ARRAY_SIZE(ignored); i++)
         signal(ignored[i], SIG_IGN);
 }
 
-/* Users set this to debug a trainer. Here each launch would wait until it has run, and so for the trainers. */
+/* Users set the variable to debug a trainer. Here each launch would wait for its own end, and so for the trainers. */
 static void prepare_cuda(void)
 {
     unsetenv("CUDA_LAUNCH_BLOCKING");
@@ -331,7 +332,7 @@ static bool has_daemon(void)
 
 int main(void)
 {
-    static struct nccl_engine engine; /* threads that are still there when the process ends use it */
+    static struct nccl_engine engine; /* threads that still run at the process's end use it */
 
     if (!has_daemon()) {
         fprintf(stderr, "zerod-engine-nccl is started by zerod, not by hand\n");

@@ -4,25 +4,25 @@
 /*
  * zerod-engine-nccl drives all GPUs of a node's local ranks from one thread that never waits (proto/device.proto).
  *
- * Streams. Each GPU has two: `main` computes and copies, `comm` communicates. main is ordered behind comm by an event
- * after every collective; comm behind main only where it needs what main has made, so that slices of one parcel travel
- * while another is added up.
+ * Streams. Each GPU has two: `main` computes and copies, `comm` communicates. After every collective an event makes
+ * main wait for comm. comm waits for main only if it needs results of main, so that slices of one parcel are sent while
+ * another parcel is added.
  *
- * Orders. They wait in a queue and are issued one at a time, in the order given. An order begins when the trainers'
- * GPUs have written what it reads, so no stream ever waits for another process. Issuing may take several rounds,
- * because what follows a group of NCCL calls on its stream may be put there only when the communicators have taken the
- * group. An order that is issued holds its lane, whose last event on each GPU tells its end.
+ * Orders. They wait in a queue and are issued one at a time, in the daemon's order. An order begins when the trainers'
+ * GPUs have written its inputs, so no stream ever waits for another process. Issuing may need several rounds: after a
+ * group of NCCL calls, the next work may be put on the stream only when the communicators have accepted the group. An
+ * issued order keeps its lane. The lane's last event on each GPU marks the order's end.
  *
- * Errors. There is one way on from an error, engine_fail(): it is reported, and the process ends. Communicators are not
- * aborted one by one: the end of the process does that, and the daemons end the engines of all nodes. Nothing
- * is freed on the way out, as devices may still be at work.
+ * Errors. Every error leads to engine_fail(), which reports it and ends the process. The end of the process aborts the
+ * communicators, and the daemons end the engines of all nodes. The engine frees nothing at its end, because devices may
+ * still work.
  *
  * Files, from bottom to top; each calls only those above it in this list:
  *
  *   nccl-engine.c    reports, errors, streams
- *   nccl-sizes.c     what a lane needs at most
+ *   nccl-sizes.c     the sizes of a lane
  *   nccl-memory.c    pieces, lanes, undo
- *   nccl-muon.c      matrices of Muon; orthogonalize.c and cublas.c stand below it and know no engine
+ *   nccl-muon.c      matrices of Muon; orthogonalize.c and cublas.c are below it and independent of the engine
  *   nccl-collect.c   communicators
  *   nccl-fetch.c     fetches of parameters (stage 3)
  *   nccl-reduce.c    reductions
@@ -53,13 +53,13 @@ struct nccl_piece {
     uint64_t n_bytes;
 };
 
-/* A bump allocator over two places of one size: what is written to `host` is found at `device` after the upload. */
+/* A bump allocator over two places of equal size: after the upload, `device` has the bytes of `host`. */
 struct nccl_lists {
     uint8_t *host, *device;
     size_t n_used, n_uploaded, n_bytes;
 };
 
-/* A note of a reduction, until its results are read: the chunk of a range, the rank of each leaf. */
+/* A note of a reduction, used until its results are read: the chunk of a range, the rank of each leaf. */
 struct nccl_range_note {
     uint32_t chunk;
     uint32_t first_leaf, n_leaves;
@@ -74,11 +74,11 @@ struct nccl_outcome {
 /* The memory and events of a lane on one GPU. */
 struct nccl_lane {
     struct nccl_lists lists;
-    uint8_t *staging;                /* device: slices that other ranks sent, or the sum of all */
-    uint8_t *results, *results_host; /* device, and the host's copy */
+    uint8_t *staging;                /* device: slices of other ranks, or the sum of all */
+    uint8_t *results, *results_host; /* device, and the copy in host memory */
     size_t n_results_used;
     cudaEvent_t received, done;
-    /* Used while a reduction is under way. */
+    /* Used only during a reduction. */
     struct nccl_range_note *notes; /* of the owned ranges, then of the rank's own slot */
     uint16_t *leaf_ranks;
     struct nccl_outcome owned, own;
@@ -92,35 +92,35 @@ struct nccl_gpu {
     ncclComm_t communicator;
     struct orthogonalizer orthogonalizer; /* of the main stream; only for Muon */
     bool has_memory;
-    uint8_t *marks;            /* of engine->results, as the device knows it; never read here */
-    struct device_words words; /* which words_write() will put on the main stream */
-    uint32_t pool_writers; /* bits of the local GPUs that may write into its pool */
+    uint8_t *marks;            /* of engine->results, as a device address; never read here */
+    struct device_words words; /* for the next words_write() */
+    uint32_t pool_writers;     /* bits of the local GPUs that may write into this GPU's pool */
     struct device_rank_places places;
-    float *scratch; /* Muon's; NULL: its rank owns no matrix */
+    float *scratch; /* for Muon; NULL if the rank owns no matrix */
     struct nccl_piece pieces[DEVICE_N_PIECES];
     struct nccl_lane lanes[DEVICE_LANES];
-    const struct progress_page *progress; /* how far the trainer's work on this GPU has come */
-    uint64_t released;                    /* points up to it are not waited for */
+    const struct progress_page *progress; /* the progress of the trainer's work on this GPU */
+    uint64_t released;                    /* no order waits for points up to this one */
 };
 
-/* Sizes of what a lane has on each GPU. */
+/* Sizes of a lane's memory on each GPU. */
 struct nccl_sizes {
     uint64_t lists, results, staging, stride;
-    uint64_t fetch; /* bytes of staging that one round of a fetch may fill: equal on all nodes */
+    uint64_t fetch; /* the most bytes of staging in one round of a fetch: equal on all nodes */
     uint64_t n_notes, n_leaves;
 };
 
 struct nccl_order {
     struct nccl_order *next;
-    struct device_command command; /* arrays are the order's own */
+    struct device_command command; /* owns its arrays */
     void *array;
     uint64_t tag;
     uint32_t timeout_ms;
-    uint64_t clock_ns; /* of its deadline: later, when it waited for a trainer */
+    uint64_t clock_ns; /* start of its deadline; restarted while it waits for a trainer */
     int lane;          /* -1: none yet */
     unsigned step;
-    uint32_t bucket; /* the next of several */
-    size_t n_issued; /* of what a fetch asks for */
+    uint32_t bucket; /* the next bucket of a gather */
+    size_t n_issued; /* issued parameters of a fetch */
     uint64_t n_sent, n_received;
 };
 
@@ -157,9 +157,9 @@ struct nccl_engine {
     struct nccl_segment segments[DEVICE_MAX_SEGMENTS];
 
     struct nccl_order *first, *last;            /* not issued yet */
-    struct nccl_order *in_flight[DEVICE_LANES]; /* by lane; the order that is being issued, too */
+    struct nccl_order *in_flight[DEVICE_LANES]; /* by lane; includes the order that is being issued */
     unsigned n_in_flight;
-    const uint64_t *tag; /* of the order that is being worked on, for what is said of an error */
+    const uint64_t *tag; /* of the present order, for error reports */
     char versions[DEVICE_MAX_WHAT_BYTES];
 
     struct frame_buffer buffer;
@@ -167,7 +167,7 @@ struct nccl_engine {
     uint8_t *packet;
 };
 
-enum { NCCL_AGAIN = 1 /* in the next round */ };
+enum { NCCL_AGAIN = 1 /* call again in the next round */ };
 
 enum { ENGINE_SOCKET_FD = 3, NCCL_LIST_ALIGN = 16, NCCL_HOST_PAGE = 4096 };
 
@@ -178,21 +178,21 @@ void engine_leave(int status) __attribute__((noreturn));
 void engine_fail(struct nccl_engine *engine, const char *format, ...) __attribute__((format(printf, 2, 3), noreturn));
 /* Fails unless r is cudaSuccess; what: the entry point. */
 void engine_check_cuda(struct nccl_engine *engine, const struct nccl_gpu *gpu, cudaError_t r, const char *what);
-/* Fails if a GPU has: a GPU that is lost makes the calls of NCCL fail, too, and those say less of it. */
+/* Fails if a GPU has an error. A lost GPU also makes the calls of NCCL fail, with less information. */
 void engine_check_gpus(struct nccl_engine *engine, const char *what);
-/* Fails unless r says success or in progress; a GPU that is lost is named before NCCL is. */
+/* Fails unless r is success or in progress; reports a lost GPU rather than NCCL's error. */
 void engine_check_nccl(struct nccl_engine *engine, ncclResult_t r, const char *what);
 void engine_report(struct nccl_engine *engine, const struct device_report *report, const int *fds, size_t n_fds);
-/* The calls that follow are for this GPU. */
+/* Makes the following calls apply to this GPU. */
 void engine_use(struct nccl_engine *engine, const struct nccl_gpu *gpu);
 uint64_t engine_now_ns(void);
 /* Fails unless the launch of a kernel returned cudaSuccess. */
 void engine_launch(struct nccl_engine *engine, const struct nccl_gpu *gpu, int r, const char *what);
-/* Return: 0, all GPUs have come to their main_event; NCCL_AGAIN. */
+/* Return: 0 if all GPUs have passed their main_event, or NCCL_AGAIN. */
 int engine_poll(struct nccl_engine *engine);
-/* Checks and counts the number of a collective, when it is issued. */
+/* Checks and counts the number of a collective when it is issued. */
 void engine_count_collective(struct nccl_engine *engine, uint64_t collective);
-/* Orders the comm stream behind the main stream, or main behind comm. */
+/* Makes the comm stream wait for the main stream (comm_later), or main for comm. */
 void engine_join(struct nccl_engine *engine, struct nccl_gpu *gpu, bool comm_later);
 void engine_join_all(struct nccl_engine *engine, bool comm_later);
 
@@ -200,42 +200,42 @@ void engine_join_all(struct nccl_engine *engine, bool comm_later);
 
 /* Fills engine->sizes from the plan. */
 void sizes_find(struct nccl_engine *engine);
-/* Bytes of staging that any owner may need for a parameter. */
+/* The most bytes of staging that any owner needs for a parameter. */
 uint64_t sizes_staged_bytes(const struct nccl_engine *engine, uint32_t param);
 
 /* nccl-memory.c */
 
 void memory_prepare(struct nccl_engine *engine);
-/* Takes the descriptors of one local rank's memory, allocates what is missing, and reports that. */
+/* Maps one local rank's memory from the descriptors, allocates missing pieces, and reports the new ones. */
 void memory_take(struct nccl_engine *engine, const struct device_memory *memory, const int *fds, size_t n_fds);
-/* Return: 0, all is put back; NCCL_AGAIN. */
+/* Return: 0 if all arrays are restored, or NCCL_AGAIN. */
 int memory_poll_restore(struct nccl_engine *engine);
 void memory_share(struct nccl_engine *engine, const struct device_share *share, int fd);
 void memory_release(struct nccl_engine *engine, const struct device_release *release);
-/* Maps host memory that a device reads and writes. Fails the engine. */
+/* Maps host memory that a device reads and writes. Fails the engine on an error. */
 uint8_t *memory_map(struct nccl_engine *engine, int fd, uint64_t n_bytes);
 
-/* Memory of a GPU that no other engine gets. Fails the engine. */
+/* Allocates memory of a GPU that is private to this engine. Fails the engine on an error. */
 uint8_t *memory_scratch(struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t n_bytes);
 
-/* n_bytes of a lane's lists, aligned to 16: the host's place, and the device's in *device. */
+/* Reserves n_bytes of a lane's lists, aligned to 16. Return: the host address; *device is the device address. */
 void *lists_take(struct nccl_engine *engine, struct nccl_lists *lists, size_t n_bytes, void **device);
 void lists_upload(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane);
-/* An offset in a lane's results. */
+/* Reserves n_bytes of a lane's results. Return: their offset. */
 size_t results_take(struct nccl_engine *engine, struct nccl_lane *lane, size_t n_bytes);
 
 /*
- * Keeps a copy of an array of one GPU, of which there is one for each lane, until undo_forget() or the next one. All is
- * put on the main stream: that there is no copy, what it will be of, the copy, that there is one. mark: all but
- * `copied`.
+ * Keeps a copy of an array of one GPU until undo_forget() or the lane's next copy; each lane has one copy. Puts all
+ * steps on the main stream: records that there is no copy, records the copy's subject, copies, records that there is a
+ * copy. mark: all fields except `copied`.
  */
 void undo_keep(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, const struct device_mark *mark,
                const void *array, uint64_t n_bytes);
-/* The order of this lane has ended, on all GPUs: there is nothing to put back. */
+/* Forgets the lane's copies on all GPUs, because its order has ended. */
 void undo_forget(struct nccl_engine *engine, unsigned lane);
 /*
- * Where a launch of an update keeps what it changes, whichever lane it has. An order that is given again has a tag of
- * its own, and the tags of another daemon begin anew; the step that it makes stays the same, and no other has it.
+ * The undo memory of one launch of an update, for any lane. It is found by the step, not by the order's tag: a repeated
+ * order has a new tag, and the tags of a new daemon start again, but the step is equal and belongs to this update only.
  * marks: DEVICE_MARKS_UPDATE and so on.
  */
 struct device_update_undo undo_of_update(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t step,
@@ -243,27 +243,27 @@ struct device_update_undo undo_of_update(const struct nccl_engine *engine, const
 
 /* nccl-muon.c */
 
-/* Loads cuBLAS and opens it on all GPUs. Part of the setup, because the driver may wait until a GPU is idle. */
+/* Loads cuBLAS and opens it on all GPUs. Done during setup, because the driver may wait until a GPU is idle. */
 void muon_prepare(struct nccl_engine *engine);
 /*
- * Makes cuBLAS load its code for a shape, with a matrix of zeroes on the main stream. Part of the setup, too. scratch:
+ * Makes cuBLAS load its code for a shape, with a matrix of zeroes on the main stream. Also done during setup. scratch:
  * as for muon_orthogonalize_on().
  */
 void muon_warm(struct nccl_engine *engine, struct nccl_gpu *gpu, struct muon_shape shape, float *scratch);
 /*
- * Puts the orthogonalisation of a matrix on the main stream. The GPU is in use (engine_use()). hyper: ns_steps,
- * ns_coefficients and eps are read. scratch: muon_scratch_elems(shape) elements at a multiple of 64 bytes; nothing else
- * may use them until the stream has passed. Return: where the result will be, in the scratch memory.
+ * Puts the orthogonalisation of a matrix on the main stream. The caller has called engine_use(). hyper: only ns_steps,
+ * ns_coefficients and eps are read. scratch: muon_scratch_elems(shape) elements at a multiple of 64 bytes, unused
+ * otherwise until the stream has passed. Return: the address of the future result in the scratch memory.
  */
 const float *muon_orthogonalize_on(struct nccl_engine *engine, struct nccl_gpu *gpu, struct muon_shape shape,
                                    const float *matrix, const struct hyper *hyper, float *scratch);
 
 /* nccl-collect.c */
 
-/* Makes the id, or waits for that of node 0. */
+/* Makes the id on node 0; other nodes wait for it. */
 void collect_begin(struct nccl_engine *engine);
 void collect_connect(struct nccl_engine *engine);
-/* Return: 0, all communicators have done what they were told; NCCL_AGAIN. Fails on an asynchronous error. */
+/* Return: 0 if all communicators have finished their calls, or NCCL_AGAIN. Fails on an asynchronous error. */
 int collect_poll(struct nccl_engine *engine);
 void collect_value(struct nccl_engine *engine, const struct device_pair *value);
 ncclDataType_t collect_dtype(enum dtype dtype);
@@ -271,19 +271,19 @@ ncclDataType_t collect_dtype(enum dtype dtype);
 /* nccl-orders.c */
 
 void orders_add(struct nccl_engine *engine, const struct device_command *command);
-/* Return: true when something has moved. */
+/* Return: true if there was progress. */
 bool orders_progress(struct nccl_engine *engine);
 void orders_check_deadlines(struct nccl_engine *engine);
 
 /* nccl-fetch.c */
 
-/* Checks that an order may ask for this; else fails the engine. */
+/* Fails the engine if the order may not ask for this fetch. */
 void fetch_check(struct nccl_engine *engine, const struct device_order_fetch *fetch);
 int fetch_issue(struct nccl_engine *engine, struct nccl_order *order);
 
 /* nccl-reduce.c */
 
-/* Has an engine before this one finished the reduction of that number, and died before it was heard? */
+/* Has an earlier engine finished the reduction with this number, but died before it could report that? */
 bool reduce_is_done(const struct nccl_engine *engine, uint32_t parcel, uint64_t op);
 int reduce_issue(struct nccl_engine *engine, struct nccl_order *order);
 void reduce_finish(struct nccl_engine *engine, struct nccl_order *order);
@@ -296,7 +296,8 @@ void update_prepare(struct nccl_engine *engine);
 void update_warm(struct nccl_engine *engine);
 int update_issue(struct nccl_engine *engine, struct nccl_order *order);
 
-/* Slices of a parcel travel as they are, and the owner adds them. Else NCCL does, which wants whole buckets, cut evenly. */
+/* Are slices of the parcel sent unchanged, and added by the owner? Otherwise NCCL adds, which needs whole, evenly cut
+ * buckets. */
 static inline bool nccl_exchanges(const struct device_plan *plan, uint32_t parcel)
 {
     const struct layout_parcel *p = &plan->parcels[parcel];
@@ -312,7 +313,7 @@ static inline float *nccl_acc(const struct nccl_gpu *gpu, uint32_t bucket, uint6
     return (float *)(gpu->pieces[DEVICE_GRADIENT].at + places->acc) + (elem - places->start_elem);
 }
 
-/* The master of an element that the rank owns; of a master in 24 bits the weight. elem: from the bucket's start. */
+/* The master of an element that the rank owns; for a master of 24 bits, its weight. elem: from the bucket's start. */
 static inline void *nccl_master(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t bucket,
                                 uint64_t elem)
 {
@@ -324,7 +325,8 @@ static inline void *nccl_master(const struct nccl_engine *engine, const struct n
     return gpu->pieces[kind].at + offset + (elem - places->start_elem) * dtype_size(dtype);
 }
 
-/* A moment at a chunk's start; NULL: the optimizer has none. offset: of the rank's slice. own_elem: from there. */
+/* A moment at a chunk's start; NULL if the optimizer has none. offset: of the rank's slice. own_elem: from the slice's
+ * start. */
 static inline void *nccl_moment(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t offset,
                                 uint64_t own_elem)
 {
@@ -333,7 +335,7 @@ static inline void *nccl_moment(const struct nccl_engine *engine, const struct n
     return offset == DEVICE_NONE ? NULL : gpu->pieces[DEVICE_STATE].at + offset + before;
 }
 
-/* The rank's slice of its own copy of the weights. */
+/* The rank's slice in its own copy of the weights. */
 static inline uint8_t *nccl_weights(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t bucket,
                                     uint64_t *n_bytes)
 {

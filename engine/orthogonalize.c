@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Newton-Schulz iterations on one matrix, by a GPU. */
+/* Newton-Schulz iterations on one matrix, on a GPU. */
 
 #include "engine/orthogonalize.h"
 
@@ -17,7 +17,7 @@ struct work {
 
 /* ---- errors ------------------------------------------------------------------------------------------------ */
 
-/* Return: whether r is a success. */
+/* Return: true if r is a success. */
 static bool check_cuda(cudaError_t r, const char *what, char *err, size_t err_size)
 {
     if (r != cudaSuccess)
@@ -92,7 +92,7 @@ static bool copy_matrix(const struct work *w, float *to, const float *from, int 
                       w->err, w->err_size);
 }
 
-/* c (m x n) = alpha a b + beta c, column after column, and no columns have gaps between them. */
+/* c (m x n) = alpha a b + beta c, stored column after column without gaps. */
 static bool multiply(const struct work *w, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a,
                      const float *b, float beta, float *c)
 {
@@ -105,8 +105,8 @@ static bool multiply(const struct work *w, int trans_a, int trans_b, int m, int 
 }
 
 /*
- * An iteration of muon_orthogonalize(). A matrix that lies row after row is its own transpose for cuBLAS, so here x has
- * `cols` rows and `rows` columns, and the sides of products change places. gram and polynomial are symmetric.
+ * An iteration of muon_orthogonalize(). A matrix that is stored row after row is its own transpose for cuBLAS. So here
+ * x has `cols` rows and `rows` columns, and the operands of products are swapped. gram and polynomial are symmetric.
  */
 static bool iterate(const struct work *w, const double *ns)
 {

@@ -2,11 +2,11 @@
 #pragma once
 
 /*
- * muon_orthogonalize() of kernels/muon.h on a GPU. It is put on one stream, and the caller does not wait for it. But
- * cuBLAS loads the code of a product when it is first called for, and the driver may then wait until the device is
- * idle. orthogonalizer_warm() makes cuBLAS load the code of a shape early.
+ * muon_orthogonalize() of kernels/muon.h on a GPU, asynchronously on one stream. But cuBLAS loads the code of a product
+ * at its first call, and the driver may then wait until the device is idle. orthogonalizer_warm() makes cuBLAS load the
+ * code of a shape early.
  *
- * The functions are for a thread whose current device is the stream's. An error leaves a sentence in err.
+ * The current device of the calling thread must be the stream's. After an error, err has a sentence.
  */
 
 #include <cuda_runtime_api.h>
@@ -18,7 +18,7 @@
 #include "kernels/device.h"
 #include "kernels/muon.h"
 
-/* Of one stream. Its memory is freed with the process. */
+/* For one stream. Its memory is freed with the process. */
 struct orthogonalizer {
     const struct cublas *cublas;
     struct cublasContext *handle;
@@ -27,7 +27,7 @@ struct orthogonalizer {
     double *sums;    /* of device_normalize() */
 };
 
-/* Makes the handle and its memory, for which the driver may wait until the device is idle. */
+/* Makes the handle and its memory. The driver may wait for this until the device is idle. */
 bool orthogonalizer_open(struct orthogonalizer *o, const struct cublas *cublas, cudaStream_t stream, char *err,
                          size_t err_size);
 
@@ -36,9 +36,9 @@ bool orthogonalizer_warm(const struct orthogonalizer *o, struct muon_shape shape
                          size_t err_size);
 
 /*
- * Orthogonalises a matrix, which lies row after row in device memory. hyper: ns_steps, ns_coefficients and eps are
- * read. scratch: muon_scratch_elems() elements of device memory, at a multiple of 64 bytes.
- * Return: the result, rows x cols, in the scratch memory; NULL: error.
+ * Orthogonalises a matrix in device memory, stored row after row. hyper: only ns_steps, ns_coefficients and eps are
+ * read. scratch: muon_scratch_elems() elements of device memory, at a multiple of 64 bytes. Return: the result, rows x
+ * cols, in the scratch memory; or NULL after an error.
  */
 const float *orthogonalize(const struct orthogonalizer *o, struct muon_shape shape, const float *matrix,
                            const struct hyper *hyper, float *scratch, char *err, size_t err_size);

@@ -2,12 +2,12 @@
 #pragma once
 
 /*
- * bf16 and fp16 from and to fp32. Widening is exact; narrowing rounds to nearest even, overflows to infinity,
- * keeps subnormals; a NaN stays a NaN of the same sign.
+ * Converts bf16 and fp16 from and to fp32. Widening is exact. Narrowing rounds to nearest even, overflows to infinity,
+ * and keeps subnormals. A NaN stays a NaN of the same sign.
  *
- * The element functions are integer arithmetic with at most one fp32 addition, free of branches: compilers
- * turn them into vector code for every instruction set, and the bits are the same everywhere, NaN payloads
- * included, which hardware conversions do not promise.
+ * The element functions are integer arithmetic with at most one fp32 addition, without branches. So compilers turn them
+ * into vector code for every instruction set, and the bits are equal everywhere, including NaN payloads. Hardware
+ * conversions do not promise that.
  */
 
 #include "kernels/dtype.h"
@@ -18,8 +18,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* n_elems of dtype to or from fp32; DTYPE_F32 copies. The areas do not overlap. Of a grouped type: from a group's
- * start. */
+/* Converts n_elems of dtype to or from fp32; DTYPE_F32 copies. The arrays do not overlap. An array of a grouped type
+ * begins at a group's start. */
 void convert_to_f32(float *dst, const void *src, enum dtype dtype, size_t n_elems);
 void convert_from_f32(void *dst, const float *src, enum dtype dtype, size_t n_elems);
 
@@ -52,7 +52,7 @@ ELEMENT_FN uint16_t bf16_from_f32(float x)
     return (uint16_t)((isnan(x) ? u | 0x400000 : rounded) >> 16);
 }
 
-/* Rounds up with the probability of what would be cut off, if the draw's lower 16 bits are uniform. */
+/* Rounds up with a probability equal to the cut-off fraction, if the draw's lower 16 bits are uniform. */
 ELEMENT_FN uint16_t bf16_at_random(float x, uint32_t draw)
 {
     uint32_t u = f32_bits(x);
@@ -80,7 +80,7 @@ ELEMENT_FN uint16_t f16_from_f32(float x)
     uint32_t u = f32_bits(x);
     uint32_t magnitude = u & 0x7fffffff;
     uint32_t sign = u >> 16 & 0x8000;
-    /* rounds at bit 13; a carry out of the mantissa raises the exponent, from 65520 up to infinity */
+    /* rounds at bit 13; a carry out of the mantissa raises the exponent; from 65520 on the result is infinity */
     uint32_t normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
     /* the addition rounds at 2^-24, the unit of fp16's subnormals, which is the last bit of 0.5 in fp32 */
     uint32_t subnormal = f32_bits(f32_from_bits(magnitude) + 0.5f) - f32_bits(0.5f);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Copying values that are not read again soon. */
+/* Copies values that are not read again soon. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -14,7 +14,7 @@
 enum { COPY_ALIGN_BYTES = 16 };
 
 /*
- * memcpy() with stores that bypass the caches: the caches keep their contents, and memory is not read before it is
+ * memcpy() with stores that bypass the caches: the caches keep their contents, and the memory is not read before it is
  * overwritten. dst: aligned to COPY_ALIGN_BYTES.
  */
 static inline void copy_past_caches(void *dst, const void *src, size_t n_bytes)
@@ -33,7 +33,7 @@ static inline void copy_past_caches(void *dst, const void *src, size_t n_bytes)
         _mm_stream_si128(to + 2, c);
         _mm_stream_si128(to + 3, d);
     }
-    _mm_sfence(); /* orders them before the stores that follow */
+    _mm_sfence(); /* orders them before the following stores */
 #endif
     memcpy((uint8_t *)dst + at, (const uint8_t *)src + at, n_bytes - at);
 }

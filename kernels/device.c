@@ -16,8 +16,8 @@ uint32_t device_chunks_fill(struct device_chunk *chunks, uint32_t range, uint64_
 }
 
 /*
- * reduce_joins() writes a sum's joins before the join that uses it, left before right. Taken leaf by leaf the
- * next join is therefore due as soon as its two sums are the last two of those that wait.
+ * reduce_joins() writes a sum's joins before the join that uses it, left before right. So, leaf by leaf, the next join
+ * is due as soon as its two operands are the last two unfinished sums.
  */
 void device_leaves_fill(struct device_leaf *leaves, const void *const *data, unsigned n_leaves,
                         const struct reduce_join *joins)
@@ -44,7 +44,8 @@ static bool is_aligned(const void *at)
     return (uintptr_t)at % 16 == 0;
 }
 
-/* Additions that are due after a leaf of a whole tree: one for each carry of counting it. */
+/* The number of additions that are due after a leaf of a whole tree: the carries when a binary counter reaches the
+ * leaf's number. */
 static unsigned joins_after(unsigned leaf)
 {
     unsigned n = 0;

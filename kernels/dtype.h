@@ -6,12 +6,12 @@
 #include <stddef.h>
 
 enum dtype {
-    /* Of gradients and weights; the numbers are those of enum zerod_dtype in zerod/client.h. */
+    /* Types of gradients and weights, with the numbers of enum zerod_dtype in zerod/client.h. */
     DTYPE_F32 = 0,
     DTYPE_BF16 = 1,
     DTYPE_F16 = 2,
     N_DTYPES,
-    /* Of moments in memory alone: in groups of GROUP8_ELEMS (kernels/group8.h). */
+    /* Types of moments in memory only, in groups of GROUP8_ELEMS (kernels/group8.h). */
     DTYPE_SIGNED8 = 16,
     DTYPE_UNSIGNED8,
 };
@@ -26,13 +26,13 @@ static inline int dtype_is_grouped(enum dtype dtype)
     return dtype >= DTYPE_SIGNED8;
 }
 
-/* Bytes of an element. Not of a grouped type. */
+/* Bytes of an element. Not for grouped types. */
 static inline size_t dtype_size(enum dtype dtype)
 {
     return dtype == DTYPE_F32 ? 4 : 2;
 }
 
-/* Bytes of an array of any type; also where element n_elems lies, if it begins a group. */
+/* Bytes of an array of any type. Also the offset of element n_elems, if that begins a group. */
 static inline size_t dtype_bytes(enum dtype dtype, size_t n_elems)
 {
     return dtype_is_grouped(dtype) ? (n_elems + GROUP8_ELEMS - 1) / GROUP8_ELEMS * GROUP8_BYTES

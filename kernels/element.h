@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * For functions of one element that the CPU's kernels and the device's share, so that one text gives both their
- * bits. Plain C that is C++ as well; under nvcc they exist on both sides.
+ * For functions of one element that the kernels of the CPU and the device share, so that both have equal bits. They are
+ * C and also C++; under nvcc they exist for host and device.
  */
 
 #ifdef __CUDACC__

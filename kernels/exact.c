@@ -81,7 +81,7 @@ double exact_sum_round(const struct exact_sum *sum)
             return 0;
     } while (limb[top] == 0);
 
-    /* window holds the 64 highest bits of the number, the highest of them set; all below is in sticky */
+    /* window holds the 64 highest bits of the number, the highest of them set; sticky has the bits below */
     shift = (unsigned)__builtin_clzll(limb[top]) - 32;
     window = limb[top] << 32 | (top >= 1 ? limb[top - 1] : 0);
     rest = top >= 2 ? limb[top - 2] : 0;
@@ -90,7 +90,7 @@ double exact_sum_round(const struct exact_sum *sum)
     for (unsigned i = 0; i + 2 < top; i++)
         sticky |= limb[i] != 0;
 
-    /* 53 of the 64 bits stay: above half rounds up, exactly half goes to even */
+    /* 53 of the 64 bits remain: above half rounds up, exactly half rounds to even */
     rest = window & 0x7ff;
     window >>= 11;
     window += rest > 0x400 || (rest == 0x400 && (sticky || (window & 1)));

@@ -2,18 +2,18 @@
 #pragma once
 
 /*
- * A sum of non-negative doubles without any rounding: a fixed-point number wide enough for every value that
- * the norm can meet. Because nothing is rounded, values may be added and sums be merged in any order, by any
- * number of threads and nodes: exact_sum_round() gives the same bits.
+ * A sum of non-negative doubles without any rounding: a fixed-point number wide enough for every value of the norm.
+ * Without rounding, any number of threads and nodes may add values and merge sums in any order: exact_sum_round()
+ * returns equal bits.
  *
- * The number is kept as base-2^32 digits in 64-bit limbs, limb[0] counting units of 2^-352. The upper half of
- * a limb collects carries, so that an add touches three limbs and never runs along the number; carries are
- * moved every 2^31 adds and before the number is read.
+ * The number is kept as base-2^32 digits in 64-bit limbs, limb[0] counting units of 2^-352. The upper half of a limb
+ * collects carries, so an addition changes only three limbs. Carries are moved to the next limbs every 2^31 additions
+ * and before the number is read.
  *
- * Values must be 0 or lie in [2^-300, 2^311). Sums of squares of fp32 do: the smallest is 2^-298, the largest
- * sum over 64 elements is below 2^262. There is headroom for 2^48 values of 2^311. An infinity or NaN sets
- * `nonfinite`, a NaN also `nan`; both stay set and are merged like a digit. A zeroed struct is an empty sum. Plain
- * data: it may be copied, and after exact_sum_carry() equal sums are equal byte for byte (and may travel so).
+ * Values must be 0 or in [2^-300, 2^311). Sums of squares of fp32 are: the smallest is 2^-298, the largest sum over 64
+ * elements is below 2^262. There is headroom for 2^48 values of 2^311. An infinity or NaN sets `nonfinite`, a NaN also
+ * `nan`; both stay set and are merged like a digit. A zeroed struct is an empty sum. The struct may be copied and sent
+ * as bytes. After exact_sum_carry(), equal sums have equal bytes.
  *
  * No locks: one thread at a time per sum.
  */
@@ -35,21 +35,21 @@ struct exact_sum {
     uint64_t limb[EXACT_N_LIMBS];
     uint32_t n_deferred; /* every limb is below (n_deferred + 1) * 2^32 */
     bool nonfinite, nan;
-    uint8_t zero[2]; /* no padding, so that memcmp compares */
+    uint8_t zero[2]; /* no padding, so that memcmp() works */
 };
 
 void exact_sum_carry(struct exact_sum *sum);
 void exact_sum_merge(struct exact_sum *into, const struct exact_sum *from);
-bool exact_sum_is_zero(const struct exact_sum *sum); /* false when nonfinite */
+bool exact_sum_is_zero(const struct exact_sum *sum); /* false if nonfinite is set */
 
-/* Return: false only when the sum is below 2^exponent (-352 to 383); a few dozen powers below, it may be either. */
+/* Return: false only if the sum is below 2^exponent (-352 to 383); true or false for a sum a few dozen powers below. */
 bool exact_sum_may_reach(const struct exact_sum *sum, int exponent);
 
-/* Return: the sum rounded once to the nearest double, ties to even; infinity when a value was
- * infinite, NaN when one was NaN. */
+/* Return: the sum rounded once to the nearest double, ties to even; infinity if a value was infinite, NaN if one was
+ * NaN. */
 double exact_sum_round(const struct exact_sum *sum);
 
-/* The rare values: 0, infinities, NaN. Anything else out of range is a mistake of the caller and asserts. */
+/* Adds the rare values: 0, infinities, NaN. Any other value out of range is a caller's mistake and asserts. */
 void exact_sum_add_special(struct exact_sum *sum, double value);
 
 static inline void exact_sum_reset(struct exact_sum *sum)
@@ -77,7 +77,7 @@ static inline void exact_sum_add(struct exact_sum *sum, double value)
     uint64_t bits, exponent;
 
     memcpy(&bits, &value, sizeof(bits));
-    exponent = bits >> 52; /* with the sign: a negative value is out of range too */
+    exponent = bits >> 52; /* includes the sign, so a negative value is out of range, too */
     if (exponent - EXACT_MIN_EXPONENT > EXACT_MAX_EXPONENT - EXACT_MIN_EXPONENT) {
         exact_sum_add_special(sum, value);
         return;
@@ -86,9 +86,9 @@ static inline void exact_sum_add(struct exact_sum *sum, double value)
 }
 
 /*
- * For inner loops: mantissas are added up by exponent, one integer addition a value and no branch, and go to
- * a sum later. For sums of squares of fp32, infinite or NaN included; other values are not looked at. To be
- * flushed after at most EXACT_BINS_MAX_ADDS values. About 16 KiB, of which a handful of words are touched.
+ * For inner loops: adds mantissas by exponent, with one integer addition per value and no branch, and adds them to a
+ * sum later. For sums of squares of fp32, also infinite or NaN; other values are not checked. The caller flushes the
+ * bins after at most EXACT_BINS_MAX_ADDS values. Takes about 16 KiB, but only a few words are used.
  */
 enum {
     EXACT_BINS_MAX_ADDS = 2048,
@@ -108,6 +108,6 @@ static inline void exact_bins_add(struct exact_bins *bins, double value)
 
 void exact_bins_init(struct exact_bins *bins);
 
-/* Adds what the bins hold to sum and leaves them empty. Of infinities and NaNs only `nonfinite` is set: they look alike
- * in a bin, so that `nan` is the caller's to set. */
+/* Adds the bins to sum and empties them. For infinities and NaNs it sets only `nonfinite`, because a bin does not
+ * distinguish them; the caller sets `nan`. */
 void exact_bins_flush(struct exact_bins *bins, struct exact_sum *sum);

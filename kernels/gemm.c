@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FOR_POSIX_THREADS = 1 }; /* of what openblas_get_parallel() returns; 0: without threads, 2: for OpenMP */
+enum { FOR_POSIX_THREADS = 1 }; /* a result of openblas_get_parallel(); 0: no threads, 2: OpenMP */
 
-/* The build for POSIX threads has the first name in Debian, and the second one where another build has the first. */
+/* In Debian, the build for POSIX threads has the first name; if another build has the first name, it has the second. */
 static const char *const names[] = {"libopenblas.so.0", "libopenblasp.so.0"};
 
 void gemm_one_thread(void)
@@ -21,7 +21,7 @@ void gemm_one_thread(void)
     (void)setenv("OPENBLAS_NUM_THREADS", "1", true);
 }
 
-/* Return: whether the library has it. address: of a pointer to a function. */
+/* Return: true if the library has the symbol. address: of a pointer to a function. */
 static bool find_symbol(void *library, const char *name, void *address)
 {
     void *symbol = dlsym(library, name);
@@ -30,7 +30,7 @@ static bool find_symbol(void *library, const char *name, void *address)
     return symbol != NULL;
 }
 
-/* Return: NULL, or why it cannot be used. */
+/* Return: NULL, or the reason why the library cannot be used. */
 static const char *use(void *library, struct gemm *gemm)
 {
     static const char *const builds[] = {"it is built without threads", NULL, "it is built for OpenMP"};

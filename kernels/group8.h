@@ -2,17 +2,18 @@
 #pragma once
 
 /*
- * Moments in 8 bits (docs/numerics.md, section 6): groups of 64 elements that share an exponent, as in the
- * OCP's microscaling formats. An element is a small floating-point number relative to it:
+ * Moments in 8 bits (docs/numerics.md, section 6): groups of 64 elements that share an exponent, as in the OCP's
+ * microscaling formats. An element is a small floating-point number relative to that exponent:
  *
  *     DTYPE_SIGNED8    exp_avg      sign, 4 bits of exponent, 3 of mantissa
  *     DTYPE_UNSIGNED8  exp_avg_sq         5 bits of exponent, 3 of mantissa
  *
- * A code is the upper bits of an fp32 number, less the exponent that is shared: both ways it is integer arithmetic,
- * with the same bits everywhere. Widening is exact, and what was widened comes back as the same group.
+ * A code is the upper bits of an fp32 number minus the shared exponent. Both conversions are integer arithmetic with
+ * equal bits everywhere. Widening is exact: narrowing a widened group gives the same group.
  *
  * Groups are counted from the parameter's start. Parameters and partitions begin at multiples of LAYOUT_ALIGN_ELEMS in
- * their bucket, so no group lies in two partitions, and bits depend on no number of ranks, stage or bucket.
+ * their bucket, so each group is in a single partition, and the bits do not depend on the number of ranks, the stage or
+ * the bucket.
  */
 
 #include <assert.h>
@@ -24,7 +25,7 @@
 #include "kernels/dtype.h"
 #include "kernels/element.h"
 
-/* In memory: 68 bytes, on a multiple of 4. A group of zeros is all zeros. */
+/* In memory: 68 bytes, at a multiple of 4. A group of zeroes has only zero bytes. */
 struct group8 {
     uint32_t exponent; /* of fp32, of the elements with code 1 to 7 */
     uint8_t codes[GROUP8_ELEMS];
@@ -33,20 +34,19 @@ struct group8 {
 static_assert(sizeof(struct group8) == GROUP8_BYTES, "groups follow each other without a gap");
 
 enum {
-    GROUP8_SHIFT = 20,                     /* bits of an fp32 number that a code does not have */
-    GROUP8_HALF = 1 << (GROUP8_SHIFT - 1), /* added before they are cut off, to round to nearest */
+    GROUP8_SHIFT = 20,                     /* bits of an fp32 number that a code lacks */
+    GROUP8_HALF = 1 << (GROUP8_SHIFT - 1), /* added before the bits are cut off, to round to nearest */
     GROUP8_MANTISSA_BITS = 23 - GROUP8_SHIFT,
-    GROUP8_MOST = 0x7f7fffff >> GROUP8_SHIFT, /* no element becomes infinite */
+    GROUP8_MOST = 0x7f7fffff >> GROUP8_SHIFT, /* the largest, so no element becomes infinite */
     GROUP8_DRAWS = GROUP8_ELEMS / 2,
-    GROUP8_SIGNED_EXPONENTS = 15, /* beyond the shared one */
+    GROUP8_SIGNED_EXPONENTS = 15, /* above the shared exponent */
     GROUP8_UNSIGNED_EXPONENTS = 31,
 };
 
 /*
- * Rounding at random: a random number is added to an element's bits before the lower ones are cut off. Return: that
- * number, for the i-th element of a group. draw: the group has GROUP8_DRAWS of them, and this is number i %
- * GROUP8_DRAWS. The second half of the group takes the complements. exp_avg takes the lower bits of a draw, exp_avg_sq
- * the upper ones.
+ * For stochastic rounding, a random number is added to an element's bits before the lower bits are cut off. Return:
+ * that number, for the i-th element of a group. draw: number i % GROUP8_DRAWS of the group's GROUP8_DRAWS draws. The
+ * second half of the group uses the complements. exp_avg uses the lower bits of a draw, exp_avg_sq the upper bits.
  */
 ELEMENT_FN uint32_t group8_round(uint32_t draw, size_t i, enum dtype dtype)
 {
@@ -54,7 +54,7 @@ ELEMENT_FN uint32_t group8_round(uint32_t draw, size_t i, enum dtype dtype)
     return dtype == DTYPE_SIGNED8 ? draw & (2 * GROUP8_HALF - 1) : draw >> (32 - GROUP8_SHIFT);
 }
 
-/* The upper bits of |x|, rounded. round: GROUP8_HALF, ties away from zero; or group8_round(). */
+/* The upper bits of |x|, rounded. round: GROUP8_HALF (ties away from zero), or group8_round(). */
 ELEMENT_FN uint16_t group8_upper(float x, uint32_t round)
 {
     uint32_t upper = ((f32_bits(x) & 0x7fffffff) + round) >> GROUP8_SHIFT;
@@ -62,7 +62,7 @@ ELEMENT_FN uint16_t group8_upper(float x, uint32_t round)
     return (uint16_t)(upper > GROUP8_MOST ? (uint32_t)GROUP8_MOST : upper);
 }
 
-/* The exponent that a group shares. largest: of its elements' upper bits. */
+/* The shared exponent of a group. largest: the largest upper bits of its elements. */
 ELEMENT_FN uint16_t group8_exponent(uint16_t largest, int n_exponents)
 {
     int exponent = (largest >> GROUP8_MANTISSA_BITS) - n_exponents;

@@ -2,11 +2,12 @@
 #pragma once
 
 /*
- * A whole group of group8.h with intrinsics, for x86-64-v3 and above. The bits are those of the plain loops. With
- * those, as gcc 12 compiles them, a whole update takes nearly twice as long: they work on 32 bits where 16 are enough.
+ * A whole group of group8.h with intrinsics, for x86-64-v3 and above. The bits are those of the plain loops. With the
+ * plain loops, as gcc 12 compiles them, a whole update takes nearly twice as long, because they use 32 bits where 16
+ * are enough.
  *
- * Packing two vectors leaves their halves interleaved. Four packed ones become bytes in the order of packed_order,
- * which is undone once, when codes are stored.
+ * Packing two vectors interleaves their halves. Four packed vectors become bytes in the order of packed_order. It is
+ * undone once, when codes are stored.
  */
 
 #include "kernels/group8.h"
@@ -18,7 +19,7 @@ enum {
     GROUP8_WORD_VECTORS = GROUP8_ELEMS / 16, /* vectors of 16 elements */
 };
 
-/* Sixteen elements of 16 bits, which hold the upper halves of fp32 numbers; stored as those. */
+/* Stores sixteen elements of 16 bits as the upper halves of fp32 numbers. */
 static always_inline void store_upper_halves(float *out, __m256i halves)
 {
     const __m256i zero = _mm256_setzero_si256();
@@ -51,7 +52,7 @@ static always_inline __m256i bits_of_8(const float *in)
     return _mm256_castps_si256(_mm256_loadu_ps(in));
 }
 
-/* As group8_round(), of eight elements from the i-th on. draws: NULL: to nearest. */
+/* group8_round() for eight elements from the i-th on. draws: NULL: round to nearest. */
 static always_inline __m256i rounds_of_8(const uint32_t *draws, unsigned i, enum dtype dtype)
 {
     __m256i draw;
@@ -65,13 +66,14 @@ static always_inline __m256i rounds_of_8(const uint32_t *draws, unsigned i, enum
                                   : _mm256_srli_epi32(draw, 32 - GROUP8_SHIFT);
 }
 
-/* As group8_upper(). magnitude: bits without signs. */
+/* group8_upper() for eight elements. magnitude: bits without signs. */
 static always_inline __m256i upper_of_8(__m256i magnitude, __m256i rounds)
 {
     return _mm256_srli_epi32(_mm256_add_epi32(magnitude, rounds), GROUP8_SHIFT);
 }
 
-/* As group8_exponent(), of the largest of 16 numbers; in the lowest of four. It stays in vectors, which is nearer. */
+/* group8_exponent() for the largest of 16 numbers; the result is in the lowest of four. It stays in vectors, which is
+ * faster. */
 static always_inline __m128i exponent_of(__m256i uppers, int n_exponents)
 {
     __m128i both = _mm_max_epu16(_mm256_castsi256_si128(uppers), _mm256_extracti128_si256(uppers, 1));
@@ -98,7 +100,7 @@ static always_inline void narrow_group8_avx2(struct group8 *restrict out, const 
                                         upper_of_8(second_magnitude, rounds_of_8(draws, 16 * i + 8, dtype)));
         uppers[i] = _mm256_min_epu16(uppers[i], _mm256_set1_epi16(GROUP8_MOST));
         largest = _mm256_max_epu16(largest, uppers[i]);
-        /* signed: negative where the element is; unsigned: 0 where it is */
+        /* signed: negative if the element is negative; unsigned: 0 if the element is 0 */
         marks[i] = dtype == DTYPE_SIGNED8 ? _mm256_packs_epi32(first, second)
                                           : _mm256_packus_epi32(first_magnitude, second_magnitude);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A group of group8.h to and from fp32: the loops of its element functions. */
+/* Converts a group of group8.h to and from fp32, with loops over its element functions. */
 
 #include "kernels/group8.h"
 #include "kernels/isa.h"
@@ -10,7 +10,7 @@
 #include "kernels/group8_avx2.h"
 #endif
 
-/* The first n elements of a group, at most all. */
+/* Widens the first n elements of a group. */
 static always_inline void widen_group8(float *restrict out, const struct group8 *restrict in, enum dtype dtype,
                                        size_t n)
 {
@@ -31,7 +31,7 @@ static always_inline void widen_group8(float *restrict out, const struct group8 
     }
 }
 
-/* upper: of the n elements, as they are rounded. */
+/* upper: the rounded upper bits of the n elements. */
 static always_inline void store_group8(struct group8 *restrict out, const float *restrict in,
                                        const uint16_t *restrict upper, enum dtype dtype, size_t n)
 {
@@ -50,7 +50,8 @@ static always_inline void store_group8(struct group8 *restrict out, const float 
     }
 }
 
-/* Stores the first n elements of a group; its other codes stay. draws: NULL: rounds to nearest; else at random. */
+/* Stores the first n elements of a group; its other codes do not change. draws: for stochastic rounding; NULL: round to
+ * nearest. */
 static always_inline void narrow_group8(struct group8 *restrict out, const float *restrict in, enum dtype dtype,
                                         const uint32_t *restrict draws, size_t n)
 {

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * For the files that are compiled once per instruction set, with -DISA=NAME and its -m flags: ISA_FN(reduce)
- * is reduce_NAME. Everything else in those files is static, so that no function built for a wide machine can
- * be linked in the place of its namesake for a narrow one.
+ * For the files that are compiled once per instruction set, with -DISA=NAME and its -m flags: ISA_FN(reduce) is
+ * reduce_NAME. All other functions in those files are static. Otherwise the linker could use a function for a wide
+ * instruction set instead of the function with the same name for a narrow one.
  */
 
 #include "kernels/kernels.h"
@@ -18,7 +18,7 @@
 
 #define always_inline inline __attribute__((always_inline))
 
-/* Before a loop: its arrays do not overlap. gcc forgets what restrict says when it inlines a function into a loop. */
+/* Before a loop whose arrays do not overlap. gcc ignores restrict after it inlines a function into a loop. */
 #ifdef __clang__
 #define no_overlap _Pragma("clang loop vectorize(assume_safety)")
 #else

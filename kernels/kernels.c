@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice of a table of kernels by the CPU's features, and the check of the floating-point environment. */
+/* Chooses a table of kernels by the CPU's features, and checks the floating-point environment. */
 
 #include "kernels/kernels.h"
 
@@ -21,7 +21,7 @@ enum {
     KERNELS_MAX_TABLES = 3,
 };
 
-/* One table per instruction set that was compiled, the narrowest first, and whether this CPU runs it. */
+/* A compiled table, the narrowest instruction set first, and whether this CPU runs it. */
 struct candidate {
     const struct kernels *kernels;
     bool runs;
@@ -114,12 +114,11 @@ int kernels_select(const struct kernels **out, const char *isa, char *err, size_
 
 int kernels_assert_float_env(char *err, size_t err_size)
 {
-    /* Judged by what arithmetic does: libc's fegetround() looks at the x87 unit, which is not the one we use.
-     */
+    /* Tests with arithmetic, because libc's fegetround() reads the x87 unit, which zerod does not use. */
     volatile float smallest = 0x1p-149f, small = 0x1p-126f, one = 1, half_ulp = 0x1p-24f;
     volatile float three_quarter_ulp = 0x1.8p-24f;
 
-    /* by bits: a comparison may read a subnormal as zero, too */
+    /* compares bits, because a float comparison may read a subnormal as zero, too */
     if (f32_bits(small * 0.5f) == 0) {
         snprintf(err, err_size,
                  "subnormal results become zero in this thread (flush-to-zero is set); "

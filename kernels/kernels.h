@@ -2,11 +2,11 @@
 #pragma once
 
 /*
- * The kernels of zerod on the CPU. Each *_kernel.c is plain C and is compiled once per instruction set; a
- * table of functions per instruction set is chosen when a process starts. All tables give the same bits.
+ * The kernels of zerod on the CPU. Each *_kernel.c is plain C and is compiled once per instruction set; a table of
+ * functions per instruction set is chosen when a process starts. All tables give the same bits.
  *
- * The tables are constant, every function may be called by any number of threads at once, none allocates, and
- * none fails. They rely on the default floating-point environment: see kernels_assert_float_env().
+ * The tables are constant. Any number of threads may call every function at once. No function allocates or fails. They
+ * rely on the default floating-point environment: see kernels_assert_float_env().
  */
 
 #include "kernels/dtype.h"
@@ -26,39 +26,35 @@ struct kernels {
     void (*update[N_OPTIMIZERS])(const struct update_args *args);
 
     /*
-     * The first of Muon's two passes, of which update[] is the second; between them a matrix is orthogonalised
-     * (muon.h). Here p and acc are the summed gradient, which is overwritten with what is to be orthogonalised; m is
-     * the momentum buffer. There, acc is the orthogonalised matrix, and m is NULL.
+     * Muon's first pass; update[] is the second. Between them a matrix is orthogonalised (muon.h). In the first pass p
+     * and acc are the summed gradient, which becomes the matrix to orthogonalise; m is the momentum buffer. In the
+     * second pass acc is the orthogonalised matrix, and m is NULL.
      */
     void (*muon_momentum)(const struct update_args *args);
 
-    /* See position_sum.h: n_elems of dtype, start_elem (a multiple of 64) from the parameter's start. */
+    /* n_elems of dtype, the first at start_elem (a multiple of 64) of the parameter; see position_sum.h. */
     void (*position_sum_update)(struct position_sum *sum, enum dtype dtype, const void *elems, size_t n_elems,
                                 size_t start_elem);
 
-    /* As convert_to_f32() and convert_from_f32(): n_elems of dtype to or from fp32. */
+    /* convert_to_f32() and convert_from_f32(): n_elems of dtype to or from fp32. */
     void (*convert_to_f32)(float *dst, const void *src, enum dtype dtype, size_t n_elems);
     void (*convert_from_f32)(void *dst, const float *src, enum dtype dtype, size_t n_elems);
 };
 
 /*
- * Chooses the table called `isa`; with NULL the one that the environment variable ZEROD_ISA names, and
- * without that variable (or with an empty one) the widest that this CPU runs.
+ * Chooses the table named `isa`. With NULL, chooses the table named by the environment variable ZEROD_ISA; if that is
+ * unset or empty, the widest table that this CPU runs.
  *
- * Return: 0; -EINVAL for an unknown name, -ENOTSUP for one that this CPU does not run, with a sentence in
- * err.
+ * Return: 0; or, with a sentence in err, -EINVAL for an unknown name or -ENOTSUP for one that this CPU does not run.
  */
 int kernels_select(const struct kernels **out, const char *isa, char *err, size_t err_size);
 
-/*
- * The i-th table that this CPU runs, the narrowest first; NULL past the last. There always is a first.
- */
+/* Return: the i-th table that this CPU runs, the narrowest first; or NULL after the last. At least one exists. */
 const struct kernels *kernels_nth(unsigned i);
 
 /*
- * Checks the calling thread: round to nearest even, subnormals neither flushed nor read as zero. A library
- * linked with -ffast-math changes this for a whole process when it is loaded. Workers call it when they
- * start.
+ * Checks the calling thread: it rounds to nearest even, and neither flushes subnormals nor reads them as zero. A
+ * library linked with -ffast-math changes this for a whole process when it is loaded. Workers call it when they start.
  *
  * Return: 0, or -ENOTSUP with a sentence in err.
  */

@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * Master weights in 24 bits (docs/numerics.md, section 8): a bf16 weight and one byte more. The byte says how far the
- * master is from the weight, in 1/256 of the weight's last digit. The weight is always the master rounded to nearest,
- * so the byte is at most 127 in either direction: a master halfway between two weights cannot be stored. It is integer
- * arithmetic, with the same bits everywhere.
+ * Master weights in 24 bits (docs/numerics.md, section 8): a bf16 weight and one more byte. The byte is the distance of
+ * the master from the weight, in 1/256 of the weight's last digit. The weight is always the master rounded to nearest,
+ * so the byte is at most 127 in either direction. A master halfway between two weights cannot be stored. Integer
+ * arithmetic gives equal bits everywhere.
  */
 
 #include <math.h>
@@ -16,13 +16,13 @@
 #include "kernels/element.h"
 
 enum {
-    MASTER24_GROUP_ELEMS = 64, /* share draws */
+    MASTER24_GROUP_ELEMS = 64, /* share their draws */
     MASTER24_DRAWS = MASTER24_GROUP_ELEMS / 4,
     MASTER24_HALF = 128,
     MASTER24_MOST = 127,
 };
 
-/* The byte of x, rounded to nearest. weight: bf16_from_f32(x). Of a NaN it is 0. */
+/* The byte of x, rounded to nearest. weight: bf16_from_f32(x). For a NaN it is 0. */
 ELEMENT_FN int8_t master24_nearest_lower(float x, uint16_t weight)
 {
     int32_t lower = (int32_t)(f32_bits(x) - ((uint32_t)weight << 16) + MASTER24_HALF) >> 8;
@@ -33,8 +33,8 @@ ELEMENT_FN int8_t master24_nearest_lower(float x, uint16_t weight)
 }
 
 /*
- * Nine random bits for the i-th element of a group. draw: the group has MASTER24_DRAWS, and this is number
- * i % MASTER24_DRAWS. The last bit of an element's nine is the first one of another's.
+ * Nine random bits for the i-th element of a group. draw: number i % MASTER24_DRAWS of the group's MASTER24_DRAWS
+ * draws. The last of an element's nine bits is the first bit of another element.
  */
 ELEMENT_FN uint32_t master24_round(uint32_t draw, size_t i)
 {
@@ -44,8 +44,8 @@ ELEMENT_FN uint32_t master24_round(uint32_t draw, size_t i)
 }
 
 /*
- * Rounds x at random. round: master24_round(); eight bits round, and the ninth decides for one of the neighbours of
- * what cannot be stored. Return: 24 bits: master24_weight() and master24_lower() take them apart.
+ * Rounds x stochastically. round: master24_round(): eight bits round; if the result cannot be stored, the ninth bit
+ * chooses one of its neighbours. Return: 24 bits; master24_weight() and master24_lower() extract the parts.
  */
 ELEMENT_FN uint32_t master24_at_random(float x, uint32_t round)
 {
@@ -70,7 +70,7 @@ ELEMENT_FN float master24_value(uint16_t weight, int8_t lower)
     return f32_from_bits(((uint32_t)weight << 16) + ((uint32_t)lower << 8));
 }
 
-/* Where masters lie. */
+/* The addresses of masters. */
 struct master24 {
     uint16_t *weights;
     int8_t *lower;
@@ -78,7 +78,7 @@ struct master24 {
 
 #ifndef __cplusplus
 
-/* n elements to and from fp32, rounded to nearest. The areas do not overlap. */
+/* Converts n elements to and from fp32, rounded to nearest. The arrays do not overlap. */
 static inline void master24_to_f32(float *restrict dst, struct master24 src, size_t n)
 {
     const uint16_t *restrict weights = src.weights;
@@ -88,7 +88,7 @@ static inline void master24_to_f32(float *restrict dst, struct master24 src, siz
         dst[i] = master24_value(weights[i], lower[i]);
 }
 
-/* Without the weights, which are bf16_from_f32() of the same elements. */
+/* Converts only the bytes. The weights are bf16_from_f32() of the same elements. */
 static inline void master24_lower_from_f32(int8_t *restrict lower, const float *restrict src, size_t n)
 {
     for (size_t i = 0; i < n; i++)

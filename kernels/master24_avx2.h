@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * A whole group of master24.h with intrinsics, for x86-64-v3 and above. The bits are those of the plain loops, which
- * gcc 12 turns into slower code.
+ * A whole group of master24.h with intrinsics, for x86-64-v3 and above. The bits are those of the plain loops, but gcc
+ * 12 compiles those to slower code.
  */
 
 #include "kernels/isa.h"
@@ -22,7 +22,7 @@ static always_inline void widen_masters_avx2(float *restrict out, struct master2
     }
 }
 
-/* As master24_round(), of eight elements from the i-th on. */
+/* master24_round() for eight elements from the i-th on. */
 static always_inline __m256i master_rounds(const uint32_t *draws, unsigned i)
 {
     const __m256i draw = _mm256_loadu_si256((const __m256i *)(const void *)(draws + i % MASTER24_DRAWS));
@@ -31,7 +31,7 @@ static always_inline __m256i master_rounds(const uint32_t *draws, unsigned i)
     return _mm256_or_si256(_mm256_srli_epi32(draw, shift), _mm256_slli_epi32(draw, 32 - shift));
 }
 
-/* As master24_at_random(). round: in the lower nine bits. */
+/* master24_at_random() for eight elements. round: in the lower nine bits. */
 static always_inline __m256i round_masters(__m256 in, __m256i round)
 {
     const __m256i one = _mm256_set1_epi32(1), byte = _mm256_set1_epi32(0xff);
@@ -57,7 +57,7 @@ static always_inline __m256i bytes_of_16(__m256i first, __m256i second)
     return _mm256_packus_epi32(_mm256_and_si256(first, byte), _mm256_and_si256(second, byte));
 }
 
-/* Packing leaves the halves of vectors interleaved; each order is undone once. */
+/* Packing interleaves the halves of vectors; each order is undone once. */
 static always_inline void narrow_masters_avx2(struct master24 out, const float *restrict in,
                                               const uint32_t *restrict draws)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Masters of master24.h to and from fp32, at most a group: the loops of its element functions. */
+/* Converts masters of master24.h to and from fp32, at most a group, with loops over its element functions. */
 
 #include "kernels/isa.h"
 #include "kernels/master24.h"
@@ -21,7 +21,7 @@ static always_inline void widen_masters(float *restrict out, struct master24 in,
     master24_to_f32(out, in, n);
 }
 
-/* Rounds at random. draws: MASTER24_DRAWS. */
+/* Rounds stochastically. draws: MASTER24_DRAWS of them. */
 static always_inline void narrow_masters(struct master24 out, const float *restrict in, const uint32_t *restrict draws,
                                          size_t n)
 {

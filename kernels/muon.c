@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Newton-Schulz iterations on one matrix, by one thread. */
+/* Newton-Schulz iterations on one matrix, on one thread. */
 
 #include "kernels/muon.h"
 
@@ -34,7 +34,7 @@ struct muon_scratch muon_divide_scratch(struct muon_shape shape, float *scratch)
     return (struct muon_scratch){.x = scratch, .next = scratch + n, .gram = gram, .polynomial = gram + n_square};
 }
 
-/* An iteration has two products of a matrix with its transpose, of which half is computed, and one whole product. */
+/* An iteration has two products of a matrix with its transpose, computed only half, and one whole product. */
 double muon_flops(struct muon_shape shape, unsigned ns_steps)
 {
     double side = (double)shorter(shape), other = (double)shape.rows * (double)shape.cols / side;
@@ -49,7 +49,8 @@ double muon_lr_factor(struct muon_shape shape, enum muon_adjust_lr how)
     return how == MUON_MATCH_RMS_ADAMW ? 0.2 * sqrt(fmax(rows, cols)) : sqrt(fmax(1, rows / cols));
 }
 
-/* Frobenius norm, from eight sums of every eighth square, so that an addition need not wait for the one before it. */
+/* The Frobenius norm, from eight sums of every eighth square, so that an addition does not wait for the previous
+ * one. */
 static double norm(const float *elems, uint64_t n)
 {
     enum { LANES = 8 };
@@ -63,7 +64,7 @@ static double norm(const float *elems, uint64_t n)
     return sqrt(sum);
 }
 
-/* Copies what lies above the diagonal to below it, by blocks that stay in the nearest cache. */
+/* Copies the elements above the diagonal to below it, in blocks that fit into the nearest cache. */
 static void mirror(float *square, uint64_t side)
 {
     enum { BLOCK = 64 };
@@ -90,17 +91,17 @@ static void end_part(const struct products *p)
         atomic_fetch_add_explicit(p->parts->n_ended, 1, memory_order_relaxed);
 }
 
-/* A product consists of n slices of so many operations each. Return: how many slices a part of the product takes. */
+/* A product has n slices of slice_flops operations each. Return: the number of slices in a part of the product. */
 static int part_of(const struct products *p, int n, double slice_flops)
 {
-    enum { LEAST = 256 }; /* products of fewer slices are slow; picked */
+    enum { LEAST = 256 }; /* picked: products of fewer slices are slow */
 
     double most = p->parts ? fmax(p->parts->most / slice_flops, LEAST) : n;
 
     return most < n ? (int)most : n;
 }
 
-/* The upper triangle of square = alpha a a' + beta square, a: side x n; with trans of alpha a' a, a: n x side. */
+/* The upper triangle of square = alpha a a' + beta square, a: side x n; with trans, of alpha a' a, a: n x side. */
 static void multiply_by_transpose(const struct products *p, bool trans, int n, float alpha, const float *a, int lda,
                                   float beta, float *square)
 {
@@ -114,7 +115,7 @@ static void multiply_by_transpose(const struct products *p, bool trans, int n, f
     }
 }
 
-/* next = polynomial x, or x polynomial, where x has more rows than columns. */
+/* next = polynomial x, or x polynomial if x has more rows than columns. */
 static void apply(const struct products *p, const float *polynomial, const float *x, float *next)
 {
     const bool is_wide = p->rows <= p->cols;
@@ -134,7 +135,8 @@ static void apply(const struct products *p, const float *polynomial, const float
     }
 }
 
-/* polynomial = a I + b gram + c gram^2. gram: symmetric; its upper triangle is given, the lower one is filled in. */
+/* polynomial = a I + b gram + c gram^2. gram: symmetric; its upper triangle is given, and the lower triangle is filled
+ * in. */
 static void make_polynomial(const struct products *p, float *polynomial, float *gram, const double *ns)
 {
     const uint64_t n = (uint64_t)p->side;

@@ -21,18 +21,18 @@ struct muon_shape {
 #define MUON_MAX_SIDE INT32_MAX /* BLAS counts in int */
 
 /*
- * Long products are made in parts, so that a watchdog sees progress. The shape and `most` decide the parts, and the
- * parts decide the bits.
+ * Long products are computed in parts, so that a watchdog sees progress. The shape and `most` determine the parts, and
+ * the parts determine the bits.
  */
 struct muon_parts {
-    double most;                /* operations of a part, about */
+    double most;                /* operations of a part, approximately */
     _Atomic(uint64_t) *n_ended; /* grows with each part */
 };
 
-/* Elements of the scratch memory that a matrix needs: two of its size, and two squares of its shorter side. */
+/* The number of elements of a matrix's scratch memory: two arrays of its size, and two squares of its shorter side. */
 uint64_t muon_scratch_elems(struct muon_shape shape);
 
-/* The parts of a scratch memory, each at a multiple of 64 bytes. */
+/* The arrays in a scratch memory, each at a multiple of 64 bytes. */
 struct muon_scratch {
     float *x, *next;          /* of the matrix's size */
     float *gram, *polynomial; /* squares */
@@ -47,8 +47,9 @@ double muon_flops(struct muon_shape shape, unsigned ns_steps);
 double muon_lr_factor(struct muon_shape shape, enum muon_adjust_lr how);
 
 /*
- * Orthogonalises a matrix. hyper: ns_steps, ns_coefficients and eps are read. scratch: muon_scratch_elems() elements,
- * at a multiple of 64 bytes. parts: NULL: products are whole. Return: the result, rows x cols, in the scratch memory.
+ * Orthogonalises a matrix. hyper: only ns_steps, ns_coefficients and eps are read. scratch: muon_scratch_elems()
+ * elements, at a multiple of 64 bytes. parts: NULL: products are not divided. Return: the result, rows x cols, in the
+ * scratch memory.
  */
 const float *muon_orthogonalize(const struct gemm *gemm, struct muon_shape shape, const float *matrix,
                                 const struct hyper *hyper, float *scratch, const struct muon_parts *parts);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Position sums of one gradient: adding partial sums, and the final 64-bit value. */
+/* Position sums of one gradient: adds partial sums, and computes the final 64-bit value. */
 
 #include "kernels/position_sum.h"
 

@@ -30,5 +30,5 @@ void ISA_FN(position_sum_update)(struct position_sum *sum, enum dtype dtype, con
     if (dtype == DTYPE_F32)
         update(sum, DTYPE_F32, elems, n_elems, start_elem);
     else
-        update(sum, DTYPE_BF16, elems, n_elems, start_elem); /* any 16 bits */
+        update(sum, DTYPE_BF16, elems, n_elems, start_elem); /* any 16-bit type */
 }

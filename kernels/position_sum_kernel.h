@@ -2,13 +2,13 @@
 #pragma once
 
 /*
- * The inner loop of position_sum.h, shared by the kernels that have a gradient in hand. Over a piece it keeps
- * two running sums a lane and no run numbers: the sum of the running sums counts the n-th run from the end n
- * times, and position_piece_close() turns that into the count from the parameter's start.
+ * The inner loop of position_sum.h, shared by the kernels that read a gradient anyway. Over a piece it keeps two
+ * running sums per lane and no run numbers. The sum of the running sums counts the n-th run from the end n times;
+ * position_piece_close() converts that to the count from the parameter's start.
  *
- * Written with vector types (which every target of the compiler has) because of a measurement: of the same
- * loop over uint64_t gcc 12 made a mixture of vector and scalar lanes that took 47 cycles for 256 bytes,
- * against 12 to 18 for this.
+ * It uses vector types (which every target of the compiler has) because of a measurement: from the same loop over
+ * uint64_t, gcc 12 made a mixture of vector and scalar lanes that took 47 cycles for 256 bytes, against 12 to 18 for
+ * this loop.
  */
 
 #include "kernels/isa.h"
@@ -41,7 +41,7 @@ struct position_piece {
     position_vector sum_of_sums[POSITION_VECTORS];
 };
 
-/* Each 16 bytes of a vector, as one number, right by five bytes. */
+/* Rotates each 16 bytes of a vector, as one number, right by five bytes. */
 static always_inline position_vector position_rotate(position_vector y)
 {
 #define ROTATED_(i)                                                                                                    \
@@ -61,7 +61,7 @@ static always_inline position_vector position_rotate(position_vector y)
 #undef ROTATED_
 }
 
-/* Adds n_runs whole runs of dtype (a constant where this is inlined). */
+/* Adds n_runs whole runs of dtype, which is a constant after inlining. */
 static always_inline void position_piece_add(struct position_piece *piece, enum dtype dtype, const void *elems,
                                              size_t n_runs)
 {
@@ -84,7 +84,7 @@ static always_inline void position_piece_add(struct position_piece *piece, enum 
     *piece = s;
 }
 
-/* n_runs is how many were added since the piece was empty, the first of them being run first_run. */
+/* Adds the piece to *sum. n_runs: the number of runs that were added to the piece. first_run: the first of them. */
 static always_inline void position_piece_close(const struct position_piece *piece, uint64_t first_run, uint64_t n_runs,
                                                struct position_sum *sum)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tree of a reduction, and the search for values that are not finite. */
+/* The tree of a reduction, and the search for non-finite values. */
 
 #include "kernels/reduce.h"
 
@@ -9,7 +9,7 @@
 #include <assert.h>
 #include <math.h>
 
-/* The tree while it is being written down: where the next join goes, and which leaf comes next. */
+/* The tree while it is written: the place of the next join, and the next leaf. */
 struct tree {
     const bool *present;
     struct reduce_join *joins;
@@ -17,7 +17,7 @@ struct tree {
     unsigned n_leaves;
 };
 
-/* Return: the leaf that will hold the sum of ranks [begin, end), or -1 when none of them is present. */
+/* Return: the leaf that will hold the sum of ranks [begin, end), or -1 if no rank of them is present. */
 static int tree_add_range(struct tree *tree, unsigned begin, unsigned end)
 {
     unsigned half = 1;
@@ -82,7 +82,7 @@ void reduce_find_nonfinite(const struct reduce_args *args, struct reduce_finding
     for (size_t i = 0; i < args->n_elems; i++) {
         bool from_leaf = false;
 
-        /* an infinity or NaN of any leaf survives every addition, so a finite sum clears them all */
+        /* an infinity or NaN of any leaf survives every addition, so a finite sum means that all leaves are finite */
         if (isfinite(args->acc[i]))
             continue;
         for (unsigned leaf = 0; leaf < args->n_leaves; leaf++) {

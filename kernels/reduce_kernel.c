@@ -12,7 +12,7 @@
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "kernels/reduce_run_avx2.h"
 #define reduce_run reduce_run_avx2
-/* Stores past the caches come before those that tell others of them. */
+/* Orders stores past the caches before the stores that announce them to other threads. */
 #define reduce_order_stores _mm_sfence
 #else
 #define reduce_run reduce_run_plain
@@ -20,11 +20,11 @@
 #endif
 
 /*
- * A leaf that is absent is not read. That is exact: its +0 could only turn a -0 of the others into +0, and
- * the last addition, to 0.0f or to an accumulator that is never -0, does that anyway.
+ * An absent leaf is not read. That is exact: its +0 could only turn a -0 of the others into +0. The last addition, to
+ * 0.0f or to an accumulator that is never -0, does that anyway.
  */
 
-/* The sums of a call that is under way. */
+/* The unfinished sums of a call. */
 struct reduce_state {
     struct exact_bins bins;
     struct position_piece pieces[REDUCE_MAX_LEAVES];
@@ -36,7 +36,7 @@ struct reduce_range {
     const void *const *leaves;
 };
 
-/* Runs begin .. end - 1 of the range, at most EXACT_BINS_MAX_ADDS. */
+/* Reduces runs begin .. end - 1 of the range, at most EXACT_BINS_MAX_ADDS. */
 static always_inline void reduce_runs(const struct reduce_args *args, const struct reduce_range *range,
                                       struct reduce_state *state, size_t begin, size_t end, enum dtype dtype,
                                       enum reduce_shape shape, enum reduce_mode mode)
@@ -103,7 +103,7 @@ static enum reduce_shape shape_of(const struct reduce_args *args)
         return REDUCE_ONE;
     if (args->n_leaves == 2)
         return REDUCE_TWO;
-    /* the only order of three joins that ends in 0 <- 2 and adds 3 to 2 before, 1 to 0 before */
+    /* the only order of three joins that ends in 0 <- 2 and before that adds 3 to 2 and 1 to 0 */
     if (args->n_leaves == 4 && joins[0].dst == 0 && joins[0].src == 1 && joins[1].dst == 2 && joins[1].src == 3)
         return REDUCE_FOUR;
     return REDUCE_ANY;
@@ -116,7 +116,7 @@ static enum reduce_mode mode_of(const struct reduce_args *args)
     return args->past_caches && (uintptr_t)args->acc % CACHE_LINE_BYTES == 0 ? REDUCE_SET_PAST : REDUCE_SET;
 }
 
-/* The last n_elems (below 64) of a parameter: a run padded with zeroes, which add nothing to any sum. */
+/* Reduces the last n_elems (below 64) of a parameter: a run padded with zeroes, which change no sum. */
 static void reduce_tail(const struct reduce_args *args, struct reduce_state *state, size_t n_elems)
 {
     reduce_runs_fn *runs = runs_table[args->dtype][shape_of(args)][args->first ? REDUCE_SET : REDUCE_ADD];
@@ -141,7 +141,7 @@ static void reduce_tail(const struct reduce_args *args, struct reduce_state *sta
         undo_mark(args->undo, args->undo_elem + args->n_elems, false);
 }
 
-/* Tells a NaN from an infinity among elements that are not all finite. That is rare, so the runs need not do it. */
+/* Do the elements, not all finite, include a NaN? They are rare, so the runs do not distinguish NaN from infinity. */
 static bool holds_nan(const float *elems, size_t n)
 {
     bool found = false;

@@ -2,17 +2,16 @@
 #pragma once
 
 /*
- * One run of 64 elements of a reduce, in plain C: the tree over the leaves, the accumulator, the squares, the
- * position sums.
- * reduce_run_avx2.h has the same function for x86-64-v3 and above, and says why. dtype, shape and mode are
- * constants where these are inlined. This one always writes through the caches.
+ * One run of 64 elements of a reduce, in plain C: the tree over the leaves, the accumulator, the squares, the position
+ * sums. reduce_run_avx2.h has the same function for x86-64-v3 and above, and gives the reason. dtype, shape and mode
+ * are constants after inlining. This function always writes through the caches.
  */
 
 #include "kernels/convert.h"
 #include "kernels/isa.h"
 #include "kernels/position_sum_kernel.h"
 
-/* Trees that have code of their own. */
+/* Trees with code of their own. */
 enum reduce_shape {
     REDUCE_ONE,  /* g0 */
     REDUCE_TWO,  /* g0 + g1 */
@@ -21,11 +20,11 @@ enum reduce_shape {
     N_REDUCE_SHAPES,
 };
 
-/* Where a sum goes. */
+/* The destination of a sum. */
 enum reduce_mode {
     REDUCE_ADD,       /* acc += sum */
     REDUCE_SET,       /* acc = sum: the first contribution */
-    REDUCE_SET_PAST,  /* the same past the caches; acc is aligned to CACHE_LINE_BYTES */
+    REDUCE_SET_PAST,  /* REDUCE_SET past the caches; acc is aligned to CACHE_LINE_BYTES */
     REDUCE_ADD_SAVED, /* acc += sum, with an undo slot */
     N_REDUCE_MODES,
 };
@@ -39,7 +38,7 @@ static always_inline bool reduce_is_first(enum reduce_mode mode)
     return mode == REDUCE_SET || mode == REDUCE_SET_PAST;
 }
 
-/* A constant where the shape is one. */
+/* A constant if the shape is constant. */
 static always_inline unsigned reduce_shape_leaves(const struct reduce_args *args, enum reduce_shape shape)
 {
     static const unsigned n_leaves[N_REDUCE_SHAPES] = {[REDUCE_ONE] = 1, [REDUCE_TWO] = 2, [REDUCE_FOUR] = 4};
@@ -114,7 +113,7 @@ static always_inline double reduce_run_squares(const float *run)
 }
 
 /*
- * One run: acc and leaves are at its first element, pieces are the leaves' position sums.
+ * Reduces one run. acc and leaves are at its first element; pieces are the leaves' position sums.
  *
  * Return: the sum of squares of the new acc.
  */

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * reduce_run.h with intrinsics, for x86-64-v3 and above. The bits are the same. Why it is there: on a
- * two-core Zen 3 guest the plain loops, as gcc 12 vectorises them for AVX2, reach these fractions of the
- * speed of a bare read-and-sum, and these functions those (bench-kernels, medians of 15):
+ * reduce_run.h with intrinsics, for x86-64-v3 and above. The bits are equal. It exists because of its speed: on a
+ * two-core Zen 3 guest the plain loops, vectorised by gcc 12 for AVX2, and these functions reach the following
+ * fractions of the speed of a bare read-and-sum (bench-kernels, medians of 15):
  *
  *                      fp32, 2 ranks   fp32, 4 ranks   bf16, 2 ranks   bf16, 4 ranks
  *     plain loops           0.93            0.89            0.81            0.70
@@ -16,7 +16,7 @@
  *     by a multiple of 2^27 push each other out of the nearest cache, and reading them twice, a few hundred
  *     bytes later, took 1.6 times as long;
  *   - sums and squares stay in registers from leaf to lane;
- *   - a fused multiply-add per square. It is no contraction in disguise: a product of two fp32 is exact in
+ *   - a fused multiply-add per square. It does not change the bits: a product of two fp32 is exact in
  *     double, so mul + add and fma round once, at the same place;
  *   - bf16 is widened by interleaving with zeroes, sixteen elements in two instructions. That leaves them as
  *     elements 0-3, 8-11 and 4-7, 12-15, which is as good for sums and for lanes, and is undone when stored.
@@ -28,7 +28,7 @@
 
 #include <immintrin.h>
 
-/* Sixteen elements as they lie in memory: 64 bytes of fp32, or 32 bytes in `low`. */
+/* Sixteen elements in the types of memory: 64 bytes of fp32, or 32 bytes in `low`. */
 struct sixteen_raw {
     __m256i low;
     __m256i high;
@@ -40,7 +40,7 @@ struct sixteen {
     __m256 b;
 };
 
-/* The y of position_sum.h for the run that is being read, lanes 0-3 and 4-7. */
+/* The y of position_sum.h for the present run, lanes 0-3 and 4-7. */
 struct position_run {
     __m256i y[2];
 };
@@ -75,7 +75,7 @@ static always_inline struct sixteen sixteen_add(struct sixteen x, struct sixteen
     return (struct sixteen){_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};
 }
 
-/* From the order of a leaf of dtype to that of memory, and back: it undoes itself. */
+/* Converts the order of a leaf of dtype to that of memory, and back: it is its own inverse. */
 static always_inline struct sixteen sixteen_reorder(struct sixteen x, enum dtype dtype)
 {
     if (dtype != DTYPE_BF16)
@@ -111,7 +111,7 @@ static always_inline void position_run_close(const struct position_run *run, str
     }
 }
 
-/* Elements i to i + 15 of one leaf, taken into its position sum. */
+/* Loads elements i to i + 15 of one leaf and adds them to its position sum. */
 static always_inline struct sixteen sixteen_take(const void *leaf, struct position_run *run, size_t i, enum dtype dtype)
 {
     struct sixteen_raw raw = sixteen_load(leaf, i, dtype);
@@ -158,7 +158,7 @@ static always_inline __m256d add_squares(__m256d lanes, __m128 x)
     return _mm256_fmadd_pd(d, d, lanes);
 }
 
-/* past_caches: the memory is not read before it is overwritten, and the caches keep what they have. */
+/* past_caches: the memory is not read before it is overwritten, and the caches keep their contents. */
 static always_inline void sixteen_store(float *at, struct sixteen x, bool past_caches)
 {
     if (past_caches) {
@@ -170,7 +170,7 @@ static always_inline void sixteen_store(float *at, struct sixteen x, bool past_c
     }
 }
 
-/* As reduce_run_plain(). */
+/* Like reduce_run_plain(). */
 static always_inline double reduce_run_avx2(const struct reduce_args *args, float *acc, const void *const *leaves,
                                             struct position_piece *pieces, enum dtype dtype, enum reduce_shape shape,
                                             enum reduce_mode mode)

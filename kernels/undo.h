@@ -2,15 +2,15 @@
 #pragma once
 
 /*
- * An undo slot lets a kernel be killed between any two instructions. It lies in memory that outlives the process, one
- * for each worker, and stays in the nearest cache. Before a kernel changes a group of elements, it saves the group and
- * marks it; afterwards it moves the mark on. Whoever finds the slot puts a marked group back and runs the kernel again
- * from there: the bits are those of an undisturbed pass.
+ * With an undo slot, a kernel may be killed between any two instructions. Each worker has a slot, in memory that
+ * outlives the process; the slot stays in the nearest cache. Before a kernel changes a group of elements, it saves the
+ * group and marks it; afterwards it advances the mark. The next process restores a marked group and runs the kernel
+ * again from there. The bits are those of an undisturbed pass.
  *
- * A killed process has made its stores in the order of the program. So it is enough that the compiler keeps the order.
+ * The stores of a killed process are in program order. So only the compiler must keep the order.
  *
- * Groups are small, so that all memory streams stay in flight: saving and updating 1,024 elements at a time would take
- * turns between them. scripts/bench kernels says what a slot costs.
+ * Groups are small, so that all memory streams stay in flight. With 1,024 elements per group, saving and updating would
+ * alternate between the streams. scripts/bench kernels measures the cost of a slot.
  */
 
 #include <stdatomic.h>
@@ -25,12 +25,13 @@ enum {
 };
 
 struct undo_slot {
-    /* 2 x the next element that is changed, + 1 while `old` holds its group. The caller counts the elements. */
+    /* 2 x the number of the next element to change, + 1 while `old` holds its group. The caller numbers the
+     * elements. */
     _Alignas(64) _Atomic(uint64_t) mark;
     _Alignas(64) float old[UNDO_MAX_ARRAYS][UNDO_GROUP_ELEMS]; /* of an update: p, m, v; of a reduce: acc */
 };
 
-/* Stores of this thread before it stay before it, those after it stay after it. */
+/* Orders this thread's earlier stores before its later ones. */
 static inline void undo_order(void)
 {
     atomic_signal_fence(memory_order_seq_cst);
@@ -48,13 +49,13 @@ static inline uint64_t undo_next_elem(const struct undo_slot *slot)
     return atomic_load_explicit(&slot->mark, memory_order_relaxed) / 2;
 }
 
-/* Saves n elements, at most UNDO_GROUP_ELEMS, of one array. */
+/* Saves n elements of one array, at most UNDO_GROUP_ELEMS. */
 static inline void undo_save(struct undo_slot *slot, unsigned array, const float *elems, size_t n)
 {
     memcpy(slot->old[array], elems, n * sizeof(float));
 }
 
-/* Puts back n elements of one array, if the slot has them. elems: the array at undo_next_elem(). */
+/* Restores n elements of one array, if the slot holds them. elems: the array at undo_next_elem(). */
 static inline void undo_put_back(const struct undo_slot *slot, unsigned array, float *elems, size_t n)
 {
     if (atomic_load_explicit(&slot->mark, memory_order_relaxed) % 2 == 1)

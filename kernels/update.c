@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The moments of each optimizer, and the scalars that are computed once per update and parameter. */
+/* The moments of each optimizer, and the scalars that are computed once per parameter and update. */
 
 #include "kernels/update.h"
 
@@ -40,7 +40,7 @@ unsigned optimizer_n_moments(enum optimizer optimizer, const struct hyper *hyper
     return (unsigned)moments.m + (unsigned)moments.v;
 }
 
-/* Puts back n elements of a moment from `done` on. */
+/* Restores n elements of a moment from `done` on. */
 static void put_back_moment(const struct update_args *args, unsigned array, void *moment, enum dtype dtype, size_t done,
                             size_t n)
 {
@@ -56,7 +56,8 @@ static void put_back_moment(const struct update_args *args, unsigned array, void
     convert_from_f32(elems, widened, dtype, n);
 }
 
-/* As put_back_moment(). fp32 masters have their 16-bit weights written by blocks, after them. */
+/* Restores n masters from `done` on. Then writes the 16-bit weights of fp32 masters before `done`, because a block
+ * writes its weights after its masters. */
 static void put_back_masters(const struct update_args *args, size_t done, size_t n)
 {
     float widened[UNDO_GROUP_ELEMS];

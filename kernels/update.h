@@ -2,11 +2,11 @@
 #pragma once
 
 /*
- * The optimizers (docs/numerics.md, section 4): one pass over a range of one parameter's partition unscales
- * and clips the summed gradient, updates master weight and moments in place and writes the 16-bit weight.
+ * The optimizers (docs/numerics.md, section 4): one pass over a range of one parameter's partition unscales and clips
+ * the summed gradient, updates master weights and moments in place, and writes the 16-bit weights.
  *
- * Moments in bf16 or 8 bits are widened, updated in fp32, used for the weight as they are then, and rounded when they
- * are stored: to nearest, or at random (sections 5 and 6 there).
+ * Moments in bf16 or 8 bits are widened and updated in fp32. The weight is updated with the fp32 moments. Stored
+ * moments are rounded to nearest, or stochastically (sections 5 and 6 there).
  */
 
 #include "kernels/dtype.h"
@@ -20,24 +20,24 @@ struct undo_slot; /* undo.h */
 
 enum optimizer {
     OPTIMIZER_ADAMW,
-    OPTIMIZER_ADAM, /* the same as ADAMW when hyper.adam_w_mode, else L2 */
+    OPTIMIZER_ADAM, /* equal to ADAMW if hyper.adam_w_mode, else L2 */
     OPTIMIZER_SGD,
     OPTIMIZER_LION,
     OPTIMIZER_ADAGRAD,
-    OPTIMIZER_MUON, /* for matrices; in such a job AdamW updates the other parameters: optimizer_of_param() */
+    OPTIMIZER_MUON, /* for matrices; AdamW updates the job's other parameters: optimizer_of_param() */
     N_OPTIMIZERS,
 };
 
-/* "AdamW". Adam with decoupled weight decay is AdamW: config_optimizer_name(). */
+/* Return: "AdamW" or the like. Adam with decoupled weight decay is AdamW: config_optimizer_name(). */
 const char *optimizer_name(enum optimizer optimizer);
 
-/* torch's adjust_lr_fn: which factor of the learning rate a matrix has (muon_lr_factor()). */
+/* torch's adjust_lr_fn: the factor of a matrix's learning rate (muon_lr_factor()). */
 enum muon_adjust_lr {
     MUON_ORIGINAL,
     MUON_MATCH_RMS_ADAMW,
 };
 
-/* A parameter group's settings, as the user gave them. What an optimizer does not name is not read. */
+/* A parameter group's settings, as given by the user. Settings that an optimizer does not have are not read. */
 struct hyper {
     double lr;
     double beta1;
@@ -47,7 +47,7 @@ struct hyper {
     double momentum;
     double dampening;
     double lr_decay;
-    double ns_coefficients[3]; /* Muon's: of the matrix, of its third and of its fifth power */
+    double ns_coefficients[3]; /* Muon's: of the matrix, and of its third and fifth power */
     uint32_t ns_steps;
     enum muon_adjust_lr adjust_lr_fn;
     bool nesterov;
@@ -71,15 +71,15 @@ struct update_scalars {
     float c;
     bool l2;         /* Adam: weight decay goes through the gradient */
     bool momentum;   /* SGD: mu != 0 */
-    bool first_step; /* SGD: t = 1, the momentum buffer takes the gradient as it is */
+    bool first_step; /* SGD: t = 1, the momentum buffer becomes the gradient */
     bool nesterov;
-    uint32_t rounding_key; /* update_rounding_key(); only rounding at random reads it */
+    uint32_t rounding_key; /* update_rounding_key(); only stochastic rounding reads it */
 };
 
-/* How moments lie in memory. */
+/* The types of moments in memory. */
 struct moments_type {
     enum dtype dtype; /* of exp_avg: DTYPE_F32, DTYPE_BF16 or DTYPE_SIGNED8; of exp_avg_sq: moments_dtype_of_square() */
-    bool stochastic;  /* rounded at random; not fp32, and always with 8 bits */
+    bool stochastic;  /* stochastic rounding; never with fp32, always with 8 bits */
 };
 
 static inline enum dtype moments_dtype_of_square(struct moments_type type)
@@ -88,37 +88,37 @@ static inline enum dtype moments_dtype_of_square(struct moments_type type)
 }
 
 struct update_args {
-    float *p;         /* master weights, read and written; NULL: they are in w16 and lower, in 24 bits (master24.h) */
+    float *p;         /* master weights, read and written; NULL: masters of 24 bits, in w16 and lower (master24.h) */
     int8_t *lower;    /* NULL: master weights are fp32 */
-    void *m;          /* exp_avg or momentum buffer, read and written; NULL where the optimizer has none */
-    void *v;          /* exp_avg_sq; as m */
+    void *m;          /* exp_avg or momentum buffer, read and written; NULL if the optimizer has none */
+    void *v;          /* exp_avg_sq; like m */
     const float *acc; /* summed gradient, not yet scaled */
-    void *w16;        /* 16-bit weights, only written, unless they are a part of p; NULL when w16_dtype is DTYPE_F32 */
+    void *w16;        /* 16-bit weights, only written, unless they are a part of p; NULL if w16_dtype is DTYPE_F32 */
     enum dtype w16_dtype;
     struct moments_type moments;
-    uint64_t start_elem; /* of the range, from the parameter's start; only rounding at random reads it */
+    uint64_t start_elem; /* of the range, from the parameter's start; only stochastic rounding reads it */
     size_t n_elems; /* may be 0 */
     const struct update_scalars *k;
     struct undo_slot *undo; /* NULL: none */
-    uint64_t undo_elem;     /* the slot's number of the first element */
+    uint64_t undo_elem;     /* the number of the first element in the slot */
 };
 
 /*
- * After a kill in an update of the range: puts back what args->undo has saved, and makes args the rest of the range,
- * which is still to be updated (n_elems may become 0). Writes the 16-bit weights before the rest, unless they are a
- * part of the masters. The slot's next element must be in the range, or be its end.
+ * Call after a kill in an update of the range. Restores the elements saved in args->undo, and reduces args to the rest
+ * of the range, which must still be updated (n_elems may become 0). Writes the 16-bit weights before the rest, unless
+ * they are a part of the masters. The slot's next element must be in the range or at its end.
  */
 void update_put_back(struct update_args *args);
 
-/* Return: the optimizer of a parameter. muon: as the layout's parameter has it. */
+/* Return: the optimizer of a parameter. muon: from the layout's parameter. */
 static inline enum optimizer optimizer_of_param(enum optimizer of_job, bool muon)
 {
     return of_job == OPTIMIZER_MUON && !muon ? OPTIMIZER_ADAMW : of_job;
 }
 
 /*
- * Which of the two moment arrays exist for an optimizer with these settings, and how state lies in memory. Of a job
- * with Muon: for the parameters that it does not update; a matrix has no v.
+ * The moments that an optimizer with these settings has, and the types of the state in memory. In a job with Muon, it
+ * is for the parameters that Muon does not update; a matrix has no v.
  */
 struct optimizer_moments {
     bool m;
@@ -130,7 +130,7 @@ struct optimizer_moments {
 struct optimizer_moments optimizer_moments(enum optimizer optimizer, const struct hyper *hyper);
 unsigned optimizer_n_moments(enum optimizer optimizer, const struct hyper *hyper);
 
-/* A bijection of 32 bits in which each bit of the result depends on all of x: the finalizer of MurmurHash3. */
+/* A bijection of 32 bits: each bit of the result depends on all bits of x. It is the finalizer of MurmurHash3. */
 ELEMENT_FN uint32_t rounding_mix(uint32_t x)
 {
     x = (x ^ x >> 16) * 0x85ebca6b;
@@ -138,9 +138,9 @@ ELEMENT_FN uint32_t rounding_mix(uint32_t x)
     return x ^ x >> 16;
 }
 
-/* The key of rounding_draw(). param: its number in the layout. t: as below. */
+/* The key for rounding_draw(). param: its number in the layout. t: see below. */
 uint32_t update_rounding_key(uint32_t param, uint64_t t);
 
-/* s as in numerics.md section 3, t the parameter's step count after this step, from 1. */
+/* s: as in numerics.md, section 3. t: the parameter's step count after this step, from 1. */
 void update_scalars_compute(enum optimizer optimizer, const struct hyper *hyper, double s, uint64_t t,
                             struct update_scalars *out);

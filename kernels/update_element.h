@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * One function per optimizer for one element, its lines those of docs/numerics.md section 4: for the CPU's
- * kernels and the device's.
+ * One function per optimizer for one element, for the kernels of the CPU and the device. Its lines are those of
+ * docs/numerics.md, section 4.
  */
 
 #include "kernels/element.h"
@@ -11,7 +11,7 @@
 
 #include <math.h>
 
-/* One element. m and v are left alone where an optimizer has none. */
+/* One element. A step does not change m and v if the optimizer has none. */
 struct element {
     float p;
     float m;
@@ -112,7 +112,7 @@ ELEMENT_FN struct element lion(struct element e, float acc, const struct update_
     return e;
 }
 
-/* Muon's first pass. p: the summed gradient; it becomes the matrix that is orthogonalised. */
+/* Muon's first pass. p: the summed gradient; it becomes the matrix to orthogonalise. */
 ELEMENT_FN struct element muon_momentum(struct element e, float acc, const struct update_scalars *k)
 {
     float g = e.p * k->s;

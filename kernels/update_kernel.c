@@ -9,20 +9,20 @@
 #include "kernels/update_element.h"
 
 /*
- * Each optimizer has a loop for each way in which moments are stored, and the compiler turns these loops into vector
- * code: nothing in an element depends on another, and whatever is the same for all elements is a constant or hoisted
- * out. For whole groups the loops are inlined into the code around them, because a call for 64 elements costs AdamW
- * up to 27 ns (Zen 3, gcc 12) on top of 36. Code that runs rarely exists once and calls the loops.
+ * Each optimizer has a loop for each type of moments. The compiler turns these loops into vector code: elements do not
+ * depend on each other, and common values are constants or hoisted out. For whole groups the loops are inlined, because
+ * a call for 64 elements costs AdamW up to 27 ns (Zen 3, gcc 12) in addition to 36. Rare code exists once and calls the
+ * loops.
  *
- * 16-bit weights are made block by block, while p is in the nearest cache. In the element's own loop, where
- * registers are short and the multipliers busy, they took 12 cycles for 16 elements (bf16) and 55 (fp16) on
- * top of AdamW's 17; so they take 8 and 3.
+ * 16-bit weights are made block by block, while p is in the nearest cache. In the loop over elements, with few free
+ * registers and busy multipliers, they took 12 cycles for 16 elements (bf16) and 55 (fp16) in addition to AdamW's 17;
+ * block by block they take 8 and 3.
  */
 enum {
     UPDATE_BLOCK_ELEMS = 1024,
 };
 
-/* Which moments a loop reads and writes; constant where it is inlined. */
+/* The moments that a loop reads and writes; constant after inlining. */
 struct arrays {
     bool m_read;
     bool m_write;
@@ -34,13 +34,13 @@ struct elems {
     const float *old_p, *old_m, *old_v;
     const float *acc;
     float *p;
-    void *m, *v;           /* fp32, or bf16 in the loops of that name */
-    const uint32_t *draws; /* one for each element; only the loops that round at random read them */
+    void *m, *v;           /* fp32, or bf16 in the bf16 loops */
+    const uint32_t *draws; /* one per element; only the loops with stochastic rounding read them */
 };
 
 typedef void elems_fn(const struct elems *elems, const struct update_scalars *k, size_t n);
 
-/* The loops of one step function. Without moments those for bf16 are NULL. */
+/* The loops of one step function. Without moments, the bf16 loops are NULL. */
 struct loops {
     struct arrays arrays;
     elems_fn *f32;
@@ -52,7 +52,7 @@ static always_inline void update_elems(const struct elems *elems, const struct u
                                        struct arrays arrays, size_t n)
 {
     const float *acc = elems->acc, *old_p = elems->old_p, *old_m = elems->old_m, *old_v = elems->old_v;
-    const struct update_scalars copy = *scalars, *k = &copy; /* no store of the loop can change it */
+    const struct update_scalars copy = *scalars, *k = &copy; /* a copy, so that no store of the loop can change it */
     float *p = elems->p, *m = elems->m, *v = elems->v;
 
     no_overlap for (size_t i = 0; i < n; i++)
@@ -69,8 +69,8 @@ static always_inline void update_elems(const struct elems *elems, const struct u
 }
 
 /*
- * Moments are rounded without a look for NaNs, which would cost a fifth of the update. One comes from a bf16 NaN, or
- * from infinity - infinity as the processor has it: there the rounding does not carry into the sign.
+ * Rounds a moment without a check for NaNs, which would cost a fifth of the update. A NaN here comes from a bf16 NaN or
+ * from the processor's infinity - infinity. In both, the rounding does not carry into the sign.
  */
 static always_inline uint16_t narrow_moment(float x, bool stochastic, uint32_t draw)
 {
@@ -80,8 +80,9 @@ static always_inline uint16_t narrow_moment(float x, bool stochastic, uint32_t d
 }
 
 /*
- * As update_elems(). Both moments are narrowed in the loop of the elements, where that runs beside division and square
- * root. One draw serves both of an element: exp_avg takes the lower half, exp_avg_sq the upper one.
+ * update_elems() for bf16 moments. Both moments are narrowed in the loop over elements, because there it overlaps with
+ * division and square root. One draw serves both moments of an element: exp_avg uses the lower half, exp_avg_sq the
+ * upper half.
  */
 static always_inline void update_elems_bf16(const struct elems *elems, const struct update_scalars *scalars,
                                             step_fn *step, struct arrays arrays, bool stochastic, size_t n)
@@ -136,7 +137,8 @@ LOOPS(muon_nesterov, ARRAYS(.m_read = true, .m_write = true))
 
 /* ---- masters of a group -------------------------------------------------------------------------------- */
 
-/* Where an update of a group reads masters in fp32, and where it writes them, which may be there too. */
+/* The fp32 masters of a group: the old ones that the update reads, and the place of the new ones, which may be
+ * equal. */
 struct masters {
     const float *old;
     float *p;
@@ -147,7 +149,8 @@ static always_inline struct master24 masters_at(const struct update_args *args, 
     return (struct master24){.weights = (uint16_t *)args->w16 + begin, .lower = args->lower + begin};
 }
 
-/* wide, wide_old: room for a group. Saves masters in the slot. Those of 24 bits are widened there, or into wide_old. */
+/* Loads masters, and saves them in the slot. Masters of 24 bits are widened into the slot, or into wide_old. wide,
+ * wide_old: room for a group. */
 static always_inline struct masters load_masters(const struct update_args *args, float *wide, float *wide_old,
                                                  size_t begin, size_t n)
 {
@@ -162,7 +165,7 @@ static always_inline struct masters load_masters(const struct update_args *args,
     return (struct masters){.old = args->p + begin, .p = args->p + begin};
 }
 
-/* One draw serves four elements. No moment takes draws of this key. */
+/* Draws for masters; one draw serves four elements. Moments use another key. */
 static always_inline void draw_masters(uint32_t *restrict out, const struct update_args *args,
                                        const struct update_scalars *k, size_t begin)
 {
@@ -204,7 +207,7 @@ static always_inline void mark(const struct update_args *args, size_t elem, bool
         undo_mark(args->undo, args->undo_elem + elem, is_saved);
 }
 
-/* Updates the n elements from begin, at most a group; with a slot, saves them before. */
+/* Updates n elements from `begin` on, at most a group; with a slot, first saves them. */
 static always_inline void update_group(const struct update_args *args, const struct update_scalars *k,
                                        const struct loops *loops, size_t begin, size_t n)
 {
@@ -226,7 +229,7 @@ static always_inline void update_group(const struct update_args *args, const str
 
 /* ---- groups with narrow moments -------------------------------------------------------------------------- */
 
-/* For n elements of the range from `begin` on. In the loop of the elements they take more time than here. */
+/* Draws for n elements of the range from `begin` on. In the loop over elements, the draws would take more time. */
 static always_inline void draw(uint32_t *restrict out, const struct update_args *args, const struct update_scalars *k,
                                size_t begin, size_t n)
 {
@@ -257,7 +260,7 @@ static always_inline void update_elems_bf16_of_group(const struct update_args *a
 
 _Static_assert((int)UNDO_GROUP_ELEMS == (int)GROUP8_ELEMS, "a slot has one group of 8 bits");
 
-/* 8-bit moments can only be narrowed when the whole group is there. */
+/* 8-bit moments can be narrowed only when the whole group is computed. */
 static always_inline void update_elems8_of_group(const struct update_args *args, struct elems elems,
                                                  const struct update_scalars *k, const struct loops *loops,
                                                  size_t begin, size_t n)
@@ -291,7 +294,8 @@ static always_inline void load_moment(float *restrict out, const void *restrict 
         widen_group8(out, (const struct group8 *)moment + begin / GROUP8_ELEMS, dtype, n);
 }
 
-/* As update_group(), with narrow moments. A slot has them in fp32, which is exact, and where they are read. */
+/* update_group() for narrow moments. A slot holds the moments widened to fp32, which is exact; the update reads them
+ * there. */
 static always_inline void update_narrow(const struct update_args *args, const struct update_scalars *k,
                                         const struct loops *loops, struct moments_type type, size_t begin, size_t n)
 {
@@ -331,8 +335,8 @@ static always_inline void update_group8(const struct update_args *args, const st
 typedef void group_fn(const struct update_args *args, const struct update_scalars *k, const struct loops *loops,
                       size_t begin, size_t n);
 
-/* The last group of a block, which may have fewer elements; one copy of its code for all optimizers calls their loops.
- */
+/* The last group of a block, which may be shorter. All optimizers share one copy of its code, which calls their
+ * loops. */
 #define LAST_GROUP(name, group)                                                                                        \
     static __attribute__((noinline)) void name(const struct update_args *args, const struct update_scalars *k,         \
                                                const struct loops *loops, size_t begin, size_t n)                      \
@@ -385,7 +389,7 @@ static always_inline void update(const struct update_args *args, const struct lo
 
 /* ---- the optimizers -------------------------------------------------------------------------------------- */
 
-/* For updates that are rare, or short beside the other work of their step: one copy of the code calls their loops. */
+/* For updates that are rare, or short compared to the rest of their step: one copy of the code calls their loops. */
 static __attribute__((noinline)) void update_rarely(const struct update_args *args, const struct loops *loops)
 {
     update(args, loops);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A question to the daemon, and what may go wrong with it. */
+/* Asks the daemon one question and reports errors. */
 
 #include "client/ctl/ask.h"
 

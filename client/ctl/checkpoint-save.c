@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* `zerodctl checkpoint save`: asks for a checkpoint, and waits for it by looking at the daemon's status. */
+/* `zerodctl checkpoint save`: asks for a checkpoint, and polls the daemon's status until it ends. */
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ static uint64_t get_member_u64(struct json_object *o, const char *key)
     return json_object_get_uint64(get_member(o, key));
 }
 
-/* path: NULL, it is not on the disk yet. */
+/* path: NULL if the checkpoint is not on the disk yet. */
 static int print_answer(const struct checkpoint_options *options, struct json_object *answer, bool is_new,
                         uint64_t step, const char *path)
 {
@@ -60,7 +60,7 @@ static int print_saved(const struct checkpoint_options *options, struct json_obj
     return path ? print_answer(options, answer, is_new, step, path) : ctl_fail(strerror(ENOMEM), EX_OSERR);
 }
 
-/* Return: 0 and *status, of checkpoints, the caller's; or a code of sysexits.h after a sentence. */
+/* Return: 0, and the caller frees *status, the key "checkpoint"; or a code of sysexits.h after a sentence. */
 static int ask_status(const struct checkpoint_options *options, struct json_object **status)
 {
     struct json_object *all;
@@ -73,7 +73,7 @@ static int ask_status(const struct checkpoint_options *options, struct json_obje
     return 0;
 }
 
-/* Has the one that was asked for ended, or is there none any more? */
+/* Has the requested save ended, or does the daemon no longer know of it? */
 static bool has_save_ended(struct json_object *status, struct json_object *answer)
 {
     return get_member_u64(status, "n_saved") + get_member_u64(status, "n_failed") >=
@@ -91,7 +91,7 @@ static int judge_save(const struct checkpoint_options *options, struct json_obje
         return ctl_fail(
             "the checkpoint was given up, because the run was dropped or another daemon took it over; ask again",
             EX_UNAVAILABLE);
-    /* More may have ended since the last look. */
+    /* Further saves may have ended since the last poll. */
     if (last && get_member_u64(last, "step") >= step && !(why && n_ended == get_member_u64(answer, "n_ended")))
         return print_saved(options, answer, true, get_member_u64(last, "step"));
     checkpoint_say(

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* `zerodctl checkpoint verify`: reads all bytes, and names those that are not as they were written, or what else
- * loading would refuse. */
+/* `zerodctl checkpoint verify`: reads all bytes. Names those that differ from the written bytes, and other reasons for
+ * which a load would fail. */
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -18,7 +18,7 @@
 #include "core/base/json.h"
 #include "core/checkpoint/load-check.h"
 
-/* MiB of a file, one after the other, that differ. */
+/* A run of consecutive MiB of a file that differ. */
 struct run {
     const char *file; /* NULL: none */
     uint64_t first, last;
@@ -35,7 +35,7 @@ struct checked {
     struct json_object *differs;
 };
 
-/* All of them. */
+/* All checkpoints that are verified. */
 struct verification {
     bool print;
     struct json j;
@@ -43,7 +43,7 @@ struct verification {
     size_t n, n_bad;
 };
 
-/* ---- what differs -------------------------------------------------------------------------------------- */
+/* ---- differences --------------------------------------------------------------------------------------- */
 
 static void report_bad_blocks(struct checked *c)
 {
@@ -93,7 +93,7 @@ static void on_progress(void *userdata, uint64_t n_bytes_done, uint64_t n_bytes)
 
 /* ---- one checkpoint ------------------------------------------------------------------------------------ */
 
-/* why: "", nothing but these MiB is wrong. */
+/* Reports one checkpoint. why: "" if only the differing MiB are wrong. */
 static void note_checked(struct verification *v, struct checked *c, int64_t n_differ, const char *why)
 {
     uint64_t n_bytes = 0;
@@ -120,13 +120,14 @@ static void note_checked(struct verification *v, struct checked *c, int64_t n_di
     json_push(&v->j, v->checkpoints, o);
 }
 
-/* Limits on how many are kept may have removed it after it was listed. */
+/* Has the checkpoint been removed since it was listed, because too many were kept? */
 static bool is_gone(int dir, const char *name)
 {
     return faccessat(dir, name, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT;
 }
 
-/* An open checkpoint: its bytes, and what they say. Return: how many MiB differ; or -errno and a sentence. */
+/* Verifies the bytes and the contents of an open checkpoint. Return: the number of MiB that differ; or -errno, and why
+ * has a sentence. */
 static int64_t verify_open(int fd, struct checked *c, const struct folder_verifier *verifier, char *why,
                            size_t why_size)
 {
@@ -137,8 +138,8 @@ static int64_t verify_open(int fd, struct checked *c, const struct folder_verifi
     return n_differ == 0 ? checkpoint_check(fd, &c->description, why, why_size) : n_differ;
 }
 
-/* listed: the entry of its folder's list, where it was a moment ago; or NULL. Return: 0, or a code of sysexits.h after
- * a sentence: there is nothing to verify. */
+/* listed: the checkpoint's entry in the list of its folder, made a moment ago; or NULL. Return: 0; or a code of
+ * sysexits.h after a sentence if there is nothing to verify. */
 static int verify_one(struct verification *v, int dir, const char *name, const char *path,
                       const struct folder_entry *listed)
 {
@@ -154,7 +155,7 @@ static int verify_one(struct verification *v, int dir, const char *name, const c
         n_differ = verify_open(fd, &c, &verifier, why, sizeof(why));
         close(fd);
     }
-    if (n_differ == 0 && listed && !listed->whole) { /* whole as such, but not under this name */
+    if (n_differ == 0 && listed && !listed->whole) { /* whole, but in a folder with the wrong name */
         snprintf(why, sizeof(why), "%s", listed->why);
         n_differ = -EINVAL;
     }
@@ -168,7 +169,7 @@ static int verify_one(struct verification *v, int dir, const char *name, const c
     return 0;
 }
 
-/* ---- all of them --------------------------------------------------------------------------------------- */
+/* ---- all checkpoints ----------------------------------------------------------------------------------- */
 
 static int verify_place(struct verification *v, const struct checkpoint_options *options)
 {
@@ -190,7 +191,7 @@ static int verify_place(struct verification *v, const struct checkpoint_options 
     return r;
 }
 
-/* Is the path a checkpoint rather than a folder of them? */
+/* Is the path a checkpoint, not a folder of checkpoints? */
 static bool is_checkpoint(const char *path)
 {
     const char *slash = strrchr(path, '/');

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The command `zerodctl checkpoint`: its arguments, and the parts of it that only read what is there. */
+/* The command `zerodctl checkpoint`: its arguments, and the subcommands that only read checkpoints. */
 
 #include "client/ctl/checkpoint.h"
 
@@ -25,12 +25,12 @@ enum {
     PROGRESS_NS = 100 * 1000 * 1000,
     WRITTEN_BYTES = PRINT_SIZE + 8,
     DAY_S = 24 * 60 * 60,
-    SCHEMA_VERSION = 1, /* docs/schema/checkpoint.json; raised when a key changes its meaning or goes away */
+    SCHEMA_VERSION = 1, /* docs/schema/checkpoint.json; raised when a key changes or disappears */
 };
 
 /* ---- places -------------------------------------------------------------------------------------------- */
 
-/* Return: 0 and the daemon's checkpoint.dir, to be freed; or a code of sysexits.h after a sentence. */
+/* Return: 0, and *dir is the daemon's checkpoint.dir, to be freed; or a code of sysexits.h after a sentence. */
 static int ask_dir(const char *socket, char **dir)
 {
     struct json_object *status, *value;
@@ -368,7 +368,7 @@ static int show_given_or_newest(const struct checkpoint_options *options)
 static const struct {
     const char *name;
     int (*run)(const struct checkpoint_options *options);
-    bool is_save; /* takes --wait and --no-wait, and no path */
+    bool is_save; /* has --wait and --no-wait, but no path */
 } subcommands[] = {
     {"save", checkpoint_save, true},
     {"list", list, false},
@@ -376,7 +376,7 @@ static const struct {
     {"show", show_given_or_newest, false},
 };
 
-/* Return: whether all of them are understood. */
+/* Return: true if all options are valid. */
 static bool parse_checkpoint_options(struct checkpoint_options *options, int argc, char **argv, bool is_save)
 {
     for (int i = 0; i < argc; i++) {
@@ -390,7 +390,7 @@ static bool parse_checkpoint_options(struct checkpoint_options *options, int arg
             return false;
         else
             options->path = argv[i];
-        while (n > 1 && argv[i][n - 1] == '/') /* behind a slash a link would be followed */
+        while (n > 1 && argv[i][n - 1] == '/') /* with a slash at the end, a link would be followed */
             argv[i][--n] = '\0';
     }
     return true;

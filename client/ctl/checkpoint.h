@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * `zerodctl checkpoint`: asks the daemon for a checkpoint, and reads those that are there. All but `save` need no
- * daemon if a path is given.
+ * `zerodctl checkpoint`: asks the daemon for a checkpoint, and reads existing checkpoints. With a path, only `save`
+ * needs a daemon.
  *
  *   checkpoint.c          the command, `list` and `show`
  *   checkpoint-save.c     `save`
@@ -12,5 +12,5 @@
 
 #include <stdbool.h>
 
-/* argv[0] is "checkpoint". Return: 0, or a code of sysexits.h; then a sentence is on stderr. */
+/* argv[0] is "checkpoint". Return: 0, or a code of sysexits.h after a sentence on stderr. */
 int checkpoint_command(int argc, char **argv, const char *socket, bool json);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Finding messages in a log. Launchers put "[rank1]: " and the like before every line, and lines of several ranks
- * stand among one another: so the text is first taken apart into one stream for each rank. In a stream a message
- * belongs to the traceback before it and to the lines behind it, up to the next traceback.
+ * Finds messages in a log. Launchers put "[rank1]: " or the like before every line, and the lines of several ranks are
+ * mixed. So the text is first split into one stream per rank. In a stream, a message belongs to the traceback before it
+ * and to the lines after it, up to the next traceback.
  */
 
 #include "client/ctl/explain.h"
@@ -43,7 +43,7 @@ static bool has(struct span span, const char *needle)
     return find_in(span, needle) != NULL;
 }
 
-/* The text after the needle; empty when the needle is not found. */
+/* The text after the needle; empty if the needle is not found. */
 static struct span behind(struct span span, const char *needle)
 {
     const char *at = find_in(span, needle);
@@ -61,7 +61,7 @@ static struct span first_line(struct span span)
     return end ? (struct span){span.data, end - span.data} : span;
 }
 
-/* Takes the first line off *rest. */
+/* Removes the first line of *rest and returns it. */
 static struct span next_line(struct span *rest)
 {
     struct span line = first_line(*rest);
@@ -81,7 +81,7 @@ static void copy_span(char *dst, size_t size, struct span span)
     dst[n] = '\0';
 }
 
-/* Digits at the start. Return: the number, or -1 when there is none, or none that is sensible. */
+/* Reads digits at the start. Return: the number; or -1 if there is none or it is too large. */
 static int64_t leading_number(struct span span)
 {
     int64_t value = 0;
@@ -94,7 +94,8 @@ static int64_t leading_number(struct span span)
 
 /* ---- streams ------------------------------------------------------------------------------------------- */
 
-/* "[rank1]: ", "[rank 1] ", "[default1]:" before a line, several of them too. Return: the rank, or -1. */
+/* Removes "[rank1]: ", "[rank 1] " or "[default1]:" before a line, also several of them. Return: the last one's rank,
+ * or -1. */
 static int64_t take_prefix(struct span *line)
 {
     static const char *const words[] = {"[rank", "[default"};
@@ -120,7 +121,7 @@ static int64_t take_prefix(struct span *line)
         for (int k = 0; k < 2 && end < line->data + line->n && (*end == ':' || *end == ' '); k++)
             end++;
         *line = (struct span){end, line->data + line->n - end};
-        i = -1; /* there may be another one: torchrun's before torch's */
+        i = -1; /* torchrun's prefix may precede torch's prefix */
     }
     return rank;
 }
@@ -158,7 +159,7 @@ static int streams_init(struct streams *streams, struct span text)
 
 /* ---- clues --------------------------------------------------------------------------------------------- */
 
-/* A switch as a keyword, an option or a key of a file; DDP's own advice to set it says nothing. */
+/* Reads the switch as a keyword, an option or a key of a file. DDP's advice to set it is no clue. */
 static unsigned find_clue(struct span line)
 {
     static const char word[] = "find_unused_parameters";
@@ -181,7 +182,7 @@ static bool tells_of_error(struct span line)
            !has(line, "Connection closed by peer");
 }
 
-/* Finds clues for all messages of a text, because warnings and options stand anywhere, and mostly without a rank. */
+/* Finds clues for all messages of a text, because warnings and options are anywhere, and mostly without a rank. */
 static void read_everywhere(const struct streams *streams, struct explain_message *common)
 {
     for (size_t i = 0; i < streams->n; i++) {
@@ -197,7 +198,7 @@ static void read_everywhere(const struct streams *streams, struct explain_messag
                 copy_span(common->exception, sizeof(common->exception), line);
         }
     }
-    /* On in one place and off in another: it is not known which of them counts. */
+    /* On in one place and off in another: the valid setting is not known. */
     if ((common->clues & CLUE_FIND) && (common->clues & CLUE_NOT_FIND))
         common->clues &= ~(unsigned)(CLUE_FIND | CLUE_NOT_FIND);
 }
@@ -267,7 +268,8 @@ static bool message_kind(struct span line, struct span tail, struct explain_mess
     return true;
 }
 
-/* DDP: "Parameter at index 5 with name a.b has been marked"; DeepSpeed: "The parameter 5 has", with the name lately. */
+/* DDP prints "Parameter at index 5 with name a.b has been marked"; DeepSpeed prints "The parameter 5 has", recent
+ * versions with the name. */
 static void read_name(struct explain_message *m, struct span tail)
 {
     bool ddp = m->kind == EXPLAIN_READY_ONCE;
@@ -322,7 +324,7 @@ static void read_list(struct explain_message *m, struct span tail, int64_t *rank
     if (*rank < 0 && leading_number(rest) < EXPLAIN_MAX_RANKS)
         *rank = leading_number(rest);
     list = behind(first_line(rest), ": ");
-    if (find_in(list, " In addition, you can set")) /* all on one line */
+    if (find_in(list, " In addition, you can set")) /* all in one line */
         list.n = find_in(list, " In addition, you can set") - list.data;
     while (list.n && strchr(" .", list.data[list.n - 1])) {
         m->list_cut |= list.data[list.n - 1] == '.';
@@ -342,7 +344,8 @@ static bool same(const struct explain_message *a, const struct explain_message *
            strcmp(a->name, b->name) == 0 && strcmp(a->list, b->list) == 0;
 }
 
-/* Ranks that print the same message are one. Beyond EXPLAIN_MAX_FOUND the later ones are left out. */
+/* Adds a message. Equal messages of several ranks become one message. After EXPLAIN_MAX_FOUND messages, others are
+ * ignored. */
 static int messages_add(struct explain_messages *messages, struct explain_message *m, int64_t rank)
 {
     struct explain_message *found = NULL;
@@ -371,7 +374,7 @@ static bool starts_traceback(struct span line)
     return has(line, "Traceback (most recent call last)");
 }
 
-/* A message's line and the lines after it that belong to it, up to the next traceback. */
+/* The message's line and the following lines that belong to it, up to the next traceback. */
 static struct span tail_of(struct span line, struct span rest)
 {
     struct span next = {rest.data, 0};
@@ -398,7 +401,7 @@ static int read_stream(struct explain_messages *messages, const struct stream *s
         struct explain_message m = {.index = -1};
         int64_t rank = stream->rank;
 
-        /* An exception that was raised from another one belongs to it. */
+        /* If an exception was raised while another one was handled, both tracebacks belong to the message. */
         if (starts_traceback(line) && !chained)
             block = line;
         if (starts_traceback(line))

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * From a message to its diagnostic. A text alone proves little, so each says what it proves, takes a cause only where
- * the clues around the message leave one, and else says which observation separates those that are left.
+ * Turns a message into its diagnostic. A text alone proves little. So each diagnostic says what the message proves. It
+ * names a cause only if the clues leave a single one; otherwise it says which observation separates the remaining
+ * causes.
  */
 
 #include "client/ctl/explain.h"
@@ -21,7 +22,7 @@ static enum caller caller_of_clues(unsigned clues)
     return clues & CLUE_SWIFT ? CALLER_SWIFT : clues & CLUE_TRAINER ? CALLER_TRAINER : CALLER_TORCH;
 }
 
-/* ---- what all begin with ------------------------------------------------------------------------------- */
+/* ---- the common beginning ------------------------------------------------------------------------------ */
 
 static struct diagnostic *begin_diagnostic(const struct explain_message *m, enum diagnostic_code code,
                                            const char *title)
@@ -29,7 +30,7 @@ static struct diagnostic *begin_diagnostic(const struct explain_message *m, enum
     struct diagnostic *d = diagnostic_new(code, title);
     struct strbuf ranks = {0};
 
-    diagnostic_warn(d); /* explaining refuses nothing */
+    diagnostic_warn(d); /* `explain` refuses nothing, so this is a warning */
     cause_print_ranks(&ranks, m->ranks, EXPLAIN_MAX_RANKS);
     if (m->n_ranks == 1)
         diagnostic_at(d, strtol(strbuf_text(&ranks), NULL, 10), -1, -1);
@@ -47,7 +48,7 @@ static void add_parameter(struct diagnostic *d, const struct explain_message *m,
     diagnostic_field_take(d, "parameter", &buf);
 }
 
-/* At most as much of a list as a line holds. */
+/* Adds the part of a list that fits on a line. */
 static void add_list(struct diagnostic *d, const struct explain_message *m)
 {
     enum { MAX_BYTES = 90 };
@@ -94,7 +95,7 @@ static void add_exception(struct diagnostic *d, const struct explain_message *m)
 #define NOT_THE_NAMED                                                                                                  \
     "the parameter named: it is the first whose hook came twice, which says nothing about its layer;\n"
 
-/* Trainer turns it on for every model that is no PreTrainedModel of its own, such as peft's. */
+/* Trainer turns the search on for every model that is not a PreTrainedModel itself, such as peft's models. */
 static bool finding_by_default(const struct explain_message *m)
 {
     return !(m->clues & CLUE_NOT_FIND) && (m->clues & (CLUE_TRAINER | CLUE_SWIFT)) &&
@@ -179,7 +180,7 @@ static void say_twice_elsewhere(struct diagnostic *d, const struct explain_messa
     diagnostic_field(d, "does not help", "gradient checkpointing: the traceback goes through no checkpoint; " FOLK);
 }
 
-/* A message that was copied without its traceback: each of the above may be. */
+/* The message was copied without its traceback, so each cause above is possible. */
 static void say_twice_somewhere(struct diagnostic *d, const struct explain_message *m)
 {
     enum caller caller = caller_of_clues(m->clues);
@@ -302,7 +303,8 @@ static void say_differs(struct diagnostic *d, const struct explain_message *m)
     diagnostic_field(d, "does not help", "freezing them; " FOLK);
 }
 
-/* With the search on, DDP 2.x leaves out what forward's outputs do not reach; outputs that the loss drops count too. */
+/* With the search on, DDP 2.x leaves out parameters that forward's outputs do not reach. Outputs that the loss drops
+ * count as reaching. */
 static void say_not_reached(struct diagnostic *d)
 {
     diagnostic_class(d, "U");
@@ -318,7 +320,7 @@ static void say_not_reached(struct diagnostic *d)
     diagnostic_field(d, "does not help", "outputs that the loss does not use: torch 2 counts those as used; " FOLK);
 }
 
-/* Does another rank with this kind of message list other parameters? */
+/* Does another rank with this kind of message list different parameters? */
 static bool another_list(const struct explain_message *m, const struct explain_messages *all)
 {
     for (size_t i = 0; i < all->n; i++)
@@ -387,7 +389,7 @@ static struct diagnostic *say_static(const struct explain_message *m)
 
 /* ---- DeepSpeed ----------------------------------------------------------------------------------------- */
 
-/* Stage 3 asserts only where both fall into one bucket: it goes on silently otherwise. */
+/* Stage 3 asserts only if both gradients fall into one bucket; otherwise it continues silently. */
 static struct diagnostic *say_deepspeed(const struct explain_message *m)
 {
     bool bare = m->kind == EXPLAIN_DEEPSPEED_BARE, checkpoint = m->clues & CLUE_CHECKPOINT;

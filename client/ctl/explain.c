@@ -15,10 +15,11 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/wire/status.h"
 
-/* Of what is no file, such as a pipe: picked, a run's output is far shorter, and /dev/zero has more. */
+/* For pipes and other inputs that are not files. Picked: a run's output is far shorter, but /dev/zero never ends. */
 static const uint64_t max_read_bytes = UINT64_C(1) << 30;
 
-/* Keeps the last EXPLAIN_MAX_BYTES of what it reads: an error stands at the end of a log. Return: 0 or -errno. */
+/* Reads all input and keeps its last EXPLAIN_MAX_BYTES, because an error is at the end of a log. Return: 0 or
+ * -errno. */
 static int read_end(FILE *file, char *text, size_t *n_bytes)
 {
     size_t n, filled = 0;
@@ -27,7 +28,7 @@ static int read_end(FILE *file, char *text, size_t *n_bytes)
 
     if (fstat(fileno(file), &st) == 0 && S_ISREG(st.st_mode) && st.st_size > EXPLAIN_MAX_BYTES)
         (void)fseeko(file, -(off_t)EXPLAIN_MAX_BYTES, SEEK_END);
-    /* Twice the size, so that the older half is dropped once in a while, not with every read. */
+    /* The buffer has twice the size, so the older half is dropped only now and then, not after every read. */
     while ((n = fread(text + filled, 1, 2 * EXPLAIN_MAX_BYTES - filled, file)) > 0) {
         filled += n;
         n_read += n;
@@ -42,7 +43,7 @@ static int read_end(FILE *file, char *text, size_t *n_bytes)
     return ferror(file) ? -errno : 0;
 }
 
-/* Nobody keeps these: they have neither number nor age. */
+/* No ring keeps these diagnostics, so they have neither number nor age. */
 static int print_json(struct diagnostic *const *found, size_t n)
 {
     _cleanup_free_ char *text = diagnostics_json((const struct diagnostic *const *)found, n, NULL, 0);

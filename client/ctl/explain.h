@@ -3,10 +3,10 @@
 
 /*
  * `zerodctl explain`: what an error of DDP or DeepSpeed proves, what it can mean, and what to check. Pure: text in,
- * diagnostics out, in the form of every other of ours; any bytes will do.
+ * diagnostics out, in the form of zerod's own diagnostics. The text may contain any bytes.
  *
- *   explain-read.c   finds the messages that are known, what they name, and clues around them
- *   explain-say.c    from a message to its diagnostic
+ *   explain-read.c   finds known messages, the names in them, and clues around them
+ *   explain-say.c    turns a message into its diagnostic
  *   explain.c        the command
  */
 
@@ -18,7 +18,7 @@
 struct diagnostic;
 
 enum {
-    EXPLAIN_MAX_BYTES = (1 << 20) - 4096, /* what a strbuf holds; of a longer text the end is read */
+    EXPLAIN_MAX_BYTES = (1 << 20) - 4096, /* the size of a strbuf; of a longer text only the end is read */
     EXPLAIN_MAX_FOUND = 16,
     EXPLAIN_MAX_RANKS = 1024,
     EXPLAIN_NAME_BYTES = 256,
@@ -28,8 +28,8 @@ enum {
 enum explain_kind {
     EXPLAIN_READY_ONCE,      /* DDP: "Expected to mark a variable ready only once" */
     EXPLAIN_PRIOR,           /* DDP: "Expected to have finished reduction in the prior iteration" */
-    EXPLAIN_PRIOR_FIND,      /* the same with find_unused_parameters=True */
-    EXPLAIN_PRIOR_STATIC,    /* the same with static_graph=True: used first, then not */
+    EXPLAIN_PRIOR_FIND,      /* EXPLAIN_PRIOR with find_unused_parameters=True */
+    EXPLAIN_PRIOR_STATIC,    /* EXPLAIN_PRIOR with static_graph=True: used first, then not */
     EXPLAIN_GRAPH_CHANGED,   /* DDP: "Your training graph has changed": unused first, then used */
     EXPLAIN_DEEPSPEED_TWICE, /* DeepSpeed, stages 1 and 2: "has already been reduced" */
     EXPLAIN_DEEPSPEED_BARE,  /* DeepSpeed, stage 3: an assertion without text */
@@ -38,8 +38,8 @@ enum explain_kind {
 
 enum explain_clue {
     CLUE_CHECKPOINT = 1 << 0, /* the traceback goes through the backward of a reentrant checkpoint */
-    CLUE_FIND = 1 << 1,       /* somewhere: find_unused_parameters is on */
-    CLUE_NOT_FIND = 1 << 2,   /* somewhere: it is off */
+    CLUE_FIND = 1 << 1,       /* find_unused_parameters is on somewhere */
+    CLUE_NOT_FIND = 1 << 2,   /* find_unused_parameters is off somewhere */
     CLUE_TRAINER = 1 << 3,    /* frames of transformers */
     CLUE_SWIFT = 1 << 4,      /* frames of ms-swift */
     CLUE_DEEPSPEED = 1 << 5,  /* frames of DeepSpeed */
@@ -50,17 +50,17 @@ enum explain_clue {
 struct explain_message {
     enum explain_kind kind;
     int code;                           /* EXPLAIN_OURS */
-    bool *ranks;                        /* EXPLAIN_MAX_RANKS, owned: who printed it */
-    unsigned n_ranks;                   /* 0: not said */
-    int64_t index;                      /* of the parameter named, in the library's own numbering; -1: not said */
-    char name[EXPLAIN_NAME_BYTES];      /* "": not said */
-    char list[EXPLAIN_LIST_BYTES];      /* the parameters that got no gradient, as printed */
+    bool *ranks;                        /* EXPLAIN_MAX_RANKS, owned: the ranks that printed it */
+    unsigned n_ranks;                   /* 0: not known */
+    int64_t index;                      /* of the named parameter, in the library's own numbering; -1: not known */
+    char name[EXPLAIN_NAME_BYTES];      /* "": not known */
+    char list[EXPLAIN_LIST_BYTES];      /* the parameters without gradient, as printed */
     bool names;                         /* list has names, not indices */
-    bool list_cut;                      /* there are more */
-    unsigned n_listed;                  /* 0: not said */
-    bool from_start;                    /* indices from 0 without a hole */
+    bool list_cut;                      /* the printed list is incomplete */
+    unsigned n_listed;                  /* 0: not known */
+    bool from_start;                    /* the indices are 0, 1, 2, ... without a gap */
     unsigned clues;                     /* enum explain_clue */
-    char exception[EXPLAIN_NAME_BYTES]; /* a line in which somebody tells of an error and goes on; "" */
+    char exception[EXPLAIN_NAME_BYTES]; /* a line about an error after which the program continued; "" */
 };
 
 struct explain_messages {
@@ -72,7 +72,7 @@ struct explain_messages {
 int explain_read(struct explain_messages *messages, const char *text, size_t n_bytes);
 void explain_messages_deinit(struct explain_messages *messages);
 
-/* messages: all of the text, as one rank's list may be told from another's. */
+/* messages: all messages of the text, because the lists of two ranks may be compared. */
 struct diagnostic *explain_say(const struct explain_message *message, const struct explain_messages *messages);
 
 /* argv[0] is "explain". Return: a code of sysexits.h. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Reading answers of the daemon. A key that is missing, as from an older daemon, reads as NULL, 0 or "-". */
+/* Reads answers of the daemon. A missing key, as in the answer of an older daemon, reads as NULL, 0 or "-". */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -48,7 +48,7 @@ static inline struct json_object *array_get(struct json_object *array, size_t i)
     return i < array_length(array) ? json_object_array_get_idx(array, i) : NULL;
 }
 
-/* Ranks of the daemon's own node, as its status has them. */
+/* The ranks on the daemon's own node, from its status. */
 static inline uint64_t n_local(struct json_object *status)
 {
     struct json_object *nodes = get(status, "nodes");

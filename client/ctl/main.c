@@ -66,7 +66,7 @@ static const char help_text[] =
 
 enum {
     COMMAND_SIZE = 32,
-    TOO_MANY_LETTERS = 3, /* picked: a command in which so many are wrong was not meant */
+    TOO_MANY_LETTERS = 3, /* picked: with this many wrong letters another command was meant */
 };
 
 struct options {
@@ -121,7 +121,7 @@ static int resize(const struct options *options, const char *text)
 
 /* ---- status --watch ------------------------------------------------------------------------------------ */
 
-/* A connection for each look: one that is silent in between would not stay. */
+/* Opens a connection for each poll, because the daemon closes a silent connection. */
 static int watch_status(const struct options *options, double seconds)
 {
     struct timespec pause = {.tv_sec = seconds, .tv_nsec = (seconds - (time_t)seconds) * 1e9};
@@ -141,7 +141,7 @@ static int watch_status(const struct options *options, double seconds)
     return r;
 }
 
-/* argv[0] is "status". Return: 0, then *seconds > 0 means to watch; or EX_USAGE. */
+/* argv[0] is "status". Return: 0, and *seconds > 0 if --watch is given; or EX_USAGE. */
 static int parse_status(int argc, char **argv, double *seconds)
 {
     const char *text = NULL;
@@ -180,7 +180,7 @@ static int print_metrics(const struct metrics_source *source)
     return r;
 }
 
-/* If there is no daemon, the text says so, because a collector of texts does not see the exit status. */
+/* Prints metrics also without a daemon (zerod_up 0), because a collector of the text does not see the exit status. */
 static int metrics(const struct options *options)
 {
     struct metrics_source source = {.socket = options->socket};
@@ -208,7 +208,8 @@ static bool has_pending(struct json_object *stacks)
     return false;
 }
 
-/* Has the daemon ask its ranks, and waits for their answers. Return: 0 and *stacks, the caller's; or as ctl_ask(). */
+/* Makes the daemon ask its ranks, and waits for their answers. Return: 0, and the caller frees *stacks; or an error of
+ * ctl_ask(). */
 static int ask_stacks(const struct options *options, struct json_object **stacks)
 {
     int r = ctl_ask(options->socket, "look", false, stacks);
@@ -262,10 +263,10 @@ static int report(const struct options *options, const char *path)
 {
     _cleanup_free_ char *text = NULL, *name = NULL;
     struct json_object *answer;
-    int r = ask_stacks(options, &answer); /* so that the report has them */
+    int r = ask_stacks(options, &answer); /* so that the report has the stacks */
 
     json_object_put(answer);
-    if (r == 0 || r == EX_USAGE) /* an older daemon knows nothing of stacks */
+    if (r == 0 || r == EX_USAGE) /* an older daemon has no stacks */
         r = ctl_ask(options->socket, "report", false, &answer);
     if (r != 0)
         return r;
@@ -281,7 +282,7 @@ static int report(const struct options *options, const char *path)
 
 /* ---- the command line ---------------------------------------------------------------------------------- */
 
-/* argv[0] is the command. --json and --socket may stand behind it, too. */
+/* argv[0] is the command. --json and --socket may also follow the command. */
 static void take_options(int *argc, char **argv, struct options *options)
 {
     int i, n = 1;
@@ -310,7 +311,7 @@ static bool wants_help(int argc, char **argv)
     return false;
 }
 
-/* The command of the help text that is at most two letters away, in name[]. Return: false if there is none. */
+/* Copies the command of the help text that differs in at most two letters to name[]. Return: false if there is none. */
 static bool find_nearest(const char *typed, char name[static COMMAND_SIZE])
 {
     unsigned least = TOO_MANY_LETTERS;
@@ -328,7 +329,7 @@ static bool find_nearest(const char *typed, char name[static COMMAND_SIZE])
     return least < TOO_MANY_LETTERS;
 }
 
-/* Neither a command, nor one with arguments that it takes. */
+/* Refuses an unknown command, or a command with too many arguments. */
 static int refuse_typed(const char *typed)
 {
     char nearest[COMMAND_SIZE] = "";
@@ -397,7 +398,7 @@ int main(int argc, char **argv)
     struct options options = {.socket = getenv("ZEROD_SOCKET")};
     int option;
 
-    /* '+': what follows the command is its own. */
+    /* '+': parsing stops at the command; the rest are its arguments. */
     while ((option = getopt_long(argc, argv, "+hV", long_options, NULL)) >= 0) {
         switch (option) {
         case 's':

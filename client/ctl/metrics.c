@@ -48,7 +48,7 @@ struct label {
 
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
-/* path: "checkpoint.last.step". Return: NULL if there is none, or null. */
+/* path: "checkpoint.last.step". Return: NULL if the member does not exist or is null. */
 static struct json_object *find_member(struct json_object *o, const char *path)
 {
     char key[PATH_MAX_BYTES];
@@ -67,7 +67,7 @@ static size_t array_length(struct json_object *array)
     return json_object_is_type(array, json_type_array) ? json_object_array_length(array) : 0;
 }
 
-/* Return: text, or NULL if it is no string. */
+/* Return: the text, or NULL if the member is not a string. */
 static const char *find_string(struct json_object *o, const char *path)
 {
     struct json_object *value = find_member(o, path);
@@ -75,7 +75,7 @@ static const char *find_string(struct json_object *o, const char *path)
     return json_object_is_type(value, json_type_string) ? json_object_get_string(value) : NULL;
 }
 
-/* Writes a whole number as text, for a label. Return: false if it is none. */
+/* Prints a whole number as text for a label. Return: false if the member is not a number. */
 static bool find_number(struct json_object *o, const char *path, char text[NUMBER_SIZE])
 {
     struct json_object *value = find_member(o, path);
@@ -93,7 +93,7 @@ static bool ends_with(const char *text, const char *end)
     return n >= n_end && strcmp(text + n - n_end, end) == 0;
 }
 
-/* The shortest decimal that reads back as value. */
+/* Prints the shortest decimal number that reads back as value. */
 static void print_double(char text[NUMBER_SIZE], double value)
 {
     int n_digits = 15;
@@ -103,7 +103,8 @@ static void print_double(char text[NUMBER_SIZE], double value)
     while (strtod(text, NULL) != value && n_digits++ < 17);
 }
 
-/* The value of a sample. path says its unit: what ends in _ns becomes seconds. Return: false if there is none. */
+/* Prints the value of a sample. The path names its unit: a value whose path ends in _ns becomes seconds. Return: false
+ * if there is no value. */
 static bool print_value(char text[NUMBER_SIZE], struct json_object *value, const char *path)
 {
     uint64_t number = json_object_get_uint64(value);
@@ -141,7 +142,7 @@ static void put_head(struct writer *w)
     w->has_head = true;
 }
 
-/* A label whose value may hold any bytes. */
+/* Prints a label. Its value may hold any bytes. */
 static void put_label(struct writer *w, char before, const char *name, const char *value)
 {
     _cleanup_free_ char *clean = json_clean(value);
@@ -162,7 +163,7 @@ static void put_label(struct writer *w, char before, const char *name, const cha
     strbuf_add_bytes(w->text, "\"", 1);
 }
 
-/* The beginning that all lines have. */
+/* Prints the beginning of a line, equal for all lines. */
 static void begin_line(struct writer *w)
 {
     if (!w->has_head)
@@ -171,7 +172,7 @@ static void begin_line(struct writer *w)
     put_label(w, '{', "socket", w->source->socket);
 }
 
-/* labels: up to MAX_LABELS, the first without a name is the end; one without a value is left out. */
+/* labels: up to MAX_LABELS; a label without name ends them, and a label without value is left out. */
 static void put_line(struct writer *w, const char *number, const struct label *labels)
 {
     const char *job = find_string(w->source->status, "job");
@@ -195,27 +196,27 @@ static void put_sample(struct writer *w, struct json_object *o, const char *path
 
 /* ---- kinds of metrics ---------------------------------------------------------------------------------- */
 
-/* Without the job's name, so that it is one series whether the daemon answers or not. */
+/* Has no job name, so the metric is a single series with and without an answer of the daemon. */
 static void put_up(struct writer *w)
 {
     begin_line(w);
     strbuf_add(w->text, "} %d\n", w->source->status != NULL);
 }
 
-/* A value of the status. */
+/* Prints a value of the status. */
 static void put_value(struct writer *w)
 {
     put_sample(w, w->source->status, w->family->key, NULL);
 }
 
-/* A whole number of which 0 means that there is none. */
+/* Prints a whole number; prints nothing for 0, which means no value. */
 static void put_if_any(struct writer *w)
 {
     if (json_object_get_uint64(find_member(w->source->status, w->family->key)) > 0)
         put_value(w);
 }
 
-/* 1 if there is something else than null. */
+/* Prints 1 if the member is not null, else 0. */
 static void put_is_there(struct writer *w)
 {
     struct json_object *o = w->source->status;
@@ -236,7 +237,7 @@ static void put_info(struct writer *w)
         put_line(w, "1", labels);
 }
 
-/* 1, with the text as a label of the key's name. */
+/* Prints 1, with the text as a label that is named after the key. */
 static void put_text(struct writer *w)
 {
     const char *text = find_string(w->source->status, w->family->key);
@@ -289,7 +290,7 @@ static void put_pushes(struct writer *w)
     put_kinds(w, "result", kinds, ARRAY_SIZE(kinds));
 }
 
-/* A value of each parameter group. */
+/* Prints a value of each parameter group. */
 static void put_groups(struct writer *w)
 {
     struct json_object *list = find_member(w->source->status, "groups");
@@ -311,7 +312,7 @@ static void put_memory(struct writer *w)
     {
         const char *place = json_object_get_boolean(find_member(bytes, "on_device")) ? "gpu" : "host";
 
-        if (!ends_with(class, "total")) /* a sum over classes is the reader's to make */
+        if (!ends_with(class, "total")) /* the reader can sum the classes */
             put_sample(w, bytes, w->family->key, (struct label[MAX_LABELS]){{"class", class}, {"place", place}});
     }
 }
@@ -410,7 +411,7 @@ static void put_rank_waits(struct writer *w)
     }
 }
 
-/* 0 of a rank that does not wait. */
+/* Prints 0 for a rank that does not wait. */
 static void put_waiting(struct writer *w)
 {
     char rank[NUMBER_SIZE], number[NUMBER_SIZE];
@@ -464,7 +465,7 @@ static void put_awaited(struct writer *w)
     }
 }
 
-/* The engine between nodes, and that on GPUs. */
+/* The engine between nodes, and the engine on GPUs. */
 static const struct {
     const char *key, *ready, *name;
 } engines[] = {{"nodes", "connected", "gloo"}, {"device", "ready", "nccl"}};

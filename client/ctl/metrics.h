@@ -3,10 +3,10 @@
 
 /*
  * Turns daemons' JSON answers to "status" and "ranks" into metrics for Prometheus. Pure: no I/O, no clock.
- * docs/metrics.md lists the metrics, and a test compares that list with what is printed here.
+ * docs/metrics.md lists the metrics, and a test compares that list with the printed metrics.
  *
- * Answers that lack a key, as those of an older daemon, or have another type there, have no sample for it.
- * All samples of a metric stand together, whichever daemon they come from, as OpenMetrics demands.
+ * If an answer lacks a key, as that of an older daemon, or has another type there, it has no sample for it. All samples
+ * of a metric are printed together, also those of different daemons, because OpenMetrics demands it.
  */
 
 #include <stddef.h>
@@ -15,12 +15,11 @@ struct json_object;
 struct strbuf;
 
 enum metrics_format {
-    METRICS_OPENMETRICS, /* version 1.0.0; Prometheus' older parser reads it too, but does not know the counters' types
-                          */
+    METRICS_OPENMETRICS, /* version 1.0.0; Prometheus' older parser also reads it, without the counters' types */
     METRICS_PROMETHEUS,  /* text format 0.0.4 */
 };
 
-/* One daemon. Nothing here is owned. */
+/* One daemon. All pointers are borrowed. */
 struct metrics_source {
     const char *socket;
     struct json_object *status; /* its answer to "status"; NULL: it has not answered */
@@ -30,5 +29,5 @@ struct metrics_source {
 /* The media type of a text in that format. */
 const char *metrics_content_type(enum metrics_format format);
 
-/* Appends the text to buf. If memory is short, buf->cut is set and the text is of no use. */
+/* Appends the text to buf. If memory is short, buf->cut is set and the text is unusable. */
 void metrics_print(struct strbuf *buf, enum metrics_format format, const struct metrics_source *sources, size_t n);

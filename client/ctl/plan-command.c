@@ -22,17 +22,17 @@
 #include "kernels/muon.h"
 #include "proto/credit.h"
 
-#define MAX_PARAMS 1e15 /* picked: a thousand times the paper's largest */
+#define MAX_PARAMS 1e15 /* picked: a thousand times the largest model of the paper */
 
 enum {
     MAX_KINDS = 64,         /* of matrices; picked */
     MAX_MATRICES = 1 << 16, /* picked */
-    MAX_CHUNKS = 1 << 19,   /* of the layouts that are made for planning; picked: they take half a second */
+    MAX_CHUNKS = 1 << 19,   /* picked: of the layouts made for planning; they take half a second */
 };
 
 static const char *const dtype_words[N_DTYPES] = {"fp32", "bf16", "fp16"};
 
-/* Matrices of one shape. */
+/* Matrices of equal shape. */
 struct plan_matrices {
     uint64_t shape[2];
     uint64_t n;
@@ -41,14 +41,14 @@ struct plan_matrices {
 struct plan_request {
     const char *config_path;
     uint64_t n_params;
-    unsigned n_ranks; /* 0: as configured */
-    unsigned stage;   /* 0: as configured */
+    unsigned n_ranks; /* 0: from the configuration */
+    unsigned stage;   /* 0: from the configuration */
     enum dtype dtype, grad_dtype;
     bool has_grad_dtype;
     bool offload;                             /* the models are on GPUs, and the job is in host memory */
-    struct plan_matrices matrices[MAX_KINDS]; /* those of Muon */
+    struct plan_matrices matrices[MAX_KINDS]; /* the matrices that Muon updates */
     size_t n_kinds;
-    uint64_t n_matrices, matrix_elems; /* in all */
+    uint64_t n_matrices, matrix_elems; /* of all kinds */
 };
 
 struct plan {
@@ -59,13 +59,13 @@ struct plan {
     uint64_t n_buckets;
     struct plan_bytes bytes;
     struct muon_cost muon;
-    double flops_per_second; /* of a thread; 0: not known */
-    char why[256];           /* why it is not known */
+    double flops_per_second; /* of a thread; 0: unknown */
+    char why[256];           /* why flops_per_second is unknown */
 };
 
 /* ---- arguments ----------------------------------------------------------------------------------------- */
 
-/* "7.5e9", or "7.5B", as models are named. */
+/* Parses "7.5e9", or "7.5B" as in the names of models. */
 static int parse_params(const char *text, uint64_t *n_params)
 {
     static const char suffixes[] = "KMBT"; /* thousands, millions, ... */
@@ -74,7 +74,7 @@ static int parse_params(const char *text, uint64_t *n_params)
     const char *suffix = *end ? strchr(suffixes, toupper((unsigned char)*end)) : NULL;
 
     if (suffix && end > text) {
-        value = nearbyint(value * pow(1000, (double)(suffix - suffixes + 1))); /* 1.1 * 1e9 is not quite whole */
+        value = nearbyint(value * pow(1000, (double)(suffix - suffixes + 1))); /* 1.1 * 1e9 is not exactly whole */
         end++;
     }
     if (end == text || *end || !(value >= 1 && value <= MAX_PARAMS) || value != floor(value)) {
@@ -113,7 +113,7 @@ static int parse_dtype(const char *name, const char *text, enum dtype *dtype)
     return -EX_USAGE;
 }
 
-/* "768x2304x12,768x768": rows, columns, and how many, which may be left out. */
+/* Parses "768x2304x12,768x768": rows, columns, and a number of matrices, which may be left out. */
 static int parse_matrices(const char *text, struct plan_request *request)
 {
     for (const char *at = text; *at;) {
@@ -180,7 +180,7 @@ static int parse_plan_options(struct plan_request *request, int argc, char **arg
     int option, r;
 
     *request = (struct plan_request){.dtype = DTYPE_F32};
-    optind = 0; /* glibc: begin anew */
+    optind = 0; /* glibc: restart the parsing */
     while ((option = getopt_long(argc, argv, "", options, NULL)) >= 0) {
         if (option == 'j') {
             *json = true;
@@ -206,7 +206,7 @@ static int parse_plan_options(struct plan_request *request, int argc, char **arg
 
 /* ---- the sums ------------------------------------------------------------------------------------------ */
 
-/* The classes in the order of `zerodctl status`. */
+/* The classes of memory, in the order of `zerodctl status`. */
 static const struct {
     const char *word;
     size_t offset;
@@ -224,7 +224,7 @@ static int load_config(const struct plan_request *request, struct config **confi
     struct config_source source = {
         .text = {.name = "defaults", .text = defaults, .n_bytes = sizeof(defaults) - 1},
     };
-    /* A plan has no socket, and --ranks counts in any case. */
+    /* A plan has no socket, and --ranks always counts. */
     const struct config_given given = {.socket = "/run/zerod/plan.sock", .ranks = request->n_ranks};
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     int r;
@@ -256,8 +256,8 @@ static void declare_matrices(const struct plan_request *request, struct layout_d
 }
 
 /*
- * The manifest that is planned with: matrices as given, full buckets of one parameter each, and one for the rest. A
- * real one of many small parameters comes near to it.
+ * Makes the layout for the plan: the given matrices, full buckets of one parameter each, and one parameter for the
+ * rest. A real model with many small parameters needs about as much.
  */
 static int make_layout(const struct plan *plan, uint64_t n_full, struct layout **layout)
 {
@@ -293,7 +293,7 @@ static int plan_layout(const struct plan *plan, uint64_t n_full, struct plan_byt
 
     if (r < 0)
         return r;
-    /* n_buckets may be more than the layout has: see plan_sum(). */
+    /* n_buckets may be larger than the layout's number: see plan_sum(). */
     options = budget_options(
         plan->config, layout,
         (struct budget_ranks){.first_local = plan->first_local_rank, .n_local = plan->n_local_ranks}, plan->n_buckets);
@@ -317,7 +317,7 @@ static uint64_t *class_of(struct plan_bytes *bytes, size_t i)
     return (uint64_t *)((char *)bytes + classes[i].offset);
 }
 
-/* b at n_b, continued from a at n_a to n. */
+/* Continues the line through a at n_a and b at n_b to n. */
 static uint64_t extrapolate(uint64_t a, uint64_t n_a, uint64_t b, uint64_t n_b, uint64_t n)
 {
     unsigned __int128 more = (unsigned __int128)(b - a) * (n - n_b) / (n_b - n_a);
@@ -326,8 +326,8 @@ static uint64_t extrapolate(uint64_t a, uint64_t n_a, uint64_t b, uint64_t n_b, 
 }
 
 /*
- * The tables of a layout for 1e12 parameters on 1,024 ranks would not fit into this machine. Full buckets are
- * all alike, so what two smaller models take says what the large one takes; only the pool has an upper end.
+ * The tables of a layout for 1e12 parameters on 1,024 ranks would not fit into this machine. All full buckets are
+ * equal, so the bytes of a large model follow from the bytes of two smaller ones; only the pool has an upper limit.
  */
 static int plan_sum(struct plan *plan, uint64_t n_full)
 {
@@ -383,7 +383,7 @@ static int plan_compute(struct plan *plan)
     return r;
 }
 
-/* If memory is short, the daemon makes less room than this. */
+/* Chooses the room for GPUs. If memory is short, the daemon makes less room. */
 static int choose_gpu_room(const struct plan_request *request, struct config *config)
 {
     if (!request->offload)

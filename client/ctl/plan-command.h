@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* `zerodctl plan`: what a model will take, before there is a daemon. */
+/* `zerodctl plan`: the memory that a model will need, without a daemon. */
 
 #include <stdbool.h>
 #include <stdio.h>
 
-/* argv[0] is "plan". Return: 0, or a code of sysexits.h, negative; then a sentence is on stderr. */
+/* argv[0] is "plan". Return: 0; or -sysexits.h after a sentence on stderr. */
 int plan_command(int argc, char **argv, bool json);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The command `zerodctl report`: the daemon's own report, with what the kernel knows. */
+/* The command `zerodctl report`: the daemon's own report, with the kernel's data. */
 
 #include "client/ctl/report-command.h"
 
@@ -18,14 +18,14 @@
 #include "core/base/json.h"
 
 enum {
-    FILE_MAX_BYTES = 64 * 1024, /* of one file of /proc; what is longer is cut */
+    FILE_MAX_BYTES = 64 * 1024, /* of one file of /proc; a longer file is cut */
     MAX_SEGMENTS = 256,         /* different names of shared segments */
     NAME_MAX_BYTES = 128,
 };
 
 DEFINE_CLEANUP(FILE *, fclose);
 
-/* {"text": ...} or {"error": ...}: a report without a file is better than no report. */
+/* Return: {"text": ...} or {"error": ...}, because a report without a file is better than no report. */
 static struct json_object *file_object(struct json *j, const char *path)
 {
     struct json_object *o = json_new_object(j);
@@ -65,7 +65,7 @@ struct segment_uses {
     size_t n;
 };
 
-/* Return: NULL when there are too many. */
+/* Return: NULL if there are too many segments. */
 static struct segment_use *find_use(struct segment_uses *uses, const char *name)
 {
     size_t i;
@@ -79,7 +79,7 @@ static struct segment_use *find_use(struct segment_uses *uses, const char *name)
     return &uses->items[uses->n++];
 }
 
-/* Sums the memfd mappings of smaps by name, as "/memfd:NAME (deleted)" shows it. */
+/* Sums the memfd mappings of smaps by name, from lines with "/memfd:NAME (deleted)". */
 static void read_segments(FILE *file, struct segment_uses *uses)
 {
     struct segment_use *use = NULL;
@@ -222,7 +222,7 @@ char *report_name(struct json_object *answer)
     char when[32], *name;
 
     print_time(when, sizeof(when));
-    /* A name that a daemon made up must not lead out of this folder. */
+    /* A name from the daemon must not lead out of this folder. */
     if (!*word || strchr(word, '/'))
         word = "job";
     return asprintf(&name, "zerod-report-%s-%s.json", word, when) < 0 ? NULL : name;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Asking the daemon to change the number of ranks (resize.h). */
+/* Asks the daemon to change the number of ranks (resize.h). */
 
 #include "client/ctl/resize-command.h"
 
@@ -15,7 +15,7 @@
 
 enum { PAUSE_MS = 100 };
 
-/* Return: why the daemon refuses, a sentence. */
+/* Return: a sentence that says why the daemon refuses. */
 static const char *reason(struct json_object *answer)
 {
     struct json_object *error = json_object_object_get(answer, "error");

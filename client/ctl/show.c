@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Answers of the daemon as people read them. */
+/* Prints answers of the daemon for people. */
 
 #include "client/ctl/show.h"
 
@@ -15,7 +15,7 @@
 #include "client/ctl/table.h"
 #include "core/base/base.h"
 
-/* "0, 2, 3", or none when there is nothing; to be freed. */
+/* Return: "0, 2, 3", or `none` if the array is empty; to be freed. */
 static char *join(struct json_object *array, const char *separator, const char *none)
 {
     char *text = NULL;
@@ -121,7 +121,7 @@ static void show_overlap(FILE *file, struct json_object *o)
             print_bytes(all, get_u64(overlap, "micro_batch_bytes")));
 }
 
-/* Prints the classes of memory that lie in host memory, or on GPUs. */
+/* Prints the classes of memory in host memory, or those on GPUs. */
 static void show_classes(FILE *file, struct json_object *memory, bool on_device)
 {
     const char *separator = ": ";
@@ -275,7 +275,7 @@ static void show_node(FILE *file, struct json_object *node, bool self)
         fprintf(file, "not reached yet: %s\n", get_string(node, "why"));
 }
 
-/* One line for each collective that has moved something. */
+/* Prints one line for each collective that has moved bytes. */
 static void show_collectives(FILE *file, struct json_object *engine)
 {
     struct json_object *list = get(engine, "collectives");
@@ -444,7 +444,7 @@ int show_diagnostics(FILE *file, struct json_object *answer)
     return 0;
 }
 
-/* "step 12, micro-batch 0, computing" */
+/* Prints "step 12, micro-batch 0, computing". */
 static void show_place(FILE *file, struct json_object *o)
 {
     _cleanup_free_ char *awaited = join(get(o, "awaited"), ", ", "");

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Answers of the daemon as people read them. The input is what docs/schema/ describes; keys that are missing,
- * as from an older daemon, are shown as 0 or "-".
+ * Prints answers of the daemon for people. The input is described in docs/schema/. Missing keys, as in the answer of an
+ * older daemon, are shown as 0 or "-".
  */
 
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Tables as people read them. */
+/* Prints tables for people. */
 
 #include "client/ctl/table.h"
 
@@ -53,7 +53,7 @@ void table_cell(struct table *table, const char *format, ...)
         table->cells[table->n_cells++] = cell;
 }
 
-/* Code points, which is near enough to columns. */
+/* Counts code points, which are nearly as many as columns. */
 static int text_width(const char *text)
 {
     int n = 0;

@@ -43,7 +43,7 @@ static int refused(struct feed *feed, struct json_object *answer, int code)
     return set_error(feed, code, error ? json_object_get_string(error) : "the daemon refused without a reason");
 }
 
-/* Return: 0 and *out, the caller's; or a code of sysexits.h. */
+/* Return: 0, and the caller frees *out; or a code of sysexits.h. */
 static int ask_for_type(struct feed *feed, struct control *control, const char *command, enum json_type type,
                         struct json_object **out)
 {
@@ -71,7 +71,7 @@ static bool is_same(struct json_object *a, struct json_object *b, const char *ke
     return get_u64(a, key) == get_u64(b, key);
 }
 
-/* Has the daemon said something since it was asked for diagnostics? Another daemon has others. */
+/* Is there a diagnostic that feed->diagnostics lacks? The diagnostics of a new daemon always count as new. */
 static bool has_news(const struct feed *feed, struct json_object *status)
 {
     struct json_object *last = get(status, "last_diagnostic"), *known = get(feed->status, "last_diagnostic");
@@ -80,7 +80,7 @@ static bool has_news(const struct feed *feed, struct json_object *status)
            (!feed->diagnostics || !known || !is_same(last, known, "id") || !is_same(status, feed->status, "pid"));
 }
 
-/* Keeps ranks for later comparisons. Those of another daemon, which counts anew, are dropped. */
+/* Keeps ranks for later comparisons. Drops those of a replaced daemon, because the new one counts from 0. */
 static void keep_base(struct feed *feed, bool is_replaced)
 {
     struct feed_base *bases = feed->bases;
@@ -145,7 +145,7 @@ static struct json_object *find_rank(struct json_object *ranks, uint64_t number)
     return NULL;
 }
 
-/* The share of a time that is counted, since the base. Return: negative, it is not known yet. */
+/* The share of the counted time since the base. Return: negative if it is not known yet. */
 static double share_of(const struct feed *feed, struct json_object *rank, uint64_t (*count)(struct json_object *rank))
 {
     const struct feed_base *base = &feed->bases[feed->bases[0].ranks ? 0 : 1];

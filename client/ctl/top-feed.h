@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The daemon's last answers, for `zerodctl top`; and an error, if the daemon does not answer any more. Each look opens a
- * connection, so it finds a daemon that was replaced. One thread.
+ * The daemon's last answers for `zerodctl top`, and an error if the daemon no longer answers. Each poll opens a
+ * connection, so it finds a replaced daemon. One thread.
  */
 
 #include <stdbool.h>
@@ -14,11 +14,11 @@
 struct json_object;
 
 enum {
-    FEED_PATIENCE_MS = 5000, /* picked: how long one look may take; keys are read meanwhile */
-    FEED_BASE_MS = 10000,    /* picked: shares of time are of the last 10 to 20 s */
+    FEED_PATIENCE_MS = 5000, /* picked: the longest time of one poll; keys are read meanwhile */
+    FEED_BASE_MS = 10000,    /* picked: shares cover the last 10 to 20 s */
 };
 
-/* Earlier ranks, to which later ones are compared. */
+/* Earlier ranks, for comparison with later ones. */
 struct feed_base {
     struct json_object *ranks;
     uint64_t at_ms;
@@ -26,20 +26,21 @@ struct feed_base {
 
 struct feed {
     const char *socket;                 /* not owned */
-    const struct control_idle *idle;    /* not owned; NULL: keys are not read while the daemon is asked */
+    const struct control_idle *idle;    /* not owned; NULL: no keys are read during a poll */
     struct json_object *status, *ranks; /* the last answers; NULL: none yet */
     struct json_object *diagnostics;
     uint64_t answered_ms, diagnostics_ms; /* when they came, by control_clock_ms() */
     struct feed_base bases[2];            /* the older one first */
-    int code;                             /* of the last look: 0, or one of sysexits.h */
+    int code;                             /* of the last poll: 0, or a code of sysexits.h */
     char error[1024];                     /* a sentence, if code is not 0 */
 };
 
 void feed_deinit(struct feed *feed);
 
-/* Asks the daemon. On failure the last answers stay. Return: feed->code. */
+/* Asks the daemon. After a failure the last answers remain. Return: feed->code. */
 int feed_look(struct feed *feed);
 
-/* Shares of time: others have waited for this rank; it has waited for others. Return: negative, it is not known yet. */
+/* The share of time in which other ranks waited for this rank, or this rank for others. Return: negative if it is not
+ * known yet. */
 double feed_behind_share(const struct feed *feed, struct json_object *rank);
 double feed_waited_share(const struct feed *feed, struct json_object *rank);

@@ -16,7 +16,7 @@
 
 enum {
     FIRST_ROWS = 16,
-    MAX_ROWS = 20000, /* picked: of the longest text; what is beyond is not shown */
+    MAX_ROWS = 20000, /* picked: of the longest text; further rows are not shown */
     WORD_CELLS = 64,  /* longer words are broken */
 };
 
@@ -46,7 +46,7 @@ attr_t pen_attributes(enum pen_style style)
 {
     attr_t attributes = styles[style].attributes;
 
-    /* Without start_color() there are no pairs. */
+    /* Colour pairs exist only after start_color(). */
     return styles[style].color >= 0 && COLOR_PAIRS > 0 ? attributes | (attr_t)COLOR_PAIR(style) : attributes;
 }
 
@@ -103,7 +103,7 @@ void pen_label(struct pen *pen, const char *label)
 
 /* ---- words --------------------------------------------------------------------------------------------- */
 
-/* A word that is being read. */
+/* A word that is only partly read. */
 struct word {
     wchar_t cells[WORD_CELLS + 1];
     size_t n;
@@ -151,7 +151,7 @@ static void put_space(struct pen *pen, struct word *word, char c, attr_t attribu
     put_word(pen, word, attributes);
     if (c == '\n')
         next_row(pen, pen->indent);
-    else if (pen->column < pen->width) { /* at the edge the next word wraps anyhow */
+    else if (pen->column < pen->width) { /* at the edge the next word wraps anyway */
         (void)wattrset(pen->pad, (int)attributes);
         (void)mvwaddch(pen->pad, pen->row, pen->column++, ' ');
     }
@@ -165,7 +165,7 @@ static void put_text(struct pen *pen, attr_t attributes, const char *text, size_
 
     for (size_t i = 0, n; i < n_bytes; i += n) {
         n = mbrtowc(&c, text + i, n_bytes - i, &state);
-        if (n == 0 || n > n_bytes - i) { /* no character, or not all of one */
+        if (n == 0 || n > n_bytes - i) { /* not a character, or an incomplete one */
             state = (mbstate_t){};
             n = 1;
             c = L'\0';

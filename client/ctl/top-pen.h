@@ -2,14 +2,14 @@
 #pragma once
 
 /*
- * Text on a pad of ncurses that grows downwards: words wrap at its right edge, and later lines are indented. What the
- * terminal would obey or cannot show (control characters, bytes that are not UTF-8, characters without a width of their
- * own) is written as \xNN.
+ * Text on a pad of ncurses that grows downwards. Words wrap at the right edge, and continuation lines are indented.
+ * Characters that the terminal would obey or cannot show (control characters, bytes that are not UTF-8, characters
+ * without a width of their own) are written as \xNN.
  */
 
 #include <ncurses.h>
 
-/* Colours are a help only: what they say stands in the text, too. */
+/* Colours only help: the text has all that they mean. */
 enum pen_style {
     PEN_PLAIN,
     PEN_LABEL,
@@ -21,13 +21,13 @@ enum pen_style {
 };
 
 struct pen {
-    WINDOW *pad; /* owned; NULL: out of memory, then nothing is written */
+    WINDOW *pad; /* owned; NULL: memory was short, so nothing is written */
     int width;
-    int indent; /* of lines that continue one */
+    int indent; /* of continuation lines */
     int row, column;
 };
 
-/* Colours unless NO_COLOR is set or the terminal has none. After newterm(). */
+/* Enables colours, unless NO_COLOR is set or the terminal has none. The caller has called newterm(). */
 void pen_start_colors(void);
 attr_t pen_attributes(enum pen_style style);
 
@@ -36,14 +36,14 @@ void pen_deinit(struct pen *pen);
 
 /* A line feed in the text ends the line. */
 void pen_put(struct pen *pen, enum pen_style style, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* Moves right to the column, on the next row if the pen is beyond it. */
+/* Moves right to the column; on the next row if the pen is already right of it. */
 void pen_go(struct pen *pen, int column);
-/* Begins a line with a label, whose text and continuation stand at PEN_TEXT_COLUMN. */
+/* Begins a line with a label. Its text, also on continuation lines, starts at PEN_TEXT_COLUMN. */
 void pen_label(struct pen *pen, const char *label);
-/* Ends the line, unless nothing was written on it. */
+/* Ends the line, if it has text. */
 void pen_end_line(struct pen *pen);
 
 enum { PEN_TEXT_COLUMN = 9 };
 
-/* Rows that have been written, the open one included. */
+/* The number of written rows, including the open one. */
 int pen_n_rows(const struct pen *pen);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The screens of `zerodctl top`. Each section is written on a pad of its own, as long as it needs to be; then the rows
- * of the terminal are shared out among the sections, and the beginning of each pad is copied.
+ * The screens of `zerodctl top`. Each section is written on its own pad, which is as long as the section. Then the
+ * terminal's rows are divided among the sections, and the beginning of each pad is copied.
  */
 
 #include "client/ctl/top-view.h"
@@ -22,10 +22,10 @@
 #include "core/base/base.h"
 
 enum {
-    WIDE_COLUMNS = 120, /* from here on the table of ranks has more columns */
+    WIDE_COLUMNS = 120, /* from this width on the table of ranks has more columns */
     BAR_CELLS = 20,
-    LARGE_LINES = 40,    /* from here on the job's screen has older diagnostics, too */
-    MAX_DIAGNOSTICS = 8, /* of which it has the first lines then */
+    LARGE_LINES = 40,    /* from this height on the job's screen has older diagnostics, too */
+    MAX_DIAGNOSTICS = 8, /* the most older diagnostics on the job's screen */
     DIAGNOSTIC_TEXT_COLUMN = 13,
 };
 
@@ -44,7 +44,7 @@ enum section_kind {
 
 struct section {
     struct pen pen;
-    int n_min;  /* rows that it gets before another one gets more than that; at most as many as there are */
+    int n_min;  /* rows that it gets before other sections get more than their n_min */
     int n_rows; /* rows that it got */
 };
 
@@ -95,7 +95,7 @@ static void write_title(struct pen *pen, struct json_object *o)
     pen_end_line(pen);
 }
 
-/* Why there is no newer answer. */
+/* Says why there is no newer answer. */
 static void write_outage(struct pen *pen, const struct feed *feed, uint64_t now_ms)
 {
     char age[PRINT_SIZE];
@@ -157,7 +157,7 @@ static void write_phase(struct pen *pen, const char *name, uint64_t ns, uint64_t
         pen_put(pen, PEN_PLAIN, " (%.0f %%)", 100.0 * (double)ns / (double)step_ns);
 }
 
-/* compute is the rest of the step: what is neither wait nor update. reduce runs at the same time. */
+/* compute is the rest of the step, without wait and update. reduce runs at the same time. */
 static void write_time(struct pen *pen, struct json_object *o)
 {
     struct json_object *time = get(o, "time"), *slowest = get(o, "slowest_rank");
@@ -183,7 +183,7 @@ static void write_time(struct pen *pen, struct json_object *o)
     }
 }
 
-/* Learning rates: one for equal neighbours. */
+/* Prints the learning rates; equal neighbours are printed as one. */
 static void write_rates(struct pen *pen, struct json_object *o)
 {
     struct json_object *groups = get(o, "groups");
@@ -261,7 +261,7 @@ static void write_bar(struct pen *pen, uint64_t part, uint64_t all)
     pen_put(pen, PEN_PLAIN, " %.0f %%", 100 * share);
 }
 
-/* Held bytes, and what was planned if that is something else. */
+/* Prints the held bytes, and the planned bytes if they differ. */
 static void write_class(struct pen *pen, const char *name, struct json_object *bytes)
 {
     uint64_t held = get_u64(bytes, "held_bytes"), planned = get_u64(bytes, "planned_bytes");
@@ -355,7 +355,7 @@ static bool is_lost(struct json_object *node)
     return get(node, "reached") && !is_true(node, "reached");
 }
 
-/* Nodes that are not reached come first, so that they are seen in a job of many. */
+/* Unreachable nodes come first, so they are visible in a job of many nodes. */
 static void write_nodes(struct pen *pen, const struct feed *feed, uint64_t now_ms)
 {
     struct json_object *nodes = get(feed->status, "nodes"), *list = get(nodes, "list");
@@ -384,7 +384,7 @@ static void write_findings(struct pen *pen, const struct feed *feed, uint64_t no
     pen_end_line(pen);
 }
 
-/* The older-th newest one; NULL: there are not as many. */
+/* Return: the diagnostic `older` places before the newest, or NULL. */
 static struct json_object *diagnostic_of(const struct feed *feed, size_t older)
 {
     size_t n = array_length(feed->diagnostics);
@@ -432,7 +432,7 @@ static void write_state(struct pen *pen, const struct feed *feed, struct json_ob
     pen_put(pen, get(rank, "fault") ? PEN_TROUBLE : is_lost ? PEN_WARNING : PEN_PLAIN, "%s", state);
 }
 
-/* share: of time; negative: not known. From `most` on it is conspicuous. */
+/* share: of time; negative: unknown. A share of `most` or more is highlighted. */
 static void write_share(struct pen *pen, double share, double most)
 {
     if (share >= 0)
@@ -448,7 +448,7 @@ static void write_behind(struct pen *pen, const struct feed *feed, struct json_o
 
 static void write_waited(struct pen *pen, const struct feed *feed, struct json_object *rank)
 {
-    write_share(pen, feed_waited_share(feed, rank), 2); /* it is the other that is slow */
+    write_share(pen, feed_waited_share(feed, rank), 2); /* the other rank is slow */
 }
 
 static void write_since(struct pen *pen, struct json_object *rank, const char *key)
@@ -526,7 +526,7 @@ static bool needs_help(struct json_object *rank)
     return get(rank, "fault") || (!is_true(rank, "attached") && strcmp(get_string(rank, "state"), "left") != 0);
 }
 
-/* Ranks that are refused or not attached come first, so that they are seen in a job of many. */
+/* Refused and unattached ranks come first, so they are visible in a job of many ranks. */
 static void write_ranks(struct pen *pen, const struct feed *feed, uint64_t now_ms)
 {
     for (int pass = 0; pass < 2; pass++)
@@ -550,7 +550,7 @@ static const struct {
     [SECTION_RANKS_HEAD] = {write_ranks_head, 1}, [SECTION_RANKS] = {write_ranks, 4},
 };
 
-/* The order in which sections get the rows that are left. Older diagnostics come last. */
+/* The sections get the remaining rows in this order. Older diagnostics come last. */
 static const enum section_kind greedy[] = {SECTION_FINDINGS, SECTION_NODES, SECTION_MEMORY, SECTION_RANKS,
                                            SECTION_DIAGNOSTICS};
 
@@ -570,7 +570,7 @@ static void share_out(struct section *list, int n_left)
         n_left = grant(&list[greedy[i]], pen_n_rows(&list[greedy[i]].pen) - list[greedy[i]].n_rows, n_left);
 }
 
-/* Copies rows of a pad. Return: the row after them. */
+/* Copies rows of a pad to the screen. Return: the row after them. */
 static int copy_rows(const struct pen *pen, int from, int row, int n_rows)
 {
     if (pen->pad && n_rows > 0)
@@ -584,7 +584,7 @@ static void correct_scroll(struct view *view, int n_rows, int n_shown)
     view->n_page = MAX(n_shown, 1);
 }
 
-/* The last row: what the keys do, and how much more there is. */
+/* Draws the last row: the keys, and the shown part of the rows. */
 static void draw_footer(const struct view *view, const char *keys, int n_rows, int n_shown)
 {
     char place[64] = "";
@@ -619,7 +619,7 @@ static void draw_job(struct view *view, const struct feed *feed, uint64_t now_ms
 
 /* ---- texts --------------------------------------------------------------------------------------------- */
 
-/* A text that scrolls under the footer. Takes the pen. */
+/* Draws a scrolling text above the footer. Frees the pen's pad. */
 static void draw_text(struct view *view, struct pen *pen, const char *keys)
 {
     int n_rows = pen_n_rows(pen), n_shown = MAX(MIN(n_rows, LINES - 1), 0);
@@ -630,7 +630,7 @@ static void draw_text(struct view *view, struct pen *pen, const char *keys)
     pen_deinit(pen);
 }
 
-/* Each line of a diagnostic is a label and a text, which wraps under itself. */
+/* Writes a diagnostic. Each of its lines is a label and a text; a text wraps to the text's column. */
 static void write_lines(struct pen *pen, const char *text)
 {
     for (size_t n; *text; text += n + (text[n] == '\n')) {

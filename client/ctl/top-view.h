@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The screens of `zerodctl top`, drawn on stdscr of ncurses in the size that it has: the job, one diagnostic, and help.
- * Sections that do not fit show their beginning; the table of ranks and texts scroll.
+ * The screens of `zerodctl top`: the job, one diagnostic, and help. They are drawn on stdscr of ncurses, in its size.
+ * If a section does not fit, its beginning is shown; the table of ranks and texts scroll.
  */
 
 #include <stdbool.h>
@@ -19,9 +19,9 @@ enum view_screen {
 
 struct view {
     enum view_screen screen;
-    int scroll;     /* first row of what scrolls; view_draw() corrects it */
-    int n_page;     /* rows by which a page scrolls; set by view_draw() */
-    unsigned older; /* diagnostics that are newer than the one shown */
+    int scroll;     /* first row of the scrolling part; view_draw() corrects it */
+    int n_page;     /* rows per page; set by view_draw() */
+    unsigned older; /* number of diagnostics newer than the shown one */
 };
 
 /* now_ms: control_clock_ms(). Writes to stdscr; the caller refreshes. */

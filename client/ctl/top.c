@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The terminal of `zerodctl top`: its size, keys and signals. One descriptor, of epoll, is readable when there is a key
- * or a signal, also while the daemon is asked. Signals are blocked and read from a descriptor, so that nothing runs
- * between two calls of ncurses, and the terminal is put back before the process ends of one.
+ * The terminal of `zerodctl top`: its size, keys and signals. An epoll descriptor is readable when there is a key or a
+ * signal, also during a poll of the daemon. Signals are blocked and read from a descriptor, so no handler runs between
+ * two calls of ncurses, and the terminal is restored before a signal ends the process.
  */
 
 #include "client/ctl/top.h"
@@ -33,8 +33,8 @@
 
 enum {
     PERIOD_MS = 500,
-    MIN_COLUMNS = 2, /* in a single one ncurses 6.4 reads beyond its memory */
-    ESCAPE_MS = 25,  /* how long the rest of a key's sequence may take after the escape; picked */
+    MIN_COLUMNS = 2, /* with a single column ncurses 6.4 reads beyond its memory */
+    ESCAPE_MS = 25,  /* picked: the longest time between an escape and the rest of a key's sequence */
 };
 
 static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH};
@@ -42,15 +42,15 @@ static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH};
 struct top {
     struct feed feed;
     struct view view;
-    struct control_idle idle; /* reads keys and signals; its descriptor is epoll's */
-    sigset_t mask;            /* as it was before */
+    struct control_idle idle; /* reads keys and signals; its descriptor is the epoll descriptor */
+    sigset_t mask;            /* the original mask */
     int signal_fd;
-    SCREEN *screen; /* NULL: the terminal is as it was */
+    SCREEN *screen; /* NULL: the terminal is unchanged */
     bool quits;
-    int signal; /* that ends the process; 0: none */
+    int signal; /* the signal that ends the process; 0: none */
 };
 
-/* ---- what the terminal must be ------------------------------------------------------------------------- */
+/* ---- requirements -------------------------------------------------------------------------------------- */
 
 #define INSTEAD "\"zerodctl status\" shows the job once, \"zerodctl status --watch\" again and again"
 
@@ -148,12 +148,12 @@ static void read_signals(struct top *top)
     struct signalfd_siginfo info;
 
     while (read(top->signal_fd, &info, sizeof(info)) == sizeof(info)) {
-        if (info.ssi_signo != SIGWINCH) /* then only the drawing that follows is wanted */
+        if (info.ssi_signo != SIGWINCH) /* SIGWINCH needs only the redrawing that follows */
             top->signal = (int)info.ssi_signo;
     }
 }
 
-/* A terminal that is gone has no keys, but is readable for ever. Its signal may come a little later. */
+/* Reads all keys. A closed terminal has no keys but stays readable; its SIGHUP may come a little later. */
 static void read_keys(struct top *top)
 {
     struct pollfd pollfd = {.fd = STDIN_FILENO, .events = POLLIN};
@@ -165,7 +165,7 @@ static void read_keys(struct top *top)
         top->signal = SIGHUP;
 }
 
-/* A process that is stopped does not hear of a new size. */
+/* Adopts the terminal's size, because a stopped process gets no signal about a new size. */
 static void follow_size(void)
 {
     struct winsize size;
@@ -181,7 +181,7 @@ static void draw(struct top *top)
     (void)refresh();
 }
 
-/* Return: not 0: top ends. */
+/* Return: not 0 if top ends. */
 static int on_event(void *userdata)
 {
     struct top *top = userdata;
@@ -193,7 +193,7 @@ static int on_event(void *userdata)
     return top->quits || top->signal;
 }
 
-/* Return: not 0: top ends. */
+/* Return: not 0 if top ends. */
 static int wait_until(struct top *top, uint64_t until_ms)
 {
     struct pollfd pollfd = {.fd = top->idle.fd, .events = POLLIN};
@@ -229,7 +229,7 @@ static int start_events(struct top *top)
     return 0;
 }
 
-/* A locale that is not installed here is most often UTF-8 where the user comes from. */
+/* If the user's locale is not installed here, UTF-8 is the best guess. */
 static void start_locale(void)
 {
     if (!setlocale(LC_CTYPE, ""))
@@ -239,7 +239,7 @@ static void start_locale(void)
 static int start_screen(struct top *top)
 {
     start_locale();
-    use_tioctl(TRUE); /* exported LINES and COLUMNS do not keep the size */
+    use_tioctl(TRUE); /* the size follows the terminal, not the variables LINES and COLUMNS */
     top->screen = newterm(NULL, stdout, stdin);
     if (!top->screen)
         return ctl_fail("the terminal cannot be used: " INSTEAD, EX_OSERR);
@@ -261,7 +261,7 @@ static void stop_screen(struct top *top)
     delscreen(steal_ptr(top->screen));
 }
 
-/* The shell learns of the signal, as of any program that it ends. */
+/* Ends the process by the signal, so that the shell sees the signal. */
 static void end_by_signal(struct top *top)
 {
     (void)signal(top->signal, SIG_DFL);

@@ -25,7 +25,7 @@ enum {
     DEFAULT_STEPS = 10,
     MAX_STEPS = 1000000,
     MAX_MERGED = 64,
-    MAX_MERGED_BYTES = 1 << 30, /* of a file; picked: a profiler writes a fraction of it in a step */
+    MAX_MERGED_BYTES = 1 << 30, /* picked: of a file; a profiler writes a fraction of it in a step */
 };
 
 struct options {
@@ -69,7 +69,7 @@ static int parse_trace_options(int argc, char **argv, struct options *options)
         if (c == 'o')
             options->path = optarg;
         if (c == '?')
-            return EX_USAGE; /* getopt has said why */
+            return EX_USAGE; /* getopt has printed why */
     }
     if (optind < argc)
         return ctl_fail("trace takes --steps N, --merge FILE and --output FILE, nothing else", EX_USAGE);
@@ -126,7 +126,7 @@ static int print_merged(FILE *file, struct trace *trace, const struct options *o
     return r;
 }
 
-/* Return: 0, or a code after a sentence. */
+/* Return: 0, or a code of sysexits.h after a sentence. */
 static int print_trace(struct trace *trace, const struct options *options)
 {
     FILE *file = options->path ? fopen(options->path, "we") : stdout;
@@ -152,7 +152,7 @@ static int print_trace(struct trace *trace, const struct options *options)
     return r;
 }
 
-/* Says which steps the file has, and whether they are fewer than were asked for. */
+/* Says which steps the file has, and whether they are fewer than requested. */
 static void say_traced_steps(const struct trace *trace, const struct options *options)
 {
     uint64_t n = trace->step - MIN(trace->oldest, trace->step);

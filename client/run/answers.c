@@ -34,7 +34,7 @@ bool answers_now(const char *path)
 {
     int r = path ? try_to_connect(path) : -ENOENT;
 
-    return r == 0 || r == -EAGAIN; /* so many wait that it accepts nobody now */
+    return r == 0 || r == -EAGAIN; /* the queue of connections is full, so a daemon listens */
 }
 
 static bool folder_belongs_to(const char *path, uid_t uid)
@@ -45,7 +45,8 @@ static bool folder_belongs_to(const char *path, uid_t uid)
     return copy && stat(dirname(copy), &st) == 0 && st.st_uid == uid;
 }
 
-/* Does systemd run here, and is the socket's folder that of its units, which are of another user than this process? */
+/* Is the socket in the folder of zerod's systemd units? Return: false also if systemd does not run here, or if this
+ * process has the units' user. */
 static bool is_units_place(const char *path)
 {
     const struct passwd *zerod = getpwnam("zerod");
@@ -54,7 +55,7 @@ static bool is_units_place(const char *path)
            folder_belongs_to(path, zerod->pw_uid);
 }
 
-/* The unit whose socket has this path, if it has the usual name. */
+/* Names the unit of this socket in the error, if the socket has the usual name. Return: -sysexits.h. */
 static int refuse_units_place(const char *path)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -70,7 +71,7 @@ static int refuse_units_place(const char *path)
     return -EX_UNAVAILABLE;
 }
 
-/* Has another user's daemon left the socket? Return: 0, or -EX_UNAVAILABLE after a sentence. */
+/* Does the socket belong to another user? Return: 0, or -EX_UNAVAILABLE after a sentence. */
 static int refuse_others_socket(const char *path)
 {
     const struct passwd *owner;
@@ -98,7 +99,7 @@ int answers_or_refuses(const char *path, bool may_start)
         fprintf(stderr, "zerodrun: not allowed to connect to %s: %s%s\n", path, strerror(-r), who);
         return -EX_NOPERM;
     }
-    if (!path || !may_start || (r != -ENOENT && r != -ECONNREFUSED)) /* the daemon says what else is wrong */
+    if (!path || !may_start || (r != -ENOENT && r != -ECONNREFUSED)) /* the daemon reports other errors */
         return 0;
     return is_units_place(path) ? refuse_units_place(path) : refuse_others_socket(path);
 }

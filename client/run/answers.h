@@ -2,15 +2,15 @@
 #pragma once
 
 /*
- * Is a daemon there? Where one of another user may be, or is about to be, zerodrun starts none: that user could not
- * start his own again.
+ * Asks whether a daemon answers on a socket. zerodrun starts no daemon where another user's daemon runs or will run,
+ * because that user could not start his own again.
  */
 
 #include <stdbool.h>
 
-/* Does a daemon accept connections on the socket? path: NULL: there is no socket, so none does. */
+/* Does a daemon accept connections on the socket? Return: false if path is NULL. */
 bool answers_now(const char *path);
 
-/* may_start: if no daemon answers, one is to be started there. Return: 1: a daemon answers; 0: none does, and one may
- * be started, if it is to be; or -sysexits.h after a sentence. */
+/* Asks for a daemon before a start. may_start: zerodrun starts one if no daemon answers. Return: 1 if a daemon answers;
+ * 0 if no daemon answers, and zerodrun may start one if may_start is set; or -sysexits.h after a sentence. */
 int answers_or_refuses(const char *path, bool may_start);

@@ -3,5 +3,5 @@
 
 #include <stdbool.h>
 
-/* Has no rank ever attached to this daemon? False as well if it does not say so within half a second. */
+/* Has no rank ever attached to this daemon? Return: false also if the daemon does not answer within half a second. */
 bool attached_nobody(const char *socket);

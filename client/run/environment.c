@@ -56,7 +56,7 @@ void environment_deinit(struct environment *env)
     *env = (struct environment){};
 }
 
-/* Return: n_vars when it is not there. */
+/* Return: the index of the variable, or n_vars if it is not set. */
 static size_t environment_find(const struct environment *env, const char *name)
 {
     size_t n = strlen(name), i;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The environment of a process that is to be started: ours with changes. Owns copies of everything. */
+/* The environment of a process that zerodrun starts: zerodrun's own with changes. The struct owns copies of all
+ * strings. */
 
 #include <stddef.h>
 
@@ -10,7 +11,7 @@ struct environment {
     size_t n_vars, n_allocated;
 };
 
-/* Ours. Return: 0 or -ENOMEM; so do the others. */
+/* Copies zerodrun's own environment. Return: 0 or -ENOMEM, like the other functions. */
 int environment_init(struct environment *env);
 void environment_deinit(struct environment *env);
 

@@ -9,20 +9,20 @@ struct process;
 
 enum {
     FAILURE_CAUSE_BYTES = 256,
-    FAILURE_TEXT_BYTES = 640, /* the cause, and a process's last message */
+    FAILURE_TEXT_BYTES = 640, /* the cause and the process's last message */
 };
 
 /* {}: nothing has failed. */
 struct failure {
     int exit_code; /* 0: none */
     char cause[FAILURE_CAUSE_BYTES];
-    const struct process *process; /* that failed; NULL: zerodrun itself */
+    const struct process *process; /* the process that failed; NULL: zerodrun itself */
 };
 
-/* Does nothing if there is a failure already. exit_code: not 0. The process must outlive the failure. */
+/* Records the first failure; later calls do nothing. exit_code: not 0. The process must outlive the failure. */
 void failure_note(struct failure *failure, int exit_code, const struct process *process, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* The cause in one line without control characters; with the process's last message, so not before its output is at its
- * end. */
+/* Prints the cause, with the process's last message, as one line without control characters. The process's output must
+ * have ended. */
 void failure_describe(const struct failure *failure, char *text, size_t size);

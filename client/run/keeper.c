@@ -36,7 +36,7 @@ static bool is_line(const char *line, size_t n_bytes, const char *expected)
     return n_bytes == strlen(expected) && memcmp(line, expected, n_bytes) == 0;
 }
 
-/* Return: 0 when the line is another one, or its value is no time. */
+/* Return: 0 if the line is another one or its value is not a time. */
 static uint64_t parse_extension(const char *line, size_t n_bytes)
 {
     static const char key[] = "EXTEND_TIMEOUT_USEC=";
@@ -53,7 +53,7 @@ static uint64_t parse_extension(const char *line, size_t n_bytes)
     return us;
 }
 
-/* The last name counts. */
+/* If a message has several names, the last name counts. Return: 0, or -EINVAL if the name is not allowed. */
 static int parse_line(struct keeper_message *message, const char *line, size_t n_bytes)
 {
     static const char key[] = "FDNAME=";
@@ -88,7 +88,7 @@ int keeper_parse(struct keeper_message *message, const char *text, size_t n_byte
     return r;
 }
 
-/* ---- what is kept -------------------------------------------------------------------------------------- */
+/* ---- kept descriptors ---------------------------------------------------------------------------------- */
 
 static void keeper_note(struct keeper *keeper, const char *text)
 {
@@ -127,7 +127,7 @@ static bool keeper_has(const struct keeper *keeper, const struct keeper_entry *e
     return false;
 }
 
-/* Takes the descriptor. One that is kept already under its name is not kept twice. */
+/* Keeps the descriptor, unless it is already kept under this name. Closes it if it is not kept. */
 static void keeper_store(struct keeper *keeper, const char *name, int taken)
 {
     _cleanup_close_ int fd = taken;
@@ -211,7 +211,8 @@ static bool packet_receive(struct packet *packet, int socket)
     return true;
 }
 
-/* A barrier needs no work: its descriptor is closed like every one that is not kept, after all messages before it. */
+/* A barrier needs no work: its descriptor is closed after all earlier messages, like every descriptor that is not
+ * kept. */
 static void keeper_process(struct keeper *keeper, struct packet *packet)
 {
     struct keeper_message message;

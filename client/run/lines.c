@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Lines of output, cut out of a stream of bytes. */
+/* Cuts a stream of bytes into lines. */
 
 #include "client/run/lines.h"
 
@@ -66,7 +66,7 @@ static void lines_leave_row(struct lines *lines)
     row->is_bar = lines->is_bar;
 }
 
-/* A text that is there already is replaced by the next one, wherever the cursor stands in it. */
+/* Moves the cursor to the row. The next text replaces the row's old text, whatever the column of the cursor. */
 static void lines_enter_row(struct lines *lines, unsigned row)
 {
     if (row == lines->n_rows) {
@@ -88,7 +88,7 @@ static void lines_move_up(struct lines *lines)
     lines_enter_row(lines, lines->row - 1);
 }
 
-/* The '\n' of a bar, or of an empty row below one. */
+/* Handles the '\n' of a bar, or of an empty row below a bar. */
 static void lines_move_down(struct lines *lines)
 {
     if (lines->touched)
@@ -169,7 +169,7 @@ static void lines_end_escape(struct lines *lines)
         lines_add(lines, lines->escape, n);
 }
 
-/* The next byte of what may become "cursor up". Return: does it belong to it? */
+/* Adds the next byte of a possible "cursor up" command. Return: true if the byte belongs to the command. */
 static bool lines_add_escape(struct lines *lines, char c)
 {
     if (lines->row == 0 || c != cursor_up[lines->n_escape])
@@ -182,7 +182,7 @@ static bool lines_add_escape(struct lines *lines, char c)
     return true;
 }
 
-/* Number of bytes before the first '\n', '\r' or command; at least one. */
+/* Return: the number of bytes before the next '\n', '\r' or command; at least 1. */
 static size_t text_length(const char *data, const char *end)
 {
     const char *c = data + 1;

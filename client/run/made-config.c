@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Writes a configuration for a daemon. Values are JSON, which is YAML, too. */
+/* Writes a configuration for a daemon. Values are JSON, which is also YAML. */
 
 #include "client/run/made-config.h"
 
@@ -20,7 +20,7 @@
 
 DEFINE_CLEANUP(FILE *, fclose);
 
-/* 'text' as YAML takes it literally. */
+/* Prints the text as a literal YAML string. */
 static void print_quoted(FILE *file, const char *text)
 {
     fputc('\'', file);
@@ -45,7 +45,8 @@ static void put_node(struct json *j, struct json_object *list, const char *host,
     free(address);
 }
 
-/* world and, unless the base file has it, collective: {"world": ...}. Return: to be freed, or NULL. */
+/* Describes world as JSON, and collective if the base file lacks it: {"world": ...}. Return: text to be freed, or
+ * NULL. */
 static char *describe_nodes(const struct made_config *made)
 {
     const struct nodes *nodes = made->nodes;
@@ -73,14 +74,14 @@ static void print_small(FILE *file, const struct made_config *made)
     fputs("\nzero_optimization:\n  stage: 2\n", file);
 }
 
-/* Adds the keys of `more`, an object of JSON, to a text of YAML or JSON. */
+/* Adds the keys of the JSON object `more` to a YAML or JSON text. */
 static void print_with(FILE *file, const char *base, const char *more)
 {
     const struct config_text text = {.text = base, .n_bytes = strlen(base)};
     size_t brace = config_find_brace(&text);
     struct json_object *root;
 
-    if (brace < text.n_bytes) { /* ours come first in the mapping */
+    if (brace < text.n_bytes) { /* the added keys come first in the mapping */
         fprintf(file, "%.*s%.*s, %s", (int)brace, base, (int)strlen(more) - 1, more, base + brace + 1);
         return;
     }
@@ -114,7 +115,7 @@ static int print_all(FILE *file, const struct made_config *made)
         fprintf(file, "world:\n  size: %u\n", made->n_ranks);
         return 0;
     }
-    if (made->base_path) /* the configuration was loaded from it just before */
+    if (made->base_path) /* the configuration was loaded from this file just before */
         r = read_file(made->base_path, CONFIG_MAX_BYTES, &base, &n_bytes);
     return r < 0 ? r : print_nodes(file, made, base ? base : "");
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The configuration that zerodrun writes for a daemon: a small one, or a file that lists no nodes with the nodes added.
- */
+/* The configuration that zerodrun writes for a daemon: a small new one, or a copy of a file without nodes, with the
+ * nodes added. */
 
 #include <stdbool.h>
 
@@ -10,14 +10,14 @@ struct nodes;
 
 struct made_config {
     const char *path;          /* of the file to write */
-    const char *base_path;     /* of the file to which the nodes are added; NULL: a small configuration */
-    const char *socket;        /* of a small one */
+    const char *base_path;     /* of the file to which the nodes are added; NULL: write a small configuration */
+    const char *socket;        /* for a small configuration */
     unsigned n_ranks;          /* on each node */
-    const struct nodes *nodes; /* none with n == 0 */
-    unsigned port;             /* of the nodes' daemons; 0: the default */
-    const char *key_path;      /* absolute; with nodes */
-    bool has_collective;       /* the base file names one */
+    const struct nodes *nodes; /* no nodes if n is 0 */
+    unsigned port;             /* of the daemons of all nodes; 0: the default */
+    const char *key_path;      /* absolute; only with nodes */
+    bool has_collective;       /* the base file has the key */
 };
 
-/* Return: 0, or -sysexits.h; then a sentence is on stderr, and there may be a file. */
+/* Return: 0; or -sysexits.h after a sentence on stderr, and the file may exist. */
 int made_config_write(const struct made_config *made);

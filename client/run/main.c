@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The program zerodrun: it starts the ranks of a job on this node, and the daemon when none is running. */
+/* The program zerodrun: it starts the ranks of a job on this node, and a daemon if none is running. */
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The nodes of a job, from --nodes and its kin, or from Slurm. */
+/* The nodes of a job, from --nodes, --nnodes and --node-rank, or from Slurm. */
 
 #include "client/run/node-list.h"
 
@@ -17,9 +17,9 @@
 #include "core/base/base.h"
 #include "core/config/config.h"
 
-enum { HOST_BYTES = 255 }; /* as the configuration allows them in world.nodes */
+enum { HOST_BYTES = 255 }; /* the configuration's limit in world.nodes */
 
-/* May an address have it? DNS and IPv6 need no more. */
+/* Is every character allowed in an address? DNS and IPv6 need only these. */
 static bool is_host(const char *host, size_t n_bytes)
 {
     for (size_t i = 0; i < n_bytes; i++)
@@ -28,7 +28,7 @@ static bool is_host(const char *host, size_t n_bytes)
     return n_bytes > 0 && n_bytes <= HOST_BYTES;
 }
 
-/* Return: 0, or -sysexits.h. */
+/* Splits a list of hosts at commas. Return: 0, or -sysexits.h. */
 static int nodes_split(struct nodes *nodes, const char *list)
 {
     const char *host = list;
@@ -107,7 +107,7 @@ static int nodes_count(struct nodes *nodes, const struct run_options *options)
     return -EX_USAGE;
 }
 
-/* srun may start zerodrun with --nodes, too. */
+/* Finds the number of this node. srun may start zerodrun with --nodes, so Slurm's variables count too. */
 static int nodes_choose_own(struct nodes *nodes, const struct run_options *options)
 {
     struct slurm_step step;

@@ -114,7 +114,7 @@ static const char help_text[] =
     "ZEROD_SOCKET, ZEROD_RUN_ID and, with --jobs, ZEROD_SOCKET_1 and so on. Returns the first failure's exit status "
     "(128 + signal).\n";
 
-/* Return: 0, or -EX_USAGE with a sentence. */
+/* Return: 0; or -EX_USAGE after a sentence. */
 static int parse_option_number(const char *name, const char *text, unsigned long min, unsigned long max,
                                unsigned long *value)
 {
@@ -174,7 +174,7 @@ static int parse_numeric(struct run_options *options, int option, const char *te
     return r;
 }
 
-/* The first is the first job's, and so on. */
+/* Adds a configuration: the first is for the first job, and so on. */
 static int add_config(struct run_options *options, const char *path)
 {
     if (options->n_configs == OPTIONS_MAX_JOBS) {
@@ -254,7 +254,7 @@ static int parse_option(struct run_options *options, int option)
     }
 }
 
-/* Return: NULL, or a sentence about options that do not fit together. */
+/* Return: NULL, or a sentence about options that exclude each other. */
 static const char *find_contradiction(const struct run_options *options)
 {
     if (!options->serve && !*options->command)
@@ -287,7 +287,8 @@ int options_parse(struct run_options *options, int argc, char **argv)
         .grace_ms = 1000 * OPTIONS_DEFAULT_GRACE_S,
         .n_daemon_restarts = OPTIONS_DEFAULT_DAEMON_RESTARTS,
     };
-    /* '+': the first word that is no option is the program, and what follows is its own. */
+    /* '+': parsing stops at the first word that is not an option. That word is the program; the rest are its
+     * arguments. */
     while ((option = getopt_long(argc, argv, "+n:qhV", long_options, NULL)) >= 0) {
         r = parse_option(options, option);
         if (r != 0)

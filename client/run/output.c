@@ -15,7 +15,7 @@
 #include "core/base/base.h"
 
 enum {
-    DEFAULT_HEIGHT = 24, /* of a terminal that does not know its own */
+    DEFAULT_HEIGHT = 24, /* of a terminal that does not report its height */
 };
 
 const char OUTPUT_DAEMON_COLOR[] = "1"; /* bold */
@@ -23,7 +23,7 @@ static const char error_color[] = "1;31";
 
 const char *output_rank_color(unsigned rank)
 {
-    /* No red, which is for errors. */
+    /* Red is for errors only. */
     static const char *const colors[] = {"36", "32", "33", "35", "34", "96", "92", "93", "95", "94"};
 
     return colors[rank % ARRAY_SIZE(colors)];
@@ -71,7 +71,7 @@ static void output_put(struct output *output, const char *text)
 
 /* ---- rows ---------------------------------------------------------------------------------------------- */
 
-/* A finished line needs a row, too. */
+/* Leaves one row for a finished line. */
 static unsigned output_max_rows(const struct output *output)
 {
     struct winsize size;
@@ -80,7 +80,7 @@ static unsigned output_max_rows(const struct output *output)
     return MAX(height > 0 ? height : DEFAULT_HEIGHT, 2u) - 1;
 }
 
-/* Where the cursor is. The terminal does not wrap it, so that it stays one row whatever the terminal's width. */
+/* Draws the row at the cursor. Wrapping is off, so the row stays one row at any terminal width. */
 static void output_put_row(struct output *output, const struct output_source *source)
 {
     sink_printf(&output->sink, "\r\033[K\033[?7l%s%s\033[?7h", source->prefix, source->row);
@@ -95,7 +95,7 @@ static void output_erase_rows(struct output *output)
     output->n_drawn = 0;
 }
 
-/* Below those that are drawn. */
+/* Draws the row below the drawn rows. */
 static void output_add_row(struct output *output, const struct output_source *source)
 {
     if (output->is_mid_line || output->n_drawn >= output_max_rows(output))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Text without what a terminal would obey. */
+/* Removes terminal commands and control characters from a text. */
 
 #include "client/run/plain.h"
 
@@ -10,8 +10,8 @@
 #include "core/base/utf8.h"
 
 /*
- * Bytes of the escape sequence at text, as ECMA-48 has it: ESC [, parameters, a letter (colours, cursor); or ESC and
- * one more byte. A longer one than the text ends with the text.
+ * The number of bytes of the escape sequence at text, as in ECMA-48: ESC [, parameters, a letter (colours, cursor); or
+ * ESC and one byte. An incomplete sequence ends with the text.
  */
 static size_t escape_length(const char *text, size_t n_bytes)
 {

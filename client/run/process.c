@@ -21,9 +21,9 @@
 #include "core/base/base.h"
 
 /*
- * libuv has no hook between fork and exec, where PR_SET_PDEATHSIG belongs. So process_start() spawns zerodrun under
- * this name, which sets what the process cannot inherit, and becomes the program:
- * WRAPPER_NAME, pid of zerodrun, signal, limit of open files, program, arguments.
+ * libuv has no hook between fork and exec, but PR_SET_PDEATHSIG must be set there. So process_start() spawns zerodrun
+ * under this name. That wrapper sets the attributes that a process does not inherit, and then executes the program. Its
+ * arguments: WRAPPER_NAME, pid of zerodrun, signal, limit of open files, program, arguments.
  */
 static const char WRAPPER_NAME[] = "zerodrun:start";
 
@@ -41,12 +41,12 @@ static void wrapper_limit_open_files(uint64_t n)
     (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/* The receiver of descriptors looks whether they are meant for it. */
+/* Sets LISTEN_PID, by which the receiver checks that the descriptors are meant for it. */
 static void wrapper_set_listen_pid(void)
 {
     char text[16];
 
-    if (!getenv("LISTEN_FDS") || getenv("LISTEN_PID")) /* both: zerodrun inherited them */
+    if (!getenv("LISTEN_FDS") || getenv("LISTEN_PID")) /* if both are set, zerodrun inherited them */
         return;
     snprintf(text, sizeof(text), "%d", (int)getpid());
     setenv("LISTEN_PID", text, 1);
@@ -62,7 +62,7 @@ void process_wrapper(int argc, char **argv)
     parent = atoi(argv[1]);
     prctl(PR_SET_PDEATHSIG, atoi(argv[2]));
     if (getppid() != parent)
-        _exit(128 + SIGKILL); /* zerodrun died before prctl(): no signal would come */
+        _exit(128 + SIGKILL); /* zerodrun died before prctl(), so no signal would come */
     wrapper_limit_open_files(strtoull(argv[3], NULL, 10));
     wrapper_set_listen_pid();
     execvp(argv[WRAPPER_N_ARGS], argv + WRAPPER_N_ARGS);
@@ -72,7 +72,7 @@ void process_wrapper(int argc, char **argv)
     _exit(r == ENOENT ? 127 : 126);
 }
 
-/* Shows the bars that are not at their end. */
+/* Draws the bars that have not ended. */
 static void stream_draw(struct process_stream *stream)
 {
     const char *bar;
@@ -119,8 +119,8 @@ static void process_close(struct process *process)
     uv_close((uv_handle_t *)&process->release, process_closed);
 }
 
-/* Helpers that are left in the group have had their SIGTERM. The kernel does not reuse a leader's pid while its group
- * lives. */
+/* Kills the helpers that are left in the process group; they got SIGTERM before. The kernel does not reuse the pid of a
+ * leader whose group lives. */
 static void process_finish(struct process *process)
 {
     size_t i;
@@ -146,7 +146,7 @@ static void process_lingered(uv_timer_t *timer)
 {
     struct process *process = timer->data;
 
-    /* If the sink is full, the output is not at its end because zerodrun does not read it, so wait longer. */
+    /* A paused stream is not read because its sink is full, so its output has not ended: wait longer. */
     if (process->streams[0].paused || process->streams[1].paused)
         uv_timer_start(timer, process_lingered, PROCESS_LINGER_MS, 0);
     else
@@ -168,7 +168,7 @@ static void process_exit(uv_process_t *handle, int64_t exit_status, int term_sig
 
 /* ---- output -------------------------------------------------------------------------------------------- */
 
-/* Python's faulthandler prints such lines behind the one that names the error, between indented ones. */
+/* Python's faulthandler prints such lines after the line with the error, between indented lines. */
 static bool is_of_fault_dump(const char *line)
 {
     static const char *const beginnings[] = {"Current thread 0x", "Current thread's C stack trace", "Thread 0x",
@@ -305,7 +305,8 @@ static int process_wrap_argv(struct process *process)
     return 0;
 }
 
-/* The handle exists afterwards, also on failure. *write_fd: the end for the process; the caller closes it. */
+/* The pipe's handle exists afterwards, also on failure. *write_fd: the process's end of the pipe; the caller closes
+ * it. */
 static int process_stream_init(struct process_stream *stream, struct process *process, struct output *output,
                                uv_loop_t *loop, int *write_fd)
 {
@@ -324,7 +325,7 @@ static int process_stream_init(struct process_stream *stream, struct process *pr
     r = lines_init(&stream->lines, process_line, stream);
     if (r < 0)
         return r;
-    /* A real pipe: libuv would make a socket, and a program could not open /dev/stdout. */
+    /* A real pipe, because libuv would make a socket, and a program cannot open a socket as /dev/stdout. */
     r = uv_pipe(fds, UV_NONBLOCK_PIPE, 0);
     if (r < 0)
         return r;
@@ -336,8 +337,8 @@ static int process_stream_init(struct process_stream *stream, struct process *pr
 }
 
 /*
- * Opens descriptors until all numbers below `end` are taken. libuv's child reports a failure through a pipe and writes
- * to its number even when an inherited descriptor has replaced it: then it would write into kept memory. With these
+ * Opens descriptors until all numbers below `end` are in use. libuv's child reports a failure through a pipe. It writes
+ * to the pipe's number even if an inherited descriptor has replaced it, so it could write into kept memory. With these
  * descriptors open, the pipe gets a number that no inherited descriptor gets.
  */
 static int take_numbers(int *taken, int *n, int end)
@@ -365,7 +366,7 @@ static int spawn_beside(struct process *process, uv_loop_t *loop, const uv_proce
     r = take_numbers(taken, &n, options->stdio_count);
     if (r == 0) {
         process->handle.data = process;
-        process->has_process = true; /* also on failure */
+        process->has_process = true; /* also if uv_spawn() fails */
         process->n_handles++;
         r = uv_spawn(loop, &process->handle, options);
     }

@@ -2,13 +2,13 @@
 #pragma once
 
 /*
- * A process that zerodrun has started, a rank or a daemon, with its output. It leads a session of its own, so that a
- * terminal's Ctrl-C reaches only zerodrun, which passes it on once. It dies with zerodrun (PR_SET_PDEATHSIG), and
- * zerodrun ends what the process leaves behind in its process group.
+ * A rank or daemon that zerodrun has started, with its output. It leads a session of its own: a terminal's Ctrl-C
+ * reaches only zerodrun, which sends the signal on. The process dies with zerodrun (PR_SET_PDEATHSIG). After its end
+ * zerodrun kills the rest of its process group.
  *
- * Life: process_start(), then exactly one on_end() when the process has ended and its output is read to the end, or
- * PROCESS_LINGER_MS after the end if another process that left the group still holds the output. After on_end() it may
- * be started again.
+ * process_start() is followed by exactly one on_end(). It comes when the process has ended and all its output is read.
+ * If another process that left the group still holds the output, it comes PROCESS_LINGER_MS after the end. After
+ * on_end() the process may be started again.
  */
 
 #include <stdbool.h>
@@ -27,57 +27,57 @@ struct process;
 enum {
     PROCESS_LINGER_MS = 1000,
     PROCESS_READ_BYTES = 16 * 1024,
-    PROCESS_SETTLE_MS = 100,     /* a bar whose program pauses for so long below it is at its end */
+    PROCESS_SETTLE_MS = 100,     /* a bar ends if its program pauses for this time below it */
     PROCESS_MESSAGE_BYTES = 256, /* picked: an error's first line is shorter */
 };
 
 struct process_spec {
-    char **argv; /* argv[0] is looked up in PATH; argv, env, label, color and fds are used during the start only */
+    char **argv; /* argv[0] is looked up in PATH; argv, env, label, color, fds: used only by the start */
     char **env;
-    const char *label; /* "0": what its lines begin with, in brackets */
-    const char *color; /* of the label, as output_rank_color() has it */
-    int death_signal;  /* that it gets when zerodrun dies */
-    bool keep_stdin;   /* else /dev/null */
-    const int *fds;    /* n_fds: the process inherits them as 3, 4, ... and LISTEN_PID in its environment is its own */
+    const char *label; /* "0": the text in brackets before each line */
+    const char *color; /* of the label, from output_rank_color() */
+    int death_signal;  /* sent to the process when zerodrun dies */
+    bool keep_stdin;   /* else stdin is /dev/null */
+    const int *fds;    /* n_fds: the process inherits them as 3, 4, ..., with its own pid as LISTEN_PID */
     size_t n_fds;
-    uint64_t n_open_files; /* its soft limit (RLIMIT_NOFILE); 0: zerodrun's */
+    uint64_t n_open_files; /* soft limit of the process (RLIMIT_NOFILE); 0: zerodrun's */
     struct output *out, *err;
-    struct repeats *out_repeats, *err_repeats; /* not owned: texts in the file that out and err write; may be one */
-    struct sink *log;                          /* gets all of both, without prefixes; or NULL */
-    void (*on_exit)(struct process *process); /* it has ended, its output perhaps not: on_end() comes later */
+    struct repeats *out_repeats, *err_repeats; /* not owned: texts of the files of out and err; may be equal */
+    struct sink *log;                          /* gets all lines of both streams, without prefixes; or NULL */
+    void (*on_exit)(struct process *process);  /* the process has ended; on_end() comes later, after the output's end */
     void (*on_end)(struct process *process);
     void *owner;
 };
 
 struct process_stream {
     struct process *process;
-    struct output_source sources[LINES_MAX_ROWS]; /* a bar each; the first has the finished lines, too */
+    struct output_source sources[LINES_MAX_ROWS]; /* one per bar; the first also for finished lines */
     uv_pipe_t pipe;
     struct lines lines;
     struct repeats_source repeats;       /* between the lines and the output */
-    char message[PROCESS_MESSAGE_BYTES]; /* the last one */
+    char message[PROCESS_MESSAGE_BYTES]; /* the last message */
     bool eof, paused;
-    char data[PROCESS_READ_BYTES]; /* what is being read */
+    char data[PROCESS_READ_BYTES]; /* the read buffer */
 };
 
 struct process {
     struct process_spec spec;
     uv_process_t handle;
     uv_timer_t linger, settle;
-    uv_timer_t release;               /* of lines that may repeat another process's */
+    uv_timer_t release;               /* of lines that may repeat another process's lines */
     struct process_stream streams[2]; /* stdout, stderr */
     char *argv_storage; /* owned */
-    char **argv;        /* owned; what is spawned: zerodrun itself as a wrapper */
+    char **argv;        /* owned; the spawned command: zerodrun as a wrapper */
     pid_t pid;          /* of the last start; leads the process group */
     bool exited;
     int64_t exit_status;
-    int term_signal;    /* 0: it exited by itself */
+    int term_signal;    /* 0: the process exited by itself */
     bool has_process;   /* the handle exists */
-    unsigned n_handles; /* still open; 0: may be started */
+    unsigned n_handles; /* open handles; 0: the process may be started */
 };
 
-/* spec is copied. Return: 0; or a negative errno: on_end() is not called, and the loop must run once more before the
- * memory of the process is freed. */
+/* spec is copied. Return: 0 or a negative errno. After an error on_end() is not called, and the loop must run once more
+ * before the process's memory is freed. */
 int process_start(struct process *process, uv_loop_t *loop, const struct process_spec *spec);
 
 static inline bool process_is_alive(const struct process *process)
@@ -85,23 +85,23 @@ static inline bool process_is_alive(const struct process *process)
     return process->n_handles > 0 && !process->exited;
 }
 
-/* Signals the process alone, not its helpers; does nothing when it has ended. */
+/* Sends a signal to the process, not to its helpers; does nothing after its end. */
 void process_signal(struct process *process, int signum);
 
-/* Sends SIGKILL to all of its process group. */
+/* Sends SIGKILL to the whole process group. */
 void process_kill(struct process *process);
 
-/* Continues to read output that waited for a full sink. */
+/* Continues to read output after a full sink. */
 void process_resume(struct process *process);
 
-/* As a shell counts: exit status, or 128 + signal. */
+/* The exit code as in a shell: exit status, or 128 + signal. */
 int process_exit_code(const struct process *process);
 
-/* The last line on standard error, else on standard output, that is not indented: indented lines are details of the
- * line before them. Without torch's "[rank3]: " and control characters; a long one is cut, and ends in "...". Return:
- * "" when there is none. */
+/* The last line on standard error, else on standard output, that is not indented, because indented lines are details of
+ * the line before them. Torch's "[rank3]: " and control characters are removed; a long line is cut and ends in "...".
+ * Return: "" if there is no line. */
 const char *process_last_message(const struct process *process);
 
-/* The other half of process_start(), called first in main(): in a process that was started as a wrapper it does not
- * return but becomes the program, or exits with 126 or 127 as a shell does. */
+/* The second half of process_start(), for the spawned wrapper. main() calls it first. Returns if this process is not a
+ * wrapper. A wrapper executes the program, or exits with 126 or 127 as a shell does. */
 void process_wrapper(int argc, char **argv);

@@ -16,8 +16,8 @@ static const char traceback[] = "Traceback (most recent call last):";
 static const char KIND_TRACEBACK[] = "trace", KIND_EXCEPTION[] = "notes", KIND_WARNING[] = "warning";
 
 enum {
-    LEAST_LINES = 2,   /* one line is not shorter than the line that would stand for it */
-    PLACE_BYTES = 160, /* of the place and class of a warning; picked */
+    LEAST_LINES = 2,   /* for one line, the line about the repetition would be no shorter */
+    PLACE_BYTES = 160, /* picked: of the place and class of a warning */
 };
 
 void repeats_deinit(struct repeats *repeats)
@@ -37,7 +37,7 @@ void repeats_source_init(struct repeats_source *source, struct repeats *repeats,
 
 /* ---- headlines ----------------------------------------------------------------------------------------- */
 
-/* Does "E1001 " stand at `at`, at the start of a word? */
+/* Is there a code like "E1001 " at `at`, at the start of a word? */
 static bool is_code(const char *text, size_t n_bytes, size_t at)
 {
     const char *c = text + at;
@@ -46,7 +46,7 @@ static bool is_code(const char *text, size_t n_bytes, size_t at)
            isdigit((unsigned char)c[2]) && isdigit((unsigned char)c[3]) && isdigit((unsigned char)c[4]) && c[5] == ' ';
 }
 
-/* Bytes of "train.py:7: UserWarning" at the start of a line. Return: 0, it is no warning of Python's. */
+/* The bytes of "train.py:7: UserWarning" at the start of a line. Return: 0 if the line is not a Python warning. */
 static size_t warning_length(const char *text, size_t n_bytes)
 {
     static const char end[] = "Warning: ";
@@ -73,7 +73,7 @@ static void find_kind(const char *text, size_t n_bytes, char kind[8])
             snprintf(kind, 8, "%.5s", text + at);
 }
 
-/* ---- what a source holds ------------------------------------------------------------------------------- */
+/* ---- held lines ---------------------------------------------------------------------------------------- */
 
 static void hand_out_held(struct repeats_source *source)
 {
@@ -86,7 +86,7 @@ static void hand_out_held(struct repeats_source *source)
     source->n_held = source->n_held_lines = 0;
 }
 
-/* Return: false when it has no room. */
+/* Return: false if there is no room. */
 static bool hold_line(struct repeats_source *source, const char *line, size_t n_bytes)
 {
     if (!source->held)
@@ -99,7 +99,7 @@ static bool hold_line(struct repeats_source *source, const char *line, size_t n_
     return true;
 }
 
-/* The line that stands for those of the text. The first one of a warning is its headline. */
+/* Prints the line that replaces the lines of the text. The first line of a warning is its headline. */
 static int describe_repeated(const struct repeats_source *source, const struct repeats_text *text, char *said,
                              size_t size)
 {
@@ -112,7 +112,7 @@ static int describe_repeated(const struct repeats_source *source, const struct r
     return snprintf(said, size, "  the same %u lines as [%s] above\n", text->n_lines, text->label);
 }
 
-/* The first n_bytes of what is held are the lines of the text. */
+/* Says that the first lines held by the source repeat the text, and drops them. */
 static void say_repeated(struct repeats_source *source, const struct repeats_text *text)
 {
     char said[PLACE_BYTES + 64];
@@ -128,7 +128,7 @@ static void say_repeated(struct repeats_source *source, const struct repeats_tex
 
 /* ---- texts --------------------------------------------------------------------------------------------- */
 
-/* Is the source the one that writes its text? The text may have made room for another. */
+/* Does the source still write its text? Another text may have replaced it. */
 static bool is_writing(const struct repeats_source *source)
 {
     return source->text && source->text->writer == source;
@@ -139,7 +139,7 @@ static bool is_of_python(const char *kind)
     return strcmp(kind, KIND_TRACEBACK) == 0 || strcmp(kind, KIND_EXCEPTION) == 0 || strcmp(kind, KIND_WARNING) == 0;
 }
 
-/* Tracebacks and warnings are compared between processes only: one process may print the same one in each step. */
+/* Compares tracebacks and warnings only between processes, because one process may print an equal one in each step. */
 static bool may_repeat(const struct repeats_source *source, const struct repeats_text *text, uint64_t now_ms)
 {
     return strcmp(text->kind, source->kind) == 0 && text->writer != source &&
@@ -158,7 +158,7 @@ static void add_line(struct repeats_text *text, const char *line, size_t n_bytes
     text->n_lines++;
 }
 
-/* The lines that the source holds repeat no earlier text, so they begin a new one. */
+/* Begins a new text with the held lines, because they repeat no earlier text. */
 static void begin_text(struct repeats_source *source, uint64_t now_ms)
 {
     struct repeats_text *text = &source->repeats->texts[source->repeats->n_texts++ % REPEATS_MAX_TEXTS];
@@ -186,7 +186,7 @@ static bool begins_alike(const struct repeats_source *source, const struct repea
     return memcmp(text->body, source->held, MIN(text->n_bytes, source->n_held)) == 0;
 }
 
-/* Compares what the source holds with the texts. Return: may it still become a repetition? */
+/* Compares the held lines with all texts. Return: true if they may still become a repetition. */
 static bool compare_with_texts(struct repeats_source *source, uint64_t now_ms)
 {
     bool may = false;
@@ -212,7 +212,7 @@ static void settle_source(struct repeats_source *source, uint64_t now_ms)
         begin_text(source, now_ms);
 }
 
-/* A text has got a line, or is complete: others may have waited for it. */
+/* Compares the other sources again after a text has got a line or has ended, because they may wait for this. */
 static void settle_others(struct repeats_source *source, uint64_t now_ms)
 {
     for (struct repeats_source *other = source->repeats->sources; other; other = other->next)
@@ -222,7 +222,7 @@ static void settle_others(struct repeats_source *source, uint64_t now_ms)
 
 /* ---- lines --------------------------------------------------------------------------------------------- */
 
-/* Is what the source holds all that a text has so far? */
+/* Return: the text whose lines are exactly the held lines, or NULL. */
 static const struct repeats_text *find_equal(const struct repeats_source *source, uint64_t now_ms)
 {
     for (size_t i = 0; i < ARRAY_SIZE(source->repeats->texts); i++) {
@@ -245,7 +245,7 @@ void repeats_release(struct repeats_source *source, uint64_t now_ms)
         begin_text(source, now_ms);
 }
 
-/* Another line than those of a text. */
+/* Ends the source's text: the next line does not belong to it. */
 static void end_text(struct repeats_source *source, uint64_t now_ms)
 {
     repeats_release(source, now_ms);
@@ -276,7 +276,7 @@ void repeats_feed(struct repeats_source *source, const char *text, size_t n_byte
     bool is_whole = !continued && text[n_bytes - 1] == '\n';
     size_t n_rank = continued ? 0 : torch_rank_length(source->label, text, n_bytes);
 
-    text += n_rank; /* the label says the same */
+    text += n_rank; /* the label names the rank already */
     n_bytes -= n_rank;
     if (is_whole && text[0] == ' ' && source->kind[0]) {
         feed_body(source, text, n_bytes, now_ms);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* How often a daemon may be started again: `limit` times in RESTARTS_WINDOW_MS. */
+/* Limits the restarts of a daemon: `limit` restarts in RESTARTS_WINDOW_MS. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,5 +19,5 @@ struct restarts {
 
 /* Is a restart allowed now? */
 bool restarts_are_left(struct restarts *restarts, uint64_t now_ms);
-/* Counts a restart, if it is allowed now. Return: is it? */
+/* Counts a restart, if it is allowed now. Return: true if it is allowed. */
 bool restarts_add(struct restarts *restarts, uint64_t now_ms);

@@ -18,7 +18,7 @@
 #include "core/base/open-files.h"
 
 enum {
-    DAEMON_RESTART_MS = 100, /* as the unit of systemd has it; of a daemon that has not lived for a second */
+    DAEMON_RESTART_MS = 100, /* as in the systemd unit; only after a life shorter than DAEMON_LIVES_MS */
     DAEMON_LIVES_MS = 1000,
 };
 
@@ -44,7 +44,7 @@ void run_init_daemons(struct run *run)
 
 /* ---- the start ----------------------------------------------------------------------------------------- */
 
-/* The zerod in the folder of zerodrun. Return: NULL when there is none, or a string to be freed. */
+/* Finds zerod in the folder of zerodrun. Return: a string to be freed, or NULL. */
 static char *zerod_beside(void)
 {
     char self[4096];
@@ -62,10 +62,10 @@ static char *zerod_beside(void)
     return path;
 }
 
-/* Of the environment that all daemons share; each start sets what differs. */
+/* Sets the variables that differ in the environment that all daemons share. */
 static int run_describe_daemon(struct run_daemon *daemon)
 {
-    /* A service manager that started zerodrun waits for zerodrun, not for the daemon. */
+    /* These variables of a service manager are for zerodrun, not for the daemon. */
     static const char *const not_its[] = {"NOTIFY_SOCKET", "LISTEN_PID",    "LISTEN_FDS", "LISTEN_FDNAMES",
                                           "WATCHDOG_PID",  "WATCHDOG_USEC", "FDSTORE"};
     struct environment *env = &daemon->run->daemon_env;
@@ -149,14 +149,14 @@ static void run_note_of_keeper(void *userdata, const char *text)
     run_note(daemon->run, "%s: %s", daemon->label, text);
 }
 
-/* For good: what the keeper holds ends with zerodrun. */
+/* Stops the daemon for good. The kept descriptors end with zerodrun. */
 static void daemon_stop(struct run_daemon *daemon)
 {
     daemon->is_stopping = true;
     process_signal(&daemon->process, SIGINT);
 }
 
-/* It took over from one that died while it was stopping. */
+/* A daemon that became ready while the run stops gets SIGINT now: its predecessor died while it was stopping. */
 static void daemon_is_ready(void *userdata)
 {
     struct run_daemon *daemon = userdata;
@@ -165,7 +165,7 @@ static void daemon_is_ready(void *userdata)
         daemon_stop(daemon);
 }
 
-/* It writes a checkpoint. */
+/* Extends the grace time of a stopping daemon that still writes a checkpoint. */
 static void daemon_needs_time(void *userdata, uint64_t timeout_ms)
 {
     struct run_daemon *daemon = userdata;
@@ -178,7 +178,7 @@ static void daemon_needs_time(void *userdata, uint64_t timeout_ms)
 static const struct keeper_ops keeper_ops = {
     .note = run_note_of_keeper, .ready = daemon_is_ready, .extend = daemon_needs_time};
 
-/* The daemon is about to be started for the first time. Without a keeper it runs as well, but only once. */
+/* Prepares a keeper before the daemon's first start. Without a keeper the daemon is never restarted. */
 static void run_keep_daemon(struct run_daemon *daemon)
 {
     struct run *run = daemon->run;
@@ -186,7 +186,7 @@ static void run_keep_daemon(struct run_daemon *daemon)
 
     if (run->options->n_daemon_restarts == 0)
         return;
-    open_files_raise(); /* for what is kept */
+    open_files_raise(); /* for the kept descriptors */
     r = keeper_init(&daemon->keeper, &run->loop, &keeper_ops, daemon);
     if (r < 0) {
         run_note(run, "%s is not started again when it ends: %s", daemon->label, strerror(-r));
@@ -198,7 +198,7 @@ static void run_keep_daemon(struct run_daemon *daemon)
     daemon->is_kept = true;
 }
 
-/* The nodes may share the folder. */
+/* Opens the daemon's file. On several nodes its name has the node, because the nodes may share the folder. */
 static int run_open_tee_of_daemon(struct run_daemon *daemon)
 {
     const struct place *place = daemon->run->place;
@@ -229,13 +229,13 @@ int run_begin_daemon(struct run_daemon *daemon)
 
 /* ---- the end, and the next start ----------------------------------------------------------------------- */
 
-/* Does it run, or is it about to be started again? */
+/* Does the daemon run, or wait for its restart? */
 static bool daemon_is_there(const struct run_daemon *daemon)
 {
     return daemon->running || (daemon->is_kept && uv_is_active((const uv_handle_t *)&daemon->restart));
 }
 
-/* The run is over when all daemons have stopped. */
+/* Finishes the run if all daemons have stopped. */
 static void run_check_stopped(struct run *run)
 {
     for (unsigned i = 0; i < run->place->n_jobs; i++)
@@ -245,7 +245,7 @@ static void run_check_stopped(struct run *run)
         run_finish(run);
 }
 
-/* It has stopped as it was told to; perhaps before it handled signals, and then it had nothing to lose. */
+/* Has the daemon stopped as requested? A daemon without state may also die from SIGINT before it handles signals. */
 static bool daemon_has_stopped(const struct run_daemon *daemon)
 {
     const struct process *process = &daemon->process;
@@ -254,7 +254,8 @@ static bool daemon_has_stopped(const struct run_daemon *daemon)
     return daemon->is_stopping && (process_exit_code(process) == 0 || (process->term_signal == SIGINT && !has_state));
 }
 
-/* A daemon that exits while it stops has said why; one that was killed may have left what it was to save. */
+/* While the run stops, only a daemon killed by a signal may restart, because it may not have saved its state. A daemon
+ * that exits has reported why. */
 static bool daemon_may_restart(struct run_daemon *daemon)
 {
     const struct process *process = &daemon->process;
@@ -291,7 +292,7 @@ static const char *describe_moment(const struct run *run)
     return run->options->serve ? "while it was serving" : "while ranks were running";
 }
 
-/* A daemon ended that was not told to, or not as it was told to, and is not started again. */
+/* Records the unexpected end of a daemon that is not restarted. */
 static void daemon_note_failure(struct run_daemon *daemon)
 {
     struct run *run = daemon->run;
@@ -325,7 +326,7 @@ static void daemon_restart(struct run_daemon *daemon, const char *how)
     struct run *run = daemon->run;
     uint64_t lived_ms = uv_now(&run->loop) - daemon->began_ms;
 
-    (void)restarts_add(&daemon->restarts, uv_now(&run->loop)); /* daemon_exited() has asked */
+    (void)restarts_add(&daemon->restarts, uv_now(&run->loop)); /* daemon_exited() has checked it */
     run_note(run, "%s (pid %d) %s; restart %u of %u", daemon->label, (int)daemon->process.pid, how, daemon->restarts.n,
              daemon->restarts.limit);
     tee_say(&daemon->tee, "%s %s; restart %u of %u", daemon->label, how, daemon->restarts.n, daemon->restarts.limit);
@@ -350,7 +351,8 @@ static void run_daemon_ended(struct process *process)
     run_check_stopped(run);
 }
 
-/* A daemon that waits for its restart gets SIGINT when it is ready. If no state is kept, it is not started. */
+/* Stops all daemons. A daemon that waits for its restart gets SIGINT when it is ready, or is not restarted if no state
+ * is kept. */
 static void run_tell_daemons_to_stop(struct run *run)
 {
     for (unsigned i = 0; i < run->place->n_jobs; i++) {

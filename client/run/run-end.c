@@ -39,7 +39,7 @@ void run_end_ranks(struct run *run)
         run_stop_daemon(run);
         return;
     }
-    /* Interrupted ranks are on their way out, perhaps writing a checkpoint: a second signal would cut it off. */
+    /* Interrupted ranks are ending already, and may write a checkpoint: a second signal would abort it. */
     for (i = 0; !run->interrupted && i < run->place->n_ranks; i++)
         process_signal(&run->ranks[i].process, SIGTERM);
     uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
@@ -69,7 +69,7 @@ void run_check_flushed(struct run *run)
         uv_close((uv_handle_t *)&run->signals[i], NULL);
 }
 
-/* The last line. */
+/* Prints the last line. */
 static void run_sum_up(struct run *run)
 {
     double seconds = (uv_now(&run->loop) - run->started_ms) / 1e3;

@@ -2,16 +2,16 @@
 #pragma once
 
 /*
- * A run of zerodrun, from the inside; run.h is what others see.
+ * The inside of a run of zerodrun; run.h is its interface.
  *
- * The state only rises. Daemons are started first, then, when they answer, the ranks. When the ranks have ended, the
- * daemons are told to end, and when those have ended, what is left of the output is written.
+ * The state only rises. The daemons start first. When they answer, the ranks start. When the ranks have ended, the
+ * daemons are stopped. When the daemons have ended, the rest of the output is written.
  *
  *     run.c          the start, and signals
  *     run-daemons.c  the daemons: started, kept, started again, stopped
  *     run-ranks.c    the ranks: started, started again
- *     run-end.c      ranks that are asked to end, or killed; the last line; the end of the loop
- *     run-output.c   all that is written to, and how long an output that nobody reads is waited for
+ *     run-end.c      ends and kills ranks; the last line; the end of the loop
+ *     run-output.c   the outputs and files, and the timeout for an output without a reader
  *     run-say.c      lines of zerodrun itself
  */
 
@@ -33,7 +33,7 @@
 
 enum {
     RUN_MAX_SINKS = 2 + CONFIG_MAX_LOCAL_RANKS + OPTIONS_MAX_JOBS,
-    RUN_N_FORWARDED = 6, /* signals that the ranks get, too */
+    RUN_N_FORWARDED = 6, /* signals that zerodrun sends on to the ranks */
 };
 
 enum run_state {
@@ -60,15 +60,15 @@ struct run_rank {
 struct run_daemon {
     struct run *run;
     struct process process;
-    const char *socket, *config_path; /* the place's */
+    const char *socket, *config_path; /* owned by the place */
     struct place_told told;
     char label[24];
     bool running;
-    bool is_lost;      /* it has ended for good, before it was told to stop, or without stopping as it should */
-    bool is_stopping;  /* its present process was sent SIGTERM */
-    bool was_killed;   /* zerodrun has given it up */
-    uint64_t began_ms; /* 0: zerodrun has not started it, because another one answers */
-    bool is_kept;      /* keeper and restart exist: the daemon may be started again */
+    bool is_lost;      /* it has ended unexpectedly and is not restarted */
+    bool is_stopping;  /* its present process was sent SIGINT */
+    bool was_killed;   /* zerodrun has sent SIGKILL */
+    uint64_t began_ms; /* 0: not started by zerodrun, because another daemon answers */
+    bool is_kept;      /* keeper and restart exist, so the daemon may be restarted */
     struct keeper keeper;
     struct restarts restarts;
     uv_timer_t restart;
@@ -80,23 +80,23 @@ struct run {
     const struct place *place;
     enum run_state state;
     uv_loop_t loop;
-    struct output outputs[2], *out, *err; /* out and err may be one */
-    struct repeats repeats[2];            /* of out and err, the first one for both if has_one_file */
-    bool has_one_file;                    /* out and err: what stands in one stands in the other */
-    struct sink *sinks[RUN_MAX_SINKS];    /* n_sinks: all that have to be written before the end */
+    struct output outputs[2], *out, *err; /* out and err may be equal */
+    struct repeats repeats[2];            /* of out and err; the first for both if has_one_file */
+    bool has_one_file;                    /* out and err are the same file */
+    struct sink *sinks[RUN_MAX_SINKS];    /* n_sinks: all sinks that are drained before the end */
     size_t n_sinks;
     struct run_rank *ranks; /* place->n_ranks, owned */
     unsigned n_running;
     struct run_daemon daemons[OPTIONS_MAX_JOBS]; /* place->n_jobs */
-    unsigned n_daemons;                          /* that run */
+    unsigned n_daemons;                          /* running daemons */
     struct environment daemon_env;
     uv_signal_t signals[RUN_N_FORWARDED];
     uv_timer_t probe, grace;
-    uv_timer_t output_grace;  /* runs since the first interruption */
-    uint64_t n_written_bytes; /* of all sinks, when output_grace was started */
+    uv_timer_t output_grace;  /* started by the first interruption */
+    uint64_t n_written_bytes; /* of all sinks, at the last check of output_grace */
     uint64_t started_ms;
-    uint64_t n_open_files; /* soft limit that zerodrun was started with */
-    int interrupted;       /* first of SIGINT, SIGTERM, SIGHUP, SIGQUIT that we got; 0: none */
+    uint64_t n_open_files; /* zerodrun's soft limit at its start */
+    int interrupted;       /* the first of SIGINT, SIGTERM, SIGHUP, SIGQUIT received; 0: none */
     bool killing;          /* a second SIGINT came */
     bool abandoned;        /* the output is dropped: its threads may be in write(2), so nothing can be closed */
     struct failure failure;
@@ -104,53 +104,53 @@ struct run {
 
 /* ---- run-say.c ----------------------------------------------------------------------------------------- */
 
-/* Progress, for those who want it. */
+/* Prints progress, except with --quiet. */
 void run_note(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* An error. */
+/* Prints an error. */
 void run_complain(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Prints an error of zerodrun itself, and makes the run fail with this exit code. */
+/* Prints an error of zerodrun itself and records it as the run's failure with this exit code. */
 void run_error(struct run *run, int exit_code, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* "exited with 1" */
+/* Prints "exited with 1" or the like. */
 void run_describe_end(const struct process *process, char *text, size_t size);
 
 /* ---- run-output.c -------------------------------------------------------------------------------------- */
 
 /* Return: 0 or a negative errno. */
 int run_init_outputs(struct run *run);
-/* name: of a rank's or a daemon's file. Return: 0, or negative, then a sentence was said. */
+/* name: of the file of a rank or daemon. Return: 0, or a negative errno after a sentence. */
 int run_open_tee(struct run *run, struct tee *tee, const char *name);
 bool run_is_drained(const struct run *run);
-/* After an interruption. Ranks wait for output that is stuck, and so they cannot end. */
+/* Called after an interruption. Drops output that no reader empties, because ranks that wait for it cannot end. */
 void run_watch_output(struct run *run);
 
 /* ---- run-ranks.c --------------------------------------------------------------------------------------- */
 
 /* Return: 0 or a negative errno. */
 int run_init_ranks(struct run *run);
-/* Return: 0, or negative, then a sentence was said. */
+/* Return: 0, or a negative errno after a sentence. */
 int run_open_tees_of_ranks(struct run *run);
 void run_start_ranks(struct run *run);
 
 /* ---- run-daemons.c ------------------------------------------------------------------------------------- */
 
 void run_init_daemons(struct run *run);
-/* Return: 0, also if another daemon answers there; or negative, then a sentence was said. */
+/* Starts the daemon. Return: 0, also if another daemon answers on the socket; or a negative errno after a sentence. */
 int run_begin_daemon(struct run_daemon *daemon);
-/* The first daemon that does not accept connections yet, or NULL. */
+/* Return: the first running daemon that does not accept connections yet, or NULL. */
 const struct run_daemon *run_find_silent(const struct run *run);
-/* Starts a daemon once more that dies while it stops, as long as its state is kept. */
+/* Stops all daemons. A daemon that dies while it stops is restarted as long as its state is kept. */
 void run_stop_daemon(struct run *run);
 void run_kill_daemons(struct run *run);
 void run_close_keepers(struct run *run);
 
 /* ---- run-end.c ----------------------------------------------------------------------------------------- */
 
-/* Starts no more ranks, and asks those that run to end. */
+/* Starts no more ranks and sends SIGTERM to the running ranks. */
 void run_end_ranks(struct run *run);
 void run_kill(struct run *run);
-/* When run->grace ends. */
+/* Kills the run when run->grace ends. */
 void run_grace_over(uv_timer_t *timer);
-/* All processes have ended. */
+/* Called when all processes have ended. */
 void run_finish(struct run *run);
 /* Ends the loop if all output is written. */
 void run_check_flushed(struct run *run);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The outputs and files of a run, and how long they are waited for. */
+/* The outputs and files of a run, and the timeout for output without a reader. */
 
 #include "client/run/run-inside.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The place of a run: ranks, sockets, run ids, and a configuration when there is none. */
+/* The place of a run: ranks, sockets, run ids, and a configuration if none is given. */
 
 #include "client/run/run-place.h"
 
@@ -26,18 +26,18 @@
 #include "core/config/config.h"
 
 enum {
-    TORCHRUN_PORT = 29500, /* the port that all nodes agree on when nobody says another */
+    TORCHRUN_PORT = 29500, /* the default on all nodes, without --master-port */
 };
 
 static const char directory_prefix[] = "zerodrun-";
 
 enum {
-    DIRECTORY_SUFFIX_BYTES = 6, /* that mkdtemp() makes */
-    MAX_REMOVED = 100,          /* times that others may remove a directory before it is locked */
+    DIRECTORY_SUFFIX_BYTES = 6, /* of the random suffix that mkdtemp() makes */
+    MAX_REMOVED = 100,          /* attempts, because another zerodrun may remove a directory before it is locked */
 };
 
-/* Each zerodrun holds a lock on its directories as long as it lives. Return: a descriptor; -1: the directory is in use.
- */
+/* Opens and locks a directory of a zerodrun that has ended. Each zerodrun locks its directories while it lives. Return:
+ * a descriptor, or -1 if the directory is in use. */
 static int open_left(int base, const char *name)
 {
     _cleanup_close_ int fd = openat(base, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
@@ -69,10 +69,10 @@ static void remove_left(const char *base_path, int base, const char *name)
     for (unsigned i = 1; i < OPTIONS_MAX_JOBS; i++) {
         char job[32];
 
-        snprintf(job, sizeof(job), "zerod.sock.%u", i); /* as place_number_socket() has it */
+        snprintf(job, sizeof(job), "zerod.sock.%u", i); /* as place_number_socket() names it */
         (void)unlinkat(fd, job, 0);
     }
-    (void)unlinkat(base, name, AT_REMOVEDIR); /* fails if anything else is in it */
+    (void)unlinkat(base, name, AT_REMOVEDIR); /* fails if the directory is not empty */
 }
 
 static void remove_all_left(const char *base_path)
@@ -89,8 +89,8 @@ static void remove_all_left(const char *base_path)
         closedir(base);
 }
 
-/* Locks the directory until this process ends, if the file system can. Return: 0; -ENOENT: another zerodrun has removed
- * it; another -errno. */
+/* Locks the directory until this process ends, if the file system supports locks. Return: 0; -ENOENT if another
+ * zerodrun has removed the directory; or another -errno. */
 static int hold_directory(const char *directory)
 {
     _cleanup_close_ int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
@@ -107,8 +107,8 @@ static int hold_directory(const char *directory)
     return 0;
 }
 
-/* Between mkdtemp() and the lock another zerodrun, which begins too, may take the directory for a leftover and remove
- * it: it is made again then. Return: the path, which the caller frees; NULL: *error says why. */
+/* Makes and locks a directory. Between mkdtemp() and the lock, another starting zerodrun may remove the directory as a
+ * leftover; then it is made again. Return: the path, which the caller frees; or NULL, and *error says why. */
 static char *make_directory_in(const char *base, int *error)
 {
     for (unsigned attempt = 0; attempt < MAX_REMOVED; attempt++) {
@@ -153,7 +153,7 @@ char *place_make_directory(void)
     return NULL;
 }
 
-/* base: what --config names and lists no nodes; NULL: nothing. Return: 0, or -sysexits.h. */
+/* base: the configuration of --config, which lists no nodes; NULL: no --config. Return: 0, or -sysexits.h. */
 static int place_make_config(struct place *place, const struct run_options *options, const struct config *base)
 {
     _cleanup_free_ char *path = NULL, *key_path = NULL;
@@ -180,7 +180,7 @@ static int place_make_config(struct place *place, const struct run_options *opti
     });
 }
 
-/* host of "host:port"; "[::1]:7700" is ::1. */
+/* Return: the host of "host:port"; for "[::1]:7700" it is ::1. */
 static char *host_of(const char *address)
 {
     const char *end = strrchr(address, ':');
@@ -191,7 +191,7 @@ static char *host_of(const char *address)
     return strndup(address, n);
 }
 
-/* address: of node 0's daemon, rank 0 is on the same host. */
+/* address: of node 0's daemon, which is on the host of rank 0; NULL: one node. */
 static int place_choose_master(struct place *place, const struct run_options *options, const char *address)
 {
     free(place->master_addr);
@@ -206,7 +206,7 @@ static unsigned get_number(struct json_object *o, const char *key)
     return (unsigned)json_object_get_int64(json_object_object_get(o, key));
 }
 
-/* Reads the placement of a job of several nodes from status. Return: 0, or -sysexits.h. */
+/* Reads the placement of a job of several nodes from the status. Return: 0, or -sysexits.h. */
 static int place_from_nodes(struct place *place, const struct run_options *options, struct json_object *nodes)
 {
     struct json_object *list = json_object_object_get(nodes, "list"), *own;
@@ -220,7 +220,7 @@ static int place_from_nodes(struct place *place, const struct run_options *optio
         place, options, json_object_get_string(json_object_object_get(json_object_array_get_idx(list, 0), "address")));
 }
 
-/* Gives the daemon's job the ranks of -n, if it holds the state of this run. Return: 0, or -sysexits.h. */
+/* Resizes the daemon's job to -n ranks, if the daemon has no other run's state. Return: 0, or -sysexits.h. */
 static int place_resize(struct place *place, const struct run_options *options, const char *run_id)
 {
     const char *own = options->run_id ? options->run_id : getenv("ZEROD_RUN_ID");
@@ -253,7 +253,7 @@ static int place_resize(struct place *place, const struct run_options *options, 
     return -r;
 }
 
-/* The world of the daemon that answers; -n changes it. Return: 0, or -sysexits.h. */
+/* Reads the world from the answering daemon, and resizes it to -n. Return: 0, or -sysexits.h. */
 static int place_ask_daemon(struct place *place, const struct run_options *options)
 {
     struct answer answer = ANSWER_NULL;
@@ -276,7 +276,7 @@ static int place_ask_daemon(struct place *place, const struct run_options *optio
     return r;
 }
 
-/* In a directory of our own. */
+/* Makes a socket's path in a private directory. */
 static int place_make_socket(struct place *place)
 {
     place->directory = place_make_directory();
@@ -289,7 +289,7 @@ static int place_make_socket(struct place *place)
     return 0;
 }
 
-/* The option's, the file's, the environment's, or one of our own. */
+/* The socket of the option, the file, the environment, or a private directory, in this order. */
 static int place_choose_socket(struct place *place, const char *option, const struct config *config)
 {
     const char *variable = getenv("ZEROD_SOCKET");
@@ -306,7 +306,7 @@ static int place_choose_socket(struct place *place, const char *option, const st
 
 /* ---- nodes that the configuration does not list ----------------------------------------------------------- */
 
-/* Ranks and master of place->nodes. Return: 0, or -EX_OSERR. */
+/* Sets ranks and master from place->nodes. Return: 0, or -EX_OSERR. */
 static int place_from_given_nodes(struct place *place, const struct run_options *options)
 {
     const struct nodes *nodes = &place->nodes;
@@ -322,7 +322,7 @@ static int place_from_given_nodes(struct place *place, const struct run_options 
     return place->master_addr ? 0 : -EX_OSERR;
 }
 
-/* The daemon that answers was asked. Is it that of the node that the command line, or Slurm, names? */
+/* Does the answering daemon belong to the node that the command line, or Slurm, names? Return: 0, or -EX_CONFIG. */
 static int place_compare_node(const struct place *place)
 {
     const struct nodes *nodes = &place->nodes;
@@ -341,7 +341,7 @@ static int place_ask_and_compare(struct place *place, const struct run_options *
     return r < 0 ? r : place_compare_node(place);
 }
 
-/* config: what --config names; NULL: nothing. Its daemon gets a file of ours, with the ranks. */
+/* Writes a configuration with the ranks for a new daemon. config: of --config; NULL: no --config. */
 static int place_prepare_daemon(struct place *place, const struct run_options *options, const struct config *config)
 {
     place->told.ranks = false;
@@ -422,7 +422,8 @@ static int place_refuse_nodes(const struct run_options *options)
 
 static int place_load_config(struct place *place, const struct run_options *options)
 {
-    /* A file of DeepSpeed has neither. Any socket will do for the check; --serve is for others, who have to know it. */
+    /* A DeepSpeed file has neither socket nor ranks. Any socket passes the check, except with --serve, where other
+     * programs must know the socket. */
     const struct config_given given = {.socket = options->socket_path ? options->socket_path
                                                  : options->serve     ? NULL
                                                                       : "/run/zerod/zerod.sock",
@@ -433,7 +434,7 @@ static int place_load_config(struct place *place, const struct run_options *opti
     int r;
 
     r = config_load(&config, options->config_path, &given, &problems);
-    if (r != 0) /* notes are the daemon's, which reads the same file */
+    if (r != 0) /* the daemon reads the same file and prints its notes */
         config_problems_print(stderr, &problems);
     config_problems_deinit(&problems);
     if (r != 0)
@@ -491,7 +492,7 @@ static int place_choose_run_id(struct place *place, const struct run_options *op
     return 0;
 }
 
-/* Free now; whoever takes it before rank 0 does makes rank 0 say so. */
+/* Finds a port that is free now. If another process uses it before rank 0 does, rank 0 reports that. */
 static int place_find_port(struct place *place)
 {
     _cleanup_close_ int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -509,7 +510,7 @@ static int place_find_port(struct place *place)
 
 /* ---- further jobs ---------------------------------------------------------------------------------------- */
 
-/* name: of a further job's configuration or socket. Return: 0, or -EX_CONFIG. */
+/* name: the configuration or socket of a further job. Return: 0, or -EX_CONFIG. */
 static int place_compare_ranks(const struct place *place, const char *name, unsigned world_size, unsigned first_rank,
                                unsigned n_ranks)
 {
@@ -519,7 +520,7 @@ static int place_compare_ranks(const struct place *place, const char *name, unsi
     return -EX_CONFIG;
 }
 
-/* The socket of job 0 with .1, .2, ... behind it. Return: 0, or -EX_OSERR. */
+/* Makes the path of a further job's socket: the socket of job 0 with .1, .2, ... appended. Return: 0, or -EX_OSERR. */
 static int place_number_socket(const struct place *place, unsigned number, char **path)
 {
     if (asprintf(path, "%s.%u", place->socket, number) >= 0)
@@ -541,7 +542,7 @@ static int place_load_job(struct place *place, const struct run_options *options
     r = config_load(&config, job->config_path, &(struct config_given){.socket = otherwise, .ranks = place->world_size},
                     &problems);
 
-    if (r != 0) /* notes are the daemon's, which reads the same file */
+    if (r != 0) /* the daemon reads the same file and prints its notes */
         config_problems_print(stderr, &problems);
     config_problems_deinit(&problems);
     if (r != 0)
@@ -564,7 +565,7 @@ static int place_load_job(struct place *place, const struct run_options *options
     return r;
 }
 
-/* The first job's configuration, on a socket beside its own. */
+/* Sets up a further job with the first job's configuration and a socket of its own. */
 static int place_copy_job(struct place *place, const struct run_options *options, struct place_job *job,
                           unsigned number)
 {
@@ -587,7 +588,7 @@ static int place_copy_job(struct place *place, const struct run_options *options
     return -EX_USAGE;
 }
 
-/* A daemon that serves a further job of one node gets the ranks of the first one. */
+/* Resizes the answering daemon of a further job to the ranks of the first job, if the job has one node. */
 static int place_fit_job(const struct place *place, const struct run_options *options, const struct place_job *job)
 {
     struct run_options with_ranks = *options;
@@ -640,7 +641,7 @@ int place_init(struct place *place, const struct run_options *options)
     return r < 0 ? r : place_choose_run_id(place, options);
 }
 
-/* The daemon removes its socket; a killed one does not. */
+/* A daemon removes its socket, unless it was killed. */
 static void place_remove_socket(const struct place *place, const char *path)
 {
     if (path && strncmp(path, place->directory, strlen(place->directory)) == 0)
@@ -689,10 +690,11 @@ int place_describe(const struct place *place, unsigned local, struct environment
         if (place->more[i - 1].socket)
             r |= environment_set(env, name, "%s", place->more[i - 1].socket);
     }
-    /* As torchrun does, because several ranks with one thread per core each would slow each other down. */
+    /* Like torchrun, because several ranks with one thread per core each would slow each other down. */
     if (place->n_ranks > 1 && !environment_get(env, "OMP_NUM_THREADS"))
         r |= environment_set(env, "OMP_NUM_THREADS", "1");
-    /* A torchrun that started zerodrun may have set it: torch would look for its store instead of making rank 0's. */
+    /* If torchrun started zerodrun, the variable may be set. With it torch would use torchrun's store instead of rank
+     * 0's. */
     environment_unset(env, "TORCHELASTIC_USE_AGENT_STORE");
     return r < 0 ? -ENOMEM : 0;
 }

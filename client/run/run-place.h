@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Where a run takes place: which ranks, which socket, which run id, and, when nothing was
- * configured, a private directory with a small configuration for the daemon.
+ * Where a run takes place: its ranks, its socket, its run id, and, if nothing was configured, a private directory with
+ * a small configuration for the daemon.
  */
 
 #include <stdbool.h>
@@ -13,15 +13,15 @@
 
 struct environment;
 
-/* Keys that the configuration lacks, so the daemon gets them as arguments: listen.socket, world.size. */
+/* Keys that the configuration lacks. The daemon gets them as arguments: listen.socket, world.size. */
 struct place_told {
     bool socket, ranks;
 };
 
-/* A job behind the first: with the same ranks. */
+/* A job after the first. It has the same ranks. */
 struct place_job {
     char *socket;
-    const char *config_path; /* what a daemon would be started with; NULL: none */
+    const char *config_path; /* for the start of a daemon; NULL: none */
     struct place_told told;
 };
 
@@ -29,12 +29,12 @@ struct place {
     unsigned n_ranks; /* on this node */
     unsigned first_rank, world_size;
     unsigned node, n_nodes;
-    struct nodes nodes; /* that the configuration does not list */
+    struct nodes nodes; /* nodes that the configuration does not list */
     char *socket;      /* NULL: none, with --no-daemon */
-    char *config_path; /* what a daemon would be started with; NULL: none */
+    char *config_path; /* for the start of a daemon; NULL: none */
     struct place_told told;
     char *directory;   /* private, removed at the end; NULL: none */
-    bool made_config;  /* config_path is in it */
+    bool made_config;  /* zerodrun wrote config_path into the directory */
     char *run_id;
     char *master_addr;
     unsigned master_port;
@@ -42,12 +42,12 @@ struct place {
     struct place_job more[OPTIONS_MAX_JOBS - 1];
 };
 
-/* Return: 0, or a code of sysexits.h, negative; then a sentence is on stderr. place_deinit() in any case. */
+/* Return: 0; or -sysexits.h after a sentence on stderr. The caller calls place_deinit() in any case. */
 int place_init(struct place *place, const struct run_options *options);
 void place_deinit(struct place *place);
 
-/* Makes a directory of zerodrun's own; a socket's path in it fits into 107 bytes. Return: its path, to be freed, or
- * NULL, then a sentence is on stderr. */
+/* Makes a private directory. The path of a socket in it fits into 107 bytes. Return: its path, to be freed; or NULL
+ * after a sentence on stderr. */
 char *place_make_directory(void);
 
 /* Sets the environment of rank number `local` of this node. Return: 0 or -ENOMEM. */

@@ -51,7 +51,8 @@ int run_open_tees_of_ranks(struct run *run)
 static void rank_exited(struct process *process);
 static void rank_ended(struct process *process);
 
-/* A daemon that was there before this run may get a next one, with successors of its ranks. */
+/* Sets ZEROD_RESTARTS_LEFT only if zerodrun started the daemon. An older daemon may serve a later run with successors
+ * of these ranks. */
 static int rank_describe_restarts(struct run_rank *rank)
 {
     const struct run *run = rank->run;
@@ -85,7 +86,7 @@ static int rank_start(struct run_rank *rank)
 
     if (r == 0)
         r = rank_describe_restarts(rank);
-    spec.env = rank->env.vars; /* not before: it moves as it grows */
+    spec.env = rank->env.vars; /* set here, because the array moves as it grows */
     if (r == 0)
         r = process_start(&rank->process, &run->loop, &spec);
     if (r < 0) {
@@ -131,7 +132,7 @@ static void rank_note_failure(struct run_rank *rank)
                  how);
 }
 
-/* Which failure is the first is decided now: another rank's output may end before this one's. */
+/* Records the first failure now, because another rank's output may end before this rank's output. */
 static void rank_exited(struct process *process)
 {
     struct run_rank *rank = process->spec.owner;

@@ -17,7 +17,7 @@
 
 enum {
     PROBE_MS = 20,
-    START_TIMEOUT_MS = 30 * 1000, /* picked: a daemon that takes longer to open a socket will not */
+    START_TIMEOUT_MS = 30 * 1000, /* picked: a daemon that takes longer to open its socket has failed */
 };
 
 static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
@@ -157,8 +157,8 @@ static void run_deinit(struct run *run)
 
 int run(const struct run_options *options, const struct place *place)
 {
-    /* Not freed when it failed half way or was abandoned: a thread may still use it, and the process is about
-     * to end. */
+    /* Not freed if run_init() failed or the run was abandoned: a thread may still use it, and the process is about to
+     * end. */
     struct run *run = calloc(1, sizeof(*run));
     int r, code;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* An output of zerodrun, written by a thread of its own. */
+/* An output of zerodrun, written by its own thread. */
 
 #include "client/run/sink.h"
 
@@ -27,7 +27,7 @@ static int write_to_sink(struct sink *sink, const char *data, size_t n_bytes)
             n_bytes -= n;
             sink->n_written_bytes += n;
         } else if (errno == EAGAIN) {
-            /* The descriptor is non-blocking, because another process has made it so. */
+            /* The descriptor is non-blocking because another process has made it so. */
             poll(&(struct pollfd){.fd = sink->fd, .events = POLLOUT}, 1, -1);
         } else if (errno != EINTR) {
             return -errno;
@@ -55,7 +55,7 @@ static void sink_write(void *arg)
             if (sink->closing)
                 break;
         }
-        /* The two texts change places: what was written becomes room to append to. */
+        /* Swaps the two texts: the written text becomes room for appending. */
         full = sink->waiting;
         sink->waiting = (struct sink_text){.data = text.data, .n_allocated = text.n_allocated};
         text = full;
@@ -116,7 +116,7 @@ void sink_close(struct sink *sink)
     free(sink->waiting.data);
 }
 
-/* Return: false when memory is short. */
+/* Return: false if memory is short. */
 static bool text_reserve(struct sink_text *text, size_t n_more)
 {
     size_t n_needed = text->n_bytes + n_more, n = MAX(text->n_allocated, (size_t)4096);

@@ -18,11 +18,11 @@
 #include "client/run/plain.h"
 #include "core/base/base.h"
 
-enum { HOSTS_BYTES = 1 << 20 }; /* picked: far more than CONFIG_MAX_NODES names, so that those are counted, too */
+enum { HOSTS_BYTES = 1 << 20 }; /* picked: far more than CONFIG_MAX_NODES names, so that all of them are counted */
 
 DEFINE_CLEANUP(FILE *, fclose);
 
-/* Return: is the variable a whole number? */
+/* Return: true if the variable is a whole number. */
 static bool get_number(const char *name, unsigned *value)
 {
     const char *text = getenv(name);
@@ -48,7 +48,7 @@ bool slurm_find_step(struct slurm_step *step)
            step->n_nodes > 1 && n_tasks == step->n_nodes;
 }
 
-/* Return: its output, the caller's; or NULL. */
+/* Return: the output of scontrol, which the caller closes; or NULL. */
 static FILE *start_scontrol(const char *node_list, pid_t *pid)
 {
     char *argv[] = {(char *)"scontrol", (char *)"show", (char *)"hostnames", (char *)node_list, NULL};
@@ -68,7 +68,7 @@ static FILE *start_scontrol(const char *node_list, pid_t *pid)
     return NULL;
 }
 
-/* Leaves nothing unread: scontrol could wait for room in the pipe. Return: bytes, or -1. */
+/* Reads all output, because scontrol could wait for room in the pipe. Return: the number of bytes, or -1. */
 static ssize_t read_output(FILE *file, char *text)
 {
     size_t n = fread(text, 1, HOSTS_BYTES, file);

@@ -15,7 +15,7 @@
 
 #include "core/base/base.h"
 
-/* The folders of path; not its last part, which is the file. What cannot be made shows when the file is opened. */
+/* Makes the parent folders of the path. If that fails, open() reports it. */
 static void make_directories(char *path)
 {
     for (char *end = strchr(path + 1, '/'); end; end = strchr(end + 1, '/')) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Torch's own name of the rank at the start of a line. */
+/* Torch's rank prefix at the start of a line. */
 
 #include "client/run/torch-rank.h"
 

@@ -2,29 +2,28 @@
 #pragma once
 
 /*
- * How the kernels of this folder are written. A block of BLOCK_THREADS threads works in phases,
+ * The form of the kernels in this folder. A block of BLOCK_THREADS threads works in phases:
  *
  *     for (phase threads; threads.next();) {
- *         ... what one thread, threadIdx.x, does
+ *         ... the work of one thread, threadIdx.x
  *     }
  *
- * and none goes on to a phase before all have ended the one before it: a phase ends in __syncthreads(). So what
- * the whole block does is between phases, the same in every thread. What a thread keeps from phase to phase is
- * per_thread<>: registers here. In host.h the same words make loops.
+ * A phase ends in __syncthreads(), so no thread begins a phase before all threads have ended the phase before it. Code
+ * between phases is the work of the whole block, equal in every thread. A thread's variables that live from phase to
+ * phase are per_thread<>: registers here. In host.h the same words make loops.
  *
- * Tensors are read and written in units of 16 bytes, whatever their type is: the CPU's compiler needs
- * -fno-strict-aliasing.
+ * Tensors of every type are read and written in units of 16 bytes: the CPU's compiler needs -fno-strict-aliasing.
  */
 
 #include "kernels/convert.h"
 #include "kernels/device.h"
 
-/* Four fp32, where they lie at a multiple of 16 bytes. */
+/* Four fp32 at a multiple of 16 bytes. */
 struct alignas(16) quad {
     float x[4];
 };
 
-/* Four elements of 16 bits, where they lie at a multiple of 8 bytes. */
+/* Four elements of 16 bits at a multiple of 8 bytes. */
 struct alignas(8) half_quad {
     uint16_t x[4];
 };
@@ -53,7 +52,7 @@ static __device__ __forceinline__ void wait_for_block(void)
     __syncthreads();
 }
 
-/* A phase in which each warp waits for itself, and not for the block. */
+/* A phase in which each warp waits only for itself, not for the block. */
 class warp_phase
 {
     bool begun = false;
@@ -78,7 +77,8 @@ template <typename T> class per_thread
     }
 };
 
-/* A number of each thread. largest(): of the sixteen neighbours'; all of them call it, in a later phase. */
+/* A number of each thread. largest(): the largest number of sixteen neighbours. All of them call it, in a later
+ * phase. */
 class sixteen_threads
 {
     uint32_t one;
@@ -100,7 +100,7 @@ class sixteen_threads
     }
 };
 
-/* A pointer that was read from memory may lead anywhere, for all that nvcc knows. All of ours lead to global memory. */
+/* Tells nvcc that the pointer, which was read from memory, leads to global memory, like all pointers of zerod. */
 template <typename T> static __device__ __forceinline__ T *in_global(T *at)
 {
     __builtin_assume(__isGlobal(at));
@@ -119,7 +119,7 @@ static __device__ __forceinline__ void device_fence(void)
     __threadfence();
 }
 
-/* Elements that pass once, and leave the L2 first. */
+/* Loads elements that are used only once, so they leave the L2 first. */
 static __device__ __forceinline__ struct quad quad_load_once(const float *at)
 {
     const float4 four = __ldcs(reinterpret_cast<const float4 *>(at));
@@ -169,7 +169,8 @@ static __device__ __forceinline__ void atomic_max(uint64_t *at, uint64_t n)
     atomicMax(reinterpret_cast<unsigned long long *>(at), static_cast<unsigned long long>(n));
 }
 
-/* Asking for a kernel's attributes makes the driver load its code, or make it from PTX. */
+/* Loads the kernel's code: the driver does so, or makes the code from PTX, when a caller asks for the kernel's
+ * attributes. */
 template <typename list_type> static int load_kernel(void (*kernel)(list_type list))
 {
     struct cudaFuncAttributes attributes;
@@ -177,7 +178,7 @@ template <typename list_type> static int load_kernel(void (*kernel)(list_type li
     return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(kernel));
 }
 
-/* Not <<<>>>: this one returns its own error and none that an earlier call left behind. */
+/* Not <<<>>>, because this launch returns only its own error, not the error of an earlier call. */
 template <typename list_type>
 static int device_launch(struct CUstream_st *stream, void (*kernel)(list_type list), uint32_t n_blocks,
                          const list_type &list)
@@ -196,7 +197,7 @@ static int device_launch(struct CUstream_st *stream, void (*kernel)(list_type li
 #else
 #include "kernels/cuda/host.h"
 
-#define DEVICE_INLINE inline /* twice as quick to compile as with everything inlined */
+#define DEVICE_INLINE inline /* compiles in half the time of full inlining */
 #endif
 
 #define DEVICE_FN static __device__ DEVICE_INLINE
@@ -204,7 +205,7 @@ static int device_launch(struct CUstream_st *stream, void (*kernel)(list_type li
 
 /* ---- chunks -------------------------------------------------------------------------------------------- */
 
-/* The elements of a chunk, from its range's start. */
+/* The elements of a chunk, counted from its range's start. */
 struct extent {
     uint64_t begin;
     uint64_t end;
@@ -237,7 +238,7 @@ DEVICE_FN struct unit unit_load(const void *at)
     return *static_cast<const struct unit *>(at);
 }
 
-/* The first n_bytes (even, any number) at any even address; behind them zeroes. */
+/* Loads the first n_bytes (even, any number) at any even address; the other bytes are zero. */
 DEVICE_FN struct unit unit_load_some(const void *at, uint64_t n_bytes)
 {
     const uint16_t *half = static_cast<const uint16_t *>(at);
@@ -277,7 +278,7 @@ enum {
     CLEAR_ARRAYS = 4,
 };
 
-/* Sets arrays of results to zero bytes; `words` is NULL where there is none. kernels/cuda/clear.cu */
+/* Sets arrays of results to zero bytes; NULL `words` are skipped. kernels/cuda/clear.cu */
 struct clear_list {
     uint64_t *words[CLEAR_ARRAYS];
     uint64_t n_words[CLEAR_ARRAYS];
@@ -287,7 +288,7 @@ int device_clear(struct CUstream_st *stream, const struct clear_list *list);
 
 /* ---- loading ------------------------------------------------------------------------------------------- */
 
-/* Return: 0 when all are loaded, or the error of the first that is not. */
+/* Return: 0 if all kernels are loaded, or the error of the first that fails. */
 template <typename list_type, typename... more_types>
 static int load_kernels(void (*kernel)(list_type list), more_types... more)
 {
@@ -299,7 +300,7 @@ static int load_kernels(void (*kernel)(list_type list), more_types... more)
         return r != 0 ? r : load_kernels(more...);
 }
 
-/* Those of one file each; device_load_kernels() calls them all. */
+/* Each loads the kernels of one file; device_load_kernels() calls all of them. */
 int load_clear(void);
 int load_convert(void);
 int load_muon(void);

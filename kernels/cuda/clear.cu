@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Results start at zero, because blocks add to them. A kernel and no cudaMemsetAsync(): all arrays are one launch. */
+/* Sets results to zero, because blocks add to them. A kernel does it, not cudaMemsetAsync(), because all arrays need
+ * only one launch. */
 
 #include "kernels/cuda/block.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Conversion, the twin of convert_kernel.c: the functions of convert.h, four elements a thread. */
+/* Conversion, the twin of convert_kernel.c: the functions of convert.h, four elements per thread. */
 
 #include "kernels/cuda/block.h"
 
@@ -14,7 +14,7 @@ template <enum dtype dtype> DEVICE_FN uint16_t narrow(float x)
     return dtype == DTYPE_BF16 ? bf16_from_f32(x) : f16_from_f32(x);
 }
 
-/* The three ways, an element each. fp32 is its bits, so that a copied NaN stays as it is. */
+/* The three conversions of an element. fp32 is copied as its bits, so that a NaN does not change. */
 struct copy {
     using from = uint32_t;
     using to = uint32_t;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What all files of emulated kernels share: which block and thread runs, and the switch that reverses their order. */
+/* The state that all files of emulated kernels share: the present block and thread, and the switch that reverses their
+ * order. */
 
 #include "kernels/cuda/block.h"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * The parts of CUDA that the kernels use, on the CPU, so that the same sources can run without a device: blocks and
+ * The parts of CUDA that the kernels use, on the CPU, so that the same sources can run without a device. Blocks and
  * threads take turns. A thread runs to the end of a phase (block.h) before the next thread begins that phase, as
  * __syncthreads() between phases allows; shared memory is then a local variable of the block. Results must not depend
  * on the order of blocks and threads, and emulated_backwards reverses both orders to show that.
@@ -20,20 +20,20 @@
 
 extern "C" {
 
-/* tests/sim/sim.h. Takes args, also on failure: free_args is called once, after the last use. */
+/* tests/sim/sim.h. Owns args, also on failure: free_args is called once, after the last use. */
 int sim_launch(struct CUstream_st *stream, void (*run)(void *), void (*free_args)(void *), void *args);
 
-/* Loads a kernel to the current device. Return: 0, or what CUDA would say. */
+/* Loads a kernel to the current device. Return: 0, or the error that CUDA would return. */
 int sim_load(const void *kernel);
-/* Ends the process if a kernel that is launched is not loaded. */
+/* Ends the process if the launched kernel is not loaded. */
 void sim_check_loaded(const void *kernel);
 
-/* How many more turns the threads of this kernel get before sim_stop() is called; 0: any number. */
+/* The number of turns that the threads of this kernel get before sim_stop() is called; 0: unlimited. */
 extern __thread uint64_t sim_turns;
-/* Ends the process, or the kernel: it need not return. */
+/* Ends the process or the kernel, so it may not return. */
 void sim_stop(void);
 
-/* For tests, while nothing is launched. */
+/* For tests. Set only while no kernel is launched. */
 extern bool emulated_backwards;
 }
 
@@ -45,7 +45,7 @@ struct emulated_index {
     unsigned x;
 };
 
-/* One for all files: a file may launch another one's kernels. */
+/* One variable for all files, because a file may launch the kernels of another file. */
 __attribute__((visibility("hidden"))) extern __thread struct emulated_index blockIdx, threadIdx;
 
 class phase
@@ -64,7 +64,7 @@ class phase
 
 typedef class phase warp_phase;
 
-/* Here the code between phases runs once for the whole block, so there is nothing to wait for. */
+/* Does nothing: here the code between phases runs once for the whole block. */
 static inline void wait_for_block(void)
 {
 }
@@ -106,7 +106,7 @@ template <typename T> static inline T *in_global(T *at)
     return at;
 }
 
-/* Thread sanitizer knows no fences; an exchange orders as much. */
+/* Uses an atomic exchange, which orders as much, because thread sanitizer does not support fences. */
 static inline void system_fence(void)
 {
     static unsigned word;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* By default a driver loads a kernel at its first launch, for which it may wait until the device is idle. */
+/* Loads all kernels early. By default a driver loads a kernel at its first launch, and may then wait until the device
+ * is idle. */
 
 #include "kernels/cuda/block.h"
 

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * Master weights on a GPU. masters<false>: fp32, with a 16-bit weight beside them or none. masters<true>: 24 bits
- * (kernels/master24.h), of which the weight is a part. An object is a thread's four, as they lie in memory; i is the
- * number of an element from the beginning of the job's range, of the first of the four where there are four.
+ * Master weights on a GPU. masters<false>: fp32, with a separate 16-bit weight or none. masters<true>: 24 bits
+ * (kernels/master24.h), which include the weight. An object has the four masters of a thread, in the types of memory. i
+ * is the number of an element from the beginning of the job's range; for four elements, that of the first.
  */
 
 #include "kernels/cuda/undo_slots.h"
@@ -20,7 +20,7 @@ DEVICE_FN uint16_t narrow(float x, uint32_t dtype)
     return dtype == DTYPE_BF16 ? bf16_from_f32(x) : f16_from_f32(x);
 }
 
-/* The first n of four; the others are 0. is_quad: all are there, and aligned. */
+/* Loads the first n of four; the others are 0. is_quad: all four exist and are aligned. */
 DEVICE_FN struct quad quad_load_some(const float *at, uint32_t n, bool is_quad)
 {
     struct quad quad = {};
@@ -57,7 +57,7 @@ template <> struct masters<false> {
         return {quad_load_once(job.range.p + i)};
     }
 
-    /* The first n. is_quad: all are there, and aligned. */
+    /* Loads the first n. is_quad: all four exist and are aligned. */
     static DEVICE_MEMBER struct masters load_some(const struct update_job &job, uint32_t i, uint32_t n, bool is_quad)
     {
         return {quad_load_some(job.range.p + i, n, is_quad)};
@@ -78,7 +78,7 @@ template <> struct masters<false> {
         quad_store_once(job.range.p + i, p);
     }
 
-    /* Kernels store these weights after the moments, because they were measured on a GPU in that order. */
+    /* Stores the weights. Kernels call it after they store the moments, because this order was measured on a GPU. */
     DEVICE_MEMBER void store_weights(const struct update_job &job, uint64_t i) const
     {
         const struct device_update_range &range = job.range;
@@ -92,7 +92,7 @@ template <> struct masters<false> {
         *reinterpret_cast<struct half_quad *>(static_cast<uint16_t *>(range.w16) + i) = four;
     }
 
-    /* Stores the first n masters and the weights beside them, at any address. */
+    /* Stores the first n masters and their weights, at any address. */
     DEVICE_MEMBER void store_some(const struct update_job &job, uint32_t i, uint32_t n) const
     {
 #pragma unroll
@@ -102,7 +102,7 @@ template <> struct masters<false> {
         }
     }
 
-    /* Weights are not saved: they follow from p. */
+    /* Saves the masters. Weights are not saved, because they follow from p. */
     DEVICE_MEMBER void save(const struct undo &undo, uint32_t group) const
     {
         *reinterpret_cast<struct quad *>(undo_at<float>(undo, group, 0)) = p;
@@ -129,7 +129,8 @@ DEVICE_FN uint16_t *weights24(const struct update_job &job, uint64_t i)
     return static_cast<uint16_t *>(job.range.w16) + i;
 }
 
-/* All 24 bits of an element's new value, as update_kernel.c draws them. A range begins where a group does. */
+/* Rounds all 24 bits of an element's new value, with the draws of update_kernel.c. A range begins at a group's
+ * start. */
 DEVICE_FN uint32_t round24(const struct update_job &job, uint64_t i, float p)
 {
     const uint64_t elem = job.range.start_elem + i;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Muon's division by the Frobenius norm. Each block of the first launch adds up squares of some tiles in double. Each
- * block of the second launch adds up the sums of those blocks once more, and divides its tiles. Both sums go along a
- * fixed tree, so the length of the matrix alone decides the bits.
+ * Muon's division by the Frobenius norm. Each block of the first launch adds the squares of some tiles in double. Each
+ * block of the second launch adds the sums of all those blocks, and divides its tiles. Both sums use a fixed tree, so
+ * only the length of the matrix decides the bits.
  *
- * Both launches are passes over memory: a thread has four loads of 16 bytes under way.
+ * Both launches are limited by memory, so a thread has four loads of 16 bytes in flight.
  */
 
 #include "kernels/cuda/block.h"
@@ -20,13 +20,13 @@ struct tile {
     struct quad quads[THREAD_QUADS];
 };
 
-/* The first element of a thread's quad, from the matrix's start. */
+/* The first element of a thread's quad, counted from the matrix's start. */
 DEVICE_FN uint64_t quad_elem(uint64_t tile, unsigned quad)
 {
     return tile * TILE_ELEMS + (quad * BLOCK_THREADS + threadIdx.x) * QUAD_ELEMS;
 }
 
-/* Behind the end are zeroes. */
+/* Loads a quad; elements after the end are zero. */
 DEVICE_FN struct quad load_some(const float *matrix, uint64_t elem, uint64_t n_elems)
 {
     struct quad quad = {};
@@ -48,7 +48,7 @@ DEVICE_FN void store_some(float *x, uint64_t elem, uint64_t n_elems, const struc
     }
 }
 
-/* This thread's part of a tile. is_whole: all of the tile is there, and at a multiple of 16 bytes. */
+/* Loads this thread's part of a tile. is_whole: the tile is complete and at a multiple of 16 bytes. */
 DEVICE_FN struct tile load_tile(const struct device_normalize &list, uint64_t tile, bool is_whole)
 {
     const float *matrix = in_global(list.matrix);
@@ -77,7 +77,7 @@ static uint64_t tiles_of(uint64_t n_elems)
     return (n_elems + TILE_ELEMS - 1) / TILE_ELEMS;
 }
 
-/* A launch has the same number of blocks wherever it runs, because the number decides the bits. */
+/* A launch has an equal number of blocks on every device, because the number decides the bits. */
 static uint32_t blocks_of(uint64_t n_elems)
 {
     const uint64_t n = tiles_of(n_elems), most = DEVICE_NORM_SUMS;
@@ -91,7 +91,7 @@ struct normalize_launch {
     uint32_t n_blocks;
 };
 
-/* Adds up one value of each thread; the sum is sums[0] for all. */
+/* Adds one value of each thread; all threads read the sum in sums[0]. */
 DEVICE_FN void add_up(double *sums)
 {
     for (unsigned half = BLOCK_THREADS / 2; half > 0; half /= 2) {

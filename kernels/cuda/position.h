@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * position_sum.h for a block. Four threads have a run of 64 elements: of each of its stripes thread j takes the
- * j-th 16 bytes, which are lanes 2j and 2j + 1, the pair that is rotated together. So a thread computes its lanes
- * from first stripe to last by itself, and the elements in its hands can go into the sum over ranks as well.
+ * position_sum.h for a block. Four threads share a run of 64 elements. Of each stripe, thread j reads the j-th 16
+ * bytes. These are lanes 2j and 2j + 1, the pair that is rotated together. So a thread computes its lanes alone from
+ * the first stripe to the last, and can also use its elements for the sum over ranks.
  */
 
 #include "kernels/cuda/block.h"
@@ -12,7 +12,7 @@
 enum {
     RUN_ELEMS = POSITION_RUN_ELEMS,
     RUN_THREADS = 4,
-    TILE_RUNS = BLOCK_THREADS / RUN_THREADS, /* what a block has in hand at once */
+    TILE_RUNS = BLOCK_THREADS / RUN_THREADS, /* the runs that a block works on at once */
     THREAD_ELEMS = RUN_ELEMS / RUN_THREADS,
 };
 
@@ -21,7 +21,7 @@ template <enum dtype dtype> DEVICE_FN constexpr unsigned n_stripes()
     return THREAD_ELEMS / unit_elems<dtype>();
 }
 
-/* Where in its run this thread's part of a stripe begins. */
+/* The beginning of this thread's part of a stripe, in its run. */
 template <enum dtype dtype> DEVICE_FN unsigned stripe_elem(unsigned stripe)
 {
     return (stripe * RUN_THREADS + threadIdx.x % RUN_THREADS) * unit_elems<dtype>();
@@ -42,7 +42,7 @@ DEVICE_FN void position_stripe(struct unit *y, const struct unit &words)
     y->word[1] = (high >> 40 | low << 24) + words.word[1];
 }
 
-/* run: from the parameter's start */
+/* run: its number, from the parameter's start */
 DEVICE_FN void position_close(const struct unit &y, uint64_t run, struct position_lanes *lanes)
 {
     for (unsigned k = 0; k < 2; k++) {
@@ -58,7 +58,7 @@ struct position_board {
     struct position_lanes lanes[BLOCK_THREADS];
 };
 
-/* Adds what the threads of the block have in lanes.mine()[which] to *sum; 16 atomics for a chunk. */
+/* Adds the sums of all threads' lanes.mine()[which] to *sum; 16 atomics per chunk. */
 template <typename lanes_type>
 DEVICE_FN void position_flush(lanes_type &lanes, unsigned which, struct position_board *board, struct position_sum *sum)
 {
@@ -88,7 +88,7 @@ DEVICE_FN void position_reset(struct position_lanes *lanes)
     *lanes = {{0, 0}, {0, 0}};
 }
 
-/* One run, whole or not, at any address: elems is where the range begins, elem where the run does. */
+/* Adds one run, whole or not, at any address. elems: the range's beginning. elem: the run's beginning. */
 template <enum dtype dtype>
 DEVICE_FN void position_run(const void *elems, uint64_t elem, uint64_t n_elems, uint64_t run,
                             struct position_lanes *lanes)

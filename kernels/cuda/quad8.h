@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Moments in 8 bits (kernels/group8.h) on a GPU. A thread has four elements of a group, and sixteen neighbours have all
- * of it: sixteen_threads of block.h finds the exponent.
+ * Moments in 8 bits (kernels/group8.h) on a GPU. A thread has four elements of a group, and sixteen neighbours have the
+ * whole group; they find its exponent with sixteen_threads of block.h.
  */
 
 #include "kernels/cuda/block.h"
@@ -12,13 +12,13 @@
 
 static_assert(GROUP8_ELEMS == 4 * 16, "four elements a thread");
 
-/* Four elements of a group as they lie in memory. The first code is in the lowest byte. */
+/* Four elements of a group in the types of memory. The first code is in the lowest byte. */
 struct quad8 {
     uint32_t exponent;
     uint32_t codes;
 };
 
-/* i: the first of the four, from the array's start. */
+/* i: the number of the first of the four, from the array's start. */
 DEVICE_FN uint32_t *quad8_codes(struct group8 *group, uint32_t i)
 {
     return reinterpret_cast<uint32_t *>(group->codes + i % GROUP8_ELEMS);
@@ -31,7 +31,7 @@ DEVICE_FN struct quad8 quad8_load(void *groups, uint32_t i)
     return {group->exponent, *quad8_codes(group, i)};
 }
 
-/* The group's first thread stores the exponent. */
+/* Stores the codes; the group's first thread stores the exponent. */
 DEVICE_FN void quad8_store(void *groups, uint32_t i, const struct quad8 &four)
 {
     struct group8 *const group = static_cast<struct group8 *>(groups) + i / GROUP8_ELEMS;
@@ -52,8 +52,8 @@ template <enum dtype dtype> DEVICE_FN float quad8_value(const struct quad8 &four
                                   : group8_unsigned_value(quad8_code(four, k), four.exponent);
 }
 
-/* Four elements that are rounded and wait for the exponent: upper bits, and above them whether the element is negative,
- * or, of exp_avg_sq, zero. */
+/* Four rounded elements before the exponent is known: the upper bits, and above them a flag: exp_avg: the element is
+ * negative; exp_avg_sq: the element is zero. */
 struct rounded8 {
     uint16_t x[4];
 };
@@ -65,7 +65,7 @@ enum {
 
 static_assert(static_cast<int>(GROUP8_MOST) <= ROUNDED8_UPPER, "the flag is above the upper bits");
 
-/* Rounds the k-th of the four elements from i on. draw: as group8_round() takes it. */
+/* Rounds the k-th of the four elements from i on. draw: as for group8_round(). */
 template <enum dtype dtype> DEVICE_FN void round8(struct rounded8 *four, unsigned k, float x, uint32_t draw, uint32_t i)
 {
     const unsigned flag = dtype == DTYPE_SIGNED8 ? f32_bits(x) >> 31 : x == 0;
@@ -74,7 +74,7 @@ template <enum dtype dtype> DEVICE_FN void round8(struct rounded8 *four, unsigne
     four->x[k] = static_cast<uint16_t>(flag << ROUNDED8_FLAG | upper);
 }
 
-/* Of the first n. */
+/* The largest upper bits of the first n elements. */
 DEVICE_FN uint16_t largest8(const struct rounded8 &four, uint32_t n)
 {
     uint16_t largest = 0;
@@ -88,7 +88,7 @@ DEVICE_FN uint16_t largest8(const struct rounded8 &four, uint32_t n)
     return largest;
 }
 
-/* The first n as they are stored, and the other codes of `old`. largest: of the whole group. */
+/* Encodes the first n elements; the other codes are those of `old`. largest: of the whole group. */
 template <enum dtype dtype>
 DEVICE_FN struct quad8 encode8(const struct rounded8 &four, uint16_t largest, const struct quad8 &old, uint32_t n)
 {

@@ -1,30 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The sum over ranks, the twin of reduce_kernel.c. A pass over memory: every leaf is read once, the accumulator is
- * read and written once, 16 bytes a thread. A tile, 32 runs of 64 elements, goes through three phases:
+ * The sum over ranks, the twin of reduce_kernel.c. It is one pass over memory: every leaf is read once, and the
+ * accumulator is read and written once, 16 bytes per thread. A tile of 32 runs of 64 elements has three phases:
  *
- *     sums      four threads a run (position.h) add the leaves along the tree and take the position sums
- *     lanes     the new elements, in shared memory, are squared: four threads a run take two lanes each and join them
- *     limbs     32 threads, of which 23 are limbs of the exact sum, add the runs' values, each its own digit of them
+ *     sums      four threads per run (position.h) add the leaves along the tree and compute the position sums
+ *     lanes     four threads per run square the new elements in shared memory: each adds two lanes and joins them
+ *     limbs     32 threads, 23 of them for the limbs of the exact sum, each add their digits of the runs' values
  *
- * so limbs and position sums grow in registers, and only at the end of a chunk are they added to the results, with
- * atomics on 64-bit integers, whose order changes nothing.
+ * So limbs and position sums grow in registers. At the end of a chunk they are added to the results with atomics on
+ * 64-bit integers, whose order changes nothing.
  *
- * There is a kernel for each type and each of the trees of enum device_tree, so that each has the registers that it
- * needs: one kernel for all would have those of 8 leaves, and so few blocks on a processor that 1 leaf could not keep
- * the memory busy. Whole trees of 1, 2, 4 and 8 leaves are unrolled, with the waiting sums of the tree and the position
- * sums in registers. At 16 leaves the position sums alone would take 192 registers. So all other trees share one
- * kernel, which also takes addresses that are no multiple of 16 bytes: its waiting sums lie in local memory, and it
- * reads the leaves twice, once to add them and once for the position sums.
+ * There is a kernel for each type and each tree of enum device_tree, because each needs another number of registers. A
+ * single kernel would need the registers of 8 leaves; then a processor would have too few blocks to keep the memory
+ * busy with 1 leaf. Whole trees of 1, 2, 4 and 8 leaves are unrolled, with the tree's unfinished sums and the position
+ * sums in registers. With 16 leaves the position sums alone would need 192 registers. So all other trees share one
+ * kernel, which also handles addresses that are not multiples of 16 bytes. Its unfinished sums are in local memory. It
+ * reads the leaves twice: to add them, and for the position sums.
  *
- * A block that has met a value that is not finite then looks for the leaf that it came from, in its own chunk. A
- * gradient that is NaN throughout must not make every element an atomic: threads count, the block adds up, one thread
- * adds to the result.
+ * After a non-finite value, a block searches its chunk for the leaf of the value. If a whole gradient is NaN, this must
+ * not cost an atomic per element. So threads count, the block adds the counts, and one thread adds them to the result.
  *
- * Not measured yet, beside a plain read of as many streams: the share of the memory's speed for
- * 1, 2, 4 and 8 leaves of bf16 and fp32 (the squares cost two double operations and one conversion an element);
- * whether DEVICE_CHUNK_ELEMS and the launch bounds suit; the kernel of all other trees with 3 and 16 leaves.
+ * Not measured yet, in comparison with a plain read of as many streams: the share of the memory's speed for 1, 2, 4 and
+ * 8 leaves of bf16 and fp32 (the squares cost two double operations and one conversion per element); DEVICE_CHUNK_ELEMS
+ * and the launch bounds; the kernel of all other trees with 3 and 16 leaves.
  */
 
 #include "kernels/cuda/position.h"
@@ -35,18 +34,18 @@ enum {
     LIMB_THREADS = 32,
     N_LIMB_GROUPS = BLOCK_THREADS / LIMB_THREADS,
     GROUP_RUNS = TILE_RUNS / N_LIMB_GROUPS,
-    KNOWN_LEAVES = 8, /* of a known tree, at most */
-    GENERAL_SUMS = 4, /* position sums at a time, in the general way */
+    KNOWN_LEAVES = 8, /* the most leaves of a known tree */
+    GENERAL_SUMS = 4, /* position sums per pass of the general kernel */
 };
 
-/* Values that are not finite: their numbers, and the first one. Counted by each thread, then added up for the block. */
+/* Non-finite values: their numbers, and the first value. Each thread counts, then the block adds the counts. */
 struct find_count {
     uint64_t n_nan;
     uint64_t n_inf;
     uint64_t first; /* as in struct device_finding */
 };
 
-/* Shared memory of a block, whose large parts are not used at the same time. */
+/* Shared memory of a block. Its large parts are used at different times. */
 struct reduce_board {
     union {
         alignas(UNIT_BYTES) float elems[TILE_RUNS][RUN_STRIDE];
@@ -59,11 +58,11 @@ struct reduce_board {
     bool nonfinite;                   /* an element of the chunk is not finite */
 };
 
-/* The data that a block works on. */
+/* The data of a block. */
 struct reduce_job {
     struct device_reduce_range range;
     const struct device_leaf *leaves;
-    struct position_sum *sums; /* of these leaves; NULL: not wanted */
+    struct position_sum *sums; /* of these leaves; NULL: not needed */
     struct exact_sum *squares;
     struct device_finding *findings; /* of these leaves */
     struct device_finding *overflow;
@@ -98,8 +97,8 @@ template <enum dtype dtype> DEVICE_FN widened<dtype> widened_add(const widened<d
 }
 
 /*
- * Where the leaves of a known tree are: in registers; of more than two leaves in shared memory, because addresses of 8
- * would take so many registers that others are spilled.
+ * Addresses of the leaves of a known tree. They are in registers for up to two leaves. For more leaves they are in
+ * shared memory, because addresses of 8 leaves would take so many registers that others are spilled.
  */
 template <unsigned n> struct known_leaves {
     static constexpr bool in_registers = n <= 2;
@@ -112,7 +111,7 @@ template <unsigned n> struct known_leaves {
     }
 };
 
-/* The sum of n leaves, a power of two, from leaf `first` on; y is each leaf's position sum under way. */
+/* The sum of n leaves (a power of two) from leaf `first` on. y: each leaf's unfinished position sum. */
 template <enum dtype dtype, unsigned first, unsigned n>
 DEVICE_FN widened<dtype> tree_known(const struct unit *words, struct unit *y)
 {
@@ -126,7 +125,7 @@ DEVICE_FN widened<dtype> tree_known(const struct unit *words, struct unit *y)
     }
 }
 
-/* The sum of any tree, at any address, also at the end of the parameter. */
+/* The sum for any tree at any address, also at the end of the parameter. */
 template <enum dtype dtype> DEVICE_FN widened<dtype> tree_general(const struct reduce_job &job, uint64_t elem)
 {
     widened<dtype> waiting[DEVICE_TREE_DEPTH];
@@ -145,7 +144,7 @@ template <enum dtype dtype> DEVICE_FN widened<dtype> tree_general(const struct r
     return sum;
 }
 
-/* What a thread's elements of a stripe are added to. */
+/* Loads the old elements to which a thread's elements of a stripe are added. */
 template <enum dtype dtype> DEVICE_FN widened<dtype> load_out(const struct reduce_job &job, uint64_t elem)
 {
     widened<dtype> old = {};
@@ -170,7 +169,7 @@ template <enum dtype dtype> DEVICE_FN void put_elems(float *at, const widened<dt
         *reinterpret_cast<struct quad *>(at + i) = {{sum.x[i], sum.x[i + 1], sum.x[i + 2], sum.x[i + 3]}};
 }
 
-/* Behind the range's end nothing is read or written, and the sum is zero. */
+/* Reads and writes only elements before the range's end; other sums are zero. */
 template <enum dtype dtype>
 DEVICE_FN widened<dtype> add_to_out_some(const struct reduce_job &job, uint64_t elem, widened<dtype> sum)
 {
@@ -186,20 +185,21 @@ DEVICE_FN widened<dtype> add_to_out_some(const struct reduce_job &job, uint64_t 
     return sum;
 }
 
-/* Stripes whose loads are under way before the first of them is added: more where there are fewer leaves. */
+/* Stripes whose loads are in flight before the first stripe is added; more for fewer leaves. */
 template <enum dtype dtype, unsigned n> DEVICE_FN constexpr unsigned stripes_at_once()
 {
     return n >= 4 ? 1 : n_stripes<dtype>() * n <= 4 ? n_stripes<dtype>() : 2;
 }
 
-/* This thread's part of the run at elem, which is all there, to out and to shared memory; its position sums in y. */
+/* Adds this thread's part of the complete run at elem; stores it in out and in shared memory. Its position sums go to
+ * y. */
 template <enum dtype dtype, unsigned n>
 DEVICE_FN void sum_run_whole(const struct reduce_job &job, const known_leaves<n> &leaves, uint64_t elem, float *run,
                              struct unit (&y)[n])
 {
     constexpr unsigned at_once = stripes_at_once<dtype, n>();
 
-    /* Unrolled, more leaves than one would be spilled. */
+    /* Unrolled, more than one leaf would be spilled. */
 #pragma unroll(n > 1 ? 1 : n_stripes<dtype>())
     for (unsigned s = 0; s < n_stripes<dtype>(); s += at_once) {
         struct unit words[at_once][n];
@@ -225,7 +225,7 @@ DEVICE_FN void sum_run_whole(const struct reduce_job &job, const known_leaves<n>
     }
 }
 
-/* The same for the run that ends a parameter; behind the end are zeroes. */
+/* sum_run_whole() for the run that ends a parameter; elements after the end are zero. */
 template <enum dtype dtype, unsigned n>
 DEVICE_FN void sum_run_last(const struct reduce_job &job, const known_leaves<n> &leaves, uint64_t elem, float *run,
                             struct unit (&y)[n])
@@ -274,7 +274,7 @@ template <enum dtype dtype> DEVICE_FN void sum_run_general(const struct reduce_j
 
 /* ---- squares: numerics.md, section 2 ------------------------------------------------------------------- */
 
-/* Lanes q and q + 4 of a run, joined. */
+/* Return: the joined squares of lanes q and q + 4 of a run. */
 DEVICE_FN double square_lanes(const float *run, unsigned q)
 {
     double low = 0, high = 0;
@@ -326,7 +326,7 @@ DEVICE_FN uint64_t exact_digit(double value, unsigned limb, bool *nonfinite, boo
 
 /* ---- a chunk ------------------------------------------------------------------------------------------- */
 
-/* Squares of a tile's new elements: each limb thread's digit grows. */
+/* Adds the squares of a tile's new elements to each limb thread's digit. */
 DEVICE_FN void add_squares(const struct reduce_job &job, unsigned n_runs, struct reduce_board *board,
                            per_thread<uint64_t> &digits)
 {
@@ -346,7 +346,7 @@ DEVICE_FN void add_squares(const struct reduce_job &job, unsigned n_runs, struct
             digits.mine() += exact_digit((lanes[0] + lanes[2]) + (lanes[1] + lanes[3]), limb, &nonfinite, &nan);
         }
         if (nonfinite && limb == 0)
-            board->nonfinite = job.squares->nonfinite = true; /* several may write this and the next, all the same */
+            board->nonfinite = job.squares->nonfinite = true; /* several threads may write equal flags */
         if (nan && limb == 0)
             job.squares->nan = true;
     }
@@ -372,7 +372,7 @@ DEVICE_FN void flush_squares(const struct reduce_job &job, struct reduce_board *
     }
 }
 
-/* Position sums of all leaves, for which they are read once more. */
+/* Computes the position sums of all leaves, which are read once more for this. */
 template <enum dtype dtype> DEVICE_FN void sum_positions(const struct reduce_job &job, struct reduce_board *board)
 {
     for (unsigned base = 0; base < job.range.n_leaves; base += GENERAL_SUMS) {
@@ -400,7 +400,7 @@ template <enum dtype dtype> DEVICE_FN void sum_positions(const struct reduce_job
     }
 }
 
-/* Adds the new elements of all tiles up; sum_run(elem, run) makes those of a thread's part of a run. */
+/* Adds the new elements of all tiles; sum_run(elem, run) computes those of a thread's part of a run. */
 template <typename sum_type>
 DEVICE_FN void reduce_tiles(const struct reduce_job &job, struct reduce_board *board, const sum_type &sum_run)
 {
@@ -490,7 +490,7 @@ DEVICE_FN void find_count_value(struct find_count *count, float value, uint64_t 
         count->n_inf++;
 }
 
-/* Element i, whose sum is not finite, as far as it is this leaf's; leaf n_leaves is the sum itself. */
+/* Counts element i, whose sum is not finite, if this leaf is the cause. Leaf n_leaves is the sum itself. */
 template <enum dtype dtype>
 DEVICE_FN void find_elem(const struct reduce_job &job, unsigned leaf, uint64_t i, struct find_count *count)
 {
@@ -527,7 +527,7 @@ DEVICE_FN void find_flush(const struct find_count *counts, struct device_finding
         atomic_max(&finding->first, total.first);
 }
 
-/* The chunk's new elements are written, by other threads of this block as well. */
+/* Finds the chunk's non-finite values. All threads of the block have written the new elements. */
 template <enum dtype dtype> DEVICE_FN void find_nonfinite(const struct reduce_job &job, struct reduce_board *board)
 {
 #pragma unroll 1
@@ -567,7 +567,7 @@ DEVICE_FN struct reduce_job reduce_job_of(const struct device_reduce_list &list)
     return job;
 }
 
-/* The most blocks whose registers need not be spilled. n: leaves of a known tree; 0: of any other. */
+/* The most blocks without spilled registers. n: leaves of a known tree; 0: any other tree. */
 template <enum dtype dtype, unsigned n> DEVICE_FN constexpr unsigned min_blocks()
 {
     return n == 1 ? 9 : n == 2 ? 7 : n == 4 && dtype != DTYPE_F16 ? 5 : n == 8 ? 3 : 4;
@@ -659,7 +659,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS) position_kernel(struct d
     if (range.dtype == DTYPE_F32)
         position_chunk<DTYPE_F32>(range, extent, lanes);
     else
-        position_chunk<DTYPE_BF16>(range, extent, lanes); /* any 16 bits */
+        position_chunk<DTYPE_BF16>(range, extent, lanes); /* any 16-bit type */
     position_flush(lanes, 0, &board, &in_global(list.sums)[chunk.range]);
 }
 

@@ -4,16 +4,16 @@
 /*
  * The undo slots of an update on a GPU (device.h, struct device_update_undo).
  *
- * A block works on its chunks group by group, four elements a thread. It saves a group in one of its two slots, marks
- * it, and only then writes the new values. The slots take turns, so that the marked group stays whole while the next
- * one is saved. The next launch of the same list finds the mark, puts the marked group back and goes on from it; it may
- * be killed as well.
+ * A block works on its chunks group by group, four elements per thread. It saves a group in one of its two slots, marks
+ * it, and only then writes the new values. The slots alternate, so the marked group stays whole while the next group is
+ * saved. After a kill, the next launch of the same list finds the mark, restores the marked group and continues from
+ * it. That launch may be killed, too.
  *
  * If a process dies, the driver ends its kernels, and a later kernel on the same device reads the slots. It finds every
- * store that a fence has waited for, in the device's memory or in its L2, which all processes share. Stores after the
- * fence may be there or not, in any order. Neither another device nor the host reads slots, so __threadfence() is
- * enough. One thread fences for its block: a fence also orders the stores of other threads before a barrier that this
- * thread has passed, and grids that synchronize rely on that.
+ * store before a fence in the device's memory or in its L2, which all processes share. It may find any of the stores
+ * after the fence. Neither another device nor the host reads slots, so __threadfence() is enough. One thread fences for
+ * its block: a fence also orders the stores of other threads before a barrier that this thread has passed, and grids
+ * that synchronize rely on that.
  */
 
 #include "kernels/cuda/block.h"
@@ -21,11 +21,11 @@
 struct undo {
     uint64_t *mark;
     float *slots;
-    uint64_t tag;        /* in its place in a mark */
-    uint32_t slot_words; /* of 4 bytes: counted in bytes they take nvcc 13.0 more registers */
-    uint32_t at;         /* groups in the chunks that this block is through with */
-    uint32_t first;      /* the group with which it begins; those before it have their new values */
-    bool goes_on;        /* that group is saved, and may be half written */
+    uint64_t tag;        /* shifted to its place in a mark */
+    uint32_t slot_words; /* of 4 bytes: with bytes, nvcc 13.0 uses more registers */
+    uint32_t at;         /* groups in the chunks that this block has finished */
+    uint32_t first;      /* the group with which it begins; earlier groups have their new values */
+    bool goes_on;        /* that group is saved, and perhaps half written */
 };
 
 static_assert(DEVICE_UNDO_GROUP_ELEMS == 4 * BLOCK_THREADS, "four elements a thread");
@@ -47,7 +47,7 @@ DEVICE_FN struct undo undo_open(const struct device_update_undo &list)
             is_ours};
 }
 
-/* All that this block has written is in its place before the mark is, and the mark before all that it writes next. */
+/* Marks the group. All earlier stores of this block come before the mark, and all later stores after it. */
 DEVICE_FN void undo_mark(const struct undo &undo, uint32_t group)
 {
     for (phase threads; threads.next();) {
@@ -64,8 +64,7 @@ DEVICE_FN float *undo_slot(const struct undo &undo, uint32_t group)
     return undo.slots + (undo.at + group) % 2 * undo.slot_words;
 }
 
-/* Where the thread's four elements of an array lie in a group's slot. before: what one element takes of the arrays that
- * lie before this one; bytes. */
+/* The thread's four elements of an array in a group's slot. before: bytes per element of the arrays before this one. */
 template <typename elem> DEVICE_FN elem *undo_at(const struct undo &undo, uint32_t group, uint32_t before)
 {
     return reinterpret_cast<elem *>(undo_slot(undo, group) + before * (DEVICE_UNDO_GROUP_ELEMS / 4)) + 4 * threadIdx.x;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The optimizers with moments in fp32, and the launch of all. */
+/* The optimizers with moments in fp32, and the launch of all optimizers. */
 
 #include "kernels/cuda/update_kernels.h"
 

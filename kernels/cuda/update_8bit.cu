@@ -24,7 +24,8 @@ struct rounded_moments {
     struct rounded8 m, v;
 };
 
-/* A step of four elements from i on. An element has the draw of the same place in the first half of its group. */
+/* Computes a step of four elements from i on. An element of the second half of a group has the draw of the same place
+ * in the first half. */
 template <step_fn *step, unsigned arrays>
 DEVICE_FN struct rounded_moments group8_step(const struct update_job &job, uint32_t i,
                                              struct quads<arrays, DTYPE_SIGNED8> *q)
@@ -54,7 +55,7 @@ DEVICE_FN void group8_store(void *moment, uint32_t i, uint32_t n, const struct r
         quad8_store(moment, i, encode8<dtype>(four, largest, n < 4 ? quad8_load(moment, i) : none, n));
 }
 
-/* update_groups8() saves nothing. */
+/* For update_groups8() without undo: saves nothing. */
 struct without_slots {
     DEVICE_MEMBER uint32_t begin() const
     {
@@ -78,7 +79,8 @@ struct without_slots {
     }
 };
 
-/* It saves as update_groups() does. A slot has the masters, then the moments that there are, as they lie in memory. */
+/* For update_groups8() with undo: saves like update_groups(). A slot has the masters, then the optimizer's moments, in
+ * the types of memory. */
 struct with_slots {
     const struct undo &undo;
 
@@ -132,7 +134,7 @@ struct with_slots {
         undo_mark(undo, undo.at + group);
     }
 
-    /* All threads are through with the job and its arrays. */
+    /* Waits until all threads have finished with the job and its arrays. */
     DEVICE_MEMBER void end() const
     {
         wait_for_block();
@@ -140,8 +142,8 @@ struct with_slots {
 };
 
 /*
- * As update_groups(), with a phase more: a moment is stored when its group's exponent is known. Warps wait for each
- * other only at marks. shared: as job_from_chunk() makes it.
+ * update_groups() with one more phase, because a moment can be stored only when its group's exponent is known. Warps
+ * wait for each other only at marks. shared: made by job_from_chunk().
  */
 template <step_fn *step, unsigned arrays, typename saving>
 DEVICE_FN void update_groups8(const struct update_job &shared, const saving &how, uint32_t n_groups)
@@ -209,7 +211,7 @@ template <> struct update_with_undo<DTYPE_SIGNED8> {
 
 /* ---- the kernels --------------------------------------------------------------------------------------- */
 
-/* With moments in 8 bits. The job lies in shared memory, as that of undo_kernel. */
+/* The kernel for moments in 8 bits. The job is in shared memory, as in undo_kernel. */
 template <enum optimizer optimizer, unsigned masters>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 7) update8_kernel(struct device_update_list list)
 {

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A chunk of an update on a GPU: where its arrays are, which elements a thread has, and how moments lie in memory. */
+/* A chunk of an update on a GPU: its arrays, the elements of each thread, and the types of moments in memory. */
 
 #include "kernels/cuda/block.h"
 #include "kernels/cuda/quad8.h"
 #include "kernels/update_element.h"
 
-/* The arrays of an update beside the gradient: which moments there are, and how wide the masters are. */
+/* The arrays of an update in addition to the gradient: the moments, and the width of the masters. */
 enum {
     M = 1,
     V = 2,
     MASTER24 = 4,
 };
 
-/* How a moment lies in memory: of one element (or group, of IN_ELEM elements), and of a thread's four. */
+/* The types of a moment in memory: of one element (or group, of IN_ELEM elements), and of a thread's four elements. */
 template <enum dtype dtype> struct moment;
 
 template <> struct moment<DTYPE_F32> {
@@ -38,7 +38,7 @@ template <> struct moment<DTYPE_SIGNED8> {
 /* The flags are first because nvcc 13.0 spills registers of undo_kernel<adam> with other places of the scalars. */
 struct update_job {
     bool quads;      /* all arrays are at multiples of four elements */
-    bool stochastic; /* as moments_type has it */
+    bool stochastic; /* as in moments_type */
     struct device_update_range range;
     struct update_scalars k;
     struct extent extent;
@@ -81,7 +81,7 @@ template <unsigned masters, enum dtype moments> DEVICE_FN struct update_job job_
 
 /* ---- a thread's elements ------------------------------------------------------------------------------- */
 
-/* A chunk's elements, of a job that begins at its first one. */
+/* The number of elements of a chunk. The job begins at the chunk's first element. */
 DEVICE_FN uint32_t elems_of(const struct update_job &job)
 {
     return static_cast<uint32_t>(job.extent.end);
@@ -92,19 +92,20 @@ DEVICE_FN uint32_t groups_of(const struct update_job &job)
     return (elems_of(job) + DEVICE_UNDO_GROUP_ELEMS - 1) / DEVICE_UNDO_GROUP_ELEMS;
 }
 
-/* The first of the thread's four elements of a group. */
+/* The number of the thread's first element of a group. */
 DEVICE_FN uint32_t group_begin(uint32_t group)
 {
     return group * DEVICE_UNDO_GROUP_ELEMS + 4 * threadIdx.x;
 }
 
-/* Else the thread has fewer than four elements, or an array is not aligned: it reads each element when it needs it. */
+/* Return: false if the thread has fewer than four elements or an array is not aligned; then it reads each element when
+ * it needs it. */
 DEVICE_FN bool group_is_quad(const struct update_job &job, uint32_t i)
 {
     return job.quads && i + 4 <= elems_of(job);
 }
 
-/* How many of the four elements from i there are. */
+/* The number of existing elements among the four from i on. */
 DEVICE_FN uint32_t quad_elems(const struct update_job &job, uint32_t i)
 {
     const uint32_t end = elems_of(job);
@@ -124,7 +125,7 @@ DEVICE_FN float widen(uint16_t x)
     return f32_from_bf16(x);
 }
 
-/* Elements are numbered from the parameter's start. Without stochastic rounding nothing is drawn. */
+/* The draw of an element, by its number from the parameter's start; 0 without stochastic rounding. */
 DEVICE_FN uint32_t draw_of(const struct update_job &job, uint64_t i)
 {
     return job.stochastic ? rounding_draw(job.k.rounding_key, static_cast<uint32_t>(job.range.start_elem + i)) : 0;
@@ -140,7 +141,7 @@ DEVICE_FN void put(const struct update_job &job, uint16_t *at, float x, uint32_t
     *at = job.stochastic ? bf16_at_random(x, draw) : bf16_from_f32(x);
 }
 
-/* Both moments of an element as update_kernel.c stores them: exp_avg takes the lower half of the draw. */
+/* Stores both moments of an element like update_kernel.c: exp_avg uses the lower half of the draw. */
 template <typename elem>
 DEVICE_FN void put_moments(const struct update_job &job, uint64_t i, const struct element &e, elem *m, elem *v)
 {

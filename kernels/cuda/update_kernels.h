@@ -2,16 +2,16 @@
 #pragma once
 
 /*
- * The optimizers, the twin of update_kernel.c: the same functions of one element (update_element.h), four elements a
- * thread. AdamW reads 16 bytes an element and writes 12, or 14 with a 16-bit weight, and computes next to nothing. With
- * moments in bf16 it reads 12 and writes 8 or 10, with those of 8 bits 10.1 and 6.1 or 8.1. A master of 24 bits and its
- * weight are 3 bytes that are read and 3 that are written, instead of 4 and 6.
+ * The optimizers, the twin of update_kernel.c: the same functions of one element (update_element.h), four elements per
+ * thread. AdamW reads 16 bytes per element and writes 12, or 14 with a 16-bit weight, and computes very little. With
+ * moments in bf16 it reads 12 and writes 8 or 10; with moments in 8 bits it reads 10.1 and writes 6.1 or 8.1. For a
+ * master of 24 bits and its weight it reads 3 bytes and writes 3, instead of 4 and 6.
  *
  * On an H200 AdamW reaches 0.92 of the speed of a copy of the same bytes, and with undo slots 0.59: 268 M elements take
- * 2.98 ms, without fences 2.41, without saving 2.40, with neither 1.95. Tried, and not worth their code: one fence for
- * each group instead of two, with four slots (3.12 ms instead of 2.98); groups of 1024 elements, read ahead in
- * registers (2.87) or in shared memory (2.82); slots that leave the L2 last (2.93); as many blocks as run at a time
- * (2.90).
+ * 2.98 ms, without fences 2.41, without saving 2.40, without both 1.95. These variants were tried and are not worth
+ * their code: one fence per group instead of two, with four slots (3.12 ms instead of 2.98); groups of 1024 elements,
+ * read ahead in registers (2.87) or in shared memory (2.82); slots that leave the L2 last (2.93); only as many blocks
+ * as run at a time (2.90).
  */
 
 #include "kernels/cuda/masters.h"
@@ -54,7 +54,7 @@ DEVICE_FN struct quads<arrays, moments> quads_load(const struct update_job &job,
             arrays & V ? quad_load_once(static_cast<const elem *>(range.v) + i) : none, quad_load_once(range.acc + i)};
 }
 
-/* i: the first of the four. */
+/* i: the number of the first of the four. */
 template <step_fn *step, unsigned arrays, enum dtype moments>
 DEVICE_FN void quads_step(const struct update_job &job, uint64_t i, struct quads<arrays, moments> *q)
 {
@@ -83,8 +83,8 @@ DEVICE_FN void quads_store(const struct update_job &job, uint64_t i, const struc
 
 /* ---- without undo slots -------------------------------------------------------------------------------- */
 
-/* Two times four elements are read before the first of them are written: for all that nvcc knows, what is written may
- * be what is read next, so it would not read early by itself. */
+/* Reads two times four elements before it writes the first four. nvcc would not read early by itself, because the
+ * written arrays might overlap those that are read next. */
 template <step_fn *step, unsigned arrays, enum dtype moments> DEVICE_FN void update_chunk(const struct update_job &job)
 {
     const struct extent extent = job.extent;
@@ -118,7 +118,7 @@ template <step_fn *step, unsigned arrays, enum dtype moments> DEVICE_FN void upd
 
 /* ---- with undo slots ----------------------------------------------------------------------------------- */
 
-/* The thread's places in a group's slot, behind the masters: the moments that there are, as they lie in memory. */
+/* The thread's places in a group's slot, after the masters: the optimizer's moments, in the types of memory. */
 template <enum dtype moments> struct undo_places {
     typename moment<moments>::elem *m, *v;
 };
@@ -198,8 +198,9 @@ DEVICE_FN void group_step(const struct update_job &job, uint32_t group, struct q
 }
 
 /*
- * The next group is read before this one is marked, so that reads are under way while the block waits for its fences.
- * `shared` is the block's: in registers it would leave room for fewer blocks, and each phase uses a part of it.
+ * Reads the next group before it marks this one, so that loads are in flight while the block waits for its fences.
+ * `shared` is in the block's shared memory, because in registers it would leave room for fewer blocks; each phase uses
+ * a part of it.
  */
 template <step_fn *step, unsigned arrays, enum dtype moments>
 DEVICE_FN void update_groups(const struct update_job &shared, const struct undo &undo, uint32_t n_groups)
@@ -235,13 +236,13 @@ DEVICE_FN void update_groups(const struct update_job &shared, const struct undo 
 
 /* ---- the optimizers ------------------------------------------------------------------------------------ */
 
-/* Where scalars choose between functions, they do so element by element: one loop for each takes more registers. */
+/* Scalars choose between functions for each element, because a separate loop for each function takes more registers. */
 DEVICE_FN struct element adam_any(struct element e, float acc, const struct update_scalars *k)
 {
     return k->l2 ? adam_l2(e, acc, k) : adamw(e, acc, k);
 }
 
-/* In its first step a parameter's m is read for nothing. */
+/* In a parameter's first step, m is read but not used. */
 DEVICE_FN struct element sgd_any_momentum(struct element e, float acc, const struct update_scalars *k)
 {
     if (k->first_step)
@@ -297,7 +298,7 @@ template <enum dtype moments> struct update_with_undo {
 
 /* ---- the kernels --------------------------------------------------------------------------------------- */
 
-/* Arrays that an optimizer does not have are NULL, which is aligned. */
+/* NULL arrays, which an optimizer does not have, count as aligned. */
 template <enum dtype moments> DEVICE_FN bool has_quads(const struct device_update_range &range)
 {
     const size_t moment_bytes = alignof(typename moment<moments>::four);
@@ -327,8 +328,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS) update_kernel(struct dev
 }
 
 /*
- * Blocks are few, and each has several chunks: its slots stay in the L2 while it works. Slots for each chunk would be
- * written to memory once, which is 1.5 bytes more for each element of AdamW.
+ * Blocks are few, and each has several chunks, so its slots stay in the L2 while it works. Slots for each chunk would
+ * be written to memory once: 1.5 bytes more per element of AdamW.
  */
 template <enum optimizer optimizer, enum dtype moments, unsigned masters>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 6) undo_kernel(struct device_update_list list)
@@ -347,7 +348,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 6) undo_kernel(struct de
         if (undo.first < undo.at + n_groups)
             update_by<optimizer, masters>(job, update_with_undo<moments>{undo, n_groups});
         else
-            wait_for_block(); /* all have read the job before the next one takes its place */
+            wait_for_block(); /* all threads have read the job before the next job replaces it */
         undo.at += n_groups;
     }
     undo_mark(undo, DEVICE_UNDO_DONE);
@@ -356,8 +357,9 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 6) undo_kernel(struct de
 typedef void update_kernel_fn(struct device_update_list list);
 
 /*
- * In the order of enum optimizer: masters in fp32, then in 24 bits (NULL for Muon's first pass, which has none); each
- * without undo slots, then with them. Each type of moments has a file, because nvcc compiles a file in one thread.
+ * In the order of enum optimizer: masters in fp32, then in 24 bits (NULL for Muon's first pass, which has no masters of
+ * 24 bits); each without undo slots, then with them. Each type of moments has its own file, because nvcc compiles a
+ * file in one thread.
  */
 typedef update_kernel_fn *const update_kernels[2][DEVICE_N_UPDATES][2];
 extern update_kernels update_kernels_f32, update_kernels_bf16, update_kernels_8bit;

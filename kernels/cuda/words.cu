@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A launch takes as long for some words as a small copy for one, and its words need no room in device memory before. */
+/* Writes several words in one launch, which takes as long as a small copy of one word. Its words need no room in device
+ * memory. */
 
 #include "kernels/cuda/block.h"
 
