@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A connection that asks a daemon, or tells it what to do. */
+/* A connection that sends commands to a daemon. */
 
 #include "client/control/control.h"
 
@@ -69,7 +69,7 @@ uint64_t control_clock_ms(void)
     return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
 }
 
-/* How long the daemon may be silent now. */
+/* How long the daemon may be silent from now on. */
 static int patience_ms(const struct control *control)
 {
     uint64_t now = control_clock_ms();
@@ -87,7 +87,7 @@ static int control_fail_silent(struct control *control)
                         CONTROL_SILENCE_MS / 1000);
 }
 
-/* Of the process at the other end. 0: the kernel does not say, or it is the service manager that made the socket. */
+/* The process at the other end. Return: 0 if the kernel does not say, or if the service manager made the socket. */
 static pid_t peer_pid(const struct control *control)
 {
     struct ucred cred;
@@ -96,7 +96,7 @@ static pid_t peer_pid(const struct control *control)
     return getsockopt(control->fd, SOL_SOCKET, SO_PEERCRED, &cred, &size) == 0 && cred.pid > 1 ? cred.pid : 0;
 }
 
-/* By a signal, or a debugger. */
+/* Return: true if a signal or a debugger has stopped the process. */
 static bool is_stopped(pid_t pid)
 {
     char path[64], text[512], *end;
@@ -109,11 +109,11 @@ static bool is_stopped(pid_t pid)
     if (n <= 0)
         return false;
     text[n] = '\0';
-    end = strrchr(text, ')'); /* behind the name is the state */
+    end = strrchr(text, ')'); /* the state follows the name */
     return end && (strncmp(end, ") T", 3) == 0 || strncmp(end, ") t", 3) == 0);
 }
 
-/* The daemon has been silent for CONTROL_NOTICE_MS. Return: 0: it may still answer. */
+/* Reports a silence of CONTROL_NOTICE_MS. Return: 0 if the daemon may still answer, or a negative code. */
 static int note_silence(struct control *control)
 {
     pid_t pid = peer_pid(control);
@@ -130,7 +130,7 @@ static int note_silence(struct control *control)
     return 0;
 }
 
-/* Return: > 0, it is ready; 0, it was silent; or a negative code. */
+/* Return: > 0 if the connection is ready; 0 if the daemon was silent; or a negative code. */
 static int wait_for_events(struct control *control, short events, int timeout_ms)
 {
     const struct control_idle *idle = control->idle;
@@ -169,19 +169,19 @@ static int control_send(struct control *control, const struct request *request)
         if (r < 0)
             return r;
     }
-    /* A daemon that is gone may have said why before: what it said is still to be read. */
+    /* A daemon that has ended may have sent its reason before: that is still to be received. */
     if (r < 0 && r != -ECONNRESET)
         return control_fail_errno(control, "send", -r);
     return 0;
 }
 
-/* Receives one reply of the wanted type; it lives until the next one. */
+/* Receives one reply of the wanted type. The reply lives until the next one. */
 static int control_receive(struct control *control, enum reply_type wanted, struct reply *reply)
 {
     char why[WIRE_WHY_BYTES];
     int r;
 
-    if (patience_ms(control) == 0) /* parts that never end are no answer, either */
+    if (patience_ms(control) == 0) /* an answer whose parts never end must not outlast the limit */
         return control_fail_silent(control);
     while ((r = frame_receive_fds(control->fd, &control->buffer)) == FRAME_AGAIN) {
         r = control_wait(control, POLLIN);
@@ -205,7 +205,7 @@ static int control_receive(struct control *control, enum reply_type wanted, stru
     return 0;
 }
 
-/* While the daemon accepts nobody, connect() waits for room in its backlog: at most as long as it may be silent. */
+/* While the daemon does not accept, connect() waits for room in its backlog, at most as long as it may be silent. */
 static int limit_connect(struct control *control)
 {
     int ms = MAX(patience_ms(control), 1); /* 0 would be no limit */
@@ -319,7 +319,7 @@ static int answer_append(struct answer *answer, const struct reply_admin_part *p
     return 0;
 }
 
-/* Receives the next part of an answer. Each has something, so that an answer ends. */
+/* Receives the next part of an answer. No part except the last is empty, so that an answer ends. */
 static int receive_part(struct control *control, struct reply *reply)
 {
     int r = control_receive(control, REPLY_ADMIN_PART, reply);

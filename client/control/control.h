@@ -3,11 +3,11 @@
 
 /*
  * A connection to a daemon with role CONTROL: commands go out, answers come
- * back in parts and are put together. Blocking, with a limit on silence, and, if
- * it is asked for, on the time for everything.
+ * back in parts and are put together. Blocking, with a limit on silence and, for control_init_within(), on the total
+ * time.
  *
- * Errors. A call returns 0 or a negative code of sysexits.h; then control->error is
- * a sentence for people, and only control_deinit() is left.
+ * Errors. A call returns 0 or a negative code of sysexits.h. After an error control->error is a sentence for people,
+ * and only control_deinit() may be called.
  */
 
 #include <stdbool.h>
@@ -18,21 +18,21 @@
 
 enum {
     CONTROL_SILENCE_MS = 30 * 1000, /* picked: a daemon whose loop is blocked for longer is ended by its watchdog */
-    CONTROL_NOTICE_MS = 3 * 1000,   /* picked: without a limit a person waits, and is told of the silence now */
+    CONTROL_NOTICE_MS = 3 * 1000,   /* picked: without a limit a person waits, so a message reports the silence */
 };
 
-/* Another descriptor that is served while the program waits for the daemon: call() reads it whenever it is readable. */
+/* Another descriptor that is served while the program waits for the daemon: when it is readable, call() reads it. */
 struct control_idle {
     int fd;
-    int (*call)(void *userdata); /* Return: 0; not 0: the waiting ends, with -EX_TEMPFAIL */
+    int (*call)(void *userdata); /* Return: 0; or not 0 to end the wait with -EX_TEMPFAIL */
     void *userdata;
 };
 
 struct control {
     int fd;
     const char *path;  /* not owned */
-    uint64_t until_ms; /* CLOCK_MONOTONIC, when all must have ended; 0: no limit */
-    const struct control_idle *idle; /* not owned; NULL: it only waits */
+    uint64_t until_ms; /* CLOCK_MONOTONIC, the deadline of all calls; 0: no limit */
+    const struct control_idle *idle; /* not owned; NULL: no other descriptor */
     bool told_silence;
     struct wire_arena arena;
     struct frame_buffer buffer;
@@ -48,19 +48,19 @@ struct answer {
 
 #define ANSWER_NULL ((struct answer){.json = NULL})
 
-/* Connects and introduces itself. path must outlive the connection; NULL: there is none to connect to. */
+/* Connects and sends Hello. path must outlive the connection; NULL: an error. */
 int control_init(struct control *control, const char *path);
-/* As control_init(); what is done with the connection, this call included, ends within timeout_ms or fails. */
+/* As control_init(). All calls on the connection, this one included, must end within timeout_ms, or fail. */
 int control_init_within(struct control *control, const char *path, unsigned timeout_ms);
-/* As control_init_within(); idle must outlive the connection. It is not asked while the kernel connects. */
+/* As control_init_within(). idle must outlive the connection. It is not served while the kernel connects. */
 int control_init_idle(struct control *control, const char *path, unsigned timeout_ms, const struct control_idle *idle);
 void control_deinit(struct control *control);
 
 /* CLOCK_MONOTONIC. */
 uint64_t control_clock_ms(void);
 
-/* Connects, asks and disconnects. Return: as control_ask(), after "prefix: sentence" on stderr. */
+/* Connects, asks and disconnects. On an error it prints "prefix: sentence" on stderr. Return: as control_ask(). */
 int control_ask_once(const char *prefix, const char *path, const char *command, struct answer *answer);
-/* On success *answer is the caller's, answer_deinit(). */
+/* On success the caller owns *answer and frees it with answer_deinit(). */
 int control_ask(struct control *control, const char *command, struct answer *answer);
 void answer_deinit(struct answer *answer);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Where the exporter listens. */
+/* Opens the exporter's listening socket. */
 
 #include "client/exporter/address.h"
 
@@ -20,7 +20,7 @@ struct place {
     char host[256], port[32];
 };
 
-/* Return: false if it is no address. */
+/* Splits an address into host and port. Return: false if it is not an address. */
 static bool split(const char *address, struct place *place)
 {
     const char *colon = strrchr(address, ':');
@@ -46,7 +46,7 @@ static int listen_at(const struct addrinfo *info)
     return steal_fd(&fd);
 }
 
-/* Port 0 lets the kernel choose, so that the place is not always what was asked for. */
+/* Prints the address on stderr. With port 0 the kernel chooses the port, so the address may differ from the option. */
 static void say_where(int fd)
 {
     struct sockaddr_storage address;

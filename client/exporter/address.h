@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Where the exporter listens. */
+/* The exporter's listening socket. */
 
 /*
- * address: "HOST:PORT", "[HOST]:PORT", or ":PORT" for all addresses. Return: a listening socket, which says on stderr
- * where it is; a negative code of sysexits.h, after a sentence.
+ * Listens, and prints the address on stderr. address: "HOST:PORT", "[HOST]:PORT", or ":PORT" for all addresses. Return:
+ * a socket; or, after a sentence, a negative code of sysexits.h.
  */
 int place_listen(const char *address);

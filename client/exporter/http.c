@@ -18,15 +18,15 @@
 
 enum {
     /* All picked. */
-    MAX_CLIENTS = 128,      /* those that are being dropped included */
-    MANY_CLIENTS = 64,      /* from here on the oldest one that has not asked makes room */
-    CLIENT_MS = 5000,       /* from connecting to the end of the answer, gathering aside */
+    MAX_CLIENTS = 128,      /* includes clients that are being dropped */
+    MANY_CLIENTS = 64,      /* from here on the oldest client that has not asked is dropped */
+    CLIENT_MS = 5000,       /* from the connection to the end of the answer, without gathering */
     CLIENT_BYTES = 16384,   /* of a request's head */
     THREAD_BYTES = 1 << 19, /* of a client's stack */
 };
 
 struct client {
-    int fd; /* libmicrohttpd's own; -1: this place is free */
+    int fd; /* owned by libmicrohttpd; -1: this place is free */
     uint64_t since_ms;
     bool has_asked, is_dropped;
 };
@@ -34,13 +34,13 @@ struct client {
 struct http {
     struct http_content content;
     struct MHD_Daemon *daemon;
-    pthread_mutex_t mutex; /* for clients: each has a thread */
+    pthread_mutex_t mutex; /* for clients, each of which has a thread */
     struct client clients[MAX_CLIENTS];
 };
 
 /* ---- answers ------------------------------------------------------------------------------------------- */
 
-/* response: taken; NULL: memory was short, which ends the connection. */
+/* Sends and frees response. NULL: memory was short; this ends the connection. */
 static enum MHD_Result send_response(struct MHD_Connection *connection, unsigned code, const char *type,
                                      struct MHD_Response *response)
 {
@@ -56,7 +56,7 @@ static enum MHD_Result send_response(struct MHD_Connection *connection, unsigned
     return r;
 }
 
-/* text: a literal. */
+/* text: a string literal. */
 static enum MHD_Result answer_plainly(struct MHD_Connection *connection, unsigned code, const char *text)
 {
     struct MHD_Response *response =
@@ -65,7 +65,7 @@ static enum MHD_Result answer_plainly(struct MHD_Connection *connection, unsigne
     return send_response(connection, code, "text/plain; charset=utf-8", response);
 }
 
-/* Takes what is in text. */
+/* Sends text and takes over its memory. */
 static enum MHD_Result answer_made(struct MHD_Connection *connection, const char *type, struct strbuf *text)
 {
     struct MHD_Response *response = NULL;
@@ -115,11 +115,11 @@ static enum MHD_Result answer_metrics(struct MHD_Connection *connection, const s
 
 static void drop_client(struct client *client)
 {
-    (void)shutdown(client->fd, SHUT_RDWR); /* its thread then ends, and libmicrohttpd closes it */
+    (void)shutdown(client->fd, SHUT_RDWR); /* the client's thread then ends, and libmicrohttpd closes fd */
     client->is_dropped = true;
 }
 
-/* Return: NULL if there is none. */
+/* Return: the oldest client that has not asked, or NULL. */
 static struct client *oldest_silent(struct http *http)
 {
     struct client *oldest = NULL;
@@ -134,7 +134,7 @@ static struct client *oldest_silent(struct http *http)
     return oldest;
 }
 
-/* Return: its place; NULL if all are taken. */
+/* Return: the client's place, or NULL if all places are taken. */
 static struct client *add_client(struct http *http, int fd)
 {
     struct client *place = NULL, *oldest;
@@ -221,7 +221,7 @@ struct http *http_new(int fd, const struct http_content *content)
                          http, MHD_OPTION_CONNECTION_LIMIT, (unsigned)MAX_CLIENTS, MHD_OPTION_CONNECTION_TIMEOUT,
                          (unsigned)CLIENT_MS / 1000, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CLIENT_BYTES,
                          MHD_OPTION_THREAD_STACK_SIZE, (size_t)THREAD_BYTES, MHD_OPTION_END);
-    if (!http->daemon) { /* which may have closed fd */
+    if (!http->daemon) { /* MHD_start_daemon() may have closed fd */
         http_free(http);
         return NULL;
     }

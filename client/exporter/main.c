@@ -48,7 +48,7 @@ static int parse_timeout(const char *text, unsigned *timeout_ms)
     return 0;
 }
 
-/* Return: 0; negative: all is said; a code of sysexits.h after a sentence. */
+/* Return: 0; negative if --help or --version has printed all; or a code of sysexits.h, after a sentence. */
 static int parse_exporter_options(int argc, char **argv, struct options *options)
 {
     static const struct option long_options[] = {
@@ -86,7 +86,7 @@ static uid_t find_zerod(void)
     return zerod ? zerod->pw_uid : (uid_t)-1;
 }
 
-/* Until a signal asks for the end. */
+/* Waits until a signal ends the program, and drops slow clients meanwhile. */
 static void wait_for_signal(struct http *http, const sigset_t *signals)
 {
     const struct timespec pause = {.tv_nsec = HTTP_CHECK_MS * 1000000L};
@@ -95,7 +95,7 @@ static void wait_for_signal(struct http *http, const sigset_t *signals)
     do {
         number = sigtimedwait(signals, NULL, &pause);
         http_drop_slow(http);
-    } while (number < 0); /* nobody has asked yet; errno is not sigtimedwait()'s any more */
+    } while (number < 0); /* no signal yet; http_drop_slow() may have changed errno */
 }
 
 static int serve_until_signal(const struct options *options, const sigset_t *signals)
@@ -124,7 +124,7 @@ int main(int argc, char **argv)
 
     if (r != 0)
         return r < 0 ? 0 : r;
-    /* Before there are threads: they inherit the mask. */
+    /* Before threads start, because they inherit the mask. */
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);

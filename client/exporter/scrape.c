@@ -16,16 +16,16 @@
 #include "core/base/strbuf.h"
 
 enum {
-    FRESH_MS = 100,  /* picked: answers as old as this are as good as new ones */
-    WHY_SIZE = 1024, /* as an error of a struct control */
+    FRESH_MS = 100,  /* picked: answers of this age count as new */
+    WHY_SIZE = 1024, /* the size of control.error */
 };
 
 /* A socket in one round of questions. */
 struct target {
-    struct metrics_source source; /* its answers are owned */
+    struct metrics_source source; /* answers are owned */
     unsigned timeout_ms;
     bool is_asked;
-    char why[WHY_SIZE]; /* it has no answers; "": it has */
+    char why[WHY_SIZE]; /* why it has no answers; "": it has them */
 };
 
 struct round {
@@ -36,7 +36,7 @@ struct round {
 
 struct gather {
     struct gather_options options;
-    pthread_mutex_t mutex; /* for what follows; held while daemons are asked */
+    pthread_mutex_t mutex; /* for the next fields; held while daemons are asked */
     struct round last;
     uint64_t ended_ms; /* of the last round; 0: there was none */
 };
@@ -60,7 +60,7 @@ static struct json_object *ask_target(struct control *control, const char *comma
     return o;
 }
 
-/* A thread. */
+/* The thread of one daemon. */
 static void *ask_daemon(void *userdata)
 {
     struct target *target = userdata;
@@ -126,7 +126,7 @@ static struct round round_make(const struct gather_options *options)
     return round;
 }
 
-/* ---- what is said on stderr ---------------------------------------------------------------------------- */
+/* ---- messages on stderr -------------------------------------------------------------------------------- */
 
 static bool was_in_trouble(const struct round *round, const char *socket)
 {
@@ -136,7 +136,7 @@ static bool was_in_trouble(const struct round *round, const char *socket)
     return false;
 }
 
-/* Only the first line: a refusal has several. */
+/* Prints only the first line, because a refusal has several. */
 static void say_trouble(const struct target *target)
 {
     struct strbuf line = {0};

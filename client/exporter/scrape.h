@@ -2,11 +2,11 @@
 #pragma once
 
 /*
- * Collects the answers of all daemons of this machine. A thread for each daemon asks it, so a daemon that hangs delays
- * the text by no more than the timeout. The answers are kept for a tenth of a second, so a daemon is asked at most ten
- * times in a second, however many clients there are.
+ * Collects the answers of all daemons of this machine. Each daemon has a thread that asks it, so a daemon that hangs
+ * delays the text by no more than the timeout. The answers are kept for a tenth of a second, so a daemon is asked at
+ * most ten times per second, however many clients there are.
  *
- * Any thread may call gather_print(). A socket that is not asked, or has no answer, is said once on stderr.
+ * Any thread may call gather_print(). A socket that is not asked, or does not answer, is reported once on stderr.
  */
 
 #include <sys/types.h>
@@ -16,9 +16,9 @@
 struct gather;
 
 struct gather_options {
-    const char *pattern; /* of sockets, as in glob(7); not consumed, must outlive the gather */
+    const char *pattern; /* of sockets, for glob(7); not owned, must outlive the gather */
     unsigned timeout_ms;
-    uid_t zerod; /* that user; (uid_t)-1: there is none */
+    uid_t zerod; /* the uid of the user zerod; (uid_t)-1: there is none */
 };
 
 /* Return: NULL when out of memory. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Which sockets there are, and which of them are trusted. */
+/* Finds the sockets of daemons, and checks which of them are trusted. */
 
 #include "client/exporter/sockets.h"
 
@@ -23,7 +23,7 @@ int sockets_find(struct sockets *sockets, const char *pattern)
     if (r == GLOB_NOMATCH)
         return 0;
     if (r != 0)
-        return r == GLOB_NOSPACE ? -ENOMEM : 0; /* a folder that cannot be read has none for us */
+        return r == GLOB_NOSPACE ? -ENOMEM : 0; /* no sockets in a folder that cannot be read */
     sockets->paths = calloc(MAX(found.gl_pathc, (size_t)1), sizeof(*sockets->paths));
     for (size_t i = 0; sockets->paths && i < MIN(found.gl_pathc, (size_t)SOCKETS_MAX); i++) {
         sockets->paths[sockets->n] = strdup(found.gl_pathv[i]);
@@ -47,7 +47,10 @@ static bool is_trusted(uid_t uid, uid_t zerod)
     return uid == 0 || uid == geteuid() || uid == zerod;
 }
 
-/* Nobody else may replace files there. With the sticky bit others may add files, but not replace this one. */
+/*
+ * Return: true if only trusted users can replace files in the folder. With the sticky bit others may add files, but not
+ * replace this one.
+ */
 static bool trust_folder(const char *path, uid_t zerod, char *why, size_t why_size)
 {
     _cleanup_free_ char *copy = strdup(path);

@@ -2,9 +2,8 @@
 #pragma once
 
 /*
- * The sockets of the daemons on this machine, and whether a file there can be taken for one. Only root, the user zerod
- * and the exporter's own user may have put it there: what answers on any other could tell anything, or nothing for
- * long.
+ * The sockets of the daemons on this machine, and whether they are trusted. Only root, the user zerod and the
+ * exporter's own user may have created them: any other process could send false answers, or delay them for long.
  */
 
 #include <stdbool.h>
@@ -19,12 +18,12 @@ struct sockets {
     size_t n_left_out; /* beyond SOCKETS_MAX */
 };
 
-/* Finds what matches a pattern of glob(7). Return: 0, sockets_deinit(); -ENOMEM. */
+/* Finds sockets by a pattern of glob(7). Return: 0, and the caller calls sockets_deinit(); or -ENOMEM. */
 int sockets_find(struct sockets *sockets, const char *pattern);
 void sockets_deinit(struct sockets *sockets);
 
 /*
- * Is this a socket in a place where only trusted users can put one? If not, why gets the reason. zerod: that user;
- * (uid_t)-1: there is none.
+ * Return: true if this is a socket in a place where only trusted users can create one. If not, why gets the reason.
+ * zerod: the uid of the user zerod; (uid_t)-1: there is none.
  */
 bool sockets_trust(const char *path, uid_t zerod, char *why, size_t why_size);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The forming of a job: parameters are declared, the daemon's memory is mapped, initial weights are sent. */
+/* Forms a job: declares parameters, maps the daemon's memory, sends initial weights. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -68,7 +68,7 @@ int zerod_declare(struct zerod *c, const struct zerod_param *params, size_t n_pa
     return r;
 }
 
-/* The manifest in as many packets as it takes. */
+/* Sends the manifest in as many packets as it needs. */
 static int send_manifest(struct zerod *c)
 {
     uint32_t first = 0;
@@ -163,7 +163,7 @@ static int apply_formed(struct zerod *c, const struct reply_formed *formed)
     return r < 0 ? r : push_init(c, formed->n_tickets);
 }
 
-/* One parameter's initial weights, in pieces that fit into the ring. */
+/* Sends one parameter's initial weights, in pieces that fit into the ring. */
 static int send_init(struct zerod *c, uint32_t param)
 {
     const struct layout_param *p = &c->layout->params[param];
@@ -205,7 +205,7 @@ static int get_ready(struct zerod *c, bool init_wanted)
         r = call_ask(&c->call, &(struct request){.type = REQUEST_READY}, REPLY_DONE, &reply);
     if (r != 0 || !reply.done.rewound)
         return r;
-    /* The step was aborted between the two answers: begin where it begins. */
+    /* The step was aborted between the two answers: continue at its start. */
     c->position = reply.done.position;
     return store_blob(c, reply.done.has_blob, reply.done.blob, reply.done.n_blob_bytes);
 }
@@ -215,7 +215,7 @@ static int get_formed(struct zerod *c)
     struct reply reply;
     int r = 0;
 
-    /* Before anything is declared, so that the other ranks do not wait for one that cannot come. */
+    /* Opens the GPU before it declares anything: if that fails, the other ranks do not wait for this one. */
     if (c->welcome.cuda && !c->cuda)
         r = cuda_memory_open(c);
     if (r != 0)
@@ -237,7 +237,7 @@ static int get_formed(struct zerod *c)
     return r;
 }
 
-/* Forgets all that came of the Form that the last daemon has answered. */
+/* Frees everything that the last daemon's answer to Form created. */
 static void unform(struct zerod *c)
 {
     fault_unregister(c);
@@ -254,7 +254,7 @@ static void unform(struct zerod *c)
 
 static int form(struct zerod *c)
 {
-    /* If there is a layout, weights did not come in time, the last time. */
+    /* A layout exists if the last zerod_form() failed after the answer to Form. */
     int r = c->layout ? 0 : get_formed(c);
 
     return r == 0 ? get_ready(c, c->init_wanted) : r;

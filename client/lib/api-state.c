@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* State of a parameter: masters, moments and counts, read between steps and written inside a write window. */
+/* Reads state of a parameter (masters, moments, counts) between steps, and writes it inside a write window. */
 
 #include <errno.h>
 #include <string.h>
@@ -61,7 +61,7 @@ int zerod_save_checkpoint(struct zerod *c, bool wait)
                         REPLY_DONE, &reply);
 }
 
-/* Return: 0, or why this state cannot be written. *count is set for ZEROD_STEP_COUNT. */
+/* Sets *count for ZEROD_STEP_COUNT. Return: 0, or an error if this state cannot be written. */
 static int check_state(struct zerod *c, unsigned param, enum zerod_state which, const void *src, uint64_t *count)
 {
     double n = 0;

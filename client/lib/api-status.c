@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Questions to the daemon that are no business of the rank's own connection. */
+/* Asks the daemon for its status, over a connection of its own. */
 
 #include <errno.h>
 #include <stdlib.h>

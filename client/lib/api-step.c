@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Steps: the request for one, with its arguments checked, and what ends one early. */
+/* Steps: checks the arguments, asks for the step, or aborts it. */
 
 #include <errno.h>
 #include <math.h>
@@ -43,13 +43,13 @@ static int check_hypers(struct zerod *c, const struct zerod_step_args *args)
     return 0;
 }
 
-/* NaN included. */
+/* Return: true for NaN too. */
 static bool is_below_0_or_infinite(double value)
 {
     return !(value >= 0) || isinf(value);
 }
 
-/* A request that is refused here was not sent, so the step can be asked for again. */
+/* Checks the arguments. A refused request is not sent, so the caller can ask for the step again. */
 static int check_args(struct zerod *c, const struct zerod_step_args *args)
 {
     if (args && args->groups && args->n_groups != c->layout->n_groups)

@@ -6,5 +6,5 @@
 struct wire_position;
 struct zerod;
 
-/* The step was aborted: forgets its pushes and writes. position: where the next attempt begins. */
+/* Drops the pushes and writes of an aborted step. position: where the next attempt begins. */
 void step_forget(struct zerod *c, const struct wire_position *position);

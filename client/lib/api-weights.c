@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Weights as the caller sees them: at addresses that never change. In stage 3 they are readable while they are
- * gathered; how that is done is the business of the two kinds of memory (memory.h).
+ * Weights as the caller sees them, at addresses that never change. In stage 3 they are readable while they are
+ * gathered; the two kinds of memory (memory.h) implement that.
  */
 
 #include <errno.h>
@@ -68,7 +68,7 @@ int zerod_memory(struct zerod *c, enum zerod_memory which, void **base, size_t *
 
 /* ---- gather and release -------------------------------------------------------------------------------- */
 
-/* One gather less. Return: 0 or fatal. */
+/* Counts one gather less; hides the parameter at 0. Return: 0 or fatal. */
 static int release_one(struct zerod *c, uint32_t param)
 {
     return --c->gathered[param] > 0 ? 0 : c->memory->hide(c, param);
@@ -92,7 +92,7 @@ static size_t part_of(size_t n_left)
     return MIN(n_left, (size_t)IDS_PER_PACKET);
 }
 
-/* As part_of(), of parameters that are gathered. */
+/* As part_of(), for a gather. */
 static size_t gathered_at_once(const struct zerod *c, const unsigned *params, size_t n_left)
 {
     return c->memory->count_fitting(c, params, part_of(n_left));
@@ -103,7 +103,7 @@ static int send_release(struct zerod *c, const unsigned *params, size_t n_params
     uint32_t n_mends = c->call.n_mends;
     int r = 0;
 
-    /* The next daemon was told what is still gathered. */
+    /* Stops after a reconnect, because the next daemon knows what is still gathered. */
     for (size_t i = 0, n; r == 0 && i < n_params && c->call.n_mends == n_mends; i += n) {
         n = part_of(n_params - i);
         r = MIN(call_send(&c->call,
@@ -113,7 +113,10 @@ static int send_release(struct zerod *c, const unsigned *params, size_t n_params
     return r;
 }
 
-/* Return: as call_ask(). *offsets: in the pool, live until the next message; NULL: the daemon has sent none. */
+/*
+ * Asks the daemon to gather. Sets *offsets to the places in the pool, which live until the next message, or to NULL if
+ * the daemon sent none. Return: as call_ask().
+ */
 static int ask_for(struct zerod *c, const unsigned *params, size_t n, const uint64_t **offsets)
 {
     struct reply reply;
@@ -132,7 +135,7 @@ static int show_one(struct zerod *c, uint32_t param, const uint64_t *offsets, si
     return c->memory->show(c, param, offsets ? offsets[i] : 0);
 }
 
-/* Undoes a gather that has failed: the first n_shown are counted here, the first n_asked by the daemon. */
+/* Undoes a failed gather: releases the first n_shown here, the first n_asked in the daemon. Return: status or fatal. */
 static int undo_gather(struct zerod *c, const unsigned *params, size_t n_shown, size_t n_asked, int status)
 {
     int r = 0;
@@ -146,7 +149,9 @@ static int undo_gather(struct zerod *c, const unsigned *params, size_t n_shown, 
     return r == 0 ? status : r;
 }
 
-/* Counts and shows what one request has gathered. *n_shown: how many of it, if not all. Return: as memory_ops.show().
+/*
+ * Counts and shows the parameters of one request. On failure *n_shown is how many it has counted. Return: as
+ * memory_ops.show().
  */
 static int show_all(struct zerod *c, const unsigned *params, size_t n, const uint64_t *offsets, size_t *n_shown)
 {
@@ -161,7 +166,7 @@ static int show_all(struct zerod *c, const unsigned *params, size_t n, const uin
             break;
         c->gathered[param]++;
     }
-    /* Also after a failure: the next message gives the pool to others. */
+    /* Finishes after a failure too, because the daemon reuses the pool after the next message. */
     finished = c->memory->finish(c);
     return finished == 0 ? r : finished;
 }
@@ -192,7 +197,7 @@ int zerod_release(struct zerod *c, const unsigned *params, size_t n_params)
 
     if (r != 0 || !weights_is_stage3(c))
         return r;
-    /* Hidden first: the daemon may give the pages to another parameter as soon as it knows. */
+    /* Hides before it sends, because the daemon may then use the pages for another parameter. */
     for (size_t i = 0; i < n_params; i++) {
         if (c->gathered[params[i]] == 0) {
             (void)send_release(c, params, i);
@@ -206,13 +211,13 @@ int zerod_release(struct zerod *c, const unsigned *params, size_t n_params)
     return send_release(c, params, n_params);
 }
 
-/* Gathers once more what is gathered, and has the daemon release it once: it stays gathered as often as it was. */
+/* Gathers these parameters once more, and has the daemon release them once, so that the counts stay. */
 static int gather_again(struct zerod *c, const unsigned *params, size_t n)
 {
     const uint64_t *offsets;
     int r;
 
-    /* Another rank may have aborted the step that begins now. This rank has done nothing of it, so it asks again. */
+    /* Another rank may have aborted the step that begins now. This rank has no part in it yet, so it asks again. */
     do
         r = ask_for(c, params, n, &offsets);
     while (r == ZEROD_ABORTED && !c->call.fatal);

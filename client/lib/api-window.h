@@ -5,5 +5,5 @@
 
 struct zerod;
 
-/* Shows the published weights again; does nothing when no window is open. */
+/* Shows the published weights again. Does nothing if no window is open. */
 void window_close(struct zerod *c);

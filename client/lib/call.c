@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The conversation of one handle with the daemon (call.h): one request, and the answer to it. */
+/* Requests of one handle to the daemon, and the answers (call.h). */
 
 #include <assert.h>
 #include <errno.h>
@@ -22,7 +22,7 @@
 
 enum {
     DAEMON_ENDS_MS = 1000,       /* picked: a daemon that stops frees its memory after it has closed its connections */
-    HOLD_GRAD_BYTES = 64 * 1024, /* picked: beside such a copy a send costs little */
+    HOLD_GRAD_BYTES = 64 * 1024, /* picked: compared with such a copy a send costs little */
 };
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
@@ -85,12 +85,12 @@ int64_t call_now_ms(void)
 }
 
 /*
- * A signal that comes before poll(), or that another thread handles, does not end it, so the caller is asked once a
- * second as well.
+ * A signal before poll(), or one that another thread handles, does not end the poll(). So the caller is also asked once
+ * a second.
  */
 enum { ASK_EVERY_MS = 1000 };
 
-/* How long one poll() may last. */
+/* Return: how long one poll() may last. */
 static int poll_ms(const struct call *call, int64_t left_ms)
 {
     if (call->interrupted && (left_ms < 0 || left_ms > ASK_EVERY_MS))
@@ -182,10 +182,10 @@ static pid_t listener_of(int fd)
 }
 
 /*
- * Does the daemon of this connection still accept others? A daemon that was started in its place does not count, and a
- * service manager's socket, which is always there, says nothing. While the kernel closes the sockets of a killed
- * daemon, its listener may be the last one: then a connection to it ends soon. If a service manager keeps the listener,
- * the process ends soon.
+ * Return: true if the daemon of this connection still accepts connections. A daemon that was started in its place does
+ * not count, and neither does a service manager's socket, which always accepts. While the kernel closes the sockets of
+ * a killed daemon, the listener may be the last one to be closed: then a connection to it ends soon. If a service
+ * manager keeps the listener, the process ends soon.
  */
 static bool is_still_served(const struct call *call)
 {
@@ -204,7 +204,10 @@ int call_lost(struct call *call)
     return call_fatal(call, -ECONNRESET, "zerod has closed the connection: it was stopped or killed; see its log");
 }
 
-/* The connection is broken. A daemon that ends closes its socket first. Return: as on_break(). */
+/*
+ * Reconnects after a break, unless the daemon still accepts connections: a daemon that ends closes its socket first.
+ * Return: as on_break().
+ */
 static int mend(struct call *call)
 {
     int r;
@@ -223,7 +226,7 @@ static int mend(struct call *call)
 
 /* ---- sending ------------------------------------------------------------------------------------------- */
 
-/* Packs into out, from *n_bytes on. */
+/* Packs a request into call->out at *n_bytes, and advances *n_bytes. */
 static int pack_into_out(struct call *call, const struct request *request, size_t *n_bytes, struct frame_packet *packet)
 {
     int n = wire_pack_request(&call->arena, request, call->out + *n_bytes, FRAME_MAX_BYTES - *n_bytes);
@@ -237,7 +240,7 @@ static int pack_into_out(struct call *call, const struct request *request, size_
     return 0;
 }
 
-/* As pack_into_out(), and keeps a copy when the request is recorded. */
+/* As pack_into_out(); keeps a copy if the request is recorded. */
 static int pack_to_keep(struct call *call, const struct request *request, size_t *n_bytes, struct frame_packet *packet)
 {
     int r = pack_into_out(call, request, n_bytes, packet);
@@ -287,7 +290,7 @@ int call_say(struct call *call, const struct request *request)
     return r == 0 ? call_transmit(call, &packet, 1) : r;
 }
 
-/* As call_transmit(), of packets that pack_to_keep() has packed, with mending. */
+/* As call_transmit(), for packets of pack_to_keep(), and reconnects after a break. */
 static int send_packets(struct call *call, const struct frame_packet *packets, size_t n_packets)
 {
     int r = call_transmit(call, packets, n_packets);
@@ -309,7 +312,7 @@ static void show_n_held(struct call *call)
     atomic_store_explicit(&call->shown->n, (uint32_t)call->n_held, memory_order_release);
 }
 
-/* The request of a run. Its first push gets this sequence. */
+/* Return: the request of a run, whose first push has this sequence. */
 static struct request request_of(const struct held_run *run, uint64_t sequence)
 {
     struct request_push first = run->first;
@@ -326,7 +329,7 @@ static struct request request_of(const struct held_run *run, uint64_t sequence)
 int call_flush(struct call *call)
 {
     struct frame_packet packets[HELD_RUNS];
-    uint64_t sequence = call->runs[0].first.sequence; /* of the push that has been held longest */
+    uint64_t sequence = call->runs[0].first.sequence; /* of the push that is held longest */
     size_t n_bytes = 0, n_runs = call->n_runs;
     int r = 0;
 
@@ -346,13 +349,13 @@ int call_flush(struct call *call)
     return r;
 }
 
-/* May a message of several pushes have this one? */
+/* Return: true if a message of several pushes can contain this one. */
 static bool is_plain(const struct request_push *push)
 {
     return !push->record_only && push->part == 0 && push->point == 0 && push->n_bytes == 0 && push->dtype_plus_one == 0;
 }
 
-/* Does the push differ from a plain one in its parameter and sequence alone? */
+/* Return: true if both pushes are plain, and differ only in parameter and sequence. */
 static bool goes_with(const struct request_push *first, const struct request_push *push)
 {
     return first->ticket == push->ticket && first->use == push->use && first->offset_bytes == push->offset_bytes &&
@@ -363,10 +366,10 @@ static bool goes_with(const struct request_push *first, const struct request_pus
            is_plain(push);
 }
 
-/* Return: as call_flush(), which makes room. */
+/* Adds the push to a run; calls call_flush() to make room. Return: as call_flush(). */
 static int add_to_run(struct call *call, const struct request_push *push)
 {
-    /* Runs may change the order of pushes, but the passes of a parameter must stay in order. */
+    /* Runs may reorder pushes, but must not reorder the passes of one parameter. */
     int r = push->pass > 0 ? call_flush(call) : 0;
 
     for (size_t i = call->n_runs; r == 0 && i > 0; i--) {
@@ -397,7 +400,7 @@ int call_hold(struct call *call, const struct request_push *push, uint64_t n_gra
     r = add_to_run(call, push);
     if (r != 0)
         return r;
-    /* If this rank hangs now, the daemon sees that it does not owe this parameter. */
+    /* If this rank hangs now, the daemon must not report this parameter as owed. */
     atomic_store_explicit(&call->shown->params[call->n_held], push->param, memory_order_relaxed);
     call->n_held++;
     call->n_held_grad_bytes += n_grad_bytes;
@@ -426,7 +429,7 @@ int call_send(struct call *call, const struct request *request)
     return r == 0 ? send_one(call, request) : r;
 }
 
-/* As call_send(), of a request that has an answer: it is sent until the connection holds. */
+/* As call_send(), for a request that has an answer. Resends a request that is not recorded after each reconnect. */
 static int send_asking(struct call *call, const struct request *request)
 {
     bool is_recorded = request_is_recorded(request->type);
@@ -447,7 +450,7 @@ static int send_asking(struct call *call, const struct request *request)
 
 /* ---- answers ------------------------------------------------------------------------------------------- */
 
-/* Each segment comes with a descriptor. */
+/* Return: how many descriptors the answer must bring, one for each segment. */
 static size_t n_promised(const struct reply *reply)
 {
     switch (reply->type) {
@@ -491,7 +494,7 @@ int call_receive(struct call *call, int64_t until_ms, struct reply *reply)
     return 0;
 }
 
-/* The answer proves that the daemon has received all that was sent before. Return: as call_ask(). */
+/* Waits for an answer, which proves that the daemon has received all earlier requests. Return: as call_ask(). */
 static int await_reply(struct call *call, const struct request *request, struct reply *reply)
 {
     int64_t until_ms = call_deadline(call);
@@ -537,7 +540,7 @@ static int refused(struct call *call, const struct reply_refused *refusal)
     return r != 0 ? r : status;
 }
 
-/* Is the answer of the type that was asked for? */
+/* Checks the answer's type, and handles a refusal. */
 static int judge_reply(struct call *call, const struct request *request, enum reply_type type,
                        const struct reply *reply)
 {

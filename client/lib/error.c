@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Errors of a handle: sentences of the library's own, and diagnostics that the daemon has sent. */
+/* Errors of a handle: the library's own sentences, and diagnostics from the daemon. */
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -20,9 +20,9 @@ struct client_error {
 
 void error_reset(struct client_error *error);
 
-/* A local error: status and a sentence. */
+/* Sets a local error: status and a sentence. */
 void error_print(struct client_error *error, int status, const char *format, va_list args)
     __attribute__((format(printf, 3, 0)));
 
-/* A refusal of the daemon's. Strings are copied. */
+/* Sets a refusal of the daemon. Strings are copied. */
 void error_from_diagnostic(struct client_error *error, int status, const struct wire_diagnostic *d);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The public life of a handle: connect, leave, close, and what the handle knows of its job. */
+/* The life of a handle (connect, leave, close), and the facts that it has about its job. */
 
 #include <errno.h>
 #include <stdarg.h>
@@ -27,7 +27,7 @@
 
 enum { HELLO_MS = 10000 }; /* as zerod_options.timeout_ms says */
 
-/* zerod_error(NULL): why the calling thread's last zerod_connect() gave no handle. */
+/* For zerod_error(NULL): why the calling thread's last zerod_connect() returned no handle. */
 static __thread struct client_error connect_error;
 
 /* ---- errors -------------------------------------------------------------------------------------------- */
@@ -53,7 +53,7 @@ const struct zerod_error *zerod_error(const struct zerod *c)
 
 /* ---- connect ------------------------------------------------------------------------------------------- */
 
-/* A push is too short for getpid(), which is a system call. */
+/* Allocates a page that the kernel wipes in a forked child: getpid() is a system call, too slow for each push. */
 static int watch_forks(struct zerod *c)
 {
     size_t n = (size_t)sysconf(_SC_PAGESIZE);
@@ -110,7 +110,7 @@ static int say_hello(struct zerod *c)
 
     c->call.on_break = resume_after_break;
     c->call.on_break_arg = c;
-    /* Until the daemon says how long it may be away. */
+    /* Used until the daemon sends its own limit. */
     c->call.reattach_ms = (uint64_t)(c->call.timeout_ms > 0 ? c->call.timeout_ms : HELLO_MS);
     c->connecting = true;
     r = call_ask(&c->call, &(struct request){.type = REQUEST_HELLO, .hello = resume_hello(c)}, REPLY_WELCOME, &reply);
@@ -147,7 +147,7 @@ static int init_handle(struct zerod *c, const struct zerod_options *options)
     return open_socket(c, path);
 }
 
-/* Is Hello answered only when other ranks have got somewhere? */
+/* Return: true if Hello is answered only after other ranks have left or connected. */
 static bool waits_for_others(const struct zerod *c)
 {
     return c->flags & (ZEROD_AGAIN | ZEROD_ANEW);
@@ -216,7 +216,7 @@ static void leave_if_done(int status, void *c)
 
 int zerod_leave_at_exit(struct zerod *c)
 {
-    c->call.interrupted = NULL; /* its owner may be gone by then */
+    c->call.interrupted = NULL; /* its owner may not exist at exit */
     return on_exit(leave_if_done, c) == 0 ? 0 : -ENOMEM;
 }
 
@@ -225,9 +225,9 @@ void zerod_close(struct zerod *c)
     if (!c)
         return;
     if (c->call.mine && *c->call.mine)
-        watch_stop(c->watch); /* a forked child has not got its thread */
+        watch_stop(c->watch); /* a forked child does not have its thread */
     fault_unregister(c);
-    /* A forked child that holds the socket would keep the rank taken; and a child's copy must not end its parent's. */
+    /* A forked child that holds the socket would keep the rank taken. A child's close must not end its parent's. */
     if (c->call.fd >= 0 && *c->call.mine)
         (void)shutdown(c->call.fd, SHUT_RDWR);
     if (c->call.fd >= 0)

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The handle: all that libzerod knows of one rank. The files of client/lib, from the bottom to the top; each calls only
- * those before it, the table of memory_ops apart:
+ * The handle: the state of one rank in libzerod. The files of client/lib, from bottom to top; each calls only those
+ * before it, except through the table memory_ops:
  *
  *   error.c, recorded.c           the last error; requests that the next daemon may need
  *   call.c                        a request and its answer
@@ -23,7 +23,7 @@
  *   watch.c                       a thread that tells the daemon where the process is
  *   handle.c                      connect, close, and what is known of the job
  *
- * observe.c stands apart: it explains without a daemon. python-hook.c calls push.c, and is called by Python.
+ * observe.c is separate: it explains faults without a daemon. Python calls python-hook.c, which calls push.c.
  */
 
 #include <errno.h>
@@ -56,13 +56,13 @@ struct zerod {
     /* From zerod_connect(). */
     unsigned rank;
     unsigned flags; /* enum zerod_flags */
-    bool is_torch;  /* texts are in its syntax */
+    bool is_torch;  /* texts use torch's syntax */
     uint64_t incarnation;
-    struct { /* as the caller said */
+    struct { /* from the caller */
         char *run_id, *client, *optimizer;
         double momentum;
         enum wire_on_duplicate on_duplicate;
-        bool is_last; /* as the launcher said */
+        bool is_last; /* from the launcher */
     } wants;
     struct reply_welcome welcome; /* its strings are run_id and optimizer */
     char *run_id, *optimizer;
@@ -71,11 +71,11 @@ struct zerod {
     /* Declaring and forming. */
     struct manifest manifest;
     const void **inits;    /* per parameter, until formed */
-    struct layout *layout; /* from then on the daemon's memory is mapped */
+    struct layout *layout; /* when set, the daemon's memory is mapped */
     bool connecting;       /* Hello has not been answered */
     bool forming;          /* zerod_form() runs */
     bool formed;
-    bool resumed, init_wanted; /* as Formed said */
+    bool resumed, init_wanted; /* from Formed */
     struct wire_position position;
     struct wire_position last; /* of the last micro-batch that was ended */
     void *blob;
@@ -87,42 +87,42 @@ struct zerod {
     struct mapping ring, overflow, credit;
     struct mapping published; /* struct published_page; empty: the daemon has none */
     uint64_t ring_bytes;
-    bool past_caches;       /* gradients are written into the ring past the caches */
-    struct mapping weights; /* the daemon's; stage 3 in host memory: a range with what is gathered */
+    bool past_caches;       /* writes of gradients into the ring bypass the caches */
+    struct mapping weights; /* the daemon's; stage 3 in host memory: a range for gathered weights */
     uint8_t *host_scratch;
     size_t n_host_scratch_bytes;
 
     /* Weights. */
     uint8_t *private_weights; /* the copy that the caller sees, or NULL */
-    _Atomic int written;      /* what written.c knows of writes to them */
+    _Atomic int written;      /* state of writes to the weights; see written.c */
     uint32_t *gathered;       /* stage 3, per parameter */
     uint8_t *window_base;     /* where the caller writes while a window is open, else NULL */
 
     /* A job on GPUs (cuda-memory.c). */
     struct cuda *cuda;
-    void *stream;          /* on which gradients are computed; NULL: the default one */
-    struct mapping pool;   /* stage 3: what was gathered last, until the next message */
-    struct range *range;   /* stage 3: where it is copied to */
-    struct mapping window; /* host memory, beside the weights */
+    void *stream;          /* computes gradients; NULL: the default one */
+    struct mapping pool;   /* stage 3: the last gathered weights, until the next message */
+    struct range *range;   /* stage 3: the copies of gathered weights */
+    struct mapping window; /* host memory, apart from the weights */
     struct mapping progress;
-    uint64_t last_point; /* of the pushes so far */
+    uint64_t last_point; /* of all pushes until now */
     uint8_t *device_scratch;
     size_t n_device_scratch_bytes;
 
     /* Micro-batches. */
-    bool open; /* one is */
+    bool open; /* a micro-batch is open */
     uint32_t ordinal;
     uint64_t sequence;
     uint16_t *n_pushed; /* per parameter, in the open micro-batch */
-    bool *slotted;      /* per parameter: zerod_slot() said where the next push is to be written */
-    uint8_t **places;   /* per parameter: where zerod_slot() has a gradient of several parts written, or NULL */
+    bool *slotted;      /* per parameter: zerod_slot() has returned the place of the next push */
+    uint8_t **places;   /* per parameter: memory for a gradient of several parts, or NULL */
     struct slots slots;
     struct strings strings;
 
-    struct watch *watch; /* says where the process is; NULL: there is none */
+    struct watch *watch; /* NULL: there is none */
 };
 
-/* Return: 0, or the reason why this call may not be made now. */
+/* Return: 0, or an error if this call is not allowed now. */
 static inline int handle_is_formed(struct zerod *c)
 {
     int r = call_check(&c->call);
@@ -130,7 +130,7 @@ static inline int handle_is_formed(struct zerod *c)
     return r == 0 && !c->formed ? call_fail(&c->call, -EINVAL, "call zerod_form first") : r;
 }
 
-/* Of calls that talk to the daemon, or depend on where the job stands: the last step's answer comes first. */
+/* For calls that use the daemon or the position: receives the answer of the last step first, if the daemon owes it. */
 static inline int handle_check(struct zerod *c)
 {
     int r = call_check(&c->call);

@@ -2,7 +2,7 @@
 
 /*
  * Diagnostics without a daemon, for an observer of DDP, in the daemon's own words. Only the names of the parameters are
- * known, so the layout gives each of them one element. Nothing but the texts reads that layout.
+ * known, so each parameter has one element in the layout. Only the texts read that layout.
  */
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 #include "zerod/client.h"
 
 struct explained {
-    struct zerod_error public; /* first: what the caller holds */
+    struct zerod_error public; /* first: the caller has its address */
     struct diagnostic *diagnostic;
     char *text;
     struct zerod_field fields[DIAGNOSTIC_MAX_FIELDS];
@@ -38,7 +38,7 @@ static int names_layout(struct layout **out, const struct zerod_observation *o)
     if (r != 0)
         return r < 0 ? r : -EINVAL;
     for (uint32_t p = 0; p < (*out)->n_params; p++)
-        (*out)->params[p].bucket = LAYOUT_NO_BUCKET; /* there are no partitions that a text could name */
+        (*out)->params[p].bucket = LAYOUT_NO_BUCKET; /* so no text names a partition */
     return 0;
 }
 

@@ -10,9 +10,9 @@
 #include "core/wire/wire-reply.h"
 #include "proto/published.h"
 
-enum { LOOKS = 1000 }; /* picked: tens of microseconds, in which a worker is through with the chunk that it is at */
+enum { LOOKS = 1000 }; /* picked: tens of microseconds; a worker completes its current chunk in them */
 
-/* Between two looks: leaves the core to its other thread, where there is such an instruction. */
+/* Between two looks: yields the core to its other hardware thread, if there is such an instruction. */
 static void relax(void)
 {
 #ifdef __x86_64__
@@ -39,7 +39,7 @@ static bool is_there(const struct zerod *c, uint32_t param)
     return published_is_there(page, param, c->position.step);
 }
 
-/* Return: 1 when it is there; 0 when something has come from the daemon; or fatal. */
+/* Waits for one parameter. Return: 1 if its weights are there; 0 if the daemon has sent something; or fatal. */
 static int await_one(struct zerod *c, uint32_t param, int64_t until_ms)
 {
     int64_t ask_ms = 0;

@@ -2,18 +2,19 @@
 #pragma once
 
 /*
- * A step that is decided, and whose answer the daemon still owes: zerod_step() has returned under ZEROD_OVERLAP_UPDATE,
- * and weights are being written. call.owes says so.
+ * A decided step whose answer the daemon still owes (call.owes): zerod_step() has returned under ZEROD_OVERLAP_UPDATE,
+ * and the daemon writes weights.
  */
 
 #include <stddef.h>
 
 struct zerod;
 
-/* Waits for the answer, and does what zerod_step() does last. Nothing is sent before that. Return: 0; ZEROD_REFUSED; or
- * fatal. */
+/* Receives the owed answer and completes zerod_step(). Nothing is sent before. Return: 0; ZEROD_REFUSED; or fatal. */
 int overlap_settle(struct zerod *c);
 
-/* Waits until the published page has these parameters, or the answer is there, or why there will be none. Return: as
- * overlap_settle(). */
+/*
+ * Waits until the published page has these parameters, or the daemon has sent the answer or a refusal. Return: as
+ * overlap_settle().
+ */
 int overlap_await(struct zerod *c, const unsigned *params, size_t n_params);

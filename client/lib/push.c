@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Gradients of a micro-batch: where the caller writes them, and the pushes that hand them over. A large gradient is
- * pushed in parts, so that the ring need not hold all of it.
+ * Gradients of a micro-batch: the places where the caller writes them, and their pushes. A large gradient is pushed in
+ * parts, so that the ring need not hold all of it.
  */
 
 #include <errno.h>
@@ -54,7 +54,7 @@ void push_close(struct zerod *c)
     slots_close(&c->slots);
 }
 
-/* Where in its slot a parameter's part lies: a part of several is alone there. Reads only what it needs. */
+/* Returns the address of a parameter's part in its slot. One of several parts is alone in its slot. */
 static uint8_t *slot_data(const struct zerod *c, uint32_t ticket, uint32_t param)
 {
     const struct layout_param *p = &c->layout->params[param];
@@ -95,7 +95,7 @@ static bool is_refused_duplicate(const struct zerod *c, uint32_t param)
     return c->n_pushed[param] > 0 && c->welcome.on_duplicate != WIRE_ON_DUPLICATE_ACCUMULATE;
 }
 
-/* Room for a gradient that the ring never holds as a whole; kept. Return: NULL after a fatal error. */
+/* Returns kept memory for a gradient that the ring never holds as a whole. Return: NULL after a fatal error. */
 static void *get_place(struct zerod *c, uint32_t param)
 {
     if (!c->places[param])
@@ -130,7 +130,7 @@ void *zerod_slot(struct zerod *c, unsigned param)
 
 static struct request_push describe_push(struct zerod *c, const struct zerod_push *push)
 {
-    /* Outside a micro-batch a push belongs to the last one: the daemon says that it comes too late. */
+    /* Outside a micro-batch a push names the last one, and the daemon refuses it as too late. */
     const struct wire_position *at =
         c->open || (c->position.micro_batch == 0 && c->position.step == 0) ? &c->position : &c->last;
 
@@ -152,7 +152,7 @@ static struct request_push describe_push(struct zerod *c, const struct zerod_pus
     };
 }
 
-/* Will the daemon refuse the push whatever its bytes are? Then only the record is sent. */
+/* Return: true if the daemon will refuse the push whatever its bytes are. Then only the record is sent. */
 static bool is_record_only(const struct zerod *c, const struct zerod_push *push)
 {
     const struct layout_param *p;
@@ -190,8 +190,10 @@ static int push_record(struct zerod *c, const struct zerod_push *push)
     return c->call.fatal ? c->call.fatal : MIN(call_send(&c->call, &request), 0);
 }
 
-/* Copies part i of a parameter into its slot and names the slot. from: NULL when the bytes are there already. Return:
- * as slots_get(). */
+/*
+ * Copies part i of a parameter into its slot, and writes the slot into the request. from: NULL if the bytes are already
+ * there. Return: as slots_get().
+ */
 static int place_part(struct zerod *c, uint32_t param, uint32_t i, const void *from, size_t n_bytes,
                       struct request_push *request)
 {
@@ -303,7 +305,7 @@ int zerod_end_backward(struct zerod *c, const void *blob, size_t len)
 
     if (r == 0 && blob && len > WIRE_MAX_BLOB_BYTES)
         r = call_fail(&c->call, -EINVAL, "a blob of %zu bytes; at most %d", len, WIRE_MAX_BLOB_BYTES);
-    /* An ended micro-batch outlives this process, but copies that its stream has not made yet would not. */
+    /* Waits for the stream's copies: an ended micro-batch outlives this process, but unfinished copies do not. */
     if (r == 0)
         r = c->memory->wait_for_pushes(c);
     if (r != 0)

@@ -7,9 +7,9 @@
 
 struct zerod;
 
-/* When the layout and the memory are there. Return: 0 or fatal. */
+/* Needs the layout and the memory. Return: 0 or fatal. */
 int push_init(struct zerod *c, uint32_t n_tickets);
 void push_deinit(struct zerod *c);
 
-/* Forgets the open micro-batch: it has ended, or the step was aborted. */
+/* Forgets the open micro-batch, because it has ended or the step was aborted. */
 void push_close(struct zerod *c);

@@ -21,10 +21,10 @@ struct method {
     const char *doc;
 };
 
-/* Python's numbers, as its documentation of the stable ABI has them. */
+/* Python's constants, from its documentation of the stable ABI. */
 enum { METH_O = 8, PY_TP_DESCR_GET = 54, PY_TP_DESCR_SET = 55 };
 
-/* All are in the stable ABI. PyType_GetSlot() knows the slots of types that are not on the heap since Python 3.10. */
+/* All are in the stable ABI. Since Python 3.10 PyType_GetSlot() also works for static types. */
 #define PYTHON_CALLS(CALL)                                                                                             \
     CALL(void, hold, "Py_IncRef", (PyObject * object))                                                                 \
     CALL(void, release, "Py_DecRef", (PyObject * object))                                                              \
@@ -90,7 +90,7 @@ static void destroy(PyObject *capsule)
     release_hook(py.open_capsule(capsule, capsule_name));
 }
 
-/* Consumes the object. Return: is there one, and is it true? */
+/* Consumes the object. Return: true if it exists and is true. */
 static bool consume_bool(PyObject *object)
 {
     bool is_true = object && py.is_true(object) == 1;
@@ -100,7 +100,7 @@ static bool consume_bool(PyObject *object)
     return is_true;
 }
 
-/* Consumes the object. Return: is there one, and is it a number? */
+/* Consumes the object. Return: true if it exists and is a number. */
 static bool consume_number(PyObject *object, long long *number)
 {
     if (!object)
@@ -111,8 +111,9 @@ static bool consume_number(PyObject *object, long long *number)
 }
 
 /*
- * Is it the parameter's first gradient in this micro-batch, in the graph task that the shared record describes, dense,
- * contiguous and of the declared type? False also if a call raised an exception, which is still set then.
+ * Return: true if this is the parameter's first gradient in this micro-batch, in the graph task that the shared record
+ * describes, dense, contiguous and of the declared type; false if not, or if a call raised an exception, which is then
+ * still set.
  */
 static bool is_simple(const struct hook *h, PyObject *grad)
 {
@@ -125,7 +126,7 @@ static bool is_simple(const struct hook *h, PyObject *grad)
         return false;
     dtype = h->get(all->dtype, grad, NULL);
     if (dtype)
-        py.release(dtype); /* there is one object for each type, and torch keeps it */
+        py.release(dtype); /* torch keeps the one object of each type */
     return dtype == h->is.dtype && consume_bool(py.call(all->is_contiguous, grad, NULL));
 }
 
@@ -159,7 +160,10 @@ static int push_simple(const struct hook *h, PyObject *param, const void *data)
     return h->set(h->all->grad, param, h->all->none);
 }
 
-/* A sparse gradient has no is_contiguous(), and raises a RuntimeError. Any other exception is the program's. */
+/*
+ * Calls `careful`. Clears a RuntimeError, which a sparse gradient raises because it has no is_contiguous(). Any other
+ * exception is the program's.
+ */
 static PyObject *push_with_care(const struct hook *h, PyObject *param)
 {
     if (py.exception()) {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The connection has broken: this connects again and says Hello until a daemon answers. If that daemon has taken over
- * what the last one knew, it gets the strings, the gathered parameters of stage 3, and the recorded requests that the
- * last one has not received. If it has begun without them, the job is formed anew, as long as zerod_form() has not
- * returned. Later the state of the run is lost, and that is fatal.
+ * Reconnects after a break: connects and says Hello until a daemon answers. If that daemon has the state of the last
+ * one, it gets the strings, the gathered parameters of stage 3, and the recorded requests that the last one has not
+ * received. If it has started without that state and zerod_form() has not returned, the job is formed again. After
+ * zerod_form() the state of the run is lost, and that is fatal.
  *
- * A break in the middle of this begins it again. Times without a connection add up until an answer has come, so that a
- * request that kills every daemon does not kill them for ever.
+ * A break during a reconnect starts it again. Times without a connection add up until an answer comes, so that a
+ * request that kills every daemon does not do so for ever.
  */
 
 #include "client/lib/reconnect.h"
@@ -31,8 +31,9 @@ enum {
     FIRST_PAUSE_MS = 10,
     MAX_PAUSE_MS = 250,
     /* A daemon that is stopped for good removes its socket. If it was killed, its service manager closes the socket
-     * when it starts no other daemon. The job should end soon in both cases. A daemon that is started by hand in place
-     * of another makes the socket anew within this time; service managers keep it open until the next daemon listens.
+     * when it starts no other daemon. The job should end soon in both cases. If a daemon is started by hand in place of
+     * another, it creates the socket again within this time. Service managers keep the socket open until the next
+     * daemon listens.
      */
     ABSENT_MS = 2000,
 };
@@ -67,7 +68,7 @@ void resume_deinit(struct zerod *c)
     free(c->optimizer);
 }
 
-/* A rank that has memory of the last daemon goes on with it. */
+/* Return: true if the rank has memory of the last daemon, so that it continues with the next one. */
 static bool resumes(const struct zerod *c)
 {
     return c->layout != NULL;
@@ -98,7 +99,7 @@ struct request_hello resume_hello(const struct zerod *c)
 int resume_keep_welcome(struct zerod *c, const struct reply_welcome *welcome)
 {
     c->welcome = *welcome;
-    if (!c->run_id) /* else the caller has the strings of the first daemon */
+    if (!c->run_id) /* otherwise the caller has the first daemon's strings */
         c->run_id = strdup(welcome->run_id);
     if (!c->optimizer)
         c->optimizer = strdup(welcome->optimizer);
@@ -113,10 +114,10 @@ int resume_keep_welcome(struct zerod *c, const struct reply_welcome *welcome)
 
 struct attempts {
     int64_t pause_ms;
-    int64_t absent_ms; /* since when the socket does not exist or is closed; 0: it accepts connections */
+    int64_t absent_ms; /* when the socket was first absent or closed; 0: it accepts connections */
 };
 
-/* The next connection gets the descriptor of the last. Return: 0, CALL_BROKEN (try again) or fatal. */
+/* Connects, under the number of the last descriptor. Return: 0, CALL_BROKEN (try again) or fatal. */
 static int connect_again(struct call *call, struct attempts *attempts)
 {
     _cleanup_close_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -135,8 +136,8 @@ static int connect_again(struct call *call, struct attempts *attempts)
 }
 
 /*
- * A daemon that still sees the dead connection says that the rank is taken, and one that holds what it cannot take over
- * waits until somebody puts it right: try again.
+ * Handles a refusal of Hello. Tries again if the daemon still sees the dead connection (E_RANK_TAKEN), or waits until a
+ * person mends state that it cannot adopt (E_HELD). Return: CALL_BROKEN (try again) or fatal.
  */
 static int hello_refused(struct call *call, const struct attempts *attempts, const struct reply_refused *refusal)
 {
@@ -149,7 +150,7 @@ static int hello_refused(struct call *call, const struct attempts *attempts, con
     return call->fatal;
 }
 
-/* Return: 0, *reply is Welcome; CALL_BROKEN; or fatal. */
+/* Sends Hello. Return: 0 if *reply is Welcome; CALL_BROKEN; or fatal. */
 static int greet(struct zerod *c, const struct attempts *attempts, struct reply *reply)
 {
     struct call *call = &c->call;
@@ -185,7 +186,7 @@ static bool is_same_job(const struct reply_welcome *a, const struct reply_welcom
            a->accumulation == b->accumulation && a->cuda == b->cuda;
 }
 
-/* Nothing is lost yet. Return: CALL_ANEW or fatal. */
+/* Prepares to form the job again; no state is lost yet. Return: CALL_ANEW or fatal. */
 static int form_anew(struct zerod *c, const struct reply_welcome *welcome)
 {
     int r;
@@ -195,7 +196,7 @@ static int form_anew(struct zerod *c, const struct reply_welcome *welcome)
                           "zerod was started anew with another configuration while the job was formed; start the ranks "
                           "again");
     recorded_drop(&c->call.recorded);
-    c->call.recorded.n_sent = 0; /* it has received none */
+    c->call.recorded.n_sent = 0; /* the new daemon has received none */
     r = resume_keep_welcome(c, welcome);
     return r < 0 ? r : CALL_ANEW;
 }
@@ -239,16 +240,16 @@ static int send_again(struct zerod *c, uint64_t n_received)
         r = weights_say_held(c);
     if (r == 0)
         r = send_recorded(&c->call, n_received);
-    return r == CALL_SAID_WHY ? 0 : r; /* the call reads why */
+    return r == CALL_SAID_WHY ? 0 : r; /* the call receives the reason */
 }
 
-/* Return: as on_break(), or CALL_BROKEN: try again. */
+/* Return: as on_break(), or CALL_BROKEN (try again). */
 static int try_once(struct zerod *c, struct attempts *attempts)
 {
     struct reply reply;
     int r = connect_again(&c->call, attempts);
 
-    if (r == 0 && c->connecting) /* the call says Hello again */
+    if (r == 0 && c->connecting) /* say_hello() sends Hello again */
         return 0;
     if (r == 0)
         r = greet(c, attempts, &reply);

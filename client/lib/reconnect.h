@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Hello, and what follows it when the daemon was replaced. */
+/* Hello, and reconnecting when the daemon was replaced. */
 
 struct request_hello;
 struct reply_welcome;
 struct zerod;
 struct zerod_options;
 
-/* Keeps for every Hello what the caller of zerod_connect() wants. Return: 0 or -ENOMEM, without a text. */
+/* Keeps the options of zerod_connect() for every Hello. Return: 0 or -ENOMEM, without a text. */
 int resume_init(struct zerod *c, const struct zerod_options *options);
 void resume_deinit(struct zerod *c);
 
-/* Strings live as long as the handle. */
+/* Return: the Hello of this handle. Strings live as long as the handle. */
 struct request_hello resume_hello(const struct zerod *c);
 
-/* Return: 0 or fatal. */
+/* Keeps the daemon's answer to Hello. Return: 0 or fatal. */
 int resume_keep_welcome(struct zerod *c, const struct reply_welcome *welcome);
 
 /* call.on_break; arg: the handle. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Packets of recorded requests (recorded.h), one behind the other, so that a push costs one copy and no allocation. */
+/* Packets of recorded requests (recorded.h), one after the other: a push costs one copy and no allocation. */
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,27 +2,30 @@
 #pragma once
 
 /*
- * Recorded requests (proto/zerod.proto): how many this incarnation has sent, and the packets of those that the daemon
- * may not have received. All zero is the empty value.
+ * Recorded requests (proto/zerod.proto): their number in this incarnation, and the packets that the daemon may not have
+ * received. All zero is the empty value.
  */
 
 #include <stddef.h>
 #include <stdint.h>
 
 struct recorded {
-    uint8_t *bytes; /* each packet behind its size */
+    uint8_t *bytes; /* each size is followed by its packet */
     size_t n_bytes, capacity;
-    uint64_t n_sent; /* the kept ones included, which are the last */
+    uint64_t n_sent; /* includes the kept ones, which are the last */
     uint64_t n_kept;
 };
 
 void recorded_deinit(struct recorded *recorded);
 
-/* Counts a request that will be sent now, and keeps a copy of its packet. Return: 0 or -ENOMEM. */
+/* Counts a request that is about to be sent, and keeps a copy of its packet. Return: 0 or -ENOMEM. */
 int recorded_add(struct recorded *recorded, const uint8_t *packet, uint32_t n_bytes);
 
-/* The daemon has received all requests: none is kept any longer. */
+/* Drops all kept packets, because the daemon has received them. */
 void recorded_drop(struct recorded *recorded);
 
-/* Return: the kept packet at *at, which is 0 for the first one and becomes the next one's. NULL: there is none. */
+/*
+ * Iterates over the kept packets. *at: 0 for the first packet; moves to the next one. Return: the packet, or NULL after
+ * the last one.
+ */
 const uint8_t *recorded_next(const struct recorded *recorded, size_t *at, uint32_t *n_bytes);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The slots of one handle (slots.h): which are in use, and where the next one fits. */
+/* The slots of one handle (slots.h): the used ones, and the place of the next one. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -62,7 +62,7 @@ static void free_credited(struct slots *slots)
 
         if (ticket->in_use && ticket->pushed && credits(slots, slots->used[i]) != ticket->use) {
             ticket->in_use = false;
-            unlink_ticket(slots, slots->used[i]); /* the parcel's list must not lead into another's */
+            unlink_ticket(slots, slots->used[i]); /* the list of this parcel must not lead into another list */
         }
         if (ticket->in_use)
             slots->used[n++] = slots->used[i];
@@ -78,11 +78,11 @@ void slots_close(struct slots *slots)
         slots->first[i] = NO_TICKET;
     for (uint32_t i = 0; i < slots->n_used; i++)
         if (!slots->tickets[slots->used[i]].pushed)
-            slots->tickets[slots->used[i]].in_use = false; /* the daemon does not know of it */
+            slots->tickets[slots->used[i]].in_use = false; /* the daemon does not know it */
     free_credited(slots);
 }
 
-/* The lowest gap of n_bytes in the ring. Return: false when there is none. */
+/* Finds the lowest gap of n_bytes in the ring. Return: false if there is none. */
 static bool find_gap(const struct slots *slots, uint64_t n_bytes, uint64_t *offset, uint32_t *at)
 {
     uint64_t end = 0;
@@ -104,7 +104,7 @@ static bool find_gap(const struct slots *slots, uint64_t n_bytes, uint64_t *offs
     return end <= slots->ring_bytes && slots->ring_bytes - end >= n_bytes;
 }
 
-/* Return: a ticket that is free on both sides, or NO_TICKET. */
+/* Return: a ticket that neither side uses, or NO_TICKET. */
 static uint32_t free_ticket(struct slots *slots)
 {
     for (uint32_t i = 0; i < slots->n_tickets; i++) {

@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * Slots, as the client counts them. A slot holds a parcel's gradients (core/layout/layout.h) of one micro-batch and
- * pass. The client places it in the ring, first fit, and names it by a ticket until the credit page says that the
- * daemon has reduced it. If the ring has no room, the daemon is asked for a place in the overflow segment: that is the
- * only wait in a backward.
+ * The client's slots. A slot holds a parcel's gradients (core/layout/layout.h) of one micro-batch and pass. The client
+ * places it in the ring, first fit, and identifies it by a ticket until the credit page says that the daemon has
+ * reduced it. If the ring has no room, the client asks the daemon for a place in the overflow segment; a backward waits
+ * only for that.
  */
 
 #include <stdbool.h>
@@ -17,7 +17,7 @@ struct layout;
 
 struct ticket {
     bool in_use;
-    bool pushed; /* the daemon knows of it: it comes back as a credit */
+    bool pushed; /* the daemon knows it and will credit it */
     bool overflow;
     uint32_t use;
     uint32_t parcel, pass;
@@ -27,7 +27,7 @@ struct ticket {
 
 /* All zero is the empty value. */
 struct slots {
-    struct call *call; /* not owned, as the next two */
+    struct call *call; /* not owned; nor are the next two */
     const struct layout *layout;
     const struct credit_page *credits; /* in shared memory */
     uint64_t ring_bytes, overflow_bytes;
@@ -41,8 +41,8 @@ struct slots {
 int slots_init(struct slots *slots, uint32_t n_tickets);
 void slots_deinit(struct slots *slots);
 
-/* Forgets the open micro-batch: it has ended, or the step was aborted. */
+/* Forgets the open micro-batch, because it has ended or the step was aborted. */
 void slots_close(struct slots *slots);
 
-/* The slot for a parcel's pass, opened if there is none yet. Return: 0, ZEROD_REFUSED, ZEROD_ABORTED or fatal. */
+/* Gets the slot for a parcel's pass, and opens it if needed. Return: 0, ZEROD_REFUSED, ZEROD_ABORTED or fatal. */
 int slots_get(struct slots *slots, uint32_t parcel, uint32_t pass, uint32_t *ticket);

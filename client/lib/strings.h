@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Strings of pushes, each sent to the daemon once and named by a number from then on. */
+/* Strings of pushes. Each is sent to the daemon once, and later messages contain only its number. */
 
 #include <stdint.h>
 
@@ -20,8 +20,8 @@ struct strings {
 
 void strings_deinit(struct strings *strings);
 
-/* Return: the string's id; 0, "unknown", when there is no text or no room, because evidence is not worth an error. */
+/* Return: the string's id; or 0, "unknown", if there is no text or no room, because evidence is not worth an error. */
 uint32_t strings_intern(struct strings *strings, struct call *call, const char *text);
 
-/* Sends all strings to a daemon that knows none. Return: as call_say(). */
+/* Sends all strings to a new daemon. Return: as call_say(). */
 int strings_say_all(const struct strings *strings, struct call *call);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The watch tells the daemon where the process is (watch.h). */
+/* The watch sends the daemon the stack of the process (watch.h). */
 
 #include "client/lib/watch.h"
 
@@ -24,7 +24,7 @@
 
 enum {
     RETRY_MS = 1000,  /* picked: until the next attempt to connect */
-    PYTHON_MS = 1000, /* picked: a program that runs gives the interpreter lock away within 5 ms */
+    PYTHON_MS = 1000, /* picked: a running program releases the interpreter lock within 5 ms */
     STACK_BYTES = 256 * 1024,
 };
 
@@ -42,11 +42,11 @@ struct watch {
 
 /* ---- the stack ----------------------------------------------------------------------------------------- */
 
-/* Python and faulthandler are the process's: one look at a time. */
+/* Only one watch at a time reads the stack, because the process has one Python and one faulthandler. */
 static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t n_asked;
 
-/* Return: is there something to read within that time? */
+/* Return: true if fd is readable within that time. */
 static bool is_readable(int fd, int timeout_ms)
 {
     struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
@@ -54,7 +54,7 @@ static bool is_readable(int fd, int timeout_ms)
     return poll(&poll_fd, 1, timeout_ms) > 0;
 }
 
-/* Writes the text that Python's thread gives. Return: false, it has not answered in time. */
+/* Asks Python's thread for its text. Return: false if it has not answered in time. */
 static bool ask_python(const struct zerod_python *python, char *text, size_t size)
 {
     struct {
@@ -71,14 +71,14 @@ static bool ask_python(const struct zerod_python *python, char *text, size_t siz
         if (n < (ssize_t)sizeof(number))
             return false;
         if (answer.number != number)
-            continue; /* to an earlier question, for which nobody waits any more */
+            continue; /* the answer to an earlier question */
         snprintf(text, size, "%.*s", (int)((size_t)n - sizeof(number)), answer.text);
         return true;
     }
     return false;
 }
 
-/* Return: the handler of the signal; NULL: it has none. */
+/* Return: the handler of the signal, or NULL. */
 static void *handler_of(int number)
 {
     struct sigaction action;
@@ -99,10 +99,10 @@ int zerod_unused_signal(void)
     return 0;
 }
 
-/* faulthandler's. The program may have taken the signal for itself since. */
+/* faulthandler's handler. The program may have replaced it since. */
 static void *_Atomic faulthandler;
 
-/* Has faulthandler write into its file, and reads it. Return: bytes. */
+/* Has faulthandler write into its file, and reads the file. Return: the number of bytes. */
 static size_t dump(const struct zerod_python *python, char *text, size_t size)
 {
     ssize_t n;
@@ -110,13 +110,13 @@ static size_t dump(const struct zerod_python *python, char *text, size_t size)
     if (!faulthandler || handler_of(python->signal) != faulthandler || ftruncate(python->dump, 0) < 0 ||
         lseek(python->dump, 0, SEEK_SET) < 0)
         return 0;
-    (void)pthread_kill(pthread_self(), python->signal); /* has returned from the handler when it returns */
+    (void)pthread_kill(pthread_self(), python->signal); /* returns after the handler has returned */
     n = pread(python->dump, text, size - 1, 0);
     text[n > 0 ? n : 0] = '\0';
     return n > 0 ? (size_t)n : 0;
 }
 
-/* As client/python/zerod/sites.py has it: the path inside of an installed package, else the file's name. */
+/* Shortens as client/python/zerod/sites.py: the path inside an installed package, or the file's name. */
 static const char *shorten(const char *file)
 {
     static const char *const folders[] = {"site-packages/", "dist-packages/"};
@@ -137,7 +137,7 @@ static void add_frame(struct strbuf *buf, const char *line, size_t n_bytes)
     file = strstr(text, "File \"");
     end = file ? strstr(file + 6, "\", line ") : NULL;
     if (!end) {
-        strbuf_add(buf, "%s\n", text); /* "  ...", where there are too many */
+        strbuf_add(buf, "%s\n", text); /* "  ..." stands for further frames */
         return;
     }
     *end = '\0';
@@ -172,7 +172,7 @@ static void add_threads(struct strbuf *buf, const char *text, const struct zerod
     }
 }
 
-/* Where the process is; "" if that cannot be told. To be freed. */
+/* Return: the stack of the process; "" if it is unknown. The caller frees it. */
 static struct strbuf read_stack(const struct zerod_python *python)
 {
     static char text[4 * WIRE_MAX_STACK_BYTES];
@@ -198,7 +198,7 @@ static int send_request(struct watch *watch, const struct request *request)
     return n < 0 ? n : frame_send(watch->fd, watch->out, (size_t)n, NULL, 0);
 }
 
-/* Waits for the socket. Return: false, the watch is to stop. */
+/* Waits for the socket. Return: false if the watch must stop. */
 static bool wait_for_packet(const struct watch *watch, int timeout_ms)
 {
     struct pollfd fds[] = {{.fd = watch->stop, .events = POLLIN}, {.fd = watch->fd, .events = POLLIN}};
@@ -215,7 +215,7 @@ static int send_stack(struct watch *watch)
     return r;
 }
 
-/* Answers until the connection breaks. Return: false, the watch is to stop. */
+/* Answers until the connection breaks. Return: false if the watch must stop. */
 static bool serve_connection(struct watch *watch)
 {
     char why[WIRE_WHY_BYTES];
@@ -233,14 +233,14 @@ static bool serve_connection(struct watch *watch)
         if (r == 0)
             r = wire_unpack_reply(&watch->arena, watch->in.data, watch->in.n_bytes, &reply, why, sizeof(why));
         if (r == 0 && reply.type == REPLY_REFUSED)
-            return false; /* an older daemon has taken over, which knows no watches */
+            return false; /* an older daemon has adopted the job and does not know watches */
         if (r == 0)
             r = reply.type == REPLY_LOOK ? send_stack(watch) : -EPROTO;
     }
     return true;
 }
 
-/* A daemon that was replaced is found again. */
+/* The thread of the watch. It reconnects when the daemon was replaced. */
 static void *serve_until_stopped(void *userdata)
 {
     struct watch *watch = userdata;
@@ -251,7 +251,7 @@ static void *serve_until_stopped(void *userdata)
         if (watch->fd >= 0 && connect(watch->fd, (const struct sockaddr *)&watch->address, sizeof(watch->address)) == 0)
             goes_on = serve_connection(watch);
         if (watch->fd >= 0) {
-            (void)shutdown(watch->fd, SHUT_RDWR); /* a forked child may hold it, too */
+            (void)shutdown(watch->fd, SHUT_RDWR); /* a forked child may hold it too */
             close(steal_fd(&watch->fd));
         }
         goes_on = goes_on && wait_for_packet(watch, RETRY_MS);
@@ -281,7 +281,7 @@ static int start_watching(struct watch *watch)
     if (r != 0)
         return -r;
     sigfillset(&all);
-    for (int i = 0; i < 2; i++) /* of a fault in this thread, too, somebody is to hear */
+    for (int i = 0; i < 2; i++) /* a fault in this thread must be reported too */
         sigdelset(&all, (const int[]){SIGSEGV, SIGBUS}[i]);
     if (watch->python.signal > 0)
         sigdelset(&all, watch->python.signal);

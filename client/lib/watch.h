@@ -2,13 +2,13 @@
 #pragma once
 
 /*
- * The watch of a rank: a thread with a connection of its own. The daemon asks it where the process is. It runs even if
- * the program hangs. The Python package starts it; a C program has none.
+ * The watch of a rank: a thread with its own connection, over which the daemon asks for the stack of the process. It
+ * runs even if the program hangs. The Python package starts it; a C program has none.
  *
- * The stack comes from a thread of Python, which can read it safely, but needs the interpreter lock. If code in C keeps
- * the lock for longer than a second, Python's faulthandler writes the stack without: as its handler of a signal that
- * nothing else uses, on the watch's own thread, so that no call of the program is interrupted. Nothing of Python runs
- * then, so nothing changes what faulthandler reads.
+ * A thread of Python reads the stack. That is safe, but needs the interpreter lock. If C code holds the lock for longer
+ * than a second, Python's faulthandler writes the stack without the lock: as its handler of a signal that is otherwise
+ * unused, on the watch's own thread, so that no call of the program is interrupted. Python does not run then, so
+ * nothing changes the data that faulthandler reads.
  */
 
 #include <stdint.h>
@@ -18,21 +18,23 @@
 struct watch;
 struct zerod;
 
-/* How Python says where it is. Of the process: all watches use the same, one at a time. _lib.Python has the same
- * fields. */
+/*
+ * The access to Python's stack. The whole process has one, which all watches use, one at a time. _lib.Python has the
+ * same fields.
+ */
 struct zerod_python {
-    int asked;  /* SOCK_SEQPACKET: a number of 8 bytes is asked for, and answered with the number and a text */
-    int dump;   /* a file into which faulthandler writes */
-    int signal; /* to which faulthandler listens; 0: it does not */
+    int asked;            /* SOCK_SEQPACKET: the question is a number of 8 bytes; the answer is the number and a text */
+    int dump;             /* the file into which faulthandler writes */
+    int signal;           /* handled by faulthandler; 0: none */
     uint64_t main_thread; /* as faulthandler writes it */
-    uint64_t own_thread;  /* that answers, and is left out */
+    uint64_t own_thread;  /* the thread that answers; its stack is left out */
 };
 
-/* After zerod_connect(). Return: 0 or negative: there is no watch, which is no error of the program's. */
+/* Starts the watch, after zerod_connect(). Return: 0; or negative if there is none, which is no program error. */
 ZEROD_API int zerod_watch(struct zerod *c, const struct zerod_python *python);
 
-/* Return: a signal that the process neither handles nor ignores; 0: there is none. */
+/* Return: a signal that the process neither handles nor ignores, or 0. */
 ZEROD_API int zerod_unused_signal(void);
 
-/* NULL is fine. Not in a forked child, where the thread is not. */
+/* NULL is fine. Must not be called in a forked child, which does not have the thread. */
 void watch_stop(struct watch *watch);

@@ -2,9 +2,9 @@
 
 /*
  * The handler of SIGSEGV. The first write to published weights makes them private to the process (written.c), and the
- * program continues. A program that reads released weights, or writes to gathered ones, ends with SIGSEGV as it would
- * without us, but a text on stderr names the parameter. All that runs in the handler is async-signal-safe: it looks the
- * names up in memory that does not change.
+ * program continues. A program that reads released weights, or writes to gathered ones, ends with SIGSEGV as without
+ * this handler, but a text on stderr names the parameter. The handler is async-signal-safe: it looks the names up in
+ * memory that does not change.
  */
 
 #include <errno.h>
@@ -30,7 +30,7 @@ struct watched {
     size_t n_bytes;
 };
 
-/* The process has one SIGSEGV handler, so all handles share this. */
+/* All handles share these, because the process has one SIGSEGV handler. */
 static struct watched watched[MAX_WATCHED];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sigaction previous;
@@ -50,7 +50,7 @@ static void say_name(const struct layout_param *param)
     }
 }
 
-/* printf() is not for handlers. */
+/* A handler must not call printf(). */
 static void say_number(uint64_t number)
 {
     char digits[20];
@@ -74,7 +74,7 @@ static const struct layout_param *find_param(const struct zerod *c, uint64_t off
     return NULL;
 }
 
-/* The lines of the daemon's text: the process ends too soon to ask for it. */
+/* Writes the daemon's text: the process ends too soon to ask the daemon. */
 static void say_text(const struct report_text *text, size_t language)
 {
     write_stderr("\n  cause          ");
@@ -98,7 +98,7 @@ static void explain_fault(const struct zerod *c, uint64_t offset)
     void *frames[MAX_FRAMES];
 
     if (released && param && c->gathered[param - c->layout->params] > 0)
-        released = false; /* it is readable: this was a write */
+        released = false; /* the parameter is readable, so this was a write */
     write_stderr(released ? "E1110 read of a released weight: rank " : "E1106 write to published weights: rank ");
     say_number(c->rank);
     write_stderr(", step ");
@@ -116,7 +116,7 @@ static void explain_fault(const struct zerod *c, uint64_t offset)
     backtrace_symbols_fd(frames, backtrace(frames, MAX_FRAMES), STDERR_FILENO);
 }
 
-/* A jump into the weights: making them writable would not help it. */
+/* Return: true for a jump into the weights, which would fail even if they were writable. */
 static bool is_jump(const siginfo_t *info, const void *context)
 {
 #if defined(__x86_64__)
@@ -143,14 +143,14 @@ static void on_sigsegv(int number, siginfo_t *info, void *context)
             continue;
         if (!is_jump(info, context) && written_begin(c)) {
             errno = saved;
-            return; /* the write happens now */
+            return; /* the program repeats the write, which succeeds */
         }
         explain_fault(c, (uint64_t)(address - watched[i].base));
         break;
     }
-    /* The faulting instruction runs again and meets the handler that was there before ours. */
+    /* The faulting instruction runs again and meets the previous handler. */
     sigaction(SIGSEGV, &previous, NULL);
-    if (info->si_code <= 0) /* sent by kill(): there is no such instruction */
+    if (info->si_code <= 0) /* sent by kill(): no instruction has faulted */
         (void)raise(SIGSEGV);
 }
 

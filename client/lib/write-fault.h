@@ -9,4 +9,4 @@
 struct zerod;
 
 void fault_register(struct zerod *c, const uint8_t *base, size_t n_bytes);
-void fault_unregister(const struct zerod *c); /* also of a handle that was not registered */
+void fault_unregister(const struct zerod *c); /* also for a handle that is not registered */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Writes to published weights outside of a window. The first one makes the weights private to this process: the kernel
- * copies the pages that are written to, all others still show what the daemon publishes. A change is E1106 at the next
- * micro-batch, step or window, because no other rank has it; a program that took its last step meets none of them.
- * In stage 3 a release drops the weight and the write with it, so there the write ends the process.
+ * Writes to published weights outside of a window. The first write makes the weights private to this process: the
+ * kernel copies the written pages, and all other pages still show what the daemon publishes. The next micro-batch, step
+ * or window reports the change as E1106, because no other rank has it; a program that has completed its last step has
+ * none of these. In stage 3 such a write ends the process, because a release would drop the weight and the write with
+ * it.
  */
 
 #include <stdatomic.h>
@@ -27,7 +28,7 @@ static bool make_private(struct zerod *c)
                 c->weights.fd, 0) != MAP_FAILED;
 }
 
-/* Threads write at the same time: the one that comes second must not map over what the first has written. */
+/* Several threads may write at the same time: the second must not map over the writes of the first. */
 bool written_begin(struct zerod *c)
 {
     int seen = NOTHING_WRITTEN;
@@ -65,7 +66,10 @@ void written_forget_reported(struct zerod *c)
         forget(c);
 }
 
-/* Return: how many parameters differ from what is published; *byte: the first that does of the first of them. */
+/*
+ * Sets *byte to the first different byte of the first different parameter. Return: how many parameters differ from the
+ * published weights.
+ */
 static size_t find_changed(const struct zerod *c, const uint8_t *published, unsigned *changed, uint64_t *byte)
 {
     const uint8_t *ours = weights_visible(c);
@@ -120,7 +124,7 @@ static int compare_weights(struct zerod *c, const char *where)
     return r;
 }
 
-/* The answer to any question is the refusal, as long as it stands. */
+/* Asks the daemon any question, because it answers with the refusal while that is in force. */
 static int ask_for_refusal(struct zerod *c)
 {
     uint32_t trained = 0;

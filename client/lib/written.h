@@ -7,11 +7,11 @@
 
 struct zerod;
 
-/* In the handler of SIGSEGV: a write to published weights. Return: it may be done again, and succeeds. */
+/* Called in the handler of SIGSEGV after a write to published weights. Return: true if a repeated write succeeds. */
 bool written_begin(struct zerod *c);
 
-/* The private copy has just been made from the published weights: nothing is written in it. */
+/* Notes that the private copy is equal to the published weights. */
 void written_refreshed(struct zerod *c);
 
-/* If E1106 has reported what was written, the weights become the published ones again. */
+/* If E1106 has reported writes, makes the weights the published ones again. */
 void written_forget_reported(struct zerod *c);

@@ -23,39 +23,38 @@
  *     }
  *
  * Results. A call returns 0, a positive documented condition, or a negative
- * fatal error (-errno). ZEROD_REFUSED and ZEROD_ABORTED are conditions of every call that is
- * answered by the daemon: zerod_error() then has code, text and the structured diagnostic.
+ * fatal error (-errno). The daemon's answer to any call may be ZEROD_REFUSED or ZEROD_ABORTED: zerod_error() then has
+ * code, text and the structured diagnostic.
  *  - ZEROD_REFUSED: something that this rank sent was refused. It is sticky: every later answered call
  *    returns it again until zerod_clear_fault() or zerod_abort_step(). An argument that zerod_step() refuses is not
- *    sent: that sticks to nothing, and has no code.
- *  - ZEROD_ABORTED: the step was aborted for all ranks. Begin it again: zerod_epoch() says at which step,
- *    micro-batch 0. Returned once.
- * A fatal error is sticky too: every later call returns it; only zerod_close() is left.
+ *    sent; that error is not sticky and has no code.
+ *  - ZEROD_ABORTED: the step was aborted for all ranks. Begin it again at micro-batch 0 of the step that zerod_epoch()
+ *    returns. Returned once.
+ * A fatal error is sticky too: every later call returns it, and only zerod_close() remains.
  *
  * Ownership. Strings and arrays given to a call are copied or used up before it
- * returns. What a call returns belongs to the handle and lives as long as it says.
+ * returns. Results belong to the handle and live as long as the comment of the call says.
  *
- * GPUs. If zerod_job() says cuda, gradients and weights are device memory: what zerod_slot() and zerod_weight() return
- * and what zerod_push() and zerod_param.init are given are device addresses, which the host must not follow. A push
- * puts the copy on the stream of zerod_set_stream() and does not wait for it; the daemon does, and
- * zerod_end_backward(), which waits for the daemon anyhow. Before zerod_form() a context of the rank's GPU has to be
- * current (cudaSetDevice, cuCtxSetCurrent). There is no link to CUDA: the driver is opened when it is needed.
- * In stage 3 gathered weights lie in memory that this process allocates; it holds about as much as is gathered at a
- * time, and up to 4 bytes for each of max_live_elems. What reads released weights is an invalid access of the GPU's.
+ * GPUs. If zerod_job() says cuda, gradients and weights are in device memory. The addresses from zerod_slot() and
+ * zerod_weight(), and those for zerod_push() and zerod_param.init, are device addresses, which the host must not
+ * follow. A push puts the copy on the stream of zerod_set_stream() and does not wait for it; the daemon and
+ * zerod_end_backward() wait. A context of the rank's GPU must be current before zerod_form() (cudaSetDevice,
+ * cuCtxSetCurrent). libzerod does not link CUDA; it opens the driver when it needs it. In stage 3 this process
+ * allocates the memory of gathered weights: about as much as is gathered at a time, and up to 4 bytes for each of
+ * max_live_elems. A read of released weights is an invalid access on the GPU.
  *
  * Threads. A handle is used by one thread at a time; different handles are
- * independent. There are no globals that change, but one SIGSEGV handler (see zerod_options.flags).
+ * independent. The only global that changes is one SIGSEGV handler (see zerod_options.flags).
  *
  * Fork. A child's copy of the handle is closed in the child: its calls return -ECHILD.
  *
- * Loops. Calls block up to timeout_ms. zerod_fd() is readable when the daemon has closed the
- * connection, so that any event loop may watch it between calls.
+ * Loops. Calls block up to timeout_ms. zerod_fd() is readable when the daemon has closed the connection, so any event
+ * loop can watch it between calls.
  *
- * Replaced daemons. If the daemon ends without having been told to and is started again with its state, the call that
- * notices it connects again and continues; the caller has nothing to do. Such a call may take up to
- * limits.reattach_timeout longer, but not longer than timeout_ms. If no daemon comes, or one that has lost the state,
- * the call fails with a fatal error. zerod_fd() keeps its number; an epoll set needs it added again. Jobs on GPUs still
- * end with their daemon.
+ * Replaced daemons. If the daemon ends unexpectedly and is started again with its state, the call that notices this
+ * reconnects and continues; the caller does nothing. Such a call may take up to limits.reattach_timeout longer, but not
+ * longer than timeout_ms. If no daemon comes, or the new daemon has lost the state, the call fails with a fatal error.
+ * zerod_fd() keeps its number, but an epoll set needs it added again. Jobs on GPUs still end with their daemon.
  */
 
 #include <stddef.h>
@@ -97,37 +96,38 @@ enum zerod_on_duplicate {
 
 enum zerod_flags {
     ZEROD_NO_SIGSEGV_HANDLER =
-        1 << 0, /* do not take writes to published weights, or explain reads of released ones (E1106, E1110) */
-    ZEROD_OVERLAP_UPDATE =
-        1 << 1, /* zerod_step() returns when the step is decided, and weights change behind the caller's back until
-                   zerod_wait(): for a caller that calls that before it reads them */
+        1 << 0, /* neither makes written weights private, nor explains reads of released ones (E1106, E1110) */
+    ZEROD_OVERLAP_UPDATE = 1 << 1, /* zerod_step() returns when the step is decided. Weights change until zerod_wait()
+                                      returns, so the caller calls that before it reads them */
     ZEROD_COPIES_FROM_GPU =
-        1 << 2, /* the model is on a GPU, and the caller copies gradients from there to where zerod_slot() says, for a
-                   daemon in host memory: if all ranks have this, buckets and rings are large, so that a GPU need not
-                   wait for room. The bits are the same */
+        1 << 2, /* the model is on a GPU, the daemon is in host memory, and the caller copies gradients to where
+                   zerod_slot() says. If all ranks set this, buckets and rings are large, so that a GPU need not wait
+                   for room. Results are the same, bit for bit */
     ZEROD_AGAIN =
-        1 << 3, /* this process has called zerod_leave() on an earlier handle of this rank, and goes on with the run:
+        1 << 3, /* this process has called zerod_leave() on an earlier handle of this rank, and continues the run:
                    zerod_connect() waits until all ranks have left, and then until rank 0 has connected again */
-    ZEROD_ANEW = 1 << 4, /* as ZEROD_AGAIN, but the run is over, and another one begins, which may have other parameters
-                            and another run id: what the daemon holds is dropped. Rank 0's flag decides for all ranks */
+    ZEROD_ANEW = 1 << 4, /* as ZEROD_AGAIN, but begins another run, which may have other parameters and another run id;
+                            the daemon drops its state. Rank 0's flag decides for all ranks */
 };
 
-/* All fields may be zero; there has to be one. */
+/* All fields may be zero. The struct itself is required. */
 struct zerod_options {
     const char *socket; /* path; NULL: environment ZEROD_SOCKET */
     int rank;           /* from 0; below 0: environment RANK */
     const char *run_id; /* NULL: environment ZEROD_RUN_ID, or any */
     int timeout_ms;     /* for connecting and for each answered call; 0: connect 10 s, calls wait for ever.
-                           A socket where nobody listens is an error at once. */
+                           A socket where no process listens is an error at once. */
     enum zerod_on_duplicate on_duplicate;
     unsigned flags;     /* enum zerod_flags */
-    const char *client; /* program name for status; NULL: the process's. If torch is in it, texts are in its syntax */
-    /* Asked while a call waits: after a signal that interrupted the wait, and once a second for one that another
-       thread took. Not 0: the call fails with -EINTR, which is fatal. NULL: signals do not end a wait. */
+    const char *client; /* program name for status; NULL: the process's. If torch is in it, texts use its syntax */
+    /* Called while a call waits: after a signal that interrupted the wait, and once a second because another thread may
+       have handled a signal. A result other than 0 makes the call fail with -EINTR, which is fatal. NULL: signals do
+       not end a wait. */
     int (*interrupted)(void *arg);
     void *interrupted_arg;
-    /* As zerod_job.optimizer has it; NULL: the daemon's, whatever it is. A daemon whose configuration has no optimizer, as
-       zerodrun's without --config, takes that of the first rank to connect; else zerod_job() shows another one. */
+    /* A name as in zerod_job.optimizer; NULL: the daemon's. A daemon whose configuration has no optimizer, as
+       zerodrun's without --config, uses the name of the first rank that connects. Otherwise zerod_job() returns the
+       daemon's, which may differ. */
     const char *optimizer;
     double momentum; /* of that optimizer, if it is "SGD": 0 keeps no momentum buffer */
 };
@@ -147,12 +147,11 @@ enum zerod_configured {
     ZEROD_CONFIGURED_NS_COEFFICIENTS = 1 << 10,
     ZEROD_CONFIGURED_NS_STEPS = 1 << 11,
     ZEROD_CONFIGURED_ADJUST_LR_FN = 1 << 12,
-    ZEROD_CONFIGURED_MAX_LR =
-        1 << 13, /* its schedule has rates of its own (warmup_max_lr), and does not start from lr */
+    ZEROD_CONFIGURED_MAX_LR = 1 << 13, /* the schedule has its own rates (warmup_max_lr) and does not start from lr */
     ZEROD_CONFIGURED_LEAVE_CONTINUES = 1 << 14, /* diagnostics.on_leave: continue */
 };
 
-/* A parameter. Equal on all ranks but for init. */
+/* A parameter. All fields except init are equal on all ranks. */
 struct zerod_param {
     const char *name;            /* any bytes, 1 to 1024 */
     size_t name_len;             /* 0: strlen(name) */
@@ -162,13 +161,13 @@ struct zerod_param {
     const uint64_t *shape;
     unsigned group;   /* index of its parameter group */
     bool trainable;   /* false: frozen, published but never updated */
-    bool muon;        /* Muon updates it, else AdamW; for two dimensions, in a job whose optimizer is "Muon" */
+    bool muon;        /* Muon updates it, else AdamW; only for two dimensions and a job whose optimizer is "Muon" */
     const void *init; /* initial weights in dtype; rank 0's count, and only for a new run; NULL: zeros.
-                         Must stay valid until zerod_form() returns. Of a job on GPUs in device memory, written on the
-                         stream of zerod_set_stream() */
+                         Must stay valid until zerod_form() returns. In a job on GPUs it is device memory, written on
+                         the stream of zerod_set_stream() */
 };
 
-/* Where a job stands: what a (re)starting trainer has to do next. */
+/* The position of a job, from which a trainer starts or continues. */
 struct zerod_position {
     uint64_t step;        /* steps committed so far, skipped ones included: the next step's number */
     uint32_t micro_batch; /* the next to begin; earlier ones of this step are done and count */
@@ -199,7 +198,7 @@ struct zerod_push {
 };
 
 enum zerod_push_flags {
-    ZEROD_PUSH_NESTED = 1 << 0,           /* from a graph task inside another's */
+    ZEROD_PUSH_NESTED = 1 << 0,           /* from a graph task inside another one */
     ZEROD_PUSH_HOOK_TWICE = 1 << 1,       /* the hook has fired before in this graph task */
     ZEROD_PUSH_NEW_FORWARD = 1 << 2,      /* a forward ran since the last backward */
     ZEROD_PUSH_SITE_IS_BACKWARD = 1 << 3, /* site is where the backward was called */
@@ -209,10 +208,10 @@ enum zerod_push_flags {
 /*
  * Hyperparameters of one group, for one step. Only those of the configured optimizer count.
  *
- * given: 0, or which of these settings count: bits of enum zerod_configured, one of them at least. The other settings
- * are as configured, and lr follows the daemon's schedule, if there is one. ZEROD_CONFIGURED_OPTIMIZER alone: none of
- * them. ZEROD_CONFIGURED_LR with ZEROD_CONFIGURED_SCHEDULER: the schedule starts from this lr, unless it has rates of
- * its own (ZEROD_CONFIGURED_MAX_LR). 0: all of them, and no schedule.
+ * given selects the settings that count: 0 selects all, and no schedule; otherwise bits of enum zerod_configured select
+ * them. The other settings are as configured, and lr follows the daemon's schedule, if there is one.
+ * ZEROD_CONFIGURED_OPTIMIZER alone: no setting counts. ZEROD_CONFIGURED_LR with ZEROD_CONFIGURED_SCHEDULER: the
+ * schedule starts from this lr, unless it has its own rates (ZEROD_CONFIGURED_MAX_LR).
  */
 struct zerod_hyper {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening, lr_decay;
@@ -229,10 +228,10 @@ struct zerod_job {
     unsigned stage; /* 1, 2 or 3: how memory is laid out. Stage 3 on one node in host memory is laid out as stage 2 */
     bool private_weights;
     enum zerod_on_duplicate on_duplicate; /* in force for this handle; never ZEROD_ON_DUPLICATE_DEFAULT */
-    const char *run_id;                   /* "": none was named yet */
+    const char *run_id;                   /* "": not named yet */
     const char *optimizer;    /* "AdamW" (Adam with adam_w_mode, too), "Adam", "SGD", "Lion", "Adagrad", "Muon" */
     struct zerod_hyper hyper; /* of every group, unless zerod_step_args has others; fields the optimizer lacks are 0 */
-    bool has_scheduler;       /* it starts from hyper.lr; zerod_step_result has the lr that was used */
+    bool has_scheduler;       /* the schedule starts from hyper.lr; zerod_step_result has the lr that was used */
     double max_norm;          /* gradient_clipping; 0: off */
     bool mean;                /* the sum over ranks is divided by their number */
     bool fp16;                /* the daemon has a loss scale, static or dynamic */
@@ -244,7 +243,7 @@ struct zerod_job {
 };
 
 /*
- * Evidence: the client's knowledge of parameters that this step did not push. Every field may be zero: not known. Texts
+ * Evidence: the client's knowledge of parameters that this step did not push. A field that is zero is not known. Texts
  * are cut to 1024 bytes.
  */
 struct zerod_evidence {
@@ -253,23 +252,23 @@ struct zerod_evidence {
     const char *swallowed_by;   /* the frame that caught it and continued: "training/trainer.py:216 training_step" */
     bool in_forward;            /* the exception left the forward, not the backward */
     bool requires_grad_changed; /* requires_grad of missing parameters differs from what was declared */
-    const char *dead_segment;   /* exactly whole checkpointed segments are missing, though they ran; one of them */
+    const char *dead_segment;   /* if exactly whole checkpointed segments are missing, though they ran: one of them */
     unsigned n_dead_segments;   /* how many */
     const char *site;           /* call site of dead_segment's forward */
     uint64_t n_forwards;        /* of this step */
     uint64_t n_backwards;
     const unsigned *not_called; /* parameters whose module was not called in this step; the first 16,384 count */
     size_t n_not_called;
-    const unsigned *called; /* its module was called, and nothing of it reached the loss; the first 16,384 count */
+    const unsigned *called; /* parameters whose module was called without reaching the loss; the first 16,384 count */
     size_t n_called;
 };
 
-/* All fields may be zero: everything as configured. Equal on all ranks but for the blob (E1108). */
+/* All fields may be zero: then all settings are as configured. Equal on all ranks, except the blob (E1108). */
 struct zerod_step_args {
     const struct zerod_hyper *groups; /* NULL, or n_groups of them */
     unsigned n_groups;
     const double *max_norm; /* NULL: gradient_clipping; 0 switches it off */
-    double loss_scale;      /* that the gradients carry; 0: the daemon's (1 unless fp16 is enabled) */
+    double loss_scale;      /* the scale of the gradients; 0: the daemon's (1 unless fp16 is enabled) */
     bool found_inf;         /* skip this step */
     const void *blob;       /* user state to be committed with the step; at most 64 KiB */
     size_t blob_len;
@@ -279,15 +278,15 @@ struct zerod_step_result {
     uint64_t epoch;     /* steps committed, this one included */
     bool applied;       /* false: skipped, state and weights unchanged */
     double grad_norm;   /* of the unscaled gradient, before clipping; infinite or NaN if an element is */
-    double loss_scale;  /* to scale the next loss with; zerod_loss_scale() has it, too */
+    double loss_scale;  /* for the next loss; zerod_loss_scale() returns it too */
     double lr;          /* used for group 0 */
-    unsigned n_missing; /* parameters that no rank pushed in this step: left alone */
+    unsigned n_missing; /* parameters that no rank pushed in this step; they do not change */
 };
 
 /*
  * Moments: Adam and AdamW have both; Lion, and SGD with a momentum above 0, have ZEROD_EXP_AVG; Adagrad has
- * ZEROD_EXP_AVG_SQ, its sum; SGD without momentum has none. With Muon, a parameter that it updates has ZEROD_EXP_AVG,
- * and the others have both. zerod_job() says which optimizer it is.
+ * ZEROD_EXP_AVG_SQ, its sum; SGD without momentum has none. With Muon, a parameter that Muon updates has ZEROD_EXP_AVG,
+ * and the others have both. zerod_job() names the optimizer.
  */
 enum zerod_state {
     ZEROD_MASTER = 0,
@@ -319,9 +318,9 @@ struct zerod_error {
 };
 
 /*
- * Attaches as a rank. *out is set when 0 is returned, and on ZEROD_REFUSED (to read zerod_error() from, then close);
- * it is NULL on fatal errors, whose text zerod_error(NULL) has for the calling thread.
- * Refused: E1109 another run's state, E1301 rank taken, E1402 not allowed, E1403 version.
+ * Attaches as a rank. On 0 and on ZEROD_REFUSED *out is set; after ZEROD_REFUSED, read zerod_error() and close *out. On
+ * a fatal error *out is NULL, and zerod_error(NULL) has the text for the calling thread. Refused: E1109 another run's
+ * state, E1301 rank taken, E1402 not allowed, E1403 version.
  */
 ZEROD_API int zerod_connect(struct zerod **out, const struct zerod_options *options);
 
@@ -329,28 +328,28 @@ ZEROD_API int zerod_connect(struct zerod **out, const struct zerod_options *opti
 ZEROD_API int zerod_declare(struct zerod *c, const struct zerod_param *params, size_t n_params);
 
 /*
- * Waits until all ranks have declared the same (E1101), memory is admitted (E1401), initial weights are in.
- * Return: 0 new run; ZEROD_RESUMED, no error either: the daemon holds this run, so go on at zerod_epoch().
+ * Waits until all ranks have declared the same parameters (E1101), memory is admitted (E1401), and the daemon has the
+ * initial weights. Return: 0 for a new run; ZEROD_RESUMED, which is no error, if the daemon holds this run: continue at
+ * zerod_epoch().
  */
 ZEROD_API int zerod_form(struct zerod *c);
 
-/* Where this rank stands; valid after zerod_form(). */
+/* The position of this rank; valid after zerod_form(). */
 ZEROD_API struct zerod_position zerod_epoch(const struct zerod *c);
 
 /*
- * The daemon's loss scale, to multiply the next loss with: 1 unless fp16 is enabled. Known from zerod_form() on, and as
- * of the last answer; a rank that was started again goes on with it.
+ * The daemon's loss scale, by which the caller multiplies the next loss; 1 unless fp16 is enabled. It is the one of the
+ * last answer, and valid after zerod_form(). A restarted rank continues with it.
  */
 ZEROD_API double zerod_loss_scale(const struct zerod *c);
 
 /*
- * The job at a glance, for logging: *json is what `zerodctl --json status` prints (docs/schema/status.json), and lives
- * until the next zerod_status() or zerod_close(). The daemon is asked over a connection of its own, so nothing that
- * this rank or another one waits for is delayed, and the call may be made at any time after zerod_connect(). A daemon
- * that has nothing else to do answers in a fraction of a millisecond; trainers come first, for at most 100 ms.
- * timeout_ms: for all of it; 0: 10 s.
- * Return: 0; else below 0, with a text in zerod_error(), and the handle is as before: -ECONNREFUSED there is no daemon,
- * -ETIMEDOUT, -EACCES, -EPROTO, -EIO.
+ * The status of the job, for logging: *json is what `zerodctl --json status` prints (docs/schema/status.json), and
+ * lives until the next zerod_status() or zerod_close(). The call uses a connection of its own, so it delays no rank,
+ * and it may be made at any time after zerod_connect(). An idle daemon answers in a fraction of a millisecond; a busy
+ * one serves trainers first, for at most 100 ms. timeout_ms: of the whole call; 0: 10 s. Return: 0; or a negative error
+ * with a text in zerod_error(), which leaves the handle as it was: -ECONNREFUSED (no daemon), -ETIMEDOUT, -EACCES,
+ * -EPROTO, -EIO.
  */
 ZEROD_API int zerod_status(struct zerod *c, int timeout_ms, const char **json);
 
@@ -365,48 +364,50 @@ ZEROD_API unsigned zerod_world_size(const struct zerod *c);
 ZEROD_API int zerod_job(struct zerod *c, struct zerod_job *out);
 
 /*
- * A job on GPUs: the CUstream (cudaStream_t) on which the gradients that are pushed from now on are computed; NULL, as
- * at the beginning, is the default stream. Work of the streams that were given before is waited for on the new one, not
- * by the caller. zerod_step(), zerod_write_begin() and zerod_write_end() wait until this stream is done, for it may
- * read weights; streams of the caller's that read weights and that this one does not wait for are the caller's to wait
- * for. So it is with zerod_release(), which does not wait: the weights stay until this stream has done what is on it.
- * No effect in host memory. Return: 0 or fatal.
+ * A job on GPUs: sets the CUstream (cudaStream_t) that computes the gradients of later pushes. NULL, the initial value,
+ * is the default stream. The new stream waits for the work of earlier ones; the caller does not wait. zerod_step(),
+ * zerod_write_begin() and zerod_write_end() wait until this stream is done, because it may read weights. If other
+ * streams read weights, and this one does not wait for them, the caller must. The same applies to zerod_release(),
+ * which does not wait: the weights stay until this stream has done its present work. No effect in host memory. Return:
+ * 0 or fatal.
  */
 ZEROD_API int zerod_set_stream(struct zerod *c, void *stream);
 
-/* Opens the next micro-batch; called again before zerod_end_backward(): another backward of the same one. info may be
- * NULL. */
+/*
+ * Opens the next micro-batch. A second call before zerod_end_backward() begins another backward of the same
+ * micro-batch. info may be NULL.
+ */
 ZEROD_API int zerod_begin_backward(struct zerod *c, const struct zerod_backward *info);
 
 /*
- * Where the next gradient of parameter i may be written, to push it without a copy: n_elems of grad_dtype, 64-byte
- * aligned as the parameter lies in its bucket. NULL: no micro-batch is open, or zerod_error(). Valid until it is
- * pushed, or the micro-batch ends. A gradient of more than reduce_bucket_size elements has a place of the process's
- * own, and zerod_push() copies it from there, part by part.
+ * Returns the place where the caller may write the next gradient of parameter i, to push it without a copy: n_elems of
+ * grad_dtype, 64-byte aligned as the parameter lies in its bucket. Valid until the gradient is pushed, or the
+ * micro-batch ends. A gradient of more than reduce_bucket_size elements has a place in memory of this process, from
+ * which zerod_push() copies it part by part. Return: NULL if no micro-batch is open, or on an error (zerod_error()).
  */
 ZEROD_API void *zerod_slot(struct zerod *c, unsigned param);
 
 enum zerod_memory {
-    ZEROD_MEMORY_RING = 0,    /* where zerod_slot() has its places as a rule; writable */
+    ZEROD_MEMORY_RING = 0,    /* where zerod_slot() usually points to; writable */
     ZEROD_MEMORY_WEIGHTS = 1, /* where zerod_weight() points to; read-only */
 };
 
 /*
  * Memory shared with the daemon, for a caller that registers it with a GPU's driver, so that copies from and to the GPU
- * need not wait. Valid after zerod_form(), until zerod_close(). *base is NULL for memory of a device, and for weights
- * of stage 3, which are not always there. Return: 0, -EINVAL or fatal.
+ * need not wait. Valid after zerod_form(), until zerod_close(). *base is NULL for device memory, and for weights of
+ * stage 3, which are not always mapped. Return: 0, -EINVAL or fatal.
  */
 ZEROD_API int zerod_memory(struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes);
 
 /*
- * Hands one gradient over; an increment, never the running sum. One way: a refusal comes with the next call that is
- * answered. Return: 0, ZEROD_REFUSED (no slot: E1401), ZEROD_ABORTED, or fatal.
+ * Pushes one gradient: an increment, never the running sum. One way: the next answered call returns a refusal. Return:
+ * 0, ZEROD_REFUSED (no slot: E1401), ZEROD_ABORTED, or fatal.
  */
 ZEROD_API int zerod_push(struct zerod *c, const struct zerod_push *push);
 
 /*
- * Sends what pushes with ZEROD_PUSH_MORE have left waiting: fewer than 64 gradients, of less than 64 KiB together.
- * Every other call does that, too; this one is for the end of a backward after which the caller computes on.
+ * Sends the pushes that ZEROD_PUSH_MORE has held: fewer than 64 gradients, of less than 64 KiB together. Every other
+ * call to the daemon sends them too. This one is for the end of a backward, when the caller continues to compute.
  * Return: 0 or fatal.
  */
 ZEROD_API int zerod_flush(struct zerod *c);
@@ -414,113 +415,116 @@ ZEROD_API int zerod_flush(struct zerod *c);
 /* Ends the micro-batch, and stores blob (may be NULL) with it. Returns when all that this rank pushed is reduced. */
 ZEROD_API int zerod_end_backward(struct zerod *c, const void *blob, size_t len);
 
-/* Gives the open micro-batch up (E1007). Return: 0 nothing was reduced, begin it again; ZEROD_ABORTED. */
+/* Abandons the open micro-batch (E1007). Return: 0 if nothing was reduced: begin it again; or ZEROD_ABORTED. */
 ZEROD_API int zerod_abandon_backward(struct zerod *c, const char *why);
 
 /*
- * Says what is known of parameters that were not pushed, before zerod_step() asks for the step: texts of E1005 and of
- * the warning under on_missing name it. One way, counts for this step; said again, it replaces what was said before.
+ * Sends evidence about parameters that were not pushed, before zerod_step() asks for the step. The texts of E1005 and
+ * of the warning under on_missing name it. One way. It counts for this step; a second call replaces the evidence of the
+ * first.
  */
 ZEROD_API int zerod_evidence(struct zerod *c, const struct zerod_evidence *e);
 
 /*
- * A fault that only the client can see, with the parameters it concerns (before zerod_form(): none) and a sentence of
- * what was found, cut to 1024 bytes: 1102 gradient that cannot be pushed (sparse), 1103 gradient of a parameter in no
- * group, 1104 weights re-pointed, 1105 ranks drifted apart, 1106 write to published weights, 1107 reduced twice, 1110
- * released weight read. One way; sticky: the next answered call returns ZEROD_REFUSED.
+ * Reports a fault that only the client can see, with the parameters it concerns (before zerod_form(): none) and a
+ * sentence that describes it, cut to 1024 bytes. Codes: 1102 gradient that cannot be pushed (sparse), 1103 gradient of
+ * a parameter in no group, 1104 weights re-pointed, 1105 ranks drifted apart, 1106 write to published weights, 1107
+ * reduced twice, 1110 released weight read. One way; sticky: the next answered call returns ZEROD_REFUSED.
  */
 ZEROD_API int zerod_report(struct zerod *c, int code, const unsigned *params, size_t n_params, const char *detail);
 
 /*
- * Asks for the step and waits until it is committed; with ZEROD_OVERLAP_UPDATE only until nothing can change its result
- * any more (see zerod_wait()). args and result may be NULL. Refused without being sent: a max_norm
- * or loss_scale that is negative, infinite or NaN, and hyperparameters that torch.optim's constructors refuse.
+ * Asks for the step and waits until it is committed; with ZEROD_OVERLAP_UPDATE only until its result is final (see
+ * zerod_wait()). args and result may be NULL. Refused without being sent: a max_norm or loss_scale that is negative,
+ * infinite or NaN, and hyperparameters that torch.optim's constructors refuse.
  */
 ZEROD_API int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod_step_result *result);
 
 /*
- * Waits until these parameters have the weights of the last step. With ZEROD_OVERLAP_UPDATE zerod_step() returns while
- * the daemon still writes them, in about the order of declaration; so a forward that calls this for each layer begins
- * with the first layer while the last one is updated. params NULL: for all. It costs nothing when they are there. Any
- * other call that talks to the daemon waits for all first, so gradients never meet an update: zerod_begin_backward()
- * above all. zerod_weight() is no such call. A caller that writes to published weights waits first, too. Where weights
- * do not lie in host memory of one node, or are private, this waits for all whatever it is asked. The order of a job's
- * other ranks does not matter: it is no collective. If the daemon ends before it is through with the step, the next one
- * completes it, and the call waits for that. Return: as zerod_step(): an error of the step that could be told only now
- * is told here, or by the next call.
+ * Waits until these parameters have the weights of the last step; params NULL: all parameters. With
+ * ZEROD_OVERLAP_UPDATE zerod_step() returns while the daemon still writes weights, in about the order of declaration. A
+ * forward that calls this for each layer begins with the first layer while the daemon updates the last one. The call
+ * costs nothing when the weights are there. Every other call to the daemon, above all zerod_begin_backward(), first
+ * waits for all parameters, so gradients never meet an update; zerod_weight() does not wait. A caller that writes to
+ * published weights must wait first. If weights are private, or are not in host memory of one node, the call waits for
+ * all parameters. It is not a collective. If the daemon ends before it completes the step, the next daemon completes
+ * it, and the call waits for that. Return: as zerod_step(); this call or the next one returns an error that the step
+ * meets after zerod_step() has returned.
  */
 ZEROD_API int zerod_wait(struct zerod *c, const unsigned *params, size_t n_params);
 
 /*
- * Collective: waits until everything pushed is reduced; the norm, unscaled if it is the daemon that scales (a scale of
- * the caller's own is known with zerod_step() only). Changes nothing.
+ * Collective: waits until all pushed gradients are reduced, and returns their norm. The norm is unscaled if the loss
+ * scale is the daemon's; a loss scale of the caller's own is known only with zerod_step(). Changes nothing.
  */
 ZEROD_API int zerod_grad_norm(struct zerod *c, double *norm);
 
 /*
  * Current weights of parameter i in its dtype, read-only, at an address that never changes; valid until zerod_close().
  * They change only while all ranks are inside zerod_step() or zerod_write_end(), or with ZEROD_OVERLAP_UPDATE until
- * zerod_wait() has returned. Stage 3: readable between gather and
- * release only.
+ * zerod_wait() has returned. Stage 3: readable only between gather and release.
  */
 ZEROD_API const void *zerod_weight(struct zerod *c, unsigned param);
 
 /*
- * Stage 3: makes parameters readable / unreadable. A parameter gathered twice is released twice. What is gathered while
- * weights change shows the new ones when the call that changed them has returned. Refused: E1401 over
- * stage3_max_live_parameters. -ENOMEM, which is not sticky: a GPU has no memory left for them; none of them is gathered
- * then. No effect in stages 1 and 2.
+ * Stage 3: makes parameters readable / unreadable. A parameter gathered twice is released twice. Gathered parameters
+ * show new weights when the call that changed them has returned. Refused: E1401 over stage3_max_live_parameters.
+ * -ENOMEM, which is not sticky, if a GPU has no memory left for them; then none of these parameters is gathered. No
+ * effect in stages 1 and 2.
  */
 ZEROD_API int zerod_gather(struct zerod *c, const unsigned *params, size_t n_params);
 ZEROD_API int zerod_release(struct zerod *c, const unsigned *params, size_t n_params);
 
 /*
- * Stage 3: says what will be gathered soon, so that the daemon copies it while the caller computes, and the
- * zerod_gather() that follows need not wait. A hint, as madvise(MADV_WILLNEED) is one: it waits for nothing, is never
- * refused, makes nothing readable, counts against no quota, and there is nothing to release. While an earlier hint of
- * this rank is being carried out, or if the pool of gathered weights has no room left, it is forgotten; of very many
- * parameters the first 16,384 count. One way.
+ * Stage 3: announces parameters that will be gathered soon. The daemon copies them while the caller computes, so that
+ * the zerod_gather() that follows need not wait. It is a hint like madvise(MADV_WILLNEED): it does not wait, is never
+ * refused, makes nothing readable, counts against no quota, and needs no release. The daemon drops it while an earlier
+ * hint of this rank is carried out, or if the pool of gathered weights has no room left. Of more than 16,384 parameters
+ * the first 16,384 count. One way.
  */
 ZEROD_API int zerod_prefetch(struct zerod *c, const unsigned *params, size_t n_params);
 
 /*
- * Has the program written to weights outside of a window, so that this rank has others than the job? The write itself
- * succeeds, in memory of this process's own, and a program that has taken its last step may go on with what it wrote.
- * ZEROD_REFUSED (E1106) otherwise: sticky; zerod_clear_fault() and zerod_abort_step() drop what was written.
- * where, which may be NULL, ends the sentence of what was found. zerod_begin_backward(), zerod_step() and
- * zerod_write_begin() do this first. Always 0 in stage 3, where such a write ends the process, and on GPUs, where the
- * driver reports it; and with ZEROD_NO_SIGSEGV_HANDLER, where it is a plain SIGSEGV.
+ * Checks whether the program has written to weights outside of a window, so that this rank's weights differ from the
+ * job's. The write itself succeeds, in memory of this process, and a program that has completed its last step may
+ * continue with the written weights. Return: 0; or ZEROD_REFUSED (E1106) if the weights differ, which is sticky:
+ * zerod_clear_fault() and zerod_abort_step() drop the written weights. where (may be NULL) ends the sentence that
+ * describes the write. zerod_begin_backward(), zerod_step() and zerod_write_begin() make this check first. Always 0 in
+ * stage 3, where such a write ends the process; on GPUs, where the driver reports it; and with
+ * ZEROD_NO_SIGSEGV_HANDLER, where it is a plain SIGSEGV.
  */
 ZEROD_API int zerod_check_weights(struct zerod *c, const char *where);
 
-/* May it have? Costs nothing, and never waits: without a write zerod_check_weights() has nothing to do. */
+/* Return: true if the program may have written; false: zerod_check_weights() has nothing to do. Never waits. */
 ZEROD_API bool zerod_has_written(const struct zerod *c);
 
 /*
- * Asks for a checkpoint of the last committed step, with what ranks have stored by then; training goes on while it is
- * written. wait: until it is on the disk. One that is there already is not written again. Not a collective: one rank
- * is enough, and more do no harm. Refused, without sticking: E1701, it cannot be written.
+ * Asks for a checkpoint of the last committed step, with the user state that ranks have stored by then. Training
+ * continues while the daemon writes it. wait: until it is on the disk. A checkpoint that exists is not written again.
+ * Not a collective: one rank is enough, and more do no harm. Refused, without sticking: E1701, it cannot be written.
  */
 ZEROD_API int zerod_save_checkpoint(struct zerod *c, bool wait);
 
 /*
- * Collective write window between steps. Between begin and end every rank may write through zerod_window();
- * zerod_write_end() makes rank 0's weights the weights and, where bytes changed, the masters; what other ranks wrote is
- * dropped, and where they have not written they may see what rank 0 does. Moments stay, but for those of
- * zerod_write_state(). zerod_write_forget() ends it without a change.
+ * Collective write window between steps. Between begin and end every rank may write through zerod_window().
+ * zerod_write_end() publishes rank 0's weights and, where bytes changed, makes them the masters. It drops the writes of
+ * other ranks; where these have not written, they may see rank 0's writes. Moments stay, except those of
+ * zerod_write_state(). zerod_write_forget() ends the window without a change.
  */
 ZEROD_API int zerod_write_begin(struct zerod *c);
 ZEROD_API int zerod_write_end(struct zerod *c);
 ZEROD_API int zerod_write_forget(struct zerod *c);
 
-/* Writable weights of parameter i inside a window, NULL outside. The same address as zerod_weight(); of a job on GPUs
- * host memory, and what zerod_weight() has changes only when the window ends. */
+/*
+ * Writable weights of parameter i inside a window; NULL outside. The same address as zerod_weight(). In a job on GPUs
+ * the window is in host memory, and the weights at zerod_weight() change only when the window ends.
+ */
 ZEROD_API void *zerod_window(struct zerod *c, unsigned param);
 
 /*
- * Full state of a parameter into dst: n_elems floats, or one double for ZEROD_GRAD_NORM and ZEROD_STEP_COUNT. Between
- * steps; not a collective: it needs no other rank, so that others may have left. Inside a write window it is still the
- * committed state. Of a frozen parameter there is only ZEROD_MASTER; of moments there are those of the optimizer (enum
+ * Copies the full state of a parameter into dst: n_elems floats, or one double for ZEROD_GRAD_NORM and
+ * ZEROD_STEP_COUNT. Call it between steps. Not a collective: other ranks may have left. Inside a write window it copies
+ * the committed state. A frozen parameter has only ZEROD_MASTER; the optimizer decides which moments there are (enum
  * zerod_state). Refused, without sticking: E1403 no such state, E1401 no memory for the answer.
  */
 ZEROD_API int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, void *dst);
@@ -530,44 +534,43 @@ ZEROD_API int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state
  * load a checkpoint.
  *  - src: n_elems floats for ZEROD_MASTER, ZEROD_EXP_AVG and ZEROD_EXP_AVG_SQ; one double, a whole number from 0 to
  *    2^53, for ZEROD_STEP_COUNT. It is copied before the call returns.
- *  - zerod_write_end() makes it the state, together with the weights of the window; zerod_write_forget(), an abort, and
- *    the death of rank 0 forget it, and whoever succeeds rank 0 begins the window again with nothing written. The last
- *    write of a state in a window counts. What is not written stays as it is.
- *  - A master that was written is the master, whatever zerod_window() holds of that parameter: an fp32 weight is
- *    equal to it, a 16-bit weight its rounding to nearest even. zerod_window() and zerod_weight() show it after the
- * end.
- *  - Rank 0's values count. Other ranks may call it or not: what they write is judged alike and dropped, so that
+ *  - zerod_write_end() commits it, together with the weights of the window. zerod_write_forget(), an abort and the
+ *    death of rank 0 drop it, and the successor of rank 0 begins the window again with nothing written. The last write
+ *    of a state in a window counts. State that is not written stays as it is.
+ *  - A written master has precedence over the weights in zerod_window(): an fp32 weight is equal to it, a 16-bit weight
+ *    is its rounding to nearest even. zerod_window() and zerod_weight() show it after the end.
+ *  - Rank 0's values count. Other ranks may make this call or not: their values are checked alike and dropped, so that
  *    all ranks may run the same code.
- *  - A frozen parameter has no state to write: its weights are loaded by writing them where zerod_window() says, in the
- *    same window.
- * Not part of the state, and not changed: the number of the step (zerod_epoch()), the place in the scheduler's and
- * the loss scale's course, user state. Those of a new run begin anew.
- * The daemon holds pages for what is written until the window ends; they count against limits.memory.
- * Return: 0; -EINVAL (not sticky) for an unknown parameter or state, ZEROD_GRAD_NORM, or a count that is none.
+ *  - A frozen parameter has no state to write. To load its weights, write them where zerod_window() says, in the same
+ *    window.
+ * The call does not change the number of the step (zerod_epoch()), the progress of the scheduler and of the loss scale,
+ * or user state. In a new run these start from the beginning.
+ * The daemon holds pages for the written state until the window ends; they count against limits.memory.
+ * Return: 0; -EINVAL (not sticky) for an unknown parameter or state, ZEROD_GRAD_NORM, or an invalid count.
  * Refused: E1003 no window is open; E1403 the parameter is frozen, or the optimizer has no such moment; E1401 no
- * memory. Nothing was written then, and zerod_write_end() is refused too until zerod_clear_fault(); what was written
- * before in the window stays written. zerod_abort_step() ends the window for all ranks without a change.
+ * memory. A refused call writes nothing, and zerod_write_end() is refused too until zerod_clear_fault(); earlier writes
+ * in the window stay. zerod_abort_step() ends the window for all ranks without a change.
  */
 ZEROD_API int zerod_write_state(struct zerod *c, unsigned param, enum zerod_state which, const void *src);
 
-/* Aborts the step for all ranks; clears this rank's fault. Then begin at zerod_epoch(). */
+/* Aborts the step for all ranks, and clears this rank's fault. Then continue at zerod_epoch(). */
 ZEROD_API int zerod_abort_step(struct zerod *c, const char *why);
 
-/* Goes on after a refusal, knowingly. */
+/* Clears this rank's fault, so that a caller that knows of the refusal can continue. */
 ZEROD_API int zerod_clear_fault(struct zerod *c);
 
 /*
- * This rank is done, and its connection ends; the others go on or stop, by diagnostics.on_leave. They may still read
- * what needs no other rank: zerod_weight(), zerod_gather(), zerod_read_state(). Steps and write windows are what
- * on_leave is about. Only zerod_close() is left to this one. The process may connect as this rank again: ZEROD_AGAIN,
+ * This rank leaves the job, and its connection ends. diagnostics.on_leave decides whether the other ranks may continue
+ * with steps and write windows. They may still call zerod_weight(), zerod_gather() and zerod_read_state(), which need
+ * no other rank. For this handle only zerod_close() remains. The process may connect as this rank again: ZEROD_AGAIN,
  * ZEROD_ANEW.
  */
 ZEROD_API int zerod_leave(struct zerod *c);
 
 /*
- * For languages that end before the process does: when it exits with status 0 the rank leaves; with another one it is
- * lost, as after a crash. Do not close c after this call. The callback `interrupted` is not called any more. Return: 0
- * or -ENOMEM.
+ * For languages whose runtime ends before the process: if the process exits with status 0, the rank leaves; with
+ * another status the rank is lost, as after a crash. Do not close c after this call. The callback `interrupted` is not
+ * called any more. Return: 0 or -ENOMEM.
  */
 ZEROD_API int zerod_leave_at_exit(struct zerod *c);
 
@@ -584,7 +587,7 @@ enum zerod_observed {
     ZEROD_OBSERVED_BYPASSED = 2, /* gradients came, and DDP's forward did not run */
 };
 
-/* The observation of an observer of DDP, without a daemon. Every field but names may be zero. */
+/* The fault that an observer of DDP has seen, without a daemon. Every field except names may be zero. */
 struct zerod_observation {
     enum zerod_observed what;
     const char *client;       /* as in zerod_options: the language that fixes are written in */
@@ -593,7 +596,7 @@ struct zerod_observation {
     size_t n_names;
     const unsigned *params; /* the parameters concerned, as indices of names; TWICE: the one that DDP named */
     size_t n_params;
-    struct zerod_push first, second; /* TWICE: of params[0]; without an ordinal: that push did not come */
+    struct zerod_push first, second; /* TWICE: of params[0]; an ordinal of 0: that push did not come */
     unsigned world_size;
     bool same_on_all_ranks, same_every_step; /* MISSING: the set is equal on all ranks, in every step so far */
     uint64_t n_steps_seen;
@@ -608,8 +611,10 @@ struct zerod_observation {
 ZEROD_API int zerod_explain(const struct zerod_observation *o, struct zerod_error **out);
 ZEROD_API void zerod_explain_free(struct zerod_error *error); /* NULL is fine */
 
-/* The connection's descriptor, to be polled, not read. With ZEROD_OVERLAP_UPDATE it is readable, too, when the update
- * is through and no call has been made since. */
+/*
+ * The connection's descriptor, to be polled, not read. With ZEROD_OVERLAP_UPDATE it is also readable when the update is
+ * complete and no call has been made since.
+ */
 ZEROD_API int zerod_fd(const struct zerod *c);
 
 /* "0.2.0" */

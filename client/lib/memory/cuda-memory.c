@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Gradients and weights in memory of GPUs. The ring is the daemon's device memory; a push copies on the caller's stream
- * and names a point that the engine waits for (core/wire/progress.h). Weights are the daemon's piece of device memory
- * for this rank. In stage 3 they are memory of this process's own (range.h), into which a gathered parameter is copied
- * from the daemon's pool, and again whenever weights change.
+ * Gradients and weights in memory of GPUs. The ring is the daemon's device memory. A push copies on the caller's stream
+ * and names a point that the engine waits for (core/wire/progress.h). Weights are the part of the daemon's device
+ * memory that belongs to this rank. In stage 3 weights are in memory of this process (range.h); a gathered parameter is
+ * copied there from the daemon's pool, and again whenever weights change.
  *
- * A write window is host memory beside the weights.
+ * A write window is host memory, apart from the weights.
  */
 
 #include <errno.h>
@@ -24,9 +24,9 @@
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
 
-enum { POOL_ALIGN_BYTES = 256 }; /* of what lies in the pool, as the protocol has it */
+enum { POOL_ALIGN_BYTES = 256 }; /* of parameters in the pool, from the protocol */
 
-/* The driver has failed: that ends the connection, because a slot may be half written. Return: r. */
+/* Notes a failure of the driver. It ends the connection, because a slot may be half written. Return: r. */
 static int failed(struct zerod *c, int r)
 {
     return call_fatal(&c->call, r, "the GPU: %s", cuda_why(c->cuda));
@@ -60,7 +60,7 @@ static void unmap_device(struct zerod *c, struct mapping *mapping)
 
 static int map_pool(struct zerod *c, int fd, size_t n_bytes)
 {
-    /* fp32 is the widest type of a weight: all that is gathered at a time stays under the bound, but for rounding. */
+    /* fp32 is the widest type of a weight: all weights gathered at a time are below the bound, except for rounding. */
     uint64_t bound_bytes = MIN(c->welcome.stage3_max_live_elems, UINT64_MAX / 16) * sizeof(float);
     int r = map_device(c, &c->pool, fd, n_bytes, true);
 
@@ -95,7 +95,7 @@ static const char *cuda_memory_why(const struct zerod *c, int r)
     return r == -EIO ? cuda_why(c->cuda) : strerror(-r);
 }
 
-/* Stage 3: the pool has room for each parameter, so that one at a time can be gathered. */
+/* Checks that the pool has room for each parameter, so that one at a time can be gathered (stage 3). */
 static int check_pool(struct zerod *c)
 {
     if (!c->range)
@@ -144,7 +144,7 @@ static int cuda_memory_put(struct zerod *c, uint8_t *to, const void *from, size_
     return r == 0 ? 0 : failed(c, r);
 }
 
-/* Lets the stream say when the copy is done. */
+/* Has the stream write a point when the copy is done. */
 static int cuda_memory_mark(struct zerod *c, struct request_push *push)
 {
     int r = cuda_say_point(c->cuda, c->stream, c->last_point + 1);
@@ -228,7 +228,7 @@ static size_t cuda_memory_count_fitting(const struct zerod *c, const unsigned *p
             break;
         n++;
     }
-    return n; /* check_pool() has seen that there is room for each */
+    return n; /* at least 1: check_pool() has checked each */
 }
 
 static int cuda_memory_check_gathered(struct zerod *c, const unsigned *params, size_t n, const struct reply_done *done)
@@ -261,7 +261,7 @@ static int cuda_memory_show(struct zerod *c, uint32_t param, uint64_t pool_offse
     return r == 0 ? 0 : failed(c, r);
 }
 
-/* After a fatal error the first one is kept. */
+/* Return: the first fatal error, if there was one before. */
 static int cuda_memory_finish(struct zerod *c)
 {
     int r = range_finish(c->range);
@@ -279,8 +279,8 @@ static int cuda_memory_hide(struct zerod *c, uint32_t param)
 /* ---- write window -------------------------------------------------------------------------------------- */
 
 /*
- * Rank 0 writes into the daemon's memory, which has the weights; the others into a copy that nobody reads. In stage 3
- * they have no weights to copy, so the daemon sends them a descriptor of that memory as well.
+ * Rank 0 writes into the daemon's memory, which holds the weights. The other ranks write into a copy that is never
+ * read. In stage 3 they have no weights to copy, so the daemon sends them a descriptor of that memory as well.
  */
 static int cuda_memory_open_window(struct zerod *c, int fd)
 {
@@ -310,7 +310,7 @@ static void cuda_memory_close_window(struct zerod *c)
 
 /* ---- end ----------------------------------------------------------------------------------------------- */
 
-/* A forked child must not call the driver, so it forgets all that only the driver can free. */
+/* Drops, without freeing it, all memory that only the driver can free: a forked child must not call the driver. */
 static void forget(struct zerod *c)
 {
     c->ring = c->weights = c->pool = MAPPING_NULL;
@@ -321,7 +321,7 @@ static void forget(struct zerod *c)
     c->cuda = NULL;
 }
 
-/* Work on the stream must not use memory that is unmapped. */
+/* Waits for the stream, because its work must not use unmapped memory. */
 static void cuda_memory_stop(struct zerod *c)
 {
     if (!*c->call.mine) {
@@ -344,7 +344,7 @@ static void cuda_memory_deinit(struct zerod *c)
     mapping_deinit(&c->progress);
 }
 
-/* The daemon's host memory says nothing of GPUs. */
+/* Waits for all weights, because the published page does not cover GPUs. */
 static int cuda_memory_await(struct zerod *c, const unsigned *params, size_t n_params)
 {
     return overlap_settle(c);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The CUDA driver, opened at run time, and one handle's context of it (cuda.h). */
+/* The CUDA driver, opened at run time, and the context of one handle (cuda.h). */
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include "core/base/base.h"
 #include "core/wire/progress.h"
 
-/* The driver's numbers and types, as its documentation has them. They have been the same since CUDA 10.2. */
+/* The driver's numbers and types, from its documentation. They have not changed since CUDA 10.2. */
 enum {
     SUCCESS = 0,
     OUT_OF_MEMORY = 2,
@@ -37,7 +37,7 @@ struct access {
     int location_type, ordinal, flags;
 };
 
-/* Describes memory that is created; the rest says that it is neither exported nor compressed. */
+/* Describes memory to be created. Zero in the other fields means: neither exported nor compressed. */
 struct allocation {
     int type, handle_types, location_type, ordinal;
     void *unused_handle;
@@ -48,7 +48,7 @@ struct uuid {
     uint8_t bytes[CUDA_GPU_BYTES];
 };
 
-/* Names as the library has them: those of the driver's header are macros for some. All are in a driver for 11.7. */
+/* Symbols of the library: the driver's header redefines some names with macros. All are in a driver for 11.7. */
 #define DRIVER_CALLS(CALL)                                                                                             \
     CALL(get_error_name, "cuGetErrorName", (int error, const char **name))                                             \
     CALL(init, "cuInit", (unsigned flags))                                                                             \
@@ -98,10 +98,10 @@ struct cuda {
     bool is_torch;
     void *context;
     int device;                     /* the driver's handle */
-    int ordinal;                    /* by which places of memory name it */
-    struct progress_page *progress; /* registered; NULL: not yet */
+    int ordinal;                    /* names the device in locations of memory */
+    struct progress_page *progress; /* registered; NULL: not registered */
     address progress_at;
-    void *last_event; /* behind the last point; NULL: none was said */
+    void *last_event; /* recorded behind the last point; NULL: no point */
     char why[400];
 };
 
@@ -124,7 +124,7 @@ static const char *error_name(const struct cuda *cuda, int error)
     return cuda->driver.get_error_name(error, &name) == SUCCESS && name ? name : "an unknown error";
 }
 
-/* Translates what a call of the driver has returned. */
+/* Translates the result of a call of the driver. Return: 0 or -EIO. */
 static int check(struct cuda *cuda, const char *what, int error)
 {
     return error == SUCCESS ? 0 : fail(cuda, -EIO, "%s: %s", what, error_name(cuda, error));
@@ -140,7 +140,7 @@ const char *cuda_why(const struct cuda *cuda)
 static int load_libcuda(struct cuda *cuda)
 {
     const char *path = getenv("ZEROD_LIBCUDA");
-    void *library = dlopen(path && *path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* stays, as drivers do */
+    void *library = dlopen(path && *path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* it stays loaded */
     const struct {
         const char *name;
         void *field;
@@ -206,7 +206,7 @@ int cuda_open(struct cuda **out, bool is_torch)
     return r == 0 ? find_context(cuda) : r;
 }
 
-/* Makes the handle's context current. Return: 0, or an outcome after which leave() must not be called. */
+/* Makes the handle's context current. Return: 0; after any other result leave() must not be called. */
 static int enter(struct cuda *cuda, bool *pushed)
 {
     void *current = NULL;
@@ -247,7 +247,7 @@ struct gpu_name {
     char text[48];
 };
 
-/* As nvidia-smi -L has it. */
+/* Formats the name as nvidia-smi -L does. */
 static const char *name_gpu(struct gpu_name *name, const uint8_t gpu[CUDA_GPU_BYTES])
 {
     size_t n = (size_t)snprintf(name->text, sizeof(name->text), "GPU-");
@@ -258,7 +258,7 @@ static const char *name_gpu(struct gpu_name *name, const uint8_t gpu[CUDA_GPU_BY
     return name->text;
 }
 
-/* Return: the ordinal that this process has for it, or -1. */
+/* Return: the ordinal of this GPU in this process, or -1. */
 static int find_gpu(const struct cuda *cuda, const uint8_t gpu[CUDA_GPU_BYTES])
 {
     const struct driver *driver = &cuda->driver;
@@ -304,7 +304,7 @@ static address address_of(const void *memory)
     return (address)(uintptr_t)memory;
 }
 
-/* Some drivers have no memory that a device may only read; there only the caller's care prevents writes. */
+/* Gives the device access. Some drivers have no read-only memory for a device: there the caller must not write. */
 static int give_access(struct cuda *cuda, address at, size_t n_bytes, bool read_only)
 {
     struct access access = {LOCATION_DEVICE, cuda->ordinal, read_only ? ACCESS_READ : ACCESS_READ_WRITE};
@@ -434,7 +434,7 @@ void cuda_unreserve(struct cuda *cuda, uint8_t *base, size_t n_bytes)
     leave(cuda, pushed);
 }
 
-/* -ENOMEM is an outcome of its own, because the caller may make room. */
+/* As check(), but returns -ENOMEM if memory is short, because the caller may then make room. */
 static int check_room(struct cuda *cuda, const char *what, int error)
 {
     int r = check(cuda, what, error);
@@ -571,9 +571,9 @@ int cuda_open_progress(struct cuda *cuda, struct progress_page *page)
 }
 
 /*
- * Points grow in the page, and the daemon waits only for the last one of a slot. Behind the last point's own stream the
- * wait costs nothing; but that two handles are equal does not say that their streams are: each thread has a default
- * stream of its own under one handle, and a stream may get the handle of one that was destroyed.
+ * Makes the stream wait for the last point, because points in the page only grow, and the daemon waits only for the
+ * last point of a slot. If it is the stream of the last point, the wait costs nothing. Equal handles do not prove that:
+ * each thread has its own default stream under one handle, and a new stream may get the handle of a destroyed one.
  */
 static int follow(struct cuda *cuda, void *stream)
 {

@@ -4,12 +4,12 @@
  * Gradients and weights in host memory. Weights are:
  *
  *   shared     the daemon's weight segment, read-only
- *   private    a copy of it, refreshed before zerod_step() returns
- *   stage 3    a reserved range; a parameter's pool pages are mapped at its place while it is gathered, PROT_NONE
- *              otherwise. A prefetch maps nothing: a read of what is not gathered stays an error, whatever was
- *              prefetched
+ *   private    a copy of it, updated before zerod_step() returns
+ *   stage 3    a reserved range; a gathered parameter's pool pages are mapped at its place, otherwise the place is
+ *              PROT_NONE. A prefetch maps nothing, so a read of a parameter that is not gathered is an error even if
+ *              it was prefetched
  *
- * A write window is other memory mapped over the same addresses.
+ * A write window is other memory that is mapped at the same addresses.
  */
 
 #include <errno.h>
@@ -44,7 +44,7 @@ static int map_ring(struct zerod *c, int fd, size_t n_bytes)
 
     /* The daemon reads a gradient from the cache if the rings of all ranks fit into it. */
     c->past_caches = n_bytes * c->welcome.world_size > caches_last_level_bytes();
-    /* Page faults in the middle of a backward cost more than touching a bounded ring once, now. */
+    /* Touches the ring once now, because page faults in a backward cost more. */
     if (r == 0)
         (void)madvise(c->ring.base, c->ring.n_bytes, MADV_POPULATE_WRITE);
     return r;
@@ -103,7 +103,7 @@ static int host_memory_check(struct zerod *c, const struct reply_formed *formed)
 
 /* ---- gradients ----------------------------------------------------------------------------------------- */
 
-/* The host copies at once. */
+/* Does not wait, because the host copies at once. */
 static int host_memory_wait_for_nothing(struct zerod *c)
 {
     return 0;
@@ -185,7 +185,7 @@ static int host_memory_refresh(struct zerod *c)
     return 0;
 }
 
-/* A copy is made of all weights at once, and between nodes nobody says which have come. */
+/* Waits for all weights if all are copied at once (private), or if there is no published page (between nodes). */
 static int host_memory_await(struct zerod *c, const unsigned *params, size_t n_params)
 {
     return c->private_weights || !c->published.base ? overlap_settle(c) : overlap_await(c, params, n_params);
@@ -203,13 +203,13 @@ static size_t host_memory_count_fitting(const struct zerod *c, const unsigned *p
     return n;
 }
 
-/* The range has a place for each parameter. */
+/* Nothing to check: the range has a place for each parameter. */
 static int host_memory_check_gathered(struct zerod *c, const unsigned *params, size_t n, const struct reply_done *done)
 {
     return 0;
 }
 
-/* An open window shows all weights; after it is closed, only gathered weights are shown. */
+/* Maps a gathered parameter, except in a window, which shows all weights; host_memory_close_window() maps it then. */
 static int host_memory_show(struct zerod *c, uint32_t param, uint64_t pool_offset)
 {
     uint64_t offset = weights_offset(c, param);

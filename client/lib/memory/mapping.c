@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Mappings of the daemon's shared memory, each with the descriptor that it was made from. */
+/* Mappings of the daemon's shared memory. Each keeps the descriptor from which it was made. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +25,10 @@ int mapping_check(int fd, uint64_t offset_bytes, uint64_t n_bytes)
     return 0;
 }
 
-/* Addresses for n_bytes (a multiple of the page size) from a multiple of HUGE_PAGE_BYTES. Return: MAP_FAILED, none. */
+/*
+ * Finds addresses for n_bytes (a multiple of the page size) that start at a multiple of HUGE_PAGE_BYTES. Return:
+ * MAP_FAILED if there are none.
+ */
 static uint8_t *find_addresses(size_t n_bytes)
 {
     uint8_t *area =
@@ -41,7 +44,7 @@ static uint8_t *find_addresses(size_t n_bytes)
     return area + before;
 }
 
-/* Where the daemon's pages are huge, so are ours. */
+/* Aligns the mapping, so that the daemon's huge pages are huge here too. */
 int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection)
 {
     size_t whole = round_up(n_bytes, (size_t)sysconf(_SC_PAGESIZE));

@@ -16,16 +16,17 @@ struct mapping {
 
 /*
  * Checks that the file has these bytes and is sealed against shrinking: otherwise a read of the mapping could end this
- * process. Return: 0; -EPROTO: it is too short, or is not sealed; or a negative errno.
+ * process. Return: 0; -EPROTO if it is too short or not sealed; or a negative errno.
  */
 int mapping_check(int fd, uint64_t offset_bytes, uint64_t n_bytes);
 
-/* Maps shared memory of the daemon, as mapping_check() wants it. Takes the fd, also on failure. Return: 0 or a negative
- * errno. */
+/* Maps shared memory after mapping_check(). Takes over the fd, also on failure. Return: 0 or a negative errno. */
 int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection);
 
-/* Reserves addresses where nothing is readable until parts of fd are mapped there. Takes the fd: mapping_deinit()
- * closes it, also after a failure. Return: 0 or a negative errno. */
+/*
+ * Reserves addresses where nothing is readable until parts of fd are mapped there. Takes over the fd, also on failure:
+ * mapping_deinit() closes it. Return: 0 or a negative errno.
+ */
 int mapping_reserve(struct mapping *mapping, int fd, size_t n_bytes);
 
 void mapping_deinit(struct mapping *mapping); /* MAPPING_NULL is fine */

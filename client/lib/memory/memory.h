@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The memory that a job's gradients and weights lie in: all that the library does differently for host memory and for
- * memory of GPUs. A handle has host_memory until the daemon says that the job is on GPUs.
+ * The memory of a job's gradients and weights: the operations that differ between host memory and memory of GPUs. A
+ * handle uses host_memory until the daemon says that the job is on GPUs.
  *
  * Unless a comment says otherwise, the outcome is 0 or a fatal error, which has been noted.
  */
@@ -21,14 +21,14 @@ struct wire_segment;
 struct memory_ops {
     /* ---- forming ---- */
 
-    /* Before anything is mapped: can this process use the memory where the daemon has it? */
+    /* Checks, before anything is mapped, that this process can use the daemon's memory. */
     int (*check_gpu)(struct zerod *c, const struct reply_formed *formed);
 
-    /* Maps the ring, the weights or the pool. Takes fd, also on failure. Return: 0, or a negative errno for why(). */
+    /* Maps ring, weights or pool. Takes over fd, also on failure. Return: 0, or a negative errno for why(). */
     int (*map)(struct zerod *c, const struct wire_segment *segment, int fd);
     const char *(*why)(const struct zerod *c, int r);
 
-    /* After all segments: is everything there? */
+    /* Checks, after all segments, that nothing is missing. */
     int (*check)(struct zerod *c, const struct reply_formed *formed);
 
     /* ---- the caller's stream ---- */
@@ -40,34 +40,42 @@ struct memory_ops {
 
     int (*put)(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes); /* copies, on the stream */
 
-    /* Names in the push the point that the GPU must have reached before the slot is read. */
+    /* Writes into the push the point that the GPU must reach before the slot is read. */
     int (*mark)(struct zerod *c, struct request_push *push);
 
-    /* Memory of this process for a gradient that is pushed in parts, kept until release(). NULL: a fatal error. */
+    /* Allocates memory of this process for a gradient that is pushed in parts. NULL: a fatal error. */
     uint8_t *(*alloc)(struct zerod *c, uint32_t param);
     void (*release)(struct zerod *c, uint8_t *memory); /* NULL is fine */
 
-    /* Room outside the ring for a refused duplicate, whose bytes must not overwrite the first push's. NULL: none. */
+    /* Returns memory outside the ring for a refused duplicate, to spare the first push's bytes. NULL: no memory. */
     void *(*scratch)(struct zerod *c, uint32_t param);
 
-    /* A duplicate's bytes where the host can read them; data: NULL when they are in scratch. Return: NULL when there
-     * are none, or after an error. */
+    /*
+     * Returns a duplicate's bytes in host memory. data: NULL if they are in scratch. Return: NULL if there are none, or
+     * after an error.
+     */
     const void *(*read_duplicate)(struct zerod *c, uint32_t param, const void *data);
 
     /* ---- weights ---- */
 
-    const uint8_t *(*weight)(const struct zerod *c, uint32_t param); /* where the caller finds it */
+    const uint8_t *(*weight)(const struct zerod *c, uint32_t param); /* the caller's address */
 
-    /* Memory that a caller may register with a GPU's driver; left alone when there is none. */
+    /* Sets *base and *n_bytes to memory that a caller may register with a GPU's driver, if there is such memory. */
     void (*share)(const struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes);
 
-    /* After a step or a window: copies of weights get the new ones. */
+    /* Updates copies of weights after a step or a window. */
     int (*refresh)(struct zerod *c);
 
-    /* A step is decided, and its answer owed: waits until these parameters have its weights, or for all (overlap.h). */
+    /*
+     * A step is decided, and the daemon owes its answer: waits until these parameters, or all, have the new weights
+     * (overlap.h).
+     */
     int (*await)(struct zerod *c, const unsigned *params, size_t n_params);
 
-    /* Stage 3. How many of n parameters one request may gather; are the daemon's offsets in its pool right? */
+    /*
+     * Stage 3. count_fitting() returns how many of n parameters one request may gather; check_gathered() checks the
+     * daemon's offsets in its pool.
+     */
     size_t (*count_fitting)(const struct zerod *c, const unsigned *params, size_t n);
     int (*check_gathered)(struct zerod *c, const unsigned *params, size_t n, const struct reply_done *done);
 

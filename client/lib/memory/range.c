@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The addresses on a GPU where gathered weights are read, and the memory that lies there (range.h). */
+/* The addresses on a GPU where gathered weights are read, and the memory at these addresses (range.h). */
 
 #include <assert.h>
 #include <errno.h>
@@ -19,10 +19,10 @@ struct range_memory {
 
 struct range_param {
     uint64_t offset_bytes;
-    size_t n_bytes, n_mapped_bytes; /* of the weights, of the memory; 0: a parameter without elements */
+    size_t n_bytes, n_mapped_bytes; /* of the weights, and of the memory; 0: a parameter without elements */
     bool mapped, hidden;            /* a hidden one is mapped as well */
     uint64_t memory;
-    void *event; /* behind the work that may read it; NULL until it is hidden for the first time */
+    void *event; /* recorded when it is hidden; NULL until it is hidden for the first time */
 };
 
 struct range {
@@ -33,8 +33,8 @@ struct range {
     uint64_t bound_bytes, held_bytes;
     uint32_t n_params, n_hidden, n_free;
     struct range_param *params;
-    uint32_t *hidden;          /* the longest hidden first */
-    struct range_memory *free; /* at most one for each parameter, because each piece was mapped for one once */
+    uint32_t *hidden;          /* longest hidden first */
+    struct range_memory *free; /* at most one for each parameter, because each piece was mapped for a parameter once */
 };
 
 /* ---- memory -------------------------------------------------------------------------------------------- */
@@ -77,7 +77,7 @@ static void remove_hidden(struct range *range, uint32_t i)
     memmove(&range->hidden[i], &range->hidden[i + 1], (range->n_hidden - i) * sizeof(range->hidden[0]));
 }
 
-/* Frees the memory of the longest hidden parameter, which no work reads any more. */
+/* Makes the memory of the longest hidden parameter free. No work may read it any more. */
 static int unmap_first(struct range *range)
 {
     struct range_param *p = &range->params[range->hidden[0]];
@@ -121,8 +121,7 @@ static int create(struct range *range, size_t n_bytes, uint64_t *memory)
     return r;
 }
 
-/* Finds memory of exactly this size. New memory is created while the bound allows it, or when this process holds no
- * memory that it could free. */
+/* Finds memory of exactly this size. Creates it if the bound allows it, or if no memory is free or hidden. */
 static int find_memory(struct range *range, size_t n_bytes, uint64_t *memory)
 {
     int r = unmap_past(range);
@@ -153,7 +152,7 @@ static int map(struct range *range, struct range_param *p)
     return r;
 }
 
-/* Maps memory. If the GPU has none left, this process first frees all that no parameter needs. */
+/* Maps memory. If the GPU has none left, first frees all memory of hidden parameters and all free memory. */
 static int map_or_make_room(struct range *range, struct range_param *p)
 {
     int r = map(range, p);
@@ -180,7 +179,7 @@ uint64_t range_held_bytes(const struct range *range)
     return range->held_bytes;
 }
 
-/* Work that reads a hidden parameter must not see it change, so it is waited for. */
+/* Waits for work that may still read the hidden parameter, because show then overwrites it. */
 static int show_hidden(struct range *range, uint32_t param)
 {
     uint32_t i = 0;

@@ -19,7 +19,7 @@ import sys
 
 
 def _is_program() -> bool:
-    """Is this `python -m zerod`? It becomes zerodctl and needs no torch, which may be missing where a log is read."""
+    """True for `python -m zerod`, which becomes zerodctl and reads logs where torch may be missing."""
     n_before = len(sys.orig_argv) - len(sys.argv)  # Python keeps "-m" as argv[0] while it looks for the module
     return sys.argv[:1] == ["-m"] and sys.orig_argv[n_before] in ("zerod", "-mzerod")
 

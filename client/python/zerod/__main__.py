@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def zerodctl() -> str | None:
-    """The one that this Python's environment has, else the one on PATH."""
+    """The zerodctl of this Python's environment, or the one on PATH."""
     beside = Path(sysconfig.get_path("scripts")) / "zerodctl"
     return str(beside) if beside.exists() else shutil.which("zerodctl")
 

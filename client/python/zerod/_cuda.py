@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Every call of torch.cuda and of the driver that this package makes, and nothing else, so that the other modules can be tested without a
-GPU, with a stand-in for this one (tests/torch/programs/late_cuda.py). A model in host memory needs none of these calls.
+All calls of torch.cuda and of the driver that this package makes, and nothing else. So the other modules can be tested
+without a GPU, with a stand-in for this one (tests/torch/programs/late_cuda.py). A model in host memory needs none of
+these calls.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def device_of(tensor: torch.Tensor) -> torch.device:
 
 @contextlib.contextmanager
 def using(device: torch.device) -> Any:
-    """Inside, the device and its context are the calling thread's."""
+    """Inside, the device and its context are current in the calling thread."""
     with torch.cuda.device(device):
         torch.cuda.synchronize()
         yield
@@ -49,8 +50,8 @@ def stream(device: torch.device) -> int:
 
 def to_gpu(target: torch.Tensor, host: torch.Tensor) -> None:
     """
-    Copies on the current stream; without waiting if the host memory is registered or pinned. `host` must not change until an
-    Event recorded behind it is done.
+    Copies on the current stream; does not wait if the host memory is registered or pinned. `host` must not change until
+    an Event recorded after the copy is done.
     """
     target.copy_(host, non_blocking=True)
 
@@ -93,8 +94,8 @@ class CopyStream:
 
     def to_host(self, host: torch.Tensor, source: torch.Tensor, done: Event) -> None:
         """
-        Copies what the current stream computes into `source`; without waiting if the host memory is registered or pinned.
-        done: is done with the copy. torch does not reuse the memory of `source` before.
+        Copies `source`, after the current stream has computed it; does not wait if the host memory is registered or
+        pinned. done: the Event of the copy. torch does not reuse the memory of `source` before that.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -103,13 +104,13 @@ class CopyStream:
         done.record_on(self._stream)
 
     def join(self) -> None:
-        """What the current stream gets from now on runs after all copies."""
+        """Later work of the current stream runs after all copies."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 @functools.cache
 def _driver() -> Any:
-    """None where torch's GPUs have another one (ROCm)."""
+    """The CUDA driver; None if torch's GPUs have another driver (ROCm)."""
     try:
         return ctypes.CDLL(os.environ.get("ZEROD_LIBCUDA", "libcuda.so.1"))
     except OSError:
@@ -118,13 +119,14 @@ def _driver() -> Any:
 
 def register(address: int, n_bytes: int, read_only: bool = False) -> bool:
     """
-    Registers host memory, so that copies use it without waiting. False: the driver refused, and copies wait. The driver is
-    asked, and not cudaHostRegister(), whose refusal stays the thread's last error: torch would raise it at the next kernel.
+    Registers host memory, so that copies do not wait. Returns False if the driver refuses; then copies wait. Calls the
+    driver and not cudaHostRegister(), whose refusal stays the thread's last error: torch would raise it at the next
+    kernel.
     """
     driver, flags = _driver(), _PORTABLE | (_READ_ONLY if read_only else 0)
     if driver is None:
         return False
-    torch.cuda.synchronize()  # The driver wants a context of this thread.
+    torch.cuda.synchronize()  # The driver needs a context of this thread.
     return bool(driver.cuMemHostRegister_v2(c_void_p(address), c_size_t(n_bytes), c_uint(flags)) == 0)
 
 

@@ -3,8 +3,8 @@
 libzerod through ctypes: structures and prototypes of zerod/client.h, and of python-hook.h and watch.h in
 client/lib, and nothing else.
 
-The library is the one beside this file, which the wheel brings, or the system's, which Debian's packages bring; the
-environment variable ZEROD_LIBRARY names another.
+The library is the one next to this file (from the wheel), or the system's (from Debian's packages). The environment
+variable ZEROD_LIBRARY names another one.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ class _Library:
             setattr(self, name.removeprefix("zerod_"), _prototype(waiting, name, prototype))
         for name, prototype in _IMMEDIATE.items():
             setattr(self, name.removeprefix("zerod_"), _prototype(immediate, name, prototype))
-        # A small push takes less time than to release and acquire the interpreter lock, or to check arguments, so its
-        # arguments are unchecked: a c_void_p and a byref().
+        # push_small() neither releases the interpreter lock nor checks its arguments, a c_void_p and a byref(), because
+        # both would take longer than a small push.
         self.push_small = _prototype(immediate, "zerod_push", _WAITING["zerod_push"])
         self.push_small.argtypes = None
 

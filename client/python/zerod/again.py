@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 A process that has closed its optimizer and attaches again: k-fold, sweeps, a cell of a notebook that runs twice, layers
-that are thawed in mid-run. The daemon holds the run that all ranks have left. It goes on with the same model: the same
-module, with the same parameters to be trained, and with the weights that close() gave back. With any other model another
-run begins, as it would with one of torch's optimizers. If the program names runs, the name decides.
+that are thawed in mid-run. The daemon holds the run that all ranks have left. The run continues with the same model:
+the same module, the same trained parameters, and the weights that close() gave back. With any other model a new run
+begins, as with torch's optimizers. If the program names runs, the name decides.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _SAMPLE = 1024  # elements of each parameter that are compared
 
 
 class Attach(enum.Enum):
-    """What an attach is to the daemon."""
+    """The kind of an attach."""
 
     FIRST = enum.auto()  # of this process
-    AGAIN = enum.auto()  # this process goes on with the run that it has left
-    ANEW = enum.auto()  # it begins another one
+    AGAIN = enum.auto()  # this process continues the run that it has left
+    ANEW = enum.auto()  # this process begins another run
 
 
 @dataclasses.dataclass
@@ -47,7 +47,10 @@ _left: dict[tuple[bytes, int], _Left] = {}  # by socket and rank
 
 
 def layout_of(model: nn.Module, groups: Iterable[Any]) -> Any:
-    """What decides how the daemon lays out the run. groups: as they were given to zerod.Optimizer, or as it has them."""
+    """
+    The properties that determine the run's layout in the daemon. groups: the argument of zerod.Optimizer, or its
+    param_groups.
+    """
     placed: dict[int, tuple[int, Any]] = {}
     loose = []
     for i, group in enumerate(groups):
@@ -64,7 +67,7 @@ def layout_of(model: nn.Module, groups: Iterable[Any]) -> Any:
 
 
 def _listed(group: dict[str, Any]) -> list[Any]:
-    """The parameters of a group; an iterator can be read once only, so the group gets the list, as torch does it."""
+    """The parameters of a group. An iterator can be read only once, so a list replaces it in the group, as in torch."""
     params = group.get("params", ())
     if not isinstance(params, torch.Tensor | list | tuple):
         params = group["params"] = list(params)
@@ -78,8 +81,8 @@ def _param(entry: Any) -> Any:
 @torch.no_grad()
 def _weights(model: nn.Module) -> list[tuple[int, int, int]]:
     """
-    Tells whether the program has changed the weights. A change in place that torch does not count, as one of param.data, is
-    seen in a sample: a model that is initialised anew differs everywhere.
+    Values that show whether the program has changed the weights. A sample shows changes in place that torch does not
+    count, such as those of param.data: a model that is initialised again differs everywhere.
     """
     result = []
     for param in model.parameters():
@@ -92,7 +95,10 @@ def _weights(model: nn.Module) -> list[tuple[int, int, int]]:
 
 
 def note_left(path: bytes, rank: int, model: nn.Module, layout: Any, run_id: bytes, optimizer: str) -> None:
-    """This process has left the run, and the model has its weights. layout: layout_of(), when the run was formed."""
+    """
+    Notes that this process has left the run, and that the model has its weights. layout: layout_of() when the run was
+    formed.
+    """
     weights = _weights(model) if rank == 0 else []
     _left[path, rank] = _Left(weakref.ref(model), layout, weights, run_id, optimizer)
 
@@ -100,7 +106,10 @@ def note_left(path: bytes, rank: int, model: nn.Module, layout: Any, run_id: byt
 def find(
     path: bytes, rank: int, model: nn.Module, groups: Iterable[Any], run_id: str | None, optimizer: str | None
 ) -> Attach:
-    """groups, run_id, optimizer: as the program gives them. Of the weights rank 0's count, as they do in each new run."""
+    """
+    The kind of this attach. groups, run_id, optimizer: the program's arguments. Only rank 0's weights count, as in each
+    new run.
+    """
     left = _left.get((path, rank))
     if left is None:
         return Attach.FIRST

@@ -3,8 +3,8 @@
 The parameters of a model and their places in the daemon.
 
 Parameters are declared in the order of named_parameters(), and their .data is pointed at the published weights: memory
-of the daemon, mapped read-only, at an address that never changes. Each parameter gets a storage of its own, so that saving
-and sharing look as they did. Frozen parameters are declared and published, too, except those of own.py.
+of the daemon, mapped read-only, at an address that never changes. Each parameter has its own storage, so that saving
+and sharing work as before. Frozen parameters are declared and published, too, except those of own.py.
 
 A parameter whose strides are not those of a contiguous tensor (channels_last) keeps them. Its declared shape has the
 order of memory, so that ranks whose orders differ are refused (E1101).
@@ -137,8 +137,8 @@ def _can_publish(param: nn.Parameter, device: torch.device | None) -> bool:
 
 def bind(model: nn.Module, groups: list[dict[str, Any]], publish_frozen: bool = True) -> tuple[list[Bound], list[Own]]:
     """
-    The parameters that are declared, in this order: those that are trained, and the frozen ones that zerod publishes; and
-    the others. A parameter in no group is frozen.
+    Returns the declared parameters in the model's order: the trained ones, and the frozen ones that zerod publishes;
+    and the parameters that are not declared. A parameter in no group is frozen.
     """
     names = _named(model)
     group_of = {param: g for g, group in enumerate(groups) for param in group["params"]}
@@ -177,7 +177,10 @@ def _n_span(tensor: torch.Tensor) -> int:
 
 
 def _have_common_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Of two tensors over one storage. Their spans may overlap without that, as those of two blocks of columns do."""
+    """
+    True if two tensors over one storage have common elements. Spans may overlap without any, as with two blocks of
+    columns.
+    """
     start = min(a.data_ptr(), b.data_ptr())
     end = max(t.data_ptr() + _n_span(t) for t in (a, b))
     taken = torch.zeros(end - start, dtype=torch.bool)
@@ -192,13 +195,13 @@ def _have_common_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _refuse_shared_memory(model: nn.Module, bound: list[Bound], own: list[Own]) -> None:
     """
-    Each parameter gets memory of its own. So if two of them, or one and a buffer, have the same memory without being one
-    parameter, the other would no longer follow the one that is trained.
+    Refuses two parameters, or a parameter and a buffer, that share memory without being one parameter. Each parameter
+    gets its own memory, so the other one would no longer follow the trained one.
     """
     tensors = [(b.name, b.param.detach(), b.trainable) for b in bound]
     tensors += [(o.name, o.param.detach(), False) for o in own if is_plain(o.param)]
     tensors += [(compiled.plain(name), buffer.detach(), False) for name, buffer in model.named_buffers()]
-    over: dict[int, list[tuple[str, torch.Tensor, bool]]] = {}  # those over each storage
+    over: dict[int, list[tuple[str, torch.Tensor, bool]]] = {}  # by storage
     for entry in tensors:
         tensor = entry[1]
         if tensor.layout == torch.strided and tensor.numel() and tensor.data_ptr():
@@ -252,7 +255,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copy_bytes(tensor: torch.Tensor) -> bytes:
-    """The bytes of a contiguous tensor in host memory. Its numpy() would fail where numpy is not installed."""
+    """The bytes of a contiguous tensor in host memory. Tensor.numpy() would fail if numpy is not installed."""
     return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
@@ -344,7 +347,7 @@ def attach(b: Bound, weights: torch.Tensor) -> None:
 
 @torch.no_grad()
 def detach(b: Bound) -> None:
-    """Moves the parameter back to memory of the process's own."""
+    """Moves the parameter back to this process's own memory."""
     if b.param.data_ptr() == b.address:
         b.param.data = b.param.detach().clone(memory_format=torch.preserve_format)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of a module's parameters as attributes, `module.weight`, from wherever they come: a module's own forward, or other code."""
+"""Notices reads of a module's parameters as attributes, `module.weight`, by its own forward or by other code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Parameters(dict[str, Any]):
 
 
 def watch(module: nn.Module, read: Callable[[torch.Tensor], None]) -> None:
-    """From now on read() is called with each parameter of the module, children's excepted, that is read as an attribute."""
+    """From now on, each read of a module's own parameter as an attribute calls read() with the parameter."""
     module._parameters = Parameters(module._parameters, read)
 
 

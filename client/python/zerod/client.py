@@ -49,7 +49,7 @@ class StepResult(NamedTuple):
 
 
 class Declaration(NamedTuple):
-    """One entry of the manifest. init: address of the initial weights, or 0. grad_dtype: None, as dtype."""
+    """One entry of the manifest. init: address of the initial weights, or 0. grad_dtype None: equal to dtype."""
 
     name: str
     dtype: int
@@ -96,14 +96,14 @@ _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def _program() -> str:
-    """The names of the program and its libraries: the daemon words its fixes for the ones it knows."""
+    """The names of the program and its libraries: the daemon writes its fixes for the libraries that it knows."""
     version = sys.modules["torch"].__version__
     callers = [name for name in ("swift", "transformers", "lightning", "fastNLP") if name in sys.modules]
     return " ".join([os.path.basename(sys.argv[0]) or "python", "zerod", f"torch {version}", *callers])
 
 
 def _is_alone() -> bool:
-    """No launcher has numbered this process, so it is the only one."""
+    """True if no launcher has numbered this process: then it is the only one."""
     return "RANK" not in os.environ and "WORLD_SIZE" not in os.environ
 
 
@@ -160,19 +160,19 @@ class Client:
         flags: int = 0,
     ) -> None:
         self._handle = c_void_p()
-        self._is_kept = False  # the handle, until the process exits
+        self._is_kept = False  # the handle stays until the process exits
         self._pid = os.getpid()
         self.rank = rank_of(rank)
         self.left = False
         self.result: StepResult | None = None  # of the last step
         self.waits = Waits()
         self.before_close: list[Any] = []  # called when the handle is about to be freed
-        self.current_stream: Any = None  # a job on GPUs: gives the CUstream of the calling thread
+        self.current_stream: Any = None  # a job on GPUs: returns the CUstream of the calling thread
         self._stream = 0  # the stream that the handle knows; 0: the default stream
         if on_duplicate not in _lib.ON_DUPLICATE:
             raise ValueError(f"on_duplicate is {on_duplicate!r}; it may be 'reject', 'accumulate' or 'abort_step'")
         if not faulthandler.is_enabled():
-            with contextlib.suppress(OSError, AttributeError, RuntimeError):  # a stderr that is no file
+            with contextlib.suppress(OSError, AttributeError, RuntimeError):  # stderr is not a file
                 faulthandler.enable()  # prints the Python frames when a published weight is written to (E1106)
         options = _lib.Options(
             socket=path_of(socket),
@@ -201,7 +201,7 @@ class Client:
     # ---- life ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Frees the handle: weights() are unmapped."""
+        """Frees the handle, which unmaps weights()."""
         if self._is_kept:
             return
         handle, self._handle = self._handle, c_void_p()
@@ -349,7 +349,7 @@ class Client:
         return self.result
 
     def wait(self, ids: Any, n: int) -> None:
-        """With overlap_update: until these parameters have the weights of the last step; ids None: all."""
+        """With overlap_update: waits until these parameters have the weights of the last step; ids None: all."""
         self.check(self.waits.during(lib.wait, self._handle, ids, n))
 
     def grad_norm(self) -> float:
@@ -358,7 +358,7 @@ class Client:
         return norm.value
 
     def status(self, timeout: float) -> dict[str, Any] | None:
-        """The daemon's status, asked over a connection of its own; None: it has not answered within timeout seconds."""
+        """The daemon's status, over a separate connection; None if no answer has come within timeout seconds."""
         text = c_char_p()
         if not self._handle or lib.status(self._handle, max(int(timeout * 1000), 1), byref(text)) != 0:
             return None
@@ -403,7 +403,7 @@ class Client:
 
     @property
     def has_written(self) -> bool:
-        """May the program have written to published weights, outside of a window?"""
+        """True if the program may have written to published weights outside of a window."""
         return bool(lib.has_written(self._handle))
 
     def check_weights(self) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Models that torch.compile has made. The wrapper around a module is not the model: parameters have the names that they have
-without it. torch's compiler is imported only when it is used, so its modules are looked up.
+Models made by torch.compile. The wrapper around a module is not the model: parameters have the same names as without
+it. torch's compiler is imported only when it is used, so this module looks for it in sys.modules.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ def plain(name: str) -> str:
 
 
 def is_used() -> bool:
-    """Has torch's compiler made a graph in this process? Hooks of modules do not run in what it has compiled."""
+    """True if torch's compiler has made a graph in this process. Hooks of modules do not run in compiled code."""
     utils = sys.modules.get("torch._dynamo.utils")
     return utils is not None and any(utils.counters.values())

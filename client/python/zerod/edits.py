@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Edits of opt.state and of param_groups[i]["params"]. torch's optimizers would use them; the daemon has the state and the
-groups, so an edit has no effect. It is noted with its line, and the next step is refused.
+Edits of opt.state and of param_groups[i]["params"]. torch's optimizers would use them. The daemon has the state and the
+groups, so an edit has no effect here: the next step is refused, and names the line of the edit.
 
-The program edits a moment in place in a copy that a read has returned. torch counts the edits of a tensor, and a view that
-has lost its memory still shows the count, so the copy is not kept alive.
+A read of a moment returns a copy, which the program may edit in place. torch counts the edits of a tensor. A view
+without memory still shows the count, so this module does not keep the copy alive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _read_of(what: str, tensor: torch.Tensor) -> _Read:
 
 
 class Edits:
-    """The edits since the last step that was taken, or state that was loaded."""
+    """The edits since the last step or the last load of state."""
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self._reads: list[_Read] = []
@@ -50,7 +50,7 @@ class Edits:
         self._first = self._first or f"{what} at {sites.user_site().decode()}"
 
     def forget(self) -> None:
-        """Called when a step was taken, or when state was loaded, with which the program says what it wants."""
+        """Called after a step, and after a load of state, which shows the program's intention."""
         self._reads, self._first = [], ""
 
     def check(self, groups: list[dict[str, Any]]) -> None:

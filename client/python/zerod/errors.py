@@ -11,9 +11,9 @@ The exceptions of zerod, and the category of its warnings.
         DuplicateGradient ... one class for each kind, see CLASSES
         StepAborted           any of these faults, if it aborted the step for all ranks
 
-fault.text is the whole text, as the daemon's log has it. str() of a fault does not quote the program's own exceptions, since
-handlers look for their words ("out of memory") and would swallow the fault, too: a note has the quotes, so that a
-traceback shows them.
+fault.text is the whole text, as in the daemon's log. str() of a fault does not quote the program's own exceptions,
+because a handler that looks for their words ("out of memory") would swallow the fault too. A note has the quotes, so
+that a traceback shows them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Error(RuntimeError):
 
 
 class ZerodWarning(UserWarning):
-    """The category of all warnings of this package. A filter of the program can choose them: warnings.filterwarnings()."""
+    """The category of all warnings of this package, for the program's warnings.filterwarnings()."""
 
 
 class ConnectionLost(Error):
@@ -39,22 +39,25 @@ class ConnectionLost(Error):
 
 
 class ResumeIgnored(Error):
-    """The job has committed steps, and this program, started again, trains without having read opt.position,
+    """The job has committed steps, and this program, which was started again, trains without having read opt.position,
     opt.epoch or opt.resumed. None of its gradients was pushed. To begin anew on purpose, call opt.begin_anew()."""
 
 
 class LossScaleIgnored(Error):
-    """fp16 is enabled in the daemon's configuration, and nobody has multiplied the loss by opt.loss_scale, or two have.
-    The step was not asked for."""
+    """fp16 is enabled in the daemon's configuration, and the loss was multiplied by no loss scale, or by two. The step
+    was not requested."""
 
 
 class BackwardRuns(Error):
-    """A backward runs in another thread. opt.step() and the like have done nothing; of two backwards neither counts."""
+    """
+    A backward runs in another thread. opt.step() and similar calls have done nothing. If two backwards ran, neither
+    counts.
+    """
 
 
 class GradientFault(Error):
     """
-    A diagnostic. The attributes are those of the structured twin; unknown values are None, "" or [].
+    A diagnostic. The attributes are those of its structured form; unknown values are None, "" or [].
 
     text         all of it
     code         1001 for E1001
@@ -198,8 +201,8 @@ class CheckpointNotLoaded(GradientFault):
 
 
 class StepAborted(GradientFault):
-    """The step was aborted for all ranks: weights and state are those before it. Begin it again with its first
-    micro-batch (opt.position)."""
+    """The step was aborted for all ranks: weights and state are those before the step. Begin the step again with its
+    first micro-batch (opt.position)."""
 
 
 CLASSES: dict[int, type[GradientFault]] = {

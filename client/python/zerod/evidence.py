@@ -21,7 +21,7 @@ from .uncopied import Hook
 from .watch import Failure, Segment, now
 
 
-STEPS_UNTIL_SAID = 3  # the daemon reports what has been missing for so many steps
+STEPS_UNTIL_SAID = 3  # the daemon reports parameters that are missing for this many steps
 
 
 def entry_modules(model: nn.Module) -> list[nn.Module]:
@@ -64,8 +64,8 @@ class Evidence:
         self._hooks = []
 
     def step_ended(self) -> None:
-        """Forgets the step; and stops counting when nothing has ever been missing."""
-        if self._hooks and not self._said and not compiled.is_used():  # a graph is compiled anew when hooks come or go
+        """Forgets the step; stops counting if no parameter has ever been missing."""
+        if self._hooks and not self._said and not compiled.is_used():  # a change of hooks compiles graphs again
             self.stop()
         self._called.clear()
         self.failure = None
@@ -76,7 +76,7 @@ class Evidence:
     # ---- what is said --------------------------------------------------------------------------------
 
     def of(self, missing: Sequence[int]) -> _lib.Evidence | None:
-        """Evidence about parameters that this step did not push; None if the daemon has heard the same for long."""
+        """Evidence about parameters that this step did not push; None if the daemon has had it for several steps."""
         self._n_said = self._n_said + 1 if self._said == frozenset(missing) else 1
         if self.failure is None and self.n_backwards > 0 and self._n_said > STEPS_UNTIL_SAID:
             return None
@@ -108,7 +108,7 @@ class Evidence:
 
     def _add_modules(self, evidence: _lib.Evidence, missing: Sequence[int]) -> None:
         if not self._hooks:
-            return  # was not counted in this step: it will be in the next
+            return  # calls were not counted in this step; they will be in the next
         called = [i for i in missing if any(owner in self._called for owner in self._owners[i])]
         rest = [] if compiled.is_used() else sorted(set(missing) - set(called))
         evidence.called, evidence.n_called = _ids(called), len(called)

@@ -36,8 +36,8 @@ from .reads import get_grad, grad_in_c, set_grad
 from .stage3 import Sharding
 from .watch import now
 
-OUTERMOST = 2**32 - 1  # the graph task of an outermost backward, as records have it: nested ones count from 1
-MOVED = 2  # in _pushed: the parameter no longer lies where its weight is published, so it may be of another size
+OUTERMOST = 2**32 - 1  # the graph task of an outermost backward in records; nested ones count from 1
+MOVED = 2  # in _pushed: the parameter is no longer its published weight, so its size may differ
 NO_TASK = -2  # no graph task has this id, so the next hook calls _enter()
 
 _ATTRIBUTES = grad_in_c, torch._C.TensorBase.__dict__["dtype"]
@@ -45,7 +45,7 @@ _HAVE_QUICK_HOOKS = all(isinstance(a, types.GetSetDescriptorType) for a in _ATTR
 
 
 def _shared_with_hooks(client: Client, pushed: bytearray, failed: Callable[[], None]) -> _lib.Hooks:
-    """The values that hooks share with their Gradients without keeping it alive."""
+    """The values that hooks share with their Gradients, without keeping the Gradients alive."""
     bytes_of = (ctypes.c_uint8 * len(pushed)).from_buffer(pushed)
     grad, dtype = _ATTRIBUTES
     return _lib.Hooks(
@@ -69,7 +69,7 @@ def _push_with_care(me: weakref.ref[Gradients], index: int, param: torch.Tensor)
 
 
 class Gradients:
-    """A watch.Watcher. pack: gives the blob to be committed with a micro-batch, or None. sharding: of stage 3."""
+    """A watch.Watcher. pack: returns the blob to be committed with a micro-batch, or None. sharding: for stage 3."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class Gradients:
         self._pushed = bytearray(len(bound))  # in the open micro-batch
         self._in_step = 0  # pushed in ended micro-batches of this step: a number with a byte for each parameter
         self._n_ended = 0
-        self._had = 0  # as _in_step: parameters that would have a .grad in torch, since zero_grad() set it to None
+        self._had = 0  # as _in_step: parameters that in torch have a .grad, since zero_grad() set it to None
         self._zeroed = 0  # those of them whose .grad would be zeros, because of zero_grad(set_to_none=False)
         self.max_norm: float | None = None  # of a clip_grad_norm_ since the step began
-        self._first_clip: tuple[int, str] | None = None  # the number of the last backward before it, and where it was called
+        self._first_clip: tuple[int, str] | None = None  # number of the last backward before it, and its call site
         self._warns_of_clip = True
         self._open = False
         self._blob: bytes | None = None  # user state as the last backward left it
@@ -100,7 +100,7 @@ class Gradients:
         self._hooks = _shared_with_hooks(client, self._pushed, functools.partial(_note_failure, weakref.ref(self)))
         self._record = self._hooks.push
         self._texts: Any = None  # the objects that own the texts of the record
-        self._outer = 0  # number of the outermost backward that a hook fired in last
+        self._outer = 0  # number of the last outermost backward in which a hook fired
         self._forward_since = True  # has a forward run since the last backward?
         self._collided: BackwardRuns | None = None  # another thread began a backward during this one
         self._sequence = 0  # autograd's count of nodes when the last backward ended
@@ -133,8 +133,8 @@ class Gradients:
 
     def _hook(self, b: Bound) -> Callable[[torch.Tensor], None]:
         """
-        The hot path: libzerod's hook does by itself what most pushes need, and leaves the others to _push(). No hook
-        keeps the optimizer alive.
+        The hot path: libzerod's hook handles most pushes alone, and calls _push() for the others. No hook keeps the
+        optimizer alive.
         """
         careful = functools.partial(_push_with_care, weakref.ref(self), b.index)
         if not (_HAVE_QUICK_HOOKS and self._place.has_quick_hook and b.n_grad_bytes) or b.order is not None:
@@ -143,9 +143,12 @@ class Gradients:
         return lib.python_hook(ctypes.byref(self._hooks), ctypes.byref(hook))
 
     def _push(self, index: int, param: torch.Tensor) -> None:
-        """A push of any gradient: the first of a graph task, one that comes again, is sparse or has to be reordered."""
+        """
+        Pushes any gradient: also the first of a graph task, a repeated one, a sparse one, or one in another memory
+        order.
+        """
         b, grad, task = self._bound[index], get_grad(param), watch.current_task()
-        if grad is None:  # torch calls hooks for gradients that are undefined, too
+        if grad is None:  # torch also calls hooks for undefined gradients
             return
         if task != self._hooks.task:
             self._enter(task)
@@ -188,7 +191,7 @@ class Gradients:
         record = self._record
         self._hooks.task = task
         if self._outer != now.outer:
-            if self._place.drain():  # gradients of the backward before, which would get this backward's number
+            if self._place.drain():  # gradients of the last backward, which would get this one's number
                 self._push_failed()
             self._outer = now.outer
             self._open = True
@@ -242,12 +245,12 @@ class Gradients:
             self.end_micro_batch()
 
     def _after_forward(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        """Runs after a failed forward, too. That one has no output; inside an except block any forward has an error."""
+        """Also runs after a failed forward, which has no output. In an except block any forward has an error."""
         error = sys.exc_info()[1]
         if error is not None and output is None and not now.inside and torch.is_grad_enabled():
             self.evidence.failure = watch.failure(error, in_forward=True)
 
-    # ---- backwards, as watch tells -------------------------------------------------------------------
+    # ---- backwards: events of watch ------------------------------------------------------------------
 
     def _check_weights(self, module: nn.Module) -> None:
         """
@@ -304,7 +307,7 @@ class Gradients:
             self._late.check()
 
     def _raise_fault(self) -> None:
-        """Raises the fault of this rank at every call until it is cleared; an abort once, because its step is over."""
+        """Raises this rank's fault at every call until it is cleared; an abort only once, because its step is over."""
         fault = self.fault
         if isinstance(fault, StepAborted):
             self.fault = None
@@ -403,7 +406,7 @@ class Gradients:
         return [b for b in self._bound if b.param.data_ptr() != b.address and b.n_bytes]
 
     def report_storage(self) -> None:
-        """E1104 if a parameter no longer is the published weight; the next answered call raises it."""
+        """Reports E1104 if a parameter is no longer the published weight; the next answered call raises it."""
         moved = self._moved()
         if moved:
             what = f"{moved[0].name} is {moved[0].param.dtype} on {moved[0].param.device} in memory of its own"
@@ -475,7 +478,7 @@ class Gradients:
             self._zeroed |= self._had & mask
 
     def of_zeros(self) -> list[Bound]:
-        """The parameters whose gradients in this step are zeros in torch: of them momentum and weight decay go on."""
+        """The parameters whose gradients are zeros in torch: momentum and weight decay still change them."""
         left = self._zeroed & ~self._in_step & ~int.from_bytes(self._pushed, "little")
         return [b for b in self._bound if left >> 8 * b.index & 0xFF] if left else []
 

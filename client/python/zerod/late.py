@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Parameters that join the model after the job was formed. The job does not train them, and many are not meant to be
-trained: a reference adapter, a moving average, weights that were folded when training was over. So such a parameter is
-refused only if it has a gradient after a backward, or when the step is requested.
+trained: a reference adapter, a moving average, weights that were folded after training. So such a parameter is refused
+only if it has a gradient after a backward, or when the step is requested.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Late:
         _open.discard(self)
 
     def changed(self, where: nn.Module, new: nn.Module | None) -> None:
-        """Called when a parameter, or the module new, is put into a module, which may belong to this model."""
+        """Called when a parameter, or the module `new`, is added to `where`, which may belong to this model."""
         if where in self._modules:
             self._stale = True
             self._modules.update(new.modules() if new is not None else ())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .client import Client
 
-# Name of a figure: its place in the daemon's status (docs/schema/status.json). What ends in _ns becomes seconds.
+# Names of figures, and their places in the daemon's status (docs/schema/status.json). Values in _ns become seconds.
 _ALWAYS = {
     "step": "step",
     "n_applied": "n_applied",
@@ -30,7 +30,7 @@ _ALWAYS = {
     "checkpoint_step": "checkpoint.last.step",
     "checkpoint_age_seconds": "checkpoint.last.ago_ns",
 }
-# In the status 0 says that there is no such value.
+# In the status, 0 means that there is no such value.
 _UNLESS_0 = {
     "steps_per_s": "steps_per_s",
     "last_step_seconds": "last_step_ns",
@@ -38,7 +38,7 @@ _UNLESS_0 = {
     "memory_limit_bytes": "limit_bytes",
     "gpu_memory_bytes": "memory.device_total.held_bytes",
 }
-# Of the last step, so there has to be one.
+# Figures of the last step, used only if there is one.
 _OF_A_STEP = {
     "wait_seconds": "time.wait.last_ns",
     "reduce_seconds": "time.reduce.last_ns",
@@ -47,7 +47,7 @@ _OF_A_STEP = {
 
 
 class Waits:
-    """How long this rank has waited in calls that other ranks and the daemon keep waiting."""
+    """The time that this rank has waited in its calls for other ranks and the daemon."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -61,7 +61,7 @@ class Waits:
             self._seconds += time.perf_counter() - began
 
     def take_ratio(self) -> float:
-        """The share of the time since the last call of this method, or since the rank has attached."""
+        """Returns the waiting share of the time since the last call of this method, or since the attach."""
         now = time.perf_counter()
         ratio = min(self._seconds / max(now - self._since, 1e-9), 1.0)
         self._seconds, self._since = 0.0, now
@@ -93,7 +93,7 @@ def _of_status(status: dict[str, Any]) -> dict[str, float]:
 
 
 def collect(client: Client, timeout: float) -> dict[str, float]:
-    """What the last step's answer said, and, if the daemon answers in time, its status."""
+    """The figures of the last step's answer, and, if the daemon answers in time, those of its status."""
     figures: dict[str, float] = {}
     if client.result is not None:
         step = client.result

@@ -4,8 +4,8 @@ The parameters that Muon updates; AdamW updates the others of its job.
 
 A parameter group's use_muon decides which optimizer updates it: True, for trainable matrices alone, is Muon, and False
 is AdamW. None, the default, leaves it to the model: Muon for the matrices of its hidden layers, AdamW for vectors,
-embeddings and the output layer. An output layer is known where it is tied to an embedding, or where a Transformers
-model names it (get_output_embeddings).
+embeddings and the output layer. An output layer is recognised if it is tied to an embedding, or if a Transformers model
+names it (get_output_embeddings).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _outer(model: nn.Module) -> set[int]:
     for module in model.modules():
         name = getattr(module, "get_output_embeddings", None)
         head = None
-        with contextlib.suppress(NotImplementedError, AttributeError):  # as bases of Transformers' models raise them
+        with contextlib.suppress(NotImplementedError, AttributeError):  # raised by Transformers' base classes
             head = name() if callable(name) else None
         if isinstance(head, nn.Module) and isinstance(getattr(head, "weight", None), torch.Tensor):
             outer.add(id(head.weight))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-DDP's errors, translated. This module needs no daemon: it watches a model in DistributedDataParallel, and where DDP
-blames the wrong parameter, it raises a fault that names the real cause, from DDP's own error.
+Explains DDP's errors. This module needs no daemon: it watches a model in DistributedDataParallel, and when DDP blames
+the wrong parameter, it raises a fault that names the real cause, from DDP's own error.
 
     model = zerod.observe(DistributedDataParallel(model))
 
@@ -62,8 +62,10 @@ class Watched(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A gradient that became ready: in which outer backward, called at site, and nested pass (0: none), how deep, which
-    segment."""
+    """
+    A gradient that became ready: its outer backward, that backward's call site, its nested pass (0: none), the depth
+    and the segment.
+    """
 
     outer: int
     site: bytes
@@ -74,8 +76,8 @@ class Arrival(NamedTuple):
 
 def observe(ddp_model: DistributedDataParallel, *, patience: float = 10.0) -> DistributedDataParallel:
     """
-    Watches ddp_model, which is returned, until unobserve(); it may be compiled. patience: when gradients are missing in the
-    first step, how many seconds to wait for the other ranks to say whether they miss the same.
+    Watches ddp_model until unobserve(), and returns it. The model may be compiled. patience: if gradients are missing
+    in the first step, the seconds to wait for the other ranks to say whether they miss the same ones.
     """
     ddp = compiled.unwrapped(ddp_model)
     if not isinstance(ddp, DistributedDataParallel):
@@ -95,7 +97,7 @@ def unobserve(ddp_model: DistributedDataParallel) -> None:
 
 
 def _reduced_parameters(ddp: DistributedDataParallel) -> list[Watched]:
-    """In DDP's order, so that its indices are ours."""
+    """The parameters in DDP's order, so that DDP's indices are valid here."""
     ignored = ddp.parameters_to_ignore
     named = [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad and name not in ignored]
     return [Watched(i, compiled.plain(name), p) for i, (name, p) in enumerate(named)]
@@ -118,10 +120,10 @@ class Observer:
         self._step = 0
         # The whole run's data.
         self._told: GradientFault | None = None
-        self._printed = False  # that fault
+        self._printed = False  # _told was printed
         self._n_steps = self._n_iterations = self._n_forwards = self._n_backwards = 0
         self._reached = -1  # the last outer backward in which a gradient arrived
-        self._inside = False  # DDP's forward
+        self._inside = False  # DDP's forward runs
         self._wrapped = False  # has DDP's forward run since the last step?
         self._bypassed = False  # has the module's own forward run outside DDP's?
         self._alone: set[int] = set()  # gradients that arrived although DDP's forward has not run
@@ -149,7 +151,7 @@ class Observer:
     # ---- gradients -----------------------------------------------------------------------------------
 
     def _arrived(self, index: int, _param: torch.Tensor) -> None:
-        """As DDP counts: a gradient that is undefined makes a parameter ready, too."""
+        """Counts as DDP does: an undefined gradient also makes a parameter ready."""
         self._counts[index] = count = self._counts[index] + 1
         if count <= 2:
             nested = now.passes[-1] if now.passes else 0
@@ -193,7 +195,7 @@ class Observer:
             self._evidence.n_forwards = 1
 
     def _begin_iteration(self) -> None:
-        """DDP has accepted the iteration before: nothing was missing in it."""
+        """Called when DDP has accepted the last iteration: nothing was missing in it."""
         if any(self._counts):
             self._n_iterations += 1
             n = len(self._params)
@@ -239,7 +241,7 @@ class Observer:
             store.wait([f"{key}-{rank}-read" for rank in ranks], timedelta(seconds=1))
         return True
 
-    # ---- backwards, as watch tells -------------------------------------------------------------------
+    # ---- backwards: events of watch ------------------------------------------------------------------
 
     def backward_begins(self, _roots: Any) -> None:
         pass
@@ -344,7 +346,7 @@ class Observer:
         return self._told
 
     def _print(self, fault: GradientFault) -> None:
-        """Once, where an except of the program may keep the fault from being seen."""
+        """Prints the fault once, because an except of the program may hide it."""
         if not self._printed:
             print(f"zerod.observe() raises:\n{fault.text}", file=sys.stderr, flush=True)
         self._printed = True

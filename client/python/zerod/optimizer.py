@@ -110,28 +110,28 @@ class Optimizer(torch.optim.Optimizer):
 
     params        the model; or param groups of its parameters in torch's form, then with model=
     socket        path of the daemon's socket; default: environment ZEROD_SOCKET
-    job           which of the jobs of `zerodrun --jobs N`, from 0: each optimizer of a process needs a daemon of its
-                  own. 1 is the one of environment ZEROD_SOCKET_1, and so on
+    job           number of a job of `zerodrun --jobs N`, from 0, because each optimizer of a process needs its own
+                  daemon. Job 1 has the socket of environment ZEROD_SOCKET_1, and so on
     rank          default: environment RANK, as zerodrun and torchrun set it
     run_id        name of the run that owns the state: the same id resumes it, another id is refused (E1109)
     on_duplicate  "reject", "accumulate" or "abort_step"; default: as the daemon is configured
     on_grad_read  "warn" once, "error" or "ignore", when the program reads .grad after it was pushed, see reads.py
     sync_buffers  if there is a process group, all ranks get rank 0's buffers after each step, as under DDP; without a
                   group one warning says that the ranks' buffers differ, see zerod.sync_buffers()
-    overlap_update  step() returns when the step is decided, and the weights are written while the next forward runs,
-                  which waits for each module's own; see zerod.wait() for what reads weights otherwise
-    publish_frozen    frozen float32, bfloat16 and float16 parameters are published as the trained ones are: all ranks of a
+    overlap_update  step() returns when the step is decided, and the daemon writes the weights while the next forward
+                  runs, which waits for each module's own; for other reads of weights see zerod.wait()
+    publish_frozen    frozen float32, bfloat16 and float16 parameters are published like trained ones: all ranks of a
                   node share one copy, which is rank 0's. False: they stay in this process's memory, as frozen parameters
-                  of other types, layouts and devices always do, for which zerod has no place, see own.py
-    timeout       seconds to wait for an answer before TimeoutError; default: no limit but the daemon's stall_timeout
+                  of other types, layouts and devices, which zerod does not support, always do, see own.py
+    timeout       seconds to wait for an answer before TimeoutError; default: only the daemon's stall_timeout
     type          "AdamW", "Adam", "SGD", "Lion", "Adagrad" or "Muon": if the daemon's configuration names no
                   optimizer, the daemon uses this one; another type than the configured one is refused; default: the daemon's
     hypers        lr, betas, eps, ... of the daemon's optimizer; default: as the daemon is configured. The daemon's
-                  scheduler sets the learning rates, and starts from lr, if that is given here; it has no effect on a
-                  group whose lr is changed in param_groups, as torch's schedulers do
+                  scheduler sets the learning rates, and starts from lr, if that is given here. It has no effect on a
+                  group whose lr the program changes in param_groups, as torch's schedulers do
 
-    A process that has closed its optimizer attaches again with another one: with the same model the run goes on, with
-    another one the next run begins, see again.py.
+    A process that has closed its optimizer can attach again with a new one. With the same model the run continues; with
+    another model the next run begins, see again.py.
 
     Waits until all ranks are attached. Then all ranks have rank 0's weights, and the parameters of the model are the
     daemon's published weights: read-only memory, see zerod.writable().
@@ -225,7 +225,7 @@ class Optimizer(torch.optim.Optimizer):
         self._given = settings.Given(self._client.job, given, [self._hyper_of(group) for group in self.param_groups])
 
     def _describe(self, socket: str | None) -> str:
-        """The line that names this run's settings, to be compared when two runs give different numbers."""
+        """The line that names this run's settings, for a comparison when two runs give different numbers."""
         job = self._client.job
         rates, decays = (
             "/".join(dict.fromkeys(f"{float(group[name]):g}" for group in self.param_groups))
@@ -253,7 +253,7 @@ class Optimizer(torch.optim.Optimizer):
             place.attach()
         self._began = client.position.step
         self._layout = again.layout_of(self.model, self.param_groups)
-        if buffers.numel() and not self.goes_on:  # else the daemon's are older
+        if buffers.numel() and not self.goes_on:  # otherwise the daemon's are older
             packed = place.read_frozen(len(self._bound), buffers.numel())
             binding.unpack_buffers(self.model, packed, device=place.device)
         self._frozen = [b for b in self._bound if not b.trainable]
@@ -363,33 +363,33 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def known_step(self) -> int:
-        """The next step, as far as this program has heard; any thread may ask."""
+        """The next step, as far as this program knows; any thread may read it."""
         return self._client.result.epoch if self._client.result is not None else self._began
 
     @property
     def goes_on_without(self) -> bool:
-        """diagnostics.on_leave: continue. Do the others go on without a rank that leaves?"""
+        """True with diagnostics.on_leave: continue: the other ranks continue without a rank that leaves."""
         return bool(self._client.job.configured & _lib.CONFIGURED_LEAVE_CONTINUES)
 
     @property
     def goes_on(self) -> bool:
-        """Has this process itself closed the optimizer of this run before, and attached again with the same model?"""
+        """True if this process has closed an optimizer of this run, and has attached again with the same model."""
         return self._attach is again.Attach.AGAIN and self._resumed
 
     def save_checkpoint(self, wait: bool = False) -> None:
         """
-        Asks the daemon for a checkpoint of the last committed step, in checkpoint.dir of its configuration; training goes
-        on while it is written. wait: until it is on the disk. One rank is enough, and more do no harm. Raises
-        zerod.CheckpointNotSaved (E1701) if it cannot be written.
+        Asks the daemon for a checkpoint of the last committed step, in checkpoint.dir of its configuration; training
+        continues while the daemon writes it. wait: waits until it is on the disk. One rank is enough, and more do no
+        harm. Raises zerod.CheckpointNotSaved (E1701) if it cannot be written.
         """
         self._client.save_checkpoint(wait)
 
     @property
     def position(self) -> Position:
         """
-        The step and micro-batch that this rank has to do next. A program that was started again continues here. If it
-        may be in the middle of a step and the program does not read position.micro_batch before its first backward,
-        the step is aborted for all ranks and begins again with micro-batch 0.
+        The next step and micro-batch of this rank. A program that was started again continues here. If this is in the
+        middle of a step, and the program does not read position.micro_batch before its first backward, the step is
+        aborted for all ranks and begins again with micro-batch 0.
         """
         return self._unread.position(self._client.position)
 
@@ -401,8 +401,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def begin_anew(self) -> None:
         """
-        For a program that was started again and begins its data anew, with the job's weights and state. A program that
-        does not call this has to read `position`, `epoch` or `resumed` before its first backward (ResumeIgnored). If
+        For a program that was started again and begins its data anew, but keeps the job's weights and state. A program
+        that does not call this must read `position`, `epoch` or `resumed` before its first backward (ResumeIgnored). If
         this rank is in the middle of a step, the step is aborted for all ranks, and begins again with micro-batch 0.
         """
         self._unread.read()
@@ -419,17 +419,17 @@ class Optimizer(torch.optim.Optimizer):
             "did not read opt.position.micro_batch, does the whole step again"
         )
         self.abort_step(why)
-        if self.user_state is not None:  # the batch of this backward was drawn behind the micro-batches that are dropped
+        if self.user_state is not None:  # this backward's batch was drawn after the dropped micro-batches
             raise StepAborted(f"E1302 step aborted: {why}", code=1302, step=at.step)
 
     def step_begins(self) -> None:
-        """Called where a step begins, or is continued: rewind() restores the user state of its begin."""
+        """Called when a step begins or continues. Keeps the user state of its begin, which rewind() restores."""
         at = self._client.position
         if self.user_state is not None and at.micro_batch == 0 and not self.has_gradients:
             self._aside.step_began = at.step, self.user_state.pack()
 
     def rewind(self) -> bool:
-        """Restores the user state where the open step began. Return: False, it is not known."""
+        """Restores the user state of the begin of the open step. Returns False if that is not known."""
         if self.user_state is None:
             return True
         step, blob = self._aside.step_began or (-1, b"")
@@ -441,22 +441,23 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def loss_scale(self) -> float:
         """
-        The daemon's loss scale, to multiply the next loss with: `(loss * opt.loss_scale).backward()`. 1 unless fp16 is
-        enabled in its configuration. A program that was started again gets the scale that the other ranks have. Under
-        accelerate, the Trainer, Lightning and Fabric their backward multiplies; see scaling.py.
+        The daemon's loss scale, by which the program multiplies the next loss: `(loss * opt.loss_scale).backward()`. 1
+        unless fp16 is enabled in the daemon's configuration. A program that was started again gets the other ranks'
+        scale. With accelerate, the Trainer, Lightning and Fabric, the library's backward multiplies the loss; see
+        scaling.py.
         """
         return self.scaling.read()
 
     @property
     def step_was_skipped(self) -> bool:
-        """Did the last step leave the weights alone, because of non-finite gradients?"""
+        """True if the last step did not change the weights, because of non-finite gradients."""
         return self.result is not None and not self.result.applied
 
     def metrics(self, prefix: str = "", timeout: float = 0.2) -> dict[str, float]:
         """
         The job's figures as plain numbers for a logger, for example `writer.log(opt.metrics("zerod/"))`, on any rank,
-        between any two calls. What has no value is left out: a norm that is not finite, checkpoints where there is none.
-        prefix: what each name begins with.
+        between any two calls. Figures without a value are left out: a norm that is not finite, a checkpoint if there is
+        none. prefix: of each name.
 
         step                         steps committed, skipped ones included
         n_applied, n_skipped, n_aborted    steps since the daemon started
@@ -468,7 +469,7 @@ class Optimizer(torch.optim.Optimizer):
         steps_per_s                  over the last steps
         last_step_seconds            from the commit before the last to the last one
         wait_seconds, reduce_seconds, update_seconds    phases of the last step: a rank waited for ranks, at the end of
-                                     a micro-batch or in the step; reductions, beside the backward; the update
+                                     a micro-batch or in the step; reductions, parallel to the backward; the update
         waited_ratio                 share (0 to 1) of the time since the last metrics() in which this rank waited for
                                      the others and the daemon, in step() and at the end of each micro-batch
         slowest_rank, slowest_rank_behind_seconds       the rank that others waited for longest in the last step
@@ -479,8 +480,8 @@ class Optimizer(torch.optim.Optimizer):
         n_refused, n_warnings        diagnostics since the daemon started
         checkpoint_step, checkpoint_age_seconds         the last checkpoint that this daemon has written
 
-        The daemon is asked over a connection of its own, which takes about a millisecond and delays no rank's step. If
-        it does not answer within timeout seconds, the result has only what the last step() said (step, grad_norm,
+        The daemon is asked over a separate connection, which takes about a millisecond and delays no rank's step. If it
+        does not answer within timeout seconds, the result has only the figures of the last step() (step, grad_norm,
         loss_scale, lr, n_missing_params) and waited_ratio. Call it as often as you log.
         """
         return {prefix + name: value for name, value in collect(self._client, timeout).items()}
@@ -490,8 +491,8 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """
         Waits until all ranks have asked for the step and it is committed. Then the weights are new, and `result` is
-        the step's StepResult. With overlap_update it waits until the step is decided, and each module for its weights
-        (zerod.wait()). A closure is called first, with gradients enabled, and step() returns its value.
+        the step's StepResult. With overlap_update it waits only until the step is decided, and each module waits for
+        its own weights (zerod.wait()). A closure is called first, with gradients enabled, and step() returns its value.
 
         Raises the fault of an earlier backward, if it was not cleared; MissingGradient; NonFiniteGradient
         (on_nonfinite: error); StepArgumentsDiffer; StepAborted; ResumeIgnored; LossScaleIgnored; BackwardRuns.
@@ -535,7 +536,9 @@ class Optimizer(torch.optim.Optimizer):
         self._overlap.wait(params)
 
     def _check_frozen(self) -> None:
-        """If a parameter in no group, or one thawed since it was declared, has a gradient, the next answer is E1103."""
+        """
+        Makes the next answer E1103 if a parameter in no group, or one thawed since its declaration, has a gradient.
+        """
         frozen = [b for b in self._frozen if b.param.grad is not None]
         self._gradients.report_left_out([b.index for b in frozen if b.left_out])
         for b in frozen:
@@ -584,8 +587,8 @@ class Optimizer(torch.optim.Optimizer):
         replaced = self._given.replaced()
         if replaced and self.rank == 0:
             print(replaced, file=sys.stderr, flush=True)
-        # A rank that was started again has its groups as given, while the other ranks may have changed theirs: so they are
-        # always sent.
+        # Groups are always sent, because a rank that was started again has them as given, while the other ranks may
+        # have changed theirs.
         args.groups, args.n_groups = (_lib.Hyper * len(hypers))(*hypers), len(hypers)
         if self._gradients.max_norm is not None:
             args.max_norm = ctypes.pointer(ctypes.c_double(self._gradients.max_norm))
@@ -624,8 +627,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """
-        After step() there is nothing to clear. Before it, this rank's pushed gradients are dropped (E1007). set_to_none: as
-        in torch, if it is False a parameter that a later step does not use is updated with a gradient of zeros.
+        Before step(), drops this rank's pushed gradients (E1007). After step() there is nothing to clear.
+        set_to_none=False: as in torch, a parameter that a later step does not use is updated with a gradient of zeros.
         """
         if self.has_gradients:
             self._gradients.drop("zero_grad() came before step()")
@@ -675,7 +678,7 @@ class Optimizer(torch.optim.Optimizer):
         raise KeyError(f"the model has no parameter {name!r}")
 
     def take_scale(self, scale: float, found_inf: torch.Tensor) -> None:
-        """From GradScaler: the factor of this step's gradients, and the tensor that is to hold the verdict."""
+        """Called by GradScaler. scale: the factor of this step's gradients. found_inf: gets the verdict."""
         self._aside.amp = scale, found_inf
 
     @property
@@ -771,7 +774,9 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """torch's form of the state, to be read: see state.py. The next step refuses edits; load_state_dict() makes them."""
+        """
+        The state in torch's form, for reading: see state.py. The next step refuses edits, except load_state_dict().
+        """
         return self._state
 
     @state.setter
@@ -791,15 +796,16 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_full_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """
-        Loads a full_state_dict(), or the state of torch's optimizer of this kind, from rank 0. A collective. strict=False:
-        of another layout, from which the parameters that have the same name and shape get their moments and step counts.
+        Loads a full_state_dict(), or the state of torch's optimizer of this kind, from rank 0. A collective.
+        strict=False: the state may have another layout; parameters with the same name and shape get their moments and
+        step counts.
         """
         state.load_full_state_dict(self, state_dict, strict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """
         Loads a state_dict(), of this optimizer or from a file. If it holds this very optimizer's state, only the groups
-        are loaded, as accelerate's prepare() needs it; any other state is loaded into the daemon: a collective.
+        are loaded, as accelerate's prepare() requires; any other state is loaded into the daemon: a collective.
         """
         state.load_state_dict(self, state_dict)
 
@@ -838,7 +844,7 @@ def _model_and_groups(params: Any, model: nn.Module | None) -> tuple[nn.Module, 
 
 
 def _refuse_shapeless(model: nn.Module) -> None:
-    """Lazy modules before their first forward; and TorchScript, whose parameters cannot lie in the published memory."""
+    """Refuses lazy modules before their first forward; and TorchScript, whose parameters cannot be published."""
     for name, param in model.named_parameters():
         if isinstance(param, nn.parameter.UninitializedParameter):
             raise ValueError(

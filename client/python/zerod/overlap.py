@@ -32,7 +32,7 @@ class WholeStep:
         self._client = client
 
     def stepped(self) -> None:
-        """Called when the daemon has said what becomes of the step."""
+        """Called when the step is decided."""
         self._client.wait(None, 0)
 
     def wait(self, params: Iterable[torch.Tensor] | None = None) -> None:
@@ -55,7 +55,7 @@ class Overlap(WholeStep):
                 self._ids[module] = (c_uint * len(index))(*index), len(index)
         self._left: dict[nn.Module, Any] = {}  # modules that have not waited since the last step
         before = BreakingHook(self._before)
-        # Before hooks that compute a weight of others, as torch.nn.utils.weight_norm's does.
+        # Runs before hooks that compute a weight from others, such as that of torch.nn.utils.weight_norm.
         self._handles: list[Any] = [m.register_forward_pre_hook(before, prepend=True) for m in self._ids]
         self._handles += [m.register_state_dict_pre_hook(Hook(self._before_state_dict)) for m in model.modules()]
         self._watched = [m for m in self._ids if m._parameters and not isinstance(m, torch.jit.ScriptModule)]
@@ -109,7 +109,7 @@ def _read_by(module: nn.Module) -> Iterator[nn.Parameter]:
         return
     yield from module.parameters(recurse=False)
     for child in module.children():
-        if type(child).forward is nn.Module.forward:  # a list, a dict, or a holder of parameters: nobody calls it
+        if type(child).forward is nn.Module.forward:  # a list, a dict, or a holder of parameters: never called
             yield from _read_by(child)
 
 

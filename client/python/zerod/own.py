@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Parameters that nobody trains and that zerod does not publish: they stay in the program's own memory. Those are frozen
-parameters of a type, a layout or a device that zerod has no weights in, such as the quantized ones of QLoRA, and with
-publish_frozen=False all frozen parameters.
+Frozen parameters that zerod does not publish: they stay in the program's own memory. These are the frozen parameters
+whose type, layout or device zerod does not support, such as the quantized ones of QLoRA; with publish_frozen=False they
+are all frozen parameters.
 
 All ranks need the same values. So rank 0's fingerprints are declared, as one frozen parameter of a few bytes for each, and
 every rank compares its own when the job is formed. If the ranks have a process group, rank 0's values are broadcast where
@@ -27,11 +27,11 @@ _CHUNK = 1 << 22  # words that are multiplied at a time
 class Own(NamedTuple):
     name: str
     param: nn.Parameter
-    trainable: bool = False  # as Bound has it
+    trainable: bool = False  # as in Bound
 
 
 def is_plain(param: torch.Tensor) -> bool:
-    """Is it a tensor of torch's own and dense? A subclass, such as bitsandbytes' Params4bit, knows what its bytes mean."""
+    """True for a dense tensor of no subclass: a subclass, such as bitsandbytes' Params4bit, interprets its bytes."""
     return type(param) is nn.Parameter and _is_dense(param)
 
 
@@ -65,7 +65,7 @@ def _bytes_of(piece: torch.Tensor) -> torch.Tensor:
 
 def _sum_of(piece: torch.Tensor) -> int:
     """
-    Adds up 64-bit words with odd factors, modulo 2**64: on any device the same number, and another one if one word
+    Adds up 64-bit words with odd factors, modulo 2**64. The result is equal on all devices, and differs if one word
     differs.
     """
     flat, total = _bytes_of(piece), 0
@@ -91,7 +91,7 @@ def _fingerprint(own: Own) -> bytes:
 
 @torch.no_grad()
 def fingerprints(owns: Sequence[Own]) -> torch.Tensor:
-    """The bytes of all of them."""
+    """The bytes of all fingerprints."""
     found = b"".join(map(_fingerprint, owns))
     return torch.frombuffer(bytearray(found), dtype=torch.uint8) if found else torch.empty(0, dtype=torch.uint8)
 
@@ -116,8 +116,9 @@ def _broadcast(param: torch.Tensor, device: torch.device) -> None:
 @torch.no_grad()
 def make_equal(owns: Sequence[Own], ours: torch.Tensor, first: torch.Tensor, device: torch.device | None) -> None:
     """
-    ours, first: fingerprints, here and of rank 0. device: of tensors that a process group of the job's ranks can broadcast;
-    None: there is none. A collective of that group.
+    Makes the values equal to rank 0's, or raises. ours, first: fingerprints of this rank and of rank 0. device: of
+    tensors that a process group of the job's ranks can broadcast; None: there is no such group. A collective of that
+    group.
     """
     differs = (ours != first).view(-1, 2, N_BYTES // 2).any(2)  # in kind, in values
     for own, (in_kind, in_values) in zip(owns, differs.tolist(), strict=True):

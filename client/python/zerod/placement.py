@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Where the model lies and where the daemon does its work: each pair is a class of its own.
+The places of the model and of the daemon's work. Each pair of places has its own class.
 
     InHost    both in host memory: parameters are the published weights, a push copies
-    Offload   the model on a GPU, the daemon in host memory (ZeRO-Offload): gradients are copied into slots of the
-              daemon's and weights back into the parameters, by the GPU, while the program computes on
+    Offload   the model on a GPU, the daemon in host memory (ZeRO-Offload): the GPU copies gradients into the
+              daemon's slots, and weights back into the parameters, while the program computes
     OnGpu     both on the GPU: parameters are the published weights, in device memory that the daemon exports; in
-              stage 3 in memory of the process's own, which is there while they are gathered
+              stage 3 in this process's own memory, which is mapped while they are gathered
 
-The daemon must not read a slot that Offload still copies into, so a push is held back until the event behind its copy
-is done. Each new gradient pushes, in order, the earlier ones whose events are done; the end of a micro-batch waits for
-the rest.
+The daemon must not read a slot that Offload still copies into, so a push waits until the event after its copy is done.
+Each new gradient pushes, in order, the earlier ones whose events are done; the end of a micro-batch waits for the rest.
 """
 
 from __future__ import annotations
@@ -39,7 +38,10 @@ def _copy_of(record: Any, index: int, data: int | None) -> Any:
 
 
 def _address(b: Bound, address: int, record: Any) -> int:
-    """Where zerod_push() reads a gradient. One without elements has no address, and NULL has another meaning."""
+    """
+    The address where zerod_push() reads a gradient. A gradient without elements has no address, and NULL has another
+    meaning.
+    """
     return address if b.n_grad_bytes else ctypes.addressof(record)
 
 
@@ -56,13 +58,13 @@ class InHost:
     """The model in host memory, and the interface of the others."""
 
     device: torch.device | None = None
-    has_quick_hook = True  # need a hook only call zerod_push() with the address of the gradient?
+    has_quick_hook = True  # a hook only calls zerod_push() with the gradient's address
 
     def __init__(self, client: Client, bound: Sequence[Bound]) -> None:
         self._client, self._bound = client, bound
 
     def describe(self) -> str:
-        """What the line that names the run's settings says about this place; "" or a text that begins with a comma."""
+        """The text about this place for the line of the run's settings; "", or it begins with a comma."""
         return ""
 
     def initial(self, flat: torch.Tensor) -> torch.Tensor:
@@ -78,7 +80,7 @@ class InHost:
             attach(b, published(self._client, b))
 
     def detach(self, b: Bound) -> None:
-        """Moves the parameter to memory of the process's own."""
+        """Moves the parameter to this process's own memory."""
         detach(b)
 
     def read_frozen(self, index: int, n_bytes: int) -> torch.Tensor:
@@ -89,16 +91,16 @@ class InHost:
         """Waits for copies and kernels that read the weights, because the step writes them."""
 
     def after_step(self) -> None:
-        """The published weights are the new ones."""
+        """Called when the published weights are the new ones."""
 
     def window_opens(self) -> None:
         """Called before other memory is mapped at the addresses of the published weights."""
 
     def window_opened(self) -> None:
-        """The weights of the model may be written to."""
+        """Called when the window is open, to make the model's weights writable."""
 
     def window_closes(self) -> None:
-        """Copies into the window what the program wrote into the model, unless the model lies there."""
+        """Copies the model's weights into the window, unless the model is there."""
 
     def window_closed(self) -> None:
         """Called when the published weights are the window's, or the old ones if the window was dropped."""
@@ -135,7 +137,7 @@ class InHost:
 
 
 class _Pending:
-    """A gradient on its way into host memory."""
+    """A gradient that is being copied into host memory."""
 
     __slots__ = ("event", "host", "keep", "record")
 
@@ -153,7 +155,7 @@ class _Registered:
         self._memory, self._addresses = client.memory, dict[int, int]()
 
     def add(self, kind: int, read_only: bool = False) -> tuple[int, int]:
-        """Returns its first address and the one behind the last, or (0, 0) if the driver refuses it."""
+        """Returns the first address and the one after the last, or (0, 0) if the driver refuses."""
         base, n_bytes = self._memory(kind)
         if not n_bytes or not _cuda.register(base, n_bytes, read_only):
             return 0, 0
@@ -179,9 +181,9 @@ class Offload(InHost):
         self._n_pending_bytes = 0
         self._events: list[Any] = []  # events that are free for the next copies
         self._registered = _Registered(client)
-        self._ring = (0, 0)  # first address, and the one behind the last; (0, 0): not registered
+        self._ring = (0, 0)  # first address, and the one after the last; (0, 0): not registered
         self._n_ring_bytes = 0
-        self._room = 0  # of the ring, for pending gradients, bytes; 0: it holds all of a micro-batch, or is not registered
+        self._room = 0  # bytes of the ring for pending gradients; 0: it holds a whole micro-batch, or is not registered
         self._own: dict[int, torch.Tensor] = {}  # pinned memory for gradients that get no place in the ring
         self._published: list[torch.Tensor] = []
         self._refreshed = _cuda.Event()
@@ -195,7 +197,7 @@ class Offload(InHost):
         return flat.cpu()
 
     def _ring_holds_all(self) -> bool:
-        """Of a micro-batch, if no parameter has a second gradient, which is pushed at once."""
+        """True if the ring holds a whole micro-batch, except second gradients, which are pushed at once."""
         return sum(b.n_grad_bytes for b in self._bound if b.trainable) <= self._n_ring_bytes
 
     def attach(self) -> None:
@@ -212,7 +214,7 @@ class Offload(InHost):
         self._refresh(self._bound)
 
     def detach(self, b: Bound) -> None:
-        """Does nothing: the parameters of Offload are always in memory of the process's own."""
+        """Does nothing: the parameters of Offload are always in this process's own memory."""
 
     # ---- weights -------------------------------------------------------------------------------------
 
@@ -248,7 +250,7 @@ class Offload(InHost):
     # ---- gradients -----------------------------------------------------------------------------------
 
     def push(self, b: Bound, record: Any, grad: torch.Tensor, keep: Any, again: bool) -> int:
-        # A second gradient's place may be that of the next one, too, so this copy is pushed at once.
+        # A second gradient is pushed at once, because the next one may get its place.
         status = self.drain() if again else self._make_room(b.n_grad_bytes)
         status = status or self._take(b, grad, record, keep)
         return status or (self.drain() if again else 0)
@@ -357,7 +359,7 @@ class OnGpu(InHost):
         _cuda.synchronize(self.device)
 
     def push(self, b: Bound, record: Any, grad: torch.Tensor, keep: Any, again: bool) -> int:
-        # A push of any size only orders the copy, but a push in parts may wait for room: so no push_small().
+        # No push_small(): a push of any size only orders the copy, but a push in parts may wait for room.
         self._client.set_stream(_cuda.stream(self.device))
         record.param, record.data = b.index, _address(b, _cuda.address_of(grad), record)
         return lib.push(self._client.handle, ctypes.byref(record))
@@ -393,7 +395,7 @@ class OnGpu(InHost):
 
 
 def is_on_gpu(model: torch.nn.Module) -> bool:
-    """Are its trained parameters?"""
+    """True if the model's trained parameters are on a GPU."""
     return any(p.requires_grad and p.device.type != "meta" and _cuda.is_on_gpu(p) for p in model.parameters())
 
 

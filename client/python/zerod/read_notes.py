@@ -3,8 +3,8 @@
 An exception that follows from a .grad that is None gets a note that names zerod.
 
 `p.grad.norm()` after backward() raises "'NoneType' object has no attribute 'norm'", which says nothing of the cause.
-reads.py notes the last such read. When an exception ends the program, this module looks whether it came from that read:
-the statement that raised it uses that .grad, or a variable that holds it. Nothing is done before that.
+reads.py notes the last such read. When an exception ends the program, this module checks whether it came from that
+read: the statement that raised it uses that .grad, or a variable that holds it. Before that, this module does nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _last: Read | None = None
 
 
 def note(frame: FrameType, name: str) -> None:
-    """Remembers the read, the last one only."""
+    """Keeps the read, and drops the one before."""
     global _last
     _last = Read(frame.f_code, frame.f_lineno, name)
 
@@ -89,7 +89,7 @@ def _text(read: Read) -> str:
 
 
 def _came_from(read: Read, error: BaseException) -> bool:
-    """Does the statement that raised do with .grad, or with a variable of it, what None does not allow?"""
+    """True if the statement that raised uses .grad, or a variable of it, in a way that None does not allow."""
     found = _innermost_users(error.__traceback__)
     if found is None or found[0].f_code is not read.code:
         return False
@@ -118,7 +118,7 @@ def _innermost_users(trace: TracebackType | None) -> tuple[FrameType, int] | Non
 
 
 def _is_raised_in(frame: FrameType, error: BaseException) -> bool:
-    """Or in a function of an installed package, which the frame called."""
+    """True if the frame itself raised; False if an installed package's function did, which the frame called."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -127,7 +127,7 @@ def _is_raised_in(frame: FrameType, error: BaseException) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def _pieces(filename: str) -> list[ast.stmt | ast.expr]:
-    """Statements that contain no others, and what stands in the first lines of those that do."""
+    """Statements that contain no others, and the expressions in the first lines of those that do."""
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
@@ -159,8 +159,8 @@ def _targets(statement: ast.AST) -> set[str]:
 
 def _uses(statement: ast.AST, attribute: str | None) -> Iterator[ast.AST]:
     """
-    The expressions whose attribute of that name is asked for; without a name those that are arguments, operands, or
-    elements of a list, and those that are compared, formatted, or have an index.
+    The expressions whose attribute of that name is read. Without a name: the expressions that are arguments, operands
+    or elements of a list, or that are compared, formatted or indexed.
     """
     for node in ast.walk(statement):
         if attribute is not None:

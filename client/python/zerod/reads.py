@@ -3,7 +3,7 @@
 Programs that change gradients between backward() and step(): `if p.grad is not None: p.grad.clamp_(...)`. The gradient
 has been pushed by then and .grad is None, so such a loop silently does nothing. This module notices the read.
 
-torch has no hook for reads, so nn.Parameter gets a property .grad over the one of C, as long as an optimizer watches.
+torch has no hook for reads, so while an optimizer watches, nn.Parameter has a Python property .grad over the one of C.
 Only a read that finds None is examined further. Reads by torch, by this package and by other installed packages do not
 count, nor do reads before a backward and after the step. read_notes.py explains an exception that follows from a read.
 """
@@ -29,12 +29,12 @@ get_grad: Callable[[torch.Tensor], torch.Tensor | None] = grad_in_c.__get__
 set_grad: Callable[[torch.Tensor, torch.Tensor | None], None] = grad_in_c.__set__
 
 HOW = ("warn", "error", "ignore")
-_CALLER = 3  # of the property, as _found_none() counts frames
+_CALLER = 3  # frames from _found_none() to the caller of the property
 
 
 @dataclasses.dataclass(eq=False)
 class _Watch:
-    """was_pushed: has the parameter of that index been pushed for the step that is open? Keeps no optimizer alive."""
+    """was_pushed: tells whether the parameter of an index was pushed for the open step. Keeps no optimizer alive."""
 
     was_pushed: weakref.WeakMethod[Callable[[int], bool]]
     names: dict[int, tuple[int, str]]  # index and name, by id() of the parameter
@@ -51,7 +51,7 @@ def check_how(how: str) -> str:
 
 
 def watch(was_pushed: Callable[[int], bool], bound: Sequence[Bound], how: str) -> Callable[[], None]:
-    """Begins to watch. Returns what ends it."""
+    """Begins to watch. Returns a function that ends it."""
     names = {id(b.param): (b.index, b.name) for b in bound if b.trainable}
     one = _Watch(weakref.WeakMethod(was_pushed), names, how == "error")
     if how != "ignore":

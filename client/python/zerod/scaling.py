@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The daemon's loss scale (fp16 in its configuration), and who multiplies the loss by it. The step divides the gradients by
-the scale, so exactly one has to multiply:
+The daemon's loss scale (fp16 in its configuration), and the code that multiplies the loss by it. The step divides the
+gradients by the scale, so exactly one of these must multiply:
 
     the program        (loss * opt.loss_scale).backward()
     an integration     Accelerator.backward(), which the Trainer calls, Lightning's and Fabric's ZerodStrategy: scaled()
     a GradScaler       by a scale of its own, which the step then divides by
 
-A program in which nobody multiplies is refused at its first step, and so is one that has read opt.loss_scale although an
+The first step refuses a program in which no code multiplies, and one that has read opt.loss_scale although an
 integration or a GradScaler multiplies.
 """
 
@@ -66,20 +66,20 @@ def _twice(read_at: str, by: str) -> LossScaleIgnored:
 
 
 class LossScale:
-    """Of one optimizer."""
+    """The loss scale of one optimizer."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._read_at = ""  # where the program has read it first
+        self._read_at = ""  # where the program has read the scale first
         self._by: str | None = None  # the integration that multiplies
-        self._is_known = not client.job.fp16  # is it known who multiplies?
+        self._is_known = not client.job.fp16  # is the multiplying code known?
 
     @property
     def value(self) -> float:
         return self._client.loss_scale
 
     def read(self) -> float:
-        """For the program."""
+        """Returns the scale to the program, and notes the place of the read."""
         if not self._is_known and not self._read_at:
             self._read_at = sites.user_site().decode() or "an unknown place"
         return self.value
@@ -92,7 +92,8 @@ class LossScale:
 
     def check(self, has_scaler: bool) -> None:
         """
-        Called when a step is to be asked for, unless this process has no gradients in it, but only a predecessor.
+        Called before a step is requested, unless only a predecessor of this process has gradients in the step.
+
         has_scaler: a GradScaler has multiplied its losses.
         """
         if self._is_known or self.value == 1:
@@ -120,4 +121,4 @@ def scaled(loss: Any, by: str, owner: Any) -> Any:
         )
     for opt in scales:
         opt.scaling.applied_by(by)
-    return loss.float() * next(iter(scales.values()))  # 2^16 is not a number of fp16
+    return loss.float() * next(iter(scales.values()))  # fp16 cannot represent 2^16

@@ -40,11 +40,12 @@ def names_given(groups: list[Any], hypers: dict[str, Any]) -> list[set[str]]:
 
 class Given:
     """
-    Which hyperparameters of each group are the program's: those that it has given, and those that it has changed since. The
-    others are the daemon's. If the daemon has a schedule, it sets the learning rates, and starts from the one that a group was
-    given; a rate that the program sets itself, as torch's schedulers do, ends that for the group.
+    The hyperparameters of each group that the program sets: those that it has given, and those that it has changed
+    since. The daemon sets the others. If the daemon has a schedule, the schedule sets the learning rates, starting from
+    the one that a group was given. If the program sets a rate itself, as torch's schedulers do, that ends for the
+    group.
 
-    values: of each group when it was made.
+    values: the hyperparameters of each group when it was made.
     """
 
     def __init__(self, job: _lib.Job, names: list[set[str]], values: list[dict[str, Any]]) -> None:
@@ -55,12 +56,12 @@ class Given:
         self._is_said = not self._starts_from_lr and any("lr" in given for given in names)  # by differences()
 
     def bits(self, i: int, group: dict[str, Any], values: dict[str, Any]) -> int:
-        """Of group i, as Hyper.given has them; 0: all, and no schedule. values: its hyperparameters now."""
+        """The bits of group i for Hyper.given; 0: all, and no schedule. values: its present hyperparameters."""
         if not self._has_schedule:
             return 0
         changed = {name for name, value in values.items() if value != self._values[i][name]}
         self._names[i] |= changed
-        self._sets_rate[i] |= "lr" in changed or "initial_lr" in group  # torch's schedulers put it there
+        self._sets_rate[i] |= "lr" in changed or "initial_lr" in group  # from torch's schedulers
         bits = sum(_lib.CONFIGURED[name] for name in self._names[i] & values.keys()) | _lib.CONFIGURED_OPTIMIZER
         if self._sets_rate[i]:
             return bits | _lib.CONFIGURED["lr"]
@@ -79,7 +80,7 @@ class Given:
         )
 
 
-# Arguments of torch's optimizers that choose how the same step is computed, and those that ask for another one if they are on.
+# Arguments of torch's optimizers that choose how the same step is computed, and those that select another step when on.
 _SAME_STEP = ("fused", "foreach", "capturable")
 _OTHER_STEP = ("amsgrad", "maximize", "differentiable")
 
@@ -98,7 +99,7 @@ def without_switches(where: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def given(groups: list[Any], hypers: dict[str, Any]) -> dict[str, list[Any]]:
-    """For each hyperparameter that the program gives, the values that groups have by it: their own, else the one of all."""
+    """For each hyperparameter that the program gives, the groups' values: a group's own, or the one for all groups."""
     dicts = [group for group in groups if isinstance(group, dict)]
     if len(dicts) < len(groups) or not dicts:
         dicts.append({})  # all parameters that are given without a group

@@ -24,7 +24,7 @@ UNKNOWN = b""
 
 @lru_cache(maxsize=None)
 def _place(filename: str) -> tuple[int, str]:
-    """(how far from the user's code: 0 his own, 1 an installed package, 2 machinery; the name to print)."""
+    """(distance from the user's code: 0 the user's own, 1 an installed package, 2 machinery; the name to print)."""
     if filename.startswith(_HERE) or filename.startswith("<"):
         return 2, filename
     for folder in _INSTALLED:
@@ -48,7 +48,7 @@ def site_at(code: CodeType, line: int) -> str:
 
 
 def is_users(frame: FrameType) -> bool:
-    """Is it the user's own code, and not torch's, this package's or another installed one's?"""
+    """True for the user's own code, which is not torch's, this package's or another installed one's."""
     return _place(frame.f_code.co_filename)[0] == 0
 
 
@@ -80,7 +80,7 @@ def stack() -> list[tuple[CodeType, int]]:
 
 def parting(one: list[tuple[CodeType, int]], other: list[tuple[CodeType, int]]) -> tuple[bytes, bytes] | None:
     """
-    Two calls came from one line: returns, from their two stack()s, the outermost callers whose lines differ. If a model
+    For two calls from one line: returns, from their two stack()s, the outermost callers whose lines differ. If a model
     encodes queries and then passages, both segments run from one line, but these callers differ.
     """
     pairs = list(zip(reversed(one), reversed(other), strict=False))

@@ -6,17 +6,17 @@ nodes of the backward that saved them.
 The unit is a module with its direct parameters; a tied parameter belongs to the first module that has it. Addresses
 are fixed: a parameter's tensor always points to the same place, which can be read while it is gathered. So no tensor
 that autograd saved has to be replaced. Tensors that are saved inside a module's forward pass through a pair of hooks: a
-weight is saved as itself, and when its node runs, unpacking gathers its unit. A node's work is over before the next
-node unpacks, so the units of earlier nodes are released then, except the one that the next node needs. All other saved
+weight is saved as itself, and when its node runs, unpacking gathers its unit. A node's work has ended before the next
+node unpacks, so the units of earlier nodes are then released, except the one that the next node needs. All other saved
 tensors are passed to the hooks that were installed before, such as a checkpoint's.
 
 If a module reads another module's weight while it runs (a tied head, nn.MultiheadAttention), the read of module.weight
 gathers it, and it is held until the forward of the reading module ends.
 
-So a process maps one unit at a time, and the parameters that the modules around it hold: their own direct ones and
-those that they read of other modules. The process tells the daemon which units came next the last time, and the daemon
-copies them while the process computes. This takes no memory here, and a wrong guess costs nothing: the next gather
-takes as long as it would have taken without it.
+So a process maps one unit at a time, and the parameters that the surrounding modules hold: their own direct ones and
+those that they read of other modules. The process announces to the daemon the units that followed the last time, and
+the daemon copies them while the process computes. This needs no memory here, and a wrong guess costs nothing: the next
+gather takes as long as without it.
 """
 
 from __future__ import annotations
@@ -117,9 +117,7 @@ def _ids(indices: Sequence[int]) -> Any:
 
 
 class Sharding:
-    """
-    prefetch: how many units ahead the daemon is told of. on_fault: gets a fault before it is raised.
-    """
+    """prefetch: how many units are announced to the daemon ahead. on_fault: gets a fault before it is raised."""
 
     def __init__(
         self,
@@ -145,10 +143,10 @@ class Sharding:
         self._direct: dict[nn.Module, Unit] = {}
         self._unit_of: dict[int, Unit] = {}
         self._running: list[_Frame] = []
-        self._backwards: list[bool] = []  # those that are running; has each pushed hooks?
+        self._backwards: list[bool] = []  # for each running backward: has it pushed hooks?
         self._for_nodes: list[Unit] = []  # gathered for the node of the backward that runs
         self._node: Any = None
-        self._stream: int | None = None  # on which that node runs; None: none does
+        self._stream: int | None = None  # the stream of that node; None: no node runs
         self._forward, self._backward = _Order(), _Order()
         self._handles: list[Any] = []
         for name, module in model.named_modules():
@@ -204,7 +202,7 @@ class Sharding:
             self._client.release(_ids(free), len(free), stream)
 
     def _gather_unit(self, unit: Unit, order: _Order) -> None:
-        """Gathers a unit, and tells the daemon which units will probably follow."""
+        """Gathers a unit, and announces to the daemon the units that will probably follow."""
         if unit and self._gather(unit) and self.prefetch > 0:
             ahead = [i for i in order.passed(unit, self.prefetch) if self._n_held[i] == 0]
             if ahead:
@@ -225,7 +223,7 @@ class Sharding:
     def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if not any(frame.module is module for frame in self._running):
             return  # _before() did not gather for it
-        while True:  # also the modules inside it whose forward an exception cut off before their hooks
+        while True:  # also ends inner modules whose forward an exception ended before their hooks
             frame = self._running.pop()
             if frame.hooked:
                 _pop_hooks()
@@ -234,7 +232,7 @@ class Sharding:
                 return
 
     def _refuse_transformed(self, module: nn.Module) -> None:
-        """Refuses torch.func.grad and its like: what they save passes no hooks, so no hook could gather for them."""
+        """Refuses torch.func.grad and similar: their saved tensors pass no hooks, so no hook could gather them."""
         if any(param in self._index for param in module._parameters.values() if param is not None):
             raise RuntimeError(
                 "stage 3: transforms of torch.func compute with weights of their own: functional_call(model, weights, "
@@ -328,7 +326,7 @@ class Sharding:
     # ---- the whole -----------------------------------------------------------------------------------
 
     def _is_shared(self, tensor: torch.Tensor, param: torch.Tensor) -> bool:
-        """Does the tensor lie in the parameter's place, or, for a model on a GPU, in an open write window?"""
+        """True if the tensor is in the parameter's place, or, for a model on a GPU, in an open write window."""
         if tensor.layout != torch.strided:
             return False
         return self.find(tensor) is not None or tensor.data_ptr() == param.data_ptr()
@@ -379,10 +377,10 @@ def _wrap_grad() -> None:
 def stage3(model: nn.Module, prefetch: int = 1) -> Sharding | None:
     """
     Returns, and tunes, the hooks that gather and release the weights of a model whose zerod.Optimizer is on a stage 3
-    daemon. The optimizer has installed them already. None: there are none, because all weights are here; so it is in
-    stages 1 and 2, and in stage 3 on one node.
+    daemon. The optimizer has already installed them. Returns None if there are none, because all weights are present:
+    in stages 1 and 2, and in stage 3 on one node.
 
-    prefetch    number of modules that the daemon is told of before they are gathered, in the order of the last time. It
+    prefetch    number of modules that are announced to the daemon before they are gathered, in the last order. It
                 copies them while the program computes, as far as there is room under stage3_max_live_parameters.
                 0: each module is copied when it is needed
 

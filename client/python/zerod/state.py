@@ -25,7 +25,7 @@ from . import _lib, compiled, settings
 from .binding import Bound
 from .registry import OpenOptimizer
 
-# torch's names of the moments, for each optimizer of the daemon's: what exp_avg and exp_avg_sq hold.
+# torch's names of the moments exp_avg and exp_avg_sq, for each optimizer of the daemon.
 MOMENTS = {
     "AdamW": {"exp_avg": _lib.EXP_AVG, "exp_avg_sq": _lib.EXP_AVG_SQ},
     "Adam": {"exp_avg": _lib.EXP_AVG, "exp_avg_sq": _lib.EXP_AVG_SQ},
@@ -72,8 +72,8 @@ def read_master(opt: OpenOptimizer, b: Bound) -> torch.Tensor:
 
 class Handle(dict[str, torch.Tensor]):
     """
-    opt.state[p]: one parameter's state as of the last step, to be read. There are moments before the first step, too:
-    DCP loads into what it finds.
+    opt.state[p]: one parameter's state as of the last step, for reading. Moments exist before the first step too,
+    because DCP loads only into existing entries.
     """
 
     def __new__(cls, *args: Any) -> Any:
@@ -305,7 +305,7 @@ def _in_order(opt: OpenOptimizer) -> list[Any]:
 
 
 def finish_state_dict(opt: OpenOptimizer, state_dict: dict[str, Any]) -> None:
-    """torch's Optimizer.state_dict() has put handles into it; a hook."""
+    """A hook: replaces the handles that torch's Optimizer.state_dict() has put into the result."""
     state_dict["state"] = {i: entry.lazy() for i, entry in state_dict["state"].items() if isinstance(entry, Handle)}
     state_dict["names"] = [b.name for b in _in_order(opt)]
 
@@ -325,8 +325,8 @@ def full_state_dict(opt: OpenOptimizer) -> dict[str, Any]:
 
 def _entries(opt: OpenOptimizer, state_dict: dict[str, Any]) -> list[tuple[Bound, dict[str, Any]]]:
     """
-    Every trainable parameter with its state, {} for none. As in torch the n-th of the saved groups is the n-th here,
-    whatever it is called: DCP calls them by name.
+    Every trainable parameter with its state, {} for none. As in torch, the n-th saved group is the n-th group here,
+    whatever its name is: DCP uses names.
     """
     order, groups = _in_order(opt), state_dict["param_groups"]
     sizes, ours = [len(g["params"]) for g in groups], [len(g["params"]) for g in opt.param_groups]
@@ -385,7 +385,7 @@ def _write_tensor(opt: OpenOptimizer, b: Bound, which: int, value: torch.Tensor)
 
 
 def _is_rounded(opt: OpenOptimizer, b: Bound, master: torch.Tensor) -> bool:
-    """Is the weight this master, rounded? A state may be loaded beside other weights than those it was saved with."""
+    """True if the weight is this master, rounded. A state may be loaded with other weights than it was saved with."""
     with opt._client.gathered([b.index]):
         return torch.equal(b.param.detach().cpu(), master.detach().to("cpu", b.param.dtype))
 
@@ -448,13 +448,13 @@ def load_state_dict(opt: OpenOptimizer, state_dict: dict[str, Any]) -> None:
 
 
 def _is_blank(entry: dict[str, Any]) -> bool:
-    """No step was taken, and no moment begins with another value than 0, as Adagrad's may."""
+    """True if no step was taken and all moments are 0; Adagrad's may begin with another value."""
     moments = [value for name, value in entry.items() if name not in ("step", "master") and value is not None]
     return float(entry.get("step", len(entry))) == 0 and not any(bool(value.any()) for value in moments)
 
 
 def _is_own(opt: OpenOptimizer, state_dict: dict[str, Any]) -> bool:
-    """Handles of this optimizer's own state, or a copy of a state that has nothing in it yet."""
+    """True for handles of this optimizer's own state, and for a copy of a state that is still empty."""
     entries = [entry for _, entry in _entries(opt, state_dict)]
     if all(isinstance(e, LazyState) and e.is_untouched(opt) for e in entries):
         return True

@@ -20,8 +20,8 @@ def _get_nothing() -> Callable[..., None]:
 
 class Hook:
     """
-    A callable. In a copy of its module, and in a pickled one, it does nothing: those belong to no optimizer. What
-    torch.compile makes of the module has no call of it, so that it is one graph as without zerod.
+    A callable. In a copy of its module, and in a pickled one, it does nothing, because these belong to no optimizer.
+    torch.compile leaves the call out, so that the module is one graph, as without zerod.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -40,8 +40,8 @@ class Hook:
 
 def _skip(code: CodeType) -> None:
     """
-    As torch._dynamo.eval_frame.skip_code(), without importing the compiler, which takes seconds. A torch that has neither
-    function compiles such a call by itself, for nothing.
+    As torch._dynamo.eval_frame.skip_code(), without importing the compiler, which takes seconds. A torch that has
+    neither function compiles such a call separately, which is useless.
     """
     frames = torch._C._dynamo.eval_frame
     if hasattr(frames, "skip_code"):
@@ -51,12 +51,13 @@ def _skip(code: CodeType) -> None:
         frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, frames._FrameAction.DEFAULT))
 
 
-# Where a module's call is not traced, as that of the outermost one often is not, the hook runs, and is not compiled by itself.
+# If a module's call is not traced, as is often so for the outermost module, the hook runs, and is not compiled
+# separately.
 _skip(Hook.__call__.__code__)
 
 
 class BreakingHook(Hook):
-    """A Hook that a module cannot do without: torch.compile ends a graph where it is called, and begins the next behind it."""
+    """A Hook that must always run: torch.compile ends a graph at its call, and begins the next graph after it."""
 
     def __call__(self, *args: Any) -> Any:
         return self._call(*args)

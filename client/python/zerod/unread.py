@@ -5,7 +5,7 @@ would train its first batches again, on top of those steps. So its gradients are
 or has called begin_anew().
 
 The job may be inside a step: micro-batches that an earlier process of the rank has ended count. A program that has not
-read position.micro_batch does all of the step again, so at its first gradient the step is aborted for all ranks.
+read position.micro_batch does the whole step again, so at its first gradient the step is aborted for all ranks.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ _InsideStep.__name__ = Position.__name__  # when it is printed
 
 class Unread:
     """
-    Has the program read where the job stands? Until it has, its gradients are refused before they are pushed.
+    Notes whether the program has read the job's position. Until then its gradients are refused before they are pushed.
 
     position: this rank's position when the process attached. params: the trainable parameters; the hooks that push
-    their gradients are registered later, so they run after this one. take_back: a weak
-    reference to what aborts the step; called at the first gradient, unless the program has read the micro-batch.
+    their gradients are registered later, so they run after this one. take_back: a weak reference to the method that
+    aborts the step; called at the first gradient, unless the program has read the micro-batch.
     """
 
     def __init__(self, position: Position, params: Iterable[torch.Tensor], take_back: Callable[[], Any]) -> None:

@@ -112,9 +112,9 @@ class UserState:
 
 def user_state(opt: Optimizer, **objects: Stateful) -> bool:
     """
-    From now on the random number generators of random, numpy and torch, and objects with state_dict() and
-    load_state_dict(), are stored with every micro-batch and step of this rank, at most 64 KiB in all: as they are at
-    the end of the backward, and when step() is called. So draw a batch right before its forward.
+    From now on every micro-batch and step of this rank stores the random number generators of random, numpy and torch,
+    and objects with state_dict() and load_state_dict(), at most 64 KiB in all. They are stored as they are at the end
+    of the backward, and when step() is called. So draw a batch right before its forward.
 
     If the daemon has a state of an earlier incarnation of this rank, this call restores it. Returns whether it did.
     """

@@ -44,7 +44,7 @@ class Failure(NamedTuple):
 
     text: str  # "RuntimeError: out of memory"
     raised_at: str
-    swallowed_by: str  # as far as its callers' sources tell
+    swallowed_by: str  # as far as the callers' sources show
     in_forward: bool
 
 
@@ -68,9 +68,9 @@ class Now:
         self.segments: list[Segment] = []
         self.site = b""
         self.calls: dict[bytes, int] = {}  # runs of each segment since the last backward
-        self.firsts: dict[bytes, tuple[Segment, bytes, list[Any]]] = {}  # the first of these, its site, its callers
+        self.firsts: dict[bytes, tuple[Segment, bytes, list[Any]]] = {}  # the first run of each, its site, its callers
         self.dead: dict[bytes, Segment] = {}  # segments that ran where no gradient can reach them, since the last step
-        self.alive: set[bytes] = set()  # and where one can
+        self.alive: set[bytes] = set()  # segments that ran where a gradient can reach them
 
 
 now = Now()
@@ -79,7 +79,7 @@ _names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDiction
 
 
 def add(watcher: Watcher, model: torch.nn.Module) -> None:
-    """Tells watcher of every outermost backward from now on. Segments get the names that modules have in model."""
+    """From now on watcher gets each outermost backward's events. Segments get the names of modules in model."""
     _install()
     _watchers.add(watcher)
     for name, module in model.named_modules():
@@ -91,7 +91,7 @@ def remove(watcher: Watcher) -> None:
 
 
 def failure(error: BaseException, in_forward: bool) -> Failure:
-    """Call it from where the exception passes: the callers above are those that may swallow it."""
+    """Called where the exception passes, because the callers above are those that may swallow it."""
     return Failure(
         f"{type(error).__name__}: {error}".removesuffix(": ").splitlines()[0][:300],
         sites.raised_at(error),
@@ -132,13 +132,13 @@ def _outermost(backward: Any, args: Any, kwargs: Any) -> Any:
         now.inside = False
         now.calls.clear()
         now.firsts.clear()
-        with contextlib.ExitStack() as told:  # tells all watchers, even when one of them raises a fault
+        with contextlib.ExitStack() as told:  # calls all watchers, even when one of them raises a fault
             for watcher in reversed(watchers):
                 told.callback(watcher.backward_ends, error)
 
 
 def _nested(backward: Any, args: Any, kwargs: Any) -> Any:
-    """A backward inside a backward. A checkpoint's has a segment already; another one is named by its caller."""
+    """A backward inside a backward. A checkpoint's already has a segment; any other is named by its caller."""
     plain = len(now.segments) == len(now.passes)
     if plain:
         now.segments.append(Segment(b"", 0, sites.user_site(), None))
@@ -154,8 +154,8 @@ def _nested(backward: Any, args: Any, kwargs: Any) -> Any:
 
 def newer_than(roots: Any, sequence: int) -> bool:
     """
-    Was the whole graph under roots made after autograd's node number `sequence`? Walks the graph: for the case only
-    that a second backward came and no forward of the model was seen.
+    True if the whole graph under roots was made after autograd's node number `sequence`. Walks the graph, so it is
+    called only if a second backward came without a forward of the model.
     """
     stack: list[Node] = [
         r.grad_fn for r in ([roots] if isinstance(roots, torch.Tensor) else roots) if r.grad_fn is not None
@@ -177,7 +177,7 @@ def newer_than(roots: Any, sequence: int) -> bool:
 
 
 def _module_of(function: Any) -> torch.nn.Module | None:
-    """The module that a checkpointed function runs: itself, its __self__, or in its closure."""
+    """The module that a checkpointed function runs: the function itself, its __self__, or one in its closure."""
     while isinstance(function, functools.partial):
         function = function.func
     if isinstance(function, torch.nn.Module):
@@ -209,7 +209,7 @@ def _segment_of(function: Any) -> Segment:
 
 
 def _tell_apart(first: Segment, site: bytes, stack: list[Any], later: Segment) -> None:
-    """One line names both runs: take the callers' lines in which they differ, if there are such."""
+    """If both runs have one site, uses the callers' lines in which they differ, if there are any."""
     if later.site == site:
         parted = sites.parting(stack, sites.stack())
         if parted is not None:

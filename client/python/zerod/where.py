@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Where this process is, for the daemon: the stacks of its threads, when others wait for this rank.
+Sends the daemon the stacks of this process's threads, when other ranks wait for this rank.
 
 libzerod's watch (client/lib/watch.h) asks the thread that is started here. If that thread does not get the interpreter
-lock, because code in C keeps it, faulthandler writes the stacks on the watch's own thread: it listens to a signal that
-nothing else uses, and that only this thread gets.
+lock, because C code holds it, faulthandler writes the stacks on the watch's own thread: it handles a signal that is
+otherwise unused, and that only this thread gets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import _lib
 from ._lib import lib
 
 _MAX_FRAMES = 100  # of a thread
-_MAX_BYTES = 15 * 1024  # the daemon takes 16384
+_MAX_BYTES = 15 * 1024  # the daemon accepts 16384
 
 
 def _name(file: str) -> str:
@@ -43,7 +43,7 @@ def _lines(frame: FrameType | None) -> list[str]:
 
 
 def stacks() -> str:
-    """The threads but this one: the main thread first, and of each the innermost frame first."""
+    """The stacks of the other threads: the main thread first; the innermost frame of each thread first."""
     main, own = threading.main_thread().ident, threading.get_ident()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines: list[str] = []
@@ -54,7 +54,7 @@ def stacks() -> str:
 
 
 def _answer(asked: socket.socket) -> None:
-    """Each question is a number, which the answer begins with."""
+    """Answers each question, which is a number, with the number and the stacks."""
     while number := asked.recv(8):
         asked.send(number + stacks().encode(errors="replace")[:_MAX_BYTES])
 
@@ -74,6 +74,6 @@ os.register_at_fork(after_in_child=_process.cache_clear)  # the thread stays wit
 
 
 def watch(handle: c_void_p) -> None:
-    """The daemon may ask from now on. Where that cannot be, it is not told where this rank is, and all else is as always."""
+    """Lets the daemon ask from now on. If that fails, the daemon gets no stacks of this rank; all else works."""
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         lib.watch(handle, byref(_process()))

@@ -2,7 +2,7 @@
 """
 Trains the GPT of train.py four times, two ranks each, same weights, same batches: with DistributedDataParallel and
 AdamW, and with zerod in stages 1, 2 and 3. Draws the losses over each other and the memory side by side, and checks
-that the losses agree. Needs matplotlib beside torch and zerod.
+that the losses agree. Needs matplotlib in addition to torch and zerod.
 
     compare.py --out FOLDER                 everything, then the plots
     compare.py --out FOLDER stage2          only this one again; what FOLDER holds of the others is used
@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
 
 
 def configuration(folder: Path, stage: int) -> Path:
-    """Hyperparameters come with train.py's steps; the daemon has to know the stage and how many ranks there are."""
+    """Hyperparameters come with train.py's steps; the daemon needs the stage and the number of ranks."""
     path = folder / "zerod.yaml"
     path.write_text(
         json.dumps(
@@ -59,7 +59,7 @@ def configuration(folder: Path, stage: int) -> Path:
                 "job": f"gpt-stage{stage}",
                 "listen": {"socket": str(folder / "zerod.sock"), "mode": "0600"},
                 "world": {"size": WORLD},
-                # A twentieth of the model in a bucket: what is under way at one time takes memory, too.
+                # A bucket has a twentieth of the model, because the buckets in work take memory too.
                 "zero_optimization": {"stage": stage, "reduce_bucket_size": 500000},
                 "optimizer": {"type": "AdamW", "params": {}},
             },
@@ -106,7 +106,7 @@ def command(args: argparse.Namespace, run: str, folder: Path) -> list[str]:
 
 def events(report: Path, name: str) -> list[dict]:
     with report.open(encoding="utf-8") as lines:
-        # Somebody may be writing the last line just now.
+        # A rank may be writing the last line now.
         return [
             event
             for event in map(json.loads, (line for line in lines if line.endswith("\n")))
@@ -116,15 +116,15 @@ def events(report: Path, name: str) -> list[dict]:
 
 def pss_bytes(pid: int) -> int:
     """
-    Proportional set size: pages that several processes map count for each of them in part. Without those of files,
-    which are programs and libraries: the same in all runs, and shared with whoever else runs torch at the moment.
+    Proportional set size: pages that several processes map count for each of them in part. Pages of files are not
+    counted: programs and libraries are equal in all runs, and shared with other processes that run torch.
     """
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
     return 1024 * sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+)", rollup, re.MULTILINE)))
 
 
 class Memory:
-    """Looks at the ranks and the daemon while they train, and keeps the moment when they held most in all."""
+    """Measures the ranks and the daemon while they train, and keeps the values of the largest sum."""
 
     def __init__(self, args: argparse.Namespace, run: str, folder: Path) -> None:
         self.folder, self.pids, self.most = folder, {}, {}
@@ -132,7 +132,7 @@ class Memory:
         self.zerodctl = args.build / "client/ctl/zerodctl"
 
     def find(self) -> bool:
-        """Whether all processes are known and train."""
+        """Returns True if all processes are known and train."""
         reports = [self.folder / f"rank{rank}.json" for rank in range(WORLD)]
         if not all(report.exists() and events(report, "step") for report in reports):
             return False
@@ -150,7 +150,7 @@ class Memory:
         try:
             held = {name: pss_bytes(pid) for name, pid in self.pids.items()}
         except (FileNotFoundError, ProcessLookupError):
-            return  # they are done
+            return  # they have ended
         if sum(held.values()) > sum(self.most.values()):
             self.most = held
 

@@ -2,7 +2,7 @@
 """
 The training of --world-size ranks of train.py in one process, without zerod: the gradients of all ranks are computed
 here, one rank after the other, and added and applied as docs/numerics.md says, by tests/golden/golden.py. The weights
-that it writes must be the ranks', byte for byte.
+that it writes must be equal to the ranks', byte for byte.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def arguments() -> argparse.Namespace:
 class Reference:
     def __init__(self, args: argparse.Namespace, model: nn.Module) -> None:
         self.args, self.params = args, list(model.parameters())
-        # Views: what is written here is what the model computes with.
+        # Views: the model computes with the values that are written here.
         self.weights = [p.detach().view(-1).numpy() for p in self.params]
         self.moments = [(np.zeros_like(w), np.zeros_like(w)) for w in self.weights]
 
     def take_gradients(self) -> list[np.ndarray]:
-        """A parameter that the backward did not reach would be none of a pushed one; this model has no such."""
+        """Every parameter has a gradient, because the backward of this model reaches all of them."""
         taken = [p.grad.view(-1).numpy() for p in self.params]
         for p in self.params:
             p.grad = None
@@ -72,7 +72,7 @@ class Reference:
 
 def main() -> None:
     args = arguments()
-    torch.set_num_threads(1)  # as the ranks: another number would add in another order
+    torch.set_num_threads(1)  # as in the ranks: another number would add in another order
     model, text = make_model(args), Text(args)
     reference = Reference(args, model)
     rates = [float(line) for line in args.lr_file.read_text(encoding="utf-8").split()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained: the model's shape and the text, as trainer and reference take them from the command line."""
+"""The task: the model's shape and the text, as trainer and reference read them from the command line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_model(args: argparse.Namespace) -> GPT:
 
 
 class Text:
-    """The regular files of a folder, one after the other. A token is a byte: there is no vocabulary to make."""
+    """The regular files of a folder, one after the other. A token is a byte, so no vocabulary is needed."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         files = sorted(path for path in args.text.iterdir() if path.is_file() and not path.is_symlink())
@@ -46,7 +46,7 @@ class Text:
         self.seed, self.context, self.batch_size = args.seed, args.context, args.batch
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
-        """Tokens and targets. They depend on nothing but step and rank, so whoever comes back goes on with them."""
+        """Tokens and targets. They depend only on step and rank, so a restarted rank continues with them."""
         random = torch.Generator().manual_seed((self.seed << 40) + (step << 8) + rank)
         starts = torch.randint(len(self.bytes) - self.context, (self.batch_size, 1), generator=random)
         window = self.bytes[starts + torch.arange(self.context + 1)].long()

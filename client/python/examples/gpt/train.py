@@ -8,7 +8,7 @@ and the same training with torch's own DistributedDataParallel and AdamW, for co
 
     torchrun --nproc-per-node 2 train.py --lr 1e-3 --ddp
 
-Only attach() knows which of them it is. Read main(), attach() and train().
+attach() chooses between the two. Read main(), attach() and train().
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def arguments() -> argparse.Namespace:
 
 
 def attach(args: argparse.Namespace, model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return: what is called in the model's place, and its optimizer."""
+    """Returns the module that is called instead of the model, and the optimizer."""
     if args.ddp:
         distributed.init_process_group("gloo")
-        # The thriftiest that torch has: gradients live in the buckets, the update needs no temporaries.
+        # The setup of torch with the least memory: gradients live in the buckets, the update needs no temporaries.
         return (
             nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True),
             torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True),
@@ -78,7 +78,7 @@ def attach(args: argparse.Namespace, model: nn.Module) -> tuple[nn.Module, torch
 
 
 class Report:
-    """Objects of JSON, one a line, for whoever looks on; without a folder they go nowhere."""
+    """Writes JSON objects, one per line, for other programs; without a folder it writes nothing."""
 
     def __init__(self, folder: Path | None, rank: int) -> None:
         self.file: TextIO | None = (folder / f"rank{rank}.json").open("a", encoding="utf-8") if folder else None
@@ -136,7 +136,7 @@ def train(args: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Opt
         optimizer.zero_grad()
         if schedule:
             schedule.step()
-        if not args.ddp:  # what was really used
+        if not args.ddp:  # the values that were used
             lr, norm = optimizer.result.lr, optimizer.result.grad_norm
         report.add("step", step=step, loss=loss.item(), grad_norm=float(norm), lr=float(lr), seconds=time.monotonic())
         progress.add(step, loss.item(), float(norm))
@@ -149,8 +149,8 @@ def train(args: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Opt
 
     for _ in range(optimizer.epoch if schedule else 0):
         schedule.step()
-    for step in zerod.steps(optimizer, args.steps):  # goes on where the job is
-        with step:  # one that is aborted begins again
+    for step in zerod.steps(optimizer, args.steps):  # continues at the job's step
+        with step:  # an aborted step begins again
             take(step)
 
 
@@ -166,7 +166,7 @@ def penalty(args: argparse.Namespace, model: nn.Module, step: int, rank: int) ->
 
 
 def show_refusal(mistake: torch.Tensor, optimizer: torch.optim.Optimizer, report: Report) -> None:
-    """A backward of its own for each of two losses: the second one makes a gradient that has been pushed already."""
+    """Each of two losses has its own backward: the second one makes a gradient that has already been pushed."""
     import zerod
 
     try:
@@ -183,7 +183,7 @@ def show_refusal(mistake: torch.Tensor, optimizer: torch.optim.Optimizer, report
             param=fault.params[0],
             text=str(fault),
         )
-        optimizer.clear_fault()  # the first gradient stands, and it was the loss's
+        optimizer.clear_fault()  # the first gradient, that of the loss, stays
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ def make_model() -> nn.Module:
 
 
 def digest(model: nn.Module, trainable: bool) -> str:
-    """Of the bits of all parameters that are trainable, or of all that are not."""
+    """A digest of the bits of all trainable parameters, or of all others."""
     whole = hashlib.sha256()
     with zerod.gathered(model):
         for p in model.parameters():
@@ -77,7 +77,7 @@ def main() -> None:
     torch.manual_seed(1)
     args.out.mkdir(parents=True, exist_ok=True)
     model = make_model()
-    if args.reentrant:  # such a segment makes no gradients when none of its inputs wants one, and the base is frozen
+    if args.reentrant:  # such a segment makes no gradients if no input requires one, and the base is frozen
         model.enable_input_require_grads()
     settings = TrainingArguments(
         output_dir=str(args.out / "trainer"),

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The classes that other libraries' loops take. Each module imports its library, so import the one that you use:
+Classes for the loops of other libraries. Each module imports its library, so import only the one that you use:
 
     from zerod.integrations.transformers import ZerodTrainer        # or ZerodMixin, for SFTTrainer and its like
     from zerod.integrations.transformers import ZerodMetrics        # the job's figures in the Trainer's log
     from zerod.integrations.lightning import ZerodCallback, ZerodMetrics, ZerodStrategy
     from zerod.integrations.fabric import ZerodMetrics, ZerodStrategy
 
-accelerate needs none: zerod.Optimizer and zerod.epochs() work with its Accelerator.
+accelerate needs no class: zerod.Optimizer and zerod.epochs() work with its Accelerator.
 """
 
 from typing import Any

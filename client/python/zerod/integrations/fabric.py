@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning Fabric, which LitGPT is made with, over a model whose gradients zerod reduces."""
+"""Lightning Fabric, on which LitGPT is built, with a model whose gradients zerod reduces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..scaling import scaled
 
 
 class _NoSync:
-    """Fabric's no_backward_sync(): zerod sums each backward by itself, so there is nothing to leave out."""
+    """Fabric's no_backward_sync(): zerod sums each backward by itself, so there is no synchronisation to omit."""
 
     def no_backward_sync(self, _module: nn.Module, _enabled: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -27,14 +27,14 @@ class _NoSync:
 
 class ZerodMetrics:
     """
-    A callback that gives the job's figures (Optimizer.metrics()) to all loggers of a Fabric, every so many steps:
+    A callback that sends the job's figures (Optimizer.metrics()) to all loggers of a Fabric, every `every` steps:
 
         fabric = Fabric(strategy=ZerodStrategy(), loggers=[...], callbacks=[ZerodMetrics(every=50)])
         ...
         opt.step()
         fabric.call("on_step_end", fabric=fabric, optimizer=opt)
 
-    Rank 0 logs them. prefix: what each name begins with in the log.
+    Rank 0 logs them. prefix: of each name in the log.
     """
 
     def __init__(self, every: int = 50, prefix: str = "zerod/") -> None:
@@ -75,7 +75,7 @@ class ZerodStrategy(DDPStrategy):
         watch_group()
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """The module itself: not in DistributedDataParallel."""
+        """Returns the module itself, without DistributedDataParallel."""
         return module
 
     def backward(self, tensor: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Lightning's Trainer, continued in a process that was started again. Its loops can begin in the middle of an epoch only
-with a checkpoint, and then they skip no data: this module sets their counters and skips the data.
+Continues Lightning's Trainer in a process that was started again. The Trainer's loops can begin in the middle of an
+epoch only from a checkpoint, and then they do not skip data. So this module sets their counters and skips the data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ZerodStrategy(DDPStrategy):
     """
 
     def configure_ddp(self) -> None:
-        """Leaves the model as it is: not in DistributedDataParallel."""
+        """Does not wrap the model in DistributedDataParallel."""
 
     def backward(self, closure_loss: Any, *args: Any, **kwargs: Any) -> Any:
         """Multiplies the loss by the daemon's loss scale, unless the precision plugin has a GradScaler."""
@@ -47,10 +47,10 @@ def _set(progress: Any, total: int, current: int) -> None:
 
 class ZerodMetrics(Callback):
     """
-    With this callback all loggers of Lightning's Trainer have the job's figures (Optimizer.metrics()), every
-    log_every_n_steps steps, at the step of what the module logs itself. Rank 0 logs them.
+    A callback that sends the job's figures (Optimizer.metrics()) to all loggers of Lightning's Trainer, every
+    log_every_n_steps steps, with the step number of the module's own figures. Rank 0 logs them.
 
-    prefix: what each name begins with in the log.
+    prefix: of each name in the log.
     """
 
     def __init__(self, prefix: str = "zerod/") -> None:
@@ -66,25 +66,28 @@ class ZerodMetrics(Callback):
             if isinstance(opt, Optimizer):
                 figures = opt.metrics(self._prefix)
                 for logger in trainer.loggers:
-                    logger.log_metrics(figures, step=step - 1)  # Lightning counts steps that are done from 0
+                    logger.log_metrics(figures, step=step - 1)  # Lightning counts completed steps from 0
 
 
 class ZerodCallback(Callback):
     """
-    With this callback Lightning's Trainer continues where the job is, in a process that was started again. It skips the
-    data of the committed steps, and continues with its counters, its scheduler and the random number generators; a step
-    that was begun is begun again. For one optimizer, automatic optimization and a loader with a length. All ranks are
-    started again together: when one ends, the others end as well.
+    A callback with which Lightning's Trainer continues at the job's step, in a process that was started again. It skips
+    the data of the committed steps, and continues with the Trainer's counters, scheduler and random number generators;
+    an unfinished step begins again. It supports one optimizer, automatic optimization and a loader with a length. All
+    ranks are started again together: when one ends, the others end as well.
     """
 
     def __init__(self) -> None:
         self._progress: Any = None
         self._step = 0  # the step that this process begins with
         self._n_skipped = 0  # batches of the first epoch, or 0
-        self._waits = False  # is the first batch awaited, at which the generators are set?
+        self._waits = False  # the generators are to be set at the first batch
 
     def setup(self, _trainer: Any, _module: Any, stage: str) -> None:
-        """Called before the optimizer is made. Other ranks may wait for it to say where it begins."""
+        """
+        Called before the optimizer is made. _attached() runs with the attach, because other ranks may wait until this
+        rank says where it begins.
+        """
         if stage == "fit":
             when_attached.append(self._attached)
 

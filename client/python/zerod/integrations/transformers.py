@@ -24,8 +24,8 @@ from ..optimizer import Optimizer
 
 class ZerodMixin:
     """
-    Any Trainer with the optimizer that its arguments ask for, in zerod. A process that was started again continues where
-    the job is.
+    Any Trainer, with the optimizer of its arguments in zerod. A process that was started again continues at the job's
+    step.
 
         class ZerodSFTTrainer(ZerodMixin, SFTTrainer):
             pass
@@ -42,7 +42,7 @@ class ZerodMixin:
         return self.optimizer
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """resume_from_checkpoint counts in a new job; a job that has steps continues by itself, see zerod.resume()."""
+        """resume_from_checkpoint is for a new job; a job with steps continues by itself, see zerod.resume()."""
         self.create_optimizer()
         return super().train(resume(self) or resume_from_checkpoint, *args, **kwargs)
 
@@ -52,7 +52,7 @@ class ZerodTrainer(ZerodMixin, Trainer):
 
 
 def identity(folder: Path) -> int | None:
-    """Another number when another folder has come into its place; None: there is none."""
+    """A number that changes when another folder replaces this one; None if there is no folder."""
     try:
         return folder.stat().st_ino
     except OSError:
@@ -61,13 +61,13 @@ def identity(folder: Path) -> int | None:
 
 class DaemonCheckpoint(TrainerCallback):
     """
-    With this callback the daemon writes a checkpoint whenever a Trainer's arguments say that one is due (save_strategy,
-    save_steps), while training goes on; the Trainer then writes none itself. The last one is on the disk when train()
-    returns. If one cannot be written, there is a warning and training goes on. Training does not begin if the daemon has no
-    folder for checkpoints.
+    A callback with which the daemon writes a Trainer's checkpoints while training continues: whenever the Trainer's
+    arguments require one (save_strategy, save_steps). The Trainer then writes none itself. The last checkpoint is on
+    the disk when train() returns. If one cannot be written, there is a warning and training continues. Training does
+    not begin if the daemon has no folder for checkpoints.
 
-    Beside the files of a checkpoint it writes the model's config.json, which from_pretrained needs; if it may not, because
-    another user's daemon owns the folder, there is one warning that says how to.
+    The callback adds the model's config.json, which from_pretrained needs, to each checkpoint. If another user's daemon
+    owns the folder and this is not allowed, one warning says how to allow it.
 
     opt: the trainer's zerod.Optimizer, if it has none when training begins.
     """
@@ -75,7 +75,7 @@ class DaemonCheckpoint(TrainerCallback):
     def __init__(self, opt: Optimizer | None = None) -> None:
         self._opt = opt
         self._folder = Path()  # of the job's checkpoints
-        self._without_config: dict[Path, int | None] = {}  # checkpoints that were asked for: what was there before
+        self._without_config: dict[Path, int | None] = {}  # requested checkpoints: identity() of the folder before
         self._has_warned = False
 
     def _ours(self, optimizer: Any) -> Optimizer:
@@ -116,7 +116,7 @@ class DaemonCheckpoint(TrainerCallback):
     def on_train_end(
         self, _args: Any, _state: Any, _control: Any, optimizer: Any = None, model: Any = None, **_: Any
     ) -> None:
-        """A checkpoint that is still being written gets its config.json as well, if that is soon."""
+        """Waits for a checkpoint that is almost written, so that it gets its config.json as well."""
         deadline = time.monotonic() + 10
         while self._without_config and self._is_being_written(optimizer) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -127,7 +127,7 @@ class DaemonCheckpoint(TrainerCallback):
         return bool(status["wanted"] or status["saving"])
 
     def _add_configs(self, model: Any) -> None:
-        """To checkpoints that are whole now: their folders have their names then."""
+        """Adds config.json to complete checkpoints, whose folders have their final names."""
         config = getattr(model, "config", None)
         if not self._without_config or not hasattr(config, "save_pretrained"):
             self._without_config.clear()
@@ -154,10 +154,10 @@ class DaemonCheckpoint(TrainerCallback):
 
 class ZerodMetrics(TrainerCallback):
     """
-    With this callback the Trainer's log has the job's figures beside the loss, so every logger of the Trainer has them:
-    TensorBoard, W&B, the console, log_history. Rank 0 logs them.
+    A callback that adds the job's figures to the Trainer's log, next to the loss, so that every logger of the Trainer
+    gets them: TensorBoard, W&B, the console, log_history. Rank 0 logs them.
 
-    names: those of Optimizer.metrics() that are logged; default: all. prefix: what each name begins with in the log.
+    names: the figures of Optimizer.metrics() to be logged; default: all. prefix: of each name in the log.
     """
 
     def __init__(self, trainer: Trainer, names: Iterable[str] | None = None, prefix: str = "zerod/") -> None:
@@ -166,7 +166,7 @@ class ZerodMetrics(TrainerCallback):
         self._prefix = prefix
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """A callback's on_log() is too late: the loggers' callbacks come first, and log_history has its copy."""
+        """Wraps log(): on_log() is too late, because loggers' callbacks come first, and log_history has its copy."""
         trainer = self._trainer()
         if trainer is not None and "log" not in vars(trainer):
             trainer.log = functools.partial(self._log, trainer.log)

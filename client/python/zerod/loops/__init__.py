@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training loops that continue where the job is: a program's own (steps.py), and those of other libraries."""
+"""Training loops that continue at the job's step: a program's own (steps.py), and those of other libraries."""

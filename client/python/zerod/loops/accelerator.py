@@ -24,8 +24,8 @@ def epochs(
     accelerator: accelerate.Accelerator, optimizer: Any, loader: Any, n_epochs: int, scheduler: Any = None
 ) -> Iterator[tuple[int, Any]]:
     """
-    The epochs that are left, and of each the batches that are left: all of them in a new job, and in a process that was
-    started again those after the committed steps.
+    The remaining epochs, each with its remaining batches: in a new job all of them, and in a process that was started
+    again those after the committed steps.
 
         model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
         for epoch, batches in zerod.epochs(accelerator, optimizer, loader, n_epochs, scheduler):
@@ -33,9 +33,9 @@ def epochs(
                 with accelerator.accumulate(model):
                     ...
 
-    All of them are what prepare() has returned. The scheduler and the random number generators continue as well; a step
-    that was begun is begun again. One epoch is one pass over the loader. All ranks are started again together: when one
-    ends, the others end as well.
+    All arguments are objects that prepare() has returned. The scheduler and the random number generators continue as
+    well; an unfinished step begins again. One epoch is one pass over the loader. All ranks are started again together:
+    when one ends, the others end as well.
     """
     opt, n_micro = getattr(optimizer, "optimizer", optimizer), accelerator.gradient_accumulation_steps
     progress = Progress(opt, sampler=getattr(loader, "synchronized_generator", None))

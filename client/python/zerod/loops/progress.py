@@ -4,8 +4,8 @@ Progress of a loop of another library, so that the loop continues in a process t
 learning rate scheduler, and the random number generators as the last step left them. The daemon keeps it with each
 micro-batch and step of the rank (zerod.user_state). trainer.py, accelerator.py and lightning.py use it.
 
-Such loops begin at whole steps, so a step that was begun is aborted. Their ranks share a process group, which a single
-new rank cannot join, so when one process of the group ends, the others end as well.
+Such loops begin at whole steps, so an unfinished step is aborted. Their ranks share a process group, which a single new
+rank cannot join, so when one process of the group ends, the others end as well.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from ..registry import open_optimizers
 from ..userstate import UserState, user_state
 
 _WATCH_TIMEOUT = datetime.timedelta(days=365)
-_LOOK_S = 0.2  # how often a rank looks where it stands
-_SOON, _LATE = 3, 50  # so often in a row. Picked: after 10 s a collective, or a step, of ranks that all take part is over
+_LOOK_S = 0.2  # interval at which a rank checks its position
+_SOON, _LATE = 3, 50  # times in a row. Picked: a collective, or a step, in which all ranks take part ends within 10 s
 # Keys in the store: the rank that has gradients of this step; the rank that waits in the group after that step, and where.
 _IN_STEP, _IN_GROUP = "in step", "in group"
-_gone_on: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # whose first loop has begun
+_gone_on: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers whose first loop has begun
 
 
 def generators() -> dict[str, Any]:
-    """Under the names that transformers gives them in its checkpoints."""
+    """The states of the generators, under the names that transformers uses in its checkpoints."""
     numpy = sys.modules.get("numpy")
     states = {"python": random.getstate(), "cpu": torch.get_rng_state()}
     if numpy is not None:
@@ -63,9 +63,9 @@ def set_generators(states: dict[str, Any]) -> None:
 class Progress:
     """
     The progress of one rank. The owner of the loop calls resume() once, restore() when there is a scheduler, and
-    begin_epoch() before the loop draws the order of its data; it puts the generators back where a method says so.
+    begin_epoch() before the loop draws the order of its data; it restores the generators where a method says so.
 
-    more: returns what else the owner keeps; the successor reads it from `more`. sampler: the generator that draws the
+    more: returns further data of the owner; the successor reads them from `more`. sampler: the generator that draws the
     order of the data, if it is not the process's. needs_all: see watch_group().
     """
 
@@ -114,7 +114,7 @@ class Progress:
         if self.opt.resumed and not self.opt.goes_on and self.opt not in _gone_on:
             own = generators()
             user_state(self.opt, progress=self)
-            set_generators(own)  # the predecessor's are set later, where its loop would have had them
+            set_generators(own)  # the predecessor's are set later, at the right place of the loop
             self._begin_step()
             self._begin = self.opt.epoch
         else:
@@ -151,7 +151,7 @@ class Progress:
             set_generators(self._generators)
 
     def begin_epoch(self, goes_on: bool = False) -> None:
-        """Called before the data's order is drawn. goes_on: inside an epoch, so that the order is the old one."""
+        """Called before the data's order is drawn. goes_on: the loop continues inside an epoch, so the order stays."""
         if goes_on and self._epoch is not None:
             set_generators(self._epoch["generators"])
             self._set_sampler(self._epoch["sampler"])
@@ -222,7 +222,7 @@ def _is_in_step() -> bool:
 
 
 def _collective_of_main_thread() -> Any:
-    """The frame of the collective of all ranks, in which the main thread is; or None."""
+    """The frame of the collective of all ranks that the main thread runs, or None."""
     frame, found = sys._current_frames().get(threading.main_thread().ident), None
     while frame is not None:
         if frame.f_code.co_filename == distributed.distributed_c10d.__file__ and "group" in frame.f_locals:
@@ -234,9 +234,9 @@ def _collective_of_main_thread() -> Any:
 
 class _Watch:
     """
-    Ends this process when another one of the process group ends before it said that it is done, and when ranks wait for
-    each other, one in the job and one in the process group. If this rank is done, and another one waits for it in the job,
-    this rank leaves the job: diagnostics.on_leave says whether the other one goes on.
+    Ends this process if another process of the process group ends before it is done, and if two ranks wait for each
+    other, one in the job and one in the process group. If this rank is done and another one waits for it in the job,
+    this rank leaves the job: diagnostics.on_leave decides whether the other one continues.
     """
 
     def __init__(self, needs_all: bool) -> None:
@@ -247,8 +247,8 @@ class _Watch:
         self._done: dict[int, int] = {}  # the steps at which others were done
         self._step = 0
         self.is_ending = False  # the loop makes no more steps
-        self._is_said = False  # where this rank waits in the process group
-        self._has_left = False  # the job: what becomes of the others is not this rank's business any more
+        self._is_said = False  # the store says where this rank waits in the process group
+        self._has_left = False  # this rank has left the job, so the end of other ranks does not end it
         self._group: Any = self._make_group()
         self._threads = [threading.Thread(target=self._wait, args=(other,), daemon=True) for other in self._others]
         self._looking = threading.Thread(target=self._look, daemon=True)
@@ -258,8 +258,8 @@ class _Watch:
 
     def _make_group(self) -> Any:
         """
-        A group that torch.distributed does not know. destroy_process_group(), with which a program ends as it should,
-        would take one of new_group() away while other ranks still train.
+        Makes a group that torch.distributed does not know. A program ends properly with destroy_process_group(), which
+        would destroy a group of new_group() while other ranks still train.
         """
         global _n_groups
         self._store = distributed.PrefixStore(f"zerod-watch-{_n_groups}", distributed.distributed_c10d._get_default_store())
@@ -283,7 +283,10 @@ class _Watch:
     # ---- ranks that wait for each other ---------------------------------------------------------------
 
     def _look(self) -> None:
-        """Until this rank is done. A step, or a collective, may just end, so only what is seen several times counts."""
+        """
+        Runs until this rank is done. Only what it sees several times counts, because a step or a collective may be
+        about to end.
+        """
         n_in_step = n_in_group = 0
         last_step, last_collective = -1, None
         while not self._is_done.wait(_LOOK_S):
@@ -291,13 +294,13 @@ class _Watch:
             n_in_step = n_in_step + 1 if step >= 0 and step == last_step else 0
             n_in_group = n_in_group + 1 if collective is not None and collective is last_collective else 0
             last_step, last_collective = step, collective
-            with contextlib.suppress(RuntimeError):  # the store is gone, and with it the rank that has it
+            with contextlib.suppress(RuntimeError):  # the store has ended, with the rank that owns it
                 if n_in_step:
                     self._say_that_it_is_in_step(step, n_in_step)
                 self._say_where_it_waits(collective, n_in_group)
 
     def _say_that_it_is_in_step(self, step: int, n_seen: int) -> None:
-        """This rank has gradients of the step, which needs all ranks."""
+        """Notes that this rank has gradients of the step, which needs all ranks."""
         if n_seen == _SOON:
             self._store.set(_IN_STEP, f"{self._rank} {step}")
         if n_seen >= _LATE and self._store.check([_IN_GROUP]):
@@ -311,18 +314,18 @@ class _Watch:
         if n_seen < _LATE:
             if self._is_said:
                 self._is_said = False
-                self._store.delete_key(_IN_GROUP)  # other ranks that wait say it again
+                self._store.delete_key(_IN_GROUP)  # other ranks that wait set it again
             return
         step, site = _known_step(), sites.user_site(collective).decode()
         where = f"{collective.f_code.co_name}() of torch.distributed (called at {site})"
         for other, its_step in self._done.items():
             self._end(f"rank {self._rank}, after step {step}, waits in {where}, and rank {other} was done after step {its_step}")
-        if not _is_in_step():  # else the others may come to this collective in the same step
+        if not _is_in_step():  # otherwise the others may reach this collective in the same step
             self._is_said = True
             self._store.set(_IN_GROUP, f"{self._rank} {step} {where}")
 
     def _leave_if_awaited(self) -> None:
-        """This rank's loop makes no more steps."""
+        """Leaves the job if another rank waits for a step, because this rank's loop makes no more steps."""
         step = self._note_step()
         if self._has_left or not self._store.check([_IN_STEP]):
             return
@@ -342,7 +345,7 @@ class _Watch:
             opt.close()
 
     def _note_step(self) -> int:
-        """The last step that this rank knows; when it has left, that in which it was."""
+        """Returns the last step that this rank knows; after it has left, the step in which it left."""
         self._step = max(self._step, _known_step())
         return self._step
 
@@ -354,29 +357,30 @@ class _Watch:
         self._looking.join()
         step = self._note_step()
         for other in self._others:
-            with contextlib.suppress(RuntimeError):  # the rank has ended: the thread prints it
+            with contextlib.suppress(RuntimeError):  # the rank has ended: its thread prints that
                 self._group.send([torch.tensor([step])], other, 0).wait()
         while running := [thread for thread in self._threads if thread.is_alive()]:
             running[0].join(_LOOK_S)
             with contextlib.suppress(RuntimeError):
                 self._leave_if_awaited()
-        self._group = None  # its threads end here, not when the interpreter is half gone
+        self._group = None  # its threads end here, not during the interpreter's shutdown
 
     def done_at_exit(self) -> None:
-        if _watch is self and not hasattr(sys, "last_value"):  # an exception that was not caught leaves it
+        if _watch is self and not hasattr(sys, "last_value"):  # an uncaught exception sets it
             group_is_done()
 
 
 _watch: _Watch | None = None
-_n_groups = 0  # of watches; each has names of its own in the store
+_n_groups = 0  # of watches; each has its own names in the store
 
 
 def watch_group(needs_all: bool = False) -> None:
     """
-    needs_all: each step of the loop has a collective of the process group, so that no rank can go on without another one.
-
     Starts the watch of the other ranks: a collective. Without it, a rank that waits in the daemon for a dead rank would
-    never notice that their process group is gone, and the dead rank's successor would wait for the group in vain.
+    never notice that their process group has ended, and the dead rank's successor would wait for the group in vain.
+
+    needs_all: each step of the loop has a collective of the process group, so that no rank can continue without another
+    one.
     """
     global _watch
     if _watch is None and _has_group():
@@ -384,13 +388,13 @@ def watch_group(needs_all: bool = False) -> None:
 
 
 def loop_ends() -> None:
-    """The loop makes no more steps. What it still does, such as saving, may need the process group."""
+    """Notes that the loop makes no more steps. Its remaining work, such as saving, may need the process group."""
     if _watch is not None:
         _watch.is_ending = True
 
 
 def group_is_done() -> None:
-    """Ends the watch, because this rank's training is over, and waits for the other ranks to do so, too."""
+    """Ends the watch, because this rank's training is over, and waits until the other ranks do so too."""
     global _watch
     watch, _watch = _watch, None
     if watch is not None:

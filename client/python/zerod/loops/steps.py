@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training loop that continues where the job is, and begins a step again that was aborted."""
+"""A training loop that continues at the job's step, and begins an aborted step again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Step(int):
     """The number of a step, which is an int, and the context manager in which the step runs."""
 
     _opt: Optimizer
-    _left: int  # how often it may still be aborted
+    _left: int  # how many aborts are still allowed
     aborted = False
 
     def __enter__(self) -> Step:
@@ -33,13 +33,13 @@ class Step(int):
 
 
 def _position(opt: Optimizer) -> Position:
-    """opt.position, without making it the program's knowledge in which micro-batch it is."""
+    """opt.position; the program does not count as having read the micro-batch."""
     opt._unread.read()
     return opt._client.position
 
 
 def _leave_begun_step(opt: Optimizer) -> None:
-    """A loop that this process left in the middle of a step had gradients, which the next loop computes again."""
+    """Aborts an unfinished step of an earlier loop here, because the next loop computes its gradients again."""
     if opt.has_gradients and opt._gradients.fault is None:
         opt.abort_step("its program left zerod.steps() in the middle of the step, and begins it again")
         opt.rewind()
@@ -55,16 +55,16 @@ def steps(opt: Optimizer, n_steps: int, n_retries: int = 10) -> Iterator[Step]:
                 model(batch(step)).backward()
                 opt.step()
 
-    With zerod.user_state() the generators and objects are put back to where the step began, so that it draws the same
-    batches again. n_retries: after so many aborts in a row StepAborted is raised, because the cause is likely to abort
-    the next attempt, too. Every rank has to loop this way.
+    With zerod.user_state() the generators and objects are restored as they were at the begin of the step, so that it
+    draws the same batches again. n_retries: after this many aborts in a row StepAborted is raised, because the cause
+    will probably abort the next attempt too. Every rank must loop this way.
 
     A rank may be started again in the middle of a step. A body that loops over micro-batches continues there:
 
                 for micro_batch in range(opt.position.micro_batch, n_micro):
 
     If the body does not read opt.position.micro_batch before its first backward, all ranks begin the step again. They
-    also do so if this process left a loop in the middle of a step, by an exception, and comes back to zerod.steps().
+    also do so if this process left a loop in the middle of a step, by an exception, and calls zerod.steps() again.
     """
     n_aborted = 0
     _leave_begun_step(opt)

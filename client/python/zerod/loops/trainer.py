@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # ---- the optimizer of its arguments ---------------------------------------------------------------------
 
 
-# Names of transformers for the steps of AdamW and Lion: bitsandbytes', on pages, and with moments of 8 bits.
+# transformers' names for AdamW and Lion that take the same step: bitsandbytes', on pages, and with moments of 8 bits.
 _SAME_STEP = {
     "adamw_8bit": "AdamW", "adamw_bnb_8bit": "AdamW", "paged_adamw_8bit": "AdamW", "paged_adamw": "AdamW",
     "paged_adamw_32bit": "AdamW", "adamw_torch_8bit": "AdamW", "lion_32bit": "Lion", "lion_8bit": "Lion",
@@ -38,7 +38,7 @@ _SAME_STEP = {
 
 
 def _same_step(args: transformers.TrainingArguments) -> dict[str, Any] | None:
-    """The type and hyperparameters for such a name; None: another name, which transformers has to look up."""
+    """The type and hyperparameters for a name in _SAME_STEP; None for another name, which transformers must look up."""
     name = str(getattr(args.optim, "value", args.optim))
     kind = _SAME_STEP.get(name)
     if kind is None:
@@ -67,7 +67,7 @@ def _hypers(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_own_type(hypers: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """The arguments for zerod.Optimizer. If own names another type, that one gets the hyperparameters that it has, too."""
+    """The arguments for zerod.Optimizer. If own names another type, only that type's hyperparameters are kept."""
     names = ("type", *HYPERS.get(own.get("type", hypers["type"]), hypers))
     return {name: value for name, value in hypers.items() if name in names} | own
 
@@ -82,7 +82,7 @@ def _module_of(trainer: Any, groups: list[dict[str, Any]]) -> nn.Module:
 
 
 def _unknown(what: str) -> TypeError:
-    """For a Trainer that calls its methods in another way than those that zerod was tried with."""
+    """The error for a Trainer that calls its methods in another way than the Trainers with which zerod was tested."""
     import transformers
 
     return TypeError(
@@ -93,13 +93,13 @@ def _unknown(what: str) -> TypeError:
 
 def _class_of(trainer: Any, hypers: dict[str, Any]) -> type:
     """
-    What the Trainer calls with the groups that it has made, to get its optimizer. It is a class derived from torch's,
-    because newer versions of transformers call anything else without groups, to get a second function.
+    The class that the Trainer calls with its groups, to get its optimizer. It is derived from torch's, because newer
+    versions of transformers call any other object without groups, to get a second function.
     """
 
     class ForTrainer(torch.optim.Optimizer):
         def __new__(cls, *given: Any, **_: Any) -> Any:
-            """Return: a zerod.Optimizer, which is none of this class, so no __init__() follows."""
+            """Returns a zerod.Optimizer, which is not of this class, so __init__() is not called."""
             if len(given) != 1 or not isinstance(given[0], list):
                 names = ", ".join(type(value).__name__ for value in given) or "nothing"
                 raise _unknown(f"gives an optimizer {names} where zerod expects a list of parameter groups")
@@ -116,7 +116,7 @@ def _choose(trainer: Any, own: dict[str, Any], ask: Callable[..., Any], *given: 
         return _class_of(trainer, _of_own_type(same, own)), {}
     kind, kwargs = ask(*given, **named)
     hypers = _of_own_type(_hypers(kind, kwargs), own)
-    # Under these names a subclass of Trainer gives groups of its own.
+    # Under these names a subclass of Trainer passes its own groups.
     return _class_of(trainer, hypers), {name: kwargs[name] for name in ("params", "model", "optimizer_dict") if name in kwargs}
 
 
@@ -209,7 +209,7 @@ def metrics_callback(
     trainer: transformers.Trainer, names: Iterable[str] | None = None, prefix: str = "zerod/"
 ) -> transformers.TrainerCallback:
     """
-    A callback that puts the figures of Optimizer.metrics() into a Trainer's log, beside the loss:
+    A callback that puts the figures of Optimizer.metrics() into a Trainer's log, next to the loss:
     zerod.integrations.transformers.ZerodMetrics.
 
         trainer.add_callback(zerod.metrics_callback(trainer))
@@ -274,14 +274,14 @@ def _write_checkpoint(folder: Path, trainer: Any, progress: Progress) -> None:
 
 def resume(trainer: transformers.Trainer) -> str | None:
     """
-    Makes a Trainer continue where the job is, in a process that was started again:
+    Makes a Trainer continue at the job's step, in a process that was started again:
 
         trainer.train(resume_from_checkpoint=zerod.resume(trainer))
 
     Return: the folder of a checkpoint for train(), without weights, or None if the job has no step yet. The trainer
     then skips the data of the committed steps, and continues with its counters, its schedule and the random number
-    generators; a step that was begun begins again. The log of earlier steps is lost. All ranks are started again
-    together: when one ends, the others end as well. A collective: all ranks call it.
+    generators; an unfinished step begins again. The log of earlier steps is lost. All ranks are started again together:
+    when one ends, the others end as well. A collective: all ranks call it.
     """
     opt = _optimizer_of(trainer)
     # A Trainer counts the tokens of all ranks in each step.

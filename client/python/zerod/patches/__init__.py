@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Functions of torch and of other libraries that zerod wraps, where they have no hook for it: once a process, and only
-parameters of a zerod.Optimizer notice.
+Functions of torch and of other libraries that zerod wraps, because they have no hook for it. Each is wrapped once per
+process, and only parameters of a zerod.Optimizer are affected.
 
     torch         clipping, GradScaler, methods of nn.Module, broadcasts of a module's state
     accelerate    its DDP is left out, its optimizer wrapper leaves the state alone; the Trainer of transformers uses it

@@ -5,7 +5,7 @@ model that zerod owns the wrap is left out, and everything else about a distribu
 subclass of its strategy for that, see docs/pytorch.md.
 
 accelerate also moves the state of every optimizer to its device and loads it again, which zerod's does not need; it
-takes a step as skipped if step() was not called; and its backward() knows no loss scale but a GradScaler's.
+counts a step as skipped if step() was not called; and its backward() knows only the loss scale of a GradScaler.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ _examined: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers that have 
 
 
 def _examine(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    """Before the first step of any optimizer of torch's kind. One that holds zerod's is a wrapper, and calls its step()."""
+    """Runs before the first step of any torch optimizer. One that holds zerod's is a wrapper, and calls its step()."""
     if optimizer in _examined or optimizer in open_optimizers:
         return
     _examined.add(optimizer)
@@ -206,7 +206,7 @@ class _LoadGuard:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Those of a state_dict, which may be nested."""
+    """The tensors of a state_dict, which may be nested."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -231,7 +231,7 @@ def _wrap_dcp(loader: Any) -> None:
 
 
 def _wrap_dcp_if_there(*_: Any) -> None:
-    """Importing it takes seconds. Whoever loads with it has imported it before he makes the state_dict to load into."""
+    """Does not import DCP, which takes seconds: a program with DCP has imported it before it makes the state_dict."""
     loader = sys.modules.get("torch.distributed.checkpoint.state_dict_loader")
     if loader is not None:
         _wrap_dcp(loader)

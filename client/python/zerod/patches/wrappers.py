@@ -26,7 +26,7 @@ def _ddps_of(ids: set[int]) -> list[DistributedDataParallel]:
 
 
 def is_inside_ddp(model: nn.Module) -> bool:
-    """Does a DDP hold the model, or a part of it? The model has no reference to it, so all objects are searched."""
+    """True if a DDP holds the model, or a part of it. The model has no reference to it, so all objects are searched."""
     ids = {id(param) for param in model.parameters()}
     if not _ddps_of(ids):
         return False
@@ -55,7 +55,7 @@ def _refuse_in(wrapper: type[nn.Module]) -> None:
 def install() -> None:
     for wrapper in (DistributedDataParallel, FullyShardedDataParallel, nn.DataParallel):
         _refuse_in(wrapper)
-    # fully_shard() has no class, and may have been imported by name. It calls this before it changes anything.
+    # fully_shard() has no class, and may have been imported by name. It calls _validate_module() before any change.
     validate = getattr(_fully_shard, "_validate_module", None)
     if validate is not None:
 
