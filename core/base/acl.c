@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Access control lists are written and judged here. libacl would be one more library, for as many lines. */
+/* Writes and checks access control lists. libacl would be one more library, for as many lines. */
 
 #include "core/base/acl.h"
 
@@ -50,13 +50,13 @@ int acl_write(const struct acl *acl, const char *path, bool inherited)
     add_acl_entry(&encoded, ACL_GROUP_OBJ, acl->mode >> 3, nobody);
     for (size_t i = 0; i < acl->n_gids; i++)
         add_acl_entry(&encoded, ACL_GROUP, acl->named, acl->gids[i]);
-    if (encoded.n > 2) /* the most that the file's group and those that are named may: the mode shows it */
+    if (encoded.n > 2) /* limits the file's group and all named users and groups; the mode shows it */
         add_acl_entry(&encoded, ACL_MASK, (acl->mode >> 3) | acl->named, nobody);
     add_acl_entry(&encoded, ACL_OTHER, acl->mode, nobody);
     return lsetxattr(path, attribute, &encoded, offsetof(struct encoded, entries[encoded.n]), 0) < 0 ? -errno : 0;
 }
 
-/* Does this entry name nobody but the owner, root and this process's user? */
+/* Return: true if the entry lets only the owner, root and this process's user read or write. */
 static bool is_harmless(const struct posix_acl_xattr_entry *entry)
 {
     uint32_t id = le32toh(entry->e_id);
@@ -71,7 +71,7 @@ bool acl_lets_others(int fd, mode_t mode)
     struct encoded acl;
     ssize_t n_bytes = fgetxattr(fd, XATTR_NAME_POSIX_ACL_ACCESS, &acl, offsetof(struct encoded, n));
 
-    if (n_bytes < (ssize_t)sizeof(acl.header)) /* none, or one that is too long: then the mode has its mask */
+    if (n_bytes < (ssize_t)sizeof(acl.header)) /* no list, or one that is too long: the mode has its mask */
         return mode & (S_IRWXG | S_IRWXO);
     for (size_t i = 0; i < ((size_t)n_bytes - sizeof(acl.header)) / sizeof(acl.entries[0]); i++)
         if (!is_harmless(&acl.entries[i]))
@@ -79,7 +79,7 @@ bool acl_lets_others(int fd, mode_t mode)
     return false;
 }
 
-/* Adds the groups that the list names. Return: whether the file's own group may write it. */
+/* Adds the listed groups that may write the file. Return: true if the file's own group may write it. */
 static bool add_named_groups(const struct encoded *acl, gid_t *gids, size_t max, size_t *n)
 {
     bool own = false;
@@ -105,7 +105,7 @@ int acl_groups(const char *path, gid_t *gids, size_t max)
 
     if (lstat(path, &st) < 0)
         return -errno;
-    own = st.st_mode & S_IWGRP; /* with a list that is its mask: nobody whom it names may more */
+    own = st.st_mode & S_IWGRP; /* with a list, these bits are its mask, which limits all names */
     n_bytes = own ? lgetxattr(path, XATTR_NAME_POSIX_ACL_ACCESS, &acl, offsetof(struct encoded, n)) : 0;
     if (n_bytes >= (ssize_t)sizeof(acl.header)) {
         acl.n = ((size_t)n_bytes - sizeof(acl.header)) / sizeof(acl.entries[0]);

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * POSIX access control lists (acl(5)), as the kernel reads and writes them. The owner of a file may name any user and
- * any group in one, also groups that he is not in.
+ * POSIX access control lists (acl(5)), as the kernel reads and writes them. The owner of a file may put any user and
+ * any group into a list, also groups that he is not in.
  */
 
 #include <stdbool.h>
@@ -14,20 +14,21 @@ enum { ACL_MAX_NAMES = 128, ACL_MAX_ENTRIES = 2 * ACL_MAX_NAMES + 4 };
 
 struct acl {
     mode_t mode;  /* for the owner, the file's group, and others, as in chmod */
-    mode_t named; /* what the users and groups below may: a digit as in chmod */
+    mode_t named; /* rights of the users and groups below: a digit as in chmod */
     uid_t uids[ACL_MAX_NAMES];
     gid_t gids[ACL_MAX_NAMES];
     size_t n_uids, n_gids;
 };
 
-/* More than ACL_MAX_NAMES are left out. */
+/* Add names to the list. Names beyond ACL_MAX_NAMES are left out. */
 void acl_add_users(struct acl *acl, const uid_t *uids, size_t n);
 void acl_add_groups(struct acl *acl, const gid_t *gids, size_t n);
-/* Replaces the list of the file or, inherited: the list that new files of this folder get instead of the umask. If
- * nobody is named, that is chmod. Return: 0 or -errno; -ENOTSUP: the file system has no such lists. */
+/* Replaces the list of the file; inherited: the list that new files of this folder get instead of the umask. A list
+ * without names acts as chmod. Return: 0 or -errno; -ENOTSUP if the file system has no such lists. */
 int acl_write(const struct acl *acl, const char *path, bool inherited);
-/* May anybody but the owner, root and this process's user read or write the open file? mode: the file's. */
+/* Return: true if anybody except the owner, root and this process's user may read or write the open file. mode: of the
+ * file. */
 bool acl_lets_others(int fd, mode_t mode);
-/* The groups that the list names and that may write the file; if it names none, the file's own group if that may.
- * Return: how many, at most max; or -errno: the file cannot be looked at. */
+/* Finds the listed groups that may write the file; if there are none, the file's own group, if it may. Return: their
+ * number, at most max; or -errno if the file cannot be examined. */
 int acl_groups(const char *path, gid_t *gids, size_t max);

@@ -55,7 +55,7 @@ static inline void freep(void *p)
     free(*(void **)p);
 }
 
-/* Leaves -1 behind: closed again, the number may be somebody else's by then. */
+/* Closes a descriptor and sets it to -1, because its number may soon belong to another file. */
 static inline void closep(int *fd)
 {
     if (*fd >= 0)
@@ -63,7 +63,7 @@ static inline void closep(int *fd)
     *fd = -1;
 }
 
-/* Hands a pointer or descriptor over, leaving NULL or -1 behind. */
+/* Return the pointer or descriptor, and set the variable to NULL or -1. */
 #define steal_ptr(p)                                                                                                   \
     __extension__({                                                                                                    \
         __auto_type steal_p_ = &(p);                                                                                   \
@@ -80,7 +80,8 @@ static inline int steal_fd(int *fd)
     return v;
 }
 
-/* Return: 0 when all that was printed is written; else -errno, or -EIO for an earlier failure, whose errno is gone. */
+/* Flushes a file. Return: 0 if all output was written; else -errno, or -EIO for an earlier failure, whose errno is
+ * lost. */
 static inline int flush_file(FILE *file)
 {
     if (fflush(file) != 0)

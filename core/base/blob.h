@@ -13,5 +13,5 @@ struct blob {
 
 void blob_reset(struct blob *blob);
 
-/* Copies. Out of memory keeps the old one: a restart then redoes more, which is safe. */
+/* Replaces the blob by a copy. Without memory the old one stays: a restart then redoes more, which is safe. */
 void blob_set(struct blob *blob, const uint8_t *data, size_t n_bytes);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* How large the CPU's caches are. The C library's sysconf() says 320 MiB on a guest whose kernel says 32. */
+/* Reads the sizes of the CPU's caches from the kernel. The C library's sysconf() says 320 MiB on a guest whose kernel
+ * says 32. */
 
 #include "core/base/caches.h"
 
@@ -13,7 +14,7 @@
 
 enum { WORD_BYTES = 32 };
 
-/* The first word of a file of one cache; "": there is none. */
+/* Reads the first word of a file of one cache; "" if there is none. */
 static void read_word(const char *folder, unsigned index, const char *name, char word[WORD_BYTES])
 {
     char path[PATH_MAX];
@@ -29,7 +30,7 @@ static void read_word(const char *folder, unsigned index, const char *name, char
     fclose(file);
 }
 
-/* Bytes of one cache; 0: there is none, or it has instructions alone. */
+/* Return: the bytes of one cache; 0 if there is none, or it has only instructions. */
 static size_t bytes_of(const char *folder, unsigned index)
 {
     char type[WORD_BYTES], size[WORD_BYTES], unit = 0;

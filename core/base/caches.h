@@ -6,10 +6,11 @@
 #include <stddef.h>
 
 /*
- * Bytes of the largest cache that one CPU of this machine reads through. If the system does not say, 16 MiB. Reads
- * files: not for each step.
+ * Return: the bytes of the largest cache that one CPU of this machine reads through, or 16 MiB if the system does not
+ * say. Reads files, so it is not for each step.
  */
 size_t caches_last_level_bytes(void);
 
-/* The largest cache of data that a folder like /sys/devices/system/cpu/cpu0/cache describes, in bytes; 0: none. */
+/* Return: the bytes of the largest data cache that a folder like /sys/devices/system/cpu/cpu0/cache describes; 0 if
+ * none. */
 size_t caches_bytes_in(const char *folder);

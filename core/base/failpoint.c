@@ -28,7 +28,7 @@ struct point {
     atomic_ulong n_passed;
 };
 
-/* Only in test builds, and written once: the environment is the process's, so this is too. */
+/* Global, because the environment is. Only in test builds, and written once. */
 static struct point points[MAX_POINTS];
 static size_t n_points;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -109,7 +109,7 @@ static void sleep_ms(unsigned long ms)
         ;
 }
 
-/* The kill comes while the caller goes on: in the midst of what it does next. */
+/* Kills the process ns nanoseconds later, in the middle of what the caller does then. */
 static void burn(unsigned long ns)
 {
     struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGKILL};
@@ -127,7 +127,7 @@ static int act(const struct point *point)
     case ACTION_KILL:
         (void)kill(getpid(), SIGKILL);
         for (;;)
-            pause(); /* not one instruction of the caller's more */
+            pause(); /* the caller executes nothing more */
     case ACTION_STOP:
         (void)kill(getpid(), SIGSTOP);
         return 0;
@@ -153,7 +153,7 @@ int failpoint(const char *name)
 
         if (strcmp(point->name, name) != 0)
             continue;
-        /* Counted also when an earlier entry of the same name has failed: passes are passes of the process. */
+        /* Also counts after an earlier entry of this name has failed, because passes are passes of the process. */
         if (atomic_fetch_add(&point->n_passed, 1) + 1 == point->pass || point->pass == 0)
             r = MIN(r, act(point));
     }

@@ -11,9 +11,9 @@
  *
  *     kill        the process kills itself (SIGKILL)
  *     stop        the process stops itself (SIGSTOP)
- *     sleep[:ms]  sleeps, 100 ms unless told
+ *     sleep[:ms]  sleeps, 100 ms by default
  *     error       failpoint() returns -ENOMEM
- *     fuse:ns     the process is killed so many nanoseconds later: inside of what it does then
+ *     fuse:ns     the process is killed ns nanoseconds later, in the middle of what it does then
  *
  * pass is a number n: the action happens only the nth time that this process passes the place, counted over all
  * threads; the default is 1. *: every time. An entry that is not valid ends the process with a message, because a test
@@ -22,8 +22,8 @@
  * Names. In libzerod every request has four, with its name on the wire:
  *     Push.send      before it is sent
  *     Push.sent      after it was sent
- *     Step.wait      after it was sent, of a request that is answered
- *     Step.answered  the answer has come and was not read
+ *     Step.wait      after it was sent, if the request has an answer
+ *     Step.answered  the answer has arrived and is not read yet
  * and there are connected, formed, slot, copy, window-mapped, state-mapped. The daemon has forming, reserve,
  * reduce, verify, transfer, mirror, writing, rewrite, decided, update, updated, answer, watch, others (an error: other
  * nodes' GPUs get no more time than this node's), stored (a window), and four for each message between nodes, with its

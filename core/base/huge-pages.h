@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Whether this system gives shared memory huge pages, of 2 MiB. Memory that is mapped at multiples of HUGE_PAGE_BYTES
- * can have them.
+ * Finds whether this system gives shared memory huge pages, of 2 MiB. Memory that is mapped at multiples of
+ * HUGE_PAGE_BYTES can have them.
  */
 
 #include <stdbool.h>
@@ -11,11 +11,11 @@
 
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 
-/* Does it give them to memory that asks for them, with madvise()? */
+/* Return: true if the system gives huge pages to memory that asks for them by madvise(). */
 bool huge_pages_on_advice(void);
 
-/* The kernel's word for what is in force, such as never or advise; "unknown": it says nothing. */
+/* Writes the kernel's word for its setting, such as never or advise; "unknown" if it says nothing. */
 void huge_pages_mode(char *mode, size_t size);
 
-/* A sentence about what is in force. mode_file: NULL, the system's; else one like it, for tests. */
+/* Writes a sentence about the setting. mode_file: NULL for the system's; else one like it, for tests. */
 void huge_pages_describe(const char *mode_file, char *text, size_t size);

@@ -2,11 +2,10 @@
 #pragma once
 
 /*
- * Building JSON without checking every call: a builder remembers that memory
- * ran out, and its text is then NULL. The tree is json-c's; this file knows what
- * json-c does not: that strings may hold any bytes, and that JSON has no NaN.
+ * Builds JSON without a check of every call: a builder remembers that memory ran out, and its text is then NULL. The
+ * tree is json-c's. These functions add what json-c lacks: strings may have any bytes, and a NaN becomes null.
  *
- * Ownership. json_put() takes the value, also on failure. json_text() takes the root.
+ * Ownership: json_put() takes over the value, also on failure. json_text() takes over the root.
  */
 
 #include <stdbool.h>
@@ -19,11 +18,11 @@ struct json {
     bool failed; /* sticky: out of memory */
 };
 
-/* Values; NULL when out of memory, which json_put() and json_push() then notice. */
+/* Return: a value, or NULL without memory, which json_put() and json_push() then notice. */
 struct json_object *json_new_object(struct json *j);
 struct json_object *json_new_array(struct json *j);
 
-/* Under key (a literal) of an object, or at the end of an array. */
+/* Add a value under key (a literal) of an object, or at the end of an array. */
 void json_put(struct json *j, struct json_object *object, const char *key, struct json_object *value);
 void json_push(struct json *j, struct json_object *array, struct json_object *value);
 
@@ -31,15 +30,16 @@ void json_put_null(struct json *j, struct json_object *object, const char *key);
 void json_put_bool(struct json *j, struct json_object *object, const char *key, bool value);
 void json_put_u64(struct json *j, struct json_object *object, const char *key, uint64_t value);
 void json_put_i64(struct json *j, struct json_object *object, const char *key, int64_t value);
-/* The shortest decimal that reads back as value; null when it is not finite. */
+/* Adds the shortest decimal that reads back as value; null if the value is not finite. */
 void json_put_double(struct json *j, struct json_object *object, const char *key, double value);
-/* NULL becomes null; bytes that are not UTF-8 become \xNN. */
+/* Add a string. NULL becomes null; bytes that are not UTF-8 become \xNN. */
 void json_put_string(struct json *j, struct json_object *object, const char *key, const char *value);
 void json_push_string(struct json *j, struct json_object *array, const char *value);
 void json_push_u64(struct json *j, struct json_object *array, uint64_t value);
 
-/* The root as text in one line, to be freed; NULL when anything failed. */
+/* Return: the root as text in one line, which the caller frees; NULL if any call failed. */
 char *json_text(struct json *j, struct json_object *root);
 
-/* s as valid UTF-8 without control characters but newline and tab; to be freed; NULL: out of memory. */
+/* Return: s as valid UTF-8 without control characters, except newline and tab. The caller frees it. NULL without
+ * memory. */
 char *json_clean(const char *s);

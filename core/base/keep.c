@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The daemon's end of the descriptor store, systemd's protocol spoken by hand. */
+/* The daemon's side of the descriptor store, in systemd's protocol. */
 
 #include "core/base/keep.h"
 
@@ -18,7 +18,7 @@
 #include "core/base/base.h"
 
 enum {
-    FIRST_FD = 3, /* of those that are passed */
+    FIRST_FD = 3, /* of the passed descriptors */
     MAX_FDS = 65536,
 };
 
@@ -42,7 +42,7 @@ bool keep_is_name(const char *name)
 
 /* ---- what was passed ----------------------------------------------------------------------------------- */
 
-/* Return: 0 or -EINVAL. text is a whole number from 0 to max. */
+/* Parses a whole number from 0 to max. Return: 0 or -EINVAL. */
 static int parse_number(const char *text, long max, long *value)
 {
     char *end;
@@ -67,10 +67,10 @@ static int count_passed(void)
     return parse_number(fds, MAX_FDS, &value) < 0 ? -EINVAL : (int)value;
 }
 
-/* Adds the descriptor. Its name is the next part of *names, which is NULL when the manager named none. */
+/* Adds the descriptor. Its name is the next part of *names, which is NULL if the manager passed no names. */
 static int add_passed(int fd, char **names)
 {
-    const char *name = *names ? strsep(names, ":") : "unknown"; /* as sd_listen_fds_with_names() */
+    const char *name = *names ? strsep(names, ":") : "unknown"; /* as in sd_listen_fds_with_names() */
     int flags = fcntl(fd, F_GETFD);
     char *copy;
 
@@ -170,7 +170,7 @@ int keep_listen_fd(void)
 
 /* ---- the service manager ------------------------------------------------------------------------------- */
 
-/* If $NOTIFY_SOCKET has an address of another kind, or one that is too long, nobody keeps descriptors. */
+/* Return: false if $NOTIFY_SOCKET has no address, an address of another kind, or one that is too long. */
 static bool find_manager(void)
 {
     const char *path = getenv("NOTIFY_SOCKET");
@@ -196,7 +196,8 @@ void keep_switch_off(void)
     store.is_on = false;
 }
 
-/* fd: travels with the text; -1: none. timeout_ms: how long a full queue is waited for; 0: for ever. */
+/* Sends a text to the service manager. fd: sent with the text; -1: none. timeout_ms: the longest wait for room in a
+ * full queue; 0: no limit. */
 static int send_message(const char *text, int fd, unsigned timeout_ms)
 {
     union {
@@ -237,7 +238,8 @@ int keep_put(const char *name, int fd)
         return -EINVAL;
     if (fd < 0)
         return -EBADF;
-    /* systemd would poll it otherwise, and drop one that reports an error: who knows what memory of a GPU reports. */
+    /* FDPOLL=0, because systemd otherwise polls the descriptor, and drops it on an error, which memory of a GPU may
+     * report. */
     snprintf(text, sizeof(text), "FDSTORE=1\nFDPOLL=0\nFDNAME=%s", name);
     return send_message(text, fd, 0);
 }
@@ -280,7 +282,7 @@ static int wait_for_end(int fd, uint64_t deadline_ms)
     return n < 0 ? -errno : n == 0 ? -ETIMEDOUT : 0;
 }
 
-/* The manager reads its messages in order and closes what came with BARRIER=1. */
+/* The manager reads its messages in order, and closes the descriptor that comes with BARRIER=1. */
 int keep_confirm(unsigned timeout_ms)
 {
     uint64_t deadline_ms = now_ms() + timeout_ms;

@@ -37,9 +37,9 @@ int keep_init(void);
 /* Closes the descriptors that nobody has taken. Without keep_init() it does nothing. */
 void keep_deinit(void);
 
-/* Is there a service manager that keeps descriptors? systemd does not say whether it does. */
+/* Return: true if there is a service manager that may keep descriptors. systemd does not say whether it does. */
 bool keep_is_on(void);
-/* This process stores nothing from now on, until keep_init() is called again. */
+/* Switches the store off, until keep_init() is called again. */
 void keep_switch_off(void);
 
 bool keep_is_name(const char *name);
@@ -51,9 +51,10 @@ int keep_take(const char *name);
 int keep_listen_fd(void);
 /* Return: the i-th of the descriptors that nobody has taken, valid until the next one is taken; NULL at the end. */
 const struct keep_passed *keep_passed(size_t i);
-/* The name of a listening socket that a daemon has made and stored. One of systemd has the name of its socket unit. */
+/* The name of a listening socket that a daemon has made and stored. A socket of systemd has the name of its socket
+ * unit. */
 #define KEEP_SOCKET_NAME "listen"
-/* Is there anything among them but that socket? */
+/* Return: true if a descriptor that is no socket was passed. */
 bool keep_passed_state(void);
 
 /*
@@ -65,7 +66,7 @@ int keep_put(const char *name, int fd);
 /* Waits until the service manager has processed all messages that were sent before. Return: 0, -ETIMEDOUT, -ENOTCONN
  * when the store is off, or another -errno. */
 int keep_confirm(unsigned timeout_ms);
-/* The service manager closes all its descriptors of this name. */
+/* Makes the service manager close all its descriptors of this name. */
 void keep_forget(const char *name);
 /* Sends the service manager a text without a descriptor, also when this process stores nothing. For notify.h. */
 void keep_tell(const char *text);

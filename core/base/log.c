@@ -19,8 +19,8 @@
 
 enum {
     LOG_QUEUE_BYTES = 256 << 10, /* lines that wait for a slow reader; picked, not measured */
-    LOG_PATIENCE_MS = 50,        /* for one line, while the reader keeps up; once it does not, none */
-    LOG_LAST_MS = 1000,          /* for what waits when the process ends */
+    LOG_PATIENCE_MS = 50,        /* the longest wait for one line; no wait while the reader is behind */
+    LOG_LAST_MS = 1000,          /* the longest wait for the queue when the process ends */
 };
 
 /* A line that waits to be written; text ends with a newline. */
@@ -35,16 +35,17 @@ static struct {
     const char *job;
     int level;
     bool journal;
-    bool threaded; /* a thread writes, for which the caller waits a moment at the most */
+    bool threaded; /* a thread writes, for which callers wait only briefly */
     pthread_mutex_t mutex;
     pthread_cond_t work, empty;
-    struct log_entry *first, **last; /* guarded by mutex, as are those below */
+    struct log_entry *first, **last; /* guarded by mutex, like the fields below */
     size_t n_bytes;
     uint64_t n_dropped;
     bool writing, stopping;
 } sink = {.job = "", .level = LOG_INFO, .mutex = PTHREAD_MUTEX_INITIALIZER, .last = &sink.first};
 
-/* systemd names stderr's device and inode in JOURNAL_STREAM; a redirected stderr has others. */
+/* Return: true if stderr is the journal. systemd names its device and inode in JOURNAL_STREAM; a redirected stderr has
+ * others. */
 static bool stderr_is_journal(void)
 {
     const char *stream = getenv("JOURNAL_STREAM");
@@ -64,7 +65,7 @@ void log_init(const char *job, int level)
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-/* A reader that is gone takes nothing: its lines are lost. */
+/* Writes a text. If the reader is gone, the text is lost. */
 static void write_to_stderr(const char *text, size_t n_bytes)
 {
     while (n_bytes > 0) {
@@ -104,7 +105,7 @@ static void entry_free(struct log_entry *entry)
     free(entry);
 }
 
-/* The lock is held. Return: the oldest entry, or NULL when there will be none. */
+/* Waits for an entry. The caller holds the lock. Return: the oldest entry, or NULL at the end. */
 static struct log_entry *take_entry(void)
 {
     struct log_entry *entry;
@@ -132,7 +133,7 @@ static void *write_entries(void *unused)
     (void)unused;
     pthread_mutex_lock(&sink.mutex);
     while ((entry = take_entry())) {
-        uint64_t n_dropped = sink.first ? 0 : sink.n_dropped; /* they came after all that are queued */
+        uint64_t n_dropped = sink.first ? 0 : sink.n_dropped; /* dropped after all queued entries */
 
         sink.n_dropped -= n_dropped;
         pthread_mutex_unlock(&sink.mutex);
@@ -145,13 +146,13 @@ static void *write_entries(void *unused)
     return NULL;
 }
 
-/* The lock is held. */
+/* The caller holds the lock. */
 static bool is_behind(void)
 {
     return sink.first || sink.writing;
 }
 
-/* The lock is held. */
+/* The caller holds the lock. */
 static void wait_until_written(unsigned ms)
 {
     struct timespec until;
@@ -175,8 +176,8 @@ static void queue_entry(struct log_entry *entry)
     pthread_mutex_lock(&sink.mutex);
     was_behind = is_behind();
     /*
-     * After one entry was dropped, all are until the reader has caught up, so that the log has one gap at a known
-     * place.
+     * After one entry is dropped, all are dropped until the reader has caught up, so that the log has one gap at a
+     * known place.
      */
     if (!entry || (sink.n_dropped > 0 && sink.first) || sink.n_bytes + entry->n_bytes > LOG_QUEUE_BYTES) {
         sink.n_dropped++;
@@ -257,7 +258,7 @@ int log_start(void)
     sink.stopping = false;
     r = pthread_create(&thread, NULL, write_entries, NULL);
     if (r == 0)
-        pthread_detach(thread); /* it may stand in a write for ever */
+        pthread_detach(thread); /* it may block in a write for ever */
     sink.threaded = r == 0;
     return -r;
 }

@@ -7,9 +7,9 @@
  * logged whole, with their fields as ZEROD_CODE, ZEROD_PARAM, ZEROD_RANK, ZEROD_STEP,
  * ZEROD_MICRO_BATCH, ZEROD_CLASS. The log sink is the one global of the daemon.
  *
- * A reader of stderr that stops reading must not stop the daemon. Between log_start() and log_stop() a thread writes. The
- * caller waits for it, 50 ms at the most and only once until the reader has caught up; lines that find the queue full are
- * dropped, and a line says how many when there is room again. Any thread may log.
+ * A reader of stderr that stops reading must not stop the daemon. Between log_start() and log_stop() a thread writes. A
+ * caller waits for the thread, at most 50 ms, and only once until the reader has caught up. While the queue is full,
+ * lines are dropped; when there is room again, a line says how many. Any thread may log.
  */
 
 #include <stddef.h>
@@ -17,16 +17,18 @@
 
 struct notify_field;
 
-/* job: goes with every entry (ZEROD_JOB); borrowed for the life of the process. level: LOG_ERR .. LOG_DEBUG. */
+/* Sets the log up. job: a field of every entry (ZEROD_JOB), borrowed for the life of the process. level: LOG_ERR ..
+ * LOG_DEBUG. */
 void log_init(const char *job, int level);
 
-/* Starts the thread; until then, and after log_stop(), the caller writes. Return: 0, or -errno: it goes on as before. */
+/* Starts the thread. Until then, and after log_stop(), the caller writes. Return: 0, or -errno, and the caller still
+ * writes. */
 int log_start(void);
-/* Gives the queued lines a second to be written, and ends the thread or leaves it behind in its write. */
+/* Waits at most a second for the queued lines, then ends the thread, or leaves it blocked in its write. */
 void log_stop(void);
 
 void log_line(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* A text of several lines, with fields for the journal (notify.h). */
+/* Logs a text of several lines, with fields for the journal (notify.h). */
 void log_entry(int level, const char *text, const struct notify_field *fields, size_t n_fields);
 
 #define log_error(...) log_line(LOG_ERR, __VA_ARGS__)

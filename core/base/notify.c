@@ -30,7 +30,7 @@ uint64_t notify_watchdog_us(void)
     return sd_watchdog_enabled(0, &us) > 0 ? us : 0;
 }
 
-/* Where libsystemd sends to. A container or a chroot may have stderr from outside, but not this. */
+/* The socket of libsystemd. A container or a chroot may have stderr from outside, but not this socket. */
 #define JOURNAL_SOCKET "/run/systemd/journal/socket"
 
 enum { MAX_FIELDS = 3 + NOTIFY_MAX_FIELDS };
@@ -67,7 +67,7 @@ struct notify_message *notify_message_new(const struct notify_entry *entry)
 {
     struct notify_message *message;
 
-    if (access(JOURNAL_SOCKET, F_OK) < 0) /* sd_journal_sendv() would say that all is well */
+    if (access(JOURNAL_SOCKET, F_OK) < 0) /* sd_journal_sendv() would report success */
         return NULL;
     message = calloc(1, sizeof(*message));
     if (!message)

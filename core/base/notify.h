@@ -13,7 +13,7 @@
 struct notify_message;
 
 struct notify_field {
-    const char *name; /* of the journal: capital letters */
+    const char *name; /* a field of the journal, in capital letters */
     char value[256];
 };
 
@@ -22,11 +22,11 @@ enum { NOTIFY_MAX_FIELDS = 6 };
 struct notify_entry {
     int level; /* LOG_* of syslog.h */
     const char *job, *text;
-    const struct notify_field *fields; /* beside the text; n_fields of them, NOTIFY_MAX_FIELDS at most */
+    const struct notify_field *fields; /* n_fields of them, at most NOTIFY_MAX_FIELDS */
     size_t n_fields;
 };
 
-/* "READY=1", "STOPPING=1", "WATCHDOG=1", "STATUS=...". Without a supervisor nothing happens. */
+/* Sends "READY=1", "STOPPING=1", "WATCHDOG=1", "STATUS=..." to the service manager. Does nothing without one. */
 void notify_state(const char *state);
 
 /* Return: microseconds within which WATCHDOG=1 is expected; 0: no watchdog. */
@@ -37,5 +37,5 @@ uint64_t notify_watchdog_us(void);
  * notify_message_new() returns NULL when there is no journal to write to, and copies what it needs.
  */
 struct notify_message *notify_message_new(const struct notify_entry *entry);
-bool notify_message_send(const struct notify_message *message); /* false: it was not taken */
+bool notify_message_send(const struct notify_message *message); /* false if it was not sent */
 void notify_message_free(struct notify_message *message);       /* NULL is fine */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The limit of file descriptors is raised and checked; watches of libuv fail without aborting the process. */
+/* Raises and checks the limit of file descriptors. Watches of libuv fail without aborting the process. */
 
 #include "core/base/open-files.h"
 

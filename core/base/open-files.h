@@ -2,8 +2,9 @@
 #pragma once
 
 /*
- * File descriptors (RLIMIT_NOFILE): what a job needs is kept free of connections, so that an answer which promises
- * memory can bring its descriptor. And epoll's memory, without which libuv aborts the process.
+ * File descriptors (RLIMIT_NOFILE). Connections leave the descriptors free that a job needs, because an answer that
+ * promises memory carries a descriptor. The watches below return an error if epoll has no memory; libuv alone aborts
+ * the process.
  */
 
 #include <stdbool.h>
@@ -17,27 +18,28 @@
 enum {
     OPEN_FILES_AT_START = 20, /* 14 of a daemon that listens [M], and its threads and configuration */
     OPEN_FILES_FOR_JOB = 16,  /* state, gradients, weights, journal, staging, a window, a reading, a pool */
-    OPEN_FILES_PER_RANK = 10, /* connection, pidfd, ring, overflow, credit, and what an answer carries */
+    OPEN_FILES_PER_RANK = 10, /* connection, pidfd, ring, overflow, credit, and those in an answer */
 };
 
 /* Raises the soft limit; a soft limit of 1024 is usual. */
 void open_files_raise(void);
 /* Return: the limit. */
 uint64_t open_files_limit(void);
-/* Is there room for a daemon with a job of so many ranks here? Return: 0, or -EMFILE and why. */
+/* Checks the limit for a daemon with n_ranks ranks here. Return: 0, or -EMFILE with a message in why. */
 int open_files_check(unsigned n_ranks, char *why, size_t why_size);
 
 /*
- * epoll needs memory for each descriptor that is added to it. libuv adds those of what was started in the loop's next
- * round, and aborts when there is no memory; but what is there already it only changes, which needs none. So each
- * descriptor is added here, after the start and before that round: an error can still be told.
+ * epoll needs memory for each descriptor that is added. libuv adds the descriptors of started handles in the loop's
+ * next round, and aborts without memory. libuv only modifies a descriptor that epoll has already, which needs no
+ * memory. So these functions add each descriptor right after the start, and can return an error.
  */
 
 /*
- * uv_poll_start(), which first takes the descriptor out of epoll, also when it is watched already. On failure the handle
- * is stopped. Return: 0 or -ENOMEM, -ENOSPC.
+ * Calls uv_poll_start(), which removes a watched descriptor from epoll, then adds the descriptor to epoll. On failure
+ * the handle is stopped. Return: 0, -ENOMEM or -ENOSPC.
  */
 int open_files_watch(uv_poll_t *poll, int events, uv_poll_cb callback);
 
-/* For a stream that was told to connect, or is about to be read; later starts do not take it out. Return: the same. */
+/* Adds the descriptor of a stream that connects or will be read. Later starts do not remove it. Return: as
+ * open_files_watch(). */
 int open_files_watch_stream(uv_stream_t *stream);

@@ -14,6 +14,6 @@ struct process_limit {
     uint64_t limit;
 };
 
-/* r: the negative errno of a call that wanted a descriptor or memory. Memory can be short for another reason, too, when
- * a limit of address space is set; that one is the likelier. */
+/* Return: the limit that a call has met. r: the negative errno of the call, which needed a descriptor or memory. If
+ * there is a limit of address space, it is the likely reason for a lack of memory, but not the only one. */
 struct process_limit process_limit_met(int r);

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Files that a user names: opening and reading them ends, whatever they are. */
+/* Files that a user names. Opening and reading them ends, whatever kind of file they are. */
 
 #include <stddef.h>
 
-/* Opens to read. A FIFO that nobody writes to is empty; opening it would wait otherwise. Return: a descriptor, which
- * blocks; or a negative errno. */
+/* Opens a file to read. A FIFO without a writer is empty, and opening it does not wait. Return: a blocking descriptor,
+ * or -errno. */
 int read_file_open(const char *path);
 
 /*
- * Reads all of it, for which a pipe waits. *text: n_bytes and a NUL, to be freed. Return: 0; -EFBIG, it has more than
- * max_bytes, as /dev/zero has; or a negative errno.
+ * Reads a whole file; waits for the end of a pipe. *text: n_bytes and a NUL, which the caller frees. Return: 0; -EFBIG
+ * if it has more than max_bytes, as /dev/zero does; or another -errno.
  */
 int read_file(const char *path, size_t max_bytes, char **text, size_t *n_bytes);

@@ -15,8 +15,8 @@ enum { WORDS = sizeof(struct record) / sizeof(uint64_t) };
 
 struct ring {
     _Atomic(uint64_t) n_written; /* all records so far */
-    uint64_t n_records;          /* for how many there is room; a power of 2 */
-    struct record open;          /* the writer's; begin_ns 0: none */
+    uint64_t n_records;          /* room, in records; a power of 2 */
+    struct record open;          /* the writer's open record; begin_ns 0: none */
     _Atomic(uint64_t) *words;
 };
 
@@ -64,7 +64,7 @@ void recorder_set_step(uint64_t step)
     atomic_store_explicit(&open_step, step, memory_order_relaxed);
 }
 
-/* Where a record lies, by its number. */
+/* Return: the place of a record, by its number. */
 static _Atomic(uint64_t) *place(const struct ring *ring, uint64_t number)
 {
     return &ring->words[(number & (ring->n_records - 1)) * WORDS];
@@ -80,7 +80,7 @@ static void append_record(struct ring *ring, const struct record *record)
     whole.step = (uint32_t)atomic_load_explicit(&open_step, memory_order_relaxed);
     whole.thread = (uint16_t)(ring - rings);
     memcpy(words, &whole, sizeof(words));
-    /* With each word a reader also gets n_written, and so knows which records may be torn. */
+    /* A reader that sees one of these words also sees n_written, so it knows which records may be torn. */
     for (unsigned i = 0; i < WORDS; i++)
         atomic_store_explicit(&to[i], words[i], memory_order_release);
     atomic_store_explicit(&ring->n_written, number + 1, memory_order_release);
@@ -151,7 +151,7 @@ static size_t copy_ring(const struct ring *ring, struct record *to)
         memcpy(&to[number - begin], words, sizeof(words));
     }
     now = atomic_load_explicit(&ring->n_written, memory_order_relaxed);
-    /* The writer may be in the midst of one more. */
+    /* The writer may be writing one more record. */
     first = now + 1 > ring->n_records ? now + 1 - ring->n_records : 0;
     if (first <= begin)
         return end - begin;
@@ -186,7 +186,7 @@ struct record *recorder_copy(uint64_t n_steps, size_t *n_records, uint64_t *olde
         struct record *own = &all[*n_records];
 
         n = copy_ring(&rings[i], own);
-        /* A ring that has forgotten something may lack the beginning of its oldest step. */
+        /* A ring that has overwritten records may lack the beginning of its oldest step. */
         if (n > 0 && n + 1 >= rings[i].n_records)
             *oldest = MIN(MAX(*oldest, step - (uint32_t)((uint32_t)step - own[0].step) + 1), step);
         *n_records += keep_from(own, n, (uint32_t)*oldest);

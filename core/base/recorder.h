@@ -2,12 +2,12 @@
 #pragma once
 
 /*
- * The recorder: what the loop and the workers of a daemon did in the last steps, as small records in rings. It is
+ * The recorder keeps what the loop and the workers of a daemon did in the last steps, as small records in rings. It is
  * always on; `zerodctl trace` makes a timeline of it.
  *
- * Each thread has a ring of its own: the loop's is number 0, a worker's its worker_number(). Threads that are neither
- * must not record. When a ring is full, the newest record takes the place of the oldest. Recording takes no lock, and
- * rings may be copied meanwhile. Before recorder_start() nothing is recorded.
+ * Each thread has a ring of its own: the loop's ring has number 0, and a worker's ring its worker_number(). Other
+ * threads must not record. When a ring is full, the newest record replaces the oldest. Recording takes no lock, and
+ * rings may be copied meanwhile. Nothing is recorded before recorder_start().
  *
  * Times are CLOCK_MONOTONIC in nanoseconds.
  */
@@ -15,15 +15,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Part of what zerodctl reads: a kind keeps its number, and new ones come at the end. */
+/* zerodctl reads these numbers, so a kind keeps its number, and new kinds come at the end. */
 enum record_kind {
     /* Of one rank; `rank` is its number. */
     RECORD_FORWARD,  /* from the last answer to its next backward: loading data and the forward */
-    RECORD_BACKWARD, /* until it says that the micro-batch has ended */
+    RECORD_BACKWARD, /* until it ends the micro-batch */
     RECORD_WAIT,     /* item: enum job_wait */
     RECORD_PUSHED,   /* item: parcel. A moment: it has pushed its last gradient of the parcel */
     /* Sums of a parcel, which is a bucket or a piece of a large parameter; item: parcel. */
-    RECORD_REDUCE,  /* from posting the sum over this node's ranks until all workers are through */
+    RECORD_REDUCE,  /* from posting the sum over this node's ranks until all workers have finished */
     RECORD_COMBINE, /* the same of the sum over all nodes */
     /* A worker's time on one parcel: until it begins another one or has nothing to do. item: parcel */
     RECORD_WORK_REDUCE,
@@ -32,7 +32,7 @@ enum record_kind {
     RECORD_ASKED,      /* from the first rank's request for the step until the step is decided */
     RECORD_UPDATE,     /* from there to the commit */
     RECORD_COLLECTIVE, /* item: enum traffic_kind */
-    RECORD_SAVE,       /* a checkpoint is being written; step: its own */
+    RECORD_SAVE,       /* a checkpoint is being written; step: the checkpoint's */
     RECORD_ABORTED,    /* a moment: the step begins again */
     RECORD_DIAGNOSTIC, /* a moment; item: its code, rank: whose, or RECORD_NO_RANK */
     N_RECORD_KINDS,
@@ -55,29 +55,29 @@ struct record {
 };
 _Static_assert(sizeof(struct record) == 32, "a record is passed on as it is");
 
-/* Call it before the worker pool is made. n_workers: of the pool. Return: 0 or -ENOMEM. */
+/* Starts the recorder, before the worker pool is made. n_workers: of the pool. Return: 0 or -ENOMEM. */
 int recorder_start(unsigned n_workers);
-/* Call it when the worker pool has been freed. */
+/* Stops the recorder, after the worker pool has been freed. */
 void recorder_stop(void);
 
 /* Return: 0 while nothing is recorded. */
 uint64_t recorder_now(void);
 
-/* What is recorded from now on belongs to this step. */
+/* Sets the step of the records that follow. */
 void recorder_set_step(uint64_t step);
 
 void recorder_note(const struct record *record);
 
 /*
- * This thread begins a piece of work. It goes on with the record that is open if that is of the same kind, parcel and
- * micro-batch, and reads no clock; else that record ends here. recorder_rest() ends it, too: the worker pool calls it
- * when the thread turns to another work, or waits for one.
+ * Records that this thread begins a piece of work. If the open record is of the same kind, parcel and micro-batch, it
+ * continues, and no clock is read; otherwise it ends here. recorder_rest() also ends it: the worker pool calls it when
+ * the thread begins another work, or waits for one.
  */
 void recorder_work(enum record_kind kind, uint32_t parcel, uint32_t micro_batch);
 void recorder_rest(void);
 
 /*
- * Copies the records of the last n_steps committed steps and of the open one, in no order. *oldest: the first step of
- * which every record is there. Return: an array to be freed, or NULL: no memory.
+ * Copies the records of the last n_steps committed steps and of the open one, in no order. *oldest: the first step with
+ * all its records. Return: an array, which the caller frees, or NULL without memory.
  */
 struct record *recorder_copy(uint64_t n_steps, size_t *n_records, uint64_t *oldest);

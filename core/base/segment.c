@@ -21,16 +21,15 @@ size_t page_size(void)
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-enum { N_SKEWS = 61 }; /* prime, so that neighbours in time differ */
+enum { N_SKEWS = 61 }; /* a prime, so that successive segments differ */
 
-#define SKEW_BYTES HUGE_PAGE_BYTES /* the least that leaves huge pages where they are */
+#define SKEW_BYTES HUGE_PAGE_BYTES /* the least that keeps huge pages aligned */
 #define AREA_EXTRA_BYTES (SKEW_BYTES * N_SKEWS + HUGE_PAGE_BYTES)
 
 /*
- * Segments are large and alike, so mappings that follow each other tend to lie a multiple of 2^27 bytes apart.
- * On Zen cores streams at such distances evict each other from the first-level cache: an AdamW update over
- * 64 Mi elements takes 137 ms instead of 22. Each mapping therefore starts at a place of its own, by its descriptor,
- * which no other live segment has.
+ * Segments are large and alike, so mappings that follow each other tend to be a multiple of 2^27 bytes apart. On Zen
+ * cores streams at such distances evict each other from the first-level cache: an AdamW update over 64 Mi elements
+ * takes 137 ms instead of 22. So the descriptor, which no other live segment has, sets the start of each mapping.
  */
 static int segment_map(struct segment *segment, int fd, size_t n_bytes)
 {
@@ -59,7 +58,7 @@ void segments_mark(uint64_t number)
     mark = number;
 }
 
-/* As /proc shows it: "zerod.ring.0", with the mark behind it if there is one. */
+/* Prints the name that /proc shows: "zerod.ring.0", followed by the mark if there is one. */
 static void print_name(char *dst, size_t size, const char *name, bool marked)
 {
     if (marked && mark)
@@ -83,7 +82,8 @@ static int make_memfd(const char *name, size_t n_bytes, mode_t mode, bool marked
     return steal_fd(&fd);
 }
 
-/* Takes the descriptor. seals: beside those against resizing. They come last, because one forbids our own mapping. */
+/* Maps and seals a memfd, and takes over the descriptor. seals: besides those against resizing. Sealing comes last,
+ * because one of the seals forbids our own mapping. */
 static int take_memory(struct segment *segment, int memfd, size_t n_bytes, int seals)
 {
     _cleanup_close_ int fd = memfd;
@@ -127,7 +127,7 @@ int segment_init_published(struct segment *segment, const char *name, size_t n_b
 
 /* ---- kept ---------------------------------------------------------------------------------------------- */
 
-/* Names of segments that were freed. */
+/* Names of freed segments that are still kept. */
 static char (*freed)[SEGMENT_NAME_BYTES];
 static size_t n_freed;
 
@@ -169,10 +169,10 @@ static bool has_name(int fd, const char *name)
     return readlink(path, link, sizeof(link) - 1) > 0 && strcmp(link, expected) == 0;
 }
 
-/* A page after the contents says whose segment it is. The format is fixed, because later daemons read it. */
+/* A page after the contents identifies the segment. The format is fixed, because later daemons read it. */
 struct stamp {
     uint64_t mark, n_bytes, name; /* name: its hash */
-    uint64_t sum;                 /* of those before */
+    uint64_t sum;                 /* of the fields before */
 };
 
 static struct stamp make_stamp(const char *name, size_t n_bytes)
@@ -199,7 +199,7 @@ static bool has_stamp(int fd, const char *name, size_t n_bytes)
            memcmp(&found, &stamp, sizeof(stamp)) == 0;
 }
 
-/* The memory of an earlier daemon. Takes the descriptor. */
+/* Maps the memory of an earlier daemon, and takes over the descriptor. */
 static int take_found_memory(struct segment *segment, const char *name, int memfd, size_t n_bytes)
 {
     enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
@@ -224,7 +224,7 @@ static int take_found_memory(struct segment *segment, const char *name, int memf
     return 0;
 }
 
-/* A name is used again: the freed segment goes first, since names are all that tells segments apart. */
+/* Forgets a freed segment when its name is used again, because only names distinguish kept segments. */
 static void forget_now(const char *name)
 {
     for (size_t i = 0; i < n_freed; i++)
@@ -362,8 +362,8 @@ void segment_close_descriptor(struct segment *segment)
 }
 
 /*
- * The pages of a part that can be huge ones. fallocate() takes no advice, so they are touched before it. Only whole
- * ones: the part has no more memory than it asks for.
+ * Touches the pages of a part that can be huge, before fallocate(), which takes no advice. Only whole huge pages, so
+ * that the part has no more memory than it asks for.
  */
 static void touch_huge(const struct segment *segment, size_t offset_bytes, size_t n_bytes)
 {
@@ -389,13 +389,13 @@ int segment_reserve(const struct segment *segment, size_t offset_bytes, size_t n
     while (r < 0 && errno == EINTR);
     if (r < 0)
         return errno == ENOSPC ? -ENOMEM : -errno;
-    /* Mapped here, on a worker, too: else the first step takes a fault for each page. Kernels before 5.14 do without.
+    /* Also maps the pages here, on a worker: otherwise the first step has a fault for each. Kernels before 5.14 cannot.
      */
     (void)madvise(segment->map + offset_bytes, n_bytes, MADV_POPULATE_WRITE);
     return 0;
 }
 
-/* A worker zeroes this much in about 20 ms: short enough to share a core with, long enough to need few of them. */
+/* A worker zeroes this much in about 20 ms: short enough to share a core, long enough for few pieces. */
 #define RESERVE_PIECE_BYTES (UINT64_C(64) << 20)
 
 uint32_t segments_n_pieces(const struct segment *const *segments, size_t n_segments)

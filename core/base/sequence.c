@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Stages one after the other, until one waits or fails. */
+/* Runs stages one after the other, until one waits or fails. */
 
 #include "core/base/sequence.h"
 
@@ -10,7 +10,7 @@ static int begin_stages(struct sequence *sequence)
     while (sequence->stages[sequence->at]) {
         int r = sequence->stages[sequence->at](sequence->userdata);
 
-        if (r == SEQUENCE_WAITS) /* it may be gone */
+        if (r == SEQUENCE_WAITS) /* the sequence may be freed */
             return 0;
         if (r < 0)
             return r;

@@ -9,7 +9,7 @@
 
 #include "core/base/base.h"
 
-/* Longer texts are cut: they go into one message, and no honest one comes near. */
+/* Longer texts are cut. A text goes into one message, and no honest text is nearly as long. */
 enum { STRBUF_MAX_BYTES = 1 << 20 };
 
 void strbuf_deinit(struct strbuf *buf)
@@ -18,7 +18,7 @@ void strbuf_deinit(struct strbuf *buf)
     *buf = (struct strbuf){0};
 }
 
-/* Return: false, and the text is cut, when there is no room for n_bytes more. */
+/* Makes room for n_bytes more. Return: false if there is none, and the text is cut. */
 static bool ensure_room(struct strbuf *buf, size_t n_bytes)
 {
     size_t needed, capacity = MAX(buf->capacity, (size_t)128);

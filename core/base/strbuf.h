@@ -23,10 +23,10 @@ void strbuf_add(struct strbuf *buf, const char *format, ...) __attribute__((form
 void strbuf_vadd(struct strbuf *buf, const char *format, va_list args) __attribute__((format(printf, 2, 0)));
 void strbuf_add_bytes(struct strbuf *buf, const char *bytes, size_t n_bytes);
 
-/* Foreign text: lines stay lines, other bytes than printable ASCII become \xNN. NULL adds nothing. */
+/* Adds foreign text. Newlines stay; other bytes that are not printable ASCII become \xNN. NULL adds nothing. */
 void strbuf_add_foreign(struct strbuf *buf, const char *text);
 
-/* The text so far, never NULL; valid until the next change. */
+/* Return: the text so far, never NULL; valid until the next change. */
 static inline const char *strbuf_text(const struct strbuf *buf)
 {
     return buf->data ? buf->data : "";

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Traffic: orders are counted, and the time in which at least one is under way. */
+/* Counts orders, and the time in which at least one is under way. */
 
 #include "core/base/traffic.h"
 

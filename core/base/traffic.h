@@ -3,8 +3,9 @@
 
 /*
  * Traffic: the bytes that the engines of a job have moved, by collective, and the time for it. Time counts while at
- * least one order of a kind is under way, so that bytes by time is the job's rate, however many orders share the
- * network. An order is under way as soon as the engine has it: a wait for GPUs that still write its data counts, too.
+ * least one order of a kind is under way, so that bytes divided by time is the job's rate, even if several orders share
+ * the network. An order is under way as soon as the engine has it: a wait for GPUs that still write its data counts,
+ * too.
  */
 
 #include <stdint.h>
@@ -21,7 +22,7 @@ enum traffic_kind {
 struct traffic {
     uint64_t n_orders, n_bytes_sent, n_bytes_received; /* of orders that have ended */
     uint64_t busy_ns;
-    uint64_t since_ns; /* while n_under_way > 0: the time when it became so */
+    uint64_t since_ns; /* the time when n_under_way was last raised from 0 */
     unsigned n_under_way;
 };
 
@@ -32,5 +33,5 @@ const char *traffic_name(enum traffic_kind kind);
 void traffic_begin(struct traffic *traffic, enum traffic_kind kind, uint64_t now_ns);
 void traffic_end(struct traffic *traffic, enum traffic_kind kind, uint64_t n_bytes_sent, uint64_t n_bytes_received,
                  uint64_t now_ns);
-/* Orders under way will not end: stops their clocks. */
+/* Stops the clocks of orders under way, which will not end. */
 void traffic_stop(struct traffic *traffic, uint64_t now_ns);

@@ -13,7 +13,7 @@
 #include "core/base/acl.h"
 #include "core/base/base.h"
 
-enum { NAME_BYTES = 64, ENTRY_BYTES = 4096 }; /* a group of many members gets its number */
+enum { NAME_BYTES = 64, ENTRY_BYTES = 4096 }; /* a group with too many members is shown by its number */
 
 static void name_group(gid_t gid, char name[NAME_BYTES])
 {

@@ -37,7 +37,7 @@ unsigned worker_number(void)
     return number;
 }
 
-/* Called with the lock held. */
+/* Moves a finished work to the done list. The caller holds the lock. */
 static void pool_finish(struct worker_pool *pool, struct work *work)
 {
     work->next = NULL;
@@ -47,7 +47,7 @@ static void pool_finish(struct worker_pool *pool, struct work *work)
     pthread_cond_broadcast(&pool->work_done);
 }
 
-/* Called with the lock held; takes the next item of the first work. Return: its work or NULL. */
+/* Takes the next item of the first work. The caller holds the lock. Return: the work, or NULL. */
 static struct work *pool_take(struct worker_pool *pool, uint32_t *item)
 {
     struct work *work = pool->head;
@@ -87,7 +87,7 @@ static void pool_work(struct worker_pool *pool)
         pool->n_items_done++;
         finished = ++work->n_finished == work->n_items;
         if (finished) {
-            recorder_rest(); /* before anybody knows, because the next step may begin then */
+            recorder_rest(); /* before notify(), because the next step may begin then */
             pool_finish(pool, work);
             pthread_mutex_unlock(&pool->lock);
             pool->notify(pool->userdata);
@@ -103,7 +103,8 @@ static void *worker_main(void *arg)
     char why[128];
 
     pthread_mutex_lock(&pool->lock);
-    /* A library linked with -ffast-math switches flush-to-zero on for every new thread: other bits than promised. */
+    /* A library linked with -ffast-math switches flush-to-zero on for every new thread, which changes the bits of
+     * results. */
     if (kernels_assert_float_env(why, sizeof(why)) < 0)
         pool->bad_float_env = true;
     number = ++pool->n_ready;
@@ -114,7 +115,7 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-/* Signals belong to the loop's thread. */
+/* Starts a worker without signals, because the loop's thread handles them. */
 static int start_thread(struct worker_pool *pool)
 {
     sigset_t all, old;

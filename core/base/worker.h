@@ -20,7 +20,7 @@ struct work {
     void (*run)(struct work *work, uint32_t item); /* on a worker */
     void (*done)(struct work *work);               /* on the thread that reaps */
     uint32_t n_items;                              /* may be 0: done at once */
-    /* Below: the pool's. */
+    /* The pool uses the fields below. */
     uint32_t n_started;
     uint32_t n_finished;
     struct work *next;
@@ -34,7 +34,7 @@ struct worker_pool;
  */
 int worker_pool_new(struct worker_pool **out, unsigned n_threads, void (*notify)(void *userdata), void *userdata);
 
-/* Waits for items under way; items that have not started are forgotten, done() is not called. NULL is fine. */
+/* Frees the pool. Waits for running items, drops the others, and does not call done(). NULL is fine. */
 void worker_pool_free(struct worker_pool *pool);
 
 void worker_post(struct worker_pool *pool, struct work *work);
@@ -42,20 +42,20 @@ void worker_post(struct worker_pool *pool, struct work *work);
 /* Calls done() for each finished work. Return: their number. */
 unsigned worker_pool_reap(struct worker_pool *pool);
 
-/* Blocks until something has finished, then reaps; for tests and programs without a loop. Return: as reap; 0: nothing
- * is under way. */
+/* Waits until a work has finished, then reaps. For tests and programs without a loop. Return: as worker_pool_reap(); 0
+ * if no work is under way. */
 unsigned worker_pool_wait(struct worker_pool *pool);
 
 /* Return: the number of the worker that calls it, from 1; 0 on other threads. */
 unsigned worker_number(void);
 
-/* A number that long items raise while they run. */
+/* Return: a counter that long items raise while they run. */
 _Atomic(uint64_t) *worker_progress(struct worker_pool *pool);
 
 unsigned worker_pool_n_threads(const struct worker_pool *pool);
 
 /*
- * For a watchdog. Return: whether works are under way. *n_items_done grows with each item that ends, and with the
- * number at worker_progress().
+ * For a watchdog. Return: true if works are under way. *n_items_done grows with each item that ends, and with
+ * worker_progress().
  */
 bool worker_pool_progress(struct worker_pool *pool, uint64_t *n_items_done);

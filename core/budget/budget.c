@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The budget: what a job of a configuration will hold on a node, as options of the plan. */
+/* Turns a configuration into the options of the memory plan. */
 
 #include "core/budget/budget.h"
 
@@ -12,10 +12,10 @@
 
 enum { MAX_TICKETS = 65536 };
 
-/* Each parcel once in this micro-batch and once in a later pass, and some; picked, not measured. */
+/* Two slots for each parcel, one for this micro-batch and one for a later pass, and some more; picked, not measured. */
 uint32_t budget_n_tickets(uint64_t n_parcels)
 {
-    n_parcels = MIN(n_parcels, (uint64_t)MAX_TICKETS); /* twice any number may be small again */
+    n_parcels = MIN(n_parcels, (uint64_t)MAX_TICKETS); /* twice a large number may overflow */
     return (uint32_t)MIN(2 * n_parcels + 64, (uint64_t)MAX_TICKETS);
 }
 

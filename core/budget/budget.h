@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * From a configuration to the options of the plan: what a job of that
- * configuration will hold on a node. The daemon admits memory by it, zerodctl plan prints it.
+ * Turns a configuration into the options of the memory plan: what a job will hold on a node. The daemon admits memory
+ * by the plan, and zerodctl plan prints it.
  */
 
 #include <stdbool.h>
@@ -14,10 +14,11 @@
 struct config;
 struct layout;
 
-/* Slots that a rank's ring has tables for. n_parcels may be more than a layout could have. */
+/* Return: the number of slots for which a rank's ring has tables. n_parcels may be more than a layout can have. */
 uint32_t budget_n_tickets(uint64_t n_parcels);
 
-/* Has a ring room for all of a micro-batch, because its slots travel between nodes, or because GPUs fill them? */
+/* Return: true if a ring has room for a whole micro-batch, because its slots are sent to other nodes, or because GPUs
+ * fill them. */
 bool budget_ring_holds_all(const struct config *config, const struct layout *layout, unsigned n_local);
 
 struct budget_ranks {

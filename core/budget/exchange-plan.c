@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The plan of the exchange: the elements that each node owns, and the memory that the exchange takes. */
+/* The plan of the exchange: the elements that each node owns, and the memory that the exchange needs. */
 
 #include "core/budget/exchange-plan.h"
 
@@ -13,7 +13,7 @@
 #include "core/layout/subtree.h"
 #include "core/wire/node-wire.h"
 
-/* Between GPUs each rank's gradient travels by itself. */
+/* The exchange is between GPUs, and each rank's gradient is sent on its own. */
 bool exchange_plan_on_devices(const struct config *config)
 {
     return config->device == CONFIG_DEVICE_CUDA;
@@ -38,7 +38,7 @@ unsigned exchange_plan_n_sources(const struct config *config)
     return n;
 }
 
-/* [*start, *start + n) of the bucket's elements that are in [from, from + n_elems) and owned by the span. Return: n. */
+/* Return: n, where [*start, *start + n) are the bucket's elements in [from, from + n_elems) that the span owns. */
 uint64_t exchange_plan_owned(const struct layout *layout, struct span span, uint32_t bucket, uint64_t from,
                              uint64_t n_elems, uint64_t *start)
 {
@@ -61,7 +61,7 @@ static struct span own_span(const struct config *config)
     return (struct span){.first = config_first_rank(config), .n = config_local_ranks(config)};
 }
 
-/* The most that comes in of one parcel. */
+/* Return: the most elements that this node receives of one parcel. */
 uint64_t exchange_plan_incoming_elems(const struct config *config, const struct layout *layout)
 {
     unsigned n_others = exchange_plan_n_sources(config) - exchange_plan_n_pieces(config, config->world.node);
@@ -78,7 +78,7 @@ uint64_t exchange_plan_incoming_bytes(const struct config *config, const struct 
            dtype_size(config->communication_data_type);
 }
 
-/* Bytes of each master that is not a weight. */
+/* Return: the bytes of each master that are not in the weight segment. */
 static uint64_t master_bytes(const struct config *config, enum dtype dtype)
 {
     bool stage3 = config_stage(config) == 3;
@@ -105,7 +105,7 @@ uint64_t exchange_plan_pool_bytes(const struct config *config, const struct layo
     return config_offloads(config) && config_stage(config) == 3 ? plan_device_pool_bytes(layout) : 0;
 }
 
-/* The largest owned part of a parameter that is rounded. */
+/* Return: the bytes of the largest owned part of a parameter that is rounded. */
 static uint64_t largest_slot_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks)
 {
     uint64_t most = 0;
@@ -123,7 +123,7 @@ static uint64_t largest_slot_bytes(const struct layout *layout, unsigned first_r
     return round_up(most, page_size());
 }
 
-/* Bytes of the largest parameter's fp32 values on this node. */
+/* Return: the bytes of the largest parameter's fp32 values on this node. */
 static uint64_t largest_values_bytes(const struct config *config, const struct layout *layout)
 {
     unsigned first_rank = config_first_rank(config), n_ranks = config_local_ranks(config);

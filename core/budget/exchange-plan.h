@@ -17,30 +17,30 @@ struct span {
     unsigned first, n;
 };
 
-/* Between GPUs each rank's gradient travels by itself. */
+/* Return: true if the exchange is between GPUs, where each rank's gradient is sent on its own. */
 bool exchange_plan_on_devices(const struct config *config);
 
-/* Pieces of all nodes, in rank order; and those of one node. */
+/* Return: the number of pieces of all nodes, in rank order; or of one node. */
 unsigned exchange_plan_n_sources(const struct config *config);
 unsigned exchange_plan_n_pieces(const struct config *config, unsigned node);
 
-/* [*start, *start + n) of the bucket's elements that are in [from, from + n_elems) and owned by the span. Return: n. */
+/* Return: n, where [*start, *start + n) are the bucket's elements in [from, from + n_elems) that the span owns. */
 uint64_t exchange_plan_owned(const struct layout *layout, struct span span, uint32_t bucket, uint64_t from,
                              uint64_t n_elems, uint64_t *start);
 uint64_t exchange_plan_owned_part(const struct layout *layout, const struct layout_parcel *parcel, struct span span,
                                   uint64_t *start);
 
-/* The most elements that come in of one parcel. */
+/* Return: the most elements that this node receives of one parcel. */
 uint64_t exchange_plan_incoming_elems(const struct config *config, const struct layout *layout);
 
-/* Bytes of what comes in of all parcels that move at one time. */
+/* Return: the bytes that this node receives of all parcels that move at one time. */
 uint64_t exchange_plan_incoming_bytes(const struct config *config, const struct layout *layout);
 
-/* Offloaded, stage 3: bytes in which what other nodes have waits on its way to a rank's pool. */
+/* Offloaded, stage 3: the bytes for parameters of other nodes on their way to a rank's pool. */
 uint64_t exchange_plan_pool_bytes(const struct config *config, const struct layout *layout);
 
-/* Bytes in which state and weights are rounded or copied for other nodes, in SERVING_SLOTS slots. */
+/* Return: the bytes of SERVING_SLOTS slots in which state and weights are rounded or copied for other nodes. */
 uint64_t exchange_plan_serving_bytes(const struct config *config, const struct layout *layout);
 
-/* Bytes of all: of the staging, of what comes in, and of what is served. */
+/* Return: the bytes of the whole exchange: staging, received data, and served data. */
 uint64_t exchange_plan_bytes(const struct config *config, const struct layout *layout);

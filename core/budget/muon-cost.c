@@ -50,7 +50,7 @@ double muon_cost_measure(const struct gemm *gemm)
         return 0;
     for (uint64_t i = 0; i < shape.rows * shape.cols; i++)
         matrix[i] = (float)((uint32_t)i * 2654435761u >> 16) - 32768;
-    for (unsigned i = 0; i < 2; i++) { /* the first time pages are cleared, and is not measured */
+    for (unsigned i = 0; i < 2; i++) { /* the first run clears pages, and is not measured */
         began = now();
         (void)muon_orthogonalize(gemm, shape, matrix, &hyper, scratch, NULL);
     }

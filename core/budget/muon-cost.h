@@ -18,8 +18,8 @@ struct muon_cost {
 void muon_cost_count(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned ns_steps,
                      struct muon_cost *out);
 
-/* Measures for some tens of milliseconds. Return: floating-point operations in a second by one thread; 0: no memory. */
+/* Measures for some tens of milliseconds. Return: floating-point operations per second and thread; 0 without memory. */
 double muon_cost_measure(const struct gemm *gemm);
 
-/* Seconds of one step on so many threads. One thread does all of a matrix. */
+/* Return: the seconds of one step on n_threads threads. One thread computes a whole matrix. */
 double muon_cost_seconds(const struct muon_cost *cost, double flops_per_second, unsigned n_threads);

@@ -47,7 +47,7 @@ double plan_model_states(double n_params, unsigned ranks, unsigned stage)
     return bytes / 1e9;
 }
 
-/* ---- arithmetic that stays at the top ------------------------------------------------------------------ */
+/* ---- saturating arithmetic ----------------------------------------------------------------------------- */
 
 static uint64_t add(uint64_t a, uint64_t b)
 {
@@ -90,8 +90,8 @@ static uint64_t moment_elems_bytes(const struct plan_options *options, uint64_t 
     return dtype_is_grouped(dtype) ? mul(n_elems / GROUP8_ELEMS, GROUP8_BYTES) : mul(n_elems, dtype_size(dtype));
 }
 
-/* An array of the optimizer: bytes of one partition, and of all that are owned. On GPUs each rank's begins at a
- * multiple of ARRAY_ALIGN_BYTES, else all on a cache line. */
+/* Return: the bytes of an optimizer array. partition, owned: the bytes of one partition, and of all owned ones. On GPUs
+ * each rank's array begins at a multiple of ARRAY_ALIGN_BYTES; otherwise one array of all begins on a cache line. */
 static uint64_t optimizer_array_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket,
                                       uint64_t partition, uint64_t owned)
 {
@@ -109,7 +109,7 @@ static uint64_t moment_bytes(const struct layout *layout, const struct plan_opti
                                  moment_elems_bytes(options, owned_elems(layout, options, bucket)));
 }
 
-/* Masters in 24 bits. In stages 1 and 2 the weights are a part of them. */
+/* Return: the bytes of 24-bit masters. In stages 1 and 2 only lower bytes count, because the weights are the rest. */
 static uint64_t master24_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
 {
     uint64_t partition = layout_partition_elems(layout, bucket), owned = owned_elems(layout, options, bucket);
@@ -120,7 +120,7 @@ static uint64_t master24_bytes(const struct layout *layout, const struct plan_op
                : lower;
 }
 
-/* fp32 weights of stages 1 and 2 are their masters. */
+/* In stages 1 and 2, fp32 weights are their own masters. */
 static uint64_t master_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
 {
     uint64_t n_elems = owned_elems(layout, options, bucket);
@@ -145,13 +145,13 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
         if (!param->trainable)
             sum = add(sum, align(param->n_elems * dtype_size(param->dtype), FROZEN_ALIGN_BYTES));
     }
-    /* A node that owns no matrix has a page: see daemon/memory/state.c. */
+    /* A node that owns no matrix still has a page (daemon/memory/state.c). */
     if (layout->n_buckets > 0 && (options->n_moments > 0 || options->master24))
         sum = MAX(sum, (uint64_t)CACHE_LINE_BYTES);
     return pages(sum);
 }
 
-/* Bytes that an engine keeps to undo orders, as device_undo_places() of core/wire has them. */
+/* Return: the bytes that engines keep to undo orders, as in device_undo_places() of core/wire. */
 static uint64_t undo_bytes(const struct layout *layout, const struct plan_options *options)
 {
     uint64_t largest = 0, n_chunks = 0, n_bytes;
@@ -174,7 +174,7 @@ static uint64_t undo_bytes(const struct layout *layout, const struct plan_option
     return mul(n_bytes, options->n_local_ranks);
 }
 
-/* Muon's scratch memory on the GPUs of ranks that own matrices. */
+/* Return: the bytes of Muon's scratch memory on the GPUs of ranks that own matrices. */
 static uint64_t scratch_bytes(const struct layout *layout, const struct plan_options *options)
 {
     uint64_t sum = 0;

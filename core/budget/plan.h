@@ -2,12 +2,12 @@
 #pragma once
 
 /*
- * The memory that a job will need, computed before anything is allocated. Pure. Two answers:
+ * The memory that a job will need, computed before anything is allocated. Pure. Two functions:
  *
  *  - plan_model_states(): the formulas of the ZeRO paper, per device, for comparison
  *    with its Table 1 and Figure 1;
- *  - plan_bytes_by_class(): what zerod will hold on one node, class by class. It is what the job
- *    is admitted by, and what is held later agrees within 2 % or 16 MiB per class.
+ *  - plan_bytes_by_class(): what zerod will hold on one node, class by class. The job is
+ *    admitted by it. What is held later agrees with it within 2 % or 16 MiB per class.
  *
  * All sizes are bytes unless the name says otherwise. Segments are counted in whole
  * pages of this machine. Sums that do not fit into 64 bits stay at UINT64_MAX, which no
@@ -39,19 +39,19 @@ struct plan_options {
     unsigned stage;       /* 1, 2, 3 */
     enum dtype moments_dtype;
     bool master24; /* masters of bf16 weights have 24 bits: kernels/master24.h */
-    /* Arrays of the optimizer beside the master: AdamW 2, plain SGD 0; a matrix of Muon's one less. */
+    /* Arrays of the optimizer besides the master: AdamW 2, plain SGD 0. A matrix of Muon has one less. */
     unsigned n_moments;
-    bool private_weights; /* weights: private, one copy for each local rank beside the node's */
+    bool private_weights; /* weights: private: the node's copy, and one for each local rank */
     bool overlap_comm;
     bool on_devices;           /* device: cuda: state, gradient, ring and weights are on the node's GPUs */
-    bool offloaded;            /* but the state is not */
+    bool offloaded;            /* but the state is in host memory */
     unsigned first_local_rank; /* the ranks of this node, whose partitions it owns */
     unsigned n_local_ranks;
     uint64_t stage3_max_live_elems; /* per rank */
     bool ring_holds_all;            /* a ring has room for every parcel */
     uint64_t staging_bytes;         /* of the exchange between nodes; 0: one node, collective: local */
 
-    /* For the class "fixed", what other modules keep; each may be 0. */
+    /* Sizes that other modules keep, for the class "fixed"; each may be 0. */
     size_t chunk_bytes;      /* per chunk */
     size_t chunk_rank_bytes; /* per chunk and local rank */
     size_t param_bytes;      /* per parameter */
@@ -59,21 +59,21 @@ struct plan_options {
     size_t parcel_bytes;     /* per parcel */
     size_t rank_bytes;       /* per local rank */
     size_t credit_bytes;     /* credit page of a local rank, rounded up to pages */
-    uint64_t fixed_bytes;    /* in all: what depends on none of these, or is known otherwise */
+    uint64_t fixed_bytes;    /* all other bytes */
 };
 
 /*
  * With R = world size, L = local ranks, E = padded elements, and O = E x L / R, the elements of
  * the owned partitions, exact in every bucket:
  *
- *   state      stages 1, 2: 4 O of the buckets with 16-bit weights, where fp32 weights are their own
- *              masters and lie under weights; stage 3: 4 O, and the bytes of each frozen
- *              parameter, which every node has whole, from a multiple of 64; in any stage n_moments x 4 O,
- *              x 2 O if they are bf16, x 68/64 O, each on a cache line, if they have 8 bits. A master of a bf16 weight
- *              in 24 bits takes 1 instead of 4, in stage 3 3
+ *   state      masters: in stages 1, 2: 4 O of the buckets with 16-bit weights (fp32 weights are their own
+ *              masters and count as weights); in stage 3: 4 O, and all frozen parameters, which every node has
+ *              whole, each from a multiple of 64 bytes. A 24-bit master of a bf16 weight takes 1 instead of 4, or 3
+ *              in stage 3. In every stage also n_moments moments: 4 O each; 2 O in bf16; 68/64 O, on a cache line,
+ *              in 8 bits
  *   gradient   fp32 accumulators of the owned partitions: 4 O
  *   ring       L x plan_ring_bytes()
- *   overflow   L x arena: a bound, of which only what is granted is ever held; none on GPUs
+ *   overflow   at most L x arena; only granted overflow is held; none on GPUs
  *   staging    as given
  *   weights    stages 1, 2: the weight segment, L + 1 times if private; stage 3: 0
  *   pool       stage 3: L x stage3_max_live_elems x 4, at most the range; else 0
@@ -94,33 +94,33 @@ struct plan_bytes {
     uint64_t weights;
     uint64_t pool;
     uint64_t fixed;
-    uint64_t needed; /* all of them but overflow: what forming takes of the host's memory */
-    uint64_t total;  /* the most that is ever held of it */
-    uint64_t device; /* those that are on GPUs, in none of the two sums */
-    bool offloaded;  /* the state is in host memory, not there */
+    uint64_t needed; /* host memory that forming needs: all classes except overflow */
+    uint64_t total;  /* the most host memory that is ever held */
+    uint64_t device; /* the classes on GPUs, which are in neither sum */
+    bool offloaded;  /* the state is in host memory, not on GPUs */
 };
 
 void plan_bytes_by_class(const struct layout *layout, const struct plan_options *options, struct plan_bytes *out);
 
 /*
- * The ring of one rank, before overflow: the largest parcel, and another four typical ones with overlap_comm,
- * one without, so that a backward writes while earlier parcels are reduced. A typical parcel has
- * bucket_elems elements, but is no larger than the largest. Never more than the
- * arena, never less than 1 MiB; whole pages. holds_all: the arena, so that a backward waits neither for the network
- * nor, on a GPU, for the workers.
+ * Return: the bytes of one rank's ring, before overflow: the largest parcel, and four typical ones with overlap_comm,
+ * or one without, so that a backward writes while earlier parcels are reduced. A typical parcel has bucket_elems
+ * elements, but is no larger than the largest. The ring is at most the arena and at least 1 MiB, in whole pages.
+ * holds_all: it is the arena, so that a backward waits neither for the network nor, on a GPU, for the workers.
  */
 uint64_t plan_ring_bytes(const struct layout *layout, bool overlap_comm, bool holds_all);
 
 /*
- * The ring of one rank in device memory, where there is no overflow: room for all of a micro-batch, so that no order of
- * pushes can block one, and for what plan_ring_bytes() says beside, so that the places that are free are near enough to
- * each other. A rank's micro-batch begins with an empty ring.
+ * Return: the bytes of one rank's ring in device memory, where there is no overflow. It has room for a whole
+ * micro-batch, so that pushes in any order never block, and for plan_ring_bytes() more, so that the free places are
+ * near enough to each other. A rank's micro-batch begins with an empty ring.
  */
 uint64_t plan_device_ring_bytes(const struct layout *layout, bool overlap_comm);
 
 /*
- * Stage 3, the pool of one rank in device memory, from where the rank copies what it gathers: room for two of the
- * largest parameter, one that it copies and one that is fetched meanwhile, and 16 MiB for what is gathered with them;
- * at most for all parameters. Each begins at a multiple of 256 bytes. Whole pages.
+ * Return: the bytes of one rank's pool in device memory, in stage 3. The rank copies the parameters that it gathers
+ * from the pool. The pool has room for two of the largest parameter, one that is copied and one that is fetched
+ * meanwhile, and 16 MiB for others; at most for all parameters. Each parameter begins at a multiple of 256 bytes. Whole
+ * pages.
  */
 uint64_t plan_device_pool_bytes(const struct layout *layout);

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * How many bytes the modules of a step need for a layout. Pure, so that a plan can be made where none of these modules
- * is; the modules allocate by the same functions, or assert that their own sizes are these.
+ * The bytes that the modules of a step need for a layout. Pure, so that programs without these modules can make a plan.
+ * The modules allocate by the same functions, or assert that their own sizes are equal.
  */
 
 #include <stdbool.h>
@@ -19,33 +19,35 @@ enum {
     RING_EXTENT_BYTES = 24,
     STEP_REDUCTION_BYTES = 904,
 
-    OFFLOAD_SLOTS = 3,               /* one comes, one is updated, one is about to come */
-    DEVICES_BOUNCE_BYTES = 16 << 20, /* picked: little beside any GPU, much beside a system call */
+    OFFLOAD_SLOTS = 3,               /* one arrives, one is updated, one arrives next */
+    DEVICES_BOUNCE_BYTES = 16 << 20, /* picked: small for any GPU, large for a system call */
 };
 
 /*
- * Does a node of n_local ranks send the slots of that bucket as they are? One rank is a sum already, if its gradients
- * are of the type that travels (wire). And those of any bucket?
+ * Return: true if a node of n_local ranks sends the slots of that bucket, or of any bucket, unchanged. One rank's
+ * gradient is a sum already, if it has the type that is sent (wire).
  */
 bool step_sends_bucket(const struct layout *layout, unsigned n_local, enum dtype wire, uint32_t bucket);
 bool step_sends_any_slots(const struct layout *layout, unsigned n_local, enum dtype wire);
 
-/* The staging of several nodes: each piece's partial sums of all buckets that are not sent from slots. */
+/* Return: the bytes of the staging of several nodes: each piece's partial sums of all buckets that are not sent from
+ * slots. */
 uint64_t step_staging_bytes(const struct layout *layout, unsigned n_local, unsigned n_pieces, enum dtype wire);
 
-/* The tables of a step, for the class "fixed". */
+/* Return: the bytes of a step's tables, for the class "fixed". */
 uint64_t step_fixed_bytes(const struct layout *layout, unsigned n_local);
 
-/* Muon, of the matrices that these ranks own: fp32 elements of the scratch memory of one matrix. 0: there are none. */
+/* Return: the fp32 elements of Muon's scratch memory for one matrix of these ranks; 0 if they own no matrix. */
 uint64_t step_muon_scratch_elems(const struct layout *layout, unsigned first_rank, unsigned n_ranks);
-/* How many matrices are under way at a time, at most GEMM_MAX_CALLERS. */
+/* Return: the number of matrices that are computed at a time, at most GEMM_MAX_CALLERS. */
 unsigned step_muon_callers(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned n_threads);
-/* Bytes of the scratch memories of these matrices, and of OpenBLAS's buffers. */
+/* Return: the bytes of the scratch memory for these matrices, and of OpenBLAS's buffers. */
 uint64_t step_muon_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned n_threads);
 
-/* Offloaded state: elements of each of the OFFLOAD_SLOTS slots through which accumulators come, and all slots. */
+/* Offloaded state: the elements of each of the OFFLOAD_SLOTS slots that receive accumulators, and the bytes of all
+ * slots. */
 uint64_t offload_slot_elems(const struct layout *layout);
 uint64_t offload_staging_bytes(const struct layout *layout);
 
-/* Jobs on GPUs: host memory for the tables with which orders go to the engine. */
+/* Jobs on GPUs: the bytes of host memory for the tables of the orders to the engine. */
 uint64_t devices_table_bytes(const struct device_plan_options *plan);

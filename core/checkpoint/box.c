@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Ranges of a tensor's elements as boxes (box.h). */
+/* Cuts ranges of a tensor's elements into boxes (box.h). */
 
 #include "core/checkpoint/box.h"
 
@@ -19,7 +19,7 @@ static void measure(const uint64_t *shape, uint32_t n_dims, uint64_t *strides)
     }
 }
 
-/* The box with one index in each dimension before d, n of them in d, and all in those behind. */
+/* Makes the box with one index in each dimension before d, n indices in d, and all indices in later dimensions. */
 static void make_box(struct box *box, const uint64_t *shape, uint32_t n_dims, const uint64_t *strides, uint32_t d,
                      uint64_t first_elem, uint64_t n)
 {
@@ -47,7 +47,7 @@ size_t box_cut(const uint64_t *shape, uint32_t n_dims, uint64_t first_elem, uint
         uint32_t d = n_dims - 1;
         uint64_t n;
 
-        /* The outermost dimension in which the next index begins here, and is in the range as a whole. */
+        /* Finds the outermost dimension of which a whole index begins here and ends in the range. */
         while (d > 0 && at % strides[d - 1] == 0 && end_elem - at >= strides[d - 1])
             d--;
         n = (end_elem - at) / strides[d];
@@ -62,7 +62,7 @@ size_t box_cut(const uint64_t *shape, uint32_t n_dims, uint64_t first_elem, uint
 bool box_is_range(const uint64_t *shape, uint32_t n_dims, struct box *box)
 {
     uint64_t strides[LAYOUT_MAX_DIMS];
-    bool whole = false; /* further dimensions must be */
+    bool whole = false; /* all later dimensions must be whole */
 
     measure(shape, n_dims, strides);
     box->first_elem = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* zerod.json to a struct and back. */
+/* Prints a description as zerod.json, and parses it. */
 
 #include "core/checkpoint/description.h"
 
@@ -55,7 +55,7 @@ struct description_file *description_add_file(struct description *d)
 {
     size_t n = d->n_files;
 
-    if ((n & (n - 1)) == 0) { /* full: there is room for a power of two */
+    if ((n & (n - 1)) == 0) { /* full, because the room is always a power of two */
         struct description_file *files = reallocarray(d->files, MAX(2 * n, (size_t)1), sizeof(*files));
 
         if (!files)
@@ -124,7 +124,7 @@ static struct json_object *file_object(struct json *j, const struct description_
     return object;
 }
 
-/* Takes the text, an object. Return: it with its seal; NULL without memory. */
+/* Adds the seal to a JSON object, and takes over the text. Return: the sealed text, or NULL without memory. */
 static char *seal(char *text)
 {
     size_t n = text ? strlen(text) - 1 : 0; /* without its last brace */
@@ -322,7 +322,7 @@ static void read_params(struct reader *reader, struct json_object *root, struct 
         read_param(reader, &d->params[d->n_params++], json_object_array_get_idx(params, i));
 }
 
-/* Return: whether the digits are those of as many blocks. */
+/* Return: true if the digits are the hashes of n_blocks blocks. */
 static bool read_blocks(const char *digits, struct file_hash *hash)
 {
     char text[BLOCK_DIGITS + 1] = "", *end;
@@ -337,14 +337,14 @@ static bool read_blocks(const char *digits, struct file_hash *hash)
     return true;
 }
 
-/* Return: whether they are as hash_text() has them. */
+/* Return: true if the digits have the form of hash_text(). */
 static bool read_whole(const char *digits, struct file_hash *hash)
 {
     snprintf(hash->whole, sizeof(hash->whole), "%s", digits);
     return strlen(digits) == HASH_TEXT_BYTES - 1 && strspn(digits, "0123456789abcdef") == HASH_TEXT_BYTES - 1;
 }
 
-/* Return: whether it leads out of the folder, or cannot be printed. */
+/* Return: true if the name leads out of the folder, or cannot be printed. */
 static bool is_bad_name(const char *name)
 {
     _cleanup_free_ char *clean = json_clean(name);
@@ -381,7 +381,7 @@ static int compare_names(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Two files of one name cannot be. */
+/* Fails if two files have the same name. */
 static void check_file_names(struct reader *reader, const struct description *d)
 {
     _cleanup_free_ const char **names = calloc(d->n_files + 1, sizeof(*names));
@@ -425,7 +425,7 @@ static void read_root(struct reader *reader, struct json_object *root, struct de
         check_file_names(reader, d);
 }
 
-/* Return: whether the text is as it was written. */
+/* Return: true if the text has the hash that its seal says. */
 static bool is_sealed(const char *text, size_t n_bytes)
 {
     size_t n_seal = strlen(SEAL) + HASH_TEXT_BYTES - 1 + strlen("\"}\n");

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * The description of a checkpoint, zerod.json: what the files beside it cannot say of themselves. It is written last; a
- * folder without it is no checkpoint. Its last field is a hash of the text before that field. Pure: a struct to text
- * and back. docs/checkpoints.md describes the fields.
+ * The description of a checkpoint, zerod.json: the facts that the other files do not have. It is written last; a folder
+ * without it is no checkpoint. Its last field is a hash of the text before that field. Pure: prints and parses a text.
+ * docs/checkpoints.md describes the fields.
  */
 
 #include <stdbool.h>
@@ -31,9 +31,9 @@ struct description_file {
     struct file_hash hash;
 };
 
-/* A parameter of the job that wrote it. */
+/* A parameter of the job that wrote the checkpoint. */
 struct description_param {
-    char *name; /* as headers have it; owned */
+    char *name; /* as in the headers; owned */
     enum dtype dtype;
     bool trainable;
     uint32_t n_dims;
@@ -41,7 +41,7 @@ struct description_param {
     uint64_t n_elems;
 };
 
-/* As struct lossscale has them; of a scale that is not dynamic only `scale` counts. */
+/* The fields of struct lossscale. A scale that is not dynamic uses only `scale`. */
 struct description_scale {
     bool dynamic;
     double scale;
@@ -52,11 +52,11 @@ struct description {
     char *version, *job, *run; /* owned; run may be NULL */
     char *optimizer;           /* "AdamW"; owned */
     char *configuration;       /* config_shared_text(); owned */
-    uint64_t step;             /* committed steps, skipped ones included: the next one has this number */
+    uint64_t step;             /* committed steps, skipped ones included; the next step has this number */
     uint64_t n_applied;
     unsigned world_size, n_nodes, stage;
     struct description_scale loss_scale;
-    struct description_param *params; /* owned; a description that is written takes them from the layout */
+    struct description_param *params; /* owned; not used for printing, which takes them from the layout */
     size_t n_params;
     struct description_file *files; /* owned */
     size_t n_files;
@@ -66,17 +66,17 @@ struct description {
 void description_deinit(struct description *d);
 void description_drop_files(struct description *d);
 
-/* The caller fills in name, n_bytes and hash. Return: NULL without memory. */
+/* Adds a file. The caller fills in name, n_bytes and hash. Return: the file, or NULL without memory. */
 struct description_file *description_add_file(struct description *d);
 
-/* layout: its parameters are listed. Return: the text, the caller's; NULL without memory. */
+/* Prints a description, with the layout's parameters. Return: the text, which the caller frees; NULL without memory. */
 char *description_print(const struct description *d, const struct layout *layout);
 
 /* Adds job, run, step, number of ranks and loss scale to the object, under the keys of zerod.json. */
 void description_put_facts(struct json *j, struct json_object *object, const struct description *d);
 
-/* Return: 0; -ENOMEM; or -EINVAL and a sentence without a full stop. */
+/* Return: 0; or -ENOMEM or -EINVAL, with a message in why, without a full stop. */
 int description_parse(struct description *out, const char *text, size_t n_bytes, char *why, size_t why_size);
 
-/* Return: NULL, there is no such file. */
+/* Return: the file of that name, or NULL. */
 const struct description_file *description_find(const struct description *d, const char *name);

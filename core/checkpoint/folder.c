@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Finding, opening and verifying checkpoints. */
+/* Finds, opens and verifies checkpoints. */
 
 #include "core/checkpoint/folder.h"
 
@@ -51,7 +51,7 @@ static int explain_errno(char *why, size_t why_size, const char *file, int r)
 /* Return: a descriptor of a regular file, or -errno. */
 static int open_regular(int dir, const char *name, uint64_t *n_bytes)
 {
-    /* A pipe in its place must not block. */
+    /* O_NONBLOCK, because a pipe in its place must not block. */
     _cleanup_close_ int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     struct stat st;
 

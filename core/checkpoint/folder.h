@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * Checkpoints in a folder: each is a folder "step-00001000" in it. A checkpoint is written under another name, which
- * begins with a dot, and renamed when all of it is on the disk; one that is to go is renamed first. So what has the
- * name of a checkpoint was whole once. *Whole* says that it has a description, and all files of it, in their sizes;
- * only folder_verify() reads their bytes.
+ * Checkpoints in a folder. Each is a folder "step-00001000" in it. A checkpoint is written under a name that begins
+ * with a dot, and renamed when all of it is on the disk. A checkpoint to be removed is renamed first. So a folder with
+ * a checkpoint's name was whole when it got that name. *Whole* means that it has a description, and all files of the
+ * description, in their sizes; only folder_verify() reads their bytes.
  *
  * Links are not followed: a checkpoint is a folder, and its files are regular files.
  */
@@ -20,22 +20,21 @@ enum { FOLDER_NAME_BYTES = 32, FOLDER_WHY_BYTES = 320 };
 
 /* "step-00001000" */
 void folder_name(char *dst, uint64_t step);
-/* Return: whether it is such a name. */
+/* Return: true if the name has this form. */
 bool folder_parse_name(const char *name, uint64_t *step);
 
-/* Opens a checkpoint and reads its description. Return: its descriptor; or -errno and a sentence on what is wrong,
- * which names the file. */
+/* Opens a checkpoint and reads its description. Return: its descriptor, or -errno and a message that names the file. */
 int folder_open(int dir, const char *name, struct description *out, char *why, size_t why_size);
 
-/* "node1.json": what a node of several has written, in the form of a description. dst: FOLDER_NAME_BYTES. */
+/* "node1.json": the part that a node of several has written, in the form of a description. dst: FOLDER_NAME_BYTES. */
 void folder_part_name(char *dst, unsigned node);
-/* Reads such a part in an open checkpoint. Return: 0; or -errno and a sentence on what is wrong. */
+/* Reads a node's part in an open checkpoint. Return: 0, or -errno with a message in why. */
 int folder_open_part(int checkpoint, const char *name, struct description *out, char *why, size_t why_size);
 
-/* Opens a file of an open checkpoint for reading. Return: a descriptor, or -errno and a sentence. */
+/* Opens a file of an open checkpoint for reading. Return: a descriptor, or -errno with a message in why. */
 int folder_open_file(int checkpoint, const struct description_file *file, char *why, size_t why_size);
 
-/* Return: 0 or -errno; -EIO: there were fewer bytes. */
+/* Reads n_bytes at the offset. Return: 0 or -errno; -EIO if the file has fewer bytes. */
 int folder_read(int fd, void *dst, uint64_t n_bytes, uint64_t offset);
 
 struct folder_entry {
@@ -43,7 +42,7 @@ struct folder_entry {
     bool whole;
     uint64_t n_bytes; /* of its files */
     unsigned world_size;
-    uint64_t written_s;         /* when, seconds since 1970 */
+    uint64_t written_s;         /* in seconds since 1970 */
     char why[FOLDER_WHY_BYTES]; /* why it is not whole */
 };
 
@@ -52,13 +51,14 @@ struct folder_list {
     size_t n;
 };
 
-/* Return: 0 or -errno: the folder cannot be read. */
+/* Lists the checkpoints in a folder. Return: 0, or -errno if the folder cannot be read. */
 int folder_list(int dir, struct folder_list *out);
 void folder_list_deinit(struct folder_list *list);
 
 /*
- * Reads all bytes of a checkpoint and compares their hashes. bad(): of each MiB that differs, by its number in the
- * file. progress(): after each MiB; may be NULL. Return: how many MiB differ; or -errno and a sentence.
+ * folder_verify() reads all bytes of a checkpoint and compares their hashes. It calls bad() for each MiB that differs,
+ * with its number in the file, and progress() after each MiB, unless that is NULL. Return: the number of MiB that
+ * differ, or -errno with a message in why.
  */
 struct folder_verifier {
     void (*bad)(void *userdata, const char *file, uint64_t block);

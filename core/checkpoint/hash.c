@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Hashes of a file, whole and by the MiB. */
+/* Hashes a file, as a whole and by the MiB. */
 
 #include "core/checkpoint/hash.h"
 

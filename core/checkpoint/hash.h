@@ -2,9 +2,8 @@
 #pragma once
 
 /*
- * The hashes of a file of a checkpoint, computed while its bytes pass by: XXH3 of 128 bits of all of it, as
- * `xxhsum -H2` prints it, and XXH3 of 64 bits of each MiB, so that a wrong byte is found without the others, and
- * several threads can compare.
+ * The hashes of a checkpoint's file, computed while its bytes are written: a 128-bit XXH3 of the whole file, as `xxhsum
+ * -H2` prints it, and a 64-bit XXH3 of each MiB, so that each MiB can be checked alone, and by several threads.
  */
 
 #include <stddef.h>
@@ -26,11 +25,11 @@ struct file_hash {
 /* n_bytes: of the whole file. Return: NULL without memory. */
 struct hash_state *hash_new(uint64_t n_bytes);
 void hash_add(struct hash_state *state, const void *bytes, size_t n_bytes);
-/* After all n_bytes. Frees the state. */
+/* Ends the hash after all n_bytes, and frees the state. */
 void hash_end(struct hash_state *state, struct file_hash *out);
 void hash_free(struct hash_state *state);
 void file_hash_deinit(struct file_hash *hash);
 
 uint64_t hash_block(const void *bytes, size_t n_bytes);
-/* 128 bits, as file_hash.whole has them. dst: HASH_TEXT_BYTES. */
+/* Prints the 128-bit hash, in the form of file_hash.whole. dst: HASH_TEXT_BYTES. */
 void hash_text(char *dst, const void *bytes, size_t n_bytes);

@@ -31,7 +31,7 @@ static int add_moment(struct targets *targets, const struct description_param *p
     return key ? targets_add(targets, tensor_state_name(p->name, key), &target) : 0;
 }
 
-/* may_lack: whether it has them follows from what zerod.json does not say. */
+/* may_lack: zerod.json does not say whether the parameter has them. */
 static int add_moments(struct targets *targets, const struct description_param *p, enum optimizer optimizer,
                        bool may_lack)
 {
@@ -40,7 +40,8 @@ static int add_moments(struct targets *targets, const struct description_param *
     return r == 0 ? add_moment(targets, p, tensor_moment_key(optimizer, true), may_lack) : r;
 }
 
-/* Muon updates matrices, but not all of them, and SGD has no momentum if that is 0. */
+/* Adds the moments that the parameter may have. Muon updates only matrices, but not all of them. SGD has no momentum if
+ * that is 0. */
 static int add_all_moments(struct targets *targets, const struct description_param *p, enum optimizer optimizer)
 {
     bool may_be_muon = optimizer == OPTIMIZER_MUON && p->n_dims == 2;

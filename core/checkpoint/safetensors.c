@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Headers of safetensors files; json-c does the JSON. */
+/* Prints and parses headers of safetensors files, with json-c. */
 
 #include "core/checkpoint/safetensors.h"
 
@@ -18,7 +18,7 @@ enum {
     MAX_DEPTH = 8,         /* of JSON; the format needs 3 */
 };
 
-#define METADATA "__metadata__" /* what stands beside the tensors in a header */
+#define METADATA "__metadata__" /* the key in a header that is no tensor */
 #define SHARDING "DCP_SHARDING_INFO"
 #define STARTS "saved_offsets"
 
@@ -52,7 +52,7 @@ static int put_index(struct json_object *names, const char *name, size_t index)
     return -ENOMEM;
 }
 
-/* Takes the name. Return: 0, -ENOMEM, or SAFETENSORS_E_DUPLICATE. */
+/* Adds a tensor, and takes over its name. Return: 0, -ENOMEM, or SAFETENSORS_E_DUPLICATE. */
 static int append_tensor(struct safetensors *file, const struct safetensors_tensor *tensor)
 {
     size_t capacity = file->n < file->capacity ? file->capacity : MAX(file->capacity * 2, (size_t)64);
@@ -145,7 +145,7 @@ static void describe_tensor(struct json *j, struct json_object *root, const stru
     json_put(j, root, tensor->name, object); /* the name lives as long as the table, and so longer than this JSON */
 }
 
-/* Where each tensor begins in the whole one. */
+/* Prints where each tensor begins in the whole tensor. */
 static void print_sharding(struct json *j, struct json_object *metadata, const struct safetensors *file)
 {
     struct json inner = {0};
@@ -164,7 +164,7 @@ static void print_sharding(struct json *j, struct json_object *metadata, const s
     j->failed |= !text;
 }
 
-/* The JSON, with places counted from the first tensor's. NULL: no memory. */
+/* Return: the JSON, with places counted from the first tensor's, or NULL without memory. */
 static char *print_header(struct safetensors *file)
 {
     struct json j = {0};
@@ -224,7 +224,7 @@ uint64_t safetensors_header_bytes(const uint8_t *bytes, uint64_t file_bytes)
     return SAFETENSORS_LENGTH_BYTES + length;
 }
 
-/* Return: whether it is a whole number that is not negative. UINT64_MAX is what json-c makes of larger ones. */
+/* Return: true if the value is a whole number that is not negative. json-c turns too large numbers into UINT64_MAX. */
 static bool take_u64(struct json_object *value, uint64_t *out)
 {
     if (!json_object_is_type(value, json_type_int) || json_object_get_int64(value) < 0)
@@ -241,8 +241,8 @@ static int find_dtype(const char *name)
     return SAFETENSORS_OTHER;
 }
 
-/* Return: false, it is wrong. Tensors of other types may have any shape and size. A dimension of 0 makes any shape an
- * empty one. */
+/* Return: false if the shape is wrong. Tensors of other types may have any shape and size. A shape with a dimension of
+ * 0 is empty. */
 static bool read_shape(struct json_object *shape, struct safetensors_tensor *tensor)
 {
     size_t n = json_object_is_type(shape, json_type_array) ? json_object_array_length(shape) : SIZE_MAX;
@@ -288,7 +288,7 @@ static int compare_places(const void *a, const void *b)
     return x->n_bytes < y->n_bytes ? -1 : x->n_bytes > y->n_bytes;
 }
 
-/* Sorts them by their places. Return: whether they fill the file, without gaps. */
+/* Sorts the tensors by their places. Return: true if they fill the file without gaps. */
 static bool places_fill(struct safetensors *file, uint64_t data_at)
 {
     uint64_t end = data_at;
@@ -317,7 +317,7 @@ static int index_names(struct safetensors *file)
     return file->names ? 0 : -ENOMEM;
 }
 
-/* Of two equal keys json-c keeps the last one, it ends keys at a NUL, and takes 'this' for a text. So the text itself
+/* json-c keeps only the last of two equal keys, ends keys at a NUL, and accepts 'this' as a string. So the text itself
  * is checked, too. */
 struct text_check {
     size_t n_keys;
@@ -332,7 +332,7 @@ static struct text_check check_text(const char *text, size_t n_bytes)
     for (size_t i = 0; i < n_bytes; i++) {
         if (quoted && text[i] == '\\') {
             check.has_nul |= n_bytes - i >= 6 && memcmp(text + i, "\\u0000", 6) == 0;
-            i++; /* the character behind it ends no text */
+            i++; /* the next character does not end the string */
         } else if (text[i] == '"') {
             quoted = !quoted;
         } else if (!quoted && text[i] == ':') {
@@ -361,7 +361,7 @@ static size_t count_keys(struct json_object *value)
     return n;
 }
 
-/* Return: an object, or NULL, and then r is set and why explained. */
+/* Return: an object; or NULL, then *r is set, and why explains SAFETENSORS_E_INVALID. */
 static struct json_object *read_json(const char *text, size_t n_bytes, int *r, char *why, size_t why_size)
 {
     struct json_tokener *tokener = json_tokener_new_ex(MAX_DEPTH);
@@ -414,7 +414,7 @@ static int read_tensors(struct safetensors *file, struct json_object *root, char
     return 0;
 }
 
-/* Return: false, it is wrong. */
+/* Return: false if the tensor's start is wrong. */
 static bool read_starts(struct json_object *root, struct safetensors_tensor *tensor)
 {
     struct json_object *object = NULL, *starts = NULL;

@@ -6,12 +6,11 @@
  * endian; JSON that names each tensor's type, shape and place; then the bytes of all tensors, one after the other
  * without gaps. Pure: files are read and written elsewhere.
  *
- * Writing: safetensors_add() in the order in which the tensors' bytes follow, then safetensors_header(). Tensors must
+ * To write a header, call safetensors_add() in the order of the tensors' bytes, then safetensors_header(). Tensors must
  * be aligned for their type, so those with larger elements come first.
  *
- * A file is *sharded* if its tensors are boxes (box.h) of larger ones. Where they begin stands in __metadata__ as
- * torch.distributed.checkpoint has it: DCP_SHARDING_INFO is JSON, {"NAME": {"saved_offsets": [0, 128]}} for all of
- * them.
+ * A file is *sharded* if its tensors are boxes (box.h) of larger ones. __metadata__ says where they begin, in the form
+ * of torch.distributed.checkpoint: DCP_SHARDING_INFO is JSON, {"NAME": {"saved_offsets": [0, 128]}} for all of them.
  */
 
 #include <stdbool.h>
@@ -22,15 +21,15 @@
 
 enum {
     SAFETENSORS_U8 = N_DTYPES, /* plain bytes */
-    SAFETENSORS_OTHER,         /* a type that zerod has no use for */
+    SAFETENSORS_OTHER,         /* a type that zerod does not use */
     SAFETENSORS_LENGTH_BYTES = 8,
     SAFETENSORS_MAX_HEADER_BYTES = 100 * 1000 * 1000, /* the reference implementation reads no more */
 };
 
 enum {
-    SAFETENSORS_E_DUPLICATE = 1, /* a tensor of that name is there already, or the format uses the name itself */
-    SAFETENSORS_E_TOO_LARGE,     /* the header would be larger than readers take */
-    SAFETENSORS_E_INVALID,       /* not such a file */
+    SAFETENSORS_E_DUPLICATE = 1, /* a tensor has that name already, or the format reserves it */
+    SAFETENSORS_E_TOO_LARGE,     /* the header would be larger than readers accept */
+    SAFETENSORS_E_INVALID,       /* not a safetensors file */
 };
 
 struct safetensors_tensor {
@@ -46,35 +45,35 @@ struct safetensors_tensor {
 struct safetensors {
     struct safetensors_tensor *tensors; /* n, in the order of their bytes */
     size_t n, capacity;
-    uint64_t file_bytes; /* in all */
-    bool sharded;        /* before the header is made, the writer's to set */
-    void *names;         /* json-c's: name to index */
+    uint64_t file_bytes; /* of the whole file */
+    bool sharded;        /* the writer sets it before the header is made */
+    void *names;         /* a json-c object: name to index */
 };
 
 void safetensors_deinit(struct safetensors *file);
 
 /*
- * name: any text; bytes that are not UTF-8 become \xNN. dtype: enum dtype or SAFETENSORS_U8. starts: NULL, all of it
- * are 0. Return: 0, -ENOMEM, or SAFETENSORS_E_DUPLICATE.
+ * Adds a tensor. name: any text; bytes that are not UTF-8 become \xNN. dtype: enum dtype or SAFETENSORS_U8. starts:
+ * NULL if all are 0. Return: 0, -ENOMEM, or SAFETENSORS_E_DUPLICATE.
  */
 int safetensors_add(struct safetensors *file, const char *name, int dtype, const uint64_t *shape,
                     const uint64_t *starts, uint32_t n_dims);
 /*
- * The tensors have places now. *bytes: length and header, the caller's; *n_bytes of them. Return: 0, -ENOMEM, or
- * SAFETENSORS_E_TOO_LARGE.
+ * Makes the header, and sets the tensors' places. *bytes: *n_bytes with length and header, which the caller frees.
+ * Return: 0, -ENOMEM, or SAFETENSORS_E_TOO_LARGE.
  */
 int safetensors_header(struct safetensors *file, uint8_t **bytes, size_t *n_bytes);
 
-/* How long length and header are, by the first SAFETENSORS_LENGTH_BYTES of a file. Return: 0: it is no such file. */
+/* Return: the bytes of length and header, by the first SAFETENSORS_LENGTH_BYTES of a file; 0 if it is no such file. */
 uint64_t safetensors_header_bytes(const uint8_t *bytes, uint64_t file_bytes);
 /*
- * bytes: safetensors_header_bytes() of them. Return: 0; -ENOMEM; or SAFETENSORS_E_INVALID and a sentence without a full
- * stop.
+ * Parses a header. n_bytes: of safetensors_header_bytes(). Return: 0; -ENOMEM; or SAFETENSORS_E_INVALID with a message
+ * in why, without a full stop.
  */
 int safetensors_parse(struct safetensors *out, const uint8_t *bytes, uint64_t n_bytes, uint64_t file_bytes, char *why,
                       size_t why_size);
 
-/* Return: NULL, there is none. */
+/* Return: the tensor of that name, or NULL. */
 const struct safetensors_tensor *safetensors_find(const struct safetensors *file, const char *name);
-/* The last tensor that does not begin behind the offset. Return: its index, or file->n: there is none. */
+/* Finds the last tensor that begins at or before the offset. Return: its index, or file->n if there is none. */
 size_t safetensors_at(const struct safetensors *file, uint64_t offset_bytes);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The files of tensors of a checkpoint (sources.h). */
+/* Opens the files of tensors of a checkpoint (sources.h). */
 
 #include "core/checkpoint/sources.h"
 
@@ -13,7 +13,7 @@
 #include "core/base/base.h"
 #include "core/checkpoint/folder.h"
 
-/* Where the sentence goes. */
+/* The buffer for a message. */
 struct words {
     char *why;
     size_t size;
@@ -58,8 +58,8 @@ static int read_block(const struct source *source, uint64_t block, uint8_t *dst,
     return source_check_block(source, block, dst, r, words->why, words->size);
 }
 
-/* Reads the blocks in which the header lies. *n: how long it is. Return: its bytes, to be freed; or NULL, and *r is
- * set. */
+/* Reads the blocks that have the header. *n: the bytes of length and header. Return: the blocks' bytes, which the
+ * caller frees; or NULL, and *r is set. */
 static uint8_t *read_header_bytes(const struct source *source, uint64_t *n, int *r, const struct words *words)
 {
     uint8_t *bytes = calloc(1, MAX(source_block_bytes(source, 0), (size_t)SAFETENSORS_LENGTH_BYTES)), *more;

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The files of tensors of an open checkpoint, as many as nodes have written, and their headers. Other files are not
- * opened. The MiB in which headers lie are compared with their hashes.
+ * Opens the files of tensors of a checkpoint, of all nodes, and reads their headers. Other files are not opened. Each
+ * MiB that has a header is compared with its hash.
  */
 
 #include <stddef.h>
@@ -15,7 +15,7 @@
 
 struct source {
     enum tensor_file kind;
-    const struct description_file *file; /* the description's */
+    const struct description_file *file; /* of the description */
     int fd;
     struct safetensors header;
 };
@@ -26,14 +26,14 @@ struct sources {
 };
 
 /*
- * The description must outlive them. Return: 0; -EBADMSG or -EIO: bytes are wrong, or cannot be read; or -errno: there
- * is no model, or a header is wrong; and a sentence. Then, too, sources_deinit() is called.
+ * d: outlives the sources. Return: 0; -EBADMSG or -EIO if bytes are wrong or cannot be read; or another -errno if there
+ * is no model, or a header is wrong. why: a message. The caller calls sources_deinit() in either case.
  */
 int sources_open(struct sources *sources, int folder, const struct description *d, char *why, size_t why_size);
 void sources_deinit(struct sources *sources);
 
 /* Return: the size of the block: a MiB, or the rest of the file. */
 size_t source_block_bytes(const struct source *source, uint64_t block);
-/* Compares its hash. r: of reading it. Return: 0; or -errno and a sentence. */
+/* Compares a block with its hash. r: the result of reading it. Return: 0, or -errno with a message in why. */
 int source_check_block(const struct source *source, uint64_t block, const uint8_t *bytes, int r, char *why,
                        size_t why_size);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The tensors of a job, in the files of a checkpoint (targets.h). */
+/* Finds the tensors of a job in the files of a checkpoint (targets.h). */
 
 #include "core/checkpoint/targets.h"
 
@@ -40,7 +40,7 @@ int targets_add(struct targets *targets, char *name, const struct target *target
 
     assert(targets->n < targets->capacity);
     *added = *target;
-    added->name = name ? json_clean(name) : NULL; /* as headers have it */
+    added->name = name ? json_clean(name) : NULL; /* as in the headers */
     if (!added->name)
         return -ENOMEM;
     targets->by_name[targets->n++] = added;
@@ -64,7 +64,7 @@ void targets_sort(struct targets *targets)
     qsort(targets->by_name, targets->n, sizeof(*targets->by_name), compare_targets);
 }
 
-/* Return: NULL, the job has no such tensor. */
+/* Return: the target, or NULL if the job has no such tensor. */
 static struct target *find_target(const struct targets *targets, enum tensor_file kind, const char *name)
 {
     size_t first = 0, end = targets->n;
@@ -85,14 +85,14 @@ static struct target *find_target(const struct targets *targets, enum tensor_fil
 
 /* ---- files --------------------------------------------------------------------------------------------- */
 
-/* Can the elements be converted when they are read? Then none of them lies in two MiB of the file. */
+/* Return: true if loading can convert the elements: moments, of which none crosses the end of a MiB of the file. */
 static bool is_converted(const struct safetensors_tensor *tensor, const struct target *target)
 {
     return target->is_moment && (tensor->dtype == DTYPE_F32 || tensor->dtype == DTYPE_BF16) &&
            tensor->offset_bytes % dtype_size((enum dtype)tensor->dtype) == 0;
 }
 
-/* Which elements of the target's tensor this is. Return: whether it can be a part of it at all. */
+/* Finds the target's elements that the tensor has. Return: false if it cannot be a part of the target. */
 static bool find_box(const struct safetensors *file, const struct safetensors_tensor *tensor,
                      const struct target *target, struct box *box)
 {
@@ -128,7 +128,7 @@ int targets_place(const struct targets *targets, const struct source *source, co
     return 0;
 }
 
-/* Boxes of a tensor are disjoint, so those that have as many elements as the tensor are all of it. */
+/* The boxes of a tensor are disjoint, so they are complete if they have as many elements as the tensor. */
 int targets_check(const struct targets *targets, const struct target *target, bool may_lack, char *why, size_t why_size)
 {
     if (target->n_found == 0 && !may_lack)

@@ -2,13 +2,14 @@
 #pragma once
 
 /*
- * Names of the files and tensors of a checkpoint. A job on one node writes one file of each kind. Of several nodes each
- * writes its own, and more than one if a range that it owns is several boxes (box.h) of a tensor: one box in each file.
+ * Names of the files and tensors of a checkpoint. A job on one node writes one file of each kind. With several
+ * nodes, each writes its own, and more than one if a range that it owns has several boxes (box.h) of a tensor: one in
+ * each file.
  *
- * The model's file has each parameter under its own name. The optimizer's file
- * has "state.NAME.KEY", with torch's keys: exp_avg, exp_avg_sq, momentum_buffer, sum; step, fp32, without dimensions;
- * and "master", the fp32 value of a parameter whose weights have 16 bits. What a client declares as a parameter for its
- * own ends, such as "(buffers)", is no part of the model: it is in the optimizer's file, under its own name.
+ * The model's file has each parameter under its own name. The optimizer's file has "state.NAME.KEY", with torch's keys:
+ * exp_avg, exp_avg_sq, momentum_buffer, sum; step, fp32, without dimensions; and "master", the fp32 value of a
+ * parameter whose weights have 16 bits. A parameter that a client declares for its own use, such as "(buffers)", is no
+ * part of the model: the optimizer's file has it, under its own name.
  */
 
 #include <stdbool.h>
@@ -28,17 +29,18 @@ enum tensor_file {
 
 enum { TENSOR_FILE_BYTES = 64 }; /* of such a name */
 
-/* node: -1, the job has one. box: which of a range, from 0. */
+/* Prints a file's name. node: -1 if the job has one node. box: the number of the box in its range, from 0. */
 void tensor_file_name(char *dst, enum tensor_file kind, int node, size_t box);
-/* Return: the kind of a file by its name, or TENSOR_N_FILES: no such. */
+/* Return: the kind of a file by its name, or TENSOR_N_FILES for another file. */
 enum tensor_file tensor_file_kind(const char *name);
 
-/* torch's key of what zerod keeps as exp_avg, or, if second, as exp_avg_sq. NULL: the optimizer has no such. */
+/* Return: torch's key of the array that zerod keeps as exp_avg, or, if second, as exp_avg_sq; NULL if the optimizer has
+ * no such array. */
 const char *tensor_moment_key(enum optimizer optimizer, bool second);
 
-/* "state.NAME.KEY", the caller's; NULL without memory. */
+/* Return: "state.NAME.KEY", which the caller frees, or NULL without memory. */
 char *tensor_state_name(const char *param, const char *key);
-/* Is it a parameter of the model? */
+/* Return: true if it is a parameter of the model. */
 bool tensor_is_of_model(const char *param);
 /* "rank.3" */
 void tensor_rank_name(char *dst, size_t size, unsigned rank);

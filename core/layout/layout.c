@@ -19,8 +19,8 @@ enum {
     WEIGHT_FROZEN_ALIGN_BYTES = 64,
     MAX_PADDING_ELEMS = LAYOUT_ALIGN_ELEMS * (LAYOUT_ROOM_RANKS - 1),
     /*
-     * Picked, not measured: what a declaration can make us allocate before anyone asks for the
-     * memory of its parameters. 2^26 chunks are 1.5 GiB, and 4 Ti elements if whole.
+     * Picked, not measured: limits the memory that a declaration alone can make us allocate. 2^26 chunks are 1.5 GiB,
+     * and 4 Ti elements if whole.
      */
     MAX_CHUNKS = 1 << 26,
     MAX_GROUPS = 1 << 16,
@@ -46,9 +46,9 @@ static uint64_t align_up(uint64_t n, uint64_t align)
     return (n + align - 1) / align * align;
 }
 
-/* ---- taking the declarations over ---------------------------------------------------------------------- */
+/* ---- copying the declarations -------------------------------------------------------------------------- */
 
-/* Return: false when the product does not fit. A dimension of 0 makes any shape an empty one. */
+/* Return: false if the product overflows. A shape with a dimension of 0 is empty. */
 static bool count_elems(const struct layout_decl *decl, uint64_t *n_elems)
 {
     for (uint32_t i = 0; i < decl->n_dims; i++) {
@@ -65,9 +65,8 @@ static bool count_elems(const struct layout_decl *decl, uint64_t *n_elems)
 }
 
 /*
- * Adds the most that a parameter can take in any of the segments: fp32, with the
- * padding of a bucket and of a page of its own. What stays below the limit
- * here can be added up without further checks everywhere else.
+ * Adds the most bytes that a parameter can have in any of the segments: fp32, with the padding of a bucket and a page.
+ * Return: false above the limit. Sums of sizes below the limit need no further checks elsewhere.
  */
 static bool charge_param(struct builder *builder, uint64_t n_elems)
 {
@@ -126,7 +125,7 @@ static bool same_name(const struct layout_param *a, const struct layout_param *b
     return a->name_len == b->name_len && !memcmp(a->name, b->name, a->name_len);
 }
 
-/* An open-addressed set of parameter ids + 1, at most half full. */
+/* Checks that no name occurs twice, by an open-addressed set of parameter ids + 1, at most half full. */
 static int check_param_names(struct builder *builder)
 {
     const struct layout *layout = builder->layout;
@@ -181,7 +180,7 @@ static uint32_t *open_bucket(const struct builder *builder, const struct layout_
     return &builder->open[param->group * N_KEYS + key];
 }
 
-/* While buckets are filled their n_elems is where the last parameter ends. */
+/* Places a parameter in a bucket. Until close_buckets(), a bucket's n_elems is the end of its last parameter. */
 static void place_param(struct builder *builder, uint32_t id)
 {
     struct layout *layout = builder->layout;
@@ -213,7 +212,7 @@ static void place_param(struct builder *builder, uint32_t id)
     bucket->used_elems += param->n_elems;
 }
 
-/* Lengths, places in the arena, and the lists of parameters. */
+/* Sets the buckets' lengths, places in the arena, and lists of parameters. */
 static void close_buckets(struct layout *layout)
 {
     uint64_t align = (uint64_t)LAYOUT_ALIGN_ELEMS * layout->world_size;
@@ -250,7 +249,8 @@ static uint32_t reverse_bits(uint32_t x, unsigned n_bits)
     return reversed;
 }
 
-/* Of several, the first in the order 0, 4, 2, 6, 1 and so on: neighbours are ranks of one node. */
+/* Return: the rank with the fewest operations; of several, the first in the order 0, 4, 2, 6, 1 and so on, because
+ * neighbours are ranks of one node. */
 static uint32_t find_least(const double *operations, unsigned n_ranks)
 {
     unsigned n_bits = 0;
@@ -305,7 +305,7 @@ static int make_buckets(struct builder *builder)
     size_t n_open = (size_t)layout->n_groups * N_KEYS;
     struct layout_bucket *shrunk;
 
-    /* One bucket per parameter is the most there can be. */
+    /* There are at most as many buckets as parameters. */
     layout->buckets = calloc(layout->n_params, sizeof(*layout->buckets));
     layout->bucket_params = calloc(layout->n_params, sizeof(*layout->bucket_params));
     builder->open = malloc(n_open * sizeof(*builder->open));
@@ -363,7 +363,7 @@ static void place_range(struct layout *layout)
 
 /* ---- chunks -------------------------------------------------------------------------------------------- */
 
-/* The chunk of the parameter that starts at start_elem < n_elems. */
+/* Return: the chunk of the parameter that starts at start_elem < n_elems. */
 static struct layout_chunk cut_chunk(const struct layout *layout, uint32_t id, uint64_t start_elem)
 {
     const struct layout_param *param = &layout->params[id];
@@ -432,14 +432,14 @@ static int make_chunks(struct builder *builder)
 
 /* ---- parcels ------------------------------------------------------------------------------------------- */
 
-/* The parcel of the bucket that begins with first_chunk, but for its parts. */
+/* Return: the parcel of the bucket that begins with first_chunk, without its parts. */
 static struct layout_parcel cut_parcel(const struct layout *layout, uint32_t b, uint32_t first_chunk)
 {
     const struct layout_bucket *bucket = &layout->buckets[b];
     uint32_t end = bucket->first_chunk + bucket->n_chunks, c = first_chunk;
     struct layout_parcel parcel = {.bucket = b, .first_chunk = first_chunk};
 
-    /* All parameters but a large one of its own fit into bucket_elems, and so begin with the bucket. */
+    /* Only a bucket of one large parameter has more than one parcel, and that parameter begins with the bucket. */
     if (first_chunk > bucket->first_chunk)
         parcel.offset_elems = layout->chunks[first_chunk].start_elem;
     if (bucket->n_params > 1)
@@ -452,7 +452,7 @@ static struct layout_parcel cut_parcel(const struct layout *layout, uint32_t b, 
     return parcel;
 }
 
-/* The share of a parameter that lies in a parcel. */
+/* Adds the part of a parameter that is in a parcel. */
 static void add_part(struct layout *layout, struct layout_parcel *parcel, uint32_t id)
 {
     struct layout_param *param = &layout->params[id];
@@ -491,7 +491,7 @@ static void make_parcel(struct layout *layout, const struct layout_parcel *cut)
     layout->largest_parcel_bytes = MAX(layout->largest_parcel_bytes, parcel->n_elems * dtype_size(bucket->grad_dtype));
 }
 
-/* All parcels of a bucket, made or, without room for them, only counted. Return: how many. */
+/* Makes all parcels of a bucket; while layout->parcels is NULL, only counts them. Return: their number. */
 static uint32_t cut_bucket(struct layout *layout, uint32_t b)
 {
     const struct layout_bucket *bucket = &layout->buckets[b];
@@ -608,7 +608,7 @@ void layout_free(struct layout *layout)
 
 /* ---- names --------------------------------------------------------------------------------------------- */
 
-/* Return: its length: 1, or 4 for an escape. */
+/* Prints a byte. Return: the length, 1, or 4 for an escape. */
 static size_t print_byte(char dst[5], unsigned char byte)
 {
     return (size_t)snprintf(dst, 5, byte >= 0x20 && byte < 0x7f ? "%c" : "\\x%02x", byte);
@@ -624,7 +624,7 @@ void layout_print_name(char *dst, size_t size, const char *name, size_t name_len
     for (size_t i = 0; i < name_len; i++)
         n_needed += print_byte(piece, (unsigned char)name[i]);
 
-    /* When it does not fit: as many whole pieces as leave room for the dots. */
+    /* A name that does not fit is cut after as many whole pieces as leave room for the dots. */
     room = size - 1;
     if (n_needed > room)
         room -= MIN(room, (size_t)3);

@@ -2,30 +2,30 @@
 #pragma once
 
 /*
- * The layout: parameters to buckets to partitions, and from there to bytes.
- * Pure; computed once when the job is formed, equal on every node, constant afterwards.
+ * The layout assigns parameters to buckets, partitions and bytes. Pure. It is computed
+ * once when the job is formed, is equal on every node, and stays constant.
  *
- * Bucket: trainable parameters of one (group, gradient dtype, weight dtype), which Muon updates or not, in
+ * Bucket: trainable parameters of one (group, gradient dtype, weight dtype, updated by Muon or not), in
  * reverse declaration order, at most bucket_elems elements; a larger parameter
- * is its own bucket. Buckets are numbered in the order in which that walk opens them.
+ * has a bucket of its own. Buckets are numbered in the order in which they are opened.
  * Each parameter starts at a multiple of 64 elements of its bucket; a bucket's
  * length is a multiple of 64 x world size, its tail is padding. Memory for a whole bucket has room for the padding of
  * any world size up to LAYOUT_ROOM_RANKS, so that the world size of a job on one node can change without a copy.
  * Partition (b, r): elements [r, r+1) x length / world size of bucket b. Muon needs whole matrices, so one rank, the
  * bucket's owner, has all of a bucket that Muon updates, and the other ranks have empty partitions of it. Each such
- * bucket goes to a rank that has fewest operations of Muon so far.
+ * bucket goes to a rank with the fewest Muon operations so far.
  *
  * Chunk: the unit of work: a piece of one parameter inside one partition, at most
  * CHUNK_ELEMS elements, starting at a multiple of 64 elements from the parameter's start.
  *
- * Parcel: what travels, and is reduced, at a time: a bucket; or, of a bucket larger than bucket_elems (one large
- * parameter), as many whole chunks as make at most bucket_elems elements, at least one. Parcels are numbered along
- * the buckets.
- * Part: what one push carries: a parameter's gradient, or as much of a large one as lies in one parcel. Parts are
- * numbered along the parcels, so those of a parameter follow one another.
+ * Parcel: the unit that is sent and reduced: a bucket. A bucket larger than bucket_elems (one large parameter) is cut
+ * into parcels of whole chunks, as many as make at most bucket_elems elements, but at least one. Parcels are numbered
+ * along the buckets.
+ * Part: the unit of a push: a parameter's gradient, or as much of a large one as is in one parcel. Parts are numbered
+ * along the parcels, so the parts of a parameter are consecutive.
  *
  * Segments of bytes that the layout describes:
- *  - arena of a rank: all buckets behind one another in gradient dtype (arena_offset_bytes);
+ *  - arena of a rank: all buckets one after another in gradient dtype (arena_offset_bytes);
  *  - weights, stages 1 and 2: buckets with their room in weight dtype, each from a multiple of 4096 bytes, then frozen
  *    parameters in declaration order, each from a multiple of 64 bytes;
  *  - range, stage 3: every parameter in declaration order, each from a multiple of the page size.
@@ -48,7 +48,7 @@ enum {
 
 struct layout_param {
     /* Declared; name and shape are owned by the layout. */
-    char *name; /* name_len bytes, any but NUL-terminated for convenience */
+    char *name; /* any name_len bytes, and a NUL for convenience */
     size_t name_len;
     enum dtype dtype; /* of the weights */
     enum dtype grad_dtype;
@@ -62,7 +62,7 @@ struct layout_param {
     uint32_t bucket; /* LAYOUT_NO_BUCKET when frozen */
     uint32_t index_in_bucket;
     uint32_t first_part, n_parts; /* no parts when frozen */
-    uint32_t first_parcel;        /* of its first part; the others lie in those that follow */
+    uint32_t first_parcel;        /* of its first part; later parts are in the next parcels */
     uint64_t offset_elems;        /* from the bucket's start */
     uint64_t weight_offset_bytes; /* in the weight segment */
     uint64_t range_offset_bytes;  /* in the range of stage 3 */
@@ -73,9 +73,9 @@ struct layout_bucket {
     uint32_t group;
     enum dtype grad_dtype;
     enum dtype dtype;
-    uint32_t owner;      /* the rank that has all of it, because Muon updates it; LAYOUT_NO_OWNER: each has a part */
+    uint32_t owner;      /* the rank that has the whole bucket, for Muon; LAYOUT_NO_OWNER: each has a part */
     uint64_t n_elems;    /* padded */
-    uint64_t room_elems; /* n_elems, or those of LAYOUT_ROOM_RANKS ranks */
+    uint64_t room_elems; /* with room for the padding of LAYOUT_ROOM_RANKS ranks */
     uint64_t used_elems; /* sum of its parameters' n_elems */
     uint64_t arena_offset_bytes;
     uint64_t weight_offset_bytes;
@@ -100,7 +100,7 @@ struct layout_part {
 
 struct layout_parcel {
     uint32_t bucket;
-    uint32_t zero;         /* as in layout_bucket */
+    uint32_t zero;         /* padding */
     uint64_t offset_elems; /* from the bucket's start, multiple of 64 */
     uint64_t n_elems;      /* the parcels of a bucket have all of its elements, padding too */
     uint32_t first_part, n_parts;
@@ -136,7 +136,7 @@ struct layout_decl {
     const uint64_t *shape;
 };
 
-/* Return: whether Muon can update it: a trainable matrix, whose sides BLAS can count in int. */
+/* Return: true if Muon can update the parameter: a trainable matrix whose sides BLAS can count in int. */
 static inline bool layout_is_for_muon(const struct layout_decl *decl)
 {
     return decl->trainable && decl->n_dims == 2 && decl->shape[0] <= INT32_MAX && decl->shape[1] <= INT32_MAX;
@@ -149,14 +149,14 @@ enum {
 };
 
 /*
- * Everything is copied. bucket_elems > 0, world_size > 0.
- * Return: 0, -ENOMEM, or LAYOUT_E_* with *bad naming the parameter.
+ * Makes a layout, and copies the declarations. bucket_elems > 0, world_size > 0. Return: 0, -ENOMEM, or LAYOUT_E_* with
+ * *bad naming the parameter.
  */
 int layout_new(struct layout **out, const struct layout_decl *decls, uint32_t n_params, unsigned world_size,
                uint64_t bucket_elems, uint32_t *bad);
 void layout_free(struct layout *layout);
 
-/* The layout of the same parameters for another number of ranks. Return: 0, -ENOMEM or LAYOUT_E_TOO_LARGE. */
+/* Makes the layout of the same parameters for another world size. Return: 0, -ENOMEM or LAYOUT_E_TOO_LARGE. */
 int layout_for_ranks(struct layout **out, const struct layout *layout, unsigned world_size);
 
 static inline bool layout_is_muon(const struct layout *layout, uint32_t bucket)
@@ -164,15 +164,15 @@ static inline bool layout_is_muon(const struct layout *layout, uint32_t bucket)
     return layout->buckets[bucket].owner != LAYOUT_NO_OWNER;
 }
 
-/* Elements of the bucket's largest partition: of each rank's, or of the owner's. */
+/* Return: the elements of each rank's partition of the bucket, or of the owner's. */
 static inline uint64_t layout_bucket_partition(const struct layout_bucket *bucket, unsigned world_size)
 {
     return bucket->owner == LAYOUT_NO_OWNER ? bucket->n_elems / world_size : bucket->n_elems;
 }
 
 /*
- * The partitions of n_ranks ranks of world_size are elements [*start, *start + n) of the bucket; of none *start is 0.
- * Return: n.
+ * Return: n, where [*start, *start + n) are the bucket's elements in the partitions of n_ranks ranks of world_size.
+ * *start is 0 if the bucket has an owner.
  */
 static inline uint64_t layout_bucket_owned(const struct layout_bucket *bucket, unsigned world_size, unsigned first_rank,
                                            unsigned n_ranks, uint64_t *start)
@@ -185,8 +185,8 @@ static inline uint64_t layout_bucket_owned(const struct layout_bucket *bucket, u
 }
 
 /*
- * The most elements of the bucket of which an engine on GPUs keeps a copy at a time: those of a partition; of a bucket
- * with an owner those of a parcel. parcels: of the layout.
+ * Return: the most elements of the bucket of which an engine on GPUs keeps a copy at a time: a partition, or, if the
+ * bucket has an owner, a parcel. parcels: of the layout.
  */
 static inline uint64_t layout_undo_elems(const struct layout_bucket *bucket, const struct layout_parcel *parcels,
                                          unsigned world_size)
@@ -211,7 +211,7 @@ static inline uint64_t layout_owned_elems(const struct layout *layout, uint32_t 
     return layout_bucket_owned(&layout->buckets[bucket], layout->world_size, first_rank, n_ranks, start);
 }
 
-/* Do these ranks own the parameter as a matrix that Muon updates? */
+/* Return: true if one of these ranks owns the parameter as a matrix that Muon updates. */
 static inline bool layout_owns_matrix(const struct layout *layout, uint32_t param, unsigned first_rank,
                                       unsigned n_ranks)
 {
@@ -229,7 +229,7 @@ static inline uint32_t layout_count_matrices(const struct layout *layout, unsign
     return n;
 }
 
-/* Return: the rank that owns an element of the bucket. *end: where, in the bucket, that rank's partition ends. */
+/* Return: the rank that owns an element of the bucket. *end: the end of that rank's partition in the bucket. */
 static inline uint32_t layout_owner(const struct layout *layout, uint32_t bucket, uint64_t elem, uint64_t *end)
 {
     uint64_t n_elems = layout_partition_elems(layout, bucket);
@@ -238,7 +238,7 @@ static inline uint32_t layout_owner(const struct layout *layout, uint32_t bucket
     return layout_is_muon(layout, bucket) ? layout->buckets[bucket].owner : (uint32_t)(elem / n_elems);
 }
 
-/* Elements for which a node with the partitions of n_ranks ranks has memory. */
+/* Return: the elements for which a node with the partitions of n_ranks ranks has memory. */
 static inline uint64_t layout_room_elems(const struct layout *layout, uint32_t bucket, unsigned first_rank,
                                          unsigned n_ranks)
 {
@@ -249,8 +249,8 @@ static inline uint64_t layout_room_elems(const struct layout *layout, uint32_t b
 }
 
 /*
- * Elements of each rank's slice of a frozen parameter, if those are partitioned; the last slices may be shorter, or
- * empty.
+ * Return: the elements of each rank's slice of a frozen parameter that is partitioned. The last slices may be shorter,
+ * or empty.
  */
 static inline uint64_t layout_frozen_slice_elems(uint64_t n_elems, uint32_t world_size)
 {
@@ -267,7 +267,7 @@ static inline uint64_t layout_parcel_bytes(const struct layout *layout, uint32_t
     return p->n_elems * dtype_size(layout->buckets[p->bucket].grad_dtype);
 }
 
-/* Where in its parcel's slot a part begins. */
+/* Return: the offset of a part in its parcel's slot. */
 static inline uint64_t layout_part_offset_bytes(const struct layout *layout, uint32_t part)
 {
     const struct layout_part *p = &layout->parts[part];
@@ -284,7 +284,7 @@ static inline uint64_t layout_part_bytes(const struct layout *layout, uint32_t p
     return p->n_elems * dtype_size(layout->params[p->param].grad_dtype);
 }
 
-/* Where in the weight segment the buckets end and frozen parameters begin. */
+/* Return: the offset in the weight segment at which the buckets end and the frozen parameters begin. */
 static inline uint64_t layout_frozen_offset_bytes(const struct layout *layout)
 {
     const struct layout_bucket *last = &layout->buckets[layout->n_buckets - 1];
@@ -292,7 +292,7 @@ static inline uint64_t layout_frozen_offset_bytes(const struct layout *layout)
     return layout->n_buckets == 0 ? 0 : last->weight_offset_bytes + last->room_elems * dtype_size(last->dtype);
 }
 
-/* A parameter has been pushed when its last part has: they come in order. Trainable parameters only. */
+/* Return: the last part of a trainable parameter. Parts are pushed in order, so this one completes the parameter. */
 static inline uint32_t layout_last_part(const struct layout *layout, uint32_t param)
 {
     return layout->params[param].first_part + layout->params[param].n_parts - 1;
@@ -303,5 +303,6 @@ static inline bool layout_is_last_part(const struct layout *layout, uint32_t par
     return part == layout_last_part(layout, layout->parts[part].param);
 }
 
-/* "layers.3.mlp.w1" as printable text: other bytes than printable ASCII become \xNN; truncated with "..." to fit. */
+/* Prints a name, such as "layers.3.mlp.w1". Bytes that are not printable ASCII become \xNN. A name that does not fit is
+ * cut, with "...". */
 void layout_print_name(char *dst, size_t size, const char *name, size_t name_len);

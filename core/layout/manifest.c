@@ -74,7 +74,7 @@ int manifest_add(struct manifest *manifest, const struct layout_decl *decl)
     return 0;
 }
 
-/* Little-endian on any machine, so that nodes agree. Return: the end of the written bytes. */
+/* Writes a value little-endian on any machine, so that nodes agree. Return: the end of the written bytes. */
 static uint8_t *put_u64(uint8_t *at, uint64_t value)
 {
     for (int i = 0; i < 8; i++)
@@ -82,7 +82,7 @@ static uint8_t *put_u64(uint8_t *at, uint64_t value)
     return at;
 }
 
-/* Each hash seeds the next, and lengths go before what they measure, so that order and borders count. */
+/* Each hash seeds the next one, and lengths precede their data, so the digest depends on order and boundaries. */
 uint64_t manifest_digest(const struct manifest *manifest)
 {
     uint64_t digest = 0;
@@ -153,7 +153,7 @@ void manifest_print_entry(char *dst, size_t size, const struct layout_decl *decl
     char form[512];
     size_t n = 0, at = 0;
 
-    /* The form is never cut, so it is made first; the name takes what is left. */
+    /* The form is printed first, because it is never cut. The name gets the rest of the room. */
     append_text(form, sizeof(form), &n, " [");
     for (uint32_t i = 0; i < decl->n_dims && i < LAYOUT_MAX_DIMS; i++)
         append_text(form, sizeof(form), &n, "%s%" PRIu64, i ? ", " : "", decl->shape[i]);

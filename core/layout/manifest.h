@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The manifest of one rank as it declares it, part by part: names, shapes,
- * dtypes, groups in order. Owns copies of everything. Pure.
+ * The manifest of one rank: the parameters that it declares, with names, shapes, dtypes and groups, in order. Owns
+ * copies of everything. Pure.
  */
 
 #include <stdbool.h>
@@ -23,14 +23,15 @@ enum {
     MANIFEST_E_FULL = 1,
 };
 
-/* Copies. Return: 0, -ENOMEM, MANIFEST_E_FULL. */
+/* Adds a copy. Return: 0, -ENOMEM, or MANIFEST_E_FULL. */
 int manifest_add(struct manifest *manifest, const struct layout_decl *decl);
 void manifest_deinit(struct manifest *manifest);
 
-/* XXH3 of names, shapes, dtypes, groups, trainable and order: equal on all ranks of a job. */
+/* Return: the XXH3 of names, shapes, dtypes, groups, trainable and order, which is equal on all ranks of a job. */
 uint64_t manifest_digest(const struct manifest *manifest);
 
-/* Index of the first entry that differs (the shorter length when one is a prefix), UINT32_MAX when equal. */
+/* Return: the index of the first entry that differs; the shorter length if one is a prefix; UINT32_MAX if both are
+ * equal. */
 uint32_t manifest_first_difference(const struct manifest *a, const struct manifest *b);
 
 bool manifest_entry_equal(const struct layout_decl *a, const struct layout_decl *b);

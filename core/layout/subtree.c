@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Subtrees of the summation tree cover a node's ranks; the search splits as the sum over all ranks does. */
+/* Finds the subtrees of the summation tree that cover a node's ranks. It splits as the sum over all ranks does. */
 
 #include "core/layout/subtree.h"
 

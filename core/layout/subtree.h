@@ -2,17 +2,17 @@
 #pragma once
 
 /*
- * The tree along which gradients are summed over ranks: split at the largest power of two below the number of ranks,
- * left + right, down to single ranks. Pure.
+ * The tree of the sum of gradients over ranks. It splits at the largest power of two below the number of ranks, left +
+ * right, down to single ranks. Pure.
  */
 
-/* Subtrees of one node, which has at most 64 ranks: at most six at either end of the largest subtree that they hold. */
+/* The most subtrees of one node, which has at most 64 ranks: six at either end of its largest subtree. */
 enum { SUBTREE_MAX = 12 };
 
 struct subtree {
     unsigned first, n; /* ranks */
 };
 
-/* The largest subtrees of the tree over world ranks that lie inside [first, first + n). Return: how many, in rank
- * order; at most SUBTREE_MAX. */
+/* Finds the largest subtrees of the tree over world ranks that are inside [first, first + n), in rank order. Return:
+ * their number, at most SUBTREE_MAX. */
 unsigned subtree_find(unsigned world, unsigned first, unsigned n, struct subtree *subtrees);

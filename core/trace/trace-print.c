@@ -14,10 +14,10 @@
 
 /* Numbers of tracks, which are also their order. */
 enum {
-    PID = 4194305, /* of node 0: no process has so high a number */
+    PID = 4194305, /* of node 0; no process has so high a number */
     TID_STEP = 1,
     TID_SAVE = 2,
-    TID_COLLECTIVE = 3, /* and the traffic's kind */
+    TID_COLLECTIVE = 3, /* plus the traffic's kind */
     TID_RANK = 100,
     TID_WORKER = 10000,
     TID_PARCEL = 100000,
@@ -37,7 +37,7 @@ struct printer {
     unsigned pid;
     bool some; /* an event has been printed */
     uint64_t n_arrows;
-    struct parcel_state *parcels; /* NULL: no memory, and so no updates and arrows */
+    struct parcel_state *parcels; /* NULL without memory: no updates and no arrows */
 };
 
 /* ---- an event ------------------------------------------------------------------------------------------ */
@@ -60,7 +60,7 @@ static void begin_event(struct printer *p, const char *name, const char *phase, 
     fprintf(p->file, ",\"ph\":\"%s\",\"pid\":%u,\"tid\":%u", phase, p->pid, tid);
 }
 
-/* In microseconds, as the format wants it. */
+/* Prints a time in microseconds, as the format requires. */
 static void print_us(FILE *file, const char *key, uint64_t ns)
 {
     fprintf(file, ",\"%s\":%" PRIu64 ".%03u", key, ns / 1000, (unsigned)(ns % 1000));
@@ -107,7 +107,7 @@ static void name_track(struct printer *p, unsigned tid, const char *name)
     fprintf(p->file, ",\"args\":{\"sort_index\":%u}}", tid);
 }
 
-/* Tracks of which there is one record at least, so that no empty ones are shown. */
+/* Return: true if there is a record of this kind and item, so that no empty tracks are shown. */
 static bool has_kind(const struct trace *trace, enum record_kind kind, uint32_t item)
 {
     for (size_t i = 0; i < trace->n_records; i++)
@@ -268,7 +268,7 @@ static void print_record(struct printer *p, const struct record *record)
     }
 }
 
-/* By their beginning; of two that begin together, the longer one, which holds the other. */
+/* Sorts records by their beginning. Of two that begin together, the longer one is first: it contains the other. */
 static int compare_records(const void *a, const void *b)
 {
     const struct record *x = a, *y = b;
@@ -278,7 +278,7 @@ static int compare_records(const void *a, const void *b)
     return x->end_ns == y->end_ns ? 0 : x->end_ns > y->end_ns ? -1 : 1;
 }
 
-/* When each step was committed, in microseconds: traces of several nodes are laid one over another by it. */
+/* Prints when each step was committed, in microseconds, so that traces of several nodes can be aligned. */
 static void print_commits(struct printer *p)
 {
     bool some = false;

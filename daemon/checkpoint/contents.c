@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Which tensors go into which file of a checkpoint (contents.h). */
+/* Plans which tensors each file of a checkpoint has (contents.h). */
 
 #include "daemon/checkpoint/contents.h"
 
@@ -20,7 +20,7 @@ static struct contents_file *file_of(const struct planning *w, enum tensor_file 
     return &w->contents->files[(size_t)kind * BOX_MAX + box];
 }
 
-/* Does this node write what all nodes have? */
+/* Return: true if this node writes the tensors that all nodes have. */
 static bool writes_common(const struct planning *w)
 {
     return w->order->node <= 0;
@@ -44,7 +44,7 @@ static int add_tensor(struct contents_file *file, const char *name, int dtype, c
     return r;
 }
 
-/* Elements of the parameter that this node writes; of a frozen one, its slices. */
+/* Finds the elements of the parameter that this node writes: those it owns, or its slices of a frozen parameter. */
 static void find_owned(const struct planning *w, uint32_t id, uint64_t *first, uint64_t *end)
 {
     const struct state *state = w->order->state;
@@ -59,7 +59,7 @@ static void find_owned(const struct planning *w, uint32_t id, uint64_t *first, u
     *end = MIN((state->first_rank + state->n_ranks) * slice, p->n_elems);
 }
 
-/* An array of the parameter, or what this node owns of it: a box in each file of that kind. */
+/* Adds an array of the parameter: whole, or the boxes that this node owns, one in each file of that kind. */
 static int add_array(const struct planning *w, enum tensor_file kind, const char *name, int dtype,
                      struct contents_tensor tensor)
 {
@@ -102,8 +102,8 @@ static int add_weights_tensor(const struct planning *w, enum tensor_file kind, u
 }
 
 /*
- * Weights whose elements have so many bytes. of_model: of the model's parameters; else of what clients have declared
- * for their own ends.
+ * Adds the weights whose elements have elem_bytes bytes. of_model: those of the model's parameters; else those that
+ * clients have declared for their own use.
  */
 static int add_all_weights(const struct planning *w, enum tensor_file kind, size_t elem_bytes, bool of_model)
 {
@@ -127,7 +127,8 @@ static int add_state_tensor(const struct planning *w, const char *key, int dtype
     return writes_common(w) ? add_tensor(file_of(w, TENSOR_OPTIMIZER, 0), name, dtype, NULL, NULL, 0, tensor) : 0;
 }
 
-/* The type of moments in a file. Those of 8 bits have few digits and fp32's exponents, so bf16 has them exactly. */
+/* Return: the type of moments in a file. 8-bit moments become bf16, which is exact, because they have few digits and
+ * fp32's exponents. */
 static enum dtype moment_dtype(const struct state *state)
 {
     return dtype_is_grouped(state->moments.dtype) ? DTYPE_BF16 : state->moments.dtype;
@@ -149,12 +150,12 @@ static int add_moments(const struct planning *w, uint32_t id)
     return r;
 }
 
-/* These two are fp32, whatever the moments are. */
+/* Adds master and step count, which are fp32 whatever type the moments have. */
 static int add_master_and_count(const struct planning *w, uint32_t id)
 {
     const struct layout_param *p = &w->layout->params[id];
     bool master24 = state_is_master24(w->order->state, p->bucket);
-    bool weights_read_it = master24 || w->order->state->stage == 3; /* the array that the weights' tensor reads, too */
+    bool weights_read_it = master24 || w->order->state->stage == 3; /* the weights' tensor reads the same array */
     int r = 0;
 
     if (p->dtype != DTYPE_F32)
@@ -168,7 +169,7 @@ static int add_master_and_count(const struct planning *w, uint32_t id)
                   : r;
 }
 
-/* State whose elements have so many bytes. */
+/* Adds the state whose elements have elem_bytes bytes. */
 static int add_optimizer(const struct planning *w, size_t elem_bytes)
 {
     int r = 0;
@@ -209,7 +210,7 @@ int contents_plan(struct contents *contents, const struct checkpoint_order *orde
         tensor_file_name(contents->files[i].name, kind, order->node, i % BOX_MAX);
         contents->files[i].header.sharded = order->node >= 0 && kind != TENSOR_RANKS;
     }
-    for (size_t elem_bytes = 4; r == 0 && elem_bytes >= 2; elem_bytes -= 2) { /* for their alignment */
+    for (size_t elem_bytes = 4; r == 0 && elem_bytes >= 2; elem_bytes -= 2) { /* larger elements first, for alignment */
         r = add_all_weights(&w, TENSOR_MODEL, elem_bytes, true);
         if (r == 0)
             r = add_optimizer(&w, elem_bytes);

@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * The contents of a checkpoint's files, before any is written: which tensors, in which order, and where their bytes
- * come from. If there are several nodes each writes the ranges that it owns. Ranges are cut into boxes (box.h): the
- * first box of each lies in the first file of its kind, the second in the second, and so on. Counts, and frozen
- * parameters unless nodes have slices of them, are node 0's.
+ * Plans the contents of a checkpoint's files before they are written: the tensors, their order, and the sources of
+ * their bytes. If there are several nodes, each node writes the ranges that it owns. A range is cut into boxes (box.h):
+ * its first box is in the first file of its kind, its second box in the second file, and so on. Node 0 writes the step
+ * counts, and the frozen parameters unless the nodes have slices of them.
  */
 
 #include <stdbool.h>
@@ -48,9 +48,9 @@ struct contents_file {
 enum { CONTENTS_FILES = TENSOR_N_FILES * BOX_MAX };
 
 struct contents {
-    struct contents_file files[CONTENTS_FILES]; /* kind after kind; those without tensors are not written */
+    struct contents_file files[CONTENTS_FILES]; /* by kind; files without tensors are not written */
 };
 
-/* Return: 0, or as safetensors_add(). In either case contents_deinit() follows. */
+/* Return: 0, or as safetensors_add(). The caller calls contents_deinit() in either case. */
 int contents_plan(struct contents *contents, const struct checkpoint_order *order);
 void contents_deinit(struct contents *contents);

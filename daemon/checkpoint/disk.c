@@ -13,7 +13,7 @@
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 
-/* "error" of a failpoint is a full disk. */
+/* The action "error" of a failpoint means a full disk. */
 static int fails(const char *name)
 {
     return failpoint(name) < 0 ? -ENOSPC : 0;
@@ -43,7 +43,7 @@ static int create(const struct disk *disk, int dir, const char *name)
     if (r < 0)
         return r;
     fd = openat(dir, name, flags | O_DIRECT, 0666);
-    if (fd < 0 && errno == EINVAL) { /* it may have been created nevertheless */
+    if (fd < 0 && errno == EINVAL) { /* the call may still have created it */
         (void)unlinkat(dir, name, 0);
         fd = openat(dir, name, flags, 0666);
     }
@@ -104,7 +104,7 @@ static int exchange(const struct disk *disk, int dir, const char *one, const cha
     return r < 0 ? r : renameat2(dir, one, dir, other, RENAME_EXCHANGE) < 0 ? -errno : 0;
 }
 
-/* Takes the stream of a folder. */
+/* Removes all files of a folder, and closes its stream. Return: 0 or -errno. */
 static int remove_files(DIR *stream)
 {
     const struct dirent *entry;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Groups that come in pieces wait in a list (groups.h): few at a time, because most come whole. */
+/* Groups that arrive in pieces wait in a list (groups.h). Few wait at a time, because most arrive whole. */
 
 #include "daemon/checkpoint/groups.h"
 
@@ -14,7 +14,7 @@
 struct waiting_group {
     struct waiting_group *next;
     void *at;
-    size_t n; /* elements that have come */
+    size_t n; /* elements that have arrived */
     float values[GROUP8_ELEMS];
 };
 
@@ -33,7 +33,8 @@ void groups_deinit(struct groups *groups)
     pthread_mutex_destroy(&groups->lock);
 }
 
-/* Locked. Return: where the group that lies at `at` is linked, a new one if need be; NULL: no memory. */
+/* Finds or makes the group at address `at`. The caller holds the lock. Return: the link to the group, or NULL without
+ * memory. */
 static struct waiting_group **find_group(struct groups *groups, void *at)
 {
     struct waiting_group **link = &groups->first, *group;
@@ -51,7 +52,7 @@ static struct waiting_group **find_group(struct groups *groups, void *at)
     return &groups->first;
 }
 
-/* Elements [first, first + n) of a group of n_elems. Return: 0 or -ENOMEM. */
+/* Adds elements [first, first + n) of a group of n_elems, and stores the complete group. Return: 0 or -ENOMEM. */
 static int put_part(struct groups *groups, void *at, enum dtype dtype, size_t n_elems, size_t first, size_t n,
                     const float *values)
 {

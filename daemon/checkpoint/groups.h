@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * 8-bit moments (kernels/group8.h) out of files, whose elements come in pieces that end anywhere: at the end of a MiB, of
- * a row, of what another node wrote. The elements of a group share an exponent, so a group is stored when all of it has
- * come; what came first waits beside the array.
+ * Collects 8-bit moments (kernels/group8.h) from files. Their elements arrive in pieces that end anywhere: at the end
+ * of a MiB, of a row, of what another node wrote. The elements of a group share an exponent, so a group is stored when
+ * all of it has arrived. Until then its pieces wait outside the array.
  */
 
 #include <pthread.h>
@@ -19,7 +19,7 @@ struct groups {
     struct waiting_group *first;
 };
 
-/* An array of n_elems, of a grouped type. */
+/* An array of n_elems elements of a grouped type. */
 struct groups_array {
     uint8_t *at;
     enum dtype dtype;
@@ -30,8 +30,8 @@ void groups_init(struct groups *groups);
 void groups_deinit(struct groups *groups);
 
 /*
- * Elements [elem, elem + n) of the array have come; src: they, of src_dtype, aligned to it. Any thread; each element
- * comes once. Return: 0 or -ENOMEM.
+ * Adds elements [elem, elem + n) of the array. src: these elements in src_dtype, aligned to it. Any thread; each
+ * element is added once. Return: 0 or -ENOMEM.
  */
 int groups_put(struct groups *groups, const struct groups_array *array, uint64_t elem, size_t n, const void *src,
                enum dtype src_dtype);

@@ -29,13 +29,13 @@ enum {
     PIECE_BLOCKS = 8, /* of a MiB; picked: enough pieces for all workers, and few openings */
 };
 
-/* Where a tensor goes: bytes [from, to) of its file, if any are kept on this node. */
+/* The destination of a tensor: this node keeps bytes [from, to) of its file, if any. */
 struct place {
     bool known; /* the job has such a tensor */
-    uint8_t *at;                  /* an array */
-    uint64_t n_elems, first_elem; /* of the array; with which byte `from` begins */
+    uint8_t *at;                  /* the array */
+    uint64_t n_elems, first_elem; /* of the array; the element at byte `from` */
     uint64_t from, to;
-    enum dtype file_dtype, dtype; /* of its elements; alike where zerod has no such type */
+    enum dtype file_dtype, dtype; /* of its elements; equal if zerod has no such type */
     bool is_lower;                /* only the lower bytes of masters are kept: struct target */
 };
 
@@ -59,7 +59,7 @@ struct loading {
     char note[LOADING_WHY_BYTES];
     unsigned n_ignored, n_lacking;
     char first_lacking[LOADING_WHY_BYTES / 4];
-    int failed; /* a header cannot be read; loading_read() says so */
+    int failed; /* a header cannot be read; loading_read() returns this */
     pthread_mutex_t lock;
     char why[LOADING_WHY_BYTES];
 };
@@ -78,7 +78,7 @@ static int fail(char *why, int r, const char *format, ...)
 
 /* ---- places -------------------------------------------------------------------------------------------- */
 
-/* Return: which bytes of the box this node keeps, and where it keeps them. */
+/* Return: the bytes of the box that this node keeps, and their place. */
 static struct place find_place(const struct safetensors_tensor *tensor, const struct target *target,
                                const struct box *box)
 {
@@ -100,7 +100,7 @@ static struct place find_place(const struct safetensors_tensor *tensor, const st
                           .is_lower = target->is_lower};
 }
 
-/* Finds the place of a tensor. One that the job does not have gets none. */
+/* Finds the place of a tensor. A tensor that the job lacks gets no place. */
 static int place_tensor(struct loading *l, struct reading *reading, size_t index, char *why)
 {
     const struct safetensors_tensor *tensor = &reading->source->header.tensors[index];
@@ -122,7 +122,7 @@ static int check_found(struct loading *l, const struct target *target, char *why
     return targets_check(&l->targets.all, target, may_lack, why, LOADING_WHY_BYTES);
 }
 
-/* Does the box have the first element of the whole tensor? Just one box of each tensor has it. */
+/* Return: true if the box has the first element of the whole tensor. One box of each tensor has it. */
 static bool is_first_box(const struct safetensors_tensor *tensor)
 {
     static const uint64_t origin[LAYOUT_MAX_DIMS];
@@ -130,7 +130,7 @@ static bool is_first_box(const struct safetensors_tensor *tensor)
     return memcmp(tensor->starts, origin, sizeof(origin)) == 0;
 }
 
-/* Return: the first tensor that the job lacks, and counts them. NULL: there is none. */
+/* Counts the tensors that the job lacks. Return: the first of them, or NULL. */
 static const char *find_unknown(struct loading *l)
 {
     const char *first = NULL;
@@ -238,7 +238,7 @@ static int plan_reading(struct loading *l)
     return l->readings ? 0 : -ENOMEM;
 }
 
-/* A checkpoint of another optimizer has other moments, so that fails with the name of one; this says it better. */
+/* Checks the optimizer. Without this check, a checkpoint of another optimizer would fail with the name of a moment. */
 static int check_optimizer(const struct loading *l, const char *name, char *why)
 {
     if (!l->options.strict || strcmp(l->description.optimizer, name) == 0)
@@ -253,7 +253,7 @@ static int open_checkpoint(struct loading *l, int dir, const char *name, char *w
 
     if (r == 0)
         r = sources_open(&l->sources, folder, &l->description, why, LOADING_WHY_BYTES);
-    if (r == -EBADMSG || r == -EIO) { /* bytes that are wrong are as bad in a header as behind it */
+    if (r == -EBADMSG || r == -EIO) { /* loading_read() reports wrong bytes, also those of a header */
         snprintf(l->why, sizeof(l->why), "%s", why);
         l->failed = r;
         l->n_pieces = 1;
@@ -351,11 +351,11 @@ static int read_past_cache(const struct source *source, uint64_t block, uint8_t 
 
     if (pread(source->fd, buffer, round_up(n, DISK_ALIGN_BYTES), (off_t)at) >= (ssize_t)n)
         return 0;
-    (void)fcntl(source->fd, F_SETFL, 0); /* the file system wants another alignment, or the read failed */
+    (void)fcntl(source->fd, F_SETFL, 0); /* the file system needs another alignment, or the read failed */
     return folder_read(source->fd, buffer, n, at);
 }
 
-/* Bytes [from, to) of the file; bytes: the first of them. Return: 0 or -ENOMEM. */
+/* Converts bytes [from, to) of the file into their place. bytes: the first of them. Return: 0 or -ENOMEM. */
 static int convert_elems(struct loading *l, const struct place *place, uint64_t from, uint64_t to, const uint8_t *bytes)
 {
     size_t file_elem_bytes = dtype_size(place->file_dtype), n = (to - from) / file_elem_bytes;
@@ -379,8 +379,8 @@ static int convert_elems(struct loading *l, const struct place *place, uint64_t 
 }
 
 /*
- * Bytes [at, at + n) of the file: each goes to the place of its tensor. bytes: they are right; NULL: none is copied.
- * Return: 1: some of them have a place on this node; 0; or -ENOMEM.
+ * Copies bytes [at, at + n) of the file to the places of their tensors. bytes: verified; NULL: nothing is copied.
+ * Return: 1 if some bytes have a place on this node, else 0; or -ENOMEM.
  */
 static int spread(struct loading *l, const struct reading *reading, const uint8_t *bytes, uint64_t at, size_t n)
 {
@@ -405,8 +405,8 @@ static int spread(struct loading *l, const struct reading *reading, const uint8_
     return r;
 }
 
-/* A node that has all ranks reads everything, so that a wrong byte is noticed wherever it is. One of several nodes
- * leaves the rest to the others. */
+/* Return: true if this node reads the block. A node that has all ranks reads every block, to find every wrong byte. One
+ * of several nodes reads only blocks with bytes that it keeps. */
 static bool is_read_here(struct loading *l, const struct reading *reading, uint64_t block)
 {
     const struct state *state = l->options.state;
@@ -441,15 +441,15 @@ uint32_t loading_n_pieces(const struct loading *l)
 }
 
 /*
- * Sets to zero what the checkpoint lacks. It may not be zero: a newer checkpoint that had it may have been read first,
- * and given up because some of its bytes were wrong.
+ * Sets the elements that the checkpoint lacks to zero. They may have other values, because a newer checkpoint may have
+ * been partly read before one of its bytes was found wrong.
  */
 static void clear_lacking(const struct loading *l)
 {
     for (size_t i = 0; i < l->targets.all.n; i++) {
         const struct target *target = &l->targets.all.list[i];
 
-        assert(target->n_found > 0 || !target->is_lower); /* masters may not lack */
+        assert(target->n_found > 0 || !target->is_lower); /* masters are never missing */
         if (target->n_found == 0 && target->first_elem < target->end_elem)
             memset(target->at, 0, dtype_bytes((enum dtype)target->dtype, target->end_elem - target->first_elem));
     }
@@ -489,7 +489,7 @@ void loading_finish(struct loading *l)
     for (uint32_t i = 0; i < state->layout->n_params; i++) {
         float count = l->targets.counts[i];
 
-        state->progress.counts[i] = count > 0 && count < 0x1p63f ? (uint64_t)count : 0; /* others are none */
+        state->progress.counts[i] = count > 0 && count < 0x1p63f ? (uint64_t)count : 0; /* else the count is invalid */
     }
 }
 

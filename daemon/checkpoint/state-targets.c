@@ -12,7 +12,7 @@
 
 enum { MAX_PER_PARAM = 5 }; /* weights, two moments, master, count */
 
-/* All of the parameter, kept nowhere. */
+/* Return: a target for the whole parameter, of which this node keeps nothing. */
 static struct target whole_param(const struct layout_param *p, enum tensor_file kind, int dtype)
 {
     return (struct target){.kind = kind, .dtype = dtype, .n_dims = p->n_dims, .shape = p->shape, .n_elems = p->n_elems};
@@ -24,7 +24,7 @@ static void keep_all(struct target *target, void *at)
     target->end_elem = target->n_elems;
 }
 
-/* Of masters or moments, what is owned here. */
+/* Keeps the masters or moments that this node owns. */
 static void keep_owned(struct target *target, const struct state *state, uint32_t id, enum state_kind kind)
 {
     const struct layout_param *p = &state->layout->params[id];
@@ -39,7 +39,7 @@ static void keep_owned(struct target *target, const struct state *state, uint32_
                                   : (uint8_t *)state_values(state, kind, p->bucket, elem);
 }
 
-/* Stage 3: the weights that are a part of masters. */
+/* Keeps the owned weights that are part of 24-bit masters, in stage 3. */
 static void keep_owned_weights(struct target *target, const struct state *state, uint32_t id)
 {
     const struct layout_param *p = &state->layout->params[id];
@@ -57,7 +57,7 @@ static int add_weights_target(struct targets *targets, const struct state *state
     if (!p->trainable)
         keep_all(&target, state_frozen(state, id));
     else if (state->stage != 3)
-        keep_all(&target, state_weights(state, id, 0)); /* fp32 ones: the masters, and what other nodes own */
+        keep_all(&target, state_weights(state, id, 0)); /* fp32: the masters, and what other nodes own */
     else if (p->dtype == DTYPE_F32)
         keep_owned(&target, state, id, STATE_MASTER);
     else if (state_is_master24(state, p->bucket))

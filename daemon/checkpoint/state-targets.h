@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * The tensors that this job has in its checkpoints (core/checkpoint/targets.h), and where this node keeps their
- * elements: of masters and moments those that it owns; of 16-bit weights, and of fp32 ones in stages 1 and 2, all,
- * because there every node has the weights of all partitions; of frozen parameters all. Pure, but for the state's
- * addresses.
+ * Lists the tensors that this job has in its checkpoints (core/checkpoint/targets.h), and where this node keeps their
+ * elements. It keeps the masters and moments that it owns, and all frozen parameters. In stages 1 and 2 it keeps all
+ * weights, because every node has the weights of all partitions; in stage 3 only those that are part of masters. Pure,
+ * except for the state's addresses.
  */
 
 #include "core/checkpoint/targets.h"
@@ -15,9 +15,9 @@ struct state;
 
 struct state_targets {
     struct targets all;
-    float *counts; /* per parameter: where the counts go */
+    float *counts; /* per parameter: its step count */
 };
 
-/* The state must outlive them. Return: 0 or -ENOMEM; then, too, state_targets_deinit() is called. */
+/* state: outlives the targets. Return: 0 or -ENOMEM. The caller calls state_targets_deinit() in either case. */
 int state_targets_init(struct state_targets *targets, const struct state *state, enum optimizer optimizer);
 void state_targets_deinit(struct state_targets *targets);

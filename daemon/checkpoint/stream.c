@@ -25,23 +25,23 @@ struct stream {
     uint64_t n_bytes, n_put;
     struct hash_state *hash;
     struct stream_buffers *buffers; /* borrowed */
-    unsigned filling;               /* which of them */
-    size_t n_filled;                /* of that one */
+    unsigned filling;               /* the buffer that the caller fills */
+    size_t n_filled;                /* bytes in that buffer */
 
     pthread_t thread;
     bool has_thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     unsigned n_pending;   /* filled buffers that the thread still has to write: those before `filling` */
-    size_t pending_bytes; /* of the last one; the others are full */
-    uint64_t offset;      /* where the first one goes */
+    size_t pending_bytes; /* of the last pending buffer; the others are full */
+    uint64_t offset;      /* of the first pending buffer in the file */
     bool over;
     int result; /* the first failure */
 };
 
 /* ---- the thread ---------------------------------------------------------------------------------------- */
 
-/* Locked. Writes the first of the pending buffers. */
+/* Writes the first pending buffer. The caller holds the lock. */
 static void write_first(struct stream *s)
 {
     const uint8_t *buffer = s->buffers->bytes[(s->filling + N_BUFFERS - s->n_pending) % N_BUFFERS];
@@ -87,7 +87,7 @@ static int wait_until_pending(struct stream *s, unsigned n)
     return r;
 }
 
-/* Gives the filled buffer to the thread, and waits until the next one is free. */
+/* Hands the filled buffer to the thread, and waits until the next buffer is free. */
 static void hand_over(struct stream *s, size_t n_bytes)
 {
     pthread_mutex_lock(&s->lock);
@@ -207,7 +207,7 @@ void stream_put(struct stream *s, const void *bytes, size_t n_bytes)
     }
 }
 
-/* The last piece is written as whole blocks, and cut. */
+/* Writes the last piece as whole blocks. stream_close() truncates the file. */
 static void put_rest(struct stream *s)
 {
     size_t n = round_up(s->n_filled, DISK_ALIGN_BYTES);
@@ -224,7 +224,7 @@ int stream_close(struct stream *s, struct file_hash *hash)
     put_rest(s);
     r = wait_until_pending(s, 0);
     if (r == 0 && s->n_put != s->n_bytes)
-        r = -EPIPE; /* a caller that gave up */
+        r = -EPIPE; /* the caller gave up */
     if (r == 0)
         r = s->disk->truncate(s->disk, s->fd, s->n_bytes);
     if (r == 0)

@@ -2,8 +2,9 @@
 #pragma once
 
 /*
- * A new file, written from its beginning to its end and hashed in passing. Bytes gather in a large buffer while a
- * thread of the stream writes those before. The first failure is remembered and ends all that follows. One thread.
+ * Writes a new file from its beginning to its end, and hashes it. Bytes are collected in a large buffer while a thread
+ * of the stream writes earlier ones. After the first failure nothing more is written, and stream_close() returns the
+ * failure. One thread uses a stream.
  */
 
 #include <stddef.h>
@@ -27,10 +28,9 @@ int stream_open(struct stream **out, struct stream_buffers *buffers, const struc
 void stream_put(struct stream *stream, const void *bytes, size_t n_bytes);
 /*
  * Puts bytes without a copy. Return: the place in the buffer for the next n_bytes, which the caller fills and then
- * calls stream_placed(); or NULL: the buffer has not enough room left, and stream_put() must be used.
+ * calls stream_placed(); NULL if the buffer has too little room, and the caller uses stream_put().
  */
 void *stream_place(struct stream *stream, size_t n_bytes);
 void stream_placed(struct stream *stream, size_t n_bytes);
-/* All n_bytes have been put: they are on the disk when this returns. Frees the stream. Return: 0 and *hash, or -errno.
- */
+/* Ends the file after all n_bytes have been put, syncs it, and frees the stream. Return: 0 and *hash, or -errno. */
 int stream_close(struct stream *stream, struct file_hash *hash);

@@ -32,13 +32,13 @@ struct writing {
     const struct layout *layout;
     int dir, folder; /* descriptors; -1: not open */
     char name[FOLDER_NAME_BYTES], hidden[NAME_BYTES];
-    bool published; /* it has its name; what has the hidden one is no longer ours */
+    bool published; /* it has its name, and the hidden name is no longer ours */
     struct contents contents;
     struct stream_buffers *buffers;
-    const char *at; /* the file that is being written, for texts */
-    float values[CHUNK_ELEMS];     /* as they lie in memory */
-    float widened[CHUNK_ELEMS];    /* 8-bit moments, masters of 24 bits */
-    uint16_t rounded[CHUNK_ELEMS]; /* to 16 bits */
+    const char *at;                /* the file that is being written, for messages */
+    float values[CHUNK_ELEMS];     /* in the type of the state */
+    float widened[CHUNK_ELEMS];    /* 8-bit moments and 24-bit masters, in fp32 */
+    uint16_t rounded[CHUNK_ELEMS]; /* in 16 bits */
     int8_t lower[CHUNK_ELEMS];
 };
 
@@ -67,7 +67,7 @@ static void put_bytes(struct writing *w, struct stream *stream, const void *byte
     atomic_fetch_add_explicit(&w->order->n_bytes_done, n_bytes, memory_order_relaxed);
 }
 
-/* Is the file's type another than the state's? */
+/* Return: true if the file's type differs from the state's. */
 static bool is_converted(const struct writing *w, const struct contents_tensor *tensor)
 {
     return tensor->source != FROM_STATE ||
@@ -76,8 +76,8 @@ static bool is_converted(const struct writing *w, const struct contents_tensor *
 }
 
 /*
- * Reads a chunk. Return: its elements in the file's type. Masters of 24 bits become fp32, 8-bit moments bf16; stage 3
- * reads 16-bit weights from the masters. last: nothing of this chunk is read for this tensor after this.
+ * Reads a chunk. Return: its elements in the file's type. 24-bit masters become fp32, 8-bit moments bf16; stage 3 reads
+ * 16-bit weights from the masters. last: the tensor's last read of this chunk.
  */
 static const void *read_converted(struct writing *w, const struct contents_tensor *tensor, uint32_t chunk, bool last)
 {
@@ -110,8 +110,8 @@ static size_t file_elem_bytes(const struct writing *w, const struct contents_ten
 }
 
 /*
- * Elements [first, end) of a chunk. Whole ones go from the state straight into the stream, unless they are converted or
- * the place there is in two pieces.
+ * Writes elements [first, end) of a chunk. A whole chunk is read straight into the stream's buffer, unless it is
+ * converted or does not fit there in one piece.
  */
 static void put_chunk(struct writing *w, struct stream *stream, const struct contents_tensor *tensor, uint32_t chunk,
                       size_t first, size_t end)
@@ -165,7 +165,7 @@ static void put_tensor(struct writing *w, struct stream *stream, const struct co
                   (tensor->end_elem - tensor->first_elem) * dtype_size(p->dtype));
         break;
     case FROM_COUNT:
-        count = (float)w->order->counts[tensor->index]; /* as torch has it */
+        count = (float)w->order->counts[tensor->index]; /* fp32, as in torch */
         put_bytes(w, stream, &count, sizeof(count));
         break;
     case FROM_BLOB:
@@ -174,7 +174,7 @@ static void put_tensor(struct writing *w, struct stream *stream, const struct co
     }
 }
 
-/* Takes the header. */
+/* Writes a file of tensors. Takes over the header. Return: 0 or -errno. */
 static int write_tensors(struct writing *w, struct contents_file *file, uint8_t *header, size_t n_header)
 {
     _cleanup_free_ uint8_t *header_bytes = header;
@@ -194,7 +194,7 @@ static int write_tensors(struct writing *w, struct contents_file *file, uint8_t 
     return stream_close(stream, &described->hash);
 }
 
-/* name: of the whole description, or of this node's part of it. */
+/* Writes the description. name: of the whole, or of this node's part. */
 static int write_description(struct writing *w, const char *name)
 {
     _cleanup_free_ char *text = description_print(&w->order->description, w->layout);
@@ -216,8 +216,8 @@ static int write_description(struct writing *w, const char *name)
 /* ---- folders ------------------------------------------------------------------------------------------- */
 
 /*
- * Removes, under another name, which is on the disk before the first file goes: nothing that has a checkpoint's name is
- * half of one, not even after a loss of power.
+ * Removes a checkpoint. First renames it and syncs the new name, so that a folder with a checkpoint's name is never
+ * incomplete, not even after a power loss.
  */
 static int remove_checkpoint(const struct writing *w, const char *name)
 {
@@ -232,7 +232,7 @@ static int remove_checkpoint(const struct writing *w, const char *name)
     return r < 0 ? r : disk->remove_folder(disk, w->dir, hidden);
 }
 
-/* Return: whether an earlier writer has left it behind. */
+/* Return: true if an earlier writer has left the folder behind. */
 static bool is_left_over(const struct writing *w, const char *name)
 {
     char step_name[FOLDER_NAME_BYTES];
@@ -271,8 +271,8 @@ static void remove_left_over(const struct writing *w)
         close(fd);
 }
 
-/* Only whole ones count. The one that was just written stays: a job that went back to an older checkpoint has newer
- * ones in the folder. */
+/* Removes the oldest checkpoints beyond the limit. Only whole ones count. The one that was just written stays, even if
+ * the folder has newer ones, because the job may have gone back to an older checkpoint. */
 static void remove_old(const struct writing *w)
 {
     struct folder_list list;
@@ -324,7 +324,7 @@ static int open_dir(struct writing *w)
     return w->dir < 0 ? -errno : 0;
 }
 
-/* On several nodes the first one makes the folder. */
+/* Makes the folder with the hidden name, and opens it. On several nodes, the first node makes it. */
 static int make_hidden(struct writing *w)
 {
     const struct disk *disk = w->order->disk;
@@ -379,7 +379,7 @@ static int write_files(struct writing *w)
     return r;
 }
 
-/* The one that had the name has the hidden name now. */
+/* Notes the run of the replaced checkpoint, which has the hidden name now. */
 static void note_replaced(struct writing *w)
 {
     const char *run = w->order->description.run;
@@ -400,8 +400,8 @@ static void note_replaced(struct writing *w)
 }
 
 /*
- * All of it is on the disk: it gets its name. One that has the name already, of an earlier run, gets the hidden name
- * instead, and is removed when that is on the disk, now or before the next save.
+ * Gives the checkpoint its name, after all of it is on the disk. An earlier run's checkpoint of that name gets the
+ * hidden name, and is removed after the names are synced, now or before the next save.
  */
 static int publish_folder(struct writing *w)
 {
@@ -447,7 +447,7 @@ static int finish_checkpoint(struct writing *w)
     return 0;
 }
 
-/* This node's part: node 0 finds its files by it. */
+/* Writes this node's part of the description, by which node 0 finds its files. */
 static int finish_part(struct writing *w)
 {
     char name[NAME_BYTES];
@@ -516,7 +516,7 @@ int checkpoint_write(struct checkpoint_order *order, char *why, size_t why_size)
         r = begin_checkpoint(w);
     if (r == 0)
         r = write_files(w);
-    snapshot_give_up(order->snapshot); /* it has been read; or nobody will */
+    snapshot_give_up(order->snapshot); /* it has been read, or will not be */
     if (r == 0)
         r = is_sharded(w) ? finish_part(w) : finish_checkpoint(w);
     if (r != 0 && order->cancelled)
@@ -531,7 +531,7 @@ int checkpoint_write(struct checkpoint_order *order, char *why, size_t why_size)
 
 /* ---- several nodes: node 0 puts the parts together ------------------------------------------------------------ */
 
-/* Files of this node's part become those of the whole. Return: 0; or -errno and a sentence. */
+/* Moves the files of a node's part into the whole description. Return: 0, or -errno with a message in why. */
 static int merge_part(struct writing *w, unsigned node, char *why, size_t why_size)
 {
     struct description *whole = &w->order->description, part;
@@ -573,7 +573,7 @@ int checkpoint_publish(struct checkpoint_order *order, char *why, size_t why_siz
         w->folder = order->disk->open_folder(order->disk, w->dir, w->hidden);
         r = MIN(w->folder, 0);
     }
-    description_drop_files(&order->description); /* this node's, which are in its part, too */
+    description_drop_files(&order->description); /* this node's files, which are also in its part */
     for (unsigned node = 0; r == 0 && node < order->description.n_nodes; node++)
         r = merge_part(w, node, why, why_size);
     if (r == 0)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Names of users and groups become numbers. */
+/* Turns the names of users and groups into numbers. */
 
 #include "daemon/server/accounts.h"
 

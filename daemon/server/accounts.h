@@ -15,8 +15,8 @@ struct accounts {
     size_t n_gids;
 };
 
-/* section: of the configuration, for the sentence. Return: 0, or -errno with a sentence; -ENOENT: there is no such user
- * or group. accounts_deinit() is needed in any case. */
+/* Look up names. section: the section of the configuration, for the error message. Return: 0, or -errno with a message
+ * in why; -ENOENT if there is no such user or group. The caller calls accounts_deinit() in either case. */
 int accounts_users(struct accounts *accounts, const struct config_names *names, const char *section, char *why,
                    size_t why_size);
 int accounts_groups(struct accounts *accounts, const struct config_names *names, const char *section, char *why,

@@ -81,8 +81,8 @@ static uint64_t ring_bytes_held(const struct job *job, bool overflow)
 }
 
 /*
- * Fills in the memory that the engine has allocated on GPUs; none of it is this process's. With an offloaded optimizer,
- * undo copies are counted as gradients.
+ * Fills in the memory that the engine process has allocated on GPUs. With an offloaded optimizer, undo copies count as
+ * gradients.
  */
 static void fill_device_memory(const struct job *job, struct status_bytes *memory)
 {
@@ -126,7 +126,7 @@ static void fill_memory(const struct job *job, struct status_bytes *memory)
         memory[STATUS_MEMORY_STATE].held_bytes += job->state->weights.n_bytes;
     if (job->executor->on_gpus)
         memory[STATUS_MEMORY_STAGING].held_bytes = planned->staging;
-    if (job->executor->on_gpus && job->phase != JOB_RESERVING) /* then it is being made */
+    if (job->executor->on_gpus && job->phase != JOB_RESERVING) /* else it is still being allocated */
         fill_device_memory(job, memory);
 }
 
@@ -200,7 +200,7 @@ static void view_node(struct nodes_view *view, struct service *service, unsigned
     };
 }
 
-/* Return: NULL for one node, or when memory is out; to be freed. */
+/* Return: the view, which the caller frees; NULL for one node, or without memory. */
 static struct nodes_view *view_nodes(struct service *service)
 {
     const struct job *job = service->job;
@@ -279,7 +279,7 @@ struct findings_view {
     struct status_finding list[FINDINGS_MAX];
 };
 
-/* Return: NULL when memory is out; to be freed. */
+/* Return: the view, which the caller frees; NULL without memory. */
 static struct findings_view *view_findings(const struct job *job)
 {
     static const char *const words[N_FINDINGS] = {
@@ -362,7 +362,7 @@ static const char *rank_word(const struct job *job, const struct job_rank *rank)
     return job->ledger.ranks[rank->rank].open ? "backward" : "computing";
 }
 
-/* Adds to the wait with the same words; there are several requests of one word. */
+/* Adds ns to the wait with the same words, because several kinds of request share their words. */
 static void add_wait(struct status_rank *status, const char *state, const char *what, uint64_t ns)
 {
     size_t i = 0;
@@ -422,7 +422,7 @@ static struct status_rank *make_status_ranks(const struct job *job)
     return ranks;
 }
 
-/* Stacks of ranks, and what they point to. */
+/* The arrays to which a snapshot of the stacks points. */
 struct stacks_view {
     struct status_stack list[CONFIG_MAX_LOCAL_RANKS];
     uint32_t awaited[CONFIG_MAX_LOCAL_RANKS][STATUS_MAX_AWAITED];
@@ -445,7 +445,7 @@ static void view_stack(const struct job *job, const struct job_rank *rank, struc
     }
 }
 
-/* Return: NULL when memory is out; to be freed. */
+/* Return: the view, which the caller frees; NULL without memory. */
 static struct stacks_view *view_stacks(const struct job *job, const struct status_rank *ranks)
 {
     struct stacks_view *view = ranks ? calloc(1, sizeof(*view)) : NULL;
@@ -489,7 +489,7 @@ static char *on_ranks(struct service *service)
     return ranks ? ranks_json(ranks, job_n_local(service->job), service_now_ns()) : NULL;
 }
 
-/* Asks all ranks of this node; "stacks" has the answers as they come. */
+/* Asks all ranks of this node for their stacks. The command "stacks" shows the answers as they arrive. */
 static char *on_look(struct service *service)
 {
     struct job *job = service->job;
@@ -670,7 +670,7 @@ static char *on_save(struct service *service)
     answer.message = text;
     answer.is_saved = view.is_saved;
     answer.step = job->state->progress.epoch;
-    /* One that shows an earlier step ends first. */
+    /* A save of an earlier step ends first. */
     answer.n_ended = job->save.n_saved + job->save.n_failed + !view.is_saved + (view.is_saving && !view.is_current);
     snprintf(text, sizeof(text), "step %" PRIu64 " %s", answer.step,
              view.is_saved     ? "is saved already"
@@ -696,7 +696,7 @@ static const struct command {
     const char *name;
     bool admin;
     char *(*run)(struct service *service);
-    char *(*run_with)(struct service *service, const char *argument, uint32_t *exit_code); /* else */
+    char *(*run_with)(struct service *service, const char *argument, uint32_t *exit_code); /* if run is NULL */
 } table[] = {
     {"status", false, on_status},           {"ranks", false, on_ranks},       {"params", false, on_params},
     {"diagnostics", false, on_diagnostics}, {"report", false, on_report},     {"drain", true, on_drain},
@@ -705,7 +705,7 @@ static const struct command {
     {"stacks", false, on_stacks},
 };
 
-/* "drop", or "resize 3". Return: NULL, there is none. */
+/* text: a command and its argument, such as "drop" or "resize 3". Return: NULL if there is no such command. */
 static const struct command *find_command(const char *text, const char **argument)
 {
     for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
@@ -738,7 +738,7 @@ char *admin_answer(struct service *service, const char *command, uint32_t *exit_
         *exit_code = EX_USAGE;
         return error_json(text);
     }
-    waits_look(service->job, job_now(service->job)); /* those that have not ended count as well */
+    waits_look(service->job, job_now(service->job)); /* includes waits that have not ended */
     json = found->run ? found->run(service) : found->run_with(service, argument, exit_code);
     if (found->run || !json)
         *exit_code = json ? exit_code_of(json) : EX_OSERR;

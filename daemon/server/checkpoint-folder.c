@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The folder of the checkpoints, at the start. */
+/* Checks the checkpoint folder when the daemon starts. */
 
 #include "daemon/server/checkpoint-folder.h"
 
@@ -21,8 +21,8 @@
 #include "daemon/job/model/model.h"
 
 /*
- * Its readers are in the list that all new files and folders in it inherit. The folder's own group and all others get
- * nothing: who may read is what the configuration says.
+ * Grants the readers access to the folder, by an access control list that all new files and folders in it inherit. The
+ * folder's own group and all others get no access, because the configuration alone says who may read.
  */
 static int give_to_readers(const char *dir, const struct accounts *readers)
 {
@@ -36,7 +36,7 @@ static int give_to_readers(const char *dir, const struct accounts *readers)
     return r < 0 ? r : acl_write(&acl, dir, false);
 }
 
-/* Return: 0 or -errno. The first save makes a folder that is missing. */
+/* Return: 0 or -errno. A missing folder is no error, because the first save makes it. */
 static int try_access(const char *dir)
 {
     _cleanup_free_ char *copy = strdup(dir);

@@ -2,9 +2,8 @@
 #pragma once
 
 /*
- * The folder of the checkpoints is tried, and given to its readers, when the daemon starts, so that what is wrong
- * with it is not said only at the first save. A disk may hang, so a thread of libuv does it: a run that is kept goes on
- * meanwhile.
+ * When the daemon starts, it checks the checkpoint folder and grants its readers access, so that errors show before the
+ * first save. A libuv thread does this, because a disk may hang while a kept run continues.
  */
 
 #include <stddef.h>
@@ -18,15 +17,15 @@ struct job;
 struct checkpoint_folder {
     uv_work_t work;
     const struct config_checkpoint *config;
-    struct job *job; /* NULL: it is gone */
+    struct job *job; /* NULL after checkpoint_folder_leave() */
     struct accounts readers;
     int tried, given; /* 0 or -errno */
 };
 
 /*
- * Begins; what is wrong with the folder is said later, by E1701. folder: zeroed, valid until the job's loop has ended.
- * Return: 0, or -errno with a sentence: a group of checkpoint.allow_groups does not exist.
+ * Starts the check; E1701 reports a bad folder later. folder: zeroed, valid until the job's loop has ended. Return: 0,
+ * or -errno with a message in why, such as for a missing group of checkpoint.allow_groups.
  */
 int checkpoint_folder_try(struct checkpoint_folder *folder, struct job *job, char *why, size_t why_size);
-/* The job is about to be freed. */
+/* Forgets the job. The caller calls it before it frees the job. */
 void checkpoint_folder_leave(struct checkpoint_folder *folder);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The companion process (companion.h). It runs in the memory of the daemon, so it calls nothing but the kernel. */
+/* The companion process (companion.h). It runs in the daemon's memory, so it makes system calls only. */
 
 #include "daemon/server/companion.h"
 
@@ -19,7 +19,7 @@
 
 #if defined(__SANITIZE_THREAD__)
 
-/* The sanitizer keeps its own state in the memory of each thread, and this one has none of its own. */
+/* No companion under ThreadSanitizer, which keeps state in each thread's memory. The companion has none of its own. */
 int companion_start(void)
 {
     return -ENOTSUP;
@@ -40,24 +40,23 @@ void companion_note_end(_Atomic(uint64_t) *place)
 enum {
     STACK_BYTES = 16 * 1024,
     ROUND_US = 50,
-    MAX_ROUNDS = 20000, /* a second in all, for it to begin */
+    MAX_ROUNDS = 20000, /* its start may take a second */
 };
 
 static _Alignas(64) uint8_t stack[STACK_BYTES];
 static pid_t daemon_pid;
-static struct pollfd end; /* of the daemon */
-static atomic_int state;  /* 0: it begins; 1: it is ready; -1: it cannot be, and ends */
+static struct pollfd end; /* pidfd of the daemon */
+static atomic_int state;  /* of the companion: 0 starting, 1 ready, -1 failed */
 static _Atomic(_Atomic(uint64_t) *) end_place;
 
-/* The daemon has ended when all its threads have. The signal of its death (PR_SET_PDEATHSIG) comes before that, when
- * the main thread ends; if a worker ends later than the companion, it is the worker that takes the address space apart.
- */
+/* Opens a pidfd of the daemon, which becomes readable when all its threads have ended. PR_SET_PDEATHSIG would come too
+ * early, when the main thread ends: a worker that outlives the companion would then free the address space. */
 static bool watch_daemon(void)
 {
     if (syscall(SYS_close_range, 0, ~0U, 0) < 0)
         return false;
     end = (struct pollfd){.fd = (int)syscall(SYS_pidfd_open, daemon_pid, 0), .events = POLLIN};
-    return end.fd >= 0 && syscall(SYS_getppid) == daemon_pid; /* else it has died, and its number may be another's */
+    return end.fd >= 0 && syscall(SYS_getppid) == daemon_pid; /* else it has died, and its pid may be reused */
 }
 
 static void note_end(void)
@@ -69,8 +68,8 @@ static void note_end(void)
         atomic_store(place, (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec);
 }
 
-/* errno is the main thread's, which waits until `state` is set. The call after that cannot fail: no signal interrupts
- * it. */
+/* Uses the errno of the main thread, which waits until `state` is set. After that ppoll() cannot fail, because no
+ * signal interrupts it. */
 static int run_companion(void *unused)
 {
     (void)unused;
@@ -98,7 +97,7 @@ int companion_start(void)
     sigfillset(&all);
     daemon_pid = getpid();
     atomic_store(&state, 0);
-    sigprocmask(SIG_SETMASK, &all, &before); /* it inherits the mask, and must not run handlers of the daemon */
+    sigprocmask(SIG_SETMASK, &all, &before); /* the companion inherits the mask, and runs no handlers */
     pid = clone(run_companion, stack + sizeof(stack), CLONE_VM, NULL);
     r = pid < 0 ? -errno : pid;
     for (unsigned i = 0; pid > 0 && atomic_load(&state) == 0 && i < MAX_ROUNDS; i++)

@@ -2,26 +2,26 @@
 #pragma once
 
 /*
- * When a process that maps gigabytes is killed, the kernel takes its page tables apart, 40 to 60 ms for each GiB. Only
- * then it closes the process's sockets and tells the parent, so trainers and the service manager would learn of the
- * death so much later. The companion is a child process that shares the daemon's address space and does nothing: the
- * dying daemon only leaves the address space, which takes no time. The companion ends when all threads of the daemon
- * have ended, and takes the address space apart while the next daemon goes on.
+ * When a process that maps gigabytes is killed, the kernel first frees its page tables, which takes 40 to 60 ms for
+ * each GiB. Only then the kernel closes the process's sockets and notifies its parent, so trainers and the service
+ * manager would notice the death that much later. The companion is a child process that shares the daemon's address
+ * space and only waits. So a dying daemon just leaves the address space, which takes no time. The companion ends after
+ * all threads of the daemon; the kernel then frees the page tables while the next daemon already runs.
  *
- * It holds one descriptor, which tells it of the daemon's end, and blocks all signals but SIGKILL and SIGSTOP. If
- * somebody kills it, nothing changes but the time that the daemon's death takes. ps shows it as zerod-memory, with the
- * daemon's memory counted once more. systemd waits for it unless the unit says KillMode=process.
+ * The companion holds one descriptor, the daemon's pidfd, and blocks all signals except SIGKILL and SIGSTOP. If it is
+ * killed, the daemon's death takes longer, and nothing else changes. ps shows it as zerod-memory and counts the
+ * daemon's memory twice. systemd waits for it unless the unit sets KillMode=process.
  */
 
 #include <stdatomic.h>
 #include <stdint.h>
 
 /*
- * From now on the companion notes there when the daemon has ended, in nanoseconds of CLOCK_MONOTONIC: a daemon that
- * sleeps does not say that it lives. NULL: nowhere. The memory must be mapped until the next call.
+ * Sets the place where the companion records the time of the daemon's end, in nanoseconds of CLOCK_MONOTONIC, because a
+ * sleeping daemon records no heartbeat. NULL: nothing is recorded. The memory stays mapped until the next call.
  */
 void companion_note_end(_Atomic(uint64_t) *place);
-/* Return: its pid, or -errno: there is none. */
+/* Starts the companion. Return: its pid, or -errno. */
 int companion_start(void);
-/* It has ended when this returns. For a daemon that has nothing left to leave behind. pid: of companion_start(). */
+/* Ends the companion and waits for its end, when no daemon will adopt the run. pid: of companion_start(). */
 void companion_stop(int pid);

@@ -41,7 +41,7 @@ uint64_t diagnostic_log_until_ms(const struct diagnostic_log *log)
     return until_ms;
 }
 
-/* The one of this rank and code, else a free one, else the oldest. */
+/* Return: the kind of this rank and code, else a free one, else the oldest, which it ends. */
 static struct diagnostic_log_kind *find_kind(struct diagnostic_log *log, int64_t rank, unsigned code)
 {
     struct diagnostic_log_kind *oldest = &log->kinds[0];

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * The rate limit of diagnostics in the log, because a client can cause them as often as it likes. For each rank and
- * code, and for each code of connections without a rank, DIAGNOSTIC_LOG_BURST are logged, then none until
- * DIAGNOSTIC_LOG_MS are over; one line then gives the number of the others. The time is passed in.
+ * The rate limit of diagnostics in the log, because a client can cause them as often as it likes. It counts for each
+ * rank and code, and for each code of connections without a rank. In DIAGNOSTIC_LOG_MS, DIAGNOSTIC_LOG_BURST
+ * diagnostics are logged; then one line gives the number of the others. The caller passes the time.
  */
 
 #include <stdint.h>
@@ -13,7 +13,7 @@
 
 enum {
     DIAGNOSTIC_LOG_MS = 10000,
-    DIAGNOSTIC_LOG_BURST = 16, /* picked: a trainer that is told as often in 10 s is a loop */
+    DIAGNOSTIC_LOG_BURST = 16, /* picked: a trainer with as many in 10 s is in a loop */
     DIAGNOSTIC_LOG_KINDS = 64,
 };
 
@@ -27,7 +27,7 @@ struct diagnostic_log {
 };
 
 void diagnostic_log_put(struct diagnostic_log *log, const struct diagnostic *diagnostic, uint64_t now_ms);
-/* To be called regularly: logs a summary of the diagnostics that were held back, when their time is over. */
+/* Logs a summary of the diagnostics that were held back, when their time is over. The caller calls it regularly. */
 void diagnostic_log_flush(struct diagnostic_log *log, uint64_t now_ms);
-/* When diagnostic_log_flush() has something to log; UINT64_MAX: never. */
+/* Return: when diagnostic_log_flush() has a line to log, or UINT64_MAX for never. */
 uint64_t diagnostic_log_until_ms(const struct diagnostic_log *log);

@@ -76,7 +76,7 @@ static void welcome(struct session *session, bool resumed)
                  NULL, 0);
 }
 
-/* Trainers are never more than the ranks, for which limits.clients must leave room; so it counts the others. */
+/* Attaches a control connection. limits.clients counts only these, because each rank has a place for its trainer. */
 static void control(struct session *session)
 {
     unsigned clients = session->service->config->limits.clients;
@@ -97,8 +97,8 @@ static void control(struct session *session)
     welcome(session, false);
 }
 
-/* A rank that was attached to the daemon before: it is told what that one has received, and what it has not answered.
- */
+/* Resumes a rank of an earlier daemon. Sends it the number of requests which that daemon received, and the answer for
+ * which the rank still waits. */
 static void resume(struct session *session, const struct request_hello *hello)
 {
     struct job_rank *rank = session->rank;
@@ -123,7 +123,7 @@ static void record_attach(struct session *session, const struct job_attach *atta
     job_record(session->service->job, NULL, JOURNAL_ATTACH, &record, sizeof(record), packet->data, packet->n_bytes);
 }
 
-/* The packed Hello is served again after each event (sessions_reap()), until it is the rank's turn. */
+/* Keeps the packed Hello. sessions_reap() serves it again after each event until the rank may attach. */
 static void keep_hello(struct session *session, const struct request_hello *hello)
 {
     const struct frame_packet *packet = session->service->packet;
@@ -156,13 +156,13 @@ static void attach(struct session *session, const struct request_hello *hello)
         resume(session, hello);
         return;
     }
-    rank_lost_tick(job); /* its predecessor may have died while no daemon looked */
+    rank_lost_tick(job); /* the rank's earlier process may have died while no daemon ran */
     if (attendance_must_wait(job, &attach)) {
         keep_hello(session, hello);
         return;
     }
     record_attach(session, &attach);
-    free(steal_ptr(session->hello)); /* which the record was made of */
+    free(steal_ptr(session->hello)); /* the record has used it */
     if (job_attach(job, &attach, &session->rank, &refusal) != 0) {
         session_refuse(session, refusal);
         diagnostic_unref(refusal);
@@ -172,7 +172,8 @@ static void attach(struct session *session, const struct request_hello *hello)
     welcome(session, false);
 }
 
-/* One that comes late or twice, or belongs to no rank, is closed without a word: it tries again. */
+/* Attaches a watch. A watch that comes late or twice, or belongs to no rank, is closed without an answer, and tries
+ * again. */
 static void attach_watch(struct session *session, const struct request_hello *hello)
 {
     struct job *job = session->service->job;
@@ -238,7 +239,7 @@ static void on_stack(struct session *s, const struct request *r)
 /* ---- the table ----------------------------------------------------------------------------------------- */
 
 static const struct {
-    unsigned states; /* in which it is allowed */
+    unsigned states; /* states that allow the request */
     void (*handle)(struct session *session, const struct request *request);
 } table[N_REQUEST_TYPES] = {
     [REQUEST_HELLO] = {SESSION_HELLO, on_hello},
@@ -292,7 +293,7 @@ static const char *state_word(enum session_state state)
     }
 }
 
-/* A rank that resumes says this again, even if it waits for the answer to a request that an earlier daemon received. */
+/* Return: true if a resuming rank repeats this request, even while it waits for the answer to an earlier one. */
 static bool comes_after_welcome(const struct request *request)
 {
     return request->type == REQUEST_INTERN || request->type == REQUEST_HELD;
@@ -306,7 +307,7 @@ void dispatch_request(struct session *session, const struct request *request)
     if (session->rank) {
         session->rank->last_ns = service_now_ns();
         session->rank->last_request = request_type_name(request->type);
-        /* Formed was answered: from here on it is a rank that takes part. */
+        /* The rank has been sent Formed, so it takes part from now on. */
         if (session->state == SESSION_ATTACHED && session->rank->kept.formed)
             session_set_state(session, SESSION_FORMED);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Request x state -> handler. A handler is a few lines: it calls the job's verb. */
+/* Serves a request with the handler of its type, if the session's state allows it. Most handlers only call the job. */
 
 struct session;
 struct request;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The listener makes the socket or takes it from a supervisor, and knows which users may connect. */
+/* The listener makes the socket or gets it from a service manager, and knows which users may connect. */
 
 #include "daemon/server/listener.h"
 
@@ -99,7 +99,7 @@ static const char *user_name(uid_t uid)
     return user ? user->pw_name : "?";
 }
 
-/* st: of the socket; error: of connecting to it. */
+/* Says why the socket at path cannot be replaced. st: of the socket; error: of connecting to it. */
 static int say_in_use(const char *path, const struct stat *st, int error, char *why, size_t why_size)
 {
     if (error == EACCES || error == EPERM)
@@ -114,7 +114,7 @@ static int say_in_use(const char *path, const struct stat *st, int error, char *
     return -EADDRINUSE;
 }
 
-/* Return: 0 when the path is free now, else -errno with a sentence. */
+/* Removes a stale socket. Return: 0 if the path is free now, else -errno with a message in why. */
 static int clear_path(const char *path, char *why, size_t why_size)
 {
     struct sockaddr_un sa = address(path);
@@ -122,7 +122,7 @@ static int clear_path(const char *path, char *why, size_t why_size)
     struct stat st;
 
     if (lstat(path, &st) < 0)
-        return 0; /* nothing there; bind says what else is wrong */
+        return 0; /* nothing is there; bind() reports other errors */
     if (!S_ISSOCK(st.st_mode)) {
         snprintf(why, why_size, "%s: there is a file that is no socket; remove it or choose another listen.socket",
                  path);
@@ -175,7 +175,7 @@ static int listen_at(const char *path, mode_t mode, char *why, size_t why_size)
 
 /* ---- who may open it ----------------------------------------------------------------------------------- */
 
-/* Return: 0, or -errno: -ENOTSUP when the file system has no access control lists. */
+/* Return: 0 or -errno; -ENOTSUP if the file system has no access control lists. */
 static int write_acl(const struct listener *listener, const char *path, mode_t mode)
 {
     struct acl acl = {.mode = mode, .named = mode >> 3 & (S_IROTH | S_IWOTH)};
@@ -188,9 +188,10 @@ static int write_acl(const struct listener *listener, const char *path, mode_t m
 }
 
 /*
- * Every user and group that the configuration names can open the socket, with the rights that the mode gives a group.
- * That takes an access control list: the socket's owner may put groups into it that he is not a member of, and could
- * not give the socket to them. Where the file system has no such lists the socket belongs to the first of allow_groups.
+ * Lets every user and group that the configuration names open the socket, with the rights that the mode gives a group.
+ * This needs an access control list, because the owner of a socket can add any group to the list, but can give the
+ * socket only to groups of his own. On a file system without such lists the socket gets the first group of
+ * allow_groups.
  */
 static int let_in(const struct listener *listener, const struct config_listen *config, const char *path, mode_t mode,
                   char *why, size_t why_size)
@@ -207,8 +208,8 @@ static int let_in(const struct listener *listener, const struct config_listen *c
 }
 
 /*
- * The first connection to a socket of a socket unit starts the daemon, so members of allow_groups must be able to open
- * it before the daemon can let them in.
+ * Checks that members of allow_groups can open the socket of a socket unit before the daemon runs, because their first
+ * connection starts the daemon.
  */
 static int check_socket_unit(const struct listener *listener, const struct config_listen *config, const struct stat *st,
                              char *why, size_t why_size)
@@ -239,7 +240,7 @@ static int look_up_all(struct listener *listener, const struct config_listen *co
     return r;
 }
 
-/* Is among the passed descriptors a socket that a predecessor of this daemon made? */
+/* Return: true if an earlier daemon made the passed socket. */
 static bool predecessor_made_it(void)
 {
     const struct keep_passed *passed;
@@ -250,7 +251,7 @@ static bool predecessor_made_it(void)
     return false;
 }
 
-/* Is a socket of this path bound where clients look for it? */
+/* Return: true if the socket is bound to path, and clients find a socket there. */
 static bool is_reachable(int fd, const char *path)
 {
     struct sockaddr_un sa = {};
@@ -269,7 +270,7 @@ static int take_predecessors(struct listener *listener, const struct config_list
     if (!listener->path || chmod(config->socket, config->mode) < 0) /* the configuration may have changed */
         return -errno;
     r = let_in(listener, config, config->socket, config->mode, why, why_size);
-    if (r == 0 && listen(listener->fd, BACKLOG) < 0) /* again, so that clients see this process at the other end */
+    if (r == 0 && listen(listener->fd, BACKLOG) < 0) /* again, so that clients see this process as their peer */
         r = -errno;
     return r;
 }
@@ -289,9 +290,9 @@ static int take_socket_units(struct listener *listener, const struct config_list
 }
 
 /*
- * Takes the socket that a service manager passed. The one that a predecessor made is used only while clients reach it
- * at the configured path; else this daemon makes another one.
- * Return: 0, then listener->fd is -1 when there is no such socket; or -errno.
+ * Takes over the socket that a service manager passed. A socket of an earlier daemon is used only if clients reach it
+ * at the configured path; otherwise this daemon makes a new one. Return: 0, with listener->fd -1 if there is no such
+ * socket; or -errno.
  */
 static int take_passed(struct listener *listener, const struct config_listen *config, char *why, size_t why_size)
 {
@@ -319,8 +320,8 @@ static int take_passed(struct listener *listener, const struct config_listen *co
     return fcntl(listener->fd, F_SETFL, fcntl(listener->fd, F_GETFL) | O_NONBLOCK) < 0 ? -errno : 0;
 }
 
-/* Makes the socket. If a service manager keeps descriptors, the next daemon gets it from there, so that clients that
- * connect while no daemon runs only wait. */
+/* Makes the socket. A service manager that keeps descriptors passes it to the next daemon, so clients that connect
+ * while no daemon runs only wait. */
 static int make_socket(struct listener *listener, const struct config_listen *config, char *why, size_t why_size)
 {
     int r = listen_at(config->socket, config->mode, why, why_size);

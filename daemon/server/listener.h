@@ -2,12 +2,12 @@
 #pragma once
 
 /*
- * The listening socket: made at a path or taken from a service manager, and who may
- * connect to it. Names of users and groups are looked up once, at start.
+ * The listener makes the listening socket at a path or gets it from a service manager, and knows who may connect. Names
+ * of users and groups are looked up once, at the start.
  *
- * If a service manager keeps descriptors (core/base/keep.h), it keeps a socket that a daemon made, and passes it to the
- * next daemon. listener_deinit() removes the path of such a socket, unless listener_leave() was called, but never a
- * path of systemd.
+ * If a service manager keeps descriptors (core/base/keep.h), it keeps the socket that a daemon made, and passes it to
+ * the next daemon. listener_deinit() removes the path of a socket that a daemon made, unless listener_leave() was
+ * called. It never removes a path of systemd.
  */
 
 #include <stdbool.h>
@@ -20,7 +20,7 @@ struct config_listen;
 
 struct listener {
     int fd;
-    char *path; /* to be removed at the end; NULL: not made by a daemon */
+    char *path; /* removed at the end; NULL if no daemon made it */
     struct accounts allow, admin;
 };
 
@@ -35,22 +35,22 @@ struct listener_peer {
 #define LISTENER_NULL ((struct listener){.fd = -1})
 
 /*
- * A stale socket file is removed; one that somebody answers on is an error. keep_init() must have been called if a
- * service manager may have passed the socket.
- * Return: 0, or -errno with a sentence in why.
+ * Opens the listening socket. Removes a stale socket file; a socket on which another process listens is an error. The
+ * caller calls keep_init() first if a service manager may have passed the socket. Return: 0, or -errno with a message
+ * in why.
  */
 int listener_init(struct listener *listener, const struct config_listen *config, char *why, size_t why_size);
 void listener_deinit(struct listener *listener);
-/* The next daemon gets the socket from the service manager: listener_deinit() leaves its path. */
+/* Makes listener_deinit() keep the path, because the next daemon gets the socket from the service manager. */
 void listener_leave(struct listener *listener);
 
-/* Return: a connected, non-blocking socket; -EAGAIN when nobody waits; other -errno. */
+/* Return: a connected, non-blocking socket; -EAGAIN if no client waits; or another -errno. */
 int listener_accept(const struct listener *listener);
 
 /* Return: 0 or -errno. */
 int listener_peer_init(struct listener_peer *peer, int fd);
 void listener_peer_deinit(struct listener_peer *peer);
 
-/* root and our own user always may. */
+/* Return: true if the peer may connect, or may administer. root and the daemon's own user always may. */
 bool listener_allows(const struct listener *listener, const struct listener_peer *peer);
 bool listener_is_admin(const struct listener *listener, const struct listener_peer *peer);

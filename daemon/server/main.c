@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* zerod: the ZeRO optimizer as a service. Options, configuration, and out again with an exit code of sysexits.h. */
+/* zerod, the ZeRO optimizer as a service: reads options and configuration, runs the server, exits with a code of
+ * sysexits.h. */
 
 #include <fcntl.h>
 #include <getopt.h>
@@ -50,10 +51,10 @@ struct options {
     const char *config, *socket, *trace_dir, *user;
     unsigned n_ranks; /* 0: not given */
     bool check, print, no_successors;
-    int exit_now; /* -1: go on */
+    int exit_now; /* -1: continue */
 };
 
-/* Return: -1, or the exit code, after a sentence. */
+/* Return: -1, or the exit code after a message on stderr. */
 static int parse_ranks(const char *text, unsigned *n_ranks)
 {
     char *end;
@@ -152,7 +153,7 @@ static int load_config(struct config **config, const struct options *options)
     if (r == 0)
         (*config)->no_successors = options->no_successors;
     if (r == 0 && options->trace_dir && !(*config)->diagnostics.trace_dir)
-        (*config)->diagnostics.trace_dir = strdup(options->trace_dir); /* out of memory: none */
+        (*config)->diagnostics.trace_dir = strdup(options->trace_dir); /* without memory, no traces */
     return r == 0 ? EX_OK : r == CONFIG_E_INVALID ? EX_CONFIG : EX_OSERR;
 }
 
@@ -168,16 +169,16 @@ static int take_descriptors(void)
 }
 
 /*
- * A start with the state of a run cannot succeed: the configuration is wrong, or names what is not there or in use. If
- * this process ended for good, the service manager would give up the state that it keeps for it. So the first such
- * start fails once, and systemctl restart says so; systemd starts the next one, which finds this mark among what was
- * kept, and holds the state until the file has changed.
+ * A daemon that gets the state of a run may be unable to start, because the configuration is wrong, or names something
+ * that is missing or in use. If the daemon ended for good, the service manager would drop the state. So the first such
+ * daemon stores this mark with the service manager and fails, and systemctl restart reports it. systemd starts the next
+ * daemon, which finds the mark, and holds the state until the configuration file has changed.
  */
 #define TOLD_NAME "told"
 
-enum { RETRY_MS = 10 * 1000 }; /* picked: the journal has some lines for each start */
+enum { RETRY_MS = 10 * 1000 }; /* picked, because each start adds some lines to the journal */
 
-/* Is this process the service's own, and not one of a program in the service? */
+/* Return: true if systemd started this process itself, not a program in the service. */
 static bool systemd_started_it(void)
 {
     const char *pid = getenv("SYSTEMD_EXEC_PID");
@@ -192,7 +193,8 @@ static bool was_told(void)
     return fd >= 0;
 }
 
-/* Return: whether this process is to end, so that somebody hears of it, and the next one will hold the state. */
+/* Stores the mark. Return: true if this process may fail, because the next daemon will find the mark and hold the
+ * state. */
 static bool may_tell(void)
 {
     _cleanup_close_ int fd = systemd_started_it() ? open("/dev/null", O_RDONLY | O_CLOEXEC) : -1;
@@ -216,8 +218,8 @@ static void find_kept_socket(void)
             (void)getsockname(passed->fd, (struct sockaddr *)&kept_socket, &size);
 }
 
-/* SIGINT while the state is held: the daemon exits with 0, so the service manager drops the state. No other daemon
- * will listen on the socket that was kept, so its path is removed. */
+/* Handles SIGINT while the state is held: exits with 0, so the service manager drops the state. Also removes the path
+ * of the kept socket, because no other daemon will listen on it. */
 static void end_hold(int number)
 {
     (void)number;
@@ -226,7 +228,7 @@ static void end_hold(int number)
     _exit(EX_OK);
 }
 
-/* retry_ms: the most that it waits; 0: for ever. */
+/* Waits until the file at path differs from *last, or for retry_ms if that is not 0. */
 static void wait_for_change(const char *path, struct stat *last, unsigned retry_ms)
 {
     enum { LOOK_EVERY_MS = 200 };
@@ -244,7 +246,7 @@ static void wait_for_change(const char *path, struct stat *last, unsigned retry_
     *last = now;
 }
 
-/* An address comes free without a word: whoever waits for one tries again. */
+/* Starts to hold the state. A daemon that waits for an address retries, because no event says that it is free. */
 static void hold_until_changed(const char *path, struct stat *last, bool is_in_use)
 {
     if (is_in_use)
@@ -276,8 +278,8 @@ static int wait_for_config(struct config **config, const struct options *options
     return r;
 }
 
-/* Something that the configuration names does not exist, is not permitted, or is in use (then why is EX_UNAVAILABLE).
- * Return: the exit code that makes systemd start the next one. */
+/* Waits if something that the configuration names does not exist, is not permitted, or is in use (then why is
+ * EX_UNAVAILABLE). Return: the exit code that makes systemd start the next daemon. */
 static int wait_and_start_again(const struct options *options, bool told, int why)
 {
     bool is_in_use = why == EX_UNAVAILABLE;
@@ -290,7 +292,7 @@ static int wait_and_start_again(const struct options *options, bool told, int wh
     return EX_TEMPFAIL;
 }
 
-/* As listen.socket has to be. */
+/* Sets listen.socket to path, under the rules of the configuration. Return: an exit code. */
 static int move_socket(struct config *config, const char *path)
 {
     if (path[0] != '/' || strlen(path) > CONFIG_MAX_SOCKET_BYTES) {
@@ -323,8 +325,9 @@ static int exit_code(int r)
 }
 
 /*
- * The daemon holds the state of a job, so no signal ends it that does not ask it to end. SIGTERM, SIGINT and SIGHUP are
- * the server's; SIGQUIT and the faults dump core. libuv gives its child processes the default dispositions.
+ * Ignores the signals that do not ask the daemon to end, because it holds the state of a job. The server handles
+ * SIGTERM, SIGINT and SIGHUP; SIGQUIT and the faults dump core. libuv gives its child processes the default
+ * dispositions.
  */
 static void ignore_signals(void)
 {
@@ -335,7 +338,8 @@ static void ignore_signals(void)
         signal(ignored[i], SIG_IGN);
 }
 
-/* Trainers and the service manager hear of this process's death at once. Return: the companion's pid, or 0. */
+/* Starts the companion, so that trainers and the service manager notice this process's death at once. Return: its pid,
+ * or 0. */
 static int start_companion(void)
 {
     int r = keep_is_on() ? companion_start() : 0;
@@ -379,7 +383,7 @@ static int run_server(const struct config *config)
     return code;
 }
 
-/* user: as whom; "": only the file is looked at. Return: EX_OK, or EX_CONFIG after a sentence. */
+/* Checks as this user; if user is "", checks only the file. Return: EX_OK, or EX_CONFIG after a message on stderr. */
 static int say_checked(const struct config *config, const char *path, const char *user)
 {
     char huge_pages[256], why[256];
@@ -412,7 +416,7 @@ int main(int argc, char **argv)
 
     if (options.exit_now >= 0)
         return options.exit_now;
-    umask(umask(0) | S_IWOTH); /* checkpoints and traces are never everybody's to change */
+    umask(umask(0) | S_IWOTH); /* others may never write to checkpoints and traces */
     gemm_one_thread();
     if (options.check)
         user = check_become(options.user, options.config);

@@ -18,7 +18,7 @@ static enum standing standing_of(const struct service *service, const struct ses
     return listener_is_admin(service->listener, &session->peer) ? ADMINISTRATOR : ANYBODY;
 }
 
-/* Since when the daemon waits for the connection to act; UINT64_MAX: the daemon does not wait. */
+/* Return: the time since when the daemon waits for the connection to act, or UINT64_MAX if it does not wait. */
 static uint64_t silent_since_ns(const struct session *session)
 {
     if (session->state == SESSION_HELLO)
@@ -28,7 +28,7 @@ static uint64_t silent_since_ns(const struct session *session)
     switch (session->question.state) {
     case QUESTION_NONE:
         return session->quiet_ns;
-    case QUESTION_BLOCKED: /* it does not read its answer */
+    case QUESTION_BLOCKED: /* the peer does not read its answer */
         return session->question.blocked_ns;
     default:
         return UINT64_MAX;
@@ -65,8 +65,9 @@ uint64_t places_rest_ns(const struct service *service, uint64_t now_ns)
 }
 
 /*
- * The connection to be closed for the newcomer, in one of these states: the lowest, and of these the one silent for
- * longest. Equals go if they have been silent for min_silence_ns. Return: NULL, none has to.
+ * Finds the connection to close for the newcomer, in one of these states: of the lowest standing, and then silent for
+ * longest. A connection of the newcomer's standing counts only if it has been silent for min_silence_ns. Return: NULL
+ * if there is none.
  */
 static struct session *find_lowest(struct service *service, const struct session *newcomer, unsigned states,
                                    uint64_t min_silence_ns)

@@ -13,10 +13,10 @@
 #include "core/wire/wire.h"
 #include "core/wire/wire-reply.h"
 
-/* Bytes of a packet other than its part of the JSON: some 20 are needed, the rest is to spare. */
+/* Bytes of a packet besides its part of the JSON. Some 20 are needed. */
 enum { PART_EXTRA_BYTES = 64 };
 
-/* Packets that are ready to be sent, to as many as asked. */
+/* The packets of an answer, ready to be sent to all connections that asked. */
 struct answer {
     struct answer *next;
     unsigned n_refs;
@@ -120,7 +120,7 @@ static int pack_answer(struct wire_arena *arena, struct answer *answer, const ch
     return 0;
 }
 
-/* Return: without a reference yet; NULL: no memory. */
+/* Builds an answer. Return: the answer, without a reference yet, or NULL without memory. */
 static struct answer *answer_build(struct questions *questions, const char *command)
 {
     _cleanup_(answer_freep) struct answer *answer = calloc(1, sizeof(*answer));
@@ -171,7 +171,7 @@ static void finish_question(struct questions *questions, struct question *questi
     questions->ops.moved(question);
 }
 
-/* Sends until the round is over, the socket is full, or all is sent. */
+/* Sends the next part of the answer. */
 static void send_on(struct questions *questions, struct question *question)
 {
     const struct answer_part *part = &question->answer->parts[question->next_part];
@@ -200,7 +200,7 @@ static void fail_readers(struct questions *questions, const struct answer *answe
         }
 }
 
-/* Drops the oldest answers that are not read, so that they do not keep memory for ever. */
+/* Drops the oldest unread answers and fails their questions, so that they do not keep memory for ever. */
 static void bound_memory(struct questions *questions)
 {
     while (questions->oldest != questions->newest &&
@@ -227,7 +227,7 @@ static void give_answer(struct questions *questions, struct question *question)
             }
             q->answer = answer;
             answer->n_refs++;
-            q->state = QUESTION_SENDING; /* it keeps its place */
+            q->state = QUESTION_SENDING; /* keeps its place in the lane */
         }
     if (answer)
         bound_memory(questions);
@@ -268,7 +268,7 @@ static void work(struct questions *questions, struct questions_lane *lane)
 static void on_timer(uv_timer_t *handle);
 static void on_check(uv_check_t *handle);
 
-/* While it runs the loop does not sleep, so that on_check() follows at once. */
+/* While the idle handle runs, the loop does not sleep, so on_check() follows at once. */
 static void on_idle(uv_idle_t *handle)
 {
     (void)handle;
@@ -298,7 +298,7 @@ static void plan(struct questions *questions)
     questions->due_ns = 0;
     (void)uv_idle_stop(&questions->idle);
     (void)uv_check_stop(&questions->check);
-    if (next_ns < UINT64_MAX) /* rounded up: a round that is early would be no round */
+    if (next_ns < UINT64_MAX) /* rounded up, because an early timer would start no round */
         (void)uv_timer_start(&questions->timer, on_timer, (next_ns - now) / 1000000 + 1, 0);
 }
 
@@ -307,7 +307,7 @@ static void on_timer(uv_timer_t *handle)
     plan(handle->data);
 }
 
-/* After the loop has served what came in. */
+/* Starts the rounds that are due, after the loop has served its events. */
 static void on_check(uv_check_t *handle)
 {
     struct questions *questions = handle->data;

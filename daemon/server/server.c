@@ -48,13 +48,13 @@
 enum {
     TICK_MS = 50,         /* how late a time-out may be noticed */
     MAX_UNGREETED = 4096, /* connections before Hello; picked: more than a burst of a large job */
-    MAX_ACCEPTS = 64,     /* per readiness */
+    MAX_ACCEPTS = 64,     /* each time the socket is readable */
 };
 
-/* Picked: how often the service manager hears of a new status. */
+/* Picked: the service manager gets a new status at most this often. */
 #define STATUS_EVERY_NS UINT64_C(2000000000)
 
-/* Picked: other nodes that do not answer by then are not waited for when this daemon is to stop. */
+/* Picked: a daemon that stops waits for silent nodes no longer than this. */
 #define OTHERS_PATIENCE_NS UINT64_C(10000000000)
 
 struct server {
@@ -62,7 +62,7 @@ struct server {
     const struct kernels *kernels;
     uv_loop_t loop;
     uv_poll_t listen_poll;
-    uv_poll_t work_poll; /* of work_fd: work is done */
+    uv_poll_t work_poll; /* readable when workers have finished work */
     int work_fd;
     uv_timer_t tick, soon;
     uv_check_t woken;
@@ -71,22 +71,22 @@ struct server {
     struct worker_pool *pool;
     struct job *job;
     struct membership *membership; /* NULL: one node */
-    struct service service;        /* what connections see of all this */
+    struct service service;        /* shared by all connections */
     bool listening;                /* the listen handle is active */
     bool resting;                  /* no tick is due within TICK_MS */
-    bool rested;                   /* before this tick */
+    bool rested;                   /* it rested until this tick */
     uint64_t watchdog_ns, fed_ns, status_ns;
-    char status[640]; /* what the service manager was told last */
+    char status[640]; /* the last status for the service manager */
     uint64_t progress_seen, stuck_since_ns;
     struct diagnostic_log log;
     struct trace_files traces;
     struct checkpoint_folder folder;
     bool stopping;
-    bool waits_to_stop; /* it stops when a checkpoint is written, and other nodes have what was decided */
-    bool saves_to_stop; /* then: a checkpoint is one of the reasons */
-    bool is_unsaved;    /* it stops, and the checkpoint that was to be written before is not there */
-    uint64_t heard_ns;  /* waits_to_stop: the last time at which it did not wait for other nodes */
-    const char *signal; /* that told it to stop; NULL: none yet */
+    bool waits_to_stop; /* stops after a checkpoint, and after other nodes have all decisions */
+    bool saves_to_stop; /* waits_to_stop: also for a checkpoint */
+    bool is_unsaved;    /* it stops without the checkpoint that was to be written */
+    uint64_t heard_ns;  /* waits_to_stop: when it last did not wait for other nodes */
+    const char *signal; /* the signal that stops it; NULL: none yet */
     bool told_sighup;
 };
 
@@ -106,7 +106,7 @@ static unsigned n_ungreeted(const struct server *server)
     return n;
 }
 
-/* Descriptors that the job may still ask for. fd: the newest, below which all are taken. */
+/* Return: true if the job may need the remaining descriptors. fd: the newest; all lower ones are in use. */
 static bool needs_for_job(const struct server *server, int fd)
 {
     const struct job *job = server->job;
@@ -230,7 +230,7 @@ static void describe_status(const struct server *server, char *text, size_t size
     const struct job *job = server->job;
     unsigned n_here = 0;
 
-    if (job->run.survival.holds) { /* as zerodctl status has it */
+    if (job->run.survival.holds) { /* the same words as in zerodctl status */
         snprintf(text, size, "STATUS=holds the state of a run (E1304): %s; zerodctl drop discards it",
                  job->run.survival.holds);
         return;
@@ -241,7 +241,7 @@ static void describe_status(const struct server *server, char *text, size_t size
              job_n_local(job), job->layout ? job->ledger.step : 0);
 }
 
-/* How long there is nothing to tell; UINT64_MAX: until it changes. */
+/* Return: the time until the next status may be sent, or UINT64_MAX if the status has not changed. */
 static uint64_t status_rest_ns(const struct server *server, uint64_t now)
 {
     char text[sizeof(server->status)];
@@ -262,8 +262,8 @@ static void tell_status(struct server *server, uint64_t now)
 }
 
 /*
- * The watchdog is fed from the loop, and only while the workers get on: a pool
- * that has work but has finished no item since the last time is stuck.
+ * Feeds the watchdog while the workers make progress. A pool that has work, but has finished no item for watchdog_ns,
+ * is stuck.
  */
 static void feed_watchdog(struct server *server, uint64_t now)
 {
@@ -283,7 +283,7 @@ static void feed_watchdog(struct server *server, uint64_t now)
     notify_state("WATCHDOG=1");
 }
 
-/* Return: why the checkpoint that was to be written before the end is not there; NULL: it is, or none was wanted. */
+/* Return: why the checkpoint before the end was not written, or NULL if it was written or not wanted. */
 static const char *why_unsaved(const struct server *server)
 {
     const struct job *job = server->job;
@@ -297,7 +297,7 @@ static const char *why_unsaved(const struct server *server)
     return save_failure(job);
 }
 
-/* why: what made it stop. */
+/* why: the reason, for the log. */
 static void stop_server(struct server *server, const char *why)
 {
     const char *unsaved = why_unsaved(server);
@@ -317,8 +317,8 @@ static void stop_server(struct server *server, const char *why)
 }
 
 /*
- * A checkpoint that is being written, or is to be, comes first, and so does the end of what this node has decided for
- * others. A second call does not wait for them.
+ * Stops after the checkpoint that is due or being written, and after other nodes have ended what this node has decided.
+ * A second call stops at once.
  */
 static void stop_or_wait_first(struct server *server, const char *why)
 {
@@ -338,7 +338,7 @@ static void stop_or_wait_first(struct server *server, const char *why)
                server->saves_to_stop ? "a checkpoint is written" : "all nodes have ended what was decided");
 }
 
-/* Once that is over, or cannot be: other nodes may have stopped already. systemd is to wait for that. */
+/* Stops when that is over, or cannot end because other nodes have stopped. Until then, extends systemd's time-out. */
 static void stop_when_over(struct server *server, uint64_t now)
 {
     enum membership_stop end = membership_stop(server->membership);
@@ -378,14 +378,14 @@ static uint64_t watchdog_rest_ns(const struct server *server, uint64_t now)
     return server->watchdog_ns ? until_ns - MIN(now, until_ns) : UINT64_MAX;
 }
 
-/* How long on_tick() has nothing to do, unless there is an event; UINT64_MAX: for ever. */
+/* Return: the time until on_tick() has work without an event, or UINT64_MAX for never. */
 static uint64_t rest_ns(const struct server *server, uint64_t now)
 {
     const uint64_t all[] = {watchdog_rest_ns(server, now), log_rest_ns(server, now), status_rest_ns(server, now),
                             places_rest_ns(&server->service, now), job_rest_ns(server->job)};
     uint64_t rest = UINT64_MAX, progress;
 
-    /* Nodes tell each other several times a second that they live. */
+    /* Nodes exchange heartbeats several times a second. */
     if (!server->listening || server->waits_to_stop || server->membership ||
         worker_pool_progress(server->pool, &progress))
         return 0;
@@ -409,7 +409,7 @@ static void rest_if_idle(struct server *server, uint64_t now)
         (void)uv_timer_start(&server->tick, on_tick, rest / 1000000, TICK_MS);
 }
 
-/* The loop has slept, and there is an event, or something is due. */
+/* Restarts the tick after the loop has slept. */
 static void on_woken(uv_check_t *handle)
 {
     struct server *server = handle->data;
@@ -469,21 +469,21 @@ static void on_work(uv_poll_t *handle, int status, int events)
 
     (void)status;
     (void)events;
-    (void)eventfd_read(server->work_fd, &n); /* first: what ends from now on is a further event */
+    (void)eventfd_read(server->work_fd, &n); /* first: work that ends later is a new event */
     questions_give_way(&server->service.questions);
     worker_pool_reap(server->pool);
     sessions_reap(&server->service);
 }
 
 /*
- * An eventfd of our own, because the loop of libuv 1.44 waits until uv_async_send() has returned on the worker. If the
- * woken loop has taken the worker's processor, it spins, and then yields to every other thread: that took milliseconds.
+ * Wakes the loop by an eventfd. In libuv 1.44, the loop waits until uv_async_send() has returned on the worker. If the
+ * woken loop runs on the worker's processor, it spins, and then yields to every other thread, which took milliseconds.
  */
 static void notify_loop(void *userdata)
 {
     struct server *server = userdata;
 
-    (void)eventfd_write(server->work_fd, 1); /* fails when nobody has read 2^64 notices */
+    (void)eventfd_write(server->work_fd, 1); /* fails only after 2^64 unread notices */
 }
 
 static int watch_work(struct server *server)
@@ -497,7 +497,7 @@ static int watch_work(struct server *server)
     return r < 0 ? r : open_files_watch(&server->work_poll, UV_READABLE, on_work);
 }
 
-/* Service managers send SIGINT when they start no other daemon, and give up what they keep. */
+/* Handles SIGTERM and SIGINT. A service manager sends SIGINT if it starts no other daemon and drops what it keeps. */
 static void on_signal(uv_signal_t *handle, int number)
 {
     struct server *server = handle->data;
@@ -507,7 +507,7 @@ static void on_signal(uv_signal_t *handle, int number)
     stop_or_wait_first(server, server->signal);
 }
 
-/* Many services read their configuration again. It is said once that this one does not. */
+/* Logs once that SIGHUP does not reload the configuration, as it does in many services. */
 static void on_sighup(uv_signal_t *handle, int number)
 {
     struct server *server = handle->data;
@@ -551,14 +551,14 @@ static int start_handles(struct server *server)
     return r;
 }
 
-/* Takes over what an earlier daemon has left, or holds it until somebody says what is to become of it. */
+/* Adopts the run that an earlier daemon has left, or holds its state until an administrator decides. */
 static void take_over(struct server *server)
 {
     struct job *job = server->job;
     char why[512] = "";
     int r = job_adopt(job, why, sizeof(why));
 
-    if (r < 0) /* other nodes must not take it for one that has begun anew */
+    if (r < 0) /* other nodes must not believe that it has no state */
         membership_stay_apart(server->membership, true);
     if (r == 1)
         log_notice("took over the job from the daemon before, which lived %.1f s ago: run %s, step %" PRIu64
@@ -618,7 +618,7 @@ static int start_server(struct server *server, char *why, size_t why_size)
     if (r < 0)
         return r;
     r = listener_init(&server->listener, &server->config->listen, why, why_size);
-    if (r == 0) /* not before: the listener changes the umask, which is also that thread's */
+    if (r == 0) /* after the listener, which changes the umask of all threads for a moment */
         r = checkpoint_folder_try(&server->folder, server->job, why, why_size);
     if (r == 0)
         r = start_handles(server);
@@ -656,7 +656,7 @@ int server_new(struct server **out, const struct config *config, char *why, size
     server->service.started_ns = server->stuck_since_ns = service_now_ns();
     server->watchdog_ns = notify_watchdog_us() * 1000;
     server->work_poll.data = server;
-    if (config->persist == CONFIG_PERSIST_OFF && !keep_passed_state()) /* else the job holds it (adopt.h) */
+    if (config->persist == CONFIG_PERSIST_OFF && !keep_passed_state()) /* the job holds passed state (adopt.h) */
         keep_switch_off();
     r = watch_work(server);
     if (r == 0)
@@ -671,7 +671,8 @@ int server_new(struct server **out, const struct config *config, char *why, size
     return 0;
 }
 
-/* An engine has been killed, and is freed when its process has ended: that is the loop's to see. */
+/* Closes a handle, except of an engine's process: the engine has been killed, and the loop frees it when the process
+ * has ended. */
 static void close_handle(uv_handle_t *handle, void *userdata)
 {
     (void)userdata;
@@ -693,14 +694,14 @@ void server_free(struct server *server)
         return;
     if (server->job)
         server->job->run.stopping = true;
-    /* First: a trainer that finds its connection closed looks whether the daemon listens. */
+    /* First, because a trainer whose connection closes checks whether the daemon still listens. */
     if (server->listener.fd >= 0 && server->listen_poll.type == UV_POLL)
         uv_close((uv_handle_t *)&server->listen_poll, NULL);
     listener_deinit(&server->listener);
     for (struct session *s = server->service.sessions; s; s = s->next)
         s->doomed = server->service.some_doomed = true;
     sessions_reap(&server->service);
-    /* Works refer to the job: they end first. */
+    /* Work refers to the job, so it ends first. */
     while (server->pool && worker_pool_wait(server->pool) > 0)
         job_settle(server->job);
     sessions_reap(&server->service);
@@ -728,7 +729,7 @@ int server_run(struct server *server)
                worker_pool_n_threads(server->pool), huge_pages, server->config->listen.socket,
                keep_is_on() ? ""
                             : "; nobody keeps the state of the job when this daemon dies (zerodrun and systemd do)");
-    tell_status(server, service_now_ns()); /* so that a unit that is active has a status line */
+    tell_status(server, service_now_ns()); /* so that an active unit has a status line */
     notify_state("READY=1");
     uv_run(&server->loop, UV_RUN_DEFAULT);
     return server->is_unsaved;

@@ -35,19 +35,19 @@ struct service {
     void (*handle)(struct session *session, const struct request *request);
 
     struct session *sessions; /* the first of the list */
-    bool some_doomed;         /* some of them */
+    bool some_doomed;         /* at least one session */
     struct log_limit closed;  /* connections that are closed without an answer */
     struct questions questions;
     struct wire_arena arena;
     struct frame_batch batch;
-    const struct frame_packet *packet; /* that is being served */
+    const struct frame_packet *packet; /* the packet that is being served */
     uint8_t *buffer;                   /* FRAME_MAX_BYTES, for one packet at a time */
     uint64_t started_ns;
 };
 
-/* loop has been set. Return: 0 or -errno; service_deinit() is needed in either case. */
+/* The caller has set loop. Return: 0 or -errno; service_deinit() is needed in either case. */
 int service_init(struct service *service, const struct questions_ops *questions);
-/* There are no sessions any more, and the loop's handles have been closed. */
+/* The caller has closed all sessions and the loop's handles. */
 void service_deinit(struct service *service);
 
 uint64_t service_now_ns(void);

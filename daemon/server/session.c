@@ -26,10 +26,11 @@
 #include "daemon/job/model/survival.h"
 #include "daemon/server/service.h"
 
-/* Answers that a client has not read: a diagnostic or a part of JSON is 128 KiB at most; picked, not measured. */
+/* Limits for answers that a client has not read; picked, not measured. A diagnostic or a part of JSON has at most 128
+ * KiB. */
 enum { MAX_QUEUED_PACKETS = 64, MAX_QUEUED_BYTES = 8 << 20 };
 
-/* Batches that a dead process may have left in its socket: the kernel holds some 300 packets of a sender at most. */
+/* Reads at most this many batches after a process has died. The kernel holds some 300 packets of a sender at most. */
 enum { LAST_ROUNDS = 64 };
 
 static void on_socket(uv_poll_t *handle, int status, int events);
@@ -100,7 +101,7 @@ static void on_session_closed(uv_handle_t *handle)
     free(session);
 }
 
-/* *is_handle: it has become a handle, which has to be closed; also on failure. */
+/* Watches fd for input. Sets *is_handle if the handle must be closed, also on failure. Return: 0 or -errno. */
 static int watch_fd(struct session *session, uv_poll_t *handle, int fd, uv_poll_cb callback, bool *is_handle)
 {
     uv_loop_t *loop = session->service->loop;
@@ -115,9 +116,9 @@ static int watch_fd(struct session *session, uv_poll_t *handle, int fd, uv_poll_
 }
 
 /*
- * End-of-file comes late when a child of the trainer has inherited the socket;
- * the pidfd becomes readable when the process itself ends. A peer in a PID
- * namespace that we do not see has none, nor has one that is gone already.
+ * Watches the peer's pidfd, which becomes readable when the process ends. End-of-file comes late if a child of the
+ * trainer has inherited the socket. A peer has no pidfd if it is in a PID namespace that we do not see, or has ended
+ * already.
  */
 static int watch_peer(struct session *session)
 {
@@ -139,7 +140,7 @@ static void close_session(struct session *session)
     if (session->hello)
         attendance_waits_no_more(session->service->job, session->hello_rank);
     free(steal_ptr(session->hello));
-    if (rank && rank->peer == session) { /* else a reconnect of the same process has taken the rank over */
+    if (rank && rank->peer == session) { /* else a newer connection of the process has the rank */
         job_record(session->service->job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
         job_detach(session->service->job, rank);
     }
@@ -149,7 +150,7 @@ static void close_session(struct session *session)
         uv_close((uv_handle_t *)&session->pid_poll, on_session_closed);
     if (session->watches_socket)
         uv_close((uv_handle_t *)&session->socket_poll, on_session_closed);
-    if (session->n_handles == 0) { /* it never got as far as being watched */
+    if (session->n_handles == 0) { /* it was never watched */
         close(session->fd);
         if (session->pidfd >= 0)
             close(session->pidfd);
@@ -189,7 +190,7 @@ int session_new(struct session **out, struct service *service, int fd)
     return 0;
 }
 
-/* One that is let in may let others in. */
+/* Serves the kept Hellos. Repeats this, because a rank that attaches may allow others to attach. */
 static void serve_waiting(struct service *service)
 {
     bool any;
@@ -214,7 +215,7 @@ void sessions_reap(struct service *service)
     if (service->job)
         job_settle(service->job);
     serve_waiting(service);
-    /* Closing one may doom another: a job tells its ranks, and one of them does not read. */
+    /* Closing a session may doom another: the job sends to its ranks, and one of them does not read. */
     while (service->some_doomed) {
         service->some_doomed = false;
         for (session = service->sessions; session; session = next) {
@@ -235,14 +236,14 @@ void session_doom(struct session *session)
 
 /* ---- sending ------------------------------------------------------------------------------------------- */
 
-/* Logs why a connection is closed without an answer: a few times, then their number. */
+/* Logs why a connection is closed without an answer; after a few lines, only how many. */
 static void note_closed(struct session *session, const char *why)
 {
     log_limited(&session->service->closed, service_now_ns() / 1000000, LOG_ERR,
                 "a connection of pid %d is closed, because %s", (int)session->peer.pid, why);
 }
 
-/* A control connection says nothing more until all that it has asked for is sent. */
+/* Return: true if the session may read. A control connection reads on only after all its answers are sent. */
 static bool may_read(const struct session *session)
 {
     if (session->state != SESSION_CONTROL)
@@ -267,7 +268,7 @@ void session_want_events(struct session *session)
     session_doom(session);
 }
 
-/* The peer learns that its connection is closed, and the log why: libzerod points there. */
+/* Logs why a connection fails. The peer sees only that it is closed, and libzerod refers to the log. */
 static void note_failure(struct session *session, const char *what, int r)
 {
     char why[160];
@@ -365,7 +366,7 @@ static bool serve_batch(struct session *session)
     int r = frame_receive_some(session->fd, batch, n_packets);
 
     session->is_short = frame_is_short(r);
-    if (r == FRAME_AGAIN || session->is_short) /* the loop comes again */
+    if (r == FRAME_AGAIN || session->is_short) /* the loop calls again */
         return false;
     if (r != 0) {
         note_failure(session, "received from", r);
@@ -413,7 +414,7 @@ static void on_socket(uv_poll_t *handle, int status, int events)
     sessions_reap(session->service);
 }
 
-/* The process is dead. Packets from before its death count; a child of it that keeps sending is cut off. */
+/* Ends the session of a dead process. Packets from before its death are served; later ones of its children are not. */
 static void on_pid(uv_poll_t *handle, int status, int events)
 {
     struct session *session = handle->data;
@@ -424,7 +425,7 @@ static void on_pid(uv_poll_t *handle, int status, int events)
         if (!may_read(session) || !serve_batch(session))
             break;
     if (session->is_short && !session->doomed)
-        return; /* its packets are still to be read */
+        return; /* unread packets remain */
     session_doom(session);
     sessions_reap(session->service);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Users, groups, the key and folders, before the daemon starts. */
+/* Checks users, groups, the key and folders before the daemon starts. */
 
 #include "daemon/server/start-check.h"
 
@@ -65,7 +65,7 @@ static bool check_user_names(const struct config *config)
     return right;
 }
 
-/* A credential is there only while the unit runs. */
+/* Checks the key file. A credential is not checked, because it exists only while the unit runs. */
 static bool check_key(const char *path)
 {
     struct secure_stream_key key;
@@ -81,7 +81,7 @@ static bool check_key(const char *path)
     return r == 0;
 }
 
-/* A folder below /run may be made only when the unit starts. */
+/* Checks the socket's folder. A missing folder below /run is no error, because the unit may make it when it starts. */
 static bool check_socket_folder(const char *path)
 {
     _cleanup_free_ char *copy = strdup(path);
@@ -93,7 +93,8 @@ static bool check_socket_folder(const char *path)
     return false;
 }
 
-/* A folder that is missing is made if its parent can be written to; /var/lib/zerod is made when the unit starts. */
+/* Checks the checkpoint folder. It may be missing if its parent is writable, or is /var/lib/zerod, which the unit makes
+ * when it starts. */
 static bool check_checkpoint_folder(const char *dir)
 {
     _cleanup_free_ char *copy = dir ? strdup(dir) : NULL;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* What zerod --check finds wrong beside the file: on the machine, for the user whom the daemon will have. */
+/* The checks of zerod --check beyond the file: of the machine, as the user of the daemon. */
 
 #include <stdbool.h>
 
 struct config;
 
 /*
- * Root checks a file of the unit, /etc/zerod/JOB.yaml, as the unit's user would: the process is his from now on. user:
- * another one, or NULL. Return: his name; "": nobody's, this process keeps its own; NULL, after a sentence: he cannot
- * be had.
+ * Changes the user of this process for good. user: the new user; NULL: if root checks a file of the unit,
+ * /etc/zerod/JOB.yaml, the unit's user. Return: the user's name; "" if the process keeps its user; NULL, after a
+ * message on stderr, if the user cannot be changed.
  */
 const char *check_become(const char *user, const char *path);
-/* Says each thing that is wrong on stderr. Return: whether nothing is. */
+/* Prints each problem on stderr. Return: true if there is none. */
 bool check_places(const struct config *config);

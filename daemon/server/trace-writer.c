@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Traces: what the recorder has, with the names of the job's parcels. */
+/* Makes traces from the recorder's records and the names of the job's parcels. */
 
 #include "daemon/server/trace-writer.h"
 
@@ -22,12 +22,12 @@
 #include "daemon/server/service.h"
 
 enum {
-    FILE_STEPS = 32, /* picked: what led to it, and a file that a browser opens at once */
+    FILE_STEPS = 32, /* picked: enough to show the cause, and a browser opens it at once */
     MAX_FILES = 10,  /* of one daemon */
-    PAUSE_S = 10,    /* an abort often follows the loss of a rank: they are one story */
+    PAUSE_S = 10,    /* an abort often follows the loss of a rank: one file shows both */
 };
 
-/* ---- taking it ----------------------------------------------------------------------------------------- */
+/* ---- taking a trace ------------------------------------------------------------------------------------ */
 
 static const char *const waits[] = {
     [WAIT_NONE] = "nothing",
@@ -75,7 +75,7 @@ static uint64_t realtime_ns(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* Return: 0 and *trace, the caller's; or -ENOMEM. */
+/* Return: 0, then the caller frees *trace by trace_deinit(); or -ENOMEM. */
 static int take_trace(struct trace *trace, const struct job *job, uint64_t n_steps)
 {
     uint32_t n_parcels = job->layout ? job->layout->n_parcels : 0;
@@ -128,7 +128,7 @@ struct writing {
     int result;
 };
 
-/* On a thread of libuv's. A name of its own first: nobody opens half a file. */
+/* Runs on a libuv thread. Writes under a temporary name first, so that nobody opens half a file. */
 static void write_file(uv_work_t *work)
 {
     struct writing *writing = container_of(work, struct writing, work);
@@ -164,7 +164,7 @@ static void file_is_written(uv_work_t *work, int status)
     free(writing);
 }
 
-/* When all ranks of this node are done, nothing is lost that a trace could explain. */
+/* Return: true if a rank of this node still trains. Otherwise no trace is needed. */
 static bool is_training(const struct job *job)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
@@ -175,8 +175,8 @@ static bool is_training(const struct job *job)
 
 static bool calls_for_trace(const struct diagnostic *diagnostic)
 {
-    /* A lost node or engine aborts the step, if one is open. */
-    return diagnostic->code == E_STALLED || diagnostic->code == E_RANK_LOST; /* an abort has that code, too */
+    /* A lost node or engine aborts the open step. */
+    return diagnostic->code == E_STALLED || diagnostic->code == E_RANK_LOST; /* the code of aborts, too */
 }
 
 void trace_note(struct trace_files *files, uv_loop_t *loop, const struct job *job, const struct diagnostic *diagnostic)
