@@ -492,19 +492,63 @@ static int place_choose_run_id(struct place *place, const struct run_options *op
     return 0;
 }
 
-/* Finds a port that is free now. If another process uses it before rank 0 does, rank 0 reports that. */
-static int place_find_port(struct place *place)
+/* Return: true, and *port if it was 0, if a program could listen on the port now. */
+static bool place_try_port(uint16_t *port)
 {
     _cleanup_close_ int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(*port)};
     socklen_t n_bytes = sizeof(address);
 
     if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ||
-        getsockname(fd, (struct sockaddr *)&address, &n_bytes) < 0) {
+        getsockname(fd, (struct sockaddr *)&address, &n_bytes) < 0)
+        return false;
+    *port = ntohs(address.sin_port);
+    return true;
+}
+
+/* The ports that the kernel gives to outgoing connections: *low to *high. */
+static void place_read_ephemeral_ports(unsigned *low, unsigned *high)
+{
+    FILE *file = fopen("/proc/sys/net/ipv4/ip_local_port_range", "re");
+
+    if (!file || fscanf(file, "%u %u", low, high) != 2) {
+        *low = 32768;
+        *high = 60999;
+    }
+    if (file)
+        fclose(file);
+}
+
+/*
+ * Finds a port that is free now. Rank 0 listens on it seconds later, when its imports are done, so the port is one that
+ * no outgoing connection gets meanwhile, if there are such ports. If another process takes it, rank 0 reports that.
+ */
+static int place_find_port(struct place *place)
+{
+    enum { FIRST_PORT = 10000, LAST_PORT = 65535, N_TRIES = 64 };
+    unsigned low, high, n_below, n_all;
+    uint16_t port = 0;
+
+    place_read_ephemeral_ports(&low, &high);
+    n_below = low > FIRST_PORT ? low - FIRST_PORT : 0;
+    n_all = n_below + (high < LAST_PORT ? LAST_PORT - high : 0);
+    for (unsigned i = 0; n_all > 0 && i < N_TRIES; i++) {
+        uint32_t random;
+        unsigned at;
+
+        if (getrandom(&random, sizeof(random), 0) != sizeof(random))
+            break;
+        at = random % n_all;
+        port = (uint16_t)(at < n_below ? FIRST_PORT + at : high + 1 + at - n_below);
+        if (place_try_port(&port))
+            break;
+        port = 0;
+    }
+    if (port == 0 && !place_try_port(&port)) {
         fprintf(stderr, "zerodrun: cannot find a free port: %s\n", strerror(errno));
         return -EX_OSERR;
     }
-    place->master_port = ntohs(address.sin_port);
+    place->master_port = port;
     return 0;
 }
 

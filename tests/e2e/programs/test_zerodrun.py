@@ -104,7 +104,10 @@ def test_environment(env):
     assert re.fullmatch("[0-9a-f]{16}", ranks[0]["ZEROD_RUN_ID"])
     ports = {r["MASTER_PORT"] for r in ranks.values()}
     assert len(ports) == 1
-    with socket.create_server(("127.0.0.1", int(ports.pop()))):
+    port = int(ports.pop())
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert port >= 10000 and not low <= port <= high, "an outgoing connection could get it before rank 0 listens"
+    with socket.create_server(("127.0.0.1", port)):
         pass
 
 
