@@ -9,6 +9,8 @@
 #include "core/config/config.h"
 #include "core/layout/subtree.h"
 
+#include <assert.h>
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
@@ -17,6 +19,8 @@ static const struct config_row *row_of(const struct config_check *check, const c
     const struct config_key *key = config_table_lookup(path, check->active);
     size_t n_keys;
 
+    /* A path that the table does not have would skip the check. */
+    assert(key || config_table_lookup(path, UINT_MAX));
     return key ? &check->rows[key - config_table(&n_keys)] : NULL;
 }
 
@@ -142,6 +146,7 @@ static void check_pieces(const struct config_check *check)
         n_pieces += subtree_find(check->config->world.size, first, nodes->items[i].ranks, pieces);
         first += nodes->items[i].ranks;
     }
+    assert(first == check->config->world.size);
     if (n_pieces > CONFIG_MAX_PIECES)
         REFUSE(check, "world.nodes", "world.nodes",
                "the nodes would send %u partial sums for each gradient; allowed: at most %d. A node sends one if its "

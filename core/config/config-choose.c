@@ -7,6 +7,7 @@
 #include "core/config/config-table.h"
 #include "core/config/config.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -42,6 +43,7 @@ unsigned config_configured(const struct config *config)
     };
     unsigned bits = 0;
 
+    _Static_assert(1 << (ARRAY_SIZE(paths) - 1) == CONFIG_GIVES_ADJUST_LR_FN, "a path for each bit up to this");
     for (size_t i = 0; i < ARRAY_SIZE(paths); i++)
         bits |= (unsigned)(paths[i] && config_gives(config, paths[i])) << i;
     if (config->scheduler.type != SCHEDULE_NONE && !schedule_starts_from_lr(&config->scheduler))
@@ -72,6 +74,7 @@ static struct config *config_of(const char *name, double momentum)
     n = snprintf(text, sizeof(text),
                  "job: program\nlisten: {socket: /program}\nworld: {size: 1}\noptimizer: {type: %s, params: {%s}}\n",
                  name, params);
+    assert(n > 0 && (size_t)n < sizeof(text));
     (void)config_load_string(
         &config, &(struct config_source){.text = {.name = "program", .text = text, .n_bytes = (size_t)n}}, &problems);
     config_problems_deinit(&problems);

@@ -9,6 +9,7 @@
 #include "core/config/config-table.h"
 #include "core/config/config-yaml.h"
 
+#include <assert.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,7 @@ bool deepspeed_is_among(const char *list, const char *text)
         size_t n = strcspn(list, ",");
         char one[32];
 
+        assert(n < sizeof(one));
         snprintf(one, sizeof(one), "%.*s", (int)n, list);
         if (deepspeed_is_same(one, text))
             return true;

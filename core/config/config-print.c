@@ -8,6 +8,7 @@
 #include "core/config/config-value.h"
 #include "core/config/config.h"
 
+#include <assert.h>
 #include <string.h>
 
 enum { ORIGIN_COLUMN = 56 };
@@ -208,6 +209,7 @@ static void add_value(struct strbuf *out, const struct shared_line *line, size_t
         strbuf_add(out, "not known");
         return;
     }
+    assert(n_same <= line->n_value);
     if (line->n_value > VALUE_BYTES && n_same > SAME_BYTES)
         start = n_same - SAME_BYTES;
     if (start > 0)

@@ -7,6 +7,7 @@
 #include "core/base/base.h"
 #include "core/base/utf8.h"
 
+#include <assert.h>
 #include <string.h>
 
 enum {
@@ -36,6 +37,7 @@ static const char *find_line(const struct config_text *text, unsigned line, size
     const char *at = text->text;
     const char *end = text->text + text->n_bytes;
 
+    assert(line > 0);
     while (--line > 0) {
         const char *next = memchr(at, '\n', (size_t)(end - at));
 
@@ -154,6 +156,7 @@ __attribute__((format(printf, 6, 0))) static int config_problems_append(struct c
     struct config_problem problem = {.note = note}, *items;
     int r;
 
+    assert(problems->n_errors <= problems->n_items);
     /* Only errors count against the limit of errors. Notes stop when errors and notes together reach it. */
     if (note ? problems->n_items >= CONFIG_MAX_PROBLEMS : problems->n_errors >= CONFIG_MAX_PROBLEMS) {
         problems->n_dropped += !note;
@@ -207,6 +210,7 @@ static bool stands_after(const struct config_problem *a, const struct config_pro
 
 void config_problems_sort(struct config_problems *problems, size_t first)
 {
+    assert(first <= problems->n_items);
     /* Insertion sort, because it is stable, and the list is short and nearly sorted. */
     for (size_t i = first + 1; i < problems->n_items; i++) {
         struct config_problem problem = problems->items[i];

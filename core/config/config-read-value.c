@@ -9,6 +9,7 @@
 #include "core/config/config-value.h"
 #include "core/config/config.h"
 
+#include <assert.h>
 #include <string.h>
 
 /* Writes a text of the file for use in a message: shortened, and with '?' for control characters. */
@@ -241,8 +242,10 @@ static void read_nodes(struct reader *reader, const struct pair *pair, size_t n_
         reader->r = -ENOMEM;
         return;
     }
-    while (reader->problems->n_dropped == 0 && (item = fy_node_sequence_iterate(pair->value, &iter)))
+    while (reader->problems->n_dropped == 0 && (item = fy_node_sequence_iterate(pair->value, &iter))) {
+        assert(nodes->n_items < n_items);
         read_node(reader, pair, item, &nodes->items[nodes->n_items++]);
+    }
     if (reader->problems->n_errors > n_problems)
         pair->row->bad = true;
 }
@@ -342,6 +345,7 @@ static void read_section(struct reader *reader, const struct pair *pair)
         reader_read_mapping(reader, pair->value, pair->key->path, pair->base);
     } else if (strcmp(pair->key->path, "zero_optimization") == 0 && text &&
                (strcasecmp(text, "true") == 0 || strcasecmp(text, "false") == 0)) {
+        assert(stage);
         reader->config->zero.stage = 1;
         reader->rows[stage - reader->keys] = *pair->row;
         config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,

@@ -18,6 +18,9 @@ enum {
     ONLY_OPTIMIZERS = 0x00ff,
     ONLY_SCHEDULES = 0xff00,
 };
+_Static_assert((CONFIG_ONLY_OPTIMIZER(N_OPTIMIZERS - 1) & ~ONLY_OPTIMIZERS) == 0 &&
+                   (CONFIG_ONLY_SCHEDULE(SCHEDULE_WARMUP_COSINE) & ~ONLY_SCHEDULES) == 0,
+               "all types have a bit");
 
 DEFINE_CLEANUP(struct yaml *, yaml_free);
 
@@ -224,6 +227,7 @@ static bool find_row(struct reader *reader, const char *section, struct fy_node 
             refuse_key(reader, section, name, key_node);
         return false;
     }
+    assert(pair->key >= reader->keys && pair->key < reader->keys + reader->n_keys);
     pair->row = &reader->rows[pair->key - reader->keys];
     if (pair->row->seen) {
         spot = yaml_spot(reader->yaml, key_node);
@@ -406,6 +410,7 @@ static void read_given(struct reader *reader, const char *path, const char *text
     const char *why = "";
     int r;
 
+    assert(key);
     if (row->seen || (section && section->bad))
         return;
     row->seen = row->given = true;
@@ -461,6 +466,7 @@ static void note_served(struct reader *reader, const char *path, const char *tex
 {
     const struct config_row *row = &reader->rows[config_table_lookup(path, reader->active) - reader->keys];
 
+    assert(row >= reader->rows && row < reader->rows + reader->n_keys);
     if (!row->bad)
         config_problems_note(reader->problems, reader->text, &row->spot, path, "%s", text);
 }
@@ -476,6 +482,7 @@ static void settle_values(struct reader *reader)
                     "same numbers");
         config->zero.stage = 1;
     }
+    assert(config->zero.stage >= 1 && config->zero.stage <= 3);
     if (config->communication_data_type != DTYPE_F32 && config->world.nodes.n_items <= 1) {
         note_served(reader, "communication_data_type",
                     "is for gradients between nodes, and this job has one: nothing is rounded");

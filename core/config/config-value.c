@@ -7,6 +7,7 @@
 #include "core/base/base.h"
 #include "core/config/config.h"
 
+#include <assert.h>
 #include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
@@ -177,6 +178,8 @@ static const void *constant_field(const struct config_key *key, const void *base
 /* Fields of whole numbers are 4 or 8 bytes wide. The caller has checked the range. */
 static void put_whole(const struct config_key *key, void *base, uint64_t whole)
 {
+    assert(key->size == sizeof(uint64_t) || key->size == sizeof(uint32_t));
+    assert(key->size == sizeof(uint64_t) || whole <= UINT32_MAX);
     if (key->size == sizeof(uint64_t))
         *(uint64_t *)field(key, base) = whole;
     else
@@ -187,6 +190,7 @@ static uint64_t get_whole(const struct config_key *key, const void *base)
 {
     const void *at = constant_field(key, base);
 
+    assert(key->size == sizeof(uint64_t) || key->size == sizeof(uint32_t));
     return key->size == sizeof(uint64_t) ? *(const uint64_t *)at : *(const uint32_t *)at;
 }
 
@@ -255,6 +259,7 @@ static const char *store_bool(const struct config_key *key, const struct config_
     const char *text = value->text;
     bool is_true = strcmp(text, "true") == 0 || strcmp(text, "True") == 0 || strcmp(text, "TRUE") == 0;
 
+    assert(key->size == sizeof(bool));
     if (value->quoted)
         return "is a string: leave the quotes out";
     if (!is_true && strcmp(text, "false") != 0 && strcmp(text, "False") != 0 && strcmp(text, "FALSE") != 0)
@@ -281,6 +286,7 @@ static const char *store_mode(const struct config_key *key, const struct config_
     size_t n = strspn(s, "01234567");
     unsigned long mode;
 
+    assert(key->size == sizeof(mode_t));
     if (n < 3 || n > 4 || s[n] != '\0')
         return "is not an octal mode";
     mode = strtoul(s, NULL, 8);
@@ -714,11 +720,13 @@ static const struct config_value_type {
     [CONFIG_TRIPLE] = {NULL, NULL, print_triple, NULL, allow_triple, NULL},
     [CONFIG_NODES] = {NULL, NULL, print_nodes, NULL, allow_nodes, nodes_deinit},
 };
+_Static_assert(ARRAY_SIZE(types) == CONFIG_NODES + 1, "a row for each type");
 
 static int store_string(const struct config_key *key, const char *text, void *base)
 {
     char **at = field(key, base), *copy = strdup(text);
 
+    assert(key->size == sizeof(*at));
     if (!copy)
         return -ENOMEM;
     free(*at);

@@ -10,6 +10,7 @@
 #include "core/base/utf8.h"
 #include "core/config/config.h"
 
+#include <assert.h>
 #include <ctype.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -58,6 +59,7 @@ static void keep_report(struct fy_diag *diag, void *userdata, const char *buffer
     size_t n = MIN(n_bytes, sizeof(yaml->report) - 1 - yaml->n_report);
 
     (void)diag;
+    assert(yaml->n_report < sizeof(yaml->report));
     memcpy(yaml->report + yaml->n_report, buffer, n);
     yaml->n_report += n;
     yaml->report[yaml->n_report] = '\0';
@@ -125,6 +127,7 @@ static struct config_spot spot_of_byte(const struct config_text *text, size_t at
 {
     struct config_spot spot = {.line = 1, .column = 1};
 
+    assert(at <= text->n_bytes);
     for (size_t i = 0; i < at; i++) {
         if (text->text[i] == '\n') {
             spot.line++;

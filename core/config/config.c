@@ -8,6 +8,8 @@
 #include "core/config/config-table.h"
 #include "core/config/config-value.h"
 
+#include <assert.h>
+#include <limits.h>
 #include <sched.h>
 #include <string.h>
 
@@ -47,6 +49,7 @@ static const struct config_origin *origin_of(const struct config *config, const 
     size_t n_keys;
     const struct config_key *keys = config_table(&n_keys);
 
+    assert(config_table_lookup(path, UINT_MAX));
     for (size_t i = 0; i < n_keys; i++)
         if (config->origins[i].given && strcmp(keys[i].path, path) == 0)
             return &config->origins[i];
@@ -93,6 +96,7 @@ unsigned config_stage_of(const struct config *config, unsigned stage)
 
 unsigned config_stage(const struct config *config)
 {
+    assert(config->zero.stage >= 1 && config->zero.stage <= 3);
     return config_stage_of(config, (unsigned)config->zero.stage);
 }
 
@@ -151,6 +155,7 @@ unsigned config_local_ranks(const struct config *config)
 {
     if (config->world.nodes.n_items == 0)
         return config->world.size;
+    assert(config->world.node < config->world.nodes.n_items);
     return config->world.nodes.items[config->world.node].ranks;
 }
 

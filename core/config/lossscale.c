@@ -4,6 +4,7 @@
 
 #include "core/config/lossscale.h"
 
+#include <assert.h>
 #include <math.h>
 
 /*
@@ -29,6 +30,8 @@ void lossscale_init(struct lossscale *ls, const struct lossscale_params *params)
 {
     bool dynamic = params->static_scale == 0;
 
+    assert(!dynamic || params->window > 0);
+    assert(!dynamic || params->hysteresis > 0);
     *ls = (struct lossscale){
         .params = *params,
         .dynamic = dynamic,

@@ -22,6 +22,7 @@ static double warmup_progress(const struct schedule *schedule, uint64_t iteratio
 {
     double n_steps = (double)warmup_steps(schedule);
 
+    assert(iteration < warmup_steps(schedule));
     if (schedule->warmup_type == SCHEDULE_WARMUP_LINEAR)
         return (double)iteration / n_steps;
     return 1.0 / log(n_steps) * log((double)iteration + 1.0);
@@ -33,6 +34,7 @@ static double decay_progress(const struct schedule *schedule, uint64_t iteration
     double total = (double)schedule->total_num_steps;
     double length = fmax(1.0, total - (double)warmup_steps(schedule));
 
+    assert(iteration >= warmup_steps(schedule));
     return fmax(0.0, (total - (double)iteration) / length);
 }
 
@@ -54,6 +56,7 @@ static double cosine_ratio(const struct schedule *schedule, uint64_t iteration)
 
 static double pick(const struct schedule_numbers *numbers, size_t group)
 {
+    assert(numbers->n_items > 0);
     return numbers->items[numbers->n_items == 1 ? 0 : group];
 }
 

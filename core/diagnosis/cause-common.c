@@ -4,6 +4,7 @@
 
 #include "core/diagnosis/cause-common.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -226,9 +227,11 @@ void cause_partition(struct diagnostic *d, const struct layout *layout, uint32_t
     if (!layout || param >= layout->n_params || layout->params[param].bucket == LAYOUT_NO_BUCKET)
         return;
     p = &layout->params[param];
+    assert(p->first_chunk + p->n_chunks <= layout->n_chunks);
     strbuf_add(&buf, "bucket %" PRIu32 " of %" PRIu32, p->bucket, layout->n_buckets);
     owners = calloc(layout->world_size, sizeof(*owners));
     for (uint32_t c = p->first_chunk; owners && c < p->first_chunk + p->n_chunks; c++) {
+        assert(layout->chunks[c].rank < layout->world_size);
         n_owners += !owners[layout->chunks[c].rank];
         owners[layout->chunks[c].rank] = true;
     }

@@ -4,6 +4,7 @@
 
 #include "core/diagnosis/diagnosis-log.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -26,6 +27,7 @@ static void add_log_field(struct fields *fields, const char *name, const char *f
     struct notify_field *field = &fields->list[fields->n++];
     va_list args;
 
+    assert(fields->n <= NOTIFY_MAX_FIELDS);
     field->name = name;
     va_start(args, format);
     vsnprintf(field->value, sizeof(field->value), format, args);

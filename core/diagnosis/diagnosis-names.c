@@ -6,6 +6,7 @@
  * component of the names, as long as five groups suffice.
  */
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -77,6 +78,7 @@ static void complete_group(const struct set *set, struct name_group *group)
     const struct layout_param *first = &set->layout->params[group->first];
     size_t under = group->prefix_len, len = first->name_len;
 
+    assert(group->prefix_len <= first->name_len);
     group->n = 0;
     for (size_t i = 0; i < set->n; i++) {
         const struct layout_param *param = param_at(set, i);
@@ -137,6 +139,7 @@ static bool refine(const struct set *set, struct name_group *groups, size_t *n_g
         n_parts = split(set, &groups[g], parts, NAME_GROUPS_MAX - n_others);
         if (n_parts < 2)
             return false;
+        assert(n_others + n_parts <= NAME_GROUPS_MAX);
         memmove(&groups[g + n_parts], &groups[g + 1], (*n_groups - g - 1) * sizeof(*groups));
         memcpy(&groups[g], parts, n_parts * sizeof(*groups));
         *n_groups = n_others + n_parts;

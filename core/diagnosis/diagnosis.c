@@ -4,6 +4,7 @@
 
 #include "core/diagnosis/diagnosis.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <string.h>
@@ -95,6 +96,8 @@ static struct diagnostic spares[] = {
 };
 #undef SPARE
 
+_Static_assert(ARRAY_SIZE(spares) == ARRAY_SIZE(infos) + 1, "a spare for each code, and one for any other");
+
 static bool is_spare(const struct diagnostic *d)
 {
     return d >= spares && d < spares + ARRAY_SIZE(spares);
@@ -166,6 +169,7 @@ struct diagnostic *diagnostic_new(enum diagnostic_code code, const char *title)
 
 struct diagnostic *diagnostic_ref(struct diagnostic *d)
 {
+    assert(is_spare(d) || d->n_refs > 0);
     if (!is_spare(d))
         d->n_refs++;
     return d;
@@ -173,6 +177,8 @@ struct diagnostic *diagnostic_ref(struct diagnostic *d)
 
 static void diagnostic_free(struct diagnostic *d)
 {
+    assert(d->n_params_named <= DIAGNOSTIC_MAX_PARAMS);
+    assert(d->n_fields <= DIAGNOSTIC_MAX_FIELDS);
     for (size_t i = 0; i < d->n_params_named; i++)
         free_copy(d->params[i]);
     for (size_t i = 0; i < d->n_fields; i++) {
@@ -191,6 +197,7 @@ static void diagnostic_free(struct diagnostic *d)
 
 void diagnostic_unref(struct diagnostic *d)
 {
+    assert(!d || is_spare(d) || d->n_refs > 0);
     if (d && !is_spare(d) && --d->n_refs == 0)
         diagnostic_free(d);
 }
@@ -211,6 +218,7 @@ void diagnostic_at(struct diagnostic *d, int64_t rank, int64_t step, int64_t mic
 
 void diagnostic_class(struct diagnostic *d, const char *cause_class)
 {
+    assert(strlen(cause_class) < sizeof(d->cause_class));
     if (!is_spare(d))
         snprintf(d->cause_class, sizeof(d->cause_class), "%s", cause_class);
 }
@@ -234,6 +242,7 @@ static void copy_push(struct diagnostic_push *dst, const struct diagnostic_push 
 {
     if (!src || !src->present)
         return;
+    assert(!dst->present);
     dst->present = true;
     dst->record = src->record;
     free_copy(dst->segment);
@@ -254,6 +263,8 @@ void diagnostic_field_take(struct diagnostic *d, const char *label, struct strbu
 {
     char *name;
 
+    assert(is_spare(d) || d->text == nothing); /* not finished */
+    assert(d->n_fields <= DIAGNOSTIC_MAX_FIELDS);
     if (is_spare(d) || d->n_fields == DIAGNOSTIC_MAX_FIELDS || buf->n_bytes == 0) {
         strbuf_deinit(buf);
         return;
@@ -309,6 +320,8 @@ void diagnostic_param_ids(struct diagnostic *d, const struct layout *layout, con
 {
     if (is_spare(d) || d->n_params || n == 0 || n > UINT32_MAX)
         return;
+    assert(d->n_params_named == 0);
+    assert(d->text == nothing);
     d->param_ids = calloc(n, sizeof(*ids));
     if (d->param_ids) {
         n = copy_once(d->param_ids, layout, ids, n);
@@ -377,6 +390,8 @@ struct diagnostic *diagnostic_finish(struct diagnostic *d)
 
     if (is_spare(d))
         return d;
+    assert(d->text == nothing);
+    assert(d->n_refs == 1);
     render_first_line(&buf, d);
     for (size_t i = 0; i < d->n_fields; i++)
         render_field(&buf, &d->fields[i]);

@@ -21,6 +21,8 @@ static_assert(sizeof(struct layout_bucket) == 10 * 4 + 5 * 8, "no padding");
 static_assert(sizeof(struct layout_chunk) == 4 * 4 + 1 * 8, "no padding");
 static_assert(sizeof(struct layout_part) == 4 * 4 + 2 * 8, "no padding");
 static_assert(sizeof(struct layout_parcel) == 6 * 4 + 2 * 8, "no padding");
+static_assert(sizeof(struct device_result_finding) == 4 * 4 + 3 * 8, "daemon and engine share it");
+static_assert(sizeof(struct device_mark) == 2 * 4 + 3 * 8, "a later engine reads it");
 
 /* ---- the plan -------------------------------------------------------------------------------------------- */
 
@@ -86,6 +88,11 @@ void device_plan_write(const struct device_plan_options *options, void *memory)
     uint32_t n_matrices = 0;
 
     assert(options->stage >= 1 && options->stage <= 3 && (options->stage == 3 || options->pool_bytes == 0));
+    assert((uintptr_t)memory % 8 == 0);
+    assert(head.world_size >= 1 && head.world_size <= DEVICE_MAX_WORLD);
+    assert(head.n_local >= 1 && head.n_local <= DEVICE_MAX_LOCAL);
+    assert(head.first_local < head.world_size && head.n_local <= head.world_size - head.first_local);
+    assert(head.n_matrices == 0 || head.optimizer == OPTIMIZER_MUON);
     memcpy(memory, &head, sizeof(head));
     for (uint32_t i = 0; i < layout->n_params; i++) {
         params[i] = (struct device_plan_param){
@@ -102,10 +109,12 @@ void device_plan_write(const struct device_plan_options *options, void *memory)
         };
         if (!layout_owns_matrix(layout, i, 0, layout->world_size))
             continue;
+        assert(layout->params[i].n_dims == 2);
         params[i].rows = (uint32_t)layout->params[i].shape[0];
         params[i].cols = (uint32_t)layout->params[i].shape[1];
         params[i].matrix = n_matrices++;
     }
+    assert(n_matrices == head.n_matrices);
     /* Arrays without elements have no address to copy from. */
     if (head.n_buckets > 0)
         memcpy((uint8_t *)memory + head.buckets_at, layout->buckets, head.n_buckets * sizeof(*layout->buckets));
@@ -403,6 +412,7 @@ int device_rank_places_init(struct device_rank_places *places, const struct devi
 {
     uint64_t *piece_bytes = places->piece_bytes;
 
+    assert(local_rank < plan->head->n_local);
     *places = (struct device_rank_places){
         .buckets = calloc(plan->head->n_buckets + 1, sizeof(*places->buckets)),
         .frozen = calloc(plan->head->n_params + 1, sizeof(*places->frozen)),
@@ -433,6 +443,7 @@ uint64_t device_master(const struct device_plan *plan, const struct device_place
                        uint32_t *kind)
 {
     assert(!plan->head->offload);
+    assert(bucket < plan->head->n_buckets);
     *kind = places->master == DEVICE_NONE ? DEVICE_WEIGHTS : DEVICE_STATE;
     if (*kind == DEVICE_STATE)
         return places->master;
@@ -444,6 +455,8 @@ void device_parcel_slice(const struct device_plan *plan, uint32_t parcel, unsign
     const struct layout_parcel *p = &plan->parcels[parcel];
     uint64_t start, slice = find_partition(plan, p->bucket, rank, &start);
 
+    assert(parcel < plan->head->n_parcels);
+    assert(rank < plan->head->world_size);
     *begin = MAX(start, p->offset_elems);
     *end = MAX(*begin, MIN(start + slice, p->offset_elems + p->n_elems));
 }
@@ -454,6 +467,7 @@ void device_param_owners(const struct device_plan *plan, uint32_t param, unsigne
     const struct layout_bucket *bucket = p->bucket == LAYOUT_NO_BUCKET ? NULL : &plan->buckets[p->bucket];
     uint64_t offset = bucket ? p->offset_elems : 0, slice = frozen_slice_elems(plan, param);
 
+    assert(param < plan->head->n_params);
     *first = *end = 0;
     if (p->n_elems == 0)
         return;
@@ -465,6 +479,8 @@ void device_param_owners(const struct device_plan *plan, uint32_t param, unsigne
         *first = bucket->owner;
         *end = bucket->owner + 1;
     }
+    assert(*first < *end);
+    assert(*end <= plan->head->world_size);
 }
 
 /* A frozen parameter is partitioned by itself, any other with its bucket. */
@@ -474,6 +490,8 @@ void device_param_slice(const struct device_plan *plan, uint32_t param, unsigned
     bool is_frozen = p->bucket == LAYOUT_NO_BUCKET;
     uint64_t offset = is_frozen ? 0 : p->offset_elems, slice = frozen_slice_elems(plan, param), start = slice * rank;
 
+    assert(param < plan->head->n_params);
+    assert(rank < plan->head->world_size);
     if (!is_frozen)
         slice = find_partition(plan, p->bucket, rank, &start);
     *begin = MAX(start, offset);
@@ -511,6 +529,7 @@ void device_inputs_open(const struct device_plan *plan, void *map, struct device
     struct inputs_at at = place_inputs(plan);
     uint8_t *base = map;
 
+    assert((uintptr_t)map % 8 == 0);
     *out = (struct device_inputs){
         .masks = (void *)(base + at.masks),
         .scalars = (void *)(base + at.scalars),
@@ -553,6 +572,7 @@ void device_results_open(const struct device_plan *plan, void *map, struct devic
     struct results_at at = place_results(plan);
     uint8_t *base = map;
 
+    assert((uintptr_t)map % PAGE_BYTES == 0);
     *out = (struct device_results){
         .squares = (void *)(base + at.squares),
         .sums = (void *)(base + at.sums),

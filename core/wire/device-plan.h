@@ -35,6 +35,7 @@
  * for each local rank the marks of its lanes, and whether the marks of its updates have been cleared.
  */
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -125,6 +126,7 @@ static inline struct moments_type device_plan_moments(const struct device_plan *
 /* Do the bucket's masters have 24 bits (kernels/master24.h)? */
 static inline bool device_is_master24(const struct device_plan *plan, uint32_t bucket)
 {
+    assert(bucket < plan->head->n_buckets);
     return plan->head->master24 && plan->buckets[bucket].dtype == DTYPE_BF16;
 }
 
@@ -218,6 +220,8 @@ void device_inputs_open(const struct device_plan *plan, void *map, struct device
 static inline bool device_pushed(const struct device_plan *plan, const struct device_inputs *inputs, uint32_t part,
                                  unsigned rank)
 {
+    assert(part < plan->head->n_parts);
+    assert(rank < plan->head->world_size);
     return inputs->masks[(size_t)part * plan->head->mask_words + rank / 64] >> (rank % 64) & 1;
 }
 

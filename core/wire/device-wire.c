@@ -24,6 +24,8 @@ static const struct wire_table piece_table = WIRE_TABLE(device_piece, device_pie
 
 _Static_assert((int)DEVICE_N_PIECES + 1 <= (int)FRAME_MAX_FDS,
                "the page and the pieces of a local rank travel in one packet");
+_Static_assert((int)DEVICE_SETUP_FDS <= (int)FRAME_MAX_FDS, "the descriptors of a setup travel in one packet");
+_Static_assert((int)DEVICE_N_PIECES <= 32 && (int)DEVICE_MAX_LOCAL <= 32, "bits of an unsigned");
 
 static const struct wire_rule memory_rules[] = {
     U32(DeviceMemory, device_memory, local_rank, .max = DEVICE_MAX_LOCAL - 1),

@@ -21,6 +21,8 @@ static const struct wire_rule segment_rules[] = {
 };
 static const struct wire_table segment_table = WIRE_TABLE(engine_segment, engine_segment, segment_rules);
 
+_Static_assert((int)ENGINE_SETUP_SEGMENTS <= (int)FRAME_MAX_FDS, "the segments of a setup travel in one packet");
+
 static const struct wire_rule setup_rules[] = {
     U32(EngineSetup, engine_setup, version, .min = ENGINE_WIRE_VERSION, .max = ENGINE_WIRE_VERSION),
     U32(EngineSetup, engine_setup, generation),
@@ -58,6 +60,7 @@ static const struct wire_table move_table = WIRE_TABLE(engine_move, engine_move,
 /* A key takes one byte, and so does the length of a move. node < 2^14 takes two, a number up to 2^48 seven. */
 enum { MOVE_BYTES = 2 + 3 + 2 + 2 + 8 + 8, ORDER_BYTES = 32 };
 _Static_assert(ENGINE_MAX_MOVES *MOVE_BYTES + ORDER_BYTES <= FRAME_MAX_BYTES, "the largest order fits into a frame");
+_Static_assert(ENGINE_MAX_VALUE_BYTES + ENGINE_MAX_KEY_BYTES + ORDER_BYTES <= FRAME_MAX_BYTES, "so does a value");
 
 static const struct wire_rule order_rules[] = {
     U64(EngineOrder, engine_order, tag, .max = ENGINE_MAX_TAG),

@@ -247,6 +247,7 @@ int frame_send_many(int fd, const struct frame_packet *packets, size_t n_packets
         return n;
     }
     for (size_t i = 0; i < n_packets; i++) {
+        assert(packets[i].n_bytes > 0 && packets[i].n_bytes <= FRAME_MAX_BYTES);
         places[i] = (struct iovec){.iov_base = (void *)packets[i].data, .iov_len = packets[i].n_bytes};
         messages[i] = (struct mmsghdr){.msg_hdr = {.msg_iov = &places[i], .msg_iovlen = 1}};
     }
@@ -274,6 +275,9 @@ static void queue_pop(struct frame_queue *queue)
 {
     struct frame_out *out = queue->first;
 
+    assert(queue->n_packets > 0);
+    assert(queue->n_bytes >= out->n_bytes);
+    assert(out->next || queue->last == out);
     queue->first = out->next;
     if (!queue->first)
         queue->last = NULL;
@@ -302,6 +306,9 @@ static int queue_append(struct frame_queue *queue, const void *data, size_t n_by
 {
     struct frame_out *out;
 
+    assert(n_bytes > 0 && n_bytes <= FRAME_MAX_BYTES);
+    assert(n_fds <= FRAME_MAX_FDS);
+    assert(!queue->first == !queue->last);
     if (!queue_has_room(queue, n_bytes))
         return FRAME_E_FULL;
     out = malloc(sizeof(*out) + n_bytes);

@@ -16,6 +16,10 @@
 /* So a field of rank_kept or job_kept has the same offset in stored_rank or stored_head. */
 static_assert(offsetof(struct stored_rank, kept) == 0 && offsetof(struct stored_head, kept) == 0, "kept comes first");
 
+static_assert((int)TURN_WINDOW == (int)ZEROD__V1__TURN__TURN_WINDOW &&
+                  (int)STORED_WAIT_OTHER == (int)ZEROD__V1__STORED_WAIT__STORED_WAIT_OTHER,
+              "turns and waits are numbered as in the proto");
+
 /* A string that its struct owns. */
 #define OWN_STRING(M, S, field, ...) WIRE_SCALAR(WIRE_STRING, char *, char *, M, S, field, __VA_ARGS__)
 

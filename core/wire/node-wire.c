@@ -73,6 +73,13 @@ static const struct wire_rule message_rules[] = {
 };
 static const struct wire_table message_table = WIRE_TABLE(node_message, node_message, message_rules);
 
+_Static_assert((int)NODE_N_KINDS == (int)NODE_STACK + 1, "message_rules has the last kind");
+_Static_assert((int)NODE_LOADED == (int)ZEROD__V1__NODE_KIND__NODE_LOADED &&
+                   (int)NODE_FORM == (int)ZEROD__V1__NODE_KIND__NODE_FORM &&
+                   (int)NODE_STACK == (int)ZEROD__V1__NODE_KIND__NODE_STACK,
+               "kinds are numbered as in the proto");
+_Static_assert(MAX_BYTES + 2 * MAX_TEXT_BYTES < NODE_MESSAGE_MAX_BYTES, "the largest manifest fits into a message");
+
 int node_unpack(struct wire_arena *arena, const void *data, size_t n_bytes, struct node_message *out, char *why,
                 size_t why_size)
 {

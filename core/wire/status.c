@@ -4,6 +4,7 @@
 
 #include "core/wire/status.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -312,6 +313,7 @@ static struct json_object *overlap_object(struct json *j, const struct status *s
 {
     struct json_object *o = json_new_object(j);
 
+    assert(s->overlap_reduced_bytes <= s->overlap_bytes);
     json_put_u64(j, o, "reduced_bytes", s->overlap_reduced_bytes);
     json_put_u64(j, o, "micro_batch_bytes", s->overlap_bytes);
     if (s->overlap_bytes > 0)
@@ -400,6 +402,7 @@ static struct json_object *finding_object(struct json *j, const struct status *s
     struct json_object *o = json_new_object(j);
     char printed[PRINTED_NAME_MAX];
 
+    assert(finding->param < 0 || (uint64_t)finding->param < s->layout->n_params);
     json_put_string(j, o, "kind", finding->kind);
     if (finding->rank >= 0)
         json_put_i64(j, o, "rank", finding->rank);
@@ -485,6 +488,8 @@ static void put_nodes(struct json *j, struct json_object *parent, const struct s
         json_put_null(j, parent, "nodes");
         return;
     }
+    assert(nodes->n <= 64); /* bits of waits_for */
+    assert(nodes->node < nodes->n);
     o = json_new_object(j);
     list = json_new_array(j);
     waits = json_new_array(j);
@@ -649,6 +654,7 @@ static struct json_object *waits_array(struct json *j, const struct status_rank 
 {
     struct json_object *array = json_new_array(j);
 
+    assert(rank->n_waits <= STATUS_MAX_WAITS);
     for (size_t i = 0; i < rank->n_waits; i++) {
         struct json_object *o = json_new_object(j);
 
@@ -718,6 +724,7 @@ static struct json_object *stack_object(struct json *j, const struct status_stac
     for (size_t i = 0; layout && i < MIN(stack->n_awaited, (size_t)STATUS_MAX_AWAITED); i++) {
         const struct layout_param *param = &layout->params[stack->awaited[i]];
 
+        assert(stack->awaited[i] < layout->n_params);
         layout_print_name(printed, sizeof(printed), param->name, param->name_len);
         json_push_string(j, awaited, printed);
     }
@@ -766,6 +773,7 @@ static struct json_object *pushed_array(struct json *j, const struct status_push
     struct json_object *array = json_new_array(j);
     unsigned rank;
 
+    assert(!pushes || pushes->first_rank <= pushes->end_rank);
     for (rank = pushes ? pushes->first_rank : 0; pushes && layout->params[param].trainable && rank < pushes->end_rank;
          rank++)
         if (pushes->has_pushed(pushes->userdata, rank, layout_last_part(layout, param)))
@@ -779,6 +787,8 @@ static void put_declared(struct json *j, struct json_object *o, const struct lay
     struct json_object *shape = json_new_array(j);
     uint32_t i;
 
+    assert(param->dtype < N_DTYPES);
+    assert(param->grad_dtype < N_DTYPES);
     layout_print_name(printed, sizeof(printed), param->name, param->name_len);
     json_put_string(j, o, "name", printed);
     json_put_string(j, o, "dtype", dtype_words[param->dtype]);

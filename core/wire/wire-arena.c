@@ -4,6 +4,8 @@
 
 #include "core/wire/wire-arena.h"
 
+#include <assert.h>
+
 #include "core/base/base.h"
 
 enum {
@@ -49,12 +51,16 @@ void wire_arena_rewind(struct wire_arena *arena, struct wire_mark mark)
 {
     struct wire_chunk *chunk;
 
+    assert(mark.n_used <= arena->n_used);
     while (arena->chunks != mark.chunks) {
         chunk = arena->chunks;
+        assert(arena->n_chunk_bytes >= chunk->n_bytes);
         arena->chunks = chunk->next;
         arena->n_chunk_bytes -= chunk->n_bytes;
         free(chunk);
     }
+    assert(arena->chunks || arena->n_chunk_bytes == 0);
+    assert(!arena->chunks || mark.n_chunk_used <= arena->chunks->n_used);
     if (arena->chunks)
         arena->chunks->n_used = mark.n_chunk_used;
     arena->n_used = mark.n_used;
@@ -65,6 +71,7 @@ static struct wire_chunk *chunk_new(struct wire_arena *arena, size_t n_bytes)
 {
     struct wire_chunk *chunk;
 
+    assert(arena->n_chunk_bytes <= WIRE_ARENA_MAX_BYTES);
     n_bytes = MAX(n_bytes, (size_t)MIN_CHUNK_BYTES);
     if (n_bytes > WIRE_ARENA_MAX_BYTES - arena->n_chunk_bytes) {
         arena->failure = -EMSGSIZE;
@@ -86,6 +93,9 @@ static uint8_t *arena_take(struct wire_arena *arena, size_t n_bytes)
 {
     struct wire_chunk *chunk = arena->chunks;
 
+    assert(n_bytes % ALIGN_BYTES == 0);
+    assert(arena->n_used <= WIRE_ARENA_BLOCK_BYTES);
+    assert(!chunk || chunk->n_used <= chunk->n_bytes);
     if (!chunk && n_bytes <= WIRE_ARENA_BLOCK_BYTES - arena->n_used) {
         arena->n_used += n_bytes;
         return arena->block + arena->n_used - n_bytes;
@@ -115,5 +125,6 @@ void *wire_arena_alloc(struct wire_arena *arena, size_t n_bytes)
 
 size_t wire_arena_size(const void *p)
 {
+    assert((uintptr_t)p % ALIGN_BYTES == 0);
     return ((const uint64_t *)p)[-1];
 }

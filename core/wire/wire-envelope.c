@@ -116,6 +116,7 @@ int wire_envelope_unpack(const struct wire_envelope *envelope, struct wire_arena
 
     r = decode(envelope, arena, data, n_bytes, type, &message, problem);
     if (!r) {
+        assert(*type < envelope->n_types);
         name = envelope->tables[*type].descriptor->short_name;
         r = wire_table_unpack(&envelope->tables[*type], arena, message, ours, problem);
         if (r == WIRE_E_INVALID)
@@ -150,10 +151,11 @@ static int pack_envelope(const struct wire_envelope *envelope, struct wire_arena
 {
     const struct wire_table *table = &envelope->tables[type];
     ProtobufCMessage *message, *member;
-    size_t bound;
+    size_t bound, n_bytes;
     int r;
 
     assert(type > 0 && type < envelope->n_types);
+    assert(envelope->n_types == envelope->descriptor->n_fields + 1);
 
     message = wire_arena_alloc(arena, envelope->descriptor->sizeof_message);
     member = wire_arena_alloc(arena, table->descriptor->sizeof_message);
@@ -168,7 +170,10 @@ static int pack_envelope(const struct wire_envelope *envelope, struct wire_arena
     bound = bound_numbers(table);
     if ((bound == 0 || bound > size) && protobuf_c_message_get_packed_size(message) > size)
         return -EMSGSIZE;
-    return (int)protobuf_c_message_pack(message, buffer);
+    n_bytes = protobuf_c_message_pack(message, buffer);
+    assert(n_bytes > 0); /* an empty packet would be the end of the connection */
+    assert(n_bytes <= size);
+    return (int)n_bytes;
 }
 
 int wire_envelope_pack(const struct wire_envelope *envelope, struct wire_arena *arena, unsigned type, const void *ours,

@@ -4,6 +4,7 @@
 
 #include "core/wire/wire-evidence.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,10 +36,14 @@ void rank_evidence_set(struct rank_evidence *evidence, const struct request_evid
     };
     if (request->n_not_called + request->n_called > 0)
         evidence->called = calloc(n_params, 1);
-    for (size_t i = 0; evidence->called && i < request->n_not_called; i++)
+    for (size_t i = 0; evidence->called && i < request->n_not_called; i++) {
+        assert(request->not_called[i] < n_params);
         evidence->called[request->not_called[i]] = EVIDENCE_NOT_CALLED;
-    for (size_t i = 0; evidence->called && i < request->n_called; i++)
+    }
+    for (size_t i = 0; evidence->called && i < request->n_called; i++) {
+        assert(request->called[i] < n_params);
         evidence->called[request->called[i]] = EVIDENCE_CALLED;
+    }
 }
 
 static const char *text_of(const char *text)

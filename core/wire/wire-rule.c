@@ -4,6 +4,7 @@
 
 #include "core/wire/wire-rule.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -73,6 +74,7 @@ static void text_cut(char *text, size_t n, size_t max)
 {
     size_t end = max - 3;
 
+    assert(max > 3);
     if (n <= max)
         return;
     while (end > 0 && !utf8_begins(text[end]))
@@ -184,6 +186,7 @@ static int check_text(const struct wire_rule *rule, const char *text, struct wir
 
 static void count_store(const struct wire_rule *rule, uint8_t *ours, size_t n)
 {
+    assert(rule->n_count_bytes == sizeof(uint32_t) || rule->n_count_bytes == sizeof(size_t));
     if (rule->n_count_bytes == sizeof(uint32_t))
         *(uint32_t *)(ours + rule->count_offset) = n;
     else
@@ -192,6 +195,7 @@ static void count_store(const struct wire_rule *rule, uint8_t *ours, size_t n)
 
 static size_t count_load(const struct wire_rule *rule, const uint8_t *ours)
 {
+    assert(rule->n_count_bytes == sizeof(uint32_t) || rule->n_count_bytes == sizeof(size_t));
     if (rule->n_count_bytes == sizeof(uint32_t))
         return *(const uint32_t *)(ours + rule->count_offset);
     return *(const size_t *)(ours + rule->count_offset);
@@ -329,6 +333,7 @@ static int unpack_field(const struct wire_rule *rule, struct wire_arena *arena, 
 /* Is the value that of an unset field? Only for kinds that occur with a has_x. */
 static bool field_is_zero(const struct wire_rule *rule, const uint8_t *ours)
 {
+    assert(rule->kind == WIRE_U32 || rule->kind == WIRE_U64 || rule->kind == WIRE_DOUBLE || rule->kind == WIRE_BYTES);
     switch (rule->kind) {
     case WIRE_U32:
         return *(const uint32_t *)(ours + rule->offset) == 0;

@@ -12,6 +12,7 @@
 
 #include "core/base/base.h"
 #include "core/diagnosis/push-record.h"
+#include "core/wire/frame.h"
 #include "core/wire/wire-envelope.h"
 #include "proto/zerod.pb-c.h"
 
@@ -97,6 +98,10 @@ static const struct wire_rule diagnostic_rules[] = {
     U64(Diagnostic, wire_diagnostic, id),
     BOOL(Diagnostic, wire_diagnostic, warning),
 };
+_Static_assert(MAX_DIAGNOSTIC_LINE * (5 + DIAGNOSTIC_MAX_PARAMS) +
+                       DIAGNOSTIC_MAX_FIELDS * (MAX_LABEL + MAX_DIAGNOSTIC_FIELD) + MAX_DIAGNOSTIC_TEXT + 1024 <=
+                   FRAME_MAX_BYTES,
+               "the largest diagnostic fits into a frame");
 const struct wire_table wire_diagnostic_table = WIRE_TABLE(diagnostic, wire_diagnostic, diagnostic_rules);
 
 /* The optimizer checks ranges, because it knows which settings it reads (E1108). */
@@ -569,6 +574,11 @@ static const struct wire_table reply_tables[N_REPLY_TYPES] = {
     [REPLY_LOOK] = TABLE_EMPTY(look),
 };
 
+_Static_assert((int)WIRE_MAX_SEGMENTS <= (int)FRAME_MAX_FDS, "the segments of a reply travel in one packet");
+/* Offsets are below 2^48 (DEVICE_MAX_BYTES), and take at most seven bytes. */
+_Static_assert(WIRE_MAX_POOL_OFFSETS * 7 + 256 <= FRAME_MAX_BYTES, "the most offsets fit into a frame");
+_Static_assert(WIRE_PART_BYTES + 64 <= FRAME_MAX_BYTES, "the largest AdminPart fits into a frame");
+
 /* ---- the envelope: ClientMessage and ServerMessage, which have the same shape -------------------------- */
 
 static const struct wire_envelope request_envelope = {
@@ -591,6 +601,9 @@ _Static_assert((int)REQUEST_PUSH == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_PUSH &&
                    (int)REQUEST_PUSHES == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_PUSHES &&
                    (int)REPLY_ADMIN_PART == (int)ZEROD__V1__SERVER_MESSAGE__KIND_ADMIN_PART,
                "types are numbered like the kinds of the proto");
+_Static_assert((int)N_REQUEST_TYPES == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_STACK + 1 &&
+                   (int)N_REPLY_TYPES == (int)ZEROD__V1__SERVER_MESSAGE__KIND_LOOK + 1,
+               "the tables have all kinds");
 
 /* ---- functions ----------------------------------------------------------------------------------------- */
 
@@ -674,6 +687,9 @@ static struct wire_push_record push_view(const struct diagnostic_push *push)
 
 struct wire_diagnostic wire_diagnostic(const struct diagnostic *d)
 {
+    assert(d->n_params_named <= DIAGNOSTIC_MAX_PARAMS);
+    assert(d->n_params_named <= d->n_params);
+    assert(d->n_fields <= DIAGNOSTIC_MAX_FIELDS);
     return (struct wire_diagnostic){
         .code = d->code,
         .cause_class = d->cause_class,
@@ -701,10 +717,12 @@ struct wire_diagnostic wire_diagnostic(const struct diagnostic *d)
 
 const char *request_type_name(enum request_type type)
 {
+    assert(type > 0 && type < N_REQUEST_TYPES);
     return request_tables[type].descriptor->short_name;
 }
 
 const char *reply_type_name(enum reply_type type)
 {
+    assert(type > 0 && type < N_REPLY_TYPES);
     return reply_tables[type].descriptor->short_name;
 }

@@ -4,6 +4,7 @@
 
 #include "daemon/job/adopt.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -88,6 +89,7 @@ static enum job_wait restore_wait(enum stored_wait wait)
         [STORED_WAIT_ABORT] = WAIT_ABORT, [STORED_WAIT_OTHER] = WAIT_ABORTED,
     };
 
+    _Static_assert(ARRAY_SIZE(waits) == STORED_WAIT_OTHER + 1, "head_unpack() admits no other wait");
     return waits[wait];
 }
 
@@ -136,6 +138,8 @@ static void restore_job(struct job *job, const struct stored_head *head)
 {
     struct lossscale *scale = &job->decision.lossscale;
 
+    assert(!job->kept.run_id);
+    assert(job->ledger.n_ranks == job->world.size);
     job->kept = head->kept;
     job->kept.run_id = *head->kept.run_id ? strdup(head->kept.run_id) : NULL;
     job->ledger.step = head->step;
@@ -368,6 +372,7 @@ static int note_names(struct job_survival *survival)
 {
     size_t n = 0;
 
+    assert(!survival->held && survival->n_held == 0);
     while (keep_passed(n))
         n++;
     survival->held = calloc(n + 1, sizeof(*survival->held));
@@ -408,6 +413,8 @@ int job_adopt(struct job *job, char *why, size_t why_size)
     struct job_survival *survival = &job->run.survival;
     int r;
 
+    assert(job->phase == JOB_WAITING && !job->layout);
+    assert(!survival->holds);
     if (!keep_is_on() || !keep_passed(0))
         return 0;
     (void)failpoint("adopt");
@@ -441,6 +448,7 @@ void job_give_up_kept(struct job *job)
 {
     struct job_survival *survival = &job->run.survival;
 
+    assert(!job->layout); /* the state of a formed job is not given up */
     journal_clear(survival->journal);
     journal_free(steal_ptr(survival->journal));
     forget_rest();

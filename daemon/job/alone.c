@@ -4,6 +4,8 @@
 
 #include "daemon/job/alone.h"
 
+#include <assert.h>
+
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
@@ -41,6 +43,7 @@ static void abort_now(struct job *job, int64_t rank, struct diagnostic *reason)
 {
     if (job->phase == JOB_WINDOW)
         window_forget(job);
+    assert(job->phase == JOB_TRAINING); /* a decided step only rolls forward */
     abort_start(job, rank, reason);
 }
 
@@ -57,6 +60,7 @@ static bool answer_at_once(struct coordinator *c, const struct report *report)
 {
     struct job *job = alone_of(c)->job;
 
+    assert(job->coordinator == c);
     switch (report->kind) {
     case REPORT_DECLARED:
         if (report->all_declared)
@@ -79,6 +83,7 @@ static bool answer_at_once(struct coordinator *c, const struct report *report)
         job_decide(job);
         break;
     case REPORT_UPDATED:
+        assert(job->phase == JOB_UPDATING);
         job_commit(job);
         break;
     case REPORT_ABORT:

@@ -5,6 +5,7 @@
 #include "daemon/job/attendance.h"
 #include "daemon/job/rank-lost.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -192,6 +193,8 @@ static bool was_passed_over(const struct job *job, const struct job_rank *rank)
 
 void job_is_back_late(struct job *job, struct job_rank *rank)
 {
+    assert(job->layout);
+    assert(job_is_own(job, rank->rank));
     job_abort(job, rank->rank,
               cause_rank_back(&(struct evidence_at){.layout = job->layout,
                                                     .rank = rank->rank,
@@ -240,6 +243,7 @@ static void start_incarnation(struct job *job, struct job_rank *rank, const stru
         rank->kept.incarnation = ++job->kept.n_incarnations;
         rank->kept.secret = attach->hello->incarnation;
     }
+    assert(rank->kept.incarnation > 0); /* 0: never attached */
     if (!job->layout)
         return;
     if (successor)
@@ -287,6 +291,7 @@ enum wire_on_duplicate attendance_policy(const struct job *job, enum wire_on_dup
         [CONFIG_DUPLICATE_ABORT_STEP] = WIRE_ON_DUPLICATE_ABORT_STEP,
     };
 
+    assert((size_t)job->config->diagnostics.on_duplicate < ARRAY_SIZE(policies));
     return wanted == WIRE_ON_DUPLICATE_AS_CONFIGURED ? policies[job->config->diagnostics.on_duplicate] : wanted;
 }
 
@@ -297,6 +302,7 @@ bool job_resume(struct job *job, const struct job_attach *attach, struct job_ran
     const struct request_hello *hello = attach->hello;
     struct job_rank *rank = hello->rank < job->world.size ? &job->ranks[hello->rank] : NULL;
 
+    assert(attach->peer && attach->peer != RANK_IS_AWAY);
     if (!rank || rank->peer != RANK_IS_AWAY || rank->away.dropped || rank->kept.secret != hello->incarnation ||
         rank->kept.pid != attach->pid || rank->kept.uid != attach->uid)
         return false;
@@ -332,6 +338,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
     const struct request_hello *hello = attach->hello;
     struct job_rank *rank;
 
+    assert(attach->peer); /* NULL: no process is attached */
     *refusal = check_attach(job, attach);
     if (*refusal) {
         if (!is_refused_again(job, hello, *refusal))

@@ -4,6 +4,7 @@
 
 #include "daemon/job/client-report.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -45,6 +46,7 @@ void job_intern(struct job *job, struct job_rank *rank, const struct request_int
         rank->process.strings = strings;
         rank->process.n_strings = n;
     }
+    assert(request->id < rank->process.n_strings);
     free(strings[request->id]);
     strings[request->id] = strdup(request->text);
     rank->process.string_bytes += n_bytes;

@@ -4,6 +4,7 @@
 
 #include "daemon/job/drop.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -118,6 +119,7 @@ void drop_settle(struct job *job)
 {
     if (!job->run.drop_why || !may_drop(job))
         return;
+    assert(job->work.n_inits == 0);
     free(steal_ptr(job->run.drop_why));
     if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING)
         drop_now(job); /* ranks may be declaring again */
@@ -191,6 +193,7 @@ void drop_rank(struct job_rank *rank)
 static void forget_ranks(struct job *job, unsigned first, unsigned end)
 {
     for (unsigned r = first; r < end; r++) {
+        assert(!job->ranks[r].peer || job->ranks[r].peer == RANK_IS_AWAY); /* no session refers to the rank */
         drop_rank(&job->ranks[r]);
         job->ranks[r] = (struct job_rank){.rank = r};
     }
@@ -200,6 +203,8 @@ void drop_ranks(struct job *job, unsigned n_ranks)
 {
     struct config_world *world = &job->run.chosen.world;
 
+    assert(job->coordinator->alone && job->world.first == 0);
+    assert(n_ranks > 0 && n_ranks <= CONFIG_MAX_LOCAL_RANKS); /* for which job->ranks has room */
     forget_ranks(job, 0, MAX(job->world.size, n_ranks));
     job->world.size = job->world.end = world->size = n_ranks;
     world->nodes.n_items = 0; /* a node in this list would have the configured number of ranks */

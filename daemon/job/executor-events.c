@@ -4,6 +4,7 @@
 
 #include "daemon/job/executor-events.h"
 
+#include <assert.h>
 #include <unistd.h>
 
 #include "core/base/base.h"
@@ -156,6 +157,8 @@ int job_make_executor(struct job *job)
 
     if (r < 0)
         return r;
+    assert(job->executor->first_rank == job->world.first);
+    assert(job->executor->n_local == job_n_local(job));
     job->state = job->executor->state;
     job->step = job->executor->step;
     return 0;

@@ -4,6 +4,7 @@
 
 #include "daemon/job/form.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -210,6 +211,7 @@ static int refuse_with(struct job *job, struct diagnostic *refusal)
 {
     if (!refusal)
         return SEQUENCE_OVER;
+    assert(!job->forming.refusal);
     job->forming.refusal = refusal;
     return -EINVAL;
 }
@@ -221,6 +223,7 @@ static int compare_manifests(void *userdata)
     uint64_t digest = manifest_digest(&job->ranks[job->world.first].process.manifest);
     bool equal = true;
 
+    _Static_assert((int)CONFIG_MAX_RANKS <= (int)STEP_MAX_WORLD, "there is room for the manifests of all ranks");
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         manifests[r] = &job->ranks[r].process.manifest;
         equal &= manifest_digest(&job->ranks[r].process.manifest) == digest;
@@ -279,6 +282,7 @@ static int make_gathered(struct job *job)
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
+        assert(!rank->gathered);
         rank->gathered = calloc(job->layout->n_params, sizeof(*rank->gathered));
         if (!rank->gathered)
             return -ENOMEM;
@@ -290,6 +294,8 @@ int form_ledger(struct ledger *ledger, const struct layout *layout, struct ledge
 {
     _cleanup_free_ uint8_t *trainable = malloc(layout->n_parts + 1);
 
+    assert(ranks.first < ranks.end && ranks.end <= ranks.n);
+    assert(layout->world_size == ranks.n);
     if (!trainable)
         return -ENOMEM;
     memset(trainable, true, layout->n_parts); /* frozen parameters have no parts */
@@ -301,6 +307,7 @@ static int make_tables(void *userdata)
     struct job *job = userdata;
     int r;
 
+    assert(!job->work.parcels && !job->decision.hypers && !job->decision.learnt);
     job->work.parcels = calloc(job->layout->n_parcels + 1, sizeof(*job->work.parcels));
     job->decision.hypers = calloc(job->layout->n_groups, sizeof(*job->decision.hypers));
     job->decision.learnt = calloc(job->layout->n_params, 1);
@@ -346,6 +353,8 @@ static void reserve_done(struct work *work)
 {
     struct job *job = container_of(work, struct job, forming.reserve_work);
 
+    assert(job->phase == JOB_RESERVING);
+    assert(job->work.n_io > 0);
     job->work.n_io--;
     if (job->run.drop_why)
         drop_settle(job);
@@ -357,6 +366,7 @@ static int reserve_memory(void *userdata)
 {
     struct job *job = userdata;
 
+    assert(job->phase == JOB_WAITING);
     job->phase = JOB_RESERVING;
     job->forming.has_memory = false;
     job->forming.reserve_result = 0;
@@ -425,6 +435,8 @@ static struct diagnostic *out_of_memory(const struct job *job, int r)
 
 static void open_to_ranks(struct job *job)
 {
+    assert(job->phase == JOB_RESERVING);
+    assert(job->forming.has_memory);
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         if (job->ranks[r].peer)
             ledger_attach(&job->ledger, r, job->ranks[r].kept.incarnation);
@@ -459,12 +471,15 @@ static void ended(void *userdata, int result)
 
 void job_formed(struct job *job)
 {
+    assert(job->phase == JOB_RESERVING);
+    assert(!job->forming.has_memory);
     job->forming.has_memory = true;
     sequence_advance(&job->forming.sequence, 0);
 }
 
 void job_unformed(struct job *job, struct diagnostic *diagnostic)
 {
+    assert(job->phase == JOB_RESERVING);
     sequence_advance(&job->forming.sequence, refuse_with(job, diagnostic));
 }
 
@@ -483,6 +498,7 @@ static void reserve_again_done(struct work *work)
 {
     struct job *job = container_of(work, struct job, forming.reserve_work);
 
+    assert(job->work.n_io > 0);
     job->work.n_io--;
     if (job->forming.reserve_result == 0)
         executor_go_on(job->executor);
@@ -513,6 +529,9 @@ int form_again(struct job *job, const struct manifest *manifest)
     struct diagnostic *refusal;
     int r;
 
+    assert(job->run.survival.replays);
+    assert(job->phase == JOB_WAITING);
+    assert(first->process.manifest.n == 0);
     for (uint32_t p = 0; p < manifest->n; p++)
         if (manifest_add(&first->process.manifest, &manifest->decls[p]) != 0)
             return -ENOMEM;

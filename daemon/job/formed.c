@@ -4,6 +4,8 @@
 
 #include "daemon/job/formed.h"
 
+#include <assert.h>
+
 #include "core/base/base.h"
 #include "core/base/keep.h"
 #include "core/base/process-limit.h"
@@ -68,6 +70,7 @@ static void ring_start_done(struct work *work)
     struct job *job = start->job;
     struct ring *ring = start->ring;
 
+    assert(job->work.n_io > 0);
     job->work.n_io--;
     if (start->result == 0) {
         ring_credit_page(ring)->n_tickets = ring->n_tickets;
@@ -110,6 +113,7 @@ static int start_ring(struct job *job, struct job_rank *rank)
     _cleanup_free_ struct ring_start *start = calloc(1, sizeof(*start));
     int r;
 
+    assert(rank->kept.incarnation > 0); /* it is part of the names of the kept segments */
     if (!start)
         return -ENOMEM;
     r = make_ring(job, rank);
@@ -161,6 +165,7 @@ static void answer_formed(struct job *job, struct job_rank *rank)
     size_t n = 0;
     int r = find_segments(job, rank, &found, &n);
 
+    assert(job->ledger.ranks[rank->rank].incarnation == rank->kept.incarnation); /* else all its pushes are stale */
     if (r < 0) {
         refuse_ring(job, rank, r);
         return;
@@ -205,6 +210,7 @@ int formed_find_ring(struct job *job, struct job_rank *rank)
 
 int formed_again(struct job *job, struct job_rank *rank)
 {
+    assert(job->run.survival.replays);
     ring_orphan(steal_ptr(rank->rings[1])); /* the predecessor's ended micro-batches are summed */
     rank->kept.formed = rank->process.declared = true;
     rank->kept.resumes = job->kept.has_weights || job->run.was_loaded;

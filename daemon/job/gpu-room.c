@@ -4,6 +4,7 @@
 
 #include "daemon/job/gpu-room.h"
 
+#include <assert.h>
 #include <inttypes.h>
 
 #include "core/base/base.h"
@@ -55,6 +56,7 @@ static bool fits(const struct job *job, uint64_t needed, uint64_t without)
     uint64_t more = needed > without ? needed - without : 0;
     struct memory_headroom headroom;
 
+    assert(quota->used <= quota->limit);
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
     return needed <= quota->limit - quota->used && needed <= UINT64_MAX - more &&
            needed + more <= MIN(headroom.available_bytes, headroom.cgroup_bytes);
@@ -65,6 +67,7 @@ enum config_gpu_room gpu_room_wanted(struct job *job)
     enum config_gpu_room room = CONFIG_GPU_ROOM_MICRO_BATCH;
     uint64_t without;
 
+    assert(!job->layout); /* the room determines the layout */
     job->forming.gpu_room = CONFIG_GPU_ROOM_NONE;
     if (job->config->device != CONFIG_DEVICE_CPU || n_from_gpu(job) < job_n_local(job))
         return CONFIG_GPU_ROOM_NONE;

@@ -4,6 +4,7 @@
 
 #include "daemon/job/init.h"
 
+#include <assert.h>
 #include <errno.h>
 
 #include "core/base/base.h"
@@ -61,6 +62,7 @@ static void init_done(void *userdata, int result)
     bool goes = result == -ECANCELED && !job->run.drop_why; /* drop_now() cancelled it */
 
     if (!goes) {
+        assert(job->work.n_inits > 0 && job->work.n_inits <= job->work.n_io);
         job->work.n_io--;
         job->work.n_inits--;
         job_todo(job);
@@ -166,6 +168,8 @@ void job_ready(struct job *job, struct job_rank *rank)
 
 void job_train(struct job *job)
 {
+    assert(job->phase == JOB_INITIALISING);
+    assert(!job->kept.has_weights);
     job->kept.has_weights = true;
     job->phase = JOB_TRAINING;
     job->stats.times.last_commit_ns = job_now(job);

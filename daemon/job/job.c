@@ -47,6 +47,7 @@ int job_new(struct job **out, const struct config *config, const struct kernels 
     job->world.first = config_first_rank(config);
     job->world.end = job->world.first + config_local_ranks(config);
     assert(job_n_local(job) <= STEP_MAX_RANKS);
+    assert(job->world.first < job->world.end && job->world.end <= job->world.size);
     job->abort.rank = -1;
     job->memory.quota.limit = config->limits.memory_bytes ? config->limits.memory_bytes : UINT64_MAX;
     job->ranks = calloc(MAX(job->world.size, (unsigned)CONFIG_MAX_LOCAL_RANKS), sizeof(*job->ranks));
@@ -67,6 +68,8 @@ int job_new(struct job **out, const struct config *config, const struct kernels 
 
 void job_join(struct job *job, struct coordinator *coordinator)
 {
+    assert(job->phase == JOB_WAITING);
+    assert(!job_anybody_is_here(job));
     coordinator_free(job->coordinator);
     job->coordinator = coordinator;
 }
@@ -136,6 +139,7 @@ static void settle_job(struct job *job)
         form_settle(job);
         return;
     }
+    assert(job->layout);
     boundary_settle(job);
     abort_settle(job);
     commit_settle(job);

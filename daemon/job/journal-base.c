@@ -4,6 +4,7 @@
 
 #include "daemon/job/journal-base.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -211,6 +212,8 @@ int base_read(struct job *job, struct manifest *manifest, char *why, size_t why_
     uint64_t at = 0;
     int r = wire_arena_init(&arena);
 
+    assert(!job->layout); /* compare_config() changes settings that determine it */
+    assert(manifest->n == 0);
     snprintf(why, why_size, "its journal is damaged");
     while (r == 0 && journal_read_base(job->run.survival.journal, &at, &record)) {
         if (record.type == JOURNAL_CONFIG)

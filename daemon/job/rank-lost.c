@@ -4,6 +4,7 @@
 
 #include "daemon/job/rank-lost.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -53,6 +54,7 @@ bool job_has_live_ranks(const struct job *job)
 
 void rank_lost_tick(struct job *job)
 {
+    assert(!job->run.survival.replays); /* a loss is recorded */
     for (unsigned r = job->world.first; job->run.survival.found_ns && r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
@@ -113,6 +115,8 @@ static void report_lost(struct job *job, struct job_rank *rank)
 
 void job_detach(struct job *job, struct job_rank *rank)
 {
+    assert(rank->peer);
+    assert(job_is_own(job, rank->rank));
     rank->peer = NULL;
     rank_forget_away(rank);
     job_release_reading(job, rank);

@@ -4,6 +4,7 @@
 
 #include "daemon/job/replay.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -128,6 +129,8 @@ int replay_log(struct job *job, char *why, size_t why_size)
     uint64_t at = 0, n = 0;
     int r = wire_arena_init(&arena);
 
+    assert(job->run.survival.replays);
+    assert(job->layout);
     while (r == 0 && journal_read(job->run.survival.journal, &at, &record)) {
         job->run.survival.clock_ns = MIN(record.time_ns, job->run.survival.found_ns);
         r = job_is_own(job, record.rank) ? replay_record(job, &arena, &record) : -EINVAL;
@@ -145,6 +148,8 @@ int replay_log(struct job *job, char *why, size_t why_size)
 /* Each rank now has its answers, requests and slots again. Its process has not connected yet. */
 void replay_end(struct job *job)
 {
+    assert(job->run.survival.replays);
+    assert(job->layout);
     job->run.survival.replays = false;
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];

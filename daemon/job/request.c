@@ -4,6 +4,8 @@
 
 #include "daemon/job/request.h"
 
+#include <assert.h>
+
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/wire/wire-request.h"
@@ -109,6 +111,10 @@ static void (*const verbs[N_REQUEST_TYPES])(struct job *job, struct job_rank *ra
 
 void request_serve(struct job *job, struct job_rank *rank, const struct request *request)
 {
+    assert(rank->peer);
+    assert(job_is_own(job, rank->rank));
+    assert(rank == &job->ranks[rank->rank]);
+    assert((unsigned)request->type < N_REQUEST_TYPES);
     rank->last_request = request_type_name(request->type);
     rank->kept.n_received += request_is_recorded(request->type);
     if (request_is_recorded(request->type))
@@ -121,6 +127,8 @@ void request_take(struct job *job, struct job_rank *rank, const struct request *
 {
     bool recorded = request_is_recorded(request->type);
 
+    assert(!job->run.survival.replays); /* the request would not be recorded */
+    assert(rank->peer != RANK_IS_AWAY);
     if (recorded) {
         job_record(job, rank, JOURNAL_REQUEST, packed, n_packed_bytes, NULL, 0);
         (void)failpoint_at(request_type_name(request->type), "log");

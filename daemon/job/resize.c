@@ -133,6 +133,7 @@ static void free_resized(struct resized *new)
 /* The new ranks begin as successors, so that only the users of the old ranks may attach. */
 static int make_new_ranks(const struct job *job, struct resized *new, unsigned n_ranks)
 {
+    assert(n_ranks <= ARRAY_SIZE(new->gathered));
     for (unsigned r = 0; r < n_ranks; r++) {
         new->gathered[r] = calloc(new->layout->n_params, sizeof(*new->gathered[r]));
         if (!new->gathered[r])
@@ -183,14 +184,18 @@ static void use_ranks(struct job *job, struct resized *new, unsigned n_ranks)
     for (unsigned r = 0; r < n_ranks; r++) {
         job->ranks[r].kept.owner = owners[r];
         job->ranks[r].kept.incarnation = ++job->kept.n_incarnations;
+        assert(new->ledger.ranks[r].incarnation == job->ranks[r].kept.incarnation);
         job->ranks[r].gathered = steal_ptr(new->gathered[r]);
     }
 }
 
 static void use(struct job *job, struct resized *new, unsigned n_ranks)
 {
+    assert(job->work.n_under_way == 0 && job->work.n_io == 0); /* nothing reads what is replaced */
+    assert(job->executor->n_local == n_ranks);
     if (job->phase == JOB_WINDOW)
         window_forget(job); /* the rank that opened it has gone */
+    assert(job->phase == JOB_TRAINING);
     window_free(steal_ptr(job->window));
     use_ranks(job, new, n_ranks);
     job->step = job->executor->step;

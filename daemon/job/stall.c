@@ -4,6 +4,7 @@
 
 #include "daemon/job/stall.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -236,6 +237,8 @@ const char *job_waits_for(const struct job *job, const struct job_rank *rank)
         [WAIT_ABORT] = "for the abort",
     };
 
+    _Static_assert(ARRAY_SIZE(waits) == WAITS_N_KINDS, "a text for each kind of wait");
+    assert(rank->wait != WAIT_NONE);
     (void)job;
     return waits[rank->wait];
 }
@@ -420,6 +423,7 @@ static void check_stall(struct job *job, uint64_t now)
     uint64_t longest = 0, again = 0; /* again: a wait to attach again, which no abort ends */
     bool blocked = false, cut_off = coordinator_is_cut_off(job->coordinator), elsewhere;
 
+    assert(!job->layout || job->ledger.n_ranks == job->world.size);
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         if (job->ranks[r].wait != WAIT_NONE)
             longest = MAX(longest, now - job->ranks[r].wait_ns);

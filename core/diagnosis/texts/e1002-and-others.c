@@ -5,6 +5,7 @@
  * permissions. Duplicates, missing gradients, ranks, manifests and client reports have their own files.
  */
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -97,6 +98,7 @@ static void explain_early(struct diagnostic *d, const struct evidence_push *e, e
     const struct push_record *record = &e->push.record;
     bool next = (int64_t)record->step == e->at.step && record->micro_batch == e->at.micro_batch;
 
+    assert(e->code == E_EARLY);
     if (e->cause) {
         diagnostic_field(d, "cause", "%s", e->cause);
         diagnostic_field(d, "fix", "%s", e->fix[caller != CALLER_C]);

@@ -5,6 +5,7 @@
  * other group is compared with it, at their first difference.
  */
 
+#include <assert.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -61,6 +62,7 @@ static void add_rank(struct comparison *c, unsigned rank)
             return;
         }
     }
+    assert(c->n_groups < c->world_size);
     c->groups[c->n_groups++] = (struct rank_group){.first = rank, .n = 1, .digest = digest};
 }
 
@@ -98,6 +100,7 @@ static bool comparison_init(struct comparison *c, const struct manifest *const *
 
 static const struct manifest *manifest_of(const struct comparison *c, unsigned group)
 {
+    assert(group < c->n_groups);
     return c->manifests[c->groups[group].first];
 }
 
@@ -229,6 +232,7 @@ static void add_differences(struct diagnostic *d, struct comparison *c)
         for (unsigned k = 0; k < n_shown && !shown; k++)
             shown = places[k] == i;
         if (!shown) {
+            assert(n_shown < GROUPS_SHOWN);
             places[n_shown++] = i;
             print_difference(&expected, c, 0, i);
         }
