@@ -4,6 +4,7 @@
 
 #include "core/base/acl.h"
 
+#include <assert.h>
 #include <endian.h>
 #include <linux/posix_acl.h>
 #include <linux/posix_acl_xattr.h>
@@ -22,18 +23,21 @@ struct encoded {
 
 void acl_add_users(struct acl *acl, const uid_t *uids, size_t n)
 {
+    assert(acl->n_uids <= ACL_MAX_NAMES);
     for (size_t i = 0; i < n && acl->n_uids < ACL_MAX_NAMES; i++)
         acl->uids[acl->n_uids++] = uids[i];
 }
 
 void acl_add_groups(struct acl *acl, const gid_t *gids, size_t n)
 {
+    assert(acl->n_gids <= ACL_MAX_NAMES);
     for (size_t i = 0; i < n && acl->n_gids < ACL_MAX_NAMES; i++)
         acl->gids[acl->n_gids++] = gids[i];
 }
 
 static void add_acl_entry(struct encoded *encoded, unsigned tag, mode_t permissions, uint32_t id)
 {
+    assert(encoded->n < ACL_MAX_ENTRIES);
     encoded->entries[encoded->n++] =
         (struct posix_acl_xattr_entry){.e_tag = htole16(tag), .e_perm = htole16(permissions & 7), .e_id = htole32(id)};
 }

@@ -3,6 +3,7 @@
 
 #include "core/base/json.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -133,6 +134,7 @@ char *json_clean(const char *s)
         return NULL;
     for (; n_bytes > 0; s += n, n_bytes -= n) {
         n = utf8_length(s, n_bytes);
+        assert(n <= n_bytes);
         if (n > 0 && (!utf8_is_control(s) || *s == '\n' || *s == '\t')) {
             memcpy(end, s, n);
             end += n;

@@ -4,6 +4,7 @@
 
 #include "core/base/keep.h"
 
+#include <assert.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
@@ -102,6 +103,8 @@ static int read_passed(void)
 
 static void remove_passed(struct keep_passed *passed)
 {
+    assert(passed >= store.passed);
+    assert(passed < store.passed + store.n_passed);
     free((char *)passed->name);
     memmove(passed, passed + 1, (size_t)(store.passed + store.n_passed - (passed + 1)) * sizeof(*passed));
     store.n_passed--;

@@ -4,6 +4,7 @@
 
 #include "core/base/log.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -121,6 +122,7 @@ static struct log_entry *take_entry(void)
     sink.first = entry->next;
     if (!sink.first)
         sink.last = &sink.first;
+    assert(sink.n_bytes >= entry->n_bytes);
     sink.n_bytes -= entry->n_bytes;
     sink.writing = true;
     return entry;
@@ -237,6 +239,7 @@ void log_line(int level, const char *format, ...)
 
 void log_entry(int level, const char *text, const struct notify_field *fields, size_t n_fields)
 {
+    assert(n_fields <= NOTIFY_MAX_FIELDS);
     if (level <= sink.level)
         put_entry(&(struct notify_entry){
             .level = level, .job = sink.job, .text = text, .fields = fields, .n_fields = n_fields});

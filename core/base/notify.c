@@ -6,6 +6,7 @@
 
 #include "core/base/notify.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -50,6 +51,7 @@ static void add_assignment(struct notify_message *message, const char *name, con
     va_list args;
     int r;
 
+    assert(message->n < MAX_FIELDS);
     va_start(args, format);
     r = vasprintf(&value, format, args);
     va_end(args);

@@ -4,6 +4,7 @@
 
 #include "core/base/read-file.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -56,6 +57,7 @@ int read_file(const char *path, size_t max_bytes, char **text, size_t *n_bytes)
     }
     if (r < 0)
         return r;
+    assert(n < n_allocated);
     buffer[n] = '\0';
     *text = steal_ptr(buffer);
     *n_bytes = n;

@@ -4,6 +4,7 @@
 
 #include "core/base/recorder.h"
 
+#include <assert.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
@@ -12,6 +13,10 @@
 #include "core/base/worker.h"
 
 enum { WORDS = sizeof(struct record) / sizeof(uint64_t) };
+
+_Static_assert((RECORDER_LOOP_RECORDS & (RECORDER_LOOP_RECORDS - 1)) == 0, "place() masks the number of a record");
+_Static_assert((RECORDER_WORKER_RECORDS & (RECORDER_WORKER_RECORDS - 1)) == 0, "place() masks the number of a record");
+_Static_assert(N_RECORD_KINDS <= UINT8_MAX, "a record has a byte for its kind");
 
 struct ring {
     _Atomic(uint64_t) n_written; /* all records so far */
@@ -98,6 +103,7 @@ void recorder_note(const struct record *record)
 {
     struct ring *ring = own_ring();
 
+    assert(record->kind < N_RECORD_KINDS);
     if (ring)
         append_record(ring, record);
 }
@@ -116,6 +122,7 @@ void recorder_work(enum record_kind kind, uint32_t parcel, uint32_t micro_batch)
     struct ring *ring = own_ring();
     uint64_t now;
 
+    assert(kind == RECORD_WORK_REDUCE || kind == RECORD_WORK_UPDATE);
     if (!ring || (ring->open.begin_ns > 0 && ring->open.kind == kind && ring->open.item == parcel &&
                   ring->open.micro_batch == (uint16_t)micro_batch))
         return;
@@ -190,6 +197,7 @@ struct record *recorder_copy(uint64_t n_steps, size_t *n_records, uint64_t *olde
         if (n > 0 && n + 1 >= rings[i].n_records)
             *oldest = MIN(MAX(*oldest, step - (uint32_t)((uint32_t)step - own[0].step) + 1), step);
         *n_records += keep_from(own, n, (uint32_t)*oldest);
+        assert(*n_records < room);
     }
     if (all)
         *n_records = keep_from(all, *n_records, (uint32_t)*oldest);

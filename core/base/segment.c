@@ -4,6 +4,7 @@
 
 #include "core/base/segment.h"
 
+#include <assert.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -37,9 +38,11 @@ static int segment_map(struct segment *segment, int fd, size_t n_bytes)
         mmap(NULL, n_bytes + AREA_EXTRA_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     uint8_t *map;
 
+    assert(fd >= 0);
     if (area == MAP_FAILED)
         return -errno;
     map = (uint8_t *)round_up((uintptr_t)area, HUGE_PAGE_BYTES) + (size_t)(fd % N_SKEWS) * SKEW_BYTES;
+    assert((size_t)(map - area) <= AREA_EXTRA_BYTES); /* MAP_FIXED replaces whatever lies beyond the area */
     if (mmap(map, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, 0) == MAP_FAILED) {
         int r = -errno;
 
@@ -151,6 +154,7 @@ void segment_unkeep(const char *name)
 {
     char(*more)[SEGMENT_NAME_BYTES] = realloc(freed, (n_freed + 1) * sizeof(*freed));
 
+    assert(strlen(name) < SEGMENT_NAME_BYTES); /* a name that is cut would be another segment's */
     if (!more) {
         keep_forget(name);
         return;
@@ -174,6 +178,7 @@ struct stamp {
     uint64_t mark, n_bytes, name; /* name: its hash */
     uint64_t sum;                 /* of the fields before */
 };
+_Static_assert(sizeof(struct stamp) == 4 * sizeof(uint64_t), "no padding is hashed, and later daemons read the same");
 
 static struct stamp make_stamp(const char *name, size_t n_bytes)
 {
@@ -290,6 +295,7 @@ static int make_kept(struct segment *segment, const char *name, size_t n_bytes, 
 {
     int fd, r;
 
+    assert(strlen(name) < sizeof(segment->kept));
     *segment = SEGMENT_NULL;
     if (n_bytes == 0)
         return 0;
@@ -348,6 +354,7 @@ void segment_release_name(struct segment *segment)
 void segment_deinit(struct segment *segment)
 {
     segment_release_name(segment);
+    assert(!segment->area || segment->n_bytes > 0);
     if (segment->area)
         munmap(segment->area, segment->n_bytes + AREA_EXTRA_BYTES);
     if (segment->fd >= 0)
@@ -424,6 +431,8 @@ int segments_reserve(const struct segment *const *segments, size_t n_segments, u
 
 void segment_punch(const struct segment *segment, size_t offset_bytes, size_t n_bytes)
 {
+    assert(offset_bytes <= segment->n_bytes);
+    assert(n_bytes <= segment->n_bytes - offset_bytes); /* what follows the segment is other memory */
     if (n_bytes > 0 && segment->fd < 0)
         (void)madvise(segment->map + offset_bytes, n_bytes, MADV_REMOVE);
     else if (n_bytes > 0)

@@ -4,6 +4,8 @@
 
 #include "core/base/sequence.h"
 
+#include <assert.h>
+
 /* Return: 0 or -errno of a stage. */
 static int begin_stages(struct sequence *sequence)
 {
@@ -14,6 +16,7 @@ static int begin_stages(struct sequence *sequence)
             return 0;
         if (r < 0)
             return r;
+        assert(r == SEQUENCE_OVER);
         sequence->at++;
     }
     sequence->ended(sequence->userdata, 0);
@@ -36,6 +39,7 @@ void sequence_run(struct sequence *sequence)
 
 void sequence_advance(struct sequence *sequence, int result)
 {
+    assert(sequence->stages[sequence->at]); /* a stage waits, or the next one would lie beyond the end of the list */
     if (result < 0) {
         sequence->ended(sequence->userdata, result);
         return;

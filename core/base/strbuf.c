@@ -4,6 +4,7 @@
 
 #include "core/base/strbuf.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -24,6 +25,7 @@ static bool ensure_room(struct strbuf *buf, size_t n_bytes)
     size_t needed, capacity = MAX(buf->capacity, (size_t)128);
     char *data;
 
+    assert(buf->data ? buf->n_bytes < buf->capacity : buf->capacity == 0); /* with the NUL */
     if (buf->cut)
         return false;
     if (!size_add(&needed, buf->n_bytes, n_bytes) || needed >= STRBUF_MAX_BYTES) {

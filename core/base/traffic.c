@@ -16,11 +16,13 @@ const char *traffic_name(enum traffic_kind kind)
         [TRAFFIC_FETCH] = "fetch",
     };
 
+    assert(kind < N_TRAFFIC);
     return names[kind];
 }
 
 void traffic_begin(struct traffic *traffic, enum traffic_kind kind, uint64_t now_ns)
 {
+    assert(kind <= N_TRAFFIC);
     if (kind == N_TRAFFIC)
         return;
     if (traffic[kind].n_under_way++ == 0)
@@ -34,6 +36,7 @@ void traffic_end(struct traffic *traffic, enum traffic_kind kind, uint64_t n_byt
 
     if (kind == N_TRAFFIC)
         return;
+    assert(kind < N_TRAFFIC);
     assert(t->n_under_way > 0);
     t->n_orders++;
     t->n_bytes_sent += n_bytes_sent;

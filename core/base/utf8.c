@@ -4,6 +4,8 @@
 
 #include "core/base/utf8.h"
 
+#include <assert.h>
+
 #include "core/base/base.h"
 
 size_t utf8_length(const char *s, size_t n)
@@ -18,6 +20,7 @@ size_t utf8_length(const char *s, size_t n)
     };
     const unsigned char *u = (const unsigned char *)s;
 
+    assert(n > 0);
     if (u[0] < 0x80)
         return 1;
     for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {

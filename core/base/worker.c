@@ -40,6 +40,8 @@ unsigned worker_number(void)
 /* Moves a finished work to the done list. The caller holds the lock. */
 static void pool_finish(struct worker_pool *pool, struct work *work)
 {
+    assert(pool->n_under_way > 0);
+    assert(work->n_finished == work->n_items);
     work->next = NULL;
     *pool->done_tail = work;
     pool->done_tail = &work->next;
@@ -54,6 +56,7 @@ static struct work *pool_take(struct worker_pool *pool, uint32_t *item)
 
     if (!work)
         return NULL;
+    assert(work->n_started < work->n_items);
     *item = work->n_started++;
     if (work->n_started == work->n_items) {
         pool->head = work->next;
@@ -85,6 +88,7 @@ static void pool_work(struct worker_pool *pool)
         work->run(work, item);
         pthread_mutex_lock(&pool->lock);
         pool->n_items_done++;
+        assert(work->n_finished < work->n_started);
         finished = ++work->n_finished == work->n_items;
         if (finished) {
             recorder_rest(); /* before notify(), because the next step may begin then */
@@ -171,6 +175,7 @@ void worker_pool_free(struct worker_pool *pool)
 {
     if (!pool)
         return;
+    assert(number == 0); /* a worker would wait for itself */
     pthread_mutex_lock(&pool->lock);
     pool->stop = true;
     pthread_cond_broadcast(&pool->work_posted);
@@ -185,6 +190,8 @@ void worker_pool_free(struct worker_pool *pool)
 
 void worker_post(struct worker_pool *pool, struct work *work)
 {
+    assert(work->done);
+    assert(work->run || work->n_items == 0);
     work->n_started = 0;
     work->n_finished = 0;
     work->next = NULL;
@@ -208,6 +215,7 @@ unsigned worker_pool_reap(struct worker_pool *pool)
     struct work *done, *next;
     unsigned n = 0;
 
+    assert(number == 0); /* done() belongs to the loop's thread */
     pthread_mutex_lock(&pool->lock);
     done = pool->done;
     pool->done = NULL;

@@ -4,6 +4,8 @@
 
 #include "core/budget/budget.h"
 
+#include <assert.h>
+
 #include "core/base/base.h"
 #include "core/budget/exchange-plan.h"
 #include "core/budget/step-sizes.h"
@@ -33,6 +35,8 @@ struct plan_options budget_options(const struct config *config, const struct lay
     uint64_t device_staging = DEVICES_BOUNCE_BYTES + (offloaded ? offload_staging_bytes(layout) : 0);
     struct device_plan_options device = {.layout = layout, .first_local = ranks.first_local, .n_local = ranks.n_local};
 
+    assert(ranks.n_local > 0);
+    assert(ranks.first_local + ranks.n_local <= layout->world_size);
     return (struct plan_options){
         .stage = config_stage(config),
         .moments_dtype = config_moments(config).type.dtype,

@@ -4,6 +4,8 @@
 
 #include "core/budget/exchange-plan.h"
 
+#include <assert.h>
+
 #include "core/base/base.h"
 #include "core/base/segment.h"
 #include "core/budget/plan.h"
@@ -23,6 +25,7 @@ unsigned exchange_plan_n_pieces(const struct config *config, unsigned node)
 {
     struct subtree pieces[SUBTREE_MAX];
 
+    assert(node < config->world.nodes.n_items);
     if (exchange_plan_on_devices(config))
         return config->world.nodes.items[node].ranks;
     return subtree_find(config->world.size, config_first_rank_of(config, node), config->world.nodes.items[node].ranks,
@@ -46,6 +49,7 @@ uint64_t exchange_plan_owned(const struct layout *layout, struct span span, uint
     uint64_t first = MAX(owned, from);
     uint64_t end = MIN(owned + n_owned, from + n_elems);
 
+    assert(from + n_elems <= layout->buckets[bucket].n_elems);
     *start = first;
     return end > first ? end - first : 0;
 }

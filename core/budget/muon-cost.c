@@ -4,6 +4,7 @@
 
 #include "core/budget/muon-cost.h"
 
+#include <assert.h>
 #include <time.h>
 
 #include "core/base/base.h"
@@ -59,5 +60,7 @@ double muon_cost_measure(const struct gemm *gemm)
 
 double muon_cost_seconds(const struct muon_cost *cost, double flops_per_second, unsigned n_threads)
 {
+    assert(flops_per_second > 0);
+    assert(n_threads > 0);
     return MAX(cost->flops / MIN(n_threads, (unsigned)GEMM_MAX_CALLERS), cost->largest_flops) / flops_per_second;
 }

@@ -24,6 +24,11 @@ enum {
     POOL_SPARE_BYTES = 16 << 20,
 };
 
+_Static_assert((int)UNDO_LANES == (int)DEVICE_LANES, "the plan has the lanes of the engine");
+_Static_assert((int)ARRAY_ALIGN_BYTES == (int)DEVICE_ALIGN_BYTES, "arrays are planned as the engine aligns them");
+_Static_assert((int)POOL_ALIGN_BYTES == (int)DEVICE_POOL_ALIGN, "parameters are planned as the pool aligns them");
+_Static_assert((int)LAYOUT_ALIGN_ELEMS % (int)GROUP8_ELEMS == 0, "partitions are whole groups");
+
 double plan_model_states(double n_params, unsigned ranks, unsigned stage)
 {
     const double whole = 4 + OPTIMIZER_BYTES;
@@ -87,6 +92,7 @@ static uint64_t moment_elems_bytes(const struct plan_options *options, uint64_t 
 {
     enum dtype dtype = options->moments_dtype;
 
+    assert(!dtype_is_grouped(dtype) || n_elems % GROUP8_ELEMS == 0);
     return dtype_is_grouped(dtype) ? mul(n_elems / GROUP8_ELEMS, GROUP8_BYTES) : mul(n_elems, dtype_size(dtype));
 }
 
@@ -136,6 +142,7 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
     uint64_t sum = 0;
 
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
+        assert(options->n_moments >= (unsigned)layout_is_muon(layout, b)); /* Muon's matrices have one less */
         sum = add(sum, master_bytes(layout, options, b));
         sum = add(sum, mul(moment_bytes(layout, options, b), options->n_moments - layout_is_muon(layout, b)));
     }

@@ -4,6 +4,8 @@
 
 #include "core/budget/step-sizes.h"
 
+#include <assert.h>
+
 #include "core/base/base.h"
 #include "core/config/config.h"
 #include "kernels/exact.h"
@@ -19,6 +21,7 @@ enum {
 
 bool step_sends_bucket(const struct layout *layout, unsigned n_local, enum dtype wire, uint32_t bucket)
 {
+    assert(bucket < layout->n_buckets);
     return n_local == 1 && layout->world_size > 1 && layout->buckets[bucket].grad_dtype == wire;
 }
 

@@ -4,6 +4,7 @@
 
 #include "core/checkpoint/box.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -13,6 +14,7 @@ static void measure(const uint64_t *shape, uint32_t n_dims, uint64_t *strides)
 {
     uint64_t n = 1;
 
+    assert(n_dims <= LAYOUT_MAX_DIMS);
     for (uint32_t d = n_dims; d-- > 0;) {
         strides[d] = n;
         n *= shape[d];
@@ -41,6 +43,7 @@ size_t box_cut(const uint64_t *shape, uint32_t n_dims, uint64_t first_elem, uint
     if (first_elem >= end_elem)
         return 0;
     measure(shape, n_dims, strides);
+    assert(end_elem <= (n_dims > 0 ? strides[0] * shape[0] : 1));
     if (n_dims == 0)
         make_box(&boxes[n_boxes++], shape, 0, strides, 0, 0, 1);
     while (n_dims > 0 && at < end_elem) {
@@ -53,6 +56,8 @@ size_t box_cut(const uint64_t *shape, uint32_t n_dims, uint64_t first_elem, uint
         n = (end_elem - at) / strides[d];
         if (d > 0)
             n = MIN(n, shape[d] - at / strides[d] % shape[d]);
+        assert(n > 0);
+        assert(n_boxes < BOX_MAX);
         make_box(&boxes[n_boxes++], shape, n_dims, strides, d, at, n);
         at += n * strides[d];
     }

@@ -4,6 +4,7 @@
 
 #include "core/checkpoint/description.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -96,6 +97,7 @@ static struct json_object *params_array(struct json *j, const struct layout *lay
         const struct layout_param *p = &layout->params[i];
         struct json_object *object = json_new_object(j), *shape = json_new_array(j);
 
+        assert((size_t)p->dtype < ARRAY_SIZE(dtype_names));
         json_put_string(j, object, "name", p->name);
         json_put_string(j, object, "dtype", dtype_names[p->dtype]);
         for (uint32_t d = 0; d < p->n_dims; d++)
@@ -135,6 +137,7 @@ static char *seal(char *text)
         free(text);
         return NULL;
     }
+    assert(sealed[n] == '}');
     hash_text(hash, sealed, n);
     sprintf(sealed + n, SEAL "%s\"}\n", hash);
     return sealed;

@@ -4,6 +4,7 @@
 
 #include "core/checkpoint/folder.h"
 
+#include <assert.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -14,6 +15,9 @@
 #include "core/base/base.h"
 
 enum { READ_BYTES = HASH_BLOCK_BYTES };
+
+_Static_assert((int)FOLDER_NAME_BYTES >= (int)sizeof("step-18446744073709551615"), "a name has room for any step");
+_Static_assert((int)FOLDER_NAME_BYTES >= (int)sizeof("node4294967295.json"), "a name has room for any node");
 
 /* ---- names --------------------------------------------------------------------------------------------- */
 
@@ -234,6 +238,7 @@ static int verify_file(struct verification *v, int fd, const struct description_
         uint64_t at = (uint64_t)block * HASH_BLOCK_BYTES, n = MIN(file->n_bytes - at, (uint64_t)READ_BYTES);
         int r = folder_read(fd, v->buffer, n, at);
 
+        assert(at < file->n_bytes); /* description_parse() has compared the number of blocks with the size */
         if (r < 0)
             return r;
         if (hash_block(v->buffer, n) != file->hash.blocks[block]) {

@@ -4,6 +4,7 @@
 
 #include "core/checkpoint/hash.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -63,6 +64,7 @@ void hash_add(struct hash_state *state, const void *bytes, size_t n_bytes)
     while (n_bytes > 0) {
         size_t n = MIN(n_bytes, HASH_BLOCK_BYTES - state->n_in_block);
 
+        assert(state->n_in_block < HASH_BLOCK_BYTES);
         XXH3_64bits_update(state->block, at, n);
         state->n_in_block += n;
         if (state->n_in_block == HASH_BLOCK_BYTES)

@@ -4,6 +4,7 @@
 
 #include "core/checkpoint/safetensors.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -38,6 +39,8 @@ void safetensors_deinit(struct safetensors *file)
 
 static size_t element_bytes(int dtype)
 {
+    assert(dtype >= 0);
+    assert(dtype < SAFETENSORS_OTHER);
     return dtype == SAFETENSORS_U8 ? 1 : dtype_size(dtype);
 }
 
@@ -76,6 +79,7 @@ static int append_tensor(struct safetensors *file, const struct safetensors_tens
         free(tensor->name);
         return -ENOMEM;
     }
+    assert(file->n < file->capacity);
     file->tensors[file->n++] = *tensor;
     return 0;
 }
@@ -87,6 +91,7 @@ const struct safetensors_tensor *safetensors_find(const struct safetensors *file
 
     if (!clean || !json_object_object_get_ex(file->names, clean, &index))
         return NULL;
+    assert(json_object_get_uint64(index) < file->n);
     return &file->tensors[json_object_get_uint64(index)];
 }
 
@@ -113,6 +118,7 @@ int safetensors_add(struct safetensors *file, const char *name, int dtype, const
     struct safetensors_tensor tensor = {
         .name = json_clean(name), .dtype = dtype, .n_dims = n_dims, .n_bytes = element_bytes(dtype)};
 
+    assert(n_dims <= LAYOUT_MAX_DIMS);
     if (tensor.name && strcmp(tensor.name, METADATA) == 0) {
         free(tensor.name);
         return SAFETENSORS_E_DUPLICATE;
@@ -138,6 +144,7 @@ static void describe_tensor(struct json *j, struct json_object *root, const stru
 {
     struct json_object *object = json_new_object(j);
 
+    assert((size_t)tensor->dtype < ARRAY_SIZE(dtype_names));
     json_put_string(j, object, "dtype", dtype_names[tensor->dtype]);
     json_put(j, object, "shape", list(j, tensor->shape, tensor->n_dims));
     json_put(j, object, "data_offsets",
@@ -461,6 +468,8 @@ int safetensors_parse(struct safetensors *out, const uint8_t *bytes, uint64_t n_
     struct json_object *root = read_json((const char *)bytes + SAFETENSORS_LENGTH_BYTES,
                                          n_bytes - SAFETENSORS_LENGTH_BYTES, &r, why, why_size);
 
+    assert(n_bytes >= SAFETENSORS_LENGTH_BYTES); /* of safetensors_header_bytes(), which is not 0 */
+    assert(n_bytes <= file_bytes);
     *out = (struct safetensors){.file_bytes = file_bytes};
     if (r == 0)
         r = read_tensors(out, root, why, why_size);

@@ -4,6 +4,7 @@
 
 #include "core/checkpoint/sources.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -35,6 +36,7 @@ static int fail(const struct words *words, int r, const char *format, ...)
 
 size_t source_block_bytes(const struct source *source, uint64_t block)
 {
+    assert(block * HASH_BLOCK_BYTES <= source->file->n_bytes);
     return MIN(source->file->n_bytes - block * HASH_BLOCK_BYTES, (uint64_t)HASH_BLOCK_BYTES);
 }
 
@@ -43,6 +45,7 @@ int source_check_block(const struct source *source, uint64_t block, const uint8_
 {
     const struct words words = {why, why_size};
 
+    assert(block < source->file->hash.n_blocks);
     if (r < 0)
         return fail(&words, r, "%s: %s", source->file->name, strerror(-r));
     if (hash_block(bytes, source_block_bytes(source, block)) != source->file->hash.blocks[block])
@@ -139,6 +142,7 @@ int sources_open(struct sources *sources, int folder, const struct description *
     for (size_t i = 0; r == 0 && i < d->n_files; i++) {
         enum tensor_file kind = tensor_file_kind(d->files[i].name);
 
+        assert(sources->n <= i); /* the list has room for each file once */
         if (kind != TENSOR_N_FILES)
             r = open_source(sources, folder, kind, &d->files[i], &words);
     }

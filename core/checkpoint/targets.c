@@ -39,6 +39,9 @@ int targets_add(struct targets *targets, char *name, const struct target *target
     struct target *added = &targets->list[targets->n];
 
     assert(targets->n < targets->capacity);
+    assert(target->kind < TENSOR_N_FILES);
+    assert(target->end_elem <= target->n_elems);
+    assert(target->n_found == 0);
     *added = *target;
     added->name = name ? json_clean(name) : NULL; /* as in the headers */
     if (!added->name)
@@ -98,6 +101,7 @@ static bool find_box(const struct safetensors *file, const struct safetensors_te
 {
     size_t n_bytes = target->n_dims * sizeof(*tensor->shape);
 
+    assert(target->n_dims <= LAYOUT_MAX_DIMS);
     *box = (struct box){0};
     if ((tensor->dtype != target->dtype && !is_converted(tensor, target)) || tensor->n_dims != target->n_dims)
         return false;

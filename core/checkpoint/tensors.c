@@ -4,6 +4,7 @@
 
 #include "core/checkpoint/tensors.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,6 +14,7 @@ void tensor_file_name(char *dst, enum tensor_file kind, int node, size_t box)
 {
     char which[32] = "", further[32] = "";
 
+    assert(kind < TENSOR_N_FILES);
     if (node >= 0)
         snprintf(which, sizeof(which), "-node%d", node);
     if (box > 0)
@@ -38,6 +40,7 @@ const char *tensor_moment_key(enum optimizer optimizer, bool second)
         [OPTIMIZER_ADAGRAD] = {NULL, "sum"},           [OPTIMIZER_MUON] = {"momentum_buffer", NULL},
     };
 
+    assert(optimizer < N_OPTIMIZERS);
     return keys[optimizer][second];
 }
 

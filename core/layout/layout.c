@@ -177,6 +177,8 @@ static uint32_t *open_bucket(const struct builder *builder, const struct layout_
 {
     unsigned key = (param->muon * (unsigned)N_DTYPES + param->grad_dtype) * N_DTYPES + param->dtype;
 
+    assert(param->group < builder->layout->n_groups);
+    assert(key < N_KEYS);
     return &builder->open[param->group * N_KEYS + key];
 }
 
@@ -191,9 +193,13 @@ static void place_param(struct builder *builder, uint32_t id)
 
     if (*open != LAYOUT_NO_BUCKET) {
         bucket = &layout->buckets[*open];
+        assert(bucket->group == param->group);
+        assert(bucket->dtype == param->dtype);
+        assert(bucket->grad_dtype == param->grad_dtype);
         offset = align_up(bucket->n_elems, LAYOUT_ALIGN_ELEMS);
     }
     if (!bucket || offset + param->n_elems > layout->bucket_elems) {
+        assert(layout->n_buckets < layout->n_params); /* the array has no room for more */
         *open = layout->n_buckets++;
         offset = 0;
         bucket = &layout->buckets[*open];
@@ -224,6 +230,8 @@ static void close_buckets(struct layout *layout)
         bucket->room_elems = align_up(bucket->n_elems, LAYOUT_ALIGN_ELEMS) + MAX_PADDING_ELEMS;
         bucket->n_elems = align_up(bucket->n_elems, align);
         bucket->room_elems = MAX(bucket->room_elems, bucket->n_elems);
+        assert(bucket->n_params > 0);
+        assert(bucket->used_elems <= bucket->n_elems);
         bucket->arena_offset_bytes = layout->arena_bytes;
         bucket->first_param = first_param;
 
@@ -231,10 +239,13 @@ static void close_buckets(struct layout *layout)
         layout->arena_bytes += bucket->n_elems * dtype_size(bucket->grad_dtype);
         first_param += bucket->n_params;
     }
+    assert(first_param <= layout->n_params);
+    assert(layout->padded_elems >= layout->trainable_elems);
 
     for (uint32_t p = 0; p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];
 
+        assert(param->trainable == (param->bucket != LAYOUT_NO_BUCKET));
         if (param->trainable)
             layout->bucket_params[layout->buckets[param->bucket].first_param + param->index_in_bucket] = p;
     }
@@ -275,6 +286,7 @@ static double count_operations(const struct layout *layout, const struct layout_
     for (uint32_t i = 0; i < bucket->n_params; i++) {
         const struct layout_param *param = &layout->params[layout->bucket_params[bucket->first_param + i]];
 
+        assert(param->n_dims == 2); /* a matrix */
         n += (double)param->n_elems * (double)MIN(param->shape[0], param->shape[1]);
     }
     return n;
@@ -294,6 +306,7 @@ static int find_owners(struct layout *layout)
         if (!operations)
             return -ENOMEM;
         bucket->owner = find_least(operations, layout->world_size);
+        assert(bucket->owner < layout->world_size);
         operations[bucket->owner] += count_operations(layout, bucket);
     }
     return 0;
@@ -341,6 +354,7 @@ static void place_weights(struct layout *layout)
         struct layout_param *param = &layout->params[p];
 
         if (param->trainable) {
+            assert(param->offset_elems + param->n_elems <= layout->buckets[param->bucket].room_elems);
             param->weight_offset_bytes =
                 layout->buckets[param->bucket].weight_offset_bytes + param->offset_elems * dtype_size(param->dtype);
         } else {
@@ -370,6 +384,9 @@ static struct layout_chunk cut_chunk(const struct layout *layout, uint32_t id, u
     uint64_t end;
     uint32_t rank = layout_owner(layout, param->bucket, param->offset_elems + start_elem, &end);
 
+    assert(rank < layout->world_size);
+    assert(start_elem % LAYOUT_ALIGN_ELEMS == 0);
+    assert(end > param->offset_elems + start_elem);
     end = MIN(param->n_elems, end - param->offset_elems);
     return (struct layout_chunk){
         .param = id,
@@ -426,6 +443,7 @@ static int make_chunks(struct builder *builder)
             layout->chunks[c] = cut_chunk(layout, p, at);
             at += layout->chunks[c].n_elems;
         }
+        assert(at == (param->trainable ? param->n_elems : 0)); /* no element is in no chunk, or in two */
     }
     return 0;
 }
@@ -440,6 +458,7 @@ static struct layout_parcel cut_parcel(const struct layout *layout, uint32_t b, 
     struct layout_parcel parcel = {.bucket = b, .first_chunk = first_chunk};
 
     /* Only a bucket of one large parameter has more than one parcel, and that parameter begins with the bucket. */
+    assert(first_chunk == bucket->first_chunk || bucket->n_params == 1);
     if (first_chunk > bucket->first_chunk)
         parcel.offset_elems = layout->chunks[first_chunk].start_elem;
     if (bucket->n_params > 1)
@@ -465,12 +484,14 @@ static void add_part(struct layout *layout, struct layout_parcel *parcel, uint32
         .n_chunks = end - first,
     };
 
+    assert(first <= end);
     if (part.n_chunks > 0)
         part.start_elem = layout->chunks[first].start_elem;
     for (uint32_t c = first; c < end; c++) {
         layout->chunks[c].part = layout->n_parts;
         part.n_elems += layout->chunks[c].n_elems;
     }
+    assert(part.n_elems <= parcel->n_elems);
     if (param->n_parts++ == 0) {
         param->first_part = layout->n_parts;
         param->first_parcel = part.parcel;
@@ -505,6 +526,8 @@ static uint32_t cut_bucket(struct layout *layout, uint32_t b)
         at += parcel.n_chunks;
         n++;
     } while (at < end);
+    assert(at == end);
+    assert(!layout->parcels || n == bucket->n_parcels);
     return n;
 }
 
@@ -518,6 +541,7 @@ static int make_parcels(struct layout *layout)
         bucket->first_parcel = n_parcels;
         bucket->n_parcels = cut_bucket(layout, b);
         n_parcels += bucket->n_parcels;
+        assert(bucket->n_parcels == 1 || bucket->n_params == 1);
         n_parts += MAX(bucket->n_parcels, bucket->n_params); /* one of them is 1 */
     }
     layout->parcels = calloc(MAX(n_parcels, 1u), sizeof(*layout->parcels));
@@ -526,6 +550,9 @@ static int make_parcels(struct layout *layout)
         return -ENOMEM;
     for (uint32_t b = 0; b < layout->n_buckets; b++)
         cut_bucket(layout, b);
+    assert(layout->n_parcels == n_parcels); /* the arrays have room for as many */
+    assert(layout->n_parts == n_parts);
+    assert(layout->largest_parcel_bytes <= layout->arena_bytes);
     return 0;
 }
 
@@ -568,6 +595,19 @@ int layout_new(struct layout **out, const struct layout_decl *decls, uint32_t n_
     return r;
 }
 
+struct layout_decl layout_declared(const struct layout_param *param)
+{
+    return (struct layout_decl){.name = param->name,
+                                .name_len = param->name_len,
+                                .dtype = param->dtype,
+                                .grad_dtype = param->grad_dtype,
+                                .group = param->group,
+                                .trainable = param->trainable,
+                                .muon = param->muon,
+                                .n_dims = param->n_dims,
+                                .shape = param->shape};
+}
+
 int layout_for_ranks(struct layout **out, const struct layout *layout, unsigned world_size)
 {
     _cleanup_free_ struct layout_decl *decls = calloc(layout->n_params, sizeof(*decls));
@@ -575,19 +615,8 @@ int layout_for_ranks(struct layout **out, const struct layout *layout, unsigned 
 
     if (!decls)
         return -ENOMEM;
-    for (uint32_t p = 0; p < layout->n_params; p++) {
-        const struct layout_param *param = &layout->params[p];
-
-        decls[p] = (struct layout_decl){.name = param->name,
-                                        .name_len = param->name_len,
-                                        .dtype = param->dtype,
-                                        .grad_dtype = param->grad_dtype,
-                                        .group = param->group,
-                                        .trainable = param->trainable,
-                                        .muon = param->muon,
-                                        .n_dims = param->n_dims,
-                                        .shape = param->shape};
-    }
+    for (uint32_t p = 0; p < layout->n_params; p++)
+        decls[p] = layout_declared(&layout->params[p]);
     return layout_new(out, decls, layout->n_params, world_size, layout->bucket_elems, &bad);
 }
 

@@ -156,6 +156,9 @@ int layout_new(struct layout **out, const struct layout_decl *decls, uint32_t n_
                uint64_t bucket_elems, uint32_t *bad);
 void layout_free(struct layout *layout);
 
+/* Return: the parameter as it was declared. Name and shape belong to the layout. */
+struct layout_decl layout_declared(const struct layout_param *param);
+
 /* Makes the layout of the same parameters for another world size. Return: 0, -ENOMEM or LAYOUT_E_TOO_LARGE. */
 int layout_for_ranks(struct layout **out, const struct layout *layout, unsigned world_size);
 

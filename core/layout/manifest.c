@@ -32,6 +32,7 @@ static int grow_decls(struct manifest *manifest)
     uint32_t capacity = MAX(manifest->capacity * 2, 64u);
     struct layout_decl *decls;
 
+    assert(manifest->n <= manifest->capacity);
     if (manifest->n < manifest->capacity)
         return 0;
     decls = reallocarray(manifest->decls, capacity, sizeof(*decls));
@@ -50,6 +51,7 @@ int manifest_add(struct manifest *manifest, const struct layout_decl *decl)
     struct layout_decl *own;
 
     assert(decl->n_dims <= LAYOUT_MAX_DIMS); /* the wire refuses others */
+    assert(manifest->n_bytes <= MANIFEST_MAX_BYTES);
     if (manifest->n == MANIFEST_MAX_PARAMS)
         return MANIFEST_E_FULL;
     if (!size_mul(&shape_bytes, decl->n_dims, sizeof(*shape)) || !size_add(&n_bytes, shape_bytes, decl->name_len) ||
@@ -91,6 +93,7 @@ uint64_t manifest_digest(const struct manifest *manifest)
         const struct layout_decl *decl = &manifest->decls[p];
         uint8_t fields[(6 + LAYOUT_MAX_DIMS) * sizeof(uint64_t)], *at = fields;
 
+        assert(decl->n_dims <= LAYOUT_MAX_DIMS);
         at = put_u64(at, decl->name_len);
         at = put_u64(at, decl->dtype);
         at = put_u64(at, decl->grad_dtype);

@@ -20,6 +20,7 @@ static unsigned find_subtrees(unsigned lo, unsigned n, struct subtree within, st
     }
     while (left * 2 < n)
         left *= 2;
+    assert(left < n); /* one rank is inside or outside */
     n_found = find_subtrees(lo, left, within, subtrees, n_found);
     return find_subtrees(lo + left, n - left, within, subtrees, n_found);
 }

@@ -2,6 +2,7 @@
 
 /* Prints a trace in the Trace Event Format: a line for each event. */
 
+#include <assert.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -22,6 +23,8 @@ enum {
     TID_WORKER = 10000,
     TID_PARCEL = 100000,
 };
+
+_Static_assert(TID_COLLECTIVE + (int)N_TRAFFIC <= TID_RANK, "each kind of collective has a track of its own");
 
 /* The updates of one parcel by all workers are one event on its track. */
 struct parcel_state {
@@ -153,6 +156,7 @@ static void print_update(struct printer *p, uint32_t parcel)
     struct parcel_state *state = &p->parcels[parcel];
     struct record record = {.begin_ns = state->begin_ns, .end_ns = state->end_ns, .step = state->step};
 
+    assert(parcel < p->trace->n_parcels);
     if (state->end_ns > 0)
         print_span(p, "update", TID_PARCEL + parcel, &record);
     state->end_ns = 0;

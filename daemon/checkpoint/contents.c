@@ -4,6 +4,8 @@
 
 #include "daemon/checkpoint/contents.h"
 
+#include <assert.h>
+
 #include "core/base/base.h"
 #include "core/layout/layout.h"
 #include "daemon/checkpoint/write.h"
@@ -17,6 +19,8 @@ struct planning {
 
 static struct contents_file *file_of(const struct planning *w, enum tensor_file kind, size_t box)
 {
+    assert(kind < TENSOR_N_FILES);
+    assert(box < BOX_MAX);
     return &w->contents->files[(size_t)kind * BOX_MAX + box];
 }
 
@@ -39,6 +43,7 @@ static int add_tensor(struct contents_file *file, const char *name, int dtype, c
         file->tensors = tensors;
         file->capacity = file->header.capacity;
     }
+    assert(r != 0 || (file->header.n > 0 && file->header.n <= file->capacity));
     if (r == 0)
         file->tensors[file->header.n - 1] = tensor;
     return r;
@@ -73,6 +78,8 @@ static int add_array(const struct planning *w, enum tensor_file kind, const char
         return writes_common(w) ? add_tensor(file_of(w, kind, 0), name, dtype, p->shape, NULL, p->n_dims, tensor) : 0;
     }
     find_owned(w, tensor.index, &tensor.first_elem, &tensor.end_elem);
+    assert(tensor.first_elem <= tensor.end_elem);
+    assert(tensor.end_elem <= p->n_elems);
     n = box_cut(p->shape, p->n_dims, tensor.first_elem, tensor.end_elem, boxes);
     for (size_t i = 0; r == 0 && i < n; i++) {
         tensor.first_elem = boxes[i].first_elem;
@@ -120,6 +127,7 @@ static int add_state_tensor(const struct planning *w, const char *key, int dtype
 {
     _cleanup_free_ char *name = tensor_state_name(w->layout->params[tensor.index].name, key);
 
+    assert(key); /* the optimizer has no such array, or its name would have "(null)" */
     if (!name)
         return -ENOMEM;
     if (tensor.source != FROM_COUNT)
@@ -207,6 +215,7 @@ int contents_plan(struct contents *contents, const struct checkpoint_order *orde
     for (size_t i = 0; i < CONTENTS_FILES; i++) {
         enum tensor_file kind = (enum tensor_file)(i / BOX_MAX);
 
+        assert(contents->files[i].header.n == 0);
         tensor_file_name(contents->files[i].name, kind, order->node, i % BOX_MAX);
         contents->files[i].header.sharded = order->node >= 0 && kind != TENSOR_RANKS;
     }

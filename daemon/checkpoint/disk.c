@@ -4,6 +4,7 @@
 
 #include "daemon/checkpoint/disk.h"
 
+#include <assert.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -55,6 +56,9 @@ static int write_all(const struct disk *disk, int fd, const void *bytes, size_t 
     const uint8_t *at = bytes;
     int r = fails("disk.write");
 
+    assert((uintptr_t)bytes % DISK_ALIGN_BYTES == 0);
+    assert(n_bytes % DISK_ALIGN_BYTES == 0);
+    assert(offset % DISK_ALIGN_BYTES == 0);
     (void)disk;
     if (r < 0)
         return r;

@@ -4,6 +4,7 @@
 
 #include "daemon/checkpoint/groups.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,6 +59,8 @@ static int put_part(struct groups *groups, void *at, enum dtype dtype, size_t n_
 {
     struct waiting_group **link, *group;
 
+    assert(n_elems <= GROUP8_ELEMS);
+    assert(first + n <= n_elems);
     pthread_mutex_lock(&groups->lock);
     link = find_group(groups, at);
     group = link ? *link : NULL;
@@ -80,6 +83,8 @@ int groups_put(struct groups *groups, const struct groups_array *array, uint64_t
     const uint8_t *from = src;
     int r = 0;
 
+    assert(dtype_is_grouped(array->dtype));
+    assert(elem + n <= array->n_elems);
     while (n > 0 && r == 0) {
         float values[GROUP8_ELEMS];
         size_t first = elem % GROUP8_ELEMS, n_now = MIN(n, GROUP8_ELEMS - first);

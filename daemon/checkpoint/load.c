@@ -4,6 +4,7 @@
 
 #include "daemon/checkpoint/load.h"
 
+#include <assert.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -89,6 +90,8 @@ static struct place find_place(const struct safetensors_tensor *tensor, const st
 
     if (first >= end)
         return (struct place){.known = true};
+    assert(target->at); /* this node keeps elements, so it has a place for them */
+    assert((end - box->first_elem) * file_elem_bytes <= tensor->n_bytes);
     return (struct place){.known = true,
                           .at = target->at,
                           .n_elems = target->end_elem - target->first_elem,
@@ -361,6 +364,10 @@ static int convert_elems(struct loading *l, const struct place *place, uint64_t 
     size_t file_elem_bytes = dtype_size(place->file_dtype), n = (to - from) / file_elem_bytes;
     uint64_t elem = place->first_elem + (from - place->from) / file_elem_bytes;
 
+    assert(from >= place->from);
+    assert(to <= place->to);
+    assert(place->n_elems == 0 || elem + n <= place->n_elems); /* 0: bytes that a rank has stored */
+    assert(place->file_dtype == place->dtype || (from - place->from) % file_elem_bytes == 0);
     if (place->is_lower) {
         master24_lower_from_f32((int8_t *)place->at + elem, (const float *)(const void *)bytes, n);
         return 0;
@@ -464,6 +471,7 @@ int loading_read(struct loading *l, uint32_t piece)
 
     if (r < 0)
         return r;
+    assert(piece < l->n_pieces);
     (void)failpoint("load");
     if (piece == 0)
         clear_lacking(l);

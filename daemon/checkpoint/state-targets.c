@@ -4,6 +4,7 @@
 
 #include "daemon/checkpoint/state-targets.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -71,6 +72,7 @@ static int add_values(struct targets *targets, const struct state *state, uint32
     const struct layout_param *p = &state->layout->params[id];
     struct target target = whole_param(p, TENSOR_OPTIMIZER, state_dtype(state, kind));
 
+    assert(key); /* the state has no array that the optimizer lacks */
     target.may_lack = target.is_moment = kind != STATE_MASTER;
     keep_owned(&target, state, id, kind);
     return targets_add(targets, tensor_state_name(p->name, key), &target);

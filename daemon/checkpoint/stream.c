@@ -4,6 +4,7 @@
 
 #include "daemon/checkpoint/stream.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
@@ -14,6 +15,8 @@
 
 /* Picked: with two buffers the caller waited for the disk, because a write can take twice as long as the one before. */
 enum { N_BUFFERS = 4, BUFFER_BYTES = 4 << 20 };
+
+_Static_assert((int)BUFFER_BYTES % (int)DISK_ALIGN_BYTES == 0, "each buffer is written at an aligned offset");
 
 struct stream_buffers {
     uint8_t bytes[N_BUFFERS][BUFFER_BYTES]; /* aligned to pages, and so for the disk */
@@ -48,6 +51,8 @@ static void write_first(struct stream *s)
     size_t n_bytes = s->n_pending == 1 ? s->pending_bytes : BUFFER_BYTES;
     int r = s->result;
 
+    assert(s->n_pending > 0);
+    assert(s->offset % DISK_ALIGN_BYTES == 0);
     pthread_mutex_unlock(&s->lock);
     if (r == 0)
         r = s->disk->write(s->disk, s->fd, buffer, n_bytes, s->offset);
@@ -90,7 +95,10 @@ static int wait_until_pending(struct stream *s, unsigned n)
 /* Hands the filled buffer to the thread, and waits until the next buffer is free. */
 static void hand_over(struct stream *s, size_t n_bytes)
 {
+    assert(n_bytes > 0 && n_bytes <= BUFFER_BYTES);
     pthread_mutex_lock(&s->lock);
+    assert(s->n_pending < N_BUFFERS);                              /* else this buffer is one of those */
+    assert(s->n_pending == 0 || s->pending_bytes == BUFFER_BYTES); /* only the last one is shorter */
     s->n_pending++;
     s->pending_bytes = n_bytes;
     s->filling = (s->filling + 1) % N_BUFFERS;
@@ -110,6 +118,7 @@ static void stream_free(struct stream *s)
         pthread_cond_broadcast(&s->changed);
         pthread_mutex_unlock(&s->lock);
         pthread_join(s->thread, NULL);
+        assert(s->n_pending == 0);
     }
     closep(&s->fd);
     hash_free(s->hash);
@@ -182,6 +191,8 @@ void *stream_place(struct stream *s, size_t n_bytes)
 
 void stream_placed(struct stream *s, size_t n_bytes)
 {
+    assert(n_bytes <= BUFFER_BYTES - s->n_filled);
+    assert(n_bytes <= s->n_bytes - s->n_put); /* the hash has room for as many */
     hash_add(s->hash, next_byte(s), n_bytes);
     s->n_put += n_bytes;
     s->n_filled += n_bytes;
@@ -193,6 +204,7 @@ void stream_put(struct stream *s, const void *bytes, size_t n_bytes)
 {
     const uint8_t *at = bytes;
 
+    assert(n_bytes <= s->n_bytes - s->n_put); /* the hash has room for as many */
     hash_add(s->hash, bytes, n_bytes);
     s->n_put += n_bytes;
     while (n_bytes > 0) {

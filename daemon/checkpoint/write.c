@@ -4,6 +4,7 @@
 
 #include "daemon/checkpoint/write.h"
 
+#include <assert.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -26,6 +27,9 @@
 #include "kernels/kernels.h"
 
 enum { NAME_BYTES = 64 };
+
+_Static_assert((int)NAME_BYTES >= (int)FOLDER_NAME_BYTES + (int)sizeof("..0123456789abcdef.writing"),
+               "a hidden name has room for a checkpoint's name and the token");
 
 struct writing {
     struct checkpoint_order *order;
@@ -122,6 +126,9 @@ static void put_chunk(struct writing *w, struct stream *stream, const struct con
     void *place = converted || !whole ? NULL : stream_place(stream, n_bytes);
     const uint8_t *values = (const void *)w->values;
 
+    assert(n <= CHUNK_ELEMS);
+    assert(first < end);
+    assert(end <= n);
     if (converted)
         values = read_converted(w, tensor, chunk, last);
     else
@@ -154,6 +161,7 @@ static void put_tensor(struct writing *w, struct stream *stream, const struct co
     const struct checkpoint_blob *blob = &w->order->blobs[tensor->index];
     float count;
 
+    assert(tensor->index < (tensor->source == FROM_BLOB ? w->order->n_blobs : w->layout->n_params));
     switch (tensor->source) {
     case FROM_STATE:
     case FROM_ROUNDED_MASTER:
@@ -314,6 +322,7 @@ static int open_dir(struct writing *w)
 {
     const struct checkpoint_order *order = w->order;
 
+    assert(w->dir < 0);
     folder_name(w->name, order->description.step);
     if (is_sharded(w))
         snprintf(w->hidden, sizeof(w->hidden), ".%s.%016" PRIx64 ".writing", w->name, order->token);
@@ -330,6 +339,7 @@ static int make_hidden(struct writing *w)
     const struct disk *disk = w->order->disk;
     int r = disk->make_folder(disk, w->dir, w->hidden);
 
+    assert(w->folder < 0);
     w->at = w->hidden;
     if (r < 0 && (r != -EEXIST || !is_sharded(w)))
         return r;
@@ -505,6 +515,7 @@ int checkpoint_write(struct checkpoint_order *order, char *why, size_t why_size)
     struct writing *w = writing_new(order);
     int r;
 
+    assert(order->description.n_files == 0); /* they are added here */
     if (!w) {
         snapshot_give_up(order->snapshot);
         snprintf(why, why_size, "no memory");
@@ -567,6 +578,7 @@ int checkpoint_publish(struct checkpoint_order *order, char *why, size_t why_siz
     struct writing *w = writing_new(order);
     int r = w ? open_dir(w) : -ENOMEM;
 
+    assert(order->node == 0);
     *why = '\0';
     if (r == 0) {
         w->at = w->hidden;

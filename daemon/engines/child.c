@@ -166,6 +166,7 @@ static void tell_failure(struct child *child)
     struct child_failure failure = {
         .said = child->said, .what = child->what, .has_tag = child->has_tag, .tag = child->tag};
 
+    assert(!child->closed); /* only late() and freed() come then */
     if (child->told)
         return;
     child->told = true;
@@ -211,6 +212,7 @@ int child_expect(struct child *child, const struct child_order *order, uint32_t 
         child_fail(child, &order->tag, "cannot be given an order: %s", strerror(-r));
         return r;
     }
+    assert(child->n_orders < child->n_orders_allocated);
     added = &child->orders[child->n_orders++];
     *added = *order;
     added->deadline_ms = now_ms() + timeout_ms + CHILD_GRACE_MS;
@@ -225,6 +227,7 @@ void child_settle(struct child *child, struct child_order *order, uint64_t n_byt
 {
     uint64_t now = uv_hrtime();
 
+    assert(order >= child->orders && order < child->orders + child->n_orders);
     if (child->traffic)
         traffic_end(child->traffic, order->kind, n_bytes_sent, n_bytes_received, now);
     if (order->kind < N_TRAFFIC)
@@ -399,6 +402,8 @@ static void serve_late(struct child *child)
 
 static void child_free(struct child *child)
 {
+    assert(child->closed);
+    assert(!child->runs); /* freed() tells the owner that the process writes no more */
     serve_late(child);
     last_words_deinit(&child->words);
     closep(&child->fd);
@@ -416,6 +421,7 @@ static void on_closed(uv_handle_t *handle)
 {
     struct child *child = handle->data;
 
+    assert(child->n_handles > 0);
     if (--child->n_handles == 0)
         child_free(child);
 }
@@ -561,6 +567,7 @@ int child_start(struct child *child, char *why, size_t why_size)
     };
     int r = environment ? 0 : -ENOMEM;
 
+    assert(!child->has_process);
     if (!r) {
         child->process.data = child;
         r = uv_spawn(child->loop, &child->process, &process);
@@ -667,6 +674,7 @@ int child_send(struct child *child, const void *data, int n_bytes, int *fds, siz
 {
     int n = child_is_over(child) ? -EPIPE : n_bytes, r = 0;
 
+    assert(n_bytes != 0); /* a command has bytes, and would be lost */
     if (n > 0)
         r = frame_queue_send(&child->queue, child->fd, data, (size_t)n, fds, n_fds);
     for (size_t i = 0; n <= 0 && i < n_fds; i++)

@@ -13,6 +13,10 @@
 #include "core/base/keep.h"
 #include "core/wire/progress.h"
 
+_Static_assert(sizeof(struct device_facts) ==
+                   (DEVICE_N_PIECES + 1) * DEVICE_MAX_LOCAL * 8 + DEVICE_MAX_LOCAL * DEVICE_GPU_BYTES + 2 * 8,
+               "no padding");
+
 /* ---- the plan ---------------------------------------------------------------------------------------------- */
 
 /*
@@ -92,6 +96,10 @@ int device_keep_add(struct device_keep *keep, unsigned local_rank, enum device_p
 {
     char name[SEGMENT_NAME_BYTES];
 
+    assert(local_rank < keep->plan.head->n_local);
+    assert((unsigned)kind < DEVICE_N_PIECES);
+    assert(fd >= 0);
+    assert(keep->fds[local_rank][kind] < 0); /* the memory of the first one may be mapped */
     keep->fds[local_rank][kind] = fd;
     keep->facts->n_bytes[local_rank][kind] = n_bytes;
     print_name(name, sizeof(name), local_rank, kind);
@@ -167,6 +175,7 @@ bool device_keep_was_found(const struct device_keep *keep)
 
 void device_keep_forget_ops(struct device_keep *keep)
 {
+    assert(!keep->in_use);
     memset(keep->results.reduced, 0, keep->plan.head->n_parcels * sizeof(*keep->results.reduced));
 }
 

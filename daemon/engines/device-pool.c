@@ -58,6 +58,7 @@ static uint64_t place_bytes(const struct device_pool *pool, uint32_t param)
 {
     const struct layout_param *p = &pool->layout->params[param];
 
+    assert(param < pool->layout->n_params);
     return round_up(p->n_elems * dtype_size(p->dtype), (uint64_t)DEVICE_POOL_ALIGN);
 }
 
@@ -80,6 +81,7 @@ static bool drop_first(struct device_pool *pool)
 {
     uint32_t param = pool->placed[pool->first];
 
+    assert(pool->n_placed > 0);
     if (pool->requests[param] == pool->n_requests)
         return false;
     pool->offsets[param] = DEVICE_POOL_NOWHERE;
@@ -111,6 +113,10 @@ static bool take_place(struct device_pool *pool, uint32_t param)
     while (first_offset(pool) != DEVICE_POOL_NOWHERE && first_offset(pool) >= at && first_offset(pool) < at + n_bytes)
         if (!drop_first(pool))
             return false;
+    assert(at % DEVICE_POOL_ALIGN == 0);
+    assert(at + n_bytes <= pool->n_bytes);
+    assert(pool->offsets[param] == DEVICE_POOL_NOWHERE);
+    assert(pool->n_placed < pool->layout->n_params);
     pool->offsets[param] = at;
     pool->placed[(pool->first + pool->n_placed++) % pool->layout->n_params] = param;
     pool->head = at + n_bytes;

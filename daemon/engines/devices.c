@@ -97,6 +97,9 @@ struct devices {
     size_t n_parts;
 };
 
+_Static_assert(DEVICE_MAX_LOCAL <= 32, "devices.lost_ranks has a bit for each local rank");
+_Static_assert(DEVICES_BOUNCE_BYTES % 64 == 0, "parts of a move end between elements");
+
 /* ---- orders ---------------------------------------------------------------------------------------------- */
 
 /* Numbers the orders that move data between ranks; each generation begins again at 0. */
@@ -130,6 +133,7 @@ static void set_tag(struct device_command *command, uint64_t tag, uint32_t timeo
         command->fetch.timeout_ms = timeout_ms;
         return;
     default:
+        assert(command->type == DEVICE_COMMAND_COPY);
         command->copy.tag = tag;
         command->copy.timeout_ms = timeout_ms;
     }
@@ -190,6 +194,8 @@ static void give(struct devices *devices, struct order *order)
     uint64_t base_ms = devices->options.n_nodes > 1 && failpoint("others") == 0 ? OTHERS_MS : ORDER_MS;
     uint64_t timeout_ms = base_ms + devices->n_waiting_bytes / ORDER_BYTES_PER_MS;
 
+    assert(devices->ready);
+    assert(order->tag == 0); /* no engine has it */
     order->tag = ++devices->last_tag;
     drop_released(devices, order);
     /* Gradients that a rank pushed before its process ended may be reduced long after, so the wait begins here. */
@@ -269,6 +275,7 @@ static struct order *remove_order(struct devices *devices, uint64_t tag)
         *link = order->next;
         if (devices->last_order == &order->next)
             devices->last_order = link;
+        assert(devices->n_waiting_bytes >= order->n_bytes);
         devices->n_waiting_bytes -= order->n_bytes;
         return order;
     }
@@ -296,6 +303,9 @@ static void copy_run(struct work *work, uint32_t item)
     uint8_t *host = part->move->host, *bounce = devices->bounce.map + part->bounce_at;
     size_t elem_bytes = dtype_size(part->move->dtype);
 
+    assert(item < devices->n_parts);
+    assert(part->bounce_at + part->n_bytes <= DEVICES_BOUNCE_BYTES);
+    assert(part->from_bytes + part->n_bytes <= part->move->n_bytes);
     (void)failpoint("bounce");
     if (part->move->write != devices->filling)
         return;
@@ -329,6 +339,7 @@ static void batch_done(struct devices *devices)
     devices_done done = copy->done;
     void *userdata = copy->userdata;
 
+    assert(devices->copying);
     devices->copying = false;
     if (copy->at == copy->n_moves) {
         devices->copies = copy->next;
@@ -344,6 +355,7 @@ static void batch_done(struct devices *devices)
 
 static void post_work(struct devices *devices)
 {
+    assert(!devices->working);
     devices->working = true;
     worker_post(devices->options.pool, &devices->work);
 }
@@ -412,6 +424,11 @@ static void start_batch(struct devices *devices)
         const struct devices_move *move = &copy->moves[copy->at];
         uint64_t n = MIN(move->n_bytes - copy->at_bytes, DEVICES_BOUNCE_BYTES - used);
 
+        assert(move->local_rank < devices->keep.plan.head->n_local);
+        assert((unsigned)move->kind < DEVICE_N_PIECES);
+        assert(move->n_bytes <= devices->keep.facts->n_bytes[move->local_rank][move->kind]);
+        assert(move->offset_bytes <= devices->keep.facts->n_bytes[move->local_rank][move->kind] - move->n_bytes);
+        assert(!move->rounds || (move->write && move->n_bytes % dtype_size(move->dtype) == 0));
         devices->parts[devices->n_parts++] =
             (struct part){.move = move, .from_bytes = copy->at_bytes, .n_bytes = n, .bounce_at = used};
         used = MIN(round_up(used + n, 64), DEVICES_BOUNCE_BYTES);
@@ -449,6 +466,7 @@ int devices_copy(struct devices *devices, const struct devices_move *moves, size
 
 bool devices_awaits(const struct devices *devices, unsigned local_rank, uint64_t point)
 {
+    assert(local_rank < DEVICE_MAX_LOCAL);
     return point > devices->keep.facts->released[local_rank];
 }
 
@@ -488,6 +506,7 @@ static void on_lost(uv_timer_t *handle)
 
 void devices_lost_trainer(struct devices *devices, unsigned local_rank)
 {
+    assert(local_rank < devices->keep.plan.head->n_local);
     devices->lost_ranks |= UINT32_C(1) << local_rank;
     if (devices->ready)
         watch_lost(devices); /* else give() starts the timer */
@@ -511,6 +530,7 @@ static void engine_is_ready(void *userdata, const char *versions)
     struct devices *devices = userdata;
     bool first = !devices->was_ready;
 
+    assert(!devices->ready);
     log_notice("the engine of the GPUs is ready: %s, generation %u, process %jd", versions, devices->generation,
                (intmax_t)device_pid(devices->device));
     snprintf(devices->versions, sizeof(devices->versions), "%s", versions);
@@ -597,6 +617,9 @@ static void free_now(struct devices *devices)
 {
     if (devices->keep.in_use || devices->n_timers > 0)
         return;
+    assert(devices->closing);
+    assert(!devices->device);
+    assert(!devices->working);
     device_keep_deinit(&devices->keep);
     segment_deinit(&devices->bounce);
     free(devices);
@@ -619,6 +642,7 @@ static void cancel_collectives(struct devices *devices)
 
         if (is_collective(order)) {
             *link = order->next;
+            assert(devices->n_waiting_bytes >= order->n_bytes);
             devices->n_waiting_bytes -= order->n_bytes;
             order->next = ended;
             ended = order;
@@ -711,6 +735,9 @@ static void start_engine(struct devices *devices)
     bool again = devices->was_ready && devices->options.n_nodes == 1;
     char why[256];
 
+    assert(!devices->device);
+    assert(devices->options.n_nodes == 1 || devices->wanted > 0);
+    assert(options.generation > devices->generation);
     if (predecessor_runs(devices)) {
         (void)uv_timer_start(&devices->pause, on_pause, PREDECESSOR_MS, 0);
         return;
@@ -766,6 +793,7 @@ int devices_reserve(const struct devices *devices)
 
 void devices_share(struct devices *devices, enum devices_segment number, const struct segment *segment)
 {
+    assert((unsigned)number > BOUNCE && number < DEVICES_N_SEGMENTS);
     devices->shared[number] = segment;
 }
 
@@ -778,12 +806,16 @@ static void init_timers(struct devices *devices)
 
 void devices_start(struct devices *devices)
 {
+    assert(devices->options.n_nodes == 1);
+    assert(devices->n_timers == 0);
     init_timers(devices);
     (void)uv_timer_start(&devices->pause, on_pause, 0, 0);
 }
 
 void devices_next(struct devices *devices, uint32_t generation)
 {
+    assert(devices->options.n_nodes > 1);
+    assert(generation > devices->generation);
     if (devices->n_timers == 0)
         init_timers(devices);
     devices_stop(devices);
@@ -811,6 +843,7 @@ static void on_timer_closed(uv_handle_t *handle)
 {
     struct devices *devices = handle->data;
 
+    assert(devices->n_timers > 0);
     if (--devices->n_timers == 0)
         free_now(devices);
 }

@@ -18,6 +18,8 @@
 _Static_assert((int)ENGINE_GRACE_MS == (int)CHILD_GRACE_MS && (int)ENGINE_MAX_WHAT_BYTES == (int)CHILD_MAX_WHAT_BYTES,
                "what engine.h says of a child");
 
+_Static_assert((int)ENGINE_SETUP_SEGMENTS <= (int)FRAME_MAX_FDS, "the setup is one packet");
+
 enum { SENT, RECEIVED }; /* indices of child_order.expected, in bytes */
 
 struct engine {

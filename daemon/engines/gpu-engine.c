@@ -64,6 +64,7 @@ static void tags_remove(struct device *device, uint64_t tag)
             device->tags[i] = device->tags[--device->n_tags];
             return;
         }
+    assert(!"the tag of an order that was submitted");
 }
 
 /* ---- reports --------------------------------------------------------------------------------------------- */
@@ -88,6 +89,7 @@ static void serve_memory(struct device *device, const struct device_memory *memo
             child_fail(device->child, NULL, "has reported a piece of memory that it was not asked for");
             return;
         }
+        assert(n < n_fds);
         r = device_keep_add(keep, memory->local_rank, piece->kind, steal_fd(&fds[n++]), piece->n_bytes);
         if (r < 0) {
             child_fail(device->child, NULL, "has allocated memory that cannot be kept: %s", strerror(-r));
@@ -212,6 +214,7 @@ static void on_freed(void *userdata)
     struct device *device = userdata;
 
     if (device->started) {
+        assert(device->keep->in_use);
         device->keep->in_use = false;
         device->ops.ended(device->ops.userdata);
     }
@@ -262,6 +265,7 @@ static int submit_setup(struct device *device, const struct device_options *opti
                                                .plan_bytes = keep->plan_segment.n_bytes,
                                                .inputs_bytes = keep->inputs_segment.n_bytes,
                                                .results_bytes = keep->results_segment.n_bytes}};
+    _Static_assert(DEVICE_SETUP_FDS == 3, "each descriptor of the setup is named above");
     int fds[DEVICE_SETUP_FDS];
     int r = copy_fds(own, fds, DEVICE_SETUP_FDS);
 

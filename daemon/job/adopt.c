@@ -18,6 +18,7 @@
 #include "core/base/worker.h"
 #include "core/config/config.h"
 #include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis-build.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/manifest.h"
 #include "core/wire/journal-wire.h"
@@ -46,11 +47,9 @@ static struct diagnostic *restore_notice(const struct wire_diagnostic *notice)
 {
     struct diagnostic *d = diagnostic_new(notice->code, notice->title);
 
-    snprintf(d->cause_class, sizeof(d->cause_class), "%s", notice->cause_class);
-    d->has_rank = notice->has_rank;
-    d->rank = notice->rank;
-    d->has_step = notice->has_step;
-    d->step = notice->step;
+    if (strlen(notice->cause_class) < sizeof(d->cause_class))
+        diagnostic_class(d, notice->cause_class);
+    diagnostic_at(d, notice->has_rank ? (int64_t)notice->rank : -1, notice->has_step ? (int64_t)notice->step : -1, -1);
     for (size_t i = 0; i < notice->n_fields; i++)
         diagnostic_field(d, notice->fields[i].label, "%s", notice->fields[i].text);
     diagnostic_finish(d);
@@ -318,10 +317,10 @@ static int take_over(struct job *job, char *why, size_t why_size)
     if (r == 0)
         r = base_read(job, &manifest, why, why_size);
     if (r == 0) {
-        r = form_again(job, &manifest);
-        if (r < 0)
-            snprintf(why, why_size, "its memory is not as the manifest and the configuration want it: %s",
-                     strerror(-r));
+        *why = '\0';
+        r = form_again(job, &manifest, why, why_size);
+        if (r < 0 && !*why)
+            snprintf(why, why_size, "its memory does not match the manifest and the configuration: %s", strerror(-r));
         if (r < 0 && *segment_missing())
             snprintf(why, why_size, "segment \"%s\" %s", segment_missing(),
                      r == -ENODATA   ? "is missing"

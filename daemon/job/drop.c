@@ -70,8 +70,10 @@ static void begin_drop(struct job *job, unsigned code, const char *why, bool tel
         return;
     job->run.drop_code = code;
     job->run.drop_why = strdup(why);
-    if (!job->run.drop_why)
+    if (!job->run.drop_why) {
+        job->run.drop_for_next = false;
         return;
+    }
     if (tells)
         tell_ranks(job);
     if (job->layout)

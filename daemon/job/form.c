@@ -231,12 +231,11 @@ static int compare_manifests(void *userdata)
     return refuse_with(job, equal ? NULL : cause_manifest(manifests, job->world.size));
 }
 
-/* Makes job->layout. Return: NULL, or the refusal. */
-static struct diagnostic *make_layout(struct job *job)
+/* Makes job->layout. Return: NULL; or how to mend what is wrong, which is in `what`. */
+static const char *make_layout(struct job *job, char *what, size_t size)
 {
     const struct manifest *manifest = &job->ranks[job->world.first].process.manifest;
-    struct evidence_at at = job_at_forming(NULL);
-    char name[128], what[256];
+    char name[128];
     const char *key;
     uint32_t bad = 0;
     int r = layout_new(&job->layout, manifest->decls, manifest->n, job->world.size,
@@ -244,25 +243,30 @@ static struct diagnostic *make_layout(struct job *job)
 
     if (r == LAYOUT_E_DUPLICATE_NAME) {
         layout_print_name(name, sizeof(name), manifest->decls[bad].name, manifest->decls[bad].name_len);
-        snprintf(what, sizeof(what), "parameter %u has the name of an earlier one: %s", bad, name);
-        return cause_declare(&at, what, "declare each parameter once; tied weights are one parameter");
+        snprintf(what, size, "parameter %u has the name of an earlier one: %s", bad, name);
+        return "declare each parameter once; tied weights are one parameter";
     }
-    if (r != 0)
-        return cause_declare(&at,
-                             r == LAYOUT_E_TOO_LARGE ? "the parameters have more elements in all than can be laid out"
-                                                     : "out of memory for the layout",
-                             "declare a smaller model");
+    if (r != 0) {
+        snprintf(what, size, "%s",
+                 r == LAYOUT_E_TOO_LARGE ? "the parameters have more elements in all than can be laid out"
+                                         : "out of memory for the layout");
+        return "declare a smaller model";
+    }
     job->kept.digest = manifest_digest(manifest);
     if (schedule_check_groups(&job->config->scheduler, job->layout->n_groups, &key) == 0)
         return NULL;
-    snprintf(what, sizeof(what), "scheduler.params.%s has not one value per parameter group (%u groups)", key,
+    snprintf(what, size, "scheduler.params.%s needs one value, or one per parameter group (%u groups)", key,
              job->layout->n_groups);
-    return cause_declare(&at, what, "give one value, or one per group");
+    return "give one value, or one per group";
 }
 
 static int lay_out(void *userdata)
 {
-    return refuse_with(userdata, make_layout(userdata));
+    struct evidence_at at = job_at_forming(NULL);
+    char what[256];
+    const char *fix = make_layout(userdata, what, sizeof(what));
+
+    return refuse_with(userdata, fix ? cause_declare(&at, what, fix) : NULL);
 }
 
 static int admit_job(void *userdata)
@@ -522,11 +526,11 @@ static void reserve_again(struct job *job)
     worker_post(job->pool, &job->forming.reserve_work);
 }
 
-int form_again(struct job *job, const struct manifest *manifest)
+int form_again(struct job *job, const struct manifest *manifest, char *why, size_t why_size)
 {
     struct job_rank *first = &job->ranks[job->world.first];
     struct plan_options options;
-    struct diagnostic *refusal;
+    const char *fix;
     int r;
 
     assert(job->run.survival.replays);
@@ -535,12 +539,10 @@ int form_again(struct job *job, const struct manifest *manifest)
     for (uint32_t p = 0; p < manifest->n; p++)
         if (manifest_add(&first->process.manifest, &manifest->decls[p]) != 0)
             return -ENOMEM;
-    refusal = make_layout(job);
+    fix = make_layout(job, why, why_size);
     manifest_deinit(&first->process.manifest);
-    if (refusal) {
-        diagnostic_unref(refusal);
+    if (fix)
         return -EINVAL;
-    }
     options = budget_options(job->config, job->layout,
                              (struct budget_ranks){.first_local = job->world.first, .n_local = job_n_local(job)},
                              job->layout->n_parcels);

@@ -16,7 +16,7 @@ struct request_form;
 void job_declare(struct job *job, struct job_rank *rank, const struct request_declare *request);
 void job_form(struct job *job, struct job_rank *rank, const struct request_form *request);
 /* Lays out the job of an earlier daemon again, in its kept memory (segments_must_be_found()). Return: 0 or -errno. */
-int form_again(struct job *job, const struct manifest *manifest);
+int form_again(struct job *job, const struct manifest *manifest, char *why, size_t why_size);
 
 /* Makes an empty ledger for the parts of the layout. Return: 0 or -ENOMEM. */
 int form_ledger(struct ledger *ledger, const struct layout *layout, struct ledger_ranks ranks);

@@ -58,8 +58,10 @@ int job_new(struct job **out, const struct config *config, const struct kernels 
     for (unsigned r = job->world.first; r < job->world.end; r++)
         job->ranks[r].rank = r;
     job_reset_loss_scale(job);
-    if (alone_new(&job->coordinator, job) < 0) {
-        job_free(job);
+    if (alone_new(&job->coordinator, job) < 0) { /* without it job_free() cannot report the end */
+        kept_deinit(&job->diagnostics.kept);
+        free(job->ranks);
+        free(job);
         return -ENOMEM;
     }
     *out = job;

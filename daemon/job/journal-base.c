@@ -120,8 +120,10 @@ static void choose_gpu_room_again(struct job *job, const char *text)
     static const char name[] = "\nroom for gradients of GPUs ";
     const char *line = strstr(text, name);
 
-    if (line)
-        job->run.chosen.zero.gpu_room = (enum config_gpu_room)strtoul(line + strlen(name), NULL, 10);
+    unsigned long room = line ? strtoul(line + strlen(name), NULL, 10) : CONFIG_GPU_ROOM_NONE;
+
+    if (line && room <= CONFIG_GPU_ROOM_MICRO_BATCH) /* else the comparison of the settings names the line */
+        job->run.chosen.zero.gpu_room = (enum config_gpu_room)room;
 }
 
 /* An earlier version gathered in stage 3 on one node, too. Its run continues to gather. */
@@ -156,17 +158,19 @@ static int compare_config(struct job *job, const struct journal_record *record, 
 
 /* ---- manifest ------------------------------------------------------------------------------------------ */
 
-static void write_manifest(struct job *job, const struct manifest *manifest)
+/* Writes the declarations from the layout, because a rank's manifest is freed when its process dies. */
+static void write_manifest(struct job *job)
 {
     struct wire_arena arena = WIRE_ARENA_NULL;
     _cleanup_free_ uint8_t *packed = malloc(FRAME_MAX_BYTES);
     int n = packed ? wire_arena_init(&arena) : -ENOMEM;
 
-    for (uint32_t p = 0; n >= 0 && p < manifest->n; p++) {
-        n = wire_pack_request(
-            &arena,
-            &(struct request){.type = REQUEST_DECLARE, .declare = {.params = &manifest->decls[p], .n_params = 1}},
-            packed, FRAME_MAX_BYTES);
+    for (uint32_t p = 0; n >= 0 && p < job->layout->n_params; p++) {
+        struct layout_decl decl = layout_declared(&job->layout->params[p]);
+
+        n = wire_pack_request(&arena,
+                              &(struct request){.type = REQUEST_DECLARE, .declare = {.params = &decl, .n_params = 1}},
+                              packed, FRAME_MAX_BYTES);
         if (n > 0)
             journal_found(job->run.survival.journal, JOURNAL_DECLARE, packed, (size_t)n);
     }
@@ -202,7 +206,7 @@ void base_write(struct job *job)
     else
         journal_give_up(job->run.survival.journal, -ENOMEM);
     strbuf_deinit(&config);
-    write_manifest(job, &job->ranks[job->world.first].process.manifest);
+    write_manifest(job);
 }
 
 int base_read(struct job *job, struct manifest *manifest, char *why, size_t why_size)

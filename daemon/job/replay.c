@@ -57,7 +57,8 @@ static int replay_request(struct job *job, struct wire_arena *arena, const struc
     struct request request;
     char why[WIRE_WHY_BYTES];
 
-    if (wire_unpack_request(arena, record->data, record->n_bytes, &request, why, sizeof(why)) != 0)
+    if (wire_unpack_request(arena, record->data, record->n_bytes, &request, why, sizeof(why)) != 0 ||
+        !request_is_recorded(request.type))
         return -EINVAL;
     request_serve(job, &job->ranks[record->rank], &request);
     return 0;

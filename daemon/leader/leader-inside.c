@@ -7,6 +7,7 @@
 
 #include "daemon/leader/leader-inside.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 #include "core/base/base.h"
@@ -28,6 +29,7 @@ void leader_say(struct leader *leader, struct node_message message)
 
 void leader_tell(struct leader *leader, unsigned node, enum node_kind kind, uint64_t step)
 {
+    assert(node < leader->n_nodes);
     leader->ops.tell(leader->ops.userdata, node,
                      &(struct node_message){.kind = kind, .step = step, .attempt = leader->attempt});
 }
@@ -39,6 +41,8 @@ bool leader_is_gone(const struct node *node)
 
 void leader_start_motion(struct leader *leader, struct motion *motion, uint64_t n_tags)
 {
+    assert(motion->tag == 0); /* a motion that runs would be forgotten */
+    assert(n_tags > 0);
     *motion = (struct motion){.tag = leader->last_tag + 1};
     leader->last_tag += n_tags;
 }

@@ -10,6 +10,7 @@
  * none.
  */
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -271,6 +272,7 @@ static void all_have_said(struct leader *leader)
 
 void leader_take_over(struct leader *leader, uint64_t step, bool applies, bool is_saved)
 {
+    assert(leader->layout);
     leader->phase = LEADER_RETURNING;
     leader->step = step;
     leader->applies = applies;

@@ -7,6 +7,7 @@
  * has asked for the step.
  */
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -55,6 +56,8 @@ void leader_say_exchange(struct leader *leader, uint32_t index)
 {
     struct leader_parcel *parcel = &leader->parcels[index];
 
+    assert(parcel->motion.tag != 0);
+    assert(leader_all_are_connected(leader));
     parcel->motion.said = true;
     leader_say(leader, (struct node_message){
                            .kind = NODE_EXCHANGE,
@@ -90,6 +93,7 @@ static void queue(struct leader *leader, uint32_t index)
 {
     if (leader->parcels[index].queued)
         return;
+    assert(leader->n_queued < leader->layout->n_parcels);
     leader->parcels[index].queued = true;
     leader->queue[(leader->queue_first + leader->n_queued++) % leader->layout->n_parcels] = index;
 }
@@ -100,6 +104,7 @@ static void try_queued(struct leader *leader)
     while (leader->n_queued > 0 && leader->n_moving < NODE_MAX_MOVING) {
         uint32_t index = leader->queue[leader->queue_first];
 
+        assert(leader->parcels[index].queued);
         leader->queue_first = (leader->queue_first + 1) % leader->layout->n_parcels;
         leader->n_queued--;
         leader->parcels[index].queued = false;
@@ -111,6 +116,8 @@ void leader_try_parcel(struct leader *leader, uint32_t index)
 {
     struct leader_parcel *parcel = &leader->parcels[index];
 
+    assert(index < leader->layout->n_parcels);
+    assert(leader->n_moving <= NODE_MAX_MOVING);
     if (leader->phase != LEADER_TRAINING || parcel->motion.tag)
         return;
     do {
@@ -139,6 +146,8 @@ void leader_parcel_is_settled(struct leader *leader, uint32_t index)
 {
     struct leader_parcel *parcel = &leader->parcels[index];
 
+    assert(parcel->motion.tag != 0);
+    assert(leader->n_moving > 0);
     leader_say(leader, (struct node_message){.kind = NODE_SETTLED,
                                              .tag = parcel->motion.tag,
                                              .parcel = index,
@@ -239,6 +248,7 @@ void leader_hear_withdraw(struct leader *leader, unsigned node, const struct nod
         if (!place->ready || (leader_is_at(place, parcel) && parcel->motion.said))
             continue;
         if (leader_is_at(place, parcel)) {
+            assert(parcel->motion.tag == 0 || leader->n_moving > 0);
             leader->n_moving -= parcel->motion.tag != 0;
             parcel->motion = (struct motion){0};
         }

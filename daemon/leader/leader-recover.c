@@ -5,6 +5,8 @@
  * again the motions that have not arrived at all nodes.
  */
 
+#include <assert.h>
+
 #include "daemon/leader/leader-inside.h"
 #include "daemon/leader/leader.h"
 
@@ -29,6 +31,7 @@ void leader_answer_kept(struct leader *leader, uint64_t nodes)
 
 void leader_try_start(struct leader *leader)
 {
+    assert(leader->phase == LEADER_FORMING);
     for (unsigned i = 0; i < leader->n_nodes; i++)
         if (!leader->nodes[i].formed)
             return;

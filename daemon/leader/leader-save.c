@@ -6,6 +6,7 @@
  * written, node 0 puts the parts together. A job begins with a checkpoint only if all nodes have loaded the same one.
  */
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -26,6 +27,7 @@ static struct node_message save_end(const struct leader *leader, const char *why
 
 static void end_save(struct leader *leader, const char *why)
 {
+    assert(leader->save.under_way);
     leader->save.under_way = false;
     leader->save.was_made = !*why;
     leader_say(leader, save_end(leader, why));
@@ -65,6 +67,7 @@ void leader_try_save(struct leader *leader)
 
     if (!save->wanted || save->under_way || leader->phase != LEADER_TRAINING)
         return;
+    assert(save->wanted_token != 0); /* a node takes a save with token 0 for one of an earlier daemon */
     save->wanted = false;
     if (is_made(leader))
         return;
@@ -185,6 +188,7 @@ static bool check_digests(struct leader *leader)
 /* Makes the nodes load the older checkpoint, because some nodes could not read the newest one. */
 static void load_older(struct leader *leader, uint64_t loaded_step)
 {
+    assert(loaded_step > 0); /* it is the step plus 1 */
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader->nodes[i].loaded = leader->nodes[i].loaded_step == loaded_step;
     leader_say(leader, (struct node_message){.kind = NODE_LOAD, .forget = true, .digest = loaded_step - 1});

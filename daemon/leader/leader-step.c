@@ -7,6 +7,7 @@
  * only be committed.
  */
 
+#include <assert.h>
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -50,6 +51,7 @@ void leader_try_step(struct leader *leader)
 {
     if (leader->phase != LEADER_TRAINING || leader_ends(leader) || !any_asks(leader) || !all_are_through(leader))
         return;
+    assert(leader->n_moving == 0);
     leader->phase = LEADER_MEASURING;
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader->nodes[i].summed = false;
@@ -231,6 +233,7 @@ static void decide(struct leader *leader, const struct leader_merged *merged)
     struct node_verdict verdict = {0};
     struct node_message hold = {0};
 
+    assert(merged->args); /* a node with ranks has asked */
     if (!leader->ops.judge(leader->ops.userdata, merged, &verdict, &hold)) {
         say_hold(leader, hold);
         return;
@@ -300,6 +303,7 @@ static void all_are_updated(struct leader *leader)
 
 void leader_try_updated(struct leader *leader)
 {
+    assert(leader->phase == LEADER_UPDATING);
     for (unsigned i = 0; i < leader->n_nodes; i++)
         if (!leader->nodes[i].updated)
             return;
@@ -316,6 +320,8 @@ void leader_hear_updated(struct leader *leader, unsigned node, const struct node
 
 void leader_commit(struct leader *leader)
 {
+    assert(leader->phase == LEADER_UPDATING || leader->phase == LEADER_GATHERING);
+    assert(leader->n_moving == 0); /* a gradient that moves would be lost */
     leader_say(leader, (struct node_message){.kind = NODE_COMMIT});
     leader_forget_step(leader);
     leader->weights = (struct motion){0};

@@ -5,6 +5,8 @@
  * that is told to stop reports ENDED, and node 0 answers MAY_STOP when all nodes have reported the same place.
  */
 
+#include <assert.h>
+
 #include "daemon/leader/leader-inside.h"
 
 static bool anybody_wants(const struct leader *leader)
@@ -64,11 +66,13 @@ bool leader_ends(const struct leader *leader)
 
 bool leader_is_left_by(const struct leader *leader, unsigned node)
 {
+    assert(node < leader->n_nodes);
     return leader->nodes[node].wants_to_stop && leader->nodes[node].may_stop;
 }
 
 static void forget_ended(struct leader *leader, unsigned node)
 {
+    assert(node < leader->n_nodes);
     leader->nodes[node].ended.said = false;
     leader->nodes[node].wants_to_stop = leader->nodes[node].may_stop = false;
 }

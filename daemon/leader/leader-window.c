@@ -5,6 +5,7 @@
  * sent to its owners and stored there. Then, except in stage 3, the owners send the weights to all nodes.
  */
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -51,6 +52,7 @@ static bool keep_written(struct leader *leader, const struct node_message *messa
 
 void leader_say_write(struct leader *leader)
 {
+    assert(leader->phase == LEADER_WRITING);
     leader_say(leader, (struct node_message){.kind = NODE_WRITE,
                                              .tag = leader->weights.tag,
                                              .arrived = leader->weights.arrived,
@@ -113,6 +115,7 @@ void leader_try_stored(struct leader *leader)
 
 void leader_close_window(struct leader *leader)
 {
+    assert(leader->phase == LEADER_WINDOW || leader->phase == LEADER_STORING || leader->phase == LEADER_CLOSING);
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader_forget_request(&leader->nodes[i]);
     leader->weights = (struct motion){0};

@@ -37,10 +37,12 @@ int leader_new(struct leader **out, const struct leader_options *options)
     leader->loads = options->loads;
     leader->ops = options->ops;
     for (unsigned i = 0; i < options->n_nodes; i++) {
+        assert(options->n_sources[i] > 0);
         leader->n_sources[i] = options->n_sources[i];
         leader->first_source[i] = leader->n_all_sources;
         leader->n_all_sources += options->n_sources[i];
     }
+    assert(leader->n_all_sources <= 64); /* merge_masks() has a bit for each */
     *out = leader;
     return 0;
 }
@@ -87,6 +89,8 @@ int leader_form(struct leader *leader, const struct layout *layout)
     uint32_t most = 0;
 
     drop_layout(leader);
+    assert(leader->n_moving == 0);
+    assert(leader->n_queued == 0);
     leader->n_all_backs = 0;
     if (!layout)
         return 0;
@@ -112,8 +116,10 @@ int leader_form(struct leader *leader, const struct layout *layout)
 /* Notes that the node has finished the motion. Return: true if all nodes have. */
 static bool note_moved(struct leader *leader, struct motion *motion, unsigned node)
 {
+    assert(motion->tag != 0);
     motion->moved |= UINT64_C(1) << node;
     motion->arrived |= motion->moved;
+    assert(!(motion->moved & ~all_nodes(leader)));
     return motion->moved == all_nodes(leader);
 }
 
@@ -381,6 +387,7 @@ static void weights_have_moved(struct leader *leader)
         leader->phase = LEADER_STORING;
         leader_say(leader, (struct node_message){.kind = NODE_STORE});
     } else {
+        assert(leader->phase == LEADER_SPREADING);
         leader->weights = (struct motion){0};
         leader->phase = LEADER_TRAINING;
         leader_say(leader, (struct node_message){.kind = NODE_TRAIN});
@@ -530,6 +537,8 @@ static bool is_time_for(const struct leader *leader, const struct node_message *
 
 void leader_hear(struct leader *leader, unsigned node, const struct node_message *message)
 {
+    assert(node < leader->n_nodes);
+    assert((unsigned)message->kind < NODE_N_KINDS); /* node_unpack() refuses others */
     if (!reports[message->kind].hear)
         leader->ops.complain(leader->ops.userdata, node, "a message that node 0 alone may send");
     else if (is_time_for(leader, message))
@@ -543,6 +552,7 @@ void leader_lose(struct leader *leader, unsigned node, const char *why)
     bool forms =
         leader->phase == LEADER_FORMING || leader->phase == LEADER_STARTING || leader->phase == LEADER_SPREADING;
 
+    assert(node < leader->n_nodes);
     leader->nodes[node].declared = false;
     if (forms) /* no weights can be lost */
         refuse_saying(leader, (struct node_message){.node = node, .proceed = true, .text = why});
@@ -647,6 +657,7 @@ const char *leader_waits_to(const struct leader *leader)
         [LEADER_STORING] = "to store what was written", [LEADER_CLOSING] = "to get the weights that were written",
     };
 
+    _Static_assert(ARRAY_SIZE(words) == LEADER_CLOSING + 1, "a text for each phase");
     if (leader->phase == LEADER_STARTING && leader_all_are_connected(leader) && leader->loads && !leader->has_agreed)
         return "to load the checkpoint";
     if (leader->phase == LEADER_STARTING && leader_all_are_connected(leader))

@@ -27,6 +27,8 @@ int ledger_init(struct ledger *ledger, struct ledger_ranks ranks, uint32_t n_par
     /* calloc(0) may return NULL although there is memory. */
     size_t n = MAX(n_parts, 1u);
 
+    assert(ranks.first <= ranks.end);
+    assert(ranks.end <= ranks.n);
     *ledger = (struct ledger){.n_parts = n_parts, .first_rank = ranks.first};
 
     ledger->trainable = calloc(n, sizeof(*ledger->trainable));
@@ -132,6 +134,7 @@ static void clear_entry(struct ledger_rank *rank, uint32_t part)
 
     free(entry->more_sums);
     memset(entry, 0, sizeof(*entry));
+    assert(rank->n_pushed_open > 0);
     rank->n_pushed_open--;
 }
 
@@ -140,8 +143,10 @@ static void withdraw_entry(struct ledger_rank *rank, uint32_t part)
 {
     clear_entry(rank, part);
 
-    if (rank->pushed_in_step[part] == PUSHED_OPEN)
+    if (rank->pushed_in_step[part] == PUSHED_OPEN) {
+        assert(rank->n_pushed > 0);
         rank->n_pushed--;
+    }
     rank->pushed_in_step[part] &= (uint8_t)~PUSHED_OPEN;
 }
 
@@ -163,6 +168,8 @@ int ledger_attach(struct ledger *ledger, unsigned rank, uint64_t incarnation)
     for (uint32_t p = 0; p < ledger->n_parts; p++) {
         struct ledger_entry *entry = &r->entries[p];
 
+        assert(entry->n_posted <= entry->n_pushed);
+        assert(entry->n_summed <= entry->n_posted); /* the sums of the passes that stand are kept */
         if (entry->n_posted == 0) {
             withdraw_entry(r, p);
         } else {
@@ -194,6 +201,8 @@ static void admit_record(struct ledger_rank *rank, const struct push_record *rec
     struct ledger_entry *entry = &rank->entries[record->part];
     uint8_t *pushed = &rank->pushed_in_step[record->part];
 
+    assert(entry->n_redo == 0);
+    assert(entry->n_pushed < UINT16_MAX);
     *pass = entry->n_pushed++;
     rank->last_sequence = record->sequence;
     if (*pass > 0)
@@ -229,6 +238,7 @@ int ledger_push(struct ledger *ledger, unsigned rank, const struct push_record *
 
     entry = &r->entries[record->part];
     if (entry->n_redo > 0) {
+        assert(entry->n_redo <= entry->n_pushed);
         *pass = entry->n_pushed - entry->n_redo--;
         r->last_sequence = record->sequence;
         return LEDGER_REDO;
@@ -322,6 +332,7 @@ int ledger_end(struct ledger *ledger, unsigned rank, uint64_t step, uint32_t mic
     if (stands(ledger, r))
         return LEDGER_E_INCOMPLETE;
 
+    assert(!r->asked); /* the request has all micro-batches of the step */
     for (uint32_t p = 0; p < ledger->n_parts; p++)
         if (r->pushed_in_step[p])
             r->pushed_in_step[p] = PUSHED_ENDED;
@@ -351,6 +362,7 @@ int ledger_abandon(struct ledger *ledger, unsigned rank)
     if (!r->open)
         return 0;
 
+    assert(!r->asked);
     for (uint32_t p = 0; p < ledger->n_parts; p++)
         if (r->entries[p].n_posted > 0)
             return LEDGER_MUST_ABORT;
@@ -378,6 +390,7 @@ bool ledger_inherits(const struct ledger *ledger, unsigned rank)
 {
     const struct ledger_rank *r = get_rank(ledger, rank);
 
+    assert(r->n_inherited <= r->n_ended);
     return r->n_inherited > 0 || stands(ledger, r);
 }
 
@@ -386,6 +399,7 @@ static void rewind_rank(const struct ledger *ledger, struct ledger_rank *rank)
 {
     for (uint32_t p = 0; rank->n_pushed_open > 0 && p < ledger->n_parts; p++)
         clear_entry(rank, p);
+    assert(rank->n_pushed_open == 0);
     memset(rank->pushed_in_step, 0, ledger->n_parts * sizeof(*rank->pushed_in_step));
     rank->open = false;
     rank->asked = false;

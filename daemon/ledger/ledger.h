@@ -77,6 +77,7 @@
  * Memory: about (end_rank - first_rank) x n_parts x sizeof(struct ledger_entry).
  */
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -205,5 +206,7 @@ void ledger_commit(struct ledger *ledger);
 
 static inline const struct ledger_entry *ledger_entry(const struct ledger *ledger, unsigned rank, uint32_t part)
 {
+    assert(rank >= ledger->first_rank && rank < ledger->end_rank); /* other nodes' ranks have no entries */
+    assert(part < ledger->n_parts);
     return &ledger->ranks[rank].entries[part];
 }

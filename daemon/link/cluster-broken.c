@@ -4,6 +4,7 @@
 
 #include "daemon/link/cluster-internal.h"
 
+#include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -32,6 +33,7 @@ void cluster_refuse(struct connection *connection, enum cluster_reason reason, c
     char sentence[300];
     va_list args;
 
+    assert(!cluster_find_peer(connection));
     va_start(args, format);
     vsnprintf(sentence, sizeof(sentence), format, args);
     va_end(args);
@@ -131,6 +133,8 @@ void cluster_say_farewell(struct connection *connection, const char *sentence)
                                .data = (const uint8_t *)sentence,
                                .n_bytes = MIN(strlen(sentence), (size_t)LINK_FRAME_MAX_WHY)};
 
+    assert(connection->link); /* check_waiting() ends it if the peer does not */
+    assert(!connection->is_finishing);
     if (*sentence)
         connection_send(connection, &frame);
     if (connection->outgoing)
@@ -163,6 +167,7 @@ void cluster_part_from(struct cluster_peer *peer)
     struct connection *connection = peer_go_down(peer);
     struct cluster *cluster = connection->owner;
 
+    assert(peer->given_up);
     if (cluster->closing) {
         connection_close(connection);
         return;

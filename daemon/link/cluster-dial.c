@@ -4,6 +4,7 @@
 
 #include "daemon/link/cluster-internal.h"
 
+#include <assert.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <string.h>
@@ -89,6 +90,8 @@ void cluster_try_next_address(struct cluster *cluster)
     struct connection *connection = NULL;
     int r;
 
+    assert(!cluster->closing);
+    assert(!cluster->is_connecting);
     cluster->next_address = address->ai_next;
     r = connection_open(&connection, &options, address->ai_addr);
     cluster->n_open += connection != NULL;
@@ -124,6 +127,8 @@ void cluster_look_up(struct cluster *cluster)
     char host[MAX_HOST_BYTES], port[8];
     int r;
 
+    assert(cluster->node != 0);
+    assert(!cluster->is_connecting); /* a lookup that runs uses the request */
     split_address(cluster->config->world.nodes.items[0].address, host, port);
     r = uv_getaddrinfo(cluster->loop, &cluster->lookup, on_looked_up, host, port, lookup_hints());
     cluster->is_connecting = r == 0;

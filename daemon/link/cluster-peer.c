@@ -22,6 +22,7 @@ void peer_init(struct cluster_peer *peer, const struct cluster_ops *ops, uv_loop
 
 void peer_deinit(struct cluster_peer *peer)
 {
+    assert(!peer->connection);
     mailbox_reset(&peer->mailbox);
 }
 

@@ -16,12 +16,15 @@
 
 enum { MAX_FRAME_BYTES = CLUSTER_MAX_MESSAGE_BYTES + LINK_FRAME_INTRODUCTION_BYTES };
 
+_Static_assert((int)LINK_FRAME_MESSAGE_BYTES <= (int)LINK_FRAME_INTRODUCTION_BYTES, "a frame has room for any message");
+
 /* ---- connections --------------------------------------------------------------------------------------- */
 
 void cluster_unlink(struct connection *connection)
 {
     if (!connection->link)
         return;
+    assert(*connection->link == connection);
     *connection->link = connection->next;
     if (connection->next)
         connection->next->link = connection->link;
@@ -31,6 +34,8 @@ void cluster_unlink(struct connection *connection)
 
 void cluster_link(struct cluster *cluster, struct connection *connection)
 {
+    assert(connection->owner == cluster);
+    assert(!connection->link);
     connection->next = cluster->waiting;
     connection->link = &cluster->waiting;
     if (connection->next)
@@ -42,6 +47,7 @@ void cluster_let_go(struct connection *connection)
 {
     struct cluster *cluster = connection->owner;
 
+    assert(connection->link); /* that of a link stays known to its peer: cluster_lose() */
     if (connection->outgoing && !connection->is_finishing)
         cluster->is_connecting = false;
     cluster_unlink(connection);
@@ -65,6 +71,8 @@ struct connection_options cluster_connection_options(struct cluster *cluster)
 
 void cluster_free(struct cluster *cluster)
 {
+    assert(cluster->n_open == 0);
+    assert(!cluster->waiting);
     for (unsigned i = 0; cluster->peers && i < cluster->n_nodes; i++)
         peer_deinit(&cluster->peers[i]);
     free(cluster->peers);
@@ -77,6 +85,7 @@ void cluster_free(struct cluster *cluster)
 void cluster_one_less(struct cluster *cluster)
 {
     assert(cluster->n_open > 0);
+    assert(cluster->n_open > 1 || cluster->closing); /* the timer stays open until cluster_close() */
     if (--cluster->n_open == 0)
         cluster_free(cluster);
 }

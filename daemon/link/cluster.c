@@ -288,11 +288,13 @@ int cluster_send(struct cluster *cluster, unsigned node, const void *data, size_
 
 void cluster_mark(struct cluster *cluster, unsigned node)
 {
+    assert(node < cluster->n_nodes);
     peer_mark(&cluster->peers[node]);
 }
 
 bool cluster_has_marked(const struct cluster *cluster, unsigned node)
 {
+    assert(node < cluster->n_nodes);
     return peer_has_marked(&cluster->peers[node]);
 }
 
@@ -305,6 +307,7 @@ const char *cluster_why_down(const struct cluster *cluster, unsigned node)
 {
     struct cluster_peer *peer = &cluster->peers[node];
 
+    assert(node < cluster->n_nodes);
     if (peer->is_silent && !peer->connection)
         snprintf(peer->why, sizeof(peer->why), "has not been heard for %.1f s", (double)peer_silent_ms(peer) / 1000);
     return peer->why;
@@ -312,5 +315,6 @@ const char *cluster_why_down(const struct cluster *cluster, unsigned node)
 
 uint64_t cluster_silent_ms(const struct cluster *cluster, unsigned node)
 {
+    assert(node < cluster->n_nodes);
     return peer_silent_ms(&cluster->peers[node]);
 }

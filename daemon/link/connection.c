@@ -94,6 +94,7 @@ static int start_reading(struct connection *connection)
 {
     int fd = -1, on = 1, r;
 
+    assert(!connection->connected);
     connection->connected = true;
     (void)uv_tcp_nodelay(&connection->tcp, 1);
     /* Linear time-outs: few bytes are under way, and the kernel must not wait a doubled time after a short outage. */
@@ -169,6 +170,7 @@ void connection_close(struct connection *connection)
 {
     if (connection->closing)
         return;
+    assert(!connection->link); /* the owner's list would keep what is freed */
     connection->closing = true;
     uv_close((uv_handle_t *)&connection->tcp, on_tcp_closed);
 }

@@ -4,6 +4,7 @@
 
 #include "daemon/link/link-frame.h"
 
+#include <assert.h>
 #include <endian.h>
 #include <string.h>
 
@@ -40,6 +41,8 @@ static size_t fixed_bytes(unsigned kind)
         return 0;
     }
 }
+
+_Static_assert(LINK_FRAME_INTRODUCTION_BYTES == 33 + 1, "has_run is the byte behind four numbers");
 
 static bool is_sound(const struct link_frame *frame)
 {
@@ -81,11 +84,13 @@ int link_frame_unpack(struct link_frame *frame, const uint8_t *bytes, size_t n_b
 
 size_t link_frame_packed_bytes(const struct link_frame *frame)
 {
+    assert(fixed_bytes(frame->kind) > 0); /* else link_frame_pack() writes more than that */
     return fixed_bytes(frame->kind) + frame->n_bytes;
 }
 
 void link_frame_pack(const struct link_frame *frame, uint8_t *out)
 {
+    assert(frame->kind != LINK_FRAME_MESSAGE || frame->number != 0); /* the receiver ends the link */
     *out++ = (uint8_t)frame->kind;
     if (frame->kind == LINK_FRAME_INTRODUCTION) {
         out = put_u64(out, frame->introduction.incarnation);

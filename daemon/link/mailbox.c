@@ -24,6 +24,7 @@ static void drop_first(struct mailbox *mailbox)
 {
     struct mailbox_message *message = mailbox->first;
 
+    assert(mailbox->n_bytes >= cost(message));
     mailbox->first = message->next;
     if (!mailbox->first)
         mailbox->last = NULL;
@@ -48,6 +49,8 @@ int mailbox_put(struct mailbox *mailbox, const void *data, size_t n_bytes)
     size_t n_packed = link_frame_packed_bytes(&frame);
     struct mailbox_message *message;
 
+    assert(mailbox->n_sent <= mailbox->n_put);
+    assert(!mailbox->last || mailbox->last->number == mailbox->n_put); /* numbers have no gap */
     if (mailbox->n_bytes + sizeof(*message) + n_packed > mailbox->max_bytes)
         return MAILBOX_E_FULL;
     message = malloc(sizeof(*message) + n_packed);
@@ -73,6 +76,8 @@ const struct mailbox_message *mailbox_take(struct mailbox *mailbox)
 
     if (!message)
         return NULL;
+    assert(message->number > mailbox->n_acknowledged);
+    assert(message->number <= mailbox->n_sent + 1); /* in order, and none left out */
     mailbox->unsent = message->next;
     mailbox->n_sent = MAX(mailbox->n_sent, message->number);
     return message;
@@ -89,6 +94,7 @@ int mailbox_acknowledge(struct mailbox *mailbox, uint64_t number)
         return MAILBOX_E_GAP;
     while (mailbox->first && mailbox->first->number <= number)
         drop_first(mailbox);
+    assert(!mailbox->first || mailbox->first->number == MAX(mailbox->n_acknowledged, number) + 1);
     mailbox->n_acknowledged = MAX(mailbox->n_acknowledged, number);
     return 0;
 }

@@ -20,6 +20,9 @@ enum {
     AT_JOB = AT_NONCE + SECURE_STREAM_NONCE_BYTES,
 };
 
+_Static_assert(AT_JOB + SECURE_STREAM_JOB_BYTES == SECURE_STREAM_HELLO_BYTES, "the tag of the job ends the hello");
+_Static_assert((int)SECURE_STREAM_JOB_BYTES == (int)SECURE_STREAM_KEY_BYTES, "hash_finish() writes the tag, too");
+
 static const uint8_t magic[MAGIC_BYTES] = {'z', 'e', 'r', 'o', 'd', 'l', 'n', 'k'};
 
 static void put_u32(uint8_t *at, uint32_t value)
@@ -106,6 +109,7 @@ static void derive_both(struct secure_stream *stream, const uint8_t *peer_hello)
     bool connects = stream->role == SECURE_STREAM_CONNECTS;
     uint8_t push_key[crypto_secretstream_xchacha20poly1305_KEYBYTES];
 
+    assert(!stream->has_keys); /* the shared key is wiped below */
     derive(push_key, stream, peer_hello, connects ? from_connecting : from_listening);
     derive(stream->pull_key, stream, peer_hello, connects ? from_listening : from_connecting);
     crypto_secretstream_xchacha20poly1305_init_push(&stream->push, stream->header, push_key);
@@ -146,6 +150,7 @@ void secure_stream_deinit(struct secure_stream *stream)
 
 static size_t n_waiting(const struct secure_stream *stream)
 {
+    assert(stream->input_start <= stream->input_end);
     return stream->input_end - stream->input_start;
 }
 
@@ -175,6 +180,7 @@ int secure_stream_feed(struct secure_stream *stream, const void *data, size_t n_
         stream->input = input;
         stream->input_capacity = capacity;
     }
+    assert(n_kept + n_bytes <= stream->input_capacity);
     memcpy(stream->input + n_kept, data, n_bytes);
     stream->input_end += n_bytes;
     return 0;
@@ -260,6 +266,7 @@ static int take_frame(struct secure_stream *stream, struct secure_stream_frame *
     n_plain = n_sealed - crypto_secretstream_xchacha20poly1305_ABYTES;
     if (reserve_plain(stream, n_plain) < 0)
         return -ENOMEM;
+    assert(n_plain <= stream->plain_capacity);
     if (crypto_secretstream_xchacha20poly1305_pull(&stream->pull, stream->plain, NULL, &tag,
                                                    at + SECURE_STREAM_LENGTH_BYTES, n_sealed, at,
                                                    SECURE_STREAM_LENGTH_BYTES) != 0)

@@ -7,6 +7,7 @@
 
 #include "daemon/nodes/membership-inside.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,6 +23,10 @@ enum {
     CONNECT_MS = 2000,       /* later: with ENGINE_GRACE_MS, a frozen engine is noticed within 3 s */
     MAX_CONNECT_MS = 20000,
 };
+
+_Static_assert((int)EXCHANGE_N_SEGMENTS <= (int)ENGINE_SETUP_SEGMENTS &&
+                   (int)EXCHANGE_OVERFLOW < (int)ENGINE_MAX_SEGMENTS,
+               "the engine has room for all segments of the exchange");
 
 static void engine_is_ready(void *userdata)
 {
@@ -101,6 +106,8 @@ static void start_now(struct membership *m)
     char why[256];
     int r;
 
+    assert(!m->engine);
+    assert(!m->closing);
     m->starts = false;
     r = engine_new(&m->engine,
                    &(struct engine_options){
@@ -144,6 +151,7 @@ static void engine_has_ended(void *userdata)
 {
     struct membership *m = userdata;
 
+    assert(m->n_ending > 0);
     m->n_ending--;
     if (!m->closing)
         start_if_ready(m);
@@ -167,6 +175,7 @@ int membership_start_engine(void *userdata, uint32_t generation, const struct se
     uint64_t pause_ms =
         m->n_failures < 2 ? 0 : MIN((uint64_t)FIRST_PAUSE_MS << (shift - 2), (uint64_t)MEMBERSHIP_MAX_PAUSE_MS);
 
+    assert(generation > m->generation);
     membership_end_engine(m);
     membership_forget_values(m);
     m->generation = generation;

@@ -4,6 +4,7 @@
 
 #include "daemon/nodes/membership-inside.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,8 +25,12 @@ enum {
     AWAY_MS = 5000,
 };
 
+_Static_assert((int)NODE_MESSAGE_MAX_BYTES <= (int)CLUSTER_MAX_MESSAGE_BYTES, "cluster_send() takes any message");
+
 void membership_drop_handle(struct membership *m)
 {
+    assert(m->n_handles > 0);
+    assert(m->n_handles > 1 || m->closing); /* the timer stays open until membership_close() */
     if (--m->n_handles == 0)
         free(m);
 }
@@ -64,6 +69,7 @@ static void link_is_up(void *userdata, unsigned node)
 {
     struct membership *m = userdata;
 
+    assert(node < m->job->config->world.nodes.n_items);
     log_notice("node %u (%s) is here", node, m->job->config->world.nodes.items[node].address);
     membership_hurry_engine(m);
     if (m->job->config->world.node == 0)
@@ -93,6 +99,7 @@ static void link_is_down(void *userdata, unsigned node, const char *why)
     struct nodes_status status = nodes_status(m->nodes);
     char waits[128] = "this node, for all that node 0 decides";
 
+    assert(node < config->world.nodes.n_items);
     if (!is_missed(m, node))
         return;
     if (config->world.node == 0 && status.waits_for >> node & 1)
@@ -349,6 +356,7 @@ struct membership_node membership_node(const struct membership *m, unsigned node
     const struct config *config = m->job->config;
     bool self = node == config->world.node;
 
+    assert(node < config->world.nodes.n_items);
     return (struct membership_node){
         .address = config->world.nodes.items[node].address,
         .up = self || (m->cluster && cluster_is_up(m->cluster, node)),

@@ -56,6 +56,7 @@ static struct diagnostic *compare_manifests(struct coordinator *c)
     const struct manifest *manifests[STEP_MAX_WORLD] = {NULL};
     unsigned rank = 0;
 
+    assert(job->world.size <= ARRAY_SIZE(manifests));
     if (!nodes_manifest(nodes, 0))
         return NULL;
     for (unsigned node = 0; node < job->config->world.nodes.n_items; node++)
@@ -63,6 +64,7 @@ static struct diagnostic *compare_manifests(struct coordinator *c)
             manifests[rank] = job_is_own(job, rank) && job->ranks[rank].process.manifest.n > 0
                                   ? &job->ranks[rank].process.manifest
                                   : nodes_manifest(nodes, node);
+    assert(rank == job->world.size); /* no manifest of a rank is missing, or beyond the array */
     return cause_manifest(manifests, job->world.size);
 }
 
@@ -324,6 +326,8 @@ static void report_window(struct nodes *nodes, const struct report *report)
     }
 }
 
+_Static_assert(REPORT_SAVED == REPORT_WANT_SAVE + 1, "report_save() takes all other reports for REPORT_SAVED");
+
 static void report_save(struct nodes *nodes, const struct report *report)
 {
     if (report->kind == REPORT_WANT_SAVE)
@@ -334,6 +338,8 @@ static void report_save(struct nodes *nodes, const struct report *report)
                                                   .proceed = report->saved.whole,
                                                   .text = report->saved.why});
 }
+
+_Static_assert(REPORT_DEVICE_FAILED == REPORT_DEVICE_READY + 2, "report_device() takes all others for a failure");
 
 /* Reports events of devices. Node 0 decides what follows a failure. */
 static void report_device(struct nodes *nodes, const struct report *report)
@@ -357,6 +363,7 @@ static bool report_to_node_0(struct coordinator *c, const struct report *report)
         [REPORT_DEVICE_READY... REPORT_DEVICE_FAILED] = report_device,
     };
 
+    assert((size_t)report->kind < ARRAY_SIZE(groups));
     groups[report->kind](nodes_from(c), report);
     return true;
 }

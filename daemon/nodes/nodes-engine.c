@@ -2,6 +2,7 @@
 
 /* Generations of engines: node 0 begins a generation, and this node may end it. */
 
+#include <assert.h>
 #include <stdio.h>
 
 #include "core/base/base.h"
@@ -93,6 +94,7 @@ static void is_connected(struct nodes *nodes)
     size_t n = exchange_list_arrived(nodes->exchange, NULL, 0);
     _cleanup_free_ uint64_t *tags = calloc(n + 1, sizeof(*tags));
 
+    assert(!nodes->connected); /* an engine is ready once, and each generation has new ones */
     if (!tags) {
         engine_is_broken(nodes, "out of memory");
         return;

@@ -6,6 +6,7 @@
  * when node 0's daemon is new.
  */
 
+#include <assert.h>
 #include <stdio.h>
 
 #include "core/base/base.h"
@@ -22,6 +23,7 @@ int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes)
     struct node_message message;
     const char *wrong;
 
+    assert(nodes->job->run.survival.replays); /* else what follows is reported and recorded again */
     if (node_unpack(&nodes->heard, packed, n_bytes, &message, nodes->why, sizeof(nodes->why)) != 0 ||
         !nodes_records(message.kind))
         return -EINVAL;
@@ -54,6 +56,7 @@ void nodes_go_on(struct nodes *nodes)
     const struct job *job = nodes->job;
     struct save_view save;
 
+    assert(!job->run.survival.replays); /* else KEPT is not reported */
     nodes->n_passed = 0;
     if (nodes->trains)
         nodes_train(nodes);
@@ -105,6 +108,8 @@ static void lose(struct nodes *nodes, unsigned node)
 
 void nodes_meet(struct nodes *nodes, unsigned node, bool first, bool has_run)
 {
+    assert(node < nodes->n);
+    assert(node != nodes->self);
     if (has_run && nodes_has_run(nodes)) {
         if (nodes->leader)
             leader_meet(nodes->leader, node);

@@ -2,6 +2,7 @@
 
 /* Messages from node 0 become verbs of the job and of the exchange. */
 
+#include <assert.h>
 #include <stdio.h>
 
 #include "core/base/base.h"
@@ -40,6 +41,7 @@ void nodes_forget_shown(struct nodes *nodes)
 
 const struct manifest *nodes_manifest(const struct nodes *nodes, unsigned node)
 {
+    assert(node < nodes->n);
     return nodes->shown && nodes->n_shown == nodes->n ? &nodes->shown[node] : NULL;
 }
 
@@ -227,6 +229,7 @@ bool nodes_judge(void *userdata, const struct leader_merged *merged, struct node
                                         .proceed = merged->proceed,
                                         .pushed_all = merged->pushed_all};
 
+    assert(verdict->n_groups == 0); /* job_judge() appends to nodes->verdict */
     return job_judge(nodes->job, &request, verdict, nodes->verdict, hold);
 }
 
@@ -512,6 +515,7 @@ const char *nodes_obey(struct nodes *nodes, const struct node_message *message, 
 {
     const char *name = node_kind_name(message->kind);
 
+    assert((unsigned)message->kind < NODE_N_KINDS); /* node_unpack() refuses others */
     if (is_stale(nodes->job, message))
         return NULL;
     if (!orders[message->kind].hear || !is_in_place(nodes, message->kind)) {

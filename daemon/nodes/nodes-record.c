@@ -5,6 +5,7 @@
  * its ranks (nodes-kept.c).
  */
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -28,6 +29,7 @@ static bool is_recorded_when_said(enum node_kind kind)
 
 void nodes_record(struct nodes *nodes, const struct node_message *message, const uint8_t *packed, size_t n_bytes)
 {
+    assert(packed || nodes->job->run.survival.replays); /* a replay records nothing */
     if (nodes->leader && is_recorded_when_said(message->kind))
         return;
     if (nodes_records(message->kind))
@@ -38,6 +40,8 @@ void nodes_keep_packed(struct nodes *nodes, const uint8_t *packed, size_t n_byte
 {
     uint8_t *copy = malloc(n_bytes);
 
+    assert(packed != nodes->decided);
+    assert(n_bytes > 0); /* malloc(0) could look like a lack of memory */
     free(nodes->decided);
     nodes->decided = copy;
     nodes->n_decided_bytes = copy ? n_bytes : 0;

@@ -2,6 +2,7 @@
 
 /* This node's reports to node 0 (proto/nodes.proto). */
 
+#include <assert.h>
 #include <sys/random.h>
 #include <xxhash.h>
 
@@ -182,6 +183,7 @@ void nodes_abort_again(struct nodes *nodes)
 
 void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late)
 {
+    assert(job_is_own(nodes->job, rank)); /* hear_back() uses it as an index */
     if (!late && (nodes->holds_back || (!nodes->said_request && !all)))
         return;
     nodes->holds_back = true;
@@ -230,6 +232,7 @@ static bool fill_masks(struct nodes *nodes, const struct reduction *reduction)
             uint64_t ranks = ((UINT64_C(2) << (step->pieces[i].n - 1)) - 1) << first;
             bool present = reduction->masks[k] & ranks;
 
+            assert(first + step->pieces[i].n <= step->n_local);
             nodes->masks[k] |= (uint64_t)present << i;
             whole &= present;
         }
@@ -241,6 +244,8 @@ void nodes_ready(struct nodes *nodes, const struct reduction *reduction)
 {
     bool whole = fill_masks(nodes, reduction);
 
+    assert(reduction->step == nodes->job->step);
+    assert(reduction->parcel < nodes->job->layout->n_parcels);
     nodes_report(nodes, (struct node_message){
                             .kind = NODE_READY,
                             .parcel = reduction->parcel,

@@ -2,6 +2,7 @@
 
 /* Messages to other nodes: reports to node 0, and node 0's messages to all nodes. Node 0 queues messages to itself. */
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -11,6 +12,7 @@
 
 const char *nodes_address_of(const struct nodes *nodes, unsigned node)
 {
+    assert(node < nodes->n);
     return nodes->job->config->world.nodes.items[node].address;
 }
 
@@ -18,6 +20,8 @@ bool nodes_append(struct packet ***end, const struct packet *packet, const void 
 {
     struct packet *copy = malloc(sizeof(*copy) + packet->n_bytes);
 
+    assert(!**end); /* the list ends there, and packets behind would be lost */
+    assert(!packet->next);
     if (!copy) {
         log_error("out of memory for a message between nodes");
         return false;
@@ -93,8 +97,10 @@ void nodes_flush_passed(struct nodes *nodes)
 
 void nodes_passed(struct nodes *nodes, uint32_t parcel, uint32_t micro_batch)
 {
+    assert(parcel < nodes->job->layout->n_parcels);
     if (nodes->n_passed == nodes->job->layout->n_parcels || nodes->passed_micro_batch != micro_batch)
         nodes_flush_passed(nodes);
+    assert(nodes->n_passed < nodes->job->layout->n_parcels);
     nodes->passed_micro_batch = micro_batch;
     nodes->passed[nodes->n_passed++] = parcel;
     nodes->ops.wake(nodes->ops.userdata); /* nodes_serve() reports them together */
@@ -104,6 +110,7 @@ void nodes_say(struct nodes *nodes, const struct node_message *message)
 {
     size_t n = pack_into_buffer(nodes, message);
 
+    assert(nodes->self == 0);
     if (n == 0)
         return;
     nodes_record_said(nodes, message->kind, nodes->buffer, n);
@@ -115,6 +122,7 @@ void nodes_say(struct nodes *nodes, const struct node_message *message)
 
 void nodes_send_packed(struct nodes *nodes, unsigned node, const uint8_t *packed, size_t n_bytes)
 {
+    assert(node < nodes->n);
     if (node == nodes->self)
         enqueue(nodes, false, packed, n_bytes);
     else

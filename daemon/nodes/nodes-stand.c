@@ -5,6 +5,8 @@
  * or CLOSED. When its own daemon or that of node 0 is new, the node reports to the leader where it stands (KEPT).
  */
 
+#include <assert.h>
+
 #include "core/base/base.h"
 #include "daemon/exchange/exchange.h"
 #include "daemon/job/model/model.h"
@@ -17,6 +19,8 @@
 
 void nodes_commit(struct nodes *nodes)
 {
+    assert(nodes->job->phase == JOB_UPDATING);
+    assert(!nodes->ends); /* a second COMMIT of the step is not obeyed */
     nodes->commits = nodes->updated = false;
     nodes->ends = true;
     nodes_end_request(nodes);

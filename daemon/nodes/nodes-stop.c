@@ -5,6 +5,8 @@
  * Then it reports ENDED, and stops at node 0's MAY_STOP (leader-stop.c). By then each node knows of the checkpoint.
  */
 
+#include <assert.h>
+
 #include "core/base/base.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/state/save.h"
@@ -70,5 +72,6 @@ bool nodes_may_stop(const struct nodes *nodes)
 
 bool nodes_is_left_by(const struct nodes *nodes, unsigned node)
 {
+    assert(nodes->leader);
     return leader_is_left_by(nodes->leader, node);
 }

@@ -2,6 +2,7 @@
 
 /* This node among the others: queued messages, the forming of a job, and the loss of nodes. */
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -82,6 +83,8 @@ int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops)
     nodes->ops = *ops;
     nodes->n = (unsigned)job->config->world.nodes.n_items;
     nodes->self = job->config->world.node;
+    assert(nodes->n <= NODE_MAX_NODES); /* a mask has a bit for each */
+    assert(nodes->self < nodes->n);
     nodes->back = job->world.first; /* the rank of a BACK that the predecessor reported */
     nodes->last = &nodes->first;
     nodes->last_held = &nodes->held;
@@ -149,6 +152,7 @@ int nodes_form(struct nodes *nodes)
     uint32_t most = 0;
     int r;
 
+    assert(!nodes->passed && !nodes->masks && !nodes->verdict); /* nodes_drop() has freed those of the last layout */
     for (uint32_t p = 0; p < layout->n_parcels; p++)
         most = MAX(most, layout->parcels[p].n_parts);
     nodes->passed = calloc(layout->n_parcels + 1, sizeof(*nodes->passed));
@@ -196,6 +200,7 @@ static int lead(struct nodes *nodes, unsigned node, const void *data, size_t n_b
     struct node_message message;
     int r = node_unpack(&nodes->heard, data, n_bytes, &message, nodes->why, sizeof(nodes->why));
 
+    assert(node < nodes->n);
     if (r != 0)
         return r;
     message.node = node;
@@ -227,6 +232,7 @@ const char *nodes_hear(struct nodes *nodes, unsigned node, const void *data, siz
     int r = nodes->leader ? lead(nodes, node, data, n_bytes)
                           : node_unpack(&nodes->heard, data, n_bytes, &message, nodes->why, sizeof(nodes->why));
 
+    assert(nodes->leader || node == 0); /* only node 0 has links to all nodes */
     if (r < 0)
         return "out of memory";
     if (r == WIRE_E_INVALID)

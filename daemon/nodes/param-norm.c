@@ -4,6 +4,7 @@
 
 #include "daemon/nodes/param-norm.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -26,6 +27,8 @@ struct param_norm {
     struct exact_sum squares;
 };
 
+_Static_assert(NODE_MAX_NODES == 64, "a mask of 64 bits is full when all nodes have answered");
+
 /* Return: a number that differs from those of all other questions of all nodes. */
 static uint64_t digest_of(const struct job *job, const struct param_norm *question)
 {
@@ -36,6 +39,7 @@ bool param_norm_is_here(const struct job *job, uint32_t param)
 {
     const struct layout_param *p = &job->layout->params[param];
 
+    assert(param < job->layout->n_params);
     for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++)
         if (!state_owns(job->state, job->layout->chunks[c].rank))
             return false;
@@ -63,6 +67,7 @@ int param_norm_ask(struct nodes *nodes, struct job_rank *rank, uint32_t param)
     struct job *job = nodes->job;
     struct param_norm *question = calloc(1, sizeof(*question));
 
+    assert(job_is_own(job, rank->rank)); /* of another node's rank, the answer goes to nobody */
     if (!question)
         return -ENOMEM;
     question->next = nodes->param_norms;
@@ -97,6 +102,7 @@ static void answer_with_norm(struct job *job, const struct param_norm *question)
 {
     struct job_rank *rank = &job->ranks[question->rank];
 
+    assert(question->param < job->layout->n_params); /* a dropped layout takes its questions with it */
     if (rank->wait != WAIT_READ || rank->kept.incarnation != question->incarnation)
         return; /* the process that asked has ended */
     job_answer(job, rank,

@@ -4,6 +4,7 @@
 
 #include "daemon/nodes/remote-ranks.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -242,6 +243,7 @@ static void keep_awaited(struct remote_ranks *remote, const struct node_message 
     size_t n = message->n_awaited_bytes;
     uint8_t *bits = n > 0 && n == job_bits_bytes(remote->job) ? malloc(n) : NULL;
 
+    assert(!remote->awaited[message->rank]);
     if (bits)
         memcpy(bits, message->awaited, n);
     remote->awaited[message->rank] = bits;
@@ -251,6 +253,8 @@ bool remote_ranks_awaits(const struct remote_ranks *remote, unsigned rank, uint3
 {
     const uint8_t *bits = remote->awaited[rank];
 
+    assert(rank < remote->job->world.size);
+    assert(!bits || param < remote->job->layout->n_params);
     return bits && bits[param / 8] >> param % 8 & 1;
 }
 

@@ -4,6 +4,7 @@
 
 #include "daemon/server/accounts.h"
 
+#include <assert.h>
 #include <ctype.h>
 #include <grp.h>
 #include <pwd.h>
@@ -25,6 +26,7 @@ static bool parse_id(const char *name, unsigned long *id)
 int accounts_users(struct accounts *accounts, const struct config_names *names, const char *section, char *why,
                    size_t why_size)
 {
+    assert(accounts->n_uids == 0); /* the array has room for these names */
     accounts->uids = calloc(names->n_items + 1, sizeof(*accounts->uids));
     if (!accounts->uids)
         return -ENOMEM;
@@ -46,6 +48,7 @@ int accounts_users(struct accounts *accounts, const struct config_names *names, 
 int accounts_groups(struct accounts *accounts, const struct config_names *names, const char *section, char *why,
                     size_t why_size)
 {
+    assert(accounts->n_gids == 0); /* the array has room for these names */
     accounts->gids = calloc(names->n_items + 1, sizeof(*accounts->gids));
     if (!accounts->gids)
         return -ENOMEM;

@@ -4,6 +4,7 @@
 
 #include "daemon/server/admin.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -50,6 +51,7 @@ static const char *phase_word(const struct job *job)
         [JOB_WINDOW] = "window",     [JOB_COMMITTING_WINDOW] = "window",
     };
 
+    assert((size_t)job->phase < ARRAY_SIZE(words));
     if (job->run.survival.holds)
         return "holding";
     return job->kept.draining ? "draining" : words[job_shown_phase(job)];
@@ -211,6 +213,7 @@ static struct nodes_view *view_nodes(struct service *service)
     if (!view)
         return NULL;
     status = nodes_status(nodes);
+    assert(status.n_nodes <= CONFIG_MAX_NODES); /* the view has room for as many */
     view->nodes = (struct status_nodes){
         .node = status.node,
         .list = view->list,
@@ -293,9 +296,11 @@ static struct findings_view *view_findings(const struct job *job)
     if (!view)
         return NULL;
     findings_of(job, &view->findings);
+    assert(view->findings.n <= FINDINGS_MAX);
     for (unsigned i = 0; i < view->findings.n; i++) {
         const struct finding *finding = &view->findings.list[i];
 
+        assert(finding->kind < N_FINDINGS);
         view->list[i] = (struct status_finding){
             .kind = words[finding->kind], .rank = finding->rank, .param = finding->param, .text = finding->text};
     }
@@ -338,6 +343,7 @@ static struct status make_status(struct service *service, struct status_refused 
         .checkpoint = view_checkpoint(job),
     };
 
+    assert(job->diagnostics.n_refused <= ARRAY_SIZE(job->diagnostics.refused));
     for (unsigned r = job->world.first; r < job->world.end; r++)
         status.n_attached += job->ranks[r].peer != NULL;
     for (size_t i = 0; i < job->diagnostics.n_refused; i++)
@@ -450,6 +456,7 @@ static struct stacks_view *view_stacks(const struct job *job, const struct statu
 {
     struct stacks_view *view = ranks ? calloc(1, sizeof(*view)) : NULL;
 
+    assert(job_n_local(job) <= CONFIG_MAX_LOCAL_RANKS); /* the view has room for as many */
     for (unsigned i = 0; view && i < job_n_local(job); i++) {
         view_stack(job, &job->ranks[job->world.first + i], &view->list[i], view->awaited[i]);
         view->list[i].rank = &ranks[i];
@@ -515,6 +522,9 @@ static bool has_pushed_in_step(const void *userdata, unsigned rank, uint32_t par
 {
     const struct job *job = userdata;
 
+    assert(rank >= job->ledger.first_rank);
+    assert(rank < job->ledger.end_rank);
+    assert(part < job->layout->n_parts);
     return job->ledger.ranks[rank].pushed_in_step[part];
 }
 
@@ -739,6 +749,7 @@ char *admin_answer(struct service *service, const char *command, uint32_t *exit_
         return error_json(text);
     }
     waits_look(service->job, job_now(service->job)); /* includes waits that have not ended */
+    assert(!found->run != !found->run_with);
     json = found->run ? found->run(service) : found->run_with(service, argument, exit_code);
     if (found->run || !json)
         *exit_code = json ? exit_code_of(json) : EX_OSERR;
@@ -772,6 +783,7 @@ void admin_request(struct session *session, const struct request_admin *request)
     const char *argument;
     const struct command *found = find_command(request->command, &argument);
 
+    assert(session->state == SESSION_CONTROL);
     if (found && found->admin && !is_admin) {
         refuse_command(session);
         return;

@@ -4,6 +4,7 @@
 
 #include "daemon/server/checkpoint-folder.h"
 
+#include <assert.h>
 #include <libgen.h>
 #include <stdio.h>
 #include <string.h>
@@ -88,6 +89,7 @@ int checkpoint_folder_try(struct checkpoint_folder *folder, struct job *job, cha
 {
     int r;
 
+    assert(!folder->job);
     folder->config = &job->config->checkpoint;
     folder->job = job;
     if (!folder->config->dir)

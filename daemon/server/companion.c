@@ -4,6 +4,7 @@
 
 #include "daemon/server/companion.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
@@ -112,6 +113,7 @@ int companion_start(void)
 
 void companion_stop(int pid)
 {
+    assert(pid > 0); /* 0 and less are groups of processes */
     (void)kill(pid, SIGKILL);
     while (waitpid(pid, NULL, __WCLONE) < 0 && errno == EINTR)
         ;

@@ -4,6 +4,7 @@
 
 #include "daemon/server/diagnostic-log.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <syslog.h>
@@ -68,6 +69,8 @@ void diagnostic_log_put(struct diagnostic_log *log, const struct diagnostic *dia
     if (kind->until_ms == 0)
         *kind = (struct diagnostic_log_kind){
             .rank = rank, .code = diagnostic->code, .until_ms = now_ms + DIAGNOSTIC_LOG_MS};
+    assert(kind->n_logged <= DIAGNOSTIC_LOG_BURST);
+    assert(kind->n_held == 0 || kind->n_logged == DIAGNOSTIC_LOG_BURST);
     if (kind->n_logged == DIAGNOSTIC_LOG_BURST) {
         kind->n_held++;
         return;

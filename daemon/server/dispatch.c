@@ -4,6 +4,7 @@
 
 #include "daemon/server/dispatch.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,6 +104,7 @@ static void resume(struct session *session, const struct request_hello *hello)
 {
     struct job_rank *rank = session->rank;
 
+    assert(rank->peer == session);
     session_set_state(session, SESSION_ATTACHED);
     session_set_state(session, SESSION_FORMED);
     welcome(session, true);
@@ -152,6 +154,7 @@ static void attach(struct session *session, const struct request_hello *hello)
                                       .is_admin = listener_is_admin(session->service->listener, &session->peer),
                                       .all_had_left = job_all_left(job)};
 
+    assert(!session->rank);
     if (hello->resumes && job_resume(job, &attach, &session->rank)) {
         resume(session, hello);
         return;
@@ -220,6 +223,7 @@ static void on_request(struct session *s, const struct request *r)
 {
     const struct frame_packet *packet = s->service->packet;
 
+    assert(s->rank->peer == s); /* else a newer connection has the rank, and this one is closed */
     if (r->type == REQUEST_LEAVE)
         session_set_state(s, SESSION_LEFT);
     request_take(s->service->job, s->rank, r, packet->data, packet->n_bytes);
@@ -304,6 +308,9 @@ void dispatch_request(struct session *session, const struct request *request)
     struct job *job = session->service->job;
     char what[128];
 
+    assert(request->type < N_REQUEST_TYPES);
+    assert(session->state != SESSION_CLOSED);
+    assert(!session->doomed);
     if (session->rank) {
         session->rank->last_ns = service_now_ns();
         session->rank->last_request = request_type_name(request->type);

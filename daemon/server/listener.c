@@ -4,6 +4,7 @@
 
 #include "daemon/server/listener.h"
 
+#include <assert.h>
 #include <fcntl.h>
 #include <grp.h>
 #include <limits.h>
@@ -22,6 +23,8 @@
 
 /* Connections that wait to be accepted; picked so that a thousand may arrive in one burst. */
 enum { BACKLOG = 1024 };
+
+_Static_assert((int)CONFIG_MAX_SOCKET_BYTES < (int)sizeof(((struct sockaddr_un *)0)->sun_path), "no path is cut");
 
 /* ---- who may ------------------------------------------------------------------------------------------- */
 
@@ -198,6 +201,7 @@ static int let_in(const struct listener *listener, const struct config_listen *c
 {
     int r = write_acl(listener, path, mode);
 
+    assert(listener->allow.n_gids == config->allow_groups.n_items); /* the message names the first */
     if (r == 0 || listener->allow.n_gids == 0 || chown(path, (uid_t)-1, listener->allow.gids[0]) == 0)
         return 0;
     snprintf(why, why_size,
@@ -216,6 +220,7 @@ static int check_socket_unit(const struct listener *listener, const struct confi
 {
     const struct group *group = getgrgid(st->st_gid);
 
+    assert(listener->allow.n_gids == config->allow_groups.n_items); /* the message names the first */
     if (listener->allow.n_gids == 0 || (st->st_mode & S_IWOTH) || contains_gid(&listener->allow, st->st_gid))
         return 0;
     snprintf(why, why_size,
@@ -354,6 +359,7 @@ int listener_init(struct listener *listener, const struct config_listen *config,
             snprintf(why, why_size, "listen: %s", strerror(-r));
         listener_deinit(listener);
     }
+    assert(r < 0 || listener->fd >= 0);
     return r;
 }
 

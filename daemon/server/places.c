@@ -4,6 +4,8 @@
 
 #include "daemon/server/places.h"
 
+#include <assert.h>
+
 #include "core/base/base.h"
 #include "core/config/config.h"
 #include "daemon/server/service.h"
@@ -105,6 +107,7 @@ bool places_take(struct service *service, struct session *session)
     uint64_t n_places = service->config->limits.clients;
     uint64_t n_taken = 0;
 
+    assert(session->state == SESSION_HELLO);
     if (standing_of(service, session) > ANYBODY)
         n_places += PLACES_KEPT;
     for (const struct session *s = service->sessions; s; s = s->next)
@@ -116,5 +119,6 @@ bool places_make_room(struct service *service, struct session *session, bool equ
 {
     unsigned states = equals ? SESSION_HELLO : SESSION_HELLO | SESSION_CONTROL;
 
+    assert(session->state == SESSION_HELLO);
     return close_for(find_lowest(service, session, states, equals ? 0 : UINT64_MAX));
 }

@@ -37,6 +37,7 @@ static void list_init(struct question_list *list)
 
 static void list_append(struct question_list *list, struct question *question)
 {
+    assert(!question->list);
     question->next = NULL;
     question->list = list;
     *list->end = question;
@@ -74,6 +75,7 @@ static void answer_unref(struct questions *questions, struct answer *answer)
 {
     struct answer **link = &questions->oldest, *before = NULL;
 
+    assert(!answer || answer->n_refs > 0);
     if (!answer || --answer->n_refs > 0)
         return;
     while (*link != answer) {
@@ -83,6 +85,7 @@ static void answer_unref(struct questions *questions, struct answer *answer)
     *link = answer->next;
     if (questions->newest == answer)
         questions->newest = before;
+    assert(questions->kept_bytes >= answer->n_bytes);
     questions->kept_bytes -= answer->n_bytes;
     answer_free(answer);
 }
@@ -117,6 +120,7 @@ static int pack_answer(struct wire_arena *arena, struct answer *answer, const ch
         answer->n_bytes += (size_t)n_packed;
         json += n;
     }
+    assert(left == 0);
     return 0;
 }
 
@@ -225,6 +229,7 @@ static void give_answer(struct questions *questions, struct question *question)
                 fail_question(questions, q);
                 continue;
             }
+            assert(!q->answer);
             q->answer = answer;
             answer->n_refs++;
             q->state = QUESTION_SENDING; /* keeps its place in the lane */
@@ -256,6 +261,8 @@ static void work(struct questions *questions, struct questions_lane *lane)
     while (lane->waiting.first && spent_ns < QUESTIONS_ROUND_NS) {
         struct question *question = lane->waiting.first;
 
+        assert(question->state == QUESTION_ASKED || question->state == QUESTION_SENDING);
+        assert(question->state == QUESTION_ASKED || question->next_part < question->answer->n_parts);
         if (question->state == QUESTION_ASKED)
             give_answer(questions, question);
         else
@@ -333,6 +340,7 @@ void questions_give_way(struct questions *questions)
 void questions_ask(struct questions *questions, struct question *question, int fd, const char *command, bool is_admin)
 {
     assert(question->state == QUESTION_NONE);
+    assert(!question->answer);
     question->fd = fd;
     question->is_admin = is_admin;
     question->next_part = 0;
@@ -345,6 +353,7 @@ void questions_ask(struct questions *questions, struct question *question, int f
 void questions_unblock(struct questions *questions, struct question *question)
 {
     assert(question->state == QUESTION_BLOCKED);
+    assert(question->answer);
     set_state(questions, question, QUESTION_SENDING);
     questions->ops.moved(question);
     plan(questions);
@@ -368,5 +377,7 @@ int questions_init(struct questions *questions, uv_loop_t *loop, const struct qu
 void questions_deinit(struct questions *questions)
 {
     assert(!questions->oldest && questions->kept_bytes == 0);
+    assert(!questions->blocked.first);
+    assert(!questions->lanes[0].waiting.first && !questions->lanes[1].waiting.first);
     wire_arena_deinit(&questions->arena);
 }

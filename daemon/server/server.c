@@ -4,6 +4,7 @@
 
 #include "daemon/server/server.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -230,6 +231,7 @@ static void describe_status(const struct server *server, char *text, size_t size
     const struct job *job = server->job;
     unsigned n_here = 0;
 
+    assert((size_t)job->phase < ARRAY_SIZE(words));
     if (job->run.survival.holds) { /* the same words as in zerodctl status */
         snprintf(text, size, "STATUS=holds the state of a run (E1304): %s; zerodctl drop discards it",
                  job->run.survival.holds);
@@ -302,6 +304,7 @@ static void stop_server(struct server *server, const char *why)
 {
     const char *unsaved = why_unsaved(server);
 
+    assert(server->waits_to_stop || !server->saves_to_stop);
     if (server->stopping)
         return;
     server->stopping = true;
@@ -667,6 +670,8 @@ int server_new(struct server **out, const struct config *config, char *why, size
         server_free(server);
         return r;
     }
+    assert(server->pool);
+    assert(server->job);
     *out = server;
     return 0;
 }

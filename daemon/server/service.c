@@ -4,6 +4,7 @@
 
 #include "daemon/server/service.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <time.h>
@@ -12,6 +13,8 @@ int service_init(struct service *service, const struct questions_ops *questions)
 {
     int r;
 
+    assert(service->loop);
+    assert(!service->sessions);
     service->buffer = malloc(FRAME_MAX_BYTES);
     if (!service->buffer)
         return -ENOMEM;
@@ -23,6 +26,7 @@ int service_init(struct service *service, const struct questions_ops *questions)
 
 void service_deinit(struct service *service)
 {
+    assert(!service->sessions);
     frame_batch_deinit(&service->batch);
     questions_deinit(&service->questions);
     wire_arena_deinit(&service->arena);

@@ -91,6 +91,8 @@ static void on_session_closed(uv_handle_t *handle)
 {
     struct session *session = handle->data;
 
+    assert(session->state == SESSION_CLOSED);
+    assert(session->n_handles > 0);
     if (--session->n_handles > 0)
         return;
     close(session->fd);
@@ -107,6 +109,7 @@ static int watch_fd(struct session *session, uv_poll_t *handle, int fd, uv_poll_
     uv_loop_t *loop = session->service->loop;
     int r = uv_poll_init(loop, handle, fd);
 
+    assert(!*is_handle);
     if (r < 0)
         return r;
     handle->data = session;
@@ -150,7 +153,9 @@ static void close_session(struct session *session)
         uv_close((uv_handle_t *)&session->pid_poll, on_session_closed);
     if (session->watches_socket)
         uv_close((uv_handle_t *)&session->socket_poll, on_session_closed);
+    assert(session->n_handles == (unsigned)session->watches_pid + session->watches_socket);
     if (session->n_handles == 0) { /* it was never watched */
+        assert(frame_queue_is_empty(&session->queue));
         close(session->fd);
         if (session->pidfd >= 0)
             close(session->pidfd);

@@ -4,6 +4,7 @@
 
 #include "daemon/server/trace-writer.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -50,6 +51,8 @@ static const char *const waits[] = {
     [WAIT_ABORT] = "the step is aborted",
 };
 
+_Static_assert(ARRAY_SIZE(waits) == WAITS_N_KINDS, "each kind of wait has a name");
+
 /* "bucket 3: head.weight, 11 more", or "bucket 4, piece 2 of 5: embed.weight". */
 static char *name_parcel(const struct layout *layout, uint32_t number)
 {
@@ -59,6 +62,8 @@ static char *name_parcel(const struct layout *layout, uint32_t number)
     char printed[128], piece[64] = "", more[32] = "";
     char *name;
 
+    assert(bucket->n_params > 0);
+    assert(number - bucket->first_parcel < bucket->n_parcels);
     layout_print_name(printed, sizeof(printed), first->name, first->name_len);
     if (bucket->n_parcels > 1)
         snprintf(piece, sizeof(piece), ", piece %u of %u", number - bucket->first_parcel + 1, bucket->n_parcels);

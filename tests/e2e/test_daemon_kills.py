@@ -416,6 +416,23 @@ def test_killed_while_a_successor_declares(kept, build, tmp_path):
     assert {key: found for key, found in kills.results(ranks).items() if reference.get(key) != found} == {}
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_after_a_rank_died_while_forming(kept, build, tmp_path, victim):
+    """Its successor came before the memory was reserved. Later daemons know all parameters, whoever has declared them."""
+    daemon = kept(plan=["reserve:sleep:1500", None])
+    plans = [[], []]
+    plans[victim] = ["Form.sent:kill"]
+    ranks = kills.start(daemon, plans, n_steps=N_STEPS)
+    ranks[victim].last.wait()
+    ranks[victim].start()
+    wait_for("a step", lambda: daemon.status()["step"] > 2)
+    kill_and_start_again(daemon)
+    assert not daemon.status()["held"], daemon.log()
+    train(daemon, ranks)
+    reference = kills.References(build, tmp_path).get(2, n_steps=N_STEPS)
+    assert {key: found for key, found in kills.results(ranks).items() if reference.get(key) != found} == {}
+
+
 def write_moments(rank, first=0):
     """Into an open window: moments and a step count, of other parameters for another first one."""
     for param, kind, value in [(first, 1, 5), (7, 2, 3), (first + 1, 4, 9)]:

@@ -4,6 +4,7 @@
 
 #include "daemon/job/model/answer.h"
 
+#include <assert.h>
 #include <unistd.h>
 
 #include "core/base/base.h"
@@ -43,6 +44,7 @@ struct evidence_at job_at(const struct job *job, const struct job_rank *rank)
     struct evidence_at at = {
         .layout = job->layout, .rank = rank->rank, .step = -1, .micro_batch = -1, .client = rank->kept.client};
 
+    assert(rank->rank < job->world.size);
     if (job->layout) {
         at.step = (int64_t)job->ledger.step;
         at.micro_batch = job->ledger.ranks[rank->rank].n_ended;
@@ -58,6 +60,8 @@ bool job_is_collective(enum job_wait wait)
 
 void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait)
 {
+    assert(wait != WAIT_NONE);
+    assert(job_is_own(job, rank->rank));
     rank->wait = wait;
     rank->wait_ns = job_now(job);
     phases_wait(rank, wait, rank->wait_ns);
@@ -88,6 +92,7 @@ void job_answer(struct job *job, struct job_rank *rank, const struct reply *repl
 {
     uint64_t now = job_now(job);
 
+    assert(job_is_own(job, rank->rank));
     timeline_answers(job, rank);
     phases_go_on(rank, now);
     rank->wait = WAIT_NONE;

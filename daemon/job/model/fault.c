@@ -6,6 +6,7 @@
 
 #include "daemon/job/model/fault.h"
 
+#include <assert.h>
 #include <stdio.h>
 
 #include "core/base/base.h"
@@ -31,6 +32,8 @@ void job_fault(struct job *job, struct job_rank *rank, struct diagnostic *diagno
     job_keep(job, diagnostic);
     if (rank->process.fault.code)
         return; /* the first fault stays; the later one is only logged */
+    assert(diagnostic->code != 0); /* 0: no fault */
+    assert(!rank->process.fault.diagnostic);
     rank->process.fault.code = diagnostic->code;
     rank->process.fault.diagnostic = diagnostic_ref(diagnostic);
 }
@@ -40,6 +43,7 @@ void job_fault_join(struct fault *fault, uint32_t param)
     uint32_t capacity = MAX(fault->capacity * 2, 16u);
     uint32_t *params = fault->params;
 
+    assert(!fault->diagnostic);
     if (fault->n_params == MANIFEST_MAX_PARAMS)
         return;
     if (fault->n_params == fault->capacity) {
@@ -49,6 +53,7 @@ void job_fault_join(struct fault *fault, uint32_t param)
         fault->params = params;
         fault->capacity = capacity;
     }
+    assert(fault->n_params < fault->capacity);
     fault->params[fault->n_params++] = param;
 }
 
@@ -57,6 +62,7 @@ void job_fault_push(struct job *job, struct job_rank *rank, enum diagnostic_code
 {
     struct fault *fault = &rank->process.fault;
 
+    assert(code != 0); /* 0: no fault */
     if (!fault->code) {
         fault->code = code;
         if (first)
@@ -126,6 +132,7 @@ struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, 
 {
     struct evidence_at at = job_at(job, rank);
 
+    assert(fault->code != 0);
     if (fault->diagnostic)
         return fault->diagnostic;
     if (accumulated) /* reported with the step, after the micro-batch has ended */

@@ -3,6 +3,8 @@
 
 #include "daemon/job/model/kept.h"
 
+#include <assert.h>
+
 #include "core/base/base.h"
 
 void kept_deinit(struct kept_diagnostics *kept)

@@ -4,6 +4,7 @@
 
 #include "daemon/job/model/missing.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fnmatch.h>
 #include <inttypes.h>
@@ -127,6 +128,7 @@ int missing_init(struct job *job)
     struct job_missing *missing = &job->missing;
     uint32_t n = job->layout->n_params;
 
+    assert(!missing->n_in_a_row && !missing->kin); /* those of the job before are freed */
     missing->n_in_a_row = calloc(n + 1, sizeof(*missing->n_in_a_row));
     missing->kin = calloc(n + 1, sizeof(*missing->kin));
     missing->was_pushed = calloc(n + 1, sizeof(bool));

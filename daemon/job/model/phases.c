@@ -4,6 +4,7 @@
 
 #include "daemon/job/model/phases.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,6 +19,8 @@ enum {
     LEAST_SHARE = 10,              /* a tenth of the rank's time; picked: less is hardly worth a look */
     LEAST_BEHIND_NS = 5 * 1000000, /* picked: a busy machine may delay any process that long */
 };
+
+_Static_assert((int)STEPS_COMPARED / 2 > 0, "the sums have steps, also when they are halved");
 
 static const char *const where[N_RANK_PHASES] = {
     [PHASE_FORWARD] = "in its forward (from the step's begin to the first gradient: data, forward)",
@@ -120,6 +123,7 @@ static unsigned find_last(const struct job *job, uint64_t *behind_ns)
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (r != last)
             next_ns = MAX(next_ns, own_ns(&job->ranks[r].phases));
+    assert(own_ns(&job->ranks[last].phases) >= next_ns);
     *behind_ns = own_ns(&job->ranks[last].phases) - next_ns;
     return last;
 }
@@ -180,6 +184,7 @@ static enum rank_phase find_phase(const struct job *job)
     enum rank_phase found = PHASE_FORWARD;
     double most = -1;
 
+    assert(job_n_local(job) > 1);
     for (size_t i = 0; i < ARRAY_SIZE(own); i++) {
         double others = 0, lost;
 
@@ -202,6 +207,8 @@ void phases_find(const struct job *job, struct findings *findings)
     if (job_n_local(job) < 2 || slow->n_in_a_row < STEPS_UNTIL_SAID ||
         slow->behind_ns < slow->n_compared * (uint64_t)LEAST_BEHIND_NS || slow->behind_ns < slow->own_ns / LEAST_SHARE)
         return;
+    assert(slow->n_compared > 0);
+    assert(job_is_own(job, slow->rank));
     finding = findings_add(findings, FINDING_SLOW_RANK);
     if (!finding)
         return;

@@ -4,6 +4,7 @@
 
 #include "daemon/job/model/pushed.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -24,6 +25,8 @@ uint32_t job_n_trainable(const struct job *job)
 
 bool job_has_pushed(const struct job *job, unsigned rank, uint32_t param)
 {
+    assert(rank < job->world.size);
+    assert(job->layout->params[param].trainable); /* a frozen parameter has no parts */
     return job->ledger.ranks[rank].pushed_in_step[layout_last_part(job->layout, param)];
 }
 

@@ -4,6 +4,7 @@
 
 #include "daemon/job/model/rank-norm.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -46,6 +47,8 @@ static void add_block(const struct job *job, const struct reduction *reduction, 
     uint64_t offset_bytes = layout_part_offset_bytes(job->layout, part) + elem * dtype_size(dtype);
     float values[BLOCK_ELEMS];
 
+    assert(n_elems <= BLOCK_ELEMS);
+    assert(elem + n_elems <= job->layout->parts[part].n_elems);
     for (unsigned local = 0; local < job_n_local(job); local++) {
         job->kernels->convert_to_f32(values, reduction->sources[local] + offset_bytes, dtype, n_elems);
         for (uint64_t i = 0; i < n_elems; i++)
@@ -62,6 +65,7 @@ static void sample_part(const struct job *job, const struct reduction *reduction
     for (uint64_t i = 0; i < n; i++) {
         uint64_t elem = (i * n_blocks / n + job->ledger.step) % n_blocks * BLOCK_ELEMS;
 
+        assert(elem < n_elems);
         add_block(job, reduction, part, elem, MIN(n_elems - elem, (uint64_t)BLOCK_ELEMS), sample);
     }
     sample->n_blocks -= (uint32_t)n;
@@ -145,6 +149,7 @@ static void compare_norms(struct job *job, const struct sample *sample, unsigned
     for (unsigned local = 0; local < job_n_local(job); local++)
         if (local != largest)
             next = fmax(next, sample->squares[local]);
+    assert(next > 0); /* find_largest() accepts no sample with zeros */
     ratio = sqrt(sample->squares[largest] / next);
     if (ratio < LEAST_RATIO || job->world.first + largest != norm->rank)
         norm->n_in_a_row = 0;
@@ -160,6 +165,7 @@ void rank_norm_look_at(struct job *job, const struct reduction *reduction)
     struct sample sample = {.n_blocks = 0};
     unsigned largest;
 
+    assert(job_n_local(job) <= STEP_MAX_RANKS);
     if (job_n_local(job) < 2 || job->executor->on_gpus || job->run.survival.replays ||
         reduction->parcel != job->ledger.step % job->layout->n_parcels || reduction->micro_batch > 0 ||
         reduction->pass > 0 || job->rank_norm.looked_at == job->ledger.step + 1)

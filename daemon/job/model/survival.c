@@ -4,6 +4,7 @@
 
 #include "daemon/job/model/survival.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -23,6 +24,7 @@ void job_record(struct job *job, const struct job_rank *rank, enum journal_type 
 {
     const struct job_survival *survival = &job->run.survival;
 
+    assert(!rank || job_is_own(job, rank->rank)); /* the next daemon replays records of its own ranks */
     if (!survival->journal || survival->replays || job->run.stopping)
         return;
     journal_append(survival->journal,
@@ -62,6 +64,7 @@ static size_t store_slots(const struct job *job, const struct ring *ring, struct
     for (uint32_t i = 0; ring && ring->n_held > 0 && i < ring->n_tickets; i++) {
         const struct ring_slot *slot = &ring->slots[i];
 
+        assert(n + slot->held <= ring->n_held); /* slots has room for these */
         if (slot->held)
             slots[n++] = (struct stored_slot){.ticket = i,
                                               .use = slot->use,
@@ -74,6 +77,7 @@ static size_t store_slots(const struct job *job, const struct ring *ring, struct
                                               .offset_bytes = slot->offset_bytes,
                                               .n_bytes = layout_parcel_bytes(job->layout, slot->parcel)};
     }
+    assert(!ring || n == ring->n_held);
     return n;
 }
 
@@ -104,6 +108,7 @@ static struct stored_head describe_head(const struct job *job)
     const struct state_progress *progress = &job->state->progress;
     const struct lossscale *scale = &job->decision.lossscale;
 
+    assert(job->ledger.step == progress->epoch); /* the next daemon sets both to head.step */
     return (struct stored_head){
         .kept = job->kept,
         .step = job->ledger.step,

@@ -9,6 +9,8 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 
+_Static_assert((int)CONFIG_MAX_RANKS <= (int)RECORD_NO_RANK, "a record has any rank");
+
 static void note_record(const struct job *job, struct record record)
 {
     if (job->run.survival.replays)

@@ -25,6 +25,7 @@ const char *waits_word(enum job_wait wait)
         [WAIT_ABORTED] = "abort", [WAIT_SAVE] = "checkpoint",
     };
 
+    assert((unsigned)wait < WAITS_N_KINDS);
     return words[wait];
 }
 
@@ -33,6 +34,7 @@ const char *waits_for_word(enum wait_for what)
     static const char *const words[N_WAIT_FOR] = {
         [WAIT_FOR_DAEMON] = "daemon", [WAIT_FOR_RANKS] = "ranks", [WAIT_FOR_NODES] = "nodes"};
 
+    assert((unsigned)what < N_WAIT_FOR);
     return words[what];
 }
 
@@ -241,6 +243,7 @@ static void count(struct job *job, uint64_t ns)
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct rank_waits *waits = &job->ranks[r].waits;
 
+        assert(waits->kind < WAITS_N_KINDS);
         waits->total_ns[waits->kind][waits->what] += ns; /* the sum of WAIT_NONE is never read */
         waits->behind_step_ns += waits->is_awaited ? ns : 0;
         waits->behind_total_ns += waits->is_awaited ? ns : 0;

@@ -4,6 +4,7 @@
 
 #include "daemon/job/model/zero-gradient.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -79,6 +80,7 @@ int zero_gradient_init(struct job *job)
     struct job_zero_gradient *zero = &job->zero_gradient;
     uint32_t n = job->layout->n_params;
 
+    assert(!zero->n_in_a_row && !zero->kin); /* those of the job before are freed */
     zero->n_in_a_row = calloc(n + 1, sizeof(*zero->n_in_a_row));
     zero->kin = calloc(n + 1, sizeof(*zero->kin));
     zero->is_used = calloc(n + 1, sizeof(*zero->is_used));
@@ -120,6 +122,7 @@ static void count_zero_gradient(struct job *job, uint32_t p)
         return;
     }
     zero->n_in_a_row[p] = 0;
+    assert(zero->kin[p] == NO_KIN || zero->kin[p] < job->layout->n_params);
     if (zero->kin[p] != NO_KIN)
         zero->is_used[zero->kin[p]] = true;
 }
@@ -130,6 +133,7 @@ void zero_gradient_note_step(struct job *job, const uint8_t *all)
 
     if (!job->kept.applied)
         return;
+    assert(p < n);
     for (uint32_t i = 0; i < MIN(n, (uint32_t)MAX_LOOKED_AT); i++, p = (p + 1) % n)
         if (can_be_judged(job, p, all))
             count_zero_gradient(job, p);

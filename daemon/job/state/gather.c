@@ -7,6 +7,8 @@
 
 #include "daemon/job/state/gather.h"
 
+#include <assert.h>
+
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
 #include "core/layout/layout.h"
@@ -33,12 +35,14 @@ static bool has_pools(const struct job *job)
 
 static unsigned local_rank(const struct job *job, const struct job_rank *rank)
 {
+    assert(job_is_own(job, rank->rank));
     return rank->rank - job->world.first;
 }
 
 static void release_param(struct job *job, struct job_rank *rank, uint32_t param)
 {
     rank->gathered[param] = 0;
+    assert(rank->live_elems >= job->layout->params[param].n_elems);
     rank->live_elems -= job->layout->params[param].n_elems;
     executor_release(job->executor, param);
 }
@@ -57,9 +61,11 @@ static uint64_t hold_param(struct job *job, struct job_rank *rank, uint32_t para
 
 static void undo_gather(struct job *job, struct job_rank *rank)
 {
-    for (uint32_t i = 0; i < rank->n_gathering; i++)
+    for (uint32_t i = 0; i < rank->n_gathering; i++) {
+        assert(rank->gathered[rank->gathering[i]] > 0);
         if (--rank->gathered[rank->gathering[i]] == 0)
             release_param(job, rank, rank->gathering[i]);
+    }
     rank->n_gathering = 0;
 }
 
@@ -241,5 +247,6 @@ void gather_detach(struct job *job, struct job_rank *rank)
     for (uint32_t p = 0; p < job->layout->n_params; p++)
         if (rank->gathered[p] > 0)
             release_param(job, rank, p);
+    assert(rank->live_elems == 0);
     rank->n_gathering = 0;
 }

@@ -4,6 +4,7 @@
 
 #include "daemon/job/state/read-state.h"
 
+#include <assert.h>
 #include <unistd.h>
 
 #include "core/base/base.h"
@@ -80,6 +81,7 @@ static void release_done(struct work *work)
     struct reading *reading = container_of(work, struct reading, work);
     struct job *job = reading->job;
 
+    assert(job->work.n_io > 0);
     job->work.n_io--;
     reading_free(reading);
     job_todo(job);
@@ -139,6 +141,7 @@ static void finish_reading(struct reading *reading)
     bool asks =
         rank->wait == WAIT_READ && rank->peer == reading->peer && rank->kept.incarnation == reading->incarnation;
 
+    assert(job->work.n_io > 0);
     job->work.n_io--;
     if (has_bytes && fd < 0 && reading->result == 0)
         reading->result = fd;
@@ -170,6 +173,7 @@ static void reading_fetched(void *userdata, int result)
 {
     struct reading *reading = userdata;
 
+    assert(reading->n_waiting > 0);
     if (result == -ECANCELED && !reading->job->run.drop_why) { /* the job is freed: nothing to answer */
         if (--reading->n_waiting == 0)
             reading_free(reading);
@@ -187,6 +191,7 @@ static void reading_reserved(struct work *work)
     struct reading *reading = container_of(work, struct reading, work);
     int r = reading->result;
 
+    assert(reading->segment.n_bytes >= reading->job->layout->params[reading->param].n_elems * sizeof(float));
     if (r == 0)
         r = executor_read(reading->job->executor, reading->param, (enum state_kind)reading->kind,
                           (float *)(void *)reading->segment.map, reading_fetched, reading);

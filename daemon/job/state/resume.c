@@ -4,6 +4,7 @@
 
 #include "daemon/job/state/resume.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -81,6 +82,7 @@ static void end_stage(struct resume *resume, int result)
 {
     struct job *job = resume->job;
 
+    assert(!job->forming.refusal);
     if (result < 0)
         job->forming.refusal = describe_failure(resume);
     if (result == 0 && tell_loaded(job))
@@ -90,6 +92,7 @@ static void end_stage(struct resume *resume, int result)
 
 static void resume_is_over(struct job *job, int result)
 {
+    assert(job->phase == JOB_RESERVING);
     if (!job->resume->loading)
         resume_free(steal_ptr(job->resume));
     sequence_advance(&job->forming.sequence, result);
@@ -117,6 +120,7 @@ void resume_older(struct job *job, uint64_t step)
 /* Return: true if the job is being dropped. The drop waited for this work. */
 static bool is_dropped(struct job *job)
 {
+    assert(job->work.n_io > 0);
     job->work.n_io--;
     if (!job->run.drop_why)
         return false;
@@ -263,6 +267,7 @@ static void open_done(struct work *work)
 
 static void open_next(struct resume *resume)
 {
+    assert(!resume->loading);
     post(resume, open_run, open_done, 1);
 }
 
@@ -284,6 +289,7 @@ int resume_start(struct job *job)
     bool is_latest = strcmp(config->load, CONFIG_LOAD_LATEST) == 0;
     struct resume *resume;
 
+    assert(!job->resume);
     if (!config_loads(job->config))
         return SEQUENCE_OVER;
     resume = calloc(1, sizeof(*resume));
@@ -351,6 +357,7 @@ void resume_apply(struct job *job)
     struct resume *resume = job->resume;
     const struct description *d;
 
+    assert(job->phase == JOB_INITIALISING);
     if (!resume)
         return;
     d = loading_description(resume->loading);

@@ -4,6 +4,7 @@
 
 #include "daemon/job/state/save.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -292,6 +293,7 @@ static void release_snapshot(struct job *job)
 {
     struct saving *saving = job->save.now;
 
+    assert(!job->state->snapshot || job->state->snapshot == saving->order.snapshot);
     job->state->snapshot = NULL;
     saving->waited_ns = snapshot_waited_ns(saving->order.snapshot);
     saving->peak_bytes = snapshot_peak_bytes(saving->order.snapshot);
@@ -306,6 +308,7 @@ static void end_saving(struct job *job, const char *why)
     struct saving *saving = steal_ptr(job->save.now);
     uint64_t step = saving->order.description.step;
 
+    assert(!job->state->snapshot); /* saving_free() frees it, and updates look at it */
     if (!why)
         note_saved(job, saving);
     else if (*why)
@@ -322,6 +325,8 @@ static int start_thread(struct job *job, enum saving_stage stage)
     struct saving *saving = job->save.now;
     int r;
 
+    assert(stage == SAVING_WRITES || stage == SAVING_PUBLISHES);
+    assert(saving->stage == SAVING_WAITS);
     saving->stage = stage;
     saving->written = false;
     r = -pthread_create(&saving->thread, NULL, write_it, saving);
@@ -359,6 +364,7 @@ static void stop_thread(struct job *job)
 {
     struct saving *saving = job->save.now;
 
+    assert(saving->stage != SAVING_LOADS); /* it has no thread */
     if (saving->stage == SAVING_WAITS)
         return;
     atomic_store(&saving->order.cancelled, true);
@@ -384,6 +390,7 @@ void save_cancel(struct job *job)
 
 void save_forget(struct job *job)
 {
+    assert(!job->save.pool);
     free(job->save.why);
     job->save = (struct job_save){0};
 }
@@ -427,6 +434,8 @@ static void loaded(void *userdata, int result)
     struct job *job = userdata;
     int r;
 
+    assert(job->save.now->stage == SAVING_LOADS);
+    assert(job->work.n_io > 0);
     job->work.n_io--;
     if (result == -ECANCELED) { /* the job is freed */
         saving_free(steal_ptr(job->save.now));
@@ -466,6 +475,7 @@ static void begin_saving(struct job *job, uint64_t token)
     bool is_own = job->save.has_step && job->save.step == job->state->progress.epoch;
     int r = -ENOMEM;
 
+    assert(!job->save.now);
     job->save.now = saving;
     job->save.wanted = false;
     job->save.has_step = true;

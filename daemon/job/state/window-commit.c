@@ -5,6 +5,7 @@
  * on GPUs is loaded into the staging copy first, and brought back at the end.
  */
 
+#include <assert.h>
 #include <errno.h>
 
 #include "core/base/base.h"
@@ -41,6 +42,7 @@ void window_go_on(struct job *job)
 {
     if (!job->window || !job->window->awaits_save)
         return;
+    assert(job->window->busy);
     job->window->awaits_save = false;
     sequence_advance(&job->window->commit, 0);
 }
@@ -124,6 +126,7 @@ static const sequence_stage stages[] = {
 /* The window is stored on this node; it is committed when it is stored everywhere. */
 static void window_stored(struct job *job)
 {
+    assert(job->window->busy);
     job->window->busy = false;
     (void)failpoint("stored");
     /* Recorded, because storing again would replace newer weights of other nodes with old ones. */
@@ -186,6 +189,9 @@ static void ended(void *userdata, int result)
 
 void window_commit(struct job *job)
 {
+    assert(job->phase == JOB_WINDOW);
+    assert(job->window->stores);
+    assert(!job->window->busy);
     job_record(job, NULL, JOURNAL_STORING, NULL, 0, NULL, 0);
     job->phase = JOB_COMMITTING_WINDOW;
     job->window->busy = true;

@@ -7,6 +7,7 @@
 
 #include "daemon/job/state/window.h"
 
+#include <assert.h>
 #include <stdio.h>
 
 #include "core/base/base.h"
@@ -138,6 +139,7 @@ void window_mark(struct job *job, uint32_t param, enum state_kind kind, bool mar
 {
     const struct journal_edit edit = {.param = param, .kind = kind, .is_marked = marked};
 
+    assert(job->layout->params[param].trainable);
     job_record(job, NULL, JOURNAL_EDIT, &edit, sizeof(edit), NULL, 0);
     state_edits_mark(job->window->edits, param, kind, marked);
 }
@@ -146,6 +148,7 @@ void window_set_count(struct job *job, uint32_t param, uint64_t count)
 {
     const struct journal_edit edit = {.param = param, .kind = STATE_N_KINDS, .count = count};
 
+    assert(job->layout->params[param].trainable);
     job_record(job, NULL, JOURNAL_EDIT, &edit, sizeof(edit), NULL, 0);
     state_edits_set_count(job->window->edits, param, count);
 }
@@ -169,6 +172,8 @@ static void writing_done(struct work *work)
     struct window *window = job->window;
     struct job_rank *rank = &job->ranks[0];
 
+    assert(window->busy);
+    assert(job->work.n_io > 0);
     job->work.n_io--;
     window->busy = false;
     if (window->forgotten) { /* by an abort, which answers the rank */
@@ -195,6 +200,7 @@ static void give_place(struct job *job, struct job_rank *rank, const struct requ
     }
     if (!charge_pages(job, rank, place.n_bytes))
         return;
+    assert(!window->busy);
     window->writing = (struct writing){.work = {.run = writing_run, .done = writing_done, .n_items = 1},
                                        .job = job,
                                        .param = request->param,

@@ -9,6 +9,8 @@
 
 #include "daemon/job/state/window.h"
 
+#include <assert.h>
+
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/base/keep.h"
@@ -58,6 +60,8 @@ bool window_is_busy(const struct window *window)
 
 void window_end(struct job *job)
 {
+    assert(!window_is_busy(job->window));
+    assert(!job->window || job->window->n_filling == 0);
     report_progress(job, (struct report){REPORT_WINDOW, .window = NULL});
     window_free(steal_ptr(job->window));
 }
@@ -156,6 +160,7 @@ static void fill_done(void *userdata, int result)
         return; /* the window is freed with the job */
     if (result < 0)
         window->fill_result = result;
+    assert(window->n_filling > 0);
     if (--window->n_filling > 0)
         return;
     window->busy = false;
@@ -266,6 +271,8 @@ static int fill(struct job *job)
 {
     int r;
 
+    assert(!job->window->busy);
+    assert(job->window->n_filling == 0);
     job->window->n_filling = 1;
     job->window->fill_result = 0;
     report_progress(job, (struct report){REPORT_WINDOW, .window = &job->window->segment});
@@ -342,6 +349,7 @@ void job_write_begin(struct job *job, struct job_rank *rank)
 
 void window_finish(struct job *job)
 {
+    assert(job->phase == JOB_WINDOW || job->phase == JOB_COMMITTING_WINDOW);
     forget_window(job); /* a node whose ranks have all left may still fill it when the others have forgotten it */
     job->state->progress.n_windows++; /* also of a forgotten window, because a successor must not wait for it again */
     job->phase = JOB_TRAINING;

@@ -8,6 +8,7 @@
 
 #include "daemon/job/transaction/abort.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -89,6 +90,7 @@ static void finish_abort(struct job *job)
 {
     struct diagnostic *reason = steal_ptr(job->abort.reason), *notice;
 
+    assert(!job->work.verifications);
     timeline_aborted(job);
     ledger_abort(&job->ledger);
     job->ledger.attempt = MAX(job->ledger.attempt, job->abort.said_attempt);
@@ -126,6 +128,7 @@ static void finish_abort(struct job *job)
 
 void abort_start(struct job *job, int64_t rank, struct diagnostic *reason)
 {
+    assert(job->phase == JOB_TRAINING);
     job->phase = JOB_ABORTING;
     job->abort.rank = rank;
     job->abort.reason = reason;

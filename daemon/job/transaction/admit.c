@@ -17,6 +17,7 @@
 
 #include "daemon/job/transaction/admit.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -65,6 +66,7 @@ static enum diagnostic_code code_of(int verdict)
     case LEDGER_E_EARLY:
         return E_EARLY;
     default:
+        assert(verdict == LEDGER_E_DUPLICATE);
         return E_DUPLICATE;
     }
 }
@@ -171,6 +173,7 @@ static void note_part(const struct job *job, struct job_rank *rank, const struct
 {
     struct partial_push *partial = &rank->process.partial;
 
+    assert(request->part < job->layout->params[request->param].n_parts);
     if (request->part == 0 && partial->next > 0)
         partial->torn |= !partial->refused;
     partial->param = request->param;
@@ -187,6 +190,7 @@ static int open_slot(struct job *job, struct job_rank *rank, const struct reques
     uint32_t parcel = job->layout->parts[part].parcel;
     int r;
 
+    assert(part < job->layout->n_parts);
     *slot = NULL;
     if (request->record_only)
         return 0;
@@ -242,6 +246,8 @@ static void admit_push(struct job *job, struct job_rank *rank, const struct push
     phases_push(rank, record->time_ns);
     if (pass > 0 && last)
         note_again(job, rank, record);
+    assert(!slot->posted); /* a worker would read what the rank still writes */
+    assert(slot->n_pushed < job->layout->parcels[part->parcel].n_parts);
     slot->n_pushed++;
     if (slot->n_pushed == job->layout->parcels[part->parcel].n_parts) {
         timeline_pushed(job, rank, part->parcel);
@@ -269,6 +275,7 @@ static void refuse_duplicate(struct job *job, struct job_rank *rank, const struc
     bool first = !rank->process.fault.code;
     uint64_t sum;
 
+    assert(entry->n_pushed > 0);
     job_fault_push(job, rank, E_DUPLICATE, &entry->first, record, NULL);
     if (first && request->record_only && find_sum(job, rank, record->param, &sum)) {
         rank->process.fault.sums_known = true;
@@ -347,6 +354,7 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
             job_drop_peer(job, rank, "Push.pass: not the pass of this push");
             break;
         }
+        assert(slot->n_pushed < job->layout->parcels[slot->parcel].n_parts);
         slot->redo = true;
         slot->n_pushed++;
         collect_verify(job, rank, slot, record.part, pass);
@@ -504,6 +512,7 @@ static uint64_t wanted_bytes(const struct job *job, const struct job_rank *rank)
 {
     const struct request_slot_request *wanted = &rank->slot_wanted;
 
+    assert(wanted->bucket < job->layout->n_buckets);
     return layout_parcel_bytes(job->layout, job->layout->buckets[wanted->bucket].first_parcel + wanted->parcel);
 }
 
@@ -513,9 +522,11 @@ static void extent_done(struct work *work)
     struct job *job = start->job;
     struct job_rank *rank = start->rank;
 
+    assert(job->work.n_io > 0);
     job->work.n_io--;
     ring_reserved(start->ring, start->offset_bytes, start->result == 0);
     if (rank->rings[0] == start->ring) {
+        assert(rank->reserving);
         rank->reserving = false;
         if (rank->wait == WAIT_SLOT && start->result == 0 && start->n_bytes >= wanted_bytes(job, rank))
             grant_extent(job, rank, start->offset_bytes, start->n_bytes);
@@ -532,6 +543,7 @@ static void start_extent(struct job *job, struct job_rank *rank, uint64_t offset
 {
     struct extent_start *start = calloc(1, sizeof(*start));
 
+    assert(!rank->reserving);
     if (!start) {
         ring_reserved(rank->rings[0], offset_bytes, false);
         refuse_slot(job, rank, n_bytes, "gradient slots (out of memory)", 0);
@@ -621,6 +633,7 @@ void admit_settle(struct job *job, struct job_rank *rank)
         refuse_slot(job, rank, n_bytes, "gradient slots", rank->rings[0]->overflow.n_bytes);
         return;
     }
+    assert(extent_bytes >= n_bytes);
     if (r == 0) {
         grant_extent(job, rank, offset, extent_bytes);
         return;

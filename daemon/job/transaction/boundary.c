@@ -7,6 +7,7 @@
 
 #include "daemon/job/transaction/boundary.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -177,6 +178,7 @@ void job_abandon_backward(struct job *job, struct job_rank *rank, const struct r
 
 void job_withdrawn(struct job *job)
 {
+    assert(!parcels_withdraws(job->coordinator));
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
@@ -342,6 +344,7 @@ struct wire_hyper job_wire_hyper(const struct hyper *h)
 void job_describe_args(const struct job *job, const struct step_args *args, struct request_step *request,
                        struct wire_hyper *groups)
 {
+    assert(!args->groups || args->n_groups == job->layout->n_groups);
     *request = (struct request_step){.has_max_norm = args->has_max_norm,
                                      .max_norm = args->max_norm,
                                      .loss_scale = args->loss_scale,
@@ -566,6 +569,7 @@ static void judge_and_ask(struct job *job, struct job_rank *rank)
         refuse_step(job, rank, NULL, rank);
         return;
     }
+    assert(job->ledger.ranks[rank->rank].asked);
     rank->asked_ns = job_now(job);
     job_wait(job, rank, WAIT_STEP);
     collect_all(job);

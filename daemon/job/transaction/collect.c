@@ -214,6 +214,7 @@ static void reduction_is_done(void *userdata, struct reduction *reduction);
 
 void collect_combined(struct job *job, uint32_t parcel)
 {
+    assert(parcel < job->layout->n_parcels);
     if (sums_at_once(job)) {
         if (parcel_begin_sum(&job->work.parcels[parcel]))
             reduction_is_done(job, &job->step->reductions[parcel]);
@@ -250,6 +251,7 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
     const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
     uint64_t n_bytes = 0;
 
+    assert(reduction == &job->step->reductions[reduction->parcel]); /* not that of all nodes' pieces */
     if (!sums_at_once(job))
         clock_stop(job);
     (void)failpoint("reduced");
@@ -414,6 +416,7 @@ void collect_parcel(struct job *job, uint32_t parcel)
     struct parcel *its = &job->work.parcels[parcel];
     uint32_t last;
 
+    assert(parcel < job->layout->n_parcels);
     if (job->run.survival.replays && job->coordinator->alone) /* during replay the journal says what was posted */
         return;
     sum_promised(job, parcel);
@@ -533,6 +536,7 @@ void collect_settle(struct job *job)
         *link = v->next;
         clock_stop(job);
         if (!stale) {
+            assert(v->slot->n_pending > 0);
             v->slot->n_pending--;
             if (expected == v->sum)
                 credit_redo(job, &job->ranks[v->rank], v->ring, v->slot);
@@ -564,6 +568,7 @@ void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *sl
 {
     struct verification *v = calloc(1, sizeof(*v));
 
+    assert(slot->redo); /* else it would be summed again */
     if (!v) {
         job_abort(job, rank->rank, NULL); /* the step is redone, because the push cannot be compared */
         return;
@@ -643,6 +648,7 @@ void collect_release_ring(struct job *job, struct job_rank *rank, bool abort)
     rank->reserving = false;
     if (!ring)
         return;
+    assert(!rank->rings[1]);
     drop_open_slots(job, rank, ring, abort);
     ring_credit_lent(ring);
     /* An incarnation gets no ring before its predecessor's ring is empty, so there are never three rings. */
@@ -744,6 +750,7 @@ bool collect_was_compared(struct job *job, unsigned rank, const struct journal_c
 
 void collect_go_on(struct job *job)
 {
+    assert(!job->run.survival.replays);
     for (uint32_t i = 0; i < job->layout->n_parcels; i++)
         if (job->work.parcels[i].state == PARCEL_SUMMING)
             step_finish_torn(&job->step->reductions[i]);

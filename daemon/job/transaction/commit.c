@@ -14,6 +14,7 @@
 
 #include "daemon/job/transaction/commit.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -165,6 +166,7 @@ static void hold_for_nonfinite(struct job *job)
                                      ? cause_loss_scale(&evidence, job->config->fp16.scale.min_scale)
                                      : cause_nonfinite(&evidence);
 
+    assert(job_is_own(job, job->decision.finding.rank));
     job->ledger.ranks[rank->rank].asked = false;
     if (job->decision.finding.micro_batch < job->ledger.ranks[rank->rank].n_inherited) {
         job_abort_inherited(job, rank, refusal);
@@ -180,12 +182,14 @@ static void update_is_done(void *userdata, int result)
     struct job *job = userdata;
 
     (void)failpoint("updated");
+    assert(job->work.n_io > 0);
     job->work.n_io--;
     if (result < 0) { /* cancelled */
         if (job->run.drop_why)
             job_todo(job); /* the drop has waited for the update */
         return;
     }
+    assert(job->phase == JOB_UPDATING);
     step_commit(job->step);
     job->state->progress.n_applied++;
     report_progress(job, (struct report){REPORT_UPDATED});
@@ -220,6 +224,9 @@ struct hyper job_hyper(const struct job *job, const struct step_args *args, uint
     struct hyper hyper = wanted_hyper(config, args, group);
     double base[WIRE_MAX_GROUPS];
 
+    assert(group < job->layout->n_groups);
+    assert(job->layout->n_groups <= WIRE_MAX_GROUPS);
+    assert(!args->groups || args->n_groups == job->layout->n_groups);
     if (config->scheduler.type == SCHEDULE_NONE || has_own_rate(config, args, group))
         return hyper;
     for (uint32_t g = 0; g < job->layout->n_groups; g++)
@@ -339,6 +346,9 @@ static void tell_decision(struct job *job)
 /* Carries out the verdict. From here the step only rolls forward. */
 static void carry_out(struct job *job, const struct node_verdict *verdict)
 {
+    assert(job->phase == JOB_TRAINING);
+    assert(job->work.n_under_way == 0); /* all gradients are in the sums */
+    assert(job->ledger.step == job->state->progress.epoch);
     note_times(job);
     warn_accumulated(job);
     missing_note_counts(job);
@@ -405,6 +415,8 @@ static void finish_commit(void *userdata)
 {
     struct job *job = userdata;
 
+    assert(job->phase == JOB_UPDATING);
+    assert(job->state->progress.epoch == job->ledger.step + 1);
     learn_graph(job);
     timeline_committed(job);
     ledger_commit(&job->ledger);
@@ -430,6 +442,8 @@ static void finish_commit(void *userdata)
 
 void job_commit(struct job *job)
 {
+    assert(job->phase == JOB_UPDATING);
+    assert(job->state->progress.epoch == job->ledger.step); /* it is committed once */
     job->state->progress.epoch++;
     job->state->progress.n_windows = 0;
     if (!job->kept.applied || !executor_refresh(job->executor, finish_commit, job))
@@ -627,6 +641,7 @@ bool job_judge(struct job *job, const struct job_request *merged, struct node_ve
     hold->finding = *merged->finding;
     if (!decided)
         return false;
+    assert(verdict->n_groups == 0); /* groups has room for one per group */
     for (uint32_t g = 0; verdict->apply && g < job->layout->n_groups; g++)
         groups[verdict->n_groups++] = job_wire_hyper(&job->decision.hypers[g]);
     verdict->groups = groups;
