@@ -5,6 +5,7 @@
  * 3, each gather of a rank. Each node orders them from its engine of GPUs in the sequence of the announcements.
  */
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -33,6 +34,8 @@ static void reduced_there(void *userdata, struct reduction *reduction)
     struct motion *motion = userdata;
     struct exchange *exchange = motion->exchange;
 
+    assert(motion->working);
+    assert(motion->serves || exchange->job->work.n_under_way > 0);
     motion->working = false;
     if (!motion->serves)
         exchange->job->work.n_under_way--;
@@ -75,6 +78,8 @@ static const char *reduce_there(struct motion *motion)
     struct reduction *reduction = step_combine(job->step, motion->parcel, motion->micro_batch, motion->pass);
     uint32_t n_parts = job->layout->parcels[motion->parcel].n_parts;
 
+    assert(exchange->n_sources == job->layout->world_size);
+    assert(!motion->working);
     memcpy(reduction->masks, motion->masks, n_parts * sizeof(*motion->masks)); /* source i is rank i */
     reduction->give_only = motion->serves;
     reduction->op = motion->tag; /* unchanged when node 0 announces the motion again */
@@ -94,6 +99,7 @@ static void gathered_there(void *userdata, int result)
     struct motion *motion = userdata;
     struct exchange *exchange = motion->exchange;
 
+    assert(motion->working);
     motion->working = false;
     if (result < 0) { /* the generation has ended: node 0 announces the motion again */
         exchange_drop_motion(motion);
@@ -109,6 +115,7 @@ static const char *gather_there(struct motion *motion)
     struct step *step = motion->exchange->job->step;
     int r;
 
+    assert(!motion->working);
     motion->working = true;
     if (motion->kind == MOTION_GATHER)
         r = step_device_gather(step, gathered_there, motion);
@@ -153,6 +160,7 @@ static const char *give_waiting(struct exchange *exchange)
 
 const char *exchange_give_to_devices(struct motion *motion)
 {
+    assert(!motion->given);
     motion->on_devices = true;
     return give_waiting(motion->exchange);
 }

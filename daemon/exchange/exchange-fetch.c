@@ -22,6 +22,11 @@
 #include "daemon/step/executor.h"
 #include "daemon/step/fetch.h"
 
+_Static_assert(SERVING_SLOTS == 2, "start_waiting() looks at two");
+_Static_assert((int)FETCH_MASTER == (int)STATE_MASTER && (int)FETCH_EXP_AVG == (int)STATE_EXP_AVG &&
+                   (int)FETCH_EXP_AVG_SQ == (int)STATE_EXP_AVG_SQ && (int)FETCH_PUBLISHED == (int)STATE_N_KINDS,
+               "kinds of state have the same numbers");
+
 /* ---- slots --------------------------------------------------------------------------------------------- */
 
 int exchange_form_serving(struct exchange *exchange)
@@ -38,6 +43,7 @@ static struct serving *unlink_serving(struct exchange *exchange, struct serving 
 {
     struct serving *serving = *link;
 
+    assert(serving->slot < 0 || exchange->slots_taken[serving->slot]);
     if (serving->slot >= 0)
         exchange->slots_taken[serving->slot] = false;
     *link = serving->next;
@@ -131,6 +137,9 @@ static void send_served(struct serving *serving)
                             : sizeof(float);
     uint64_t start, n = exchange_owned(exchange, exchange->self, serving->param, &start);
 
+    assert(serving->working && serving->slot >= 0);
+    assert(exchange->job->work.n_io > 0);
+    assert(n * elem_bytes <= exchange->slot_bytes);
     exchange->job->work.n_io--;
     serving->working = false;
     if (!serving->dead) {
@@ -192,6 +201,7 @@ static void start_waiting(struct exchange *exchange)
             continue;
         if (exchange->slots_taken[slot])
             return;
+        assert(!serving->working);
         exchange->slots_taken[slot] = true;
         serving->slot = slot;
         serving->working = true;
@@ -205,6 +215,7 @@ static const char *serve_param(struct exchange *exchange, const struct exchange_
 {
     struct serving *serving = calloc(1, sizeof(*serving)), **last = &exchange->servings;
 
+    assert(service->node != exchange->self);
     if (!serving)
         return "out of memory";
     *serving = (struct serving){.exchange = exchange,
@@ -341,6 +352,9 @@ int exchange_fetch(struct exchange *exchange, const struct fetch *what)
 {
     struct pending_fetch *fetch = new_fetch(exchange, what), **last = &exchange->fetches;
 
+    assert(what->kind < FETCH_N_KINDS);
+    assert(!is_state(what->kind) || what->segment);
+    assert(what->kind != FETCH_GATHERED || what->offsets_bytes);
     if (!fetch)
         return -ENOMEM;
     if (fetch->what.n_params == 0) {

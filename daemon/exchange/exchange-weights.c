@@ -5,6 +5,7 @@
  * node 0 sends rank 0's edits of a write window, including edited state.
  */
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -132,6 +133,7 @@ int exchange_init(struct exchange *exchange, const struct request_init *init, co
     if (config_stage(exchange->job->config) != 3 || n_bytes == 0)
         return 0;
     r = segment_reserve(&exchange->spreading, page, round_up(offset + n_bytes, page_size()) - page);
+    assert(r < 0 || offset + n_bytes <= exchange->spreading.n_bytes);
     if (r == 0)
         memcpy(exchange->spreading.map + offset, weights, n_bytes);
     return r;
@@ -176,6 +178,8 @@ static void adopted(void *userdata, int result)
     struct exchange *exchange = motion->exchange;
     struct job *job = exchange->job;
 
+    assert(motion->working);
+    assert(job->work.n_io > 0);
     job->work.n_io--;
     motion->working = false;
     if (result == 0) {
@@ -193,6 +197,7 @@ void exchange_adopt(struct motion *motion)
 {
     struct job *job = motion->exchange->job;
 
+    assert(motion->kind == MOTION_SPREAD && motion->arrived);
     if (is_adopting(motion->exchange))
         return;
     motion->working = true;

@@ -20,6 +20,8 @@
 
 _Static_assert((int)NODE_MAX_NODES == (int)CONFIG_MAX_NODES && (int)STEP_MAX_RANKS == (int)CONFIG_MAX_PIECES,
                "what config admits, a mask must hold");
+_Static_assert((int)SUBTREE_MAX *(int)NODE_MAX_NODES + (int)STEP_MAX_RANKS <= (int)ENGINE_MAX_MOVES,
+               "a parcel is one order: each own piece to each node, and each other piece");
 
 enum {
     MOVE_BASE_MS = 1800,       /* with ENGINE_GRACE_MS, a frozen engine is detected within 3 s */
@@ -34,6 +36,7 @@ uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t
     const struct layout_param *p = &layout->params[param];
     uint64_t n = p->n_elems, slice;
 
+    assert(node < exchange->n_nodes);
     *start = 0;
     if (p->trainable) {
         n = exchange_plan_owned(layout, exchange->spans[node], p->bucket, p->offset_elems, p->n_elems, start);
@@ -43,6 +46,7 @@ uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t
         *start = MIN(slice * exchange->spans[node].first, p->n_elems);
         n = MIN(slice * (exchange->spans[node].first + exchange->spans[node].n), p->n_elems) - *start;
     }
+    assert(*start + n <= p->n_elems);
     return n;
 }
 
@@ -79,6 +83,8 @@ int exchange_new(struct exchange **out, struct job *job, const struct exchange_o
     exchange->incoming = exchange->serving = exchange->spreading = exchange->nothing = SEGMENT_NULL;
     exchange->n_nodes = (unsigned)job->config->world.nodes.n_items;
     exchange->self = job->config->world.node;
+    assert(exchange->n_nodes <= NODE_MAX_NODES);
+    assert(exchange->self < exchange->n_nodes);
     exchange->spans = calloc(exchange->n_nodes, sizeof(*exchange->spans));
     exchange->moves = calloc(ENGINE_MAX_MOVES, sizeof(*exchange->moves));
     if (!exchange->spans || !exchange->moves) {
@@ -86,12 +92,16 @@ int exchange_new(struct exchange **out, struct job *job, const struct exchange_o
         return -ENOMEM;
     }
     find_sources(exchange, job->config);
+    assert(exchange->n_sources == exchange_plan_n_sources(job->config));
     *out = exchange;
     return 0;
 }
 
 static void motion_free(struct motion *motion)
 {
+    assert(!motion->working); /* workers and GPUs use it */
+    assert(!motion->ring);
+    assert(motion->incoming < 0 || motion->exchange->incoming_taken[motion->incoming]);
     if (motion->incoming >= 0)
         motion->exchange->incoming_taken[motion->incoming] = false;
     free(motion->masks);
@@ -122,6 +132,8 @@ int exchange_form(struct exchange *exchange)
     uint64_t start;
     int r;
 
+    assert(!exchange->parcels); /* dropped */
+    assert(!exchange->motions);
     exchange->parcels = calloc(layout->n_parcels + 1, sizeof(*exchange->parcels));
     if (!exchange->parcels)
         return -ENOMEM;
@@ -130,6 +142,7 @@ int exchange_form(struct exchange *exchange)
 
         parcel->n_elems =
             exchange_plan_owned_part(layout, &layout->parcels[p], exchange->spans[exchange->self], &start);
+        assert(parcel->n_elems == 0 || start >= layout->parcels[p].offset_elems);
         parcel->start = start - layout->parcels[p].offset_elems;
     }
     exchange->incoming_elems = exchange_plan_incoming_elems(job->config, layout);
@@ -193,6 +206,8 @@ const struct segment *const *exchange_segments(const struct exchange *exchange)
 
 void exchange_add_move(struct exchange *exchange, struct engine_move move)
 {
+    assert(move.node < exchange->n_nodes && move.node != exchange->self);
+    assert(exchange->n_moves < ENGINE_MAX_MOVES);
     if (move.n_bytes > 0)
         exchange->moves[exchange->n_moves++] = move;
 }
@@ -280,6 +295,7 @@ static uint64_t incoming_elem(const struct motion *motion, unsigned index)
 {
     const struct exchange *exchange = motion->exchange;
 
+    assert(motion->incoming >= 0);
     return exchange->incoming_elems * (unsigned)motion->incoming + exchange->parcels[motion->parcel].n_elems * index;
 }
 
@@ -288,6 +304,7 @@ static bool take_incoming(struct motion *motion)
 {
     struct exchange *exchange = motion->exchange;
 
+    assert(motion->incoming < 0);
     for (int i = 0; i < NODE_MAX_MOVING; i++)
         if (!exchange->incoming_taken[i]) {
             exchange->incoming_taken[i] = true;
@@ -345,6 +362,7 @@ static struct engine_move locate_piece(struct exchange *exchange, uint32_t parce
     share_ring(exchange, ring);
     if (lies_in(&ring->ring, data))
         return (struct engine_move){.segment = EXCHANGE_RING, .offset_bytes = (uint64_t)(data - ring->ring.map)};
+    assert(lies_in(&ring->overflow, data));
     return (struct engine_move){.segment = EXCHANGE_OVERFLOW, .offset_bytes = (uint64_t)(data - ring->overflow.map)};
 }
 
@@ -424,6 +442,8 @@ static bool copy_masks(const struct exchange *exchange, struct motion *motion, c
     uint32_t n_parts = exchange->job->layout->parcels[said->parcel].n_parts;
     uint64_t all = exchange->n_sources == 64 ? UINT64_MAX : (UINT64_C(1) << exchange->n_sources) - 1;
 
+    assert(!motion->masks);
+    assert(said->n_masks == 0 || said->n_masks == n_parts);
     motion->masks = malloc((n_parts + 1) * sizeof(*motion->masks));
     for (uint32_t k = 0; motion->masks && k < n_parts; k++)
         motion->masks[k] = said->n_masks ? said->masks[k] & all : all;
@@ -534,6 +554,8 @@ static void combine_is_done(void *userdata, struct reduction *reduction)
     struct exchange *exchange = motion->exchange;
     uint32_t parcel = reduction->parcel;
 
+    assert(motion->working && motion->parcel == parcel);
+    assert(exchange->job->work.n_under_way > 0);
     exchange->job->work.n_under_way--;
     parcel_end_combining(&exchange->job->work.parcels[parcel]);
     motion->working = false;
@@ -572,6 +594,7 @@ static void combine(struct motion *motion)
     for (unsigned s = 0; s < exchange->n_sources; s++) {
         unsigned i = reduction->n_sources++;
 
+        assert(i < STEP_MAX_RANKS);
         reduction->sources[i] = source_data(motion, s);
         reduction->source_ranks[i] = exchange->sources[s].first_rank;
         if (step_gets_slots(job->step, exchange->spans[exchange->sources[s].node].n, motion->parcel))
@@ -579,6 +602,7 @@ static void combine(struct motion *motion)
         for (uint32_t k = 0; k < n_parts; k++)
             reduction->masks[k] |= (motion->masks[k] >> s & 1) << i;
     }
+    assert(!motion->working && !motion->ring);
     motion->ring = exchange->parcels[motion->parcel].ring;
     if (motion->ring) /* because an abort may end the loan meanwhile */
         ring_hold(motion->ring);
@@ -681,6 +705,7 @@ void exchange_lend(struct exchange *exchange, uint32_t parcel, struct ring *ring
 {
     struct moving_parcel *moving = &exchange->parcels[parcel];
 
+    assert(parcel < exchange->job->layout->n_parcels);
     assert(!moving->ring);
     ring_hold(ring);
     moving->ring = ring;

@@ -46,6 +46,11 @@ struct header {
 };
 
 _Static_assert(sizeof(struct header) == 16, "a later daemon reads it");
+_Static_assert(LOG_BYTES - sizeof(struct header) <= UINT32_MAX, "a header has the size of any record that fits");
+_Static_assert((int)JOURNAL_N_TYPES <= UINT16_MAX, "a header has any type");
+_Static_assert(sizeof(struct journal_attach) == 24 && sizeof(struct journal_grant) == 16, "a later daemon reads them");
+_Static_assert(sizeof(struct journal_posted) == 24 && sizeof(struct journal_summed) == 8, "a later daemon reads them");
+_Static_assert(sizeof(struct journal_compared) == 24 && sizeof(struct journal_edit) == 24, "a later daemon reads them");
 
 /* A part of the segment. Its pages are reserved as it grows. */
 struct area {
@@ -197,6 +202,7 @@ static bool has_pages(struct journal *journal, struct area *area, uint64_t n_byt
     uint64_t more;
     int r = -EFBIG;
 
+    assert(area->reserved_bytes <= area->n_bytes);
     if (n_bytes <= area->reserved_bytes)
         return true;
     if (n_bytes <= area->n_bytes) {
@@ -204,6 +210,7 @@ static bool has_pages(struct journal *journal, struct area *area, uint64_t n_byt
         r = segment_reserve(&journal->segment, area->start_bytes + area->reserved_bytes, more);
         if (r == 0)
             area->reserved_bytes += more;
+        assert(r < 0 || n_bytes <= area->reserved_bytes);
     }
     if (r < 0)
         journal_give_up(journal, r);
@@ -226,6 +233,8 @@ static void append_to_area(struct journal *journal, struct area *area, _Atomic(u
                             .time_ns = record->time_ns};
     uint8_t *to = journal->segment.map + area->start_bytes + at;
 
+    assert(record->type > 0 && record->type < JOURNAL_N_TYPES);
+    assert(record->rank <= UINT16_MAX);
     if (journal->given_up || !has_pages(journal, area, end))
         return;
     memcpy(to, &header, sizeof(header));
@@ -240,6 +249,7 @@ void journal_found(struct journal *journal, enum journal_type type, const void *
 {
     const struct journal_record record = {.type = type, .data = data, .n_bytes = n_bytes};
 
+    assert(!journal || current(journal) == 0); /* a valid head says that the base is whole */
     if (journal)
         append_to_area(journal, &journal->base, &journal->page->base_tail, &record, NULL, 0);
 }
@@ -251,6 +261,7 @@ void journal_append(struct journal *journal, const struct journal_record *record
     if (!journal || current(journal) == 0)
         return;
     i = current(journal) - 1;
+    assert(i < ARRAY_SIZE(journal->logs));
     append_to_area(journal, &journal->logs[i], &journal->page->tails[i], record, more, n_more);
 }
 

@@ -21,6 +21,8 @@ int quota_charge(struct quota *quota, struct charge *charge, uint64_t amount)
 int quota_charge_more(struct quota *quota, struct charge *charge, uint64_t amount)
 {
     assert(!charge->quota || charge->quota == quota);
+    assert(charge->quota || charge->amount == 0);
+    assert(quota->used <= quota->limit);
     if (amount > quota->limit - quota->used)
         return QUOTA_E_OVER;
     quota->used += amount;

@@ -51,6 +51,7 @@ int ring_new(struct ring **out, const struct ring_options *options)
     char name[SEGMENT_NAME_BYTES];
     int r = -ENOMEM;
 
+    assert(options->n_tickets < RING_NONE);
     if (!ring)
         return -ENOMEM;
     ring->ring = ring->overflow = ring->credit = SEGMENT_NULL;
@@ -105,6 +106,7 @@ void ring_orphan(struct ring *ring)
 {
     if (!ring)
         return;
+    assert(!ring->orphaned); /* it has one owner */
     ring->orphaned = true;
     if (ring->n_readers == 0)
         ring_free(ring);
@@ -205,6 +207,8 @@ int ring_open_slot(struct ring *ring, const struct ring_use *use, struct ring_sl
     if (!place_is_valid(ring, use))
         return RING_E_PLACE;
 
+    assert(!slot->lent); /* n_lent counts it */
+    assert(ring->n_held < ring->n_tickets);
     *slot = (struct ring_slot){
         .held = true,
         .overflow = use->overflow,
@@ -225,6 +229,7 @@ int ring_open_slot(struct ring *ring, const struct ring_use *use, struct ring_sl
 
 struct ring_slot *ring_find(const struct ring *ring, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
 {
+    assert(parcel < ring->n_parcels);
     for (uint32_t i = ring->heads[parcel]; i != RING_NONE; i = ring->slots[i].next) {
         struct ring_slot *slot = &ring->slots[i];
 
@@ -239,14 +244,18 @@ static void unlink_slot(struct ring *ring, struct ring_slot *slot)
     uint32_t ticket = (uint32_t)(slot - ring->slots);
     uint32_t *link = &ring->heads[slot->parcel];
 
-    while (*link != ticket)
+    assert(ticket < ring->n_tickets);
+    while (*link != ticket) {
+        assert(*link != RING_NONE);
         link = &ring->slots[*link].next;
+    }
     *link = slot->next;
 }
 
 void ring_lend(struct ring *ring, struct ring_slot *slot)
 {
     assert(slot->held && !slot->lent);
+    assert(ring->n_lent < ring->n_held);
     slot->lent = true;
     ring->n_lent++;
 }
@@ -256,6 +265,7 @@ void ring_credit_lent(struct ring *ring)
     for (uint32_t i = 0; ring->n_lent > 0 && i < ring->n_tickets; i++)
         if (ring->slots[i].lent)
             ring_credit(ring, &ring->slots[i]);
+    assert(ring->n_lent == 0);
 }
 
 static void give_ticket_back(const struct ring *ring, uint32_t ticket, uint32_t use)
@@ -269,6 +279,8 @@ static void give_ticket_back(const struct ring *ring, uint32_t ticket, uint32_t 
 void ring_credit(struct ring *ring, struct ring_slot *slot)
 {
     assert(slot->held);
+    assert(ring->n_held > 0);
+    assert(ring->n_lent >= slot->lent);
     unlink_slot(ring, slot);
     ring->n_lent -= slot->lent;
     slot->held = false;
@@ -298,6 +310,7 @@ static uint32_t find_gap(const struct ring *ring, uint64_t n_bytes, uint64_t *of
     uint64_t end = 0;
 
     for (uint32_t i = 0; i < ring->n_extents; i++) {
+        assert(ring->extents[i].offset_bytes >= end); /* sorted, and without overlap */
         if (ring->extents[i].offset_bytes - end >= n_bytes) {
             *offset = end;
             return i;
@@ -305,11 +318,14 @@ static uint32_t find_gap(const struct ring *ring, uint64_t n_bytes, uint64_t *of
         end = ring->extents[i].offset_bytes + ring->extents[i].n_bytes;
     }
     *offset = end;
+    assert(end <= ring->overflow.n_bytes);
     return ring->overflow.n_bytes - end >= n_bytes ? ring->n_extents : RING_NONE;
 }
 
 static void remove_extent(struct ring *ring, uint32_t i)
 {
+    assert(i < ring->n_extents);
+    assert(ring->overflow_bytes >= ring->extents[i].n_bytes);
     ring->overflow_bytes -= ring->extents[i].n_bytes;
     ring->n_extents--;
     memmove(&ring->extents[i], &ring->extents[i + 1], (ring->n_extents - i) * sizeof(ring->extents[0]));
@@ -337,6 +353,7 @@ static void drop_idle(struct ring *ring, bool all)
             extent->used = extent->busy;
             continue;
         }
+        assert(!extent->reserving); /* a worker would give it pages again */
         remove_extent(ring, i);
         punch_gap(ring, i);
     }
@@ -355,6 +372,7 @@ int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uin
         /* The size must be equal, because a small parcel must not occupy the extent of a large one. */
         if (extent->busy || extent->n_bytes != n_bytes)
             continue;
+        assert(!extent->reserving);
         extent->busy = extent->used = true;
         ring->n_overflows++;
         *extent_offset = extent->offset_bytes;
@@ -417,6 +435,7 @@ int ring_find_grant(struct ring *ring, uint64_t extent_offset, uint64_t extent_b
     ring->extents[at] =
         (struct ring_extent){.offset_bytes = extent_offset, .n_bytes = extent_bytes, .busy = true, .used = true};
     ring->n_extents++;
+    assert(at + 1 == ring->n_extents || ring->extents[at + 1].offset_bytes >= extent_offset + extent_bytes);
     ring->overflow_bytes += extent_bytes;
     return 0;
 }
@@ -433,6 +452,7 @@ void ring_reserved(struct ring *ring, uint64_t extent_offset, bool ok)
     struct ring_extent *extent = find_extent(ring, extent_offset);
 
     assert(extent && extent->reserving);
+    assert(extent->busy);
     extent->reserving = false;
     if (!ok)
         remove_extent(ring, (uint32_t)(extent - ring->extents));

@@ -4,6 +4,7 @@
 
 #include "daemon/memory/snapshot.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -21,6 +22,8 @@ enum {
     NO_SLOT = UINT32_MAX,
     PAUSE_NS = 500 * 1000, /* picked: an update takes tens of milliseconds */
 };
+
+_Static_assert(SLOT_BYTES % COPY_ALIGN_BYTES == 0, "copy_past_caches() writes to slots");
 
 enum progress { UNREAD, HELD, ASIDE, READ };
 
@@ -128,6 +131,7 @@ int snapshot_new(struct snapshot **out, const struct state *state, struct snapsh
     struct snapshot *s = calloc(1, sizeof(*s));
     int r;
 
+    assert(!state->snapshot); /* both would use the pool */
     if (!s)
         return -ENOMEM;
     s->state = state;
@@ -147,6 +151,7 @@ void snapshot_free(struct snapshot *s)
 {
     if (!s)
         return;
+    assert(s->n_putting == 0);
     free(s->next);
     free(s->entries);
     pthread_cond_destroy(&s->changed);
@@ -158,6 +163,7 @@ void snapshot_free(struct snapshot *s)
 
 static struct entry *entry_of(const struct snapshot *s, uint32_t chunk, enum snapshot_array array)
 {
+    assert(chunk < s->state->layout->n_chunks);
     return &s->entries[(size_t)chunk * SNAPSHOT_N_ARRAYS + array];
 }
 
@@ -233,8 +239,10 @@ static uint32_t take_slots(struct snapshot *s, size_t n)
 {
     uint32_t first = s->first_free, last = first;
 
+    assert(n > 0 && n <= s->n_free);
     for (size_t i = 1; i < n; i++)
         last = s->next[last];
+    assert(last < s->n_slots);
     s->first_free = s->next[last];
     s->next[last] = NO_SLOT;
     s->n_free -= n;
@@ -251,6 +259,7 @@ static void give_slots(struct snapshot *s, uint32_t first)
     pthread_mutex_lock(&s->lock);
     for (; s->next[last] != NO_SLOT; n++)
         last = s->next[last];
+    assert(s->n_free + n <= s->n_slots);
     s->next[last] = s->first_free;
     s->first_free = first;
     s->n_free += n;
@@ -291,14 +300,18 @@ static uint32_t wait_for_slots(struct snapshot *s, struct entry *entry, size_t n
 
 static void to_slots(struct snapshot *s, uint32_t slot, const uint8_t *src, size_t n_bytes)
 {
-    for (size_t at = 0; at < n_bytes; at += SLOT_BYTES, slot = s->next[slot])
+    for (size_t at = 0; at < n_bytes; at += SLOT_BYTES, slot = s->next[slot]) {
+        assert(slot < s->n_slots);
         copy_past_caches(s->pool + (size_t)slot * SLOT_BYTES, src + at, MIN(n_bytes - at, (size_t)SLOT_BYTES));
+    }
 }
 
 static void from_slots(const struct snapshot *s, uint32_t slot, uint8_t *dst, size_t n_bytes)
 {
-    for (size_t at = 0; at < n_bytes; at += SLOT_BYTES, slot = s->next[slot])
+    for (size_t at = 0; at < n_bytes; at += SLOT_BYTES, slot = s->next[slot]) {
+        assert(slot < s->n_slots);
         memcpy(dst + at, s->pool + (size_t)slot * SLOT_BYTES, MIN(n_bytes - at, (size_t)SLOT_BYTES));
+    }
 }
 
 /* ---- verbs --------------------------------------------------------------------------------------------- */

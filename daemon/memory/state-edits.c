@@ -4,6 +4,7 @@
 
 #include "daemon/memory/state-edits.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -11,6 +12,10 @@
 #include "daemon/memory/weights.h"
 
 enum { STATE_EDITS_COUNT = 1 << STATE_N_KINDS };
+
+_Static_assert(2 * STATE_EDITS_COUNT - 1 <= UINT8_MAX, "state_edits.written has all marks");
+_Static_assert((int)STATE_N_KINDS <= (int)STATE_EDITS_COUNT_FOLLOWS,
+               "a listed number is a kind, or says that a count follows");
 
 static uint64_t place_bytes(const struct layout_param *param)
 {
@@ -80,16 +85,21 @@ struct state_edits_place state_edits_place(const struct state_edits *edits, uint
 {
     uint64_t n_bytes = place_bytes(&edits->state->layout->params[param]);
 
+    assert(param < edits->state->layout->n_params && edits->state->layout->params[param].trainable);
+    assert(kind < STATE_N_KINDS);
     return (struct state_edits_place){.offset_bytes = edits->offsets_bytes[param] + kind * n_bytes, .n_bytes = n_bytes};
 }
 
 int state_edits_reserve(const struct state_edits *edits, const struct state_edits_place *place)
 {
+    assert(place->offset_bytes + place->n_bytes <= edits->segment.n_bytes);
     return segment_reserve(&edits->segment, place->offset_bytes, place->n_bytes);
 }
 
 void state_edits_mark(struct state_edits *edits, uint32_t param, enum state_kind kind, bool marked)
 {
+    assert(param < edits->state->layout->n_params);
+    assert(kind < STATE_N_KINDS); /* else the mark would be that of a count */
     edits->written[param] = (uint8_t)((edits->written[param] & ~(1 << kind)) | marked << kind);
 }
 
@@ -100,6 +110,7 @@ bool state_edits_is_marked(const struct state_edits *edits, uint32_t param, enum
 
 void state_edits_set_count(struct state_edits *edits, uint32_t param, uint64_t count)
 {
+    assert(param < edits->state->layout->n_params);
     edits->written[param] |= STATE_EDITS_COUNT;
     edits->counts[param] = count;
 }

@@ -25,6 +25,7 @@ static uint64_t reserve_bytes(uint64_t *end, uint64_t n_bytes)
 {
     uint64_t offset = *end;
 
+    assert(offset % CACHE_LINE_BYTES == 0);
     n_bytes = round_up(n_bytes, (uint64_t)CACHE_LINE_BYTES);
     *end += n_bytes;
     if (n_bytes >= LARGE_ARRAY_BYTES)
@@ -84,6 +85,7 @@ static void plan_places(struct state *state, const struct state_options *options
 
 static void *at(const struct segment *segment, uint64_t offset)
 {
+    assert(offset == UINT64_MAX || offset <= segment->n_bytes);
     return offset == UINT64_MAX ? NULL : segment->map + offset;
 }
 
@@ -185,6 +187,7 @@ void state_owned_elems(const struct state *state, uint32_t param, uint64_t *firs
     uint64_t from = MAX(p->offset_elems, bucket->owned_start);
     uint64_t to = MIN(p->offset_elems + p->n_elems, bucket->owned_start + bucket->owned_elems);
 
+    assert(p->trainable); /* else it is in no bucket */
     *first = from < to ? from - p->offset_elems : 0;
     *end = from < to ? to - p->offset_elems : 0;
 }
@@ -192,6 +195,10 @@ void state_owned_elems(const struct state *state, uint32_t param, uint64_t *firs
 void state_repartition(struct state *state, const struct layout *layout)
 {
     assert(state->n_ranks == state->layout->world_size && layout->weight_bytes == state->layout->weight_bytes);
+    assert(layout->n_params == state->layout->n_params);
+    assert(layout->n_buckets == state->layout->n_buckets);
+    assert(layout->world_size <= LAYOUT_ROOM_RANKS); /* the segments have no room for more */
+    assert(!state->snapshot);                        /* it has the chunks of the old layout */
     state->layout = layout;
     state->n_ranks = layout->world_size;
     find_owned(state);
@@ -211,6 +218,7 @@ uint64_t *state_begin_counts(struct state *state)
 {
     uint64_t *counts = counts_of(state, state_other_copy(state));
 
+    assert(state->progress.counts == counts_of(state, state->progress.copy));
     memcpy(counts, state->progress.counts, state->layout->n_params * sizeof(*counts));
     return counts;
 }

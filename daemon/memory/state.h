@@ -134,6 +134,7 @@ static inline struct master24 state_master24(const struct state *state, uint32_t
 {
     const struct state_bucket *b = &state->buckets[bucket];
 
+    assert(b->lower);
     return (struct master24){.weights = b->weights + (elem - b->owned_start),
                              .lower = b->lower + (elem - b->owned_start)};
 }

@@ -4,6 +4,8 @@
 
 #include "daemon/memory/transfer.h"
 
+#include <assert.h>
+
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "daemon/memory/weights.h"
@@ -33,6 +35,7 @@ static uint64_t count_pieces(const struct transfer_options *options)
 {
     uint64_t n = 0;
 
+    assert(options->params || options->n_params <= options->state->layout->n_params);
     for (uint32_t i = 0; i < options->n_params; i++)
         n += div_round_up(options->state->layout->params[nth_param(options, i)].n_elems, PIECE_ELEMS);
     return n;
@@ -70,6 +73,7 @@ static void transfer_run(struct work *work, uint32_t item)
 
     (void)failpoint("transfer");
     if (o->direction == TRANSFER_STORE) {
+        assert(offset + piece->n * dtype_size(param->dtype) <= o->segment->n_bytes);
         weights_store(o->state, o->kernels, piece->param, piece->start, piece->n, o->segment->map + offset);
         return;
     }
@@ -103,6 +107,7 @@ int transfer_start(struct worker_pool *pool, const struct transfer_options *opti
         return -ENOMEM;
     transfer->options = *options;
     cut(transfer);
+    assert(transfer->n_pieces == n);
     transfer->options.params = NULL; /* the caller may free its list */
     transfer->work = (struct work){.run = transfer_run, .done = transfer_done, .n_items = transfer->n_pieces};
     worker_post(pool, &transfer->work);

@@ -4,6 +4,7 @@
 
 #include "daemon/memory/weights.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -40,6 +41,8 @@ void weights_round(const struct state *state, const struct kernels *kernels, uin
     const struct layout_param *p = &state->layout->params[param];
     uint64_t elem = p->offset_elems + start;
 
+    assert(elem >= state->buckets[p->bucket].owned_start);
+    assert(start + n_elems <= p->n_elems);
     if (state_is_master24(state, p->bucket))
         memcpy(dst, state_master24(state, p->bucket, elem).weights, n_elems * sizeof(uint16_t));
     else
@@ -49,6 +52,8 @@ void weights_round(const struct state *state, const struct kernels *kernels, uin
 void weights_widen(const struct state *state, const struct kernels *kernels, uint32_t bucket, uint64_t elem,
                    enum state_kind kind, uint64_t n_elems, float *dst)
 {
+    assert(elem >= state->buckets[bucket].owned_start);
+    assert(elem + n_elems <= state->buckets[bucket].owned_start + state->buckets[bucket].owned_elems);
     if (kind == STATE_MASTER && state_is_master24(state, bucket))
         master24_to_f32(dst, state_master24(state, bucket, elem), n_elems);
     else
@@ -61,6 +66,7 @@ void weights_fetch(const struct state *state, const struct kernels *kernels, uin
     const struct layout_param *p = &state->layout->params[param];
     size_t size = dtype_size(p->dtype);
 
+    assert(start + n_elems <= p->n_elems);
     if (p->trainable && state->stage != 3) {
         memcpy(dst, (const uint8_t *)state_weights(state, param, 0) + start * size, n_elems * size);
         return;
@@ -89,6 +95,7 @@ static void store_16(const struct state *state, const struct kernels *kernels, c
     uint16_t now[BLOCK_ELEMS];
     float exact[BLOCK_ELEMS];
 
+    assert(p->dtype != DTYPE_F32);
     for (uint64_t at = 0; at < part.n; at += BLOCK_ELEMS) {
         uint64_t n = MIN(part.n - at, (uint64_t)BLOCK_ELEMS);
 
@@ -126,6 +133,7 @@ void weights_store(const struct state *state, const struct kernels *kernels, uin
     const struct layout_param *p = &state->layout->params[param];
     size_t size = dtype_size(p->dtype);
 
+    assert(start + n_elems <= p->n_elems);
     if (!p->trainable) {
         memcpy(state_frozen(state, param) + start * size, src, n_elems * size);
         return;

@@ -2,6 +2,7 @@
 
 /* Copies initial weights, state and windows between GPUs and the memory of this process. */
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
@@ -117,6 +118,8 @@ static void add_values(const struct executor *executor, struct moves *moves, boo
     const struct layout_param *p = &layout_of(executor)->params[param];
     uint64_t begin = p->offset_elems + start;
 
+    assert(p->trainable);
+    assert(start + n <= p->n_elems);
     for (unsigned rank = executor->first_rank; rank < end_of(executor); rank++) {
         uint64_t own, slice = layout_owned_elems(layout_of(executor), p->bucket, rank, 1, &own);
         uint64_t from = MAX(begin, own), to = MIN(begin + n, own + slice);
@@ -135,6 +138,7 @@ static void add_values(const struct executor *executor, struct moves *moves, boo
 static void add_weight_moves(const struct executor *executor, struct moves *moves, bool write, uint64_t offset_bytes,
                              uint64_t n_bytes, void *host)
 {
+    assert(executor->gathers || offset_bytes + n_bytes <= layout_of(executor)->weight_bytes);
     for (unsigned local = 0; !executor->gathers && local < (write ? executor->n_local : 1); local++)
         moves_add(moves, &(struct devices_move){.write = write,
                                                 .local_rank = local,
@@ -151,6 +155,8 @@ static void add_frozen(const struct executor *executor, struct moves *moves, boo
     const struct device_keep *keep = devices_keep(executor->devices);
     size_t elem_bytes = dtype_size(layout_of(executor)->params[param].dtype);
 
+    assert(!layout_of(executor)->params[param].trainable);
+    assert(start + n <= layout_of(executor)->params[param].n_elems);
     for (unsigned local = 0; local < executor->n_local; local++) {
         uint64_t at = keep->places[local].frozen[param], begin, end, from, to;
 
@@ -185,6 +191,7 @@ uint64_t device_find_owned(const struct executor *executor, uint32_t param, uint
         device_param_slice(plan, param, rank, &begin, &end);
         if (begin < end && n_elems == 0)
             *start = begin;
+        assert(begin >= end || begin == *start + n_elems); /* slices follow one another */
         n_elems += end - begin;
     }
     return n_elems;
@@ -356,6 +363,7 @@ static int reserve_range(const struct segment *segment, const void *from, uint64
 {
     uint64_t offset = (uint64_t)((const uint8_t *)from - segment->map), begin = offset / page_size() * page_size();
 
+    assert(offset <= segment->n_bytes && n_bytes <= segment->n_bytes - offset);
     return segment_reserve(segment, begin, round_up(offset + n_bytes, page_size()) - begin);
 }
 

@@ -29,6 +29,7 @@ void executor_set_up(struct executor *executor, const struct executor_ops *ops, 
     executor->n_local = config_local_ranks(config);
     executor->several_nodes = options->several_nodes;
     executor->gathers = config_stage(config) == 3;
+    assert(executor->n_local > 0 && executor->n_local <= STEP_MAX_RANKS);
 }
 
 static int make_step(const struct executor *executor, const struct step_ops *ops, struct step **out)
@@ -70,6 +71,9 @@ int executor_replace_step(struct executor *executor, const struct layout *layout
     struct step *step;
     int r;
 
+    assert(!executor->several_nodes && executor->first_rank == 0);
+    assert(executor->state->n_ranks == executor->n_local);
+    assert(executor->step->layout == before && executor->state->layout == before);
     state_repartition(executor->state, layout);
     executor->n_local = layout->world_size;
     r = make_step(executor, executor->step->ops, &step);

@@ -8,6 +8,7 @@
 
 #include "daemon/step/executor-device.h"
 
+#include <assert.h>
 #include <fcntl.h>
 #include <string.h>
 
@@ -22,6 +23,8 @@
 #include "daemon/step/gather-device.h"
 #include "daemon/step/step-device.h"
 #include "daemon/step/step.h"
+
+_Static_assert((int)CONFIG_MAX_LOCAL_GPUS <= (int)DEVICE_MAX_LOCAL, "what config admits, an order must hold");
 
 /* ---- reports of engines -------------------------------------------------------------------------------------- */
 
@@ -52,6 +55,7 @@ static void end_clearing(struct executor *executor, int result, const char *why)
 {
     const struct executor_events *events = events_of(executor);
 
+    assert(device_of(executor)->clearing);
     device_of(executor)->clearing = false;
     if (result < 0) {
         events->unformed(events->userdata, result, why);
@@ -98,6 +102,7 @@ static int clear(struct executor *executor)
     struct devices_move moves[DEVICE_MAX_LOCAL * ARRAY_SIZE(kinds)];
     size_t n = 0;
 
+    assert(executor->n_local <= DEVICE_MAX_LOCAL);
     for (unsigned local = 0; local < executor->n_local; local++)
         for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
             if (keep->places[local].piece_bytes[kinds[i]] > 0)
@@ -111,6 +116,7 @@ static int clear(struct executor *executor)
 /* Stage 3: makes the pools' bookkeeping. The GPUs have their memory. */
 static int make_gather(struct executor *executor)
 {
+    assert(!device_of(executor)->gather);
     return executor->gathers ? device_gather_new(&device_of(executor)->gather, executor) : 0;
 }
 

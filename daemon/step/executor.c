@@ -57,6 +57,7 @@ int executor_reserve(struct executor *executor, uint32_t piece)
 {
     if (piece < state_n_reserve_pieces(executor->state))
         return state_reserve(executor->state, piece);
+    assert(piece == state_n_reserve_pieces(executor->state) && executor->ops->reserve);
     return executor->ops->reserve(executor);
 }
 

@@ -17,6 +17,8 @@
 
 enum { FETCH_PARAMS = 64 }; /* most parameters in one order; picked */
 
+_Static_assert((int)FETCH_PARAMS <= (int)DEVICE_MAX_FETCHES, "they are one order");
+
 struct rank_pool {
     struct device_pool *pool;
     bool loading; /* one load at a time, because the streams of two loads must not write to the same place */
@@ -46,6 +48,7 @@ static struct device_gather *gather_of(const struct executor *executor)
 
 static struct rank_pool *pool_of(const struct executor *executor, unsigned local_rank)
 {
+    assert(local_rank < gather_of(executor)->n_local);
     return &gather_of(executor)->ranks[local_rank];
 }
 
@@ -111,10 +114,13 @@ static void load_done(void *userdata, int result)
     const struct executor_events *events = &executor->options.events;
     struct rank_pool *to = pool_of(executor, load->local_rank);
 
+    assert(load->n_waiting > 0);
     if (result < 0)
         load->result = result;
     if (--load->n_waiting > 0)
         return;
+    assert(to->loading);
+    assert(gather_of(executor)->n_loading > 0);
     result = load->result;
     to->loading = false;
     gather_of(executor)->n_loading--;
@@ -132,6 +138,7 @@ static int order_fetch(struct load *load, const uint32_t *params, const uint64_t
     const struct executor *executor = load->executor;
     struct device_fetched fetched[FETCH_PARAMS];
 
+    assert(n_params <= FETCH_PARAMS);
     for (size_t i = 0; i < n_params; i++)
         fetched[i] = (struct device_fetched){.param = params[i], .offset_bytes = offsets_bytes[i]};
     return step_device_fetch(executor->step,
@@ -238,6 +245,7 @@ static int copy_masters(struct load *load)
 
         if (executor->several_nodes && layout_of(executor)->params[param].trainable) /* all nodes have frozen params */
             n = device_find_owned(executor, param, &start);
+        assert(start + n <= all);
         moves[3 * i] = move_own(load, param, start, n);
         moves[3 * i + 1] = move_others(load, param, 0, start);
         moves[3 * i + 2] = move_others(load, param, start + n, all - start - n);
@@ -294,6 +302,7 @@ static int start_load(struct executor *executor, unsigned local_rank, bool hinte
     struct load *load = malloc(sizeof(*load) + n_params * sizeof(load->params[0]));
     int r;
 
+    assert(!to->loading);
     if (!load) {
         device_pool_forget(to->pool);
         return -ENOMEM;

@@ -133,6 +133,7 @@ static void evict_released(struct host_pool *pool, uint64_t n_bytes)
             return;
         segment_punch(&pool->segment, layout_of_pool(pool)->params[oldest].range_offset_bytes,
                       param_bytes(pool, oldest));
+        assert(pool->resident_bytes >= param_bytes(pool, oldest));
         pool->resident_bytes -= param_bytes(pool, oldest);
         pool->params[oldest].resident = pool->params[oldest].fresh = false;
     }
@@ -162,6 +163,7 @@ static void load_done(void *userdata, int result)
     const struct executor_events *events = &pool->executor->options.events;
     void (*refreshed)(void *userdata) = NULL;
 
+    assert(load->n_waiting > 0);
     if (result < 0)
         load->result = result;
     if (--load->n_waiting > 0)
@@ -170,6 +172,7 @@ static void load_done(void *userdata, int result)
         pool->params[load->params[i]].loading = false;
         pool->params[load->params[i]].fresh = load->result == 0;
     }
+    assert(pool->n_loading >= load->n);
     pool->n_loading -= load->n;
     if (load->hinted)
         *load->hinted = false;
@@ -208,6 +211,7 @@ static int start_load(struct host_pool *pool, bool *hinted, const uint32_t *para
     struct load *load = malloc(sizeof(*load) + n * sizeof(load->params[0]));
     int r;
 
+    assert(n > 0);
     if (!load)
         return -ENOMEM;
     load->pool = pool;
@@ -264,11 +268,14 @@ bool host_pool_refresh(struct host_pool *pool, void (*done)(void *userdata), voi
 
 void host_pool_hold(struct host_pool *pool, uint32_t param)
 {
+    assert(param < layout_of_pool(pool)->n_params);
     pool->params[param].n_ranks++;
 }
 
 void host_pool_release(struct host_pool *pool, uint32_t param)
 {
+    assert(param < layout_of_pool(pool)->n_params);
+    assert(pool->params[param].n_ranks > 0);
     pool->params[param].n_ranks--;
     pool->params[param].released = ++pool->clock;
 }
@@ -334,6 +341,7 @@ void host_pool_hint(struct host_pool *pool, unsigned local_rank, const uint32_t 
     uint64_t n_bytes;
     uint32_t n;
 
+    assert(local_rank < STEP_MAX_RANKS);
     if (!absent || *hinted)
         return;
     n = find_absent(pool, params, n_params, absent, &n_bytes);

@@ -36,6 +36,7 @@ static bool happens(struct parcel *parcel, enum event event)
     enum parcel_state before = parcel->state;
     uint8_t after = transitions[before][event];
 
+    assert(before < PARCEL_N_STATES);
     assert(after != NEVER);
     parcel->state = (enum parcel_state)after;
     if (!parcel_is_kept(parcel))
@@ -73,6 +74,7 @@ bool parcel_begin_sum(struct parcel *parcel)
 
 void parcel_end_sum(struct parcel *parcel)
 {
+    assert(!parcel->combining); /* combining reads what a sum overwrites */
     happens(parcel, END_SUM);
 }
 
@@ -87,6 +89,7 @@ bool parcel_begin_combining(struct parcel *parcel)
 void parcel_end_combining(struct parcel *parcel)
 {
     assert(parcel->combining);
+    assert(parcel->state != PARCEL_SUMMING);
     parcel->combining = false;
 }
 

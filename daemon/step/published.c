@@ -138,6 +138,7 @@ static void raise_to_now(const struct published *published, uint32_t param)
 
 void published_begin(struct published *published, uint64_t n_steps)
 {
+    assert(n_steps > 0);
     published->n_steps = n_steps;
     for (uint32_t p = 0; p < published->layout->n_params; p++) {
         uint32_t n_chunks = published->layout->params[p].n_chunks;
@@ -150,6 +151,7 @@ void published_begin(struct published *published, uint64_t n_steps)
 
 uint32_t published_chunk(const struct published *published, uint32_t i)
 {
+    assert(i < published->layout->n_chunks);
     return published->order[i];
 }
 
@@ -165,6 +167,7 @@ void published_add(struct published *published, uint32_t chunk)
 {
     uint32_t param = published->layout->chunks[chunk].param;
 
+    assert(published->n_steps > 0); /* published_begin() */
     if (is_last(published, param))
         raise_to_now(published, param);
 }

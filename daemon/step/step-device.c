@@ -30,6 +30,8 @@ static void set_inputs(const struct reduction *reduction, struct device_keep *ke
     const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
     uint32_t n_words = keep->plan.head->mask_words;
 
+    assert(step->first_local + step->n_local <= STEP_MAX_RANKS); /* a mask has all ranks of the world */
+    assert(n_words > 0);
     for (uint32_t i = 0; i < parcel->n_parts; i++) {
         uint64_t *mask = &keep->inputs.masks[(size_t)(parcel->first_part + i) * n_words];
 
@@ -61,6 +63,7 @@ static size_t find_slots(const struct reduction *reduction, struct device_slot *
             continue;
         slot = ring_find(ring, reduction->parcel, reduction->micro_batch, reduction->pass);
         assert(slot && slot->data == reduction->sources[local]);
+        assert(n < DEVICE_MAX_LOCAL);
         slots[n++] =
             (struct device_slot){.local_rank = local, .offset_bytes = slot->offset_bytes, .point = slot->point};
     }
@@ -100,6 +103,7 @@ static void take_results(const struct reduction *reduction)
 /* Releases the rings that the reduction held, because the job ends and no engine will carry it out. */
 static void cancel(struct reduction *reduction)
 {
+    assert(reduction->busy);
     reduction->busy = false;
     for (unsigned local = 0; local < reduction->step->n_local; local++)
         if (reduction->held[local])
@@ -122,6 +126,7 @@ static void combine_done(void *userdata, int result)
 {
     struct reduction *reduction = userdata;
 
+    assert(reduction->busy && reduction->combining);
     reduction->cancelled = result < 0;
     if (result == 0 && !reduction->give_only)
         take_results(reduction);
@@ -169,6 +174,7 @@ int step_device_combine(struct reduction *reduction, void (*done)(void *userdata
 {
     int r;
 
+    assert(!reduction->busy && reduction->combining);
     reduction->busy = true;
     reduction->done = done;
     reduction->userdata = userdata;
@@ -182,6 +188,7 @@ void step_device_reduce(struct reduction *reduction)
 {
     struct step *step = reduction->step;
 
+    assert(reduction->busy && !reduction->combining);
     if (order_reduction(reduction, reduce_done) == 0)
         return;
     reduction->work = (struct work){.run = skip_item, .done = post_again, .n_items = 1};
@@ -204,6 +211,7 @@ int step_device_fetch(const struct step *step, const struct device_order_fetch *
     const struct device_command command = {.type = DEVICE_COMMAND_FETCH, .fetch = *fetch};
     uint64_t n_bytes = 0;
 
+    assert(fetch->n_params <= DEVICE_MAX_FETCHES);
     for (size_t i = 0; i < fetch->n_params; i++) {
         const struct layout_param *p = &step->layout->params[fetch->params[i].param];
 
@@ -218,6 +226,7 @@ static void device_update_done(void *userdata, int result)
 {
     struct step *step = userdata;
 
+    assert(step->n_updating > 0);
     if (--step->n_updating == 0)
         step->update_done(step->update_userdata, result);
 }
@@ -276,6 +285,7 @@ static void order_update(struct step *step)
 {
     struct device_keep *keep = devices_keep(step->devices);
 
+    assert(step->n_updating == 0);
     (void)failpoint("update");
     memcpy(keep->inputs.contributed, step->contributed, step->layout->n_params);
     memcpy(keep->inputs.scalars, step->scalars, step->layout->n_params * sizeof(*step->scalars));

@@ -4,6 +4,7 @@
 
 #include "daemon/step/step-kept.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,6 +23,8 @@ struct kept_findings {
 };
 
 /* ---- places -------------------------------------------------------------------------------------------- */
+
+_Static_assert(_Alignof(struct step_slot) <= 64 && _Alignof(struct kept_findings) <= 64, "place() aligns to 64 bytes");
 
 struct places {
     uint64_t findings, stamps, results, sums, squares, slots, end;
@@ -101,6 +104,7 @@ bool step_begin_chunk(struct step *step, uint64_t op, uint32_t chunk, struct ste
         return true;
     if (step_is_done(step, op, chunk))
         return false;
+    assert(worker_number() > 0); /* on a worker */
     *slot = &step->slots[worker_number() - 1];
     store(&(*slot)->op, 0);
     (*slot)->chunk = chunk;
@@ -113,6 +117,8 @@ void step_end_chunk(struct step *step, uint64_t op, uint32_t chunk, struct step_
 {
     if (!slot)
         return;
+    assert(slot->chunk == chunk);
+    assert(atomic_load_explicit(&slot->op, memory_order_relaxed) == op);
     (void)failpoint("stamp");
     store(&step->stamps[chunk], op);
     (void)failpoint("stamped");
@@ -126,6 +132,7 @@ bool step_find_torn(const struct step *step, uint64_t op, unsigned *i, struct st
         *chunk = (*slot)->chunk;
         if (atomic_load_explicit(&(*slot)->op, memory_order_relaxed) != op || step_is_done(step, op, *chunk))
             continue;
+        assert(*chunk < step->layout->n_chunks);
         (*i)++;
         return true;
     }
@@ -205,6 +212,7 @@ void step_keep_found(struct step *step)
 {
     uint64_t other = 1 - atomic_load_explicit(&step->findings->current, memory_order_relaxed);
 
+    assert(other < ARRAY_SIZE(step->findings->copies));
     step->findings->copies[other].opened_op = step->opened_op;
     step->findings->copies[other].finding = step->finding;
     store(&step->findings->current, other);
@@ -226,6 +234,8 @@ void step_go_on_from(struct step *step, struct step *before)
 {
     size_t n_bytes = step->layout->n_params * sizeof(*step->squares);
 
+    assert(step->layout->n_params == before->layout->n_params);
+    assert(step->ops == before->ops);
     use_squares(step, before->squares_copy);
     memcpy(step->squares, before->squares, n_bytes);
     memcpy(step->measured, before->measured, n_bytes);

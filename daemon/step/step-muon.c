@@ -4,6 +4,7 @@
 
 #include "daemon/step/step-muon.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <pthread.h>
 
@@ -89,6 +90,7 @@ static int muon_make(struct step *step)
     list_items(step);
     muon->scratch_elems = step_muon_scratch_elems(step->layout, step->first_local, step->n_local);
     n_callers = step_muon_callers(step->layout, step->first_local, step->n_local, worker_pool_n_threads(step->pool));
+    assert(n_callers <= GEMM_MAX_CALLERS);
     while (muon->n_unused < n_callers) {
         muon->unused[muon->n_unused] = muon->n_unused;
         muon->n_unused++;
@@ -120,6 +122,7 @@ static void muon_go_on_from(struct step *step, struct step *before)
 {
     struct segment none = step->muon->scratch;
 
+    assert(step->muon->scratch.n_bytes == before->muon->scratch.n_bytes);
     step->muon->scratch = before->muon->scratch;
     before->muon->scratch = none;
 }
@@ -170,6 +173,7 @@ static unsigned take_scratch(struct muon *muon)
 static void return_scratch(struct muon *muon, unsigned which)
 {
     pthread_mutex_lock(&muon->lock);
+    assert(muon->n_unused < GEMM_MAX_CALLERS);
     muon->unused[muon->n_unused++] = which;
     pthread_cond_signal(&muon->returned);
     pthread_mutex_unlock(&muon->lock);
@@ -182,6 +186,8 @@ static const float *orthogonalize(const struct step *step, uint32_t param, unsig
     const struct muon_parts parts = {.most = PART_FLOPS, .n_ended = worker_progress(step->pool)};
     const struct muon *muon = step->muon;
 
+    assert(state_owns(step->state, step->layout->chunks[p->first_chunk].rank));
+    assert(muon_scratch_elems((struct muon_shape){.rows = p->shape[0], .cols = p->shape[1]}) <= muon->scratch_elems);
     (void)failpoint("orthogonalize");
     return muon_orthogonalize(muon->gemm, (struct muon_shape){.rows = p->shape[0], .cols = p->shape[1]},
                               step_acc_here(step, p->first_chunk), &step->groups[p->group],

@@ -42,6 +42,8 @@ struct offload {
     struct work work, retry;
 };
 
+_Static_assert((int)DEVICE_MAX_LOCAL <= (int)DEVICE_MAX_MOVES, "a portion has at least one parcel");
+
 /* ---- portions -------------------------------------------------------------------------------------------- */
 
 /* Return: the number of parcels in the portion that begins with `first`. */
@@ -80,6 +82,9 @@ static void make_portions(struct offload *offload)
 /* Return: where the accumulators of a parcel are in staging, in elements. */
 static uint64_t staging_at(const struct offload *offload, uint32_t i, uint32_t parcel)
 {
+    assert(i < offload->n_portions);
+    assert(parcel >= offload->portions[i].first && parcel < offload->portions[i].end);
+    assert(offload->starts[parcel + 1] - offload->starts[offload->portions[i].first] <= offload->slot_elems);
     return i % OFFLOAD_SLOTS * offload->slot_elems + offload->starts[parcel] - offload->starts[offload->portions[i].first];
 }
 
@@ -114,6 +119,7 @@ static void retry(struct offload *offload)
 /* Ends an order. result < 0: the job is being dropped, and no new orders are made. */
 static void end_order(struct offload *offload, int result)
 {
+    assert(offload->n_orders > 0);
     offload->cancelled |= result < 0;
     offload->n_orders--;
     advance(offload);
@@ -123,6 +129,7 @@ static void has_arrived(void *userdata, int result)
 {
     struct slot *slot = userdata;
 
+    assert(!slot->arrived);
     slot->arrived = result == 0;
     end_order(slot->offload, result);
 }
@@ -178,6 +185,7 @@ static int order_copy(struct offload *offload, uint32_t i, bool write, devices_d
             if (move.n_bytes == 0)
                 continue;
             n_bytes += move.n_bytes;
+            assert(command.copy.n_moves < DEVICE_MAX_MOVES);
             offload->moves[command.copy.n_moves++] = move;
         }
     }
@@ -275,6 +283,7 @@ static void portion_update_done(struct work *work)
 {
     struct offload *offload = container_of(work, struct offload, work);
 
+    assert(offload->updating && offload->n_updated < offload->n_read);
     offload->updating = false;
     offload->n_updated++;
     advance(offload);
@@ -311,6 +320,9 @@ static int order_all(struct offload *offload)
 {
     int r = write_back(offload);
 
+    assert(offload->n_gathered <= offload->n_written);
+    assert(offload->n_written <= offload->n_updated && offload->n_updated <= offload->n_read);
+    assert(offload->n_read <= offload->n_portions);
     if (r == 0)
         r = order_gathering(offload);
     return r == 0 ? read_in(offload) : r;
@@ -357,6 +369,7 @@ int offload_new(struct offload **out, struct step *step)
 
     if (!offload)
         return -ENOMEM;
+    assert(step->n_local > 0 && step->n_local <= DEVICE_MAX_LOCAL);
     offload->step = step;
     offload->staging = SEGMENT_NULL;
     offload->slot_elems = offload_slot_elems(layout);

@@ -116,6 +116,8 @@ int step_new(struct step **out, const struct step_options *options)
     if (!step)
         return -ENOMEM;
     assert(options->n_local <= STEP_MAX_RANKS && layout->world_size <= STEP_MAX_WORLD);
+    assert(options->first_local + options->n_local <= layout->world_size);
+    assert(options->state->first_rank == options->first_local && options->state->n_ranks == options->n_local);
     pthread_mutex_init(&step->finding_lock, NULL);
     step->staging_segment = step->kept = SEGMENT_NULL;
     step->layout = layout;
@@ -191,6 +193,7 @@ static void find_leaves(const struct reduction *reduction, uint64_t elem, size_t
     const struct step *step = reduction->step;
     bool present[STEP_MAX_WORLD];
 
+    assert(first + n <= STEP_MAX_RANKS);
     leaves->n = 0;
     memset(present, 0, step->layout->world_size);
     for (unsigned i = first; i < first + n; i++) {
@@ -198,6 +201,7 @@ static void find_leaves(const struct reduction *reduction, uint64_t elem, size_t
 
         if (!(mask >> i & 1))
             continue;
+        assert(rank < step->layout->world_size);
         leaves->data[leaves->n] = reduction->sources[i] + elem * elem_bytes;
         leaves->source[leaves->n] = i;
         leaves->n++;
@@ -266,6 +270,7 @@ static void make_args(const struct reduction *reduction, const struct layout_chu
     const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
     enum dtype dtype = reduction->combining ? step->wire : param->grad_dtype;
 
+    assert(chunk->part - parcel->first_part < parcel->n_parts);
     find_leaves(reduction, param->offset_elems + chunk->start_elem - parcel->offset_elems, dtype_size(dtype),
                 reduction->masks[chunk->part - parcel->first_part], first, n, leaves);
     *args = (struct reduce_args){
@@ -314,8 +319,10 @@ static void reduce_into(struct reduction *reduction, const struct layout_chunk *
 
         if (!reduction->combining)
             step->sums[(size_t)chunk_id * step->n_local + source] = sums[i];
-        else if (reduction->slots >> source & 1 && rank_of(reduction, source) == step->first_local)
+        else if (reduction->slots >> source & 1 && rank_of(reduction, source) == step->first_local) {
+            assert(step->n_local == 1);
             step->sums[chunk_id] = sums[i]; /* the sum of the only local rank */
+        }
     }
 }
 
@@ -330,6 +337,7 @@ static void sum_sent_chunk(struct reduction *reduction, const struct layout_chun
     struct leaves leaves;
     struct reduce_args args;
 
+    assert(step->n_local == 1); /* sums has one for each chunk */
     make_args(reduction, chunk, 0, 1, &leaves, &args);
     if (leaves.n == 0 || state_owns(step->state, chunk->rank))
         return;
@@ -371,6 +379,7 @@ static void reduce_rounded(struct reduction *reduction, const struct layout_chun
     struct leaves leaves;
     struct reduce_args args;
 
+    assert(step->wire == DTYPE_BF16); /* as blame_rounding() looks at it */
     make_args(reduction, chunk, first, n, &leaves, &args);
     args.acc = block;
     args.first = true;
@@ -402,6 +411,8 @@ static void reduce_piece(struct reduction *reduction, const struct layout_chunk 
                     step->layout->parcels[reduction->parcel].offset_elems;
     uint8_t *target = (uint8_t *)step_staging(step, reduction->parcel, i) + elem * dtype_size(step->wire);
 
+    assert(elem + chunk->n_elems <= step->layout->parcels[reduction->parcel].n_elems);
+    assert(piece->first >= step->first_local && piece->first + piece->n <= step->first_local + step->n_local);
     if (step->wire == DTYPE_F32)
         reduce_into(reduction, chunk, chunk_id, piece->first - step->first_local, piece->n,
                     &(struct target){.elems = (float *)(void *)target, .first = true});
@@ -416,6 +427,7 @@ static void reduce_chunk(struct reduction *reduction, uint32_t chunk_id, struct 
     const struct step *step = reduction->step;
     const struct layout_chunk *chunk = &step->layout->chunks[chunk_id];
 
+    assert(state_owns(step->state, chunk->rank)); /* else its accumulator is outside the segment */
     reduce_into(reduction, chunk, chunk_id, 0, reduction->n_sources,
                 &(struct target){.elems = step_acc_here(step, chunk_id),
                                  .first = !step->begun[chunk->part],
@@ -465,6 +477,7 @@ void step_reduced(struct reduction *reduction)
     struct step *step = reduction->step;
     const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
 
+    assert(reduction->busy);
     recorder_note(&(struct record){.kind = reduction->combining ? RECORD_COMBINE : RECORD_REDUCE,
                                    .rank = RECORD_NO_RANK,
                                    .item = reduction->parcel,
@@ -504,6 +517,7 @@ static struct reduction *reset_reduction(struct reduction *reduction, uint32_t m
 
 struct reduction *step_prepare(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
 {
+    assert(parcel < step->layout->n_parcels);
     return reset_reduction(&step->reductions[parcel], micro_batch, pass);
 }
 
@@ -521,16 +535,21 @@ struct reduction *step_combine(struct step *step, uint32_t parcel, uint32_t micr
 
 void step_number(struct reduction *reduction)
 {
+    assert(!reduction->busy);
+    assert(reduction->op == 0); /* a second number would let the next daemon add finished chunks again */
     reduction->op = ++reduction->step->n_ops;
 }
 
 void step_finish_torn(struct reduction *reduction)
 {
     struct step *step = reduction->step;
+    const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
     struct step_slot *slot;
     uint32_t chunk;
 
+    assert(!reduction->busy);
     for (unsigned i = 0; step_find_torn(step, reduction->op, &i, &slot, &chunk);) {
+        assert(chunk - parcel->first_chunk < parcel->n_chunks);
         reduce_chunk(reduction, chunk, slot);
         step_end_chunk(step, reduction->op, chunk, slot);
     }
@@ -538,6 +557,8 @@ void step_finish_torn(struct reduction *reduction)
 
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata)
 {
+    assert(!reduction->busy);
+    assert(reduction->n_sources <= STEP_MAX_RANKS);
     reduction->busy = true;
     reduction->posted_ns = recorder_now();
     reduction->done = done;
@@ -548,6 +569,7 @@ void step_post(struct reduction *reduction, void (*done)(void *userdata, struct 
 void step_was_reduced(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction),
                       void *userdata)
 {
+    assert(!reduction->busy);
     reduction->busy = true;
     reduction->posted_ns = recorder_now();
     reduction->done = done;
@@ -560,6 +582,8 @@ uint64_t step_sum(const struct step *step, const struct reduction *reduction, un
     const struct layout_part *p = &step->layout->parts[part];
     struct position_sum total = {0};
 
+    assert(p->parcel == reduction->parcel);
+    assert(local_rank < step->n_local);
     assert(reduction->masks[part - step->layout->parcels[p->parcel].first_part] >> local_rank & 1);
     for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++)
         position_sum_add(&total, &step->sums[(size_t)c * step->n_local + local_rank]);
@@ -573,12 +597,17 @@ const uint8_t *step_piece(const struct step *step, uint32_t parcel, unsigned pie
 
 void *step_staging(const struct step *step, uint32_t parcel, unsigned piece)
 {
+    assert(piece < step->n_pieces);
+    assert((step->reductions[parcel].staging_elems + step->layout->parcels[parcel].n_elems * (piece + 1)) *
+               dtype_size(step->wire) <=
+           step->staging_segment.n_bytes);
     return step->staging + (step->reductions[parcel].staging_elems + step->layout->parcels[parcel].n_elems * piece) *
                                dtype_size(step->wire);
 }
 
 void step_contribute(struct step *step, uint32_t param)
 {
+    assert(param < step->layout->n_params);
     step->contributed[param] = 1;
 }
 
@@ -615,6 +644,7 @@ void step_decide(struct step *step, double norm_scale)
 
 const struct exact_sum *step_squares(const struct step *step, uint32_t param)
 {
+    assert(param < step->layout->n_params);
     return &step->squares[param];
 }
 
@@ -641,6 +671,7 @@ struct update_args step_update_args(const struct step *step, uint32_t id, const 
         .k = &step->scalars[chunk->param],
     };
 
+    assert(state_owns(step->state, chunk->rank));
     if (state_is_master24(step->state, param->bucket)) {
         struct master24 masters = state_master24(step->state, param->bucket, elem);
 
