@@ -73,6 +73,9 @@ static bool answer_at_once(struct coordinator *c, const struct report *report)
         if (report->back.late)
             job_is_back_late(job, report->back.rank);
         break;
+    case REPORT_GIVE_UP:
+        drop_all(job);
+        break;
     case REPORT_END_RUN:
         drop_for_next(job, DROP_FOR_NEXT);
         break;

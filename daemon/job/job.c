@@ -128,7 +128,7 @@ int job_drop(struct job *job, char **why)
         *why = strdup("trainers are still attached: end them first (zerodctl ranks lists them)");
         return 1;
     }
-    drop_all(job);
+    report_progress(job, (struct report){REPORT_GIVE_UP});
     return 0;
 }
 

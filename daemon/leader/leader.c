@@ -446,9 +446,24 @@ static void hear_weights(struct leader *leader, unsigned node, const struct node
     leader_try_spread(leader);
 }
 
+/* An administrator has dropped the run on one node, so the other nodes drop it too. */
+static void give_up_run(struct leader *leader, unsigned node)
+{
+    char text[96];
+
+    if (leader->phase == LEADER_DECLARING)
+        return;
+    snprintf(text, sizeof(text), "zerodctl drop was called on node %u", node);
+    leader_refuse(leader, node, text);
+}
+
 /* Ends the run. Node 0, which has rank 0, reports that the ranks of all nodes have left. */
 static void hear_end_run(struct leader *leader, unsigned node, const struct node_message *message)
 {
+    if (message->proceed) {
+        give_up_run(leader, node);
+        return;
+    }
     if (!is_of_rank_0(leader, node, "END_RUN: rank 0 is not there"))
         return;
     if (leader->phase == LEADER_TRAINING || leader->phase == LEADER_WINDOW) /* else node 0 reports it again */
@@ -567,7 +582,7 @@ static uint64_t holding_back(const struct leader *leader)
 {
     uint64_t mask = 0;
 
-    for (uint32_t p = 0; p < leader->layout->n_parcels; p++) {
+    for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++) {
         const struct leader_parcel *parcel = &leader->parcels[p];
         uint64_t unsettled = 0;
         bool any = false;
@@ -586,7 +601,7 @@ static uint64_t receiving(const struct leader *leader)
 {
     uint64_t mask = 0;
 
-    for (uint32_t p = 0; p < leader->layout->n_parcels; p++)
+    for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++)
         if (leader->parcels[p].motion.tag)
             mask |= all_nodes(leader) & ~leader->parcels[p].motion.moved;
     return mask;

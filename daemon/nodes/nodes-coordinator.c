@@ -10,6 +10,7 @@
 #include "daemon/exchange/exchange.h"
 #include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/drop.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/parcels.h"
@@ -254,6 +255,11 @@ static void report_forming(struct nodes *nodes, const struct report *report)
     case REPORT_DROPPED:
         nodes_drop(nodes);
         break;
+    case REPORT_GIVE_UP:
+        nodes_report(nodes, (struct node_message){.kind = NODE_END_RUN, .proceed = true});
+        if (!nodes->leader) /* node 0 drops when it receives its own report, because the leader needs the layout */
+            drop_all(nodes->job);
+        break;
     default:
         assert(!"a report of another group");
     }
@@ -355,7 +361,7 @@ static void report_device(struct nodes *nodes, const struct report *report)
 static bool report_to_node_0(struct coordinator *c, const struct report *report)
 {
     static void (*const groups[])(struct nodes * nodes, const struct report *report) = {
-        [REPORT_DECLARED... REPORT_DROPPED] = report_forming,
+        [REPORT_DECLARED... REPORT_GIVE_UP] = report_forming,
         [REPORT_BACK... REPORT_WHERE] = report_rank,
         [REPORT_WANT_NORM... REPORT_ABORT] = report_step,
         [REPORT_WANT_WINDOW... REPORT_STORED] = report_window,
@@ -363,7 +369,7 @@ static bool report_to_node_0(struct coordinator *c, const struct report *report)
         [REPORT_DEVICE_READY... REPORT_DEVICE_FAILED] = report_device,
     };
 
-    assert((size_t)report->kind < ARRAY_SIZE(groups));
+    assert((size_t)report->kind < ARRAY_SIZE(groups) && groups[report->kind]);
     groups[report->kind](nodes_from(c), report);
     return true;
 }

@@ -39,6 +39,7 @@ enum report_kind {
     REPORT_ADOPTED,      /* this daemon has adopted the job of a dead daemon, and continues it */
     REPORT_DROPPING,     /* the job is being dropped: fetches of its ranks must end */
     REPORT_DROPPED,      /* the layout is gone */
+    REPORT_GIVE_UP,      /* an administrator drops the run: drop_all() on this node, drop_begin() on the others */
     /* Ranks. */
     REPORT_BACK,    /* a rank that left is back: job_is_back_late() */
     REPORT_END_RUN, /* all ranks have left, and rank 0, on this node, begins another run: drop_for_next() */

@@ -16,6 +16,7 @@ from keeper import KeptDaemon
 from nodes import Nodes
 from puppet import ABORTED, REFUSED, Puppet, all_do, form, steps
 from test_zerodctl import validator
+from tiers import full
 
 pytestmark = pytest.mark.threads
 
@@ -45,6 +46,27 @@ def said(daemon, code):
 def line(text, label):
     """The diagnostic's text under this label."""
     return re.search(rf"^  {label:<14} (.*)$", text, re.M)[1]
+
+
+@pytest.mark.parametrize("node, stays", [(0, False), (1, False), *full((1, True))])
+def test_drop(zerod, node, stays):
+    """zerodctl drop on one node ends the run on all; a rank that is attached elsewhere is told; the next run trains."""
+    nodes, puppets = start(zerod, (1, 1, 1))
+    steps(puppets, 2)
+    for rank, puppet in enumerate(puppets):
+        if not stays or rank == node:
+            puppet.kill()
+    wait_for("the job is idle", lambda: "gone" in nodes.daemons[node].ctl("drop", check=False).stdout)
+    for daemon in nodes.daemons:
+        wait_for("the run is dropped", lambda daemon=daemon: not daemon.status()["formed"])
+    if stays:
+        assert f"zerodctl drop was called on node {node}" in said(nodes.daemons[0], 1503)
+        for rank in (0, 2):
+            puppets[rank].kill()
+    puppets = [Puppet(nodes.daemons[r], r).attach() for r in range(3)]
+    form(puppets)
+    steps(puppets, 2)
+    assert all(daemon.status()["step"] == 2 for daemon in nodes.daemons)
 
 
 def test_status_and_ranks(zerod):
