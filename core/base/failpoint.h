@@ -24,10 +24,10 @@
  *     Push.sent      after it was sent
  *     Step.wait      after it was sent, if the request has an answer
  *     Step.answered  the answer has arrived and is not read yet
- * and there are connected, formed, slot, copy, window-mapped, state-mapped. The daemon has forming, reserve,
- * reduce, verify, transfer, mirror, writing, rewrite, decided, update, updated, answer, watch, others (an error: other
- * nodes' GPUs get no more time than this node's), stored (a window), and four for each message between nodes, with its
- * name:
+ * and there are connected, formed, slot, copy, window-mapped, state-mapped. The daemon has forming, reserve, reduce,
+ * verify, transfer, mirror, staging (GPUs: memory for a copy of the state is reserved), writing, rewrite, decided,
+ * update, updated, answer, watch, others (an error: other nodes' GPUs get no more time than this node's), stored (a
+ * window), and four for each message between nodes, with its name:
  *     STORE.said         node 0 has sent it to all nodes
  *     STORE.heard        a node is about to obey it
  *     STORE.obeyed       it has obeyed it

@@ -118,7 +118,7 @@ unsigned config_n_threads(const struct config *config)
 
     if (sched_getaffinity(0, sizeof(set), &set) == 0) /* fails if the machine has more CPUs than a set */
         n = CPU_COUNT(&set);
-    return config->threads ? config->threads : (unsigned)MAX(n, 1L);
+    return config->threads ? config->threads : (unsigned)MIN(MAX(n, 1L), (long)CONFIG_MAX_THREADS);
 }
 
 bool config_can_use_muon(const struct config *config)

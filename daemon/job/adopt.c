@@ -400,6 +400,7 @@ static void hold_state(struct job *job, const char *why)
     while (worker_pool_wait(job->pool) > 0)
         ;
     drop_all(job);
+    job->work.n_under_way = 0; /* of sums that the journal began and that no worker makes */
     job->run.stopping = false;
     segments_stay_kept();
     survival->holds = strdup(why);

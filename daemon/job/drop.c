@@ -166,7 +166,7 @@ void drop_now(struct job *job)
     job->layout = NULL;
     job->work.parcels = NULL;
     job->decision.hypers = NULL;
-    job->decision.has_hypers = false;
+    job->decision.has_hypers = job->decision.holds_back = false;
     job->decision.learnt = NULL;
     missing_deinit(&job->missing);
     zero_gradient_deinit(&job->zero_gradient);

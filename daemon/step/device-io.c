@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/failpoint.h"
 #include "core/base/segment.h"
 #include "core/base/sequence.h"
 #include "core/base/worker.h"
@@ -325,6 +326,7 @@ static void reserve_run(struct work *work, uint32_t item)
     const struct state *state = io->executor->state;
 
     (void)item;
+    (void)failpoint("staging");
     io->result = segment_reserve(&state->state, 0, state->state.n_bytes);
     if (io->result == 0)
         io->result = segment_reserve(&state->weights, 0, state->weights.n_bytes);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/budget/plan.h"
 #include "daemon/engines/device-keep.h"
 #include "daemon/engines/device-pool.h"
 #include "daemon/engines/devices.h"
@@ -67,8 +68,10 @@ int device_gather_new(struct device_gather **out, const struct executor *executo
         return -ENOMEM;
     gather->n_local = n_local;
     for (unsigned local = 0; r == 0 && local < n_local; local++)
+        /* The GPU's memory is rounded up; the rest has no room in the landing of other nodes' weights. */
         r = device_pool_new(&gather->ranks[local].pool, layout_of(executor),
-                            devices_keep(executor->devices)->facts->n_bytes[local][DEVICE_POOL]);
+                            MIN(devices_keep(executor->devices)->facts->n_bytes[local][DEVICE_POOL],
+                                plan_device_pool_bytes(layout_of(executor))));
     if (r < 0) {
         device_gather_free(gather);
         return r;

@@ -144,6 +144,8 @@ struct job_decision {
     struct step_finding finding; /* of all nodes: the input of the decision */
     struct lossscale lossscale;
     bool has_hypers; /* this daemon has set hypers */
+    double s;        /* of the update */
+    bool holds_back; /* the update begins when a checkpoint's copy of the GPUs' state is made */
     uint8_t *learnt; /* static_graph: per parameter, pushed in the first step; owned */
     bool has_learnt;
 };

@@ -31,6 +31,7 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/timeline.h"
 #include "daemon/job/state/window.h"
+#include "daemon/job/transaction/commit.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/snapshot.h"
 #include "daemon/memory/state.h"
@@ -447,11 +448,12 @@ static void loaded(void *userdata, int result)
     if (job->save.now->has_failed) {
         give_copy_back(job);
         end_saving(job, job->save.now->failed_why);
-        return;
+    } else {
+        r = result < 0 ? result : start_writing(job);
+        if (r < 0)
+            give_up_save(job, r);
     }
-    r = result < 0 ? result : start_writing(job);
-    if (r < 0)
-        give_up_save(job, r);
+    commit_was_loaded(job);
     job_todo(job);
 }
 

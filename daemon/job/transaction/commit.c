@@ -343,6 +343,21 @@ static void tell_decision(struct job *job)
     }
 }
 
+static void start_update(struct job *job)
+{
+    job->decision.holds_back = false;
+    job->work.n_io++;
+    step_update(job->step, &(struct step_update){.groups = job->decision.hypers, .s = job->decision.s}, update_is_done,
+                job);
+}
+
+void commit_was_loaded(struct job *job)
+{
+    assert(!save_loads(job));
+    if (job->decision.holds_back)
+        start_update(job);
+}
+
 /* Carries out the verdict. From here the step only rolls forward. */
 static void carry_out(struct job *job, const struct node_verdict *verdict)
 {
@@ -369,8 +384,11 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
     }
     job->kept.lr = job->decision.hypers[0].lr;
     job->decision.has_hypers = true;
-    job->work.n_io++;
-    step_update(job->step, &(struct step_update){.groups = job->decision.hypers, .s = verdict->s}, update_is_done, job);
+    job->decision.s = verdict->s;
+    /* Several nodes: SAVE may come when this node has asked for the step already. */
+    job->decision.holds_back = save_loads(job);
+    if (!job->decision.holds_back)
+        start_update(job);
     tell_decision(job);
 }
 

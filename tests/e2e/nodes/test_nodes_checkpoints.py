@@ -87,6 +87,26 @@ def test_go_on_as_if_nothing_had_been(begin, tmp_path, references, monkeypatch, 
     assert {key: value for key, value in found.items() if key not in reference or reference[key] != value} == {}
 
 
+@pytest.mark.parametrize("device", ["cuda", *full("cuda-offload")])
+def test_saved_after_a_node_has_asked(begin, tmp_path, references, monkeypatch, device):  # noqa: F811
+    """GPUs: node 1 has asked for step 8 when node 0 orders a checkpoint of step 7, and copies its state while the step is
+    decided. The update waits for the copy, so that the checkpoint has no part of step 8."""
+    reference = references.get(2, False, N_STEPS)
+    monkeypatch.setenv("ZEROD_DEVICE", device)
+    folder = tmp_path / "checkpoints"
+    nodes = begin((1, 1), config(folder, 2, 2, save_on_stop=False), envs=[{}, {"ZEROD_FAILPOINT": "staging:sleep:3000@2"}])
+    ranks = kills.start(nodes, [["Step.send:sleep:1500@8"], []], n_steps=10)
+    wait_for("node 1 asks", lambda: nodes.daemons[1].status()["step"] == 7 and nodes.daemons[1].json("ranks")[0]["state"] == "step")
+    said = save(nodes.daemons[0])
+    kills.finish(ranks, nodes)
+    assert "step-00000007" in said and saved(folder) == ["step-00000007"], said
+
+    nodes = begin((1, 1), config(folder, 2, 2))
+    found = kills.results(train(nodes, 2, N_STEPS))
+    assert min(key[1] for key in found if key[0] == "norm") == 7
+    assert {key: value for key, value in found.items() if key not in reference or reference[key] != value} == {}
+
+
 def test_into_any_job(begin, tmp_path, monkeypatch):
     """One node to two to three to one, other stages and buckets, onto GPUs: masters, moments, counts keep their bits."""
     folders = [tmp_path / f"c{i}" for i in range(5)]
