@@ -589,7 +589,7 @@ class Proof
             sent->waitSend(forever);
             pair.second->waitRecv(forever);
             if (pair.first != store_.get(key(node)))
-                throw std::runtime_error(text("who answers for node %d is not its engine", node));
+                throw std::runtime_error(text("the process that connected as node %d is not its engine", node));
         }
     }
 
@@ -695,7 +695,7 @@ class Mesh
         for (int node = 0; node < place_.n_nodes; node++)
             if (node != place_.node && !store_.has(prefix_of(place_) + "/" + std::to_string(node)))
                 return text("nothing has been heard of the engine of node %d", node);
-        return "all have been heard of";
+        return "the engines of all nodes have reported";
     }
 
     void connect()
@@ -743,7 +743,7 @@ class Mesh
 
             buffer->recv(node, private_slot);
             buffer->waitRecv(forever);
-            the_daemon().fail(text("node %d has sent what nobody asked for", node));
+            the_daemon().fail(text("node %d has sent unexpected data", node));
         } catch (const std::exception &e) {
             the_daemon().fail_for_peer(reason(e) + " (node " + std::to_string(node) + ")");
         }

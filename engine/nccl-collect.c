@@ -32,7 +32,7 @@ void collect_begin(struct nccl_engine *engine)
 void collect_value(struct nccl_engine *engine, const struct device_pair *value)
 {
     if (strcmp(value->key, id_key) != 0 || value->n_value_bytes != sizeof(engine->id) || engine->has_id)
-        engine_fail(engine, "a value that nobody waits for");
+        engine_fail(engine, "an unexpected value");
     memcpy(&engine->id, value->value, sizeof(engine->id));
     engine->has_id = true;
 }

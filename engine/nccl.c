@@ -279,7 +279,7 @@ static void check_deadlines(struct nccl_engine *engine)
     else if (engine->phase != NCCL_AWAITS_SETUP && engine_now_ns() > engine->begun_ns + timeout_ns)
         engine_fail(engine, "not connected to all nodes within %" PRIu32 " ms: %s", engine->setup.connect_timeout_ms,
                     engine->phase == NCCL_AWAITS_ID  ? "nothing has been heard of the engine of node 0"
-                    : engine->phase == NCCL_CONNECTS ? "not all have come"
+                    : engine->phase == NCCL_CONNECTS ? "not all engines have connected"
                     : engine->phase == NCCL_WARMS    ? "cuBLAS has not loaded its code"
                                                      : "the memory is not there yet");
 }

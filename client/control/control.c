@@ -121,7 +121,7 @@ static int note_silence(struct control *control)
     if (pid > 0 && is_stopped(pid))
         return control_fail(control, EX_TEMPFAIL,
                             "the daemon on %s does not answer: its process %d is stopped, by a signal or a debugger; "
-                            "kill -CONT %d lets it go on",
+                            "continue it with kill -CONT %d",
                             control->path, pid, pid);
     if (!control->told_silence)
         fprintf(stderr, "%s: the daemon on %s has not answered for %d s; waiting for up to %d s\n",
@@ -201,7 +201,7 @@ static int control_receive(struct control *control, enum reply_type wanted, stru
         return control_fail(control, EX_PROTOCOL, "the daemon on %s answered with %s instead of %s", control->path,
                             reply_type_name(reply->type), reply_type_name(wanted));
     if (r != 0)
-        return control_fail(control, EX_PROTOCOL, "the daemon on %s sent what is no message: %s", control->path, why);
+        return control_fail(control, EX_PROTOCOL, "the daemon on %s sent an invalid message: %s", control->path, why);
     return 0;
 }
 

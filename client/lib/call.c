@@ -102,7 +102,7 @@ static int timed_out(struct call *call)
 {
     if (call->mend_until_ms == 0)
         return call_fatal(call, -ETIMEDOUT,
-                          "zerod did not answer within %d ms; zerodctl status shows who waits for whom",
+                          "zerod did not answer within %d ms; zerodctl status shows which rank waits for which",
                           call->timeout_ms);
     if (call->mend_until_ms == call->until_ms)
         return call_fatal(call, -ETIMEDOUT,
@@ -216,7 +216,7 @@ static int mend(struct call *call)
         return call->fatal;
     if (is_still_served(call))
         return call_fatal(call, -ECONNRESET,
-                          "zerod has closed this connection alone, and still listens: its log says why");
+                          "zerod has closed only this connection and is still running; its log has the reason");
     if (!call->on_break || call->reattach_ms == 0)
         return call_lost(call);
     r = call->on_break(call->on_break_arg);

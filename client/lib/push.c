@@ -273,8 +273,7 @@ int zerod_push(struct zerod *c, const struct zerod_push *push)
         return push_record(c, push);
     if (!push->data && !c->slotted[push->param])
         return call_fail(&c->call, -EINVAL,
-                         "zerod_push: data is NULL, and zerod_slot() has not told where to write parameter %u",
-                         push->param);
+                         "zerod_push: data is NULL, but zerod_slot() was not called for parameter %u", push->param);
     return push_gradient(c, push);
 }
 

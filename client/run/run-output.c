@@ -86,7 +86,7 @@ static void run_give_up_output(struct run *run)
     for (i = 0; i < run->n_sinks; i++)
         if (!sink_is_drained(run->sinks[i]))
             sink_abandon(run->sinks[i]);
-    run_note(run, "nobody took the output for %.0f s: the rest of it is dropped", run->options->grace_ms / 1e3);
+    run_note(run, "no reader read the output for %.0f s, so the rest is dropped", run->options->grace_ms / 1e3);
     run_drained(run);
 }
 

@@ -408,7 +408,7 @@ static int place_from_config(struct place *place, const struct run_options *opti
         return -EX_OSERR;
     if (place->told.socket || strcmp(place->socket, config->listen.socket) == 0 || options->no_daemon || answers)
         return 0;
-    fprintf(stderr, "zerodrun: nobody answers on %s, and a daemon with %s would listen on %s\n", place->socket,
+    fprintf(stderr, "zerodrun: no daemon answers on %s; a daemon started with %s would listen on %s\n", place->socket,
             place->config_path, config->listen.socket);
     return -EX_USAGE;
 }

@@ -376,7 +376,7 @@ static void read_file(struct reader *reader, struct description *d, struct json_
         fail_reading(reader, -ENOMEM, "no memory");
     else if (is_bad_name(file->name) || !read_whole(whole, &file->hash) || !read_blocks(blocks, &file->hash) ||
              file->hash.n_blocks != file->n_bytes / HASH_BLOCK_BYTES + (file->n_bytes % HASH_BLOCK_BYTES > 0))
-        fail_reading(reader, -EINVAL, "what it says of file \"%.80s\" cannot be", file->name);
+        fail_reading(reader, -EINVAL, "its entry for file \"%.80s\" is invalid", file->name);
 }
 
 static int compare_names(const void *a, const void *b)
@@ -398,7 +398,7 @@ static void check_file_names(struct reader *reader, const struct description *d)
     qsort(names, d->n_files, sizeof(*names), compare_names);
     for (size_t i = 1; i < d->n_files; i++)
         if (strcmp(names[i - 1], names[i]) == 0)
-            fail_reading(reader, -EINVAL, "what it says of file \"%.80s\" cannot be", names[i]);
+            fail_reading(reader, -EINVAL, "its entry for file \"%.80s\" is invalid", names[i]);
 }
 
 static void read_root(struct reader *reader, struct json_object *root, struct description *d)

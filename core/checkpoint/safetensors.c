@@ -453,8 +453,7 @@ static int read_sharding(struct safetensors *file, struct json_object *root, cha
     file->sharded = true;
     for (size_t i = 0; r == 0 && i < file->n; i++)
         if (!read_starts(sharding, &file->tensors[i])) {
-            snprintf(why, why_size, "its header does not say right where tensor \"%.80s\" begins",
-                     file->tensors[i].name);
+            snprintf(why, why_size, "its header has an invalid start for tensor \"%.80s\"", file->tensors[i].name);
             r = SAFETENSORS_E_INVALID;
         }
     json_object_put(sharding);

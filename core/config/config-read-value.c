@@ -258,9 +258,9 @@ static void read_list(struct reader *reader, const struct pair *pair)
     if (!is_list && (pair->key->type != CONFIG_NUMBERS || !fy_node_is_scalar(pair->value)))
         refuse_value(reader, pair, pair->value, "is not a list");
     else if (pair->key->type == CONFIG_PAIR && n_items != 2)
-        refuse_value(reader, pair, pair->value, "has not two items");
+        refuse_value(reader, pair, pair->value, "must have two items");
     else if (pair->key->type == CONFIG_TRIPLE && n_items != 3)
-        refuse_value(reader, pair, pair->value, "has not three items");
+        refuse_value(reader, pair, pair->value, "must have three items");
     else if (pair->key->type == CONFIG_PAIR || pair->key->type == CONFIG_TRIPLE)
         read_items(reader, pair, CONFIG_REAL, sizeof(double), (char *)pair->base + pair->key->offset);
     else if ((size_t)n_items > pair->key->max_items)

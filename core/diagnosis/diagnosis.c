@@ -65,7 +65,7 @@ enum { LABEL_WIDTH = 15 };
     X(1501, E_NODE_LOST, "peer node lost", "Another node of the job does not answer.")                                 \
     X(1502, E_ENGINE, "engine failed", "The process that talks to other nodes or the GPU failed.")                     \
     X(1503, E_GENERATION, "generation mismatch", "A node came back without what it held of the run.")                  \
-    X(1601, E_CONFIG, "configuration refused", "The configuration does not say what zerod understands.")               \
+    X(1601, E_CONFIG, "configuration refused", "zerod does not understand the configuration.")                         \
     X(1701, E_NOT_SAVED, "checkpoint not saved", "A checkpoint could not be written.")                                 \
     X(1702, E_NOT_LOADED, "checkpoint not loaded", "The job was to begin with a checkpoint that it cannot use.")
 

@@ -297,7 +297,7 @@ static bool ownership_is_sound(const struct device_plan *plan)
 
 static int refuse_entry(char *why, size_t why_size, const char *what, uint32_t index)
 {
-    snprintf(why, why_size, "the plan is not one: %s %" PRIu32, what, index);
+    snprintf(why, why_size, "invalid plan: %s %" PRIu32, what, index);
     return -EINVAL;
 }
 

@@ -296,7 +296,7 @@ static int open_newest(struct loading *l, char *why)
         r = LOADING_NONE;
     } else {
         folder_name(name, list.entries[0].step);
-        r = fail(why, -EIO, "none of the %zu checkpoints in %s is whole; of %s: %s", list.n, l->options.dir, name,
+        r = fail(why, -EIO, "no checkpoint of the %zu in %s is complete; %s: %s", list.n, l->options.dir, name,
                  *list.entries[0].why ? list.entries[0].why : "its bytes are not those that were written");
     }
     folder_list_deinit(&list);

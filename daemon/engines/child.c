@@ -290,7 +290,7 @@ static void serve_packet(struct child *child, const struct frame_packet *packet)
     if (packet->status == 0)
         child->ops.packet(child->ops.userdata, packet->data, packet->n_bytes, NULL, 0);
     else
-        child_fail(child, NULL, "has sent what is no report: %s",
+        child_fail(child, NULL, "has sent an invalid report: %s",
                    packet->status == FRAME_E_FDS ? "a descriptor" : "a packet of more than 131071 bytes");
 }
 
@@ -319,10 +319,10 @@ static bool serve_buffer(struct child *child)
         child->ops.packet(child->ops.userdata, buffer->data, buffer->n_bytes, buffer->fds, buffer->n_fds);
         return !child_is_over(child);
     case FRAME_E_FDS:
-        child_fail(child, NULL, "has sent what is no report: more than %d descriptors", FRAME_MAX_FDS);
+        child_fail(child, NULL, "has sent an invalid report: more than %d descriptors", FRAME_MAX_FDS);
         return false;
     case FRAME_E_TOO_LARGE:
-        child_fail(child, NULL, "has sent what is no report: a packet of more than 131071 bytes");
+        child_fail(child, NULL, "has sent an invalid report: a packet of more than 131071 bytes");
         return false;
     default:
         child_fail(child, NULL, "cannot be read from: %s", strerror(-r));

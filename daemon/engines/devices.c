@@ -498,8 +498,7 @@ static void on_lost(uv_timer_t *handle)
 
         if (last == 0)
             continue;
-        log_notice("the trainer of local rank %u is gone: what its GPU has not written is not waited for any longer",
-                   i);
+        log_notice("the trainer of local rank %u is gone: orders no longer wait for its GPU's writes", i);
         release_point(devices, i, progress_last(last));
     }
 }

@@ -90,7 +90,7 @@ static void on_packet(void *userdata, const uint8_t *data, size_t n_bytes, int *
     if (r == 0)
         serve_report(engine, &report);
     else
-        child_fail(engine->child, NULL, "has sent what is no report: %s", r == WIRE_E_INVALID ? why : strerror(-r));
+        child_fail(engine->child, NULL, "has sent an invalid report: %s", r == WIRE_E_INVALID ? why : strerror(-r));
 }
 
 static void on_child_failed(void *userdata, const struct child_failure *failure)

@@ -170,7 +170,7 @@ static void on_packet(void *userdata, const uint8_t *data, size_t n_bytes, int *
     if (r == 0)
         serve_report(device, &report, fds, n_fds);
     else
-        child_fail(device->child, NULL, "has sent what is no report: %s", r == WIRE_E_INVALID ? why : strerror(-r));
+        child_fail(device->child, NULL, "has sent an invalid report: %s", r == WIRE_E_INVALID ? why : strerror(-r));
 }
 
 static void on_child_failed(void *userdata, const struct child_failure *failure)
@@ -336,7 +336,7 @@ int device_order(struct device *device, const struct device_command *command)
     if (child_is_over(device->child))
         return -EPIPE;
     if (!device_command_order(command, &order.tag, &timeout_ms) || order.tag > DEVICE_MAX_TAG) {
-        child_fail(device->child, NULL, "was given what is no order");
+        child_fail(device->child, NULL, "was given an invalid order");
         return -EINVAL;
     }
     r = tags_add(device, order.tag);

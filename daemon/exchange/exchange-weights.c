@@ -93,7 +93,7 @@ const char *exchange_gather(struct exchange *exchange, const struct exchange_sai
     struct motion *motion;
 
     if (config_stage(exchange->job->config) == 3)
-        return "GATHER: not in stage 3";
+        return "GATHER: is not allowed in stage 3";
     if (exchange_is_said_twice(exchange, said))
         return EXCHANGE_SAID_TWICE;
     motion = exchange_add_said(exchange, MOTION_GATHER, said);

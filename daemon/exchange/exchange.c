@@ -474,11 +474,11 @@ const char *exchange_parcel(struct exchange *exchange, const struct exchange_sai
     if (!parcel)
         return "EXCHANGE.parcel: no such parcel";
     if (said->n_masks != 0 && said->n_masks != layout->parcels[said->parcel].n_parts)
-        return "EXCHANGE.numbers: not one mask per part";
+        return "EXCHANGE.numbers: the number of masks differs from the number of parts";
     if (exchange_is_said_twice(exchange, said))
         return EXCHANGE_SAID_TWICE;
     if (lacks_slot(exchange, said))
-        return "EXCHANGE: of what this node does not have";
+        return "EXCHANGE: this node does not have the slot that it must send";
     motion = exchange_add_said(exchange, MOTION_PARCEL, said);
     if (!motion || !copy_masks(exchange, motion, said))
         return EXCHANGE_NO_MEMORY;
@@ -494,7 +494,7 @@ const char *exchange_parcel(struct exchange *exchange, const struct exchange_sai
      */
     if (!motion->serves && exchange->parcels[said->parcel].n_elems > 0 && !take_incoming(motion)) {
         exchange_drop_motion(motion);
-        return "EXCHANGE: of more than may be under way";
+        return "EXCHANGE: too many parcels at a time";
     }
     motion->waits = parcel->state != PARCEL_SUMMED && parcel_keeps(parcel, said->micro_batch, said->pass);
     if (!motion->serves)

@@ -192,7 +192,7 @@ static int restore(struct job *job, const struct stored_head *head, char *why, s
     int r = 0;
 
     if (head->kept.digest != job->kept.digest) {
-        snprintf(why, why_size, "the manifest of its journal is not the one of its head");
+        snprintf(why, why_size, "the manifest in its journal does not match the journal's head");
         r = -EINVAL;
     } else
         restore_job(job, head);
@@ -289,10 +289,9 @@ static int take_world(struct job *job, const struct stored_head *head)
     if (head->n_ranks == 0 || head->n_ranks > CONFIG_MAX_LOCAL_RANKS)
         return -EINVAL;
     if (head->n_ranks != job->world.size)
-        log_notice(
-            "the run has %zu ranks, and the configuration says %u: it keeps its own; \"zerodctl resize\" changes "
-            "them",
-            head->n_ranks, job->world.size);
+        log_notice("the run keeps its %zu ranks, although the configuration says %u; \"zerodctl resize\" changes the "
+                   "number",
+                   head->n_ranks, job->world.size);
     drop_ranks(job, (unsigned)head->n_ranks);
     if (open_files_check((unsigned)head->n_ranks, limit, sizeof(limit)) < 0)
         log_error("%s", limit); /* no refusal, because the ranks may be attached */
@@ -325,7 +324,7 @@ static int take_over(struct job *job, char *why, size_t why_size)
             snprintf(why, why_size, "segment \"%s\" %s", segment_missing(),
                      r == -ENODATA   ? "is missing"
                      : r == -EUCLEAN ? "was overwritten"
-                                     : "is another one: its name, its size or its seals differ");
+                                     : "does not match: its name, its size or its seals differ");
     }
     if (r == 0)
         r = restore(job, &head, why, why_size);

@@ -189,7 +189,7 @@ static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes 
         evidence.allowed = job->memory.quota.limit;
         evidence.fix = "raise limits.memory, or make the model smaller (zerodctl plan shows what each part needs)";
     } else if (needed > headroom.cgroup_bytes) {
-        limit = "what its cgroup may still take";
+        limit = "memory left in its cgroup";
         evidence.allowed = headroom.cgroup_bytes;
         evidence.fix = "raise the cgroup's limit (MemoryMax= of the unit), or make the model smaller";
     } else if (needed > headroom.available_bytes) {

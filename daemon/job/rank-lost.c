@@ -99,8 +99,7 @@ static void report_lost(struct job *job, struct job_rank *rank)
     struct diagnostic *diagnostic;
 
     if (job->config->no_successors || job->run.is_over) {
-        log_notice("rank %u is gone (pid %" PRId64 "), and nobody starts it again", rank->rank,
-                   (int64_t)rank->kept.pid);
+        log_notice("rank %u (pid %" PRId64 ") is gone and is not started again", rank->rank, (int64_t)rank->kept.pid);
         return;
     }
     describe_debt(job, rank, outstanding, sizeof(outstanding));

@@ -73,7 +73,7 @@ void leader_hear_connected(struct leader *leader, unsigned node, const struct no
     if (message->generation != leader->generation || leader->phase < LEADER_STARTING)
         return;
     if (leader->nodes[node].connected) {
-        leader->ops.complain(leader->ops.userdata, node, "CONNECTED: it is, in this generation");
+        leader->ops.complain(leader->ops.userdata, node, "CONNECTED: the node is already connected in this generation");
         return;
     }
     leader->nodes[node].connected = true;

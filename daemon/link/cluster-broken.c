@@ -101,12 +101,12 @@ void cluster_outgoing_failed(struct connection *connection, enum connection_faul
     if (!connection->connected)
         peer_explain(peer, PEER_UNREACHABLE, "nobody answers at %s (%s)", address, what);
     else if (fault == CONNECTION_LOST && connection->stream.state == SECURE_STREAM_AWAITS_HELLO)
-        peer_explain(peer, PEER_UNREACHABLE, "who answers at %s does not talk as a daemon (%s)", address, what);
+        peer_explain(peer, PEER_UNREACHABLE, "the process at %s is not a zerod daemon (%s)", address, what);
     else if (fault == CONNECTION_LOST)
         peer_explain(peer, PEER_UNREACHABLE,
-                     "who answers at %s did not let us in (%s): is world.key_file the same there?", address, what);
+                     "the daemon at %s refused the connection (%s): is world.key_file the same there?", address, what);
     else
-        peer_explain(peer, PEER_UNREACHABLE, "who answers at %s is not the node we look for: %s", address, what);
+        peer_explain(peer, PEER_UNREACHABLE, "the daemon at %s is not node 0: %s", address, what);
     cluster_retry(cluster, connection);
 }
 
@@ -154,7 +154,7 @@ void cluster_end_for_good(struct connection *connection)
     char words[120];
 
     if (!peer->connection && !peer->given_up)
-        peer_explain(peer, PEER_GIVEN_UP, "one of us has forgotten what was said before; it must be started anew");
+        peer_explain(peer, PEER_GIVEN_UP, "one of the two daemons has lost the earlier messages; it must be restarted");
     snprintf(words, sizeof(words), "node %u has forgotten what was said before; node %u must be started anew",
              cluster->node, connection->stream.peer_node);
     if (connection->outgoing)
@@ -173,5 +173,5 @@ void cluster_part_from(struct cluster_peer *peer)
         return;
     }
     cluster_link(cluster, connection);
-    cluster_say_farewell(connection, "more messages are kept for this node than may be; it must be started anew");
+    cluster_say_farewell(connection, "too many messages wait for this node; its daemon must be restarted");
 }

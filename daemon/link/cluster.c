@@ -69,8 +69,8 @@ static void close_oldest_unproved(struct cluster *cluster)
     if (oldest->is_finishing)
         cluster_let_go(oldest);
     else
-        cluster_refuse(oldest, CLUSTER_CROWDED, "was dropped: %u newer ones have not said either who they are",
-                       n_waiting);
+        cluster_refuse(oldest, CLUSTER_CROWDED,
+                       "was dropped: %u newer connections have not identified themselves either", n_waiting);
 }
 
 static void on_connection(uv_stream_t *listener, int status)
@@ -123,7 +123,7 @@ static void check_waiting(struct cluster *cluster, struct connection *connection
     else if (connection->outgoing)
         cluster_outgoing_failed(connection, CONNECTION_LOST, "timed out");
     else
-        cluster_refuse(connection, CLUSTER_SLOW, "was dropped: it has not said within %d s who it is",
+        cluster_refuse(connection, CLUSTER_SLOW, "was dropped: it did not identify itself within %d s",
                        HANDSHAKE_MS / 1000);
 }
 

@@ -190,8 +190,7 @@ void journal_give_up(struct journal *journal, int r)
 {
     if (!journal || journal->given_up)
         return;
-    log_error("the state of the job will not outlive this daemon any more: there is no memory for its journal: %s",
-              strerror(-r));
+    log_error("no memory for the journal: the job's state will be lost when this daemon ends: %s", strerror(-r));
     journal->given_up = true;
     make_current(journal, 0);
 }

@@ -201,7 +201,7 @@ static bool may_tell(void)
 
     if (fd < 0 || keep_put(TOLD_NAME, fd) < 0 || keep_confirm(KEEP_TIMEOUT_MS) < 0)
         return false;
-    fprintf(stderr, "zerod: the state of a run is kept: the next start holds it, and waits until this is right\n");
+    fprintf(stderr, "zerod: the state of a run is kept; the next daemon holds it until this error is fixed\n");
     return true;
 }
 

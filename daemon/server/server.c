@@ -732,8 +732,7 @@ int server_run(struct server *server)
     log_notice("ready: job %s, %u ranks, stage %d, %s kernels, %u threads, huge pages %s, socket %s%s",
                server->config->job, server->job->world.size, server->config->zero.stage, server->kernels->isa,
                worker_pool_n_threads(server->pool), huge_pages, server->config->listen.socket,
-               keep_is_on() ? ""
-                            : "; nobody keeps the state of the job when this daemon dies (zerodrun and systemd do)");
+               keep_is_on() ? "" : "; the job's state is lost if this daemon dies (zerodrun and systemd keep it)");
     tell_status(server, service_now_ns()); /* so that an active unit has a status line */
     notify_state("READY=1");
     uv_run(&server->loop, UV_RUN_DEFAULT);

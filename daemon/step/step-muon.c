@@ -114,7 +114,7 @@ void step_muon_announce(const struct step *step, const struct config *config)
     else if (cost.n_matrices == 0)
         log_notice("Muon: %s", layout_count_matrices(step->layout, 0, step->layout->world_size) > 0
                                    ? "this node owns none of the matrices"
-                                   : "no parameter is a matrix for it, so AdamW updates all of them");
+                                   : "no parameter is a matrix, so AdamW updates all parameters");
 }
 
 /* Moves the pages to the step of another number of ranks. Its matrices and workers are the same. */

@@ -197,9 +197,9 @@ static void test_shorter_than_announced(void **state)
         struct memory memory = right;
 
         memory.n_bytes[i] = 0;
-        check_form(&memory, "it is not what was announced");
+        check_form(&memory, "the segment differs from its announcement");
         memory.n_bytes[i] = right.n_bytes[i] - 1;
-        check_form(&memory, "it is not what was announced");
+        check_form(&memory, "the segment differs from its announcement");
     }
 }
 
@@ -209,7 +209,7 @@ static void test_can_be_cut(void **state)
 
     (void)state;
     memory.can_be_cut = true;
-    check_form(&memory, "it is not what was announced");
+    check_form(&memory, "the segment differs from its announcement");
 }
 
 static void test_less_than_the_job_needs(void **state)
@@ -238,12 +238,12 @@ static void test_other_kinds(void **state)
         struct memory memory = right;
 
         memory.segments[i].kind = WIRE_SEGMENT_POOL;
-        check_form(&memory, "it is not what was announced");
+        check_form(&memory, "the segment differs from its announcement");
         memory.segments[i].kind = right.segments[i ? 0 : 1].kind; /* one of them twice */
-        check_form(&memory, "it is not what was announced");
+        check_form(&memory, "the segment differs from its announcement");
         memory.segments[i] = right.segments[i];
         memory.segments[i].cuda = true;
-        check_form(&memory, "it is not what was announced");
+        check_form(&memory, "the segment differs from its announcement");
     }
 }
 

@@ -506,7 +506,7 @@ static void test_closed_alone(void **state)
 
     (void)state;
     check_fatal(&run, zerod_step(run.c, NULL, NULL), -ECONNRESET,
-                "zerod has closed this connection alone, and still listens: its log says why");
+                "zerod has closed only this connection and is still running; its log has the reason");
 }
 
 static void test_state_is_lost(void **state)

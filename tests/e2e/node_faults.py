@@ -46,7 +46,7 @@ REASONS = re.compile(
     rf"{WHO}says: ("
     r"waited \d+ ms for node \d+ to (send|take) \d+ bytes \(move \d+ of \d+\)|"
     r"not connected to all nodes within \d+ ms: .*|who answers for node \d+ is not its engine|"
-    r"node \d+ has sent what nobody asked for|gloo gives up: .*|.* \(node \d+\)|"
+    r"node \d+ has sent unexpected data|gloo gives up: .*|.* \(node \d+\)|"
     r".*(Connection|connection|timed out|Timed out|connect|reset|unreachable|Broken pipe|SO_ERROR|closed).*)$")
 LOST = re.compile(r"the link to its daemon is down: (has not been heard for [\d.]+ s|"
                   r"the connection was lost: .*|it has made a new connection|it has ended the connection: .*)$")

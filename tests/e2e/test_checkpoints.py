@@ -225,7 +225,7 @@ def test_a_wrong_byte(start, tmp_path, references):
     assert all(rank.last.poll() != 0 for rank in ranks)
     told = f"""E1702 checkpoint not loaded
   what           {folder}
-  cause          none of the 3 checkpoints in {folder} is whole; of step-00000030: its bytes are not those that were written
+  cause          no checkpoint of the 3 in {folder} is complete; step-00000030: its bytes are not those that were written
   fix            start the program that the checkpoint belongs to, or name another checkpoint: checkpoint.load
                  (zerodctl checkpoint list shows them)
   or             checkpoint.load: never   (begins anew, with the program's initial weights)

@@ -283,7 +283,7 @@ def is_held(daemon, why):
     (lambda kept: kept.pop(), "\"{name}\" is missing"),
     (lambda kept: kept.append(kept[-1]), "\"{name}\" was kept twice"),
     (lambda kept: kept.append(("surprise", kept[-1][1])), "this version has no segment named \"surprise\""),
-    (lambda kept: kept.__setitem__(-1, (kept[-1][0], kept[0][1])), "\"{name}\" is another one: its name, its size or its seals differ"),
+    (lambda kept: kept.__setitem__(-1, (kept[-1][0], kept[0][1])), "\"{name}\" does not match: its name, its size or its seals differ"),
 ], ids=["missing", "twice", "unknown", "exchanged"])
 def test_store_differs(kept, change, why):
     """What is wrong is named, and when it is put right the run goes on with the same bits."""

@@ -1185,7 +1185,7 @@ static void point_unknown(unsigned n)
 
     push.push.point = 1;
     raw_say(&c, &push);
-    raw_expect_dropped(&c, 1403, "Push.point: none that is waited for");
+    raw_expect_dropped(&c, 1403, "Push.point: no work waits for this point");
     raw_close(&c);
 }
 
@@ -1202,7 +1202,7 @@ static void gather_early(unsigned n)
     raw_say(&c, &(struct request){.type = REQUEST_FORM, .form = {.n_params = PUPPET_PARAMS}});
     raw_expect(&c, REPLY_FORMED);
     raw_say(&c, &(struct request){.type = REQUEST_GATHER, .gather = {.params = ids, .n_params = ARRAY_SIZE(ids)}});
-    raw_expect_dropped(&c, 1403, "Gather: before Ready was answered");
+    raw_expect_dropped(&c, 1403, "Gather: sent before the answer to Ready");
     raw_close(&c);
 }
 

@@ -115,7 +115,7 @@ int raw_hear(struct raw *c, int timeout_ms)
         return RAW_CLOSED;
     EXPECT(r == 0, "receiving: %d", r);
     r = wire_unpack_reply(&c->arena, c->in.data, c->in.n_bytes, &c->reply, why, sizeof(why));
-    EXPECT(r == 0, "the daemon sent what is no message: %s", why);
+    EXPECT(r == 0, "the daemon sent an invalid message: %s", why);
     return (int)c->reply.type;
 }
 

@@ -83,7 +83,7 @@ static int host_memory_map(struct zerod *c, const struct wire_segment *segment, 
 
 static const char *host_memory_why(const struct zerod *c, int r)
 {
-    return r == -EPROTO ? "it is not what was announced" : strerror(-r);
+    return r == -EPROTO ? "the segment differs from its announcement" : strerror(-r);
 }
 
 static int host_memory_check(struct zerod *c, const struct reply_formed *formed)

@@ -160,7 +160,7 @@ static const char *check_gather(const struct job *job, const struct job_rank *ra
                                 const struct request_gather *request)
 {
     if (!job->kept.has_weights) /* values loaded now would be used as the weights later */
-        return "Gather: before Ready was answered";
+        return "Gather: sent before the answer to Ready";
     for (size_t i = 0; i < request->n_params; i++)
         if (request->params[i] >= job->layout->n_params)
             return "Gather.params: no such parameter";

@@ -31,7 +31,6 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/timeline.h"
 #include "daemon/job/state/window.h"
-#include "daemon/job/transaction/commit.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/snapshot.h"
 #include "daemon/memory/state.h"
@@ -453,7 +452,6 @@ static void loaded(void *userdata, int result)
         if (r < 0)
             give_up_save(job, r);
     }
-    commit_was_loaded(job);
     job_todo(job);
 }
 
@@ -667,7 +665,7 @@ void save_end(struct job *job, uint64_t token, const char *why)
 
 void save_lose(struct job *job)
 {
-    static const char why[] = "the daemon of node 0 was replaced by another one while it was written";
+    static const char why[] = "node 0's daemon was replaced while the checkpoint was written";
 
     if (job->save.is_ordered)
         save_end(job, job->save.ordered_token, why);

@@ -317,7 +317,7 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
     if (!has_declared_form(job, rank, request, &record))
         return;
     if (request->point > 0 && !awaits_point(job, rank, request->point)) {
-        job_drop_peer(job, rank, "Push.point: none that is waited for");
+        job_drop_peer(job, rank, "Push.point: no work waits for this point");
         return;
     }
     if (!is_next_part(job, rank, request)) {
@@ -655,7 +655,7 @@ void job_slot_request(struct job *job, struct job_rank *rank, const struct reque
         request->parcel >= job->layout->buckets[request->bucket].n_parcels) {
         job_drop_peer(job, rank,
                       request->bucket >= job->layout->n_buckets ? "SlotRequest.bucket: no such bucket"
-                                                                : "SlotRequest.parcel: the bucket has fewer");
+                                                                : "SlotRequest.parcel: no such parcel in the bucket");
         return;
     }
     rank->slot_wanted = *request;

@@ -483,7 +483,7 @@ static const char *check_step(const struct job *job, const struct request_step *
     if (request->step != job->ledger.step || request->attempt != job->ledger.attempt)
         return "Step.step: not the open step";
     if (request->n_groups && request->n_groups != job->layout->n_groups)
-        return "Step.groups: not one per parameter group";
+        return "Step.groups: the number of entries differs from the number of parameter groups";
     for (size_t i = 0; i < request->n_groups; i++) {
         const char *wrong = check_hyper(job->config, &request->groups[i]);
 

@@ -351,13 +351,6 @@ static void start_update(struct job *job)
                 job);
 }
 
-void commit_was_loaded(struct job *job)
-{
-    assert(!save_loads(job));
-    if (job->decision.holds_back)
-        start_update(job);
-}
-
 /* Carries out the verdict. From here the step only rolls forward. */
 static void carry_out(struct job *job, const struct node_verdict *verdict)
 {
@@ -556,6 +549,10 @@ void job_decide(struct job *job)
 
 void commit_settle(struct job *job)
 {
+    if (job->decision.holds_back && !save_loads(job)) {
+        assert(job->phase == JOB_UPDATING);
+        start_update(job);
+    }
     if (job->phase != JOB_TRAINING)
         return;
     for (unsigned r = job->world.first; r < job->world.end; r++) {

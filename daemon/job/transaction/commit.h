@@ -23,8 +23,6 @@ struct job_request {
     const uint8_t *pushed_all; /* a bit per parameter */
 };
 
-/* The copy of the GPUs' state for a checkpoint is made, or has failed: begins an update that waits for it. */
-void commit_was_loaded(struct job *job);
 void commit_settle(struct job *job);
 /* Answers the ranks that wait for the step, which is committed. */
 void commit_answer(struct job *job);

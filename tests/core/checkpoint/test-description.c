@@ -332,14 +332,14 @@ static void test_names_of_files(void **state)
         char instead[64], sentence[128];
 
         snprintf(instead, sizeof(instead), "\"name\":\"%s\"", names[i]);
-        snprintf(sentence, sizeof(sentence), "what it says of file \"%s\" cannot be", names[i]);
+        snprintf(sentence, sizeof(sentence), "its entry for file \"%s\" is invalid", names[i]);
         check_refused_with("\"name\":\"model.safetensors\"", instead, sentence);
     }
     check_refused_with("\"name\":\"optimizer.safetensors\"", "\"name\":\"model.safetensors\"",
-                       "what it says of file \"model.safetensors\" cannot be"); /* twice */
+                       "its entry for file \"model.safetensors\" is invalid"); /* twice */
 }
 
-#define OF_OPTIMIZER "what it says of file \"optimizer.safetensors\" cannot be"
+#define OF_OPTIMIZER "its entry for file \"optimizer.safetensors\" is invalid"
 
 /* The optimizer's file has one block. */
 static void test_hashes_of_files(void **state)

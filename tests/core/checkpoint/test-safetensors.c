@@ -543,7 +543,7 @@ static void test_control_characters(void **state)
 
 /* Tensor "a" of 2 x 1 elements, in a header that says this of where it begins. */
 #define SHARDED(info) "{\"__metadata__\":{\"DCP_SHARDING_INFO\":" info "}," F32("a", "[2,1]", "0", "8") "}"
-#define BEGINS_WRONG "its header does not say right where tensor \"a\" begins"
+#define BEGINS_WRONG "its header has an invalid start for tensor \"a\""
 
 static void test_boxes(void **state)
 {

@@ -85,7 +85,7 @@ static void test_refusals(void **state)
         {"limits: 5\n", "3:9", "limits", "is not a section; allowed: a mapping"},
         {"limits: [a]\n", "3:1", "limits", "is not a section"},
         {"optimizer: {params: {betas: 0.9}}\n", "3:29", "optimizer.params.betas", "is not a list"},
-        {"optimizer: {params: {betas: [0.9]}}\n", "3:22", "optimizer.params.betas", "has not two items"},
+        {"optimizer: {params: {betas: [0.9]}}\n", "3:22", "optimizer.params.betas", "must have two items"},
         {"optimizer: {params: {betas: [0.9, [1]]}}\n", "3:22", "optimizer.params.betas", "is not a single value"},
         {"device: gpu\n", "3:9", "device", "\"gpu\" is called cuda; allowed: one of cpu, cuda"},
         {"deterministic: yes\n", "3:16", "deterministic", "\"yes\" is not a truth value; allowed: true or false"},

@@ -379,7 +379,7 @@ static void break_plan(unsigned stage)
     device_plan_write(&options, memory);
     assert_int_equal(device_plan_open(&plan, memory, n_bytes, why, sizeof(why)), 0);
     assert_int_equal(device_plan_open(&plan, memory, n_bytes - 1, why, sizeof(why)), -EINVAL);
-    assert_string_equal(why, "the plan is not one: its header of version 7");
+    assert_string_equal(why, "invalid plan: its header of version 7");
     for (uint64_t i = 0; i < n_bytes; i++) {
         memory[i] ^= 0x81;
         if (device_plan_open(&plan, memory, n_bytes, why, sizeof(why)) == 0)

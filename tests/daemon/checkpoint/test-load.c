@@ -817,7 +817,7 @@ static void test_newest(void **state)
     assert_int_equal(truncate(path, 5), 0);
     snprintf(path, sizeof(path), "%s/step-00000001/ranks.safetensors", scratch);
     assert_int_equal(unlink(path), 0);
-    check_newest(0, -EIO, 0, "of step-00000003: zerod.json: its bytes are not those that were written");
+    check_newest(0, -EIO, 0, "step-00000003: zerod.json: its bytes are not those that were written");
 }
 
 /* Every wrong byte is noticed before a step is made with it. */

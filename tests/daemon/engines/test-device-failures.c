@@ -535,7 +535,7 @@ static void test_deadlines(void **state)
     check_words("sim_launch:hang@2", &(struct timeouts){GPUS_PATIENCE_MS, 1500},
                 "a reduction took more than 1500 ms: GPU 0 is at it");
     check_words("ncclCommInitRankConfig:hang", &(struct timeouts){8000, GPUS_PATIENCE_MS},
-                "not connected to all nodes within 8000 ms: not all have come");
+                "not connected to all nodes within 8000 ms: not all engines have connected");
 }
 
 /* One that hangs in a call says nothing, and is killed. */

@@ -412,8 +412,8 @@ static void test_odd_programs(void **state)
          "not "
          "found, install it, or set LD_LIBRARY_PATH of zerod to its folder"},
         {"exit 127", "exited with status 127"},
-        {"printf garbage >&3; exec sleep 30", "has sent what is no report: EngineReport: 7 bytes that are not"},
-        {"printf '\\172\\000' >&3; exec sleep 30", "has sent what is no report: EngineReport: message of kind 15"},
+        {"printf garbage >&3; exec sleep 30", "has sent an invalid report: EngineReport: 7 bytes that are not"},
+        {"printf '\\172\\000' >&3; exec sleep 30", "has sent an invalid report: EngineReport: message of kind 15"},
         /* ready, twice */
         {"printf '\\022\\000' >&3; printf '\\022\\000' >&3; exec sleep 30", "has reported twice that it is ready"},
         /* done: before it is ready; of another order; without the bytes */
@@ -423,16 +423,16 @@ static void test_odd_programs(void **state)
         {"printf '\\022\\000' >&3; printf '\\032\\002\\010\\005' >&3; exec sleep 30",
          "has reported 0 bytes sent and 0 received, expected 100 and 0"},
         /* failed: without a text, with a text */
-        {"printf '\\042\\000' >&3; exec sleep 30", "has sent what is no report: EngineFailed.what: 0 bytes"},
+        {"printf '\\042\\000' >&3; exec sleep 30", "has sent an invalid report: EngineFailed.what: 0 bytes"},
         {"printf '\\042\\005\\012\\003abc' >&3; exit 1", "abc"},
         /* a value without a key */
-        {"printf '\\012\\000' >&3; exec sleep 30", "has sent what is no report: EngineValue.key: 0 bytes"},
+        {"printf '\\012\\000' >&3; exec sleep 30", "has sent an invalid report: EngineValue.key: 0 bytes"},
         {"exec dd if=/dev/zero of=/proc/self/fd/3 bs=131072 count=1 2>/dev/null", "exited with status"},
         {"head -c 131072 /dev/zero | dd bs=131072 iflag=fullblock >&3 2>/dev/null; exec sleep 30",
-         "has sent what is no report: a packet of more than 131071 bytes"},
+         "has sent an invalid report: a packet of more than 131071 bytes"},
         {"exec python3 -c 'import array, os, socket, time; s = socket.socket(fileno=3); "
          "s.sendmsg([b\"x\"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array(\"i\", [0]))]); time.sleep(30)'",
-         "has sent what is no report: a descriptor"},
+         "has sent an invalid report: a descriptor"},
         {"exec 3>&-; exec sleep 30", "has closed its socket and not ended"},
         {"exec sleep 30", "missed its deadline for connecting"},
     };

@@ -1173,7 +1173,7 @@ static void test_broken_exchange(void **state)
     connected(f, 1, 2, arrived, 2);
     expect(f, "EXCHANGE 5 parcel 1 at 0.0 arrived 6\n");
     connected(f, 1, 2, arrived, 2);
-    expect(f, "! node 1: CONNECTED: it is, in this generation\n");
+    expect(f, "! node 1: CONNECTED: the node is already connected in this generation\n");
     broken(f, 1, 2);
     expect(f, "ENGINE 3 it broke\n");
     moved(f, 1, 5, 1); /* what had arrived is added without an engine */

@@ -452,7 +452,7 @@ static void test_half_and_silence(void **userdata)
     begin_up(false);
     make_hello(&stream, 1);
     since_ms = now_ms();
-    expect_dropped_with(stream.hello, SECURE_STREAM_HELLO_BYTES / 2, 0, "has not said within 2 s who it is");
+    expect_dropped_with(stream.hello, SECURE_STREAM_HELLO_BYTES / 2, 0, "did not identify itself within 2 s");
     assert_in_range(now_ms() - since_ms, 1900, 3000);
     secure_stream_deinit(&stream);
     end();
@@ -498,7 +498,7 @@ static void test_thousand_connections(void **userdata)
         n_dropped += is_dropped(fds[i]);
     assert_true(n_dropped >= N - 18); /* 16, and one per node, may be waiting */
     assert_true(n_dropped < N);
-    assert_int_equal(n_logged("have not said either who they are"), 1);
+    assert_int_equal(n_logged("have not identified themselves either"), 1);
     expect_undisturbed();
 
     /* A node still gets in at once, while more and more come. */

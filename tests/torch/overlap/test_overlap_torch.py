@@ -285,7 +285,7 @@ def wait_in_vain(pid, number, timeout):
     (signal.SIGKILL, "ConnectionLost", "zerod was stopped or killed|has closed the connection"),
 ], ids=["stopped", "killed"])
 def test_daemon_does_not_go_on(zerod, start, number, kind, text):
-    """It is inside the update, and nobody starts it again: the forward ends with the error that step() would have had."""
+    """It is inside the update, and is not started again: the forward ends with the error that step() would have had."""
     daemon = zerod({"world": {"size": 1}, "threads": 1}, env=STUCK)
     said = start(daemon, wait_in_vain, pid=daemon.pid, number=number, timeout=1.0).result()
     with contextlib.suppress(ProcessLookupError):
