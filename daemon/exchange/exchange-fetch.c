@@ -268,19 +268,11 @@ static bool is_wanted(const struct exchange *exchange, enum fetch_kind kind, uin
 
 static void ask_others(struct exchange *exchange, struct pending_fetch *fetch)
 {
-    _cleanup_free_ uint64_t *params = calloc(fetch->what.n_params, sizeof(*params));
-
-    if (!params) {
-        exchange_finish_fetch(exchange, fetch, -ENOMEM);
-        return;
-    }
-    for (size_t i = 0; i < fetch->what.n_params; i++)
-        params[i] = fetch->what.params[i];
     fetch->asked = true;
     exchange->ops.fetch(exchange->ops.userdata, &(struct exchange_service){.id = fetch->id,
                                                                            .kind = fetch->what.kind,
                                                                            .rank = fetch->what.rank,
-                                                                           .params = params,
+                                                                           .params = fetch->ids,
                                                                            .n_params = fetch->what.n_params});
 }
 
@@ -317,6 +309,7 @@ static void free_fetch(struct pending_fetch *fetch)
 {
     free((void *)fetch->what.params);
     free((void *)fetch->what.offsets_bytes);
+    free(fetch->ids);
     free(fetch);
 }
 
@@ -325,12 +318,14 @@ static struct pending_fetch *new_fetch(const struct exchange *exchange, const st
 {
     uint32_t *params = calloc(what->n_params + 1, sizeof(*params));
     uint64_t *offsets = what->offsets_bytes ? calloc(what->n_params + 1, sizeof(*offsets)) : NULL;
+    uint64_t *ids = calloc(what->n_params + 1, sizeof(*ids));
     struct pending_fetch *fetch = calloc(1, sizeof(*fetch));
     size_t n = 0;
 
-    if (!params || !fetch || (what->offsets_bytes && !offsets)) {
+    if (!params || !ids || !fetch || (what->offsets_bytes && !offsets)) {
         free(params);
         free(offsets);
+        free(ids);
         free(fetch);
         return NULL;
     }
@@ -339,8 +334,10 @@ static struct pending_fetch *new_fetch(const struct exchange *exchange, const st
             continue;
         if (offsets)
             offsets[n] = what->offsets_bytes[i];
+        ids[n] = what->params[i];
         params[n++] = what->params[i];
     }
+    fetch->ids = ids;
     fetch->what = *what;
     fetch->what.params = params;
     fetch->what.offsets_bytes = offsets;

@@ -50,6 +50,7 @@ struct moving_parcel {
 struct pending_fetch {
     uint64_t id;
     struct fetch what; /* params and offsets_bytes are owned */
+    uint64_t *ids;     /* what.params as a message has them; owned */
     bool asked;        /* node 0 was asked; a fetch of state first waits for earlier fetches of state */
     struct pending_fetch *next;
 };
