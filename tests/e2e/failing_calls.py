@@ -54,7 +54,7 @@ SAYS = {
     "EAGAIN": r"thread|process|memory|Resource temporarily unavailable",
 }
 # A text that sends its reader to the log, where it has to stand then. zerodctl, whose question was cut off, knows no more.
-SEE_LOG = re.compile(r"its log says why|has closed the connection$")
+SEE_LOG = re.compile(r"its log has the reason|has closed the connection$")
 ABORTED = re.compile(r"E1302 (warning, step begins again|step aborted)|E1007|no error")
 
 

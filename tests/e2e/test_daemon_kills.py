@@ -250,7 +250,7 @@ def test_nobody_keeps(zerod, build):
     """It is said once, with what to do."""
     daemon = zerod()
     wait_for("the first line of the log", lambda: "ready: job" in daemon.log())
-    assert daemon.log().count("nobody keeps the state of the job when this daemon dies") == 1
+    assert daemon.log().count("the job's state is lost if this daemon dies") == 1
 
 
 def test_persist_off(kept):

@@ -110,7 +110,7 @@ def test_rank_with_no_restart_left(zerod):
     die(daemon, ranks[1])
     die(daemon, ranks[2])
     assert not diagnostics(daemon), "it was said to wait for a successor"
-    wait_for("a line about each", lambda: daemon.log().count("is gone (pid") == 2)
+    wait_for("a line about each", lambda: daemon.log().count("is gone and is not started again") == 2)
     successor = Puppet(daemon, 1, env={"ZEROD_RESTARTS_LEFT": "1"}).attach()
     assert successor("form").r == RESUMED
     die(daemon, successor)

@@ -82,7 +82,7 @@ def test_killed_meanwhile(start, point, stage):
     daemon.start_again()
     wait_for("the daemon listens", daemon.listens)
     assert finals(train(daemon, 3, N_STEPS)) == before
-    assert "the run has 3 ranks, and the configuration says 2: it keeps its own" in daemon.log()
+    assert "the run keeps its 3 ranks, although the configuration says 2" in daemon.log()
     daemon.ctl("drop")
     assert daemon.status()["world_size"] == 2
     assert sorted(daemon.store.names()) == ["listen"]

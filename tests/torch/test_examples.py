@@ -142,7 +142,7 @@ def test_failure_has_the_last_word(tmp_path, restarts):
     lines = result.stdout.splitlines()
     assert result.returncode == 1, result.stdout
     assert result.stdout.count("waiting for its successor") == restarts, result.stdout
-    assert sum("is gone (pid" in line for line in lines) == 2, result.stdout
+    assert sum(") is gone and is not started again" in line for line in lines) == 2, result.stdout
     if restarts == 0:
         assert re.search(r"failed after .* rank 1 exited with 1; its last message: \"ValueError: a mistake", lines[-1])
 

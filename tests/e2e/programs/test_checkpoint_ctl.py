@@ -491,7 +491,7 @@ def test_verify_says_that_a_checkpoint_has_another_name(zerod, copy, ctl):
     daemon = zerod({"world": {"size": 1}, "checkpoint": {"dir": str(copy), "save_on_stop": False}})
     rank = daemon.spawn(daemon.build.path("tests/example/zerod-example"), *SMALL, "--steps", 4, rank=0)
     assert rank.wait() != 0
-    wait_for("the refusal", lambda: "of step-00000009: zerod.json is of step 3" in daemon.log())
+    wait_for("the refusal", lambda: "step-00000009: zerod.json is of step 3" in daemon.log())
     assert ctl("checkpoint", "verify", copy / "step-00000009").returncode == 0
 
 

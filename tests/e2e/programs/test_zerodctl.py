@@ -451,7 +451,7 @@ def test_not_allowed_by_the_file():
 
 
 @pytest.mark.parametrize("packet, code, said", [
-    (b"\xff\xff\xff", os.EX_PROTOCOL, "no message"),
+    (b"\xff\xff\xff", os.EX_PROTOCOL, "an invalid message"),
     (field(3, b""), os.EX_PROTOCOL, "Done instead of Welcome"),
     (refused(1403, "E1403 bad message"), os.EX_PROTOCOL, "E1403 bad message"),
     (refused(1401, "E1401 over quota"), os.EX_UNAVAILABLE, "E1401 over quota"),
