@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* DeepSpeed's and accelerate's files have switches, comments and file names of their own form. */
+/* DeepSpeed's and accelerate's files: their switches, comments and file names, and the keys that only they have. */
 
 #include "core/config/config-deepspeed.h"
 
 #include "core/base/base.h"
 #include "core/config/config-problem.h"
+#include "core/config/config-reader.h"
 #include "core/config/config-table.h"
 #include "core/config/config-yaml.h"
 
@@ -123,4 +124,68 @@ int deepspeed_named_file(char **out, const struct config_text *text)
     if (path && *path && !(*out = strdup(path)))
         return -ENOMEM;
     return r < 0 ? r : 0;
+}
+
+/* ---- keys ---------------------------------------------------------------------------------------------- */
+
+/* Is the value one of those that change nothing, or a list of them? */
+static bool is_accepted(const char *accepted, struct fy_node *value)
+{
+    const char *text = yaml_text(value);
+    struct fy_node *item;
+    void *iter = NULL;
+
+    if (yaml_is_null(value) || (text && (strcmp(text, "auto") == 0 || deepspeed_is_among(accepted, text))))
+        return true;
+    while (fy_node_is_sequence(value) && (item = fy_node_sequence_iterate(value, &iter))) {
+        text = yaml_text(item);
+        if (!text || !deepspeed_is_among(accepted, text))
+            return false;
+    }
+    return fy_node_is_sequence(value);
+}
+
+void reader_read_inert(struct reader *reader, const struct pair *pair)
+{
+    const char *text = yaml_text(pair->value), *accepted = pair->key->accepted, *usual = pair->key->usual;
+
+    if (accepted && !is_accepted(accepted, pair->value))
+        config_problems_add(reader->problems, reader->text, &pair->row->spot, pair->key->path,
+                            "is refused: %s Allowed: %s", pair->key->sentence, accepted);
+    else if (!accepted && !(usual && text && deepspeed_is_among(usual, text)) && !deepspeed_is_off(pair->value))
+        config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,
+                             "has no effect here: %s", pair->key->sentence);
+    reader_read_known(reader, pair);
+}
+
+void reader_read_refused(struct reader *reader, const struct pair *pair)
+{
+    if (!deepspeed_is_off(pair->value) && reader_read_known(reader, pair) == 0)
+        config_problems_add(reader->problems, reader->text, &pair->row->spot, pair->key->path, "is refused: %s",
+                            pair->key->sentence);
+}
+
+/* Would DeepSpeed read the file? A file of accelerate may be for torch alone. */
+static bool is_deepspeeds(const struct reader *reader)
+{
+    const char *type = yaml_text(yaml_value_of(yaml_root(reader->yaml), "distributed_type"));
+
+    return reader->is_foreign && (!type || strcmp(type, "DEEPSPEED") == 0);
+}
+
+void reader_note_defaults(struct reader *reader)
+{
+    for (size_t i = 0; is_deepspeeds(reader) && i < reader->n_keys; i++) {
+        const struct config_key *key = &reader->keys[i];
+        const struct config_row *section;
+
+        if (!key->elsewhere || reader->rows[i].seen || !config_key_applies(key, reader->active))
+            continue;
+        section = reader_find_section(reader, key->path);
+        if (strchr(key->path, '.') && (!section || !section->given || reader_is_of_unknown_type(reader, key->path)))
+            continue;
+        config_problems_note(reader->problems, reader->text, section ? &section->spot : &(struct config_spot){0},
+                             key->path, "is not given: the default is %s, DeepSpeed's is %s",
+                             key->def ? key->def : "each group's own lr", key->elsewhere);
+    }
 }

@@ -26,8 +26,7 @@ DEFINE_CLEANUP(struct yaml *, yaml_free);
 
 static void read_pair(struct reader *reader, struct fy_node_pair *fy_pair, const char *section, void *base);
 
-/* Reads the keys below a key without effect, as far as the table has them. Return: their number. */
-static size_t read_known(struct reader *reader, const struct pair *parent)
+size_t reader_read_known(struct reader *reader, const struct pair *parent)
 {
     struct fy_node_pair *fy_pair;
     void *iter = NULL;
@@ -42,43 +41,6 @@ static size_t read_known(struct reader *reader, const struct pair *parent)
         n_known++;
     }
     return n_known;
-}
-
-/* Is the value one of those that change nothing, or a list of them? */
-static bool is_accepted(const char *accepted, struct fy_node *value)
-{
-    const char *text = yaml_text(value);
-    struct fy_node *item;
-    void *iter = NULL;
-
-    if (yaml_is_null(value) || (text && (strcmp(text, "auto") == 0 || deepspeed_is_among(accepted, text))))
-        return true;
-    while (fy_node_is_sequence(value) && (item = fy_node_sequence_iterate(value, &iter))) {
-        text = yaml_text(item);
-        if (!text || !deepspeed_is_among(accepted, text))
-            return false;
-    }
-    return fy_node_is_sequence(value);
-}
-
-static void read_inert(struct reader *reader, const struct pair *pair)
-{
-    const char *text = yaml_text(pair->value), *accepted = pair->key->accepted, *usual = pair->key->usual;
-
-    if (accepted && !is_accepted(accepted, pair->value))
-        config_problems_add(reader->problems, reader->text, &pair->row->spot, pair->key->path,
-                            "is refused: %s Allowed: %s", pair->key->sentence, accepted);
-    else if (!accepted && !(usual && text && deepspeed_is_among(usual, text)) && !deepspeed_is_off(pair->value))
-        config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,
-                             "has no effect here: %s", pair->key->sentence);
-    read_known(reader, pair);
-}
-
-static void read_refused(struct reader *reader, const struct pair *pair)
-{
-    if (!deepspeed_is_off(pair->value) && read_known(reader, pair) == 0)
-        config_problems_add(reader->problems, reader->text, &pair->row->spot, pair->key->path, "is refused: %s",
-                            pair->key->sentence);
 }
 
 /*
@@ -119,11 +81,7 @@ static const char *active_type(const struct reader *reader, const char *section)
     return "this type";
 }
 
-/*
- * Does the path belong to an optimizer or scheduler of unknown type? Its keys are unknown too. path: of the section, or
- * of a key in it.
- */
-static bool is_of_unknown_type(const struct reader *reader, const char *path)
+bool reader_is_of_unknown_type(const struct reader *reader, const char *path)
 {
     return (reader->optimizer_unknown && strncmp(path, "optimizer.params", 16) == 0) ||
            (reader->scheduler_unknown && strncmp(path, "scheduler.params", 16) == 0);
@@ -223,7 +181,7 @@ static bool find_row(struct reader *reader, const char *section, struct fy_node 
     if (deepspeed_is_comment(name) || !find_key(reader, section, name, pair))
         return false;
     if (!pair->key) {
-        if (!is_of_unknown_type(reader, section))
+        if (!reader_is_of_unknown_type(reader, section))
             refuse_key(reader, section, name, key_node);
         return false;
     }
@@ -257,9 +215,9 @@ static void read_pair(struct reader *reader, struct fy_node_pair *fy_pair, const
     if (pair.key->kind == CONFIG_ALIAS && pair.key->type != CONFIG_SECTION)
         return; /* deepspeed_config_file; config_load() reads that file */
     if (pair.key->kind == CONFIG_INERT)
-        read_inert(reader, &pair);
+        reader_read_inert(reader, &pair);
     else if (pair.key->kind == CONFIG_REFUSED)
-        read_refused(reader, &pair);
+        reader_read_refused(reader, &pair);
     else
         reader_read_value(reader, &pair);
 }
@@ -305,8 +263,7 @@ static void choose_active(struct reader *reader)
     reader->active |= reader->scheduler_unknown ? ONLY_SCHEDULES : CONFIG_ONLY_SCHEDULE(type);
 }
 
-/* Return: the innermost section of a path that the file has, or NULL. */
-static const struct config_row *section_row(const struct reader *reader, const char *path)
+const struct config_row *reader_find_section(const struct reader *reader, const char *path)
 {
     const struct config_row *row = NULL;
 
@@ -324,7 +281,7 @@ static void refuse_all_missing(struct reader *reader)
 {
     for (size_t i = 0; i < reader->n_keys; i++) {
         const struct config_key *key = &reader->keys[i];
-        const struct config_row *section = section_row(reader, key->path);
+        const struct config_row *section = reader_find_section(reader, key->path);
 
         /* Keys of a node are checked with the node. The keys that an unknown scheduler needs are unknown. */
         if (!(key->flags & CONFIG_REQUIRED) || strstr(key->path, "[]") || (section && section->bad) ||
@@ -405,7 +362,7 @@ static void read_given(struct reader *reader, const char *path, const char *text
 {
     const struct config_key *key = config_table_lookup(path, reader->active);
     struct config_row *row = &reader->rows[key - reader->keys];
-    const struct config_row *section = section_row(reader, path);
+    const struct config_row *section = reader_find_section(reader, path);
     struct config_value value = {.text = text};
     const char *why = "";
     int r;
@@ -433,32 +390,6 @@ static void read_all_given(struct reader *reader)
         read_given(reader, "listen.socket", given->socket);
     if (given->ranks > 0 || given->usual_ranks > 0)
         read_given(reader, "world.size", ranks);
-}
-
-/* Would DeepSpeed read the file? A file of accelerate may be for torch alone. */
-static bool is_deepspeeds(const struct reader *reader)
-{
-    const char *type = yaml_text(yaml_value_of(yaml_root(reader->yaml), "distributed_type"));
-
-    return reader->is_foreign && (!type || strcmp(type, "DEEPSPEED") == 0);
-}
-
-/* Notes keys that a DeepSpeed file leaves to a default, if DeepSpeed's default would train something else. */
-static void note_defaults(struct reader *reader)
-{
-    for (size_t i = 0; is_deepspeeds(reader) && i < reader->n_keys; i++) {
-        const struct config_key *key = &reader->keys[i];
-        const struct config_row *section;
-
-        if (!key->elsewhere || reader->rows[i].seen || !config_key_applies(key, reader->active))
-            continue;
-        section = section_row(reader, key->path);
-        if (strchr(key->path, '.') && (!section || !section->given || is_of_unknown_type(reader, key->path)))
-            continue;
-        config_problems_note(reader->problems, reader->text, section ? &section->spot : &(struct config_spot){0},
-                             key->path, "is not given: the default is %s, DeepSpeed's is %s",
-                             key->def ? key->def : "each group's own lr", key->elsewhere);
-    }
 }
 
 /* Notes that another value is used in place of this one, with the same results. */
@@ -511,7 +442,7 @@ static int read_text(struct reader *reader, const struct config_source *source)
     read_all_given(reader);
     refuse_all_missing(reader);
     read_defaults(reader);
-    note_defaults(reader);
+    reader_note_defaults(reader);
     settle_values(reader);
     config_check(&(struct config_check){
         .config = reader->config,

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The state of reading one text, for two files: config-read.c walks sections and finds the rows of their keys,
- * config-read-value.c reads the values. Internal to both.
+ * The state of reading one text, for three files: config-read.c walks sections and finds the rows of their keys,
+ * config-read-value.c reads the values, and config-deepspeed.c reads keys that only DeepSpeed has. Internal to them.
  */
 
 #include "core/config/config-check.h"
@@ -55,3 +55,26 @@ void reader_refuse_missing(struct reader *reader, const char *prefix, const stru
 /* Reads the value of a key that has an effect into its field. A section is read by reader_read_mapping(). */
 void reader_read_value(struct reader *reader, const struct pair *pair);
 void reader_read_mapping(struct reader *reader, struct fy_node *mapping, const char *section, void *base);
+
+/* Reads the keys below a key without effect, as far as the table has them. Return: their number. */
+size_t reader_read_known(struct reader *reader, const struct pair *parent);
+
+/* Return: the innermost section of a path that the file has, or NULL. */
+const struct config_row *reader_find_section(const struct reader *reader, const char *path);
+
+/*
+ * Does the path belong to an optimizer or scheduler of unknown type? Its keys are unknown too. path: of the section, or
+ * of a key in it.
+ */
+bool reader_is_of_unknown_type(const struct reader *reader, const char *path);
+
+/* ---- config-deepspeed.c -------------------------------------------------------------------------------- */
+
+/* Reads a key that has no effect here: notes its value, or refuses a value that would change what is trained. */
+void reader_read_inert(struct reader *reader, const struct pair *pair);
+
+/* Reads a key that is refused unless its value switches it off. */
+void reader_read_refused(struct reader *reader, const struct pair *pair);
+
+/* Notes keys that a DeepSpeed file leaves to a default, if DeepSpeed's default would train something else. */
+void reader_note_defaults(struct reader *reader);

@@ -3,7 +3,7 @@
 
 /*
  * A rank is lost when its process dies, when its connection closes, or, after a restart of the daemon, when its process
- * does not connect in time. E1501 reports it. The rank's pushes and its request for the step stay for its successor.
+ * does not connect in time. E1302 reports it. The rank's pushes and its request for the step stay for its successor.
  */
 
 #include <stdbool.h>
