@@ -10,11 +10,11 @@ struct json_object;
 /* Prints the sentence on stderr. Return: code. */
 int ctl_fail(const char *sentence, int code);
 
-/* Return: 0; or EX_IOERR after a sentence if the output could not be written. */
+/* Return: 0; or EX_IOERR after an error message if the output could not be written. */
 int ctl_flush(void);
 
 /*
  * Connects, asks and disconnects. print: the unchanged answer is printed on stdout. Return: 0, and the caller frees
- * *answer; or a code of sysexits.h after a sentence.
+ * *answer; or a code of sysexits.h after an error message.
  */
 int ctl_ask(const char *socket, const char *command, bool print, struct json_object **answer);

@@ -41,7 +41,7 @@ int checkpoint_not_opened(const char *path, const char *why, int r);
 
 /* Prints a text without control characters, because parts of it come from foreign files. */
 void checkpoint_say(FILE *file, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Prints the root and frees it. Return: 0, or a code of sysexits.h after a sentence. */
+/* Prints the root and frees it. Return: 0, or a code of sysexits.h after an error message. */
 int checkpoint_print_json(struct json *j, struct json_object *root);
 
 /* A line on a terminal that shows the progress; {0} shows nothing. */

@@ -60,7 +60,7 @@ static int print_saved(const struct checkpoint_options *options, struct json_obj
     return path ? print_answer(options, answer, is_new, step, path) : ctl_fail(strerror(ENOMEM), EX_OSERR);
 }
 
-/* Return: 0, and the caller frees *status, the key "checkpoint"; or a code of sysexits.h after a sentence. */
+/* Return: 0, and the caller frees *status, the key "checkpoint"; or a code of sysexits.h after an error message. */
 static int ask_status(const struct checkpoint_options *options, struct json_object **status)
 {
     struct json_object *all;

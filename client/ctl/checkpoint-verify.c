@@ -139,7 +139,7 @@ static int64_t verify_open(int fd, struct checked *c, const struct folder_verifi
 }
 
 /* listed: the checkpoint's entry in the list of its folder, made a moment ago; or NULL. Return: 0; or a code of
- * sysexits.h after a sentence if there is nothing to verify. */
+ * sysexits.h after an error message if there is nothing to verify. */
 static int verify_one(struct verification *v, int dir, const char *name, const char *path,
                       const struct folder_entry *listed)
 {

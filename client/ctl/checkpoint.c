@@ -30,7 +30,7 @@ enum {
 
 /* ---- places -------------------------------------------------------------------------------------------- */
 
-/* Return: 0, and *dir is the daemon's checkpoint.dir, to be freed; or a code of sysexits.h after a sentence. */
+/* Return: 0, and *dir is the daemon's checkpoint.dir, to be freed; or a code of sysexits.h after an error message. */
 static int ask_dir(const char *socket, char **dir)
 {
     struct json_object *status, *value;

@@ -12,5 +12,5 @@
 
 #include <stdbool.h>
 
-/* argv[0] is "checkpoint". Return: 0, or a code of sysexits.h after a sentence on stderr. */
+/* argv[0] is "checkpoint". Return: 0, or a code of sysexits.h after an error message on stderr. */
 int checkpoint_command(int argc, char **argv, const char *socket, bool json);

@@ -6,5 +6,5 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* argv[0] is "plan". Return: 0; or -sysexits.h after a sentence on stderr. */
+/* argv[0] is "plan". Return: 0; or -sysexits.h after an error message on stderr. */
 int plan_command(int argc, char **argv, bool json);

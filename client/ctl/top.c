@@ -54,7 +54,7 @@ struct top {
 
 #define INSTEAD "\"zerodctl status\" shows the job once, \"zerodctl status --watch\" again and again"
 
-/* Return: 0, or EX_USAGE after a sentence. */
+/* Return: 0, or EX_USAGE after an error message. */
 static int check_terminal(void)
 {
     const char *type = getenv("TERM");

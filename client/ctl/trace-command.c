@@ -47,7 +47,7 @@ static int parse_steps(const char *text, unsigned *n_steps)
     return EX_USAGE;
 }
 
-/* Return: 0, or EX_USAGE after a sentence. */
+/* Return: 0, or EX_USAGE after an error message. */
 static int parse_trace_options(int argc, char **argv, struct options *options)
 {
     static const struct option longs[] = {
@@ -126,7 +126,7 @@ static int print_merged(FILE *file, struct trace *trace, const struct options *o
     return r;
 }
 
-/* Return: 0, or a code of sysexits.h after a sentence. */
+/* Return: 0, or a code of sysexits.h after an error message. */
 static int print_trace(struct trace *trace, const struct options *options)
 {
     FILE *file = options->path ? fopen(options->path, "we") : stdout;

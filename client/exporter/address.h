@@ -5,6 +5,6 @@
 
 /*
  * Listens, and prints the address on stderr. address: "HOST:PORT", "[HOST]:PORT", or ":PORT" for all addresses. Return:
- * a socket; or, after a sentence, a negative code of sysexits.h.
+ * a socket; or, after an error message, a negative code of sysexits.h.
  */
 int place_listen(const char *address);

@@ -34,7 +34,7 @@ struct options {
     struct gather_options gather;
 };
 
-/* Return: 0, or EX_USAGE after a sentence. */
+/* Return: 0, or EX_USAGE after an error message. */
 static int parse_timeout(const char *text, unsigned *timeout_ms)
 {
     char *end;
@@ -48,7 +48,7 @@ static int parse_timeout(const char *text, unsigned *timeout_ms)
     return 0;
 }
 
-/* Return: 0; negative if --help or --version has printed all; or a code of sysexits.h, after a sentence. */
+/* Return: 0; negative if --help or --version has printed all; or a code of sysexits.h, after an error message. */
 static int parse_exporter_options(int argc, char **argv, struct options *options)
 {
     static const struct option long_options[] = {

@@ -429,7 +429,10 @@ int call_send(struct call *call, const struct request *request)
     return r == 0 ? send_one(call, request) : r;
 }
 
-/* As call_send(), for a request that has an answer. Resends a request that is not recorded after each reconnect. */
+/*
+ * As call_send(), for a request that has an answer. After a reconnect, sends it again if its type is not recorded in
+ * the journal. resume_after_break() sends recorded requests again.
+ */
 static int send_asking(struct call *call, const struct request *request)
 {
     bool is_recorded = request_is_recorded(request->type);

@@ -71,7 +71,7 @@ static int refuse_units_place(const char *path)
     return -EX_UNAVAILABLE;
 }
 
-/* Does the socket belong to another user? Return: 0, or -EX_UNAVAILABLE after a sentence. */
+/* Does the socket belong to another user? Return: 0, or -EX_UNAVAILABLE after an error message. */
 static int refuse_others_socket(const char *path)
 {
     const struct passwd *owner;

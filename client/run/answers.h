@@ -12,5 +12,5 @@
 bool answers_now(const char *path);
 
 /* Asks for a daemon before a start. may_start: zerodrun starts one if no daemon answers. Return: 1 if a daemon answers;
- * 0 if no daemon answers, and zerodrun may start one if may_start is set; or -sysexits.h after a sentence. */
+ * 0 if no daemon answers, and zerodrun may start one if may_start is set; or -sysexits.h after an error message. */
 int answers_or_refuses(const char *path, bool may_start);

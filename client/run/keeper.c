@@ -36,7 +36,7 @@ static bool is_line(const char *line, size_t n_bytes, const char *expected)
     return n_bytes == strlen(expected) && memcmp(line, expected, n_bytes) == 0;
 }
 
-/* Return: 0 if the line is another one or its value is not a time. */
+/* Return: the time, or 0 if this is not such a line or its value is not a time. */
 static uint64_t parse_extension(const char *line, size_t n_bytes)
 {
     static const char key[] = "EXTEND_TIMEOUT_USEC=";

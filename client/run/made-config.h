@@ -19,5 +19,5 @@ struct made_config {
     bool has_collective;       /* the base file has the key */
 };
 
-/* Return: 0; or -sysexits.h after a sentence on stderr, and the file may exist. */
+/* Return: 0; or -sysexits.h after an error message on stderr, and the file may exist. */
 int made_config_write(const struct made_config *made);

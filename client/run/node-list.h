@@ -20,12 +20,12 @@ struct nodes {
     bool is_from_slurm;
 };
 
-/* Return: 0; or -sysexits.h after a sentence on stderr. The caller calls nodes_deinit() in any case. */
+/* Return: 0; or -sysexits.h after an error message on stderr. The caller calls nodes_deinit() in any case. */
 int nodes_init(struct nodes *nodes, const struct run_options *options);
 void nodes_deinit(struct nodes *nodes);
 
 /*
  * Finds the key file of --key-file, which the daemons of all nodes share. *key_path: absolute, to be freed. Return: 0;
- * or -sysexits.h after a sentence on stderr.
+ * or -sysexits.h after an error message on stderr.
  */
 int nodes_find_key(const struct nodes *nodes, const struct run_options *options, char **key_path);

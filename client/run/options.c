@@ -114,7 +114,7 @@ static const char help_text[] =
     "ZEROD_SOCKET, ZEROD_RUN_ID and, with --jobs, ZEROD_SOCKET_1 and so on. Returns the first failure's exit status "
     "(128 + signal).\n";
 
-/* Return: 0; or -EX_USAGE after a sentence. */
+/* Return: 0; or -EX_USAGE after an error message. */
 static int parse_option_number(const char *name, const char *text, unsigned long min, unsigned long max,
                                unsigned long *value)
 {

@@ -41,5 +41,5 @@ struct run_options {
     char **command; /* program and arguments, NULL at the end; empty with serve */
 };
 
-/* Return: 0, OPTIONS_DONE, or -EX_USAGE after a sentence on stderr. */
+/* Return: 0, OPTIONS_DONE, or -EX_USAGE after an error message on stderr. */
 int options_parse(struct run_options *options, int argc, char **argv);

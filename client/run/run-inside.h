@@ -117,7 +117,7 @@ void run_describe_end(const struct process *process, char *text, size_t size);
 
 /* Return: 0 or a negative errno. */
 int run_init_outputs(struct run *run);
-/* name: of the file of a rank or daemon. Return: 0, or a negative errno after a sentence. */
+/* name: of the file of a rank or daemon. Return: 0, or a negative errno after an error message. */
 int run_open_tee(struct run *run, struct tee *tee, const char *name);
 bool run_is_drained(const struct run *run);
 /* Called after an interruption. Drops output that no reader empties, because ranks that wait for it cannot end. */
@@ -127,14 +127,15 @@ void run_watch_output(struct run *run);
 
 /* Return: 0 or a negative errno. */
 int run_init_ranks(struct run *run);
-/* Return: 0, or a negative errno after a sentence. */
+/* Return: 0, or a negative errno after an error message. */
 int run_open_tees_of_ranks(struct run *run);
 void run_start_ranks(struct run *run);
 
 /* ---- run-daemons.c ------------------------------------------------------------------------------------- */
 
 void run_init_daemons(struct run *run);
-/* Starts the daemon. Return: 0, also if another daemon answers on the socket; or a negative errno after a sentence. */
+/* Starts the daemon. Return: 0, also if another daemon answers on the socket; or a negative errno after an error
+ * message. */
 int run_begin_daemon(struct run_daemon *daemon);
 /* Return: the first running daemon that does not accept connections yet, or NULL. */
 const struct run_daemon *run_find_silent(const struct run *run);

@@ -42,12 +42,12 @@ struct place {
     struct place_job more[OPTIONS_MAX_JOBS - 1];
 };
 
-/* Return: 0; or -sysexits.h after a sentence on stderr. The caller calls place_deinit() in any case. */
+/* Return: 0; or -sysexits.h after an error message on stderr. The caller calls place_deinit() in any case. */
 int place_init(struct place *place, const struct run_options *options);
 void place_deinit(struct place *place);
 
 /* Makes a private directory. The path of a socket in it fits into 107 bytes. Return: its path, to be freed; or NULL
- * after a sentence on stderr. */
+ * after an error message on stderr. */
 char *place_make_directory(void);
 
 /* Sets the environment of rank number `local` of this node. Return: 0 or -ENOMEM. */

@@ -15,7 +15,7 @@
 #include "core/layout/subtree.h"
 #include "core/wire/node-wire.h"
 
-/* The exchange is between GPUs, and each rank's gradient is sent on its own. */
+/* Return: true if gradients are exchanged between GPUs, those of each rank on their own. */
 bool exchange_plan_on_devices(const struct config *config)
 {
     return config->device == CONFIG_DEVICE_CUDA;

@@ -38,7 +38,7 @@ struct evidence_duplicate {
     bool accumulated;                       /* policy accumulate: a warning; the pushes were added as later passes */
     uint32_t n_micro_batches, n_configured; /* 0 < n_configured < n_micro_batches: too many micro-batches (D2) */
     enum diagnostic_code code;              /* 0: E_DUPLICATE; E_GRAPH_CHANGED: static_graph learnt fewer pushes */
-    bool ddp_complained; /* observer of DDP: DDP says "ready twice", but params arrived exactly once (D4) */
+    bool ddp_complained; /* DDP reports "ready twice", but the observer saw each of params once (D4) */
 };
 struct diagnostic *cause_duplicate(const struct evidence_duplicate *evidence);
 
@@ -241,7 +241,7 @@ struct evidence_node {
     uint32_t generation;         /* E1502: the next generation */
     unsigned here;               /* cause_nodes_differ(): the node that compared */
 };
-struct diagnostic *cause_node_silent(const struct evidence_node *evidence); /* the node may come back */
+struct diagnostic *cause_node_silent(const struct evidence_node *evidence); /* of a node that may come back */
 /* why: names the keys, with the values "there" and "here". */
 struct diagnostic *cause_nodes_differ(const struct evidence_node *evidence);
 struct diagnostic *cause_engine(const struct evidence_node *evidence);

@@ -56,7 +56,7 @@ int device_keep_add(struct device_keep *keep, unsigned local_rank, enum device_p
  */
 void device_keep_forget_ops(struct device_keep *keep);
 /*
- * Closes the descriptors and frees the names, so that another keep may be made under them. The segments stay until
+ * Closes the descriptors and frees the names, so that a new keep can use the same names. The segments stay until
  * device_keep_deinit(), because the engine that has them may still be ending.
  */
 void device_keep_let_go(struct device_keep *keep);

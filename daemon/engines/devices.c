@@ -31,8 +31,8 @@ enum {
     BATCH_MOVES = 256,
     BOUNCE = 0, /* number of the segment for copies */
     /*
-     * Several nodes: any order may be queued behind one that waits for data of other nodes. Those nodes' trainers' GPUs
-     * may be late, and only those nodes know. An engine that is replaced for that has lost nothing. Picked.
+     * Several nodes: an order may wait for slow GPUs of other nodes, which this node does not see. Nothing is lost if
+     * the engine is replaced for that, so the limit is a chosen value.
      */
     OTHERS_MS = 60 * 1000,
 };

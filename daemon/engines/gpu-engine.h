@@ -29,7 +29,7 @@ struct device_keep;
 enum { DEVICE_TRAINER_MS = 10 * 60 * 1000 }; /* a backward that is queued on a GPU takes minutes at the most; picked */
 
 struct device_failure {
-    bool said;        /* `what` is the engine's own text; else it ends a sentence that begins with the engine */
+    bool said;        /* `what` is the engine's own text; else a predicate, printed after the engine's name */
     const char *what; /* borrowed during the call */
     bool has_tag;     /* one order failed; many failures belong to no order */
     uint64_t tag;

@@ -47,8 +47,8 @@ static uint64_t needed_with(const struct job *job, enum config_gpu_room room)
 }
 
 /*
- * Does the job fit? It may use limits.memory completely. On the machine as much memory must stay free as the room
- * takes, because the ranks need memory, too.
+ * Does the job fit? It may use limits.memory completely. Of the machine's memory, as much as the room takes must
+ * stay free, because the ranks need memory, too.
  */
 static bool fits(const struct job *job, uint64_t needed, uint64_t without)
 {

@@ -93,7 +93,7 @@ int cluster_bind(struct cluster *cluster, char *why, size_t why_size);
 /* Looks up the address of node 0, and connects. */
 void cluster_look_up(struct cluster *cluster);
 
-/* Connects to the next address that was found. There is a next one. */
+/* Connects to the next address that was found. One must be left. */
 void cluster_try_next_address(struct cluster *cluster);
 
 /* Tries node 0 again later, and closes the failed connection, if it is not NULL. The caller has set the peer's why. */

@@ -292,7 +292,7 @@ static void on_written(uv_write_t *request, int status)
         connection->ops->writable(connection);
 }
 
-/* Takes ownership of writing, even on failure. */
+/* Owns `writing` from now on, even on failure. */
 static void write_out(struct connection *connection, struct writing *writing, size_t n_bytes)
 {
     uv_buf_t buffer = uv_buf_init((char *)writing->bytes, (unsigned)n_bytes);

@@ -3,8 +3,8 @@
 
 /*
  * The messages between this daemon and one peer, over all their connections. A message to the peer is kept with its
- * number until it is acknowledged. Of messages from the peer, the number of the last one is kept. Numbers count from 1
- * between two incarnations. Pure: the owner sends and receives.
+ * number until it is acknowledged. Of messages from the peer, the number of the last one is kept. For
+ * each pair of incarnations, ours and the peer's, numbers begin at 1. Pure: the owner sends and receives.
  */
 
 #include <stdbool.h>

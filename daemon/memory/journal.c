@@ -33,7 +33,7 @@ struct page {
     } heads[2];
     _Atomic(uint64_t) tails[2]; /* of the logs; log i belongs to head i */
     _Atomic(uint64_t) beat_ns;  /* CLOCK_MONOTONIC */
-    _Atomic(uint32_t) check;    /* ~current, or ~ its next value; 0: written by a version without it */
+    _Atomic(uint32_t) check;    /* ~current, or ~ the next value of current; 0: of a version without `check` */
     uint32_t unused;
 };
 

@@ -104,7 +104,7 @@ struct ring_options {
 /* The caller reserves the pages of ring and credit page, off the loop thread. Return: 0 or -errno. */
 int ring_new(struct ring **out, const struct ring_options *options);
 
-/* A worker begins to use the ring, or ends its use. The last reader frees an orphaned ring. Loop thread. */
+/* Call them before and after a worker uses the ring, on the loop thread. The last unhold frees an orphaned ring. */
 void ring_hold(struct ring *ring);
 void ring_unhold(struct ring *ring);
 /* Frees the ring now, or when the last reader ends. Held slots are lost. NULL is fine. */

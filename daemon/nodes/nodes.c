@@ -219,7 +219,7 @@ static int lead(struct nodes *nodes, unsigned node, const void *data, size_t n_b
         if (!nodes->held)
             nodes->last_held = &nodes->held;
         if (node_unpack(&nodes->heard, packet->data, packet->n_bytes, &message, nodes->why, sizeof(nodes->why)) != 0)
-            continue; /* memory is out, because it was unpacked before: the step stalls */
+            continue; /* it was unpacked once, so this is a lack of memory; the step stalls */
         message.node = packet->node;
         leader_hear(nodes->leader, packet->node, &message);
     }

@@ -34,5 +34,5 @@ void remote_ranks_hear(struct remote_ranks *remote, const struct node_message *m
 bool remote_ranks_awaits(const struct remote_ranks *remote, unsigned rank, uint32_t param);
 /* Keeps the evidence of another node's rank. NULL: forgets it. */
 void remote_ranks_hear_evidence(struct remote_ranks *remote, unsigned rank, const struct request_evidence *evidence);
-/* Forgets all data that names parameters. The layout is dropped, so ids of parameters are void. */
+/* Forgets all data with ids of parameters. Call it when the layout has been dropped. */
 void remote_ranks_forget(struct remote_ranks *remote);

@@ -20,7 +20,7 @@
 
 #if defined(__SANITIZE_THREAD__)
 
-/* No companion under ThreadSanitizer, which keeps state in each thread's memory. The companion has none of its own. */
+/* No companion under ThreadSanitizer, which needs memory of each thread. The companion has no such memory. */
 int companion_start(void)
 {
     return -ENOTSUP;

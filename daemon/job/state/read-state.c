@@ -254,8 +254,8 @@ static int charge_reading(struct job *job, struct reading *reading, uint64_t n_b
 }
 
 /*
- * Makes an answer. The previous answer is freed, because a rank holds one. Return: the answer, or NULL if the rank was
- * refused.
+ * Makes an answer. Frees the previous answer, because a rank has at most one. Return: the answer, or NULL if the rank
+ * was refused.
  */
 static struct reading *reading_new(struct job *job, struct job_rank *rank, uint64_t n_bytes)
 {

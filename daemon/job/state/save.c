@@ -95,7 +95,7 @@ static void *warm(void *userdata)
     return NULL;
 }
 
-/* Makes the pool. Without a thread, updates get its pages themselves. Return: 0 or -ENOMEM. */
+/* Makes the pool. If its thread cannot start, each update allocates the pages that it needs. Return: 0 or -ENOMEM. */
 static int make_pool(struct job *job)
 {
     struct save_pool *pool = calloc(1, sizeof(*pool));
