@@ -81,7 +81,7 @@ static void copy_span(char *dst, size_t size, struct span span)
     dst[n] = '\0';
 }
 
-/* Reads digits at the start. Return: the number; or -1 if there is none or it is too large. */
+/* Reads digits at the start. Return: the number; or -1 if the text begins with no digit, or the number is too large. */
 static int64_t leading_number(struct span span)
 {
     int64_t value = 0;

@@ -311,7 +311,8 @@ static bool wants_help(int argc, char **argv)
     return false;
 }
 
-/* Copies the command of the help text that differs in at most two letters to name[]. Return: false if there is none. */
+/* Copies to name[] a command that differs from the given one in at most two letters. Return: false if no command does.
+ */
 static bool find_nearest(const char *typed, char name[static COMMAND_SIZE])
 {
     unsigned least = TOO_MANY_LETTERS;

@@ -18,7 +18,7 @@ struct gather;
 struct gather_options {
     const char *pattern; /* of sockets, for glob(7); not owned, must outlive the gather */
     unsigned timeout_ms;
-    uid_t zerod; /* the uid of the user zerod; (uid_t)-1: there is none */
+    uid_t zerod; /* the uid of the user zerod; (uid_t)-1 if that user does not exist */
 };
 
 /* Return: NULL when out of memory. */

@@ -24,6 +24,6 @@ void sockets_deinit(struct sockets *sockets);
 
 /*
  * Return: true if this is a socket in a place where only trusted users can create one. If not, why gets the reason.
- * zerod: the uid of the user zerod; (uid_t)-1: there is none.
+ * zerod: the uid of the user zerod; (uid_t)-1 if that user does not exist.
  */
 bool sockets_trust(const char *path, uid_t zerod, char *why, size_t why_size);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Asks the daemon for its status, over a connection of its own. */
+/* Asks the daemon for its status, over another connection than that of the rank. */
 
 #include <errno.h>
 #include <stdlib.h>

@@ -119,7 +119,7 @@ struct zerod {
     struct slots slots;
     struct strings strings;
 
-    struct watch *watch; /* NULL: there is none */
+    struct watch *watch; /* NULL if it was not started */
 };
 
 /* Return: 0, or an error if this call is not allowed now. */

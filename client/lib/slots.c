@@ -82,7 +82,7 @@ void slots_close(struct slots *slots)
     free_credited(slots);
 }
 
-/* Finds the lowest gap of n_bytes in the ring. Return: false if there is none. */
+/* Finds the lowest gap of n_bytes in the ring. Return: false if no gap is large enough. */
 static bool find_gap(const struct slots *slots, uint64_t n_bytes, uint64_t *offset, uint32_t *at)
 {
     uint64_t end = 0;

@@ -30,7 +30,8 @@ struct zerod_python {
     uint64_t own_thread;  /* the thread that answers; its stack is left out */
 };
 
-/* Starts the watch, after zerod_connect(). Return: 0; or negative if there is none, which is no program error. */
+/* Starts the watch, after zerod_connect(). Return: 0; or a negative errno if it cannot start. The program can go on
+ * without a watch. */
 ZEROD_API int zerod_watch(struct zerod *c, const struct zerod_python *python);
 
 /* Return: a signal that the process neither handles nor ignores, or 0. */

@@ -345,7 +345,7 @@ ZEROD_API double zerod_loss_scale(const struct zerod *c);
 
 /*
  * The status of the job, for logging: *json is what `zerodctl --json status` prints (docs/schema/status.json), and
- * lives until the next zerod_status() or zerod_close(). The call uses a connection of its own, so it delays no rank,
+ * lives until the next zerod_status() or zerod_close(). The call opens another connection, so it delays no rank,
  * and it may be made at any time after zerod_connect(). An idle daemon answers in a fraction of a millisecond; a busy
  * one serves trainers first, for at most 100 ms. timeout_ms: of the whole call; 0: 10 s. Return: 0; or a negative error
  * with a text in zerod_error(), which leaves the handle as it was: -ECONNREFUSED (no daemon), -ETIMEDOUT, -EACCES,
@@ -381,7 +381,7 @@ ZEROD_API int zerod_begin_backward(struct zerod *c, const struct zerod_backward 
 
 /*
  * Returns the place where the caller may write the next gradient of parameter i, to push it without a copy: n_elems of
- * grad_dtype, 64-byte aligned as the parameter lies in its bucket. Valid until the gradient is pushed, or the
+ * grad_dtype, with 64-byte alignment, as in the parameter's bucket. Valid until the gradient is pushed, or the
  * micro-batch ends. A gradient of more than reduce_bucket_size elements has a place in memory of this process, from
  * which zerod_push() copies it part by part. Return: NULL if no micro-batch is open, or on an error (zerod_error()).
  */

@@ -536,11 +536,13 @@ void collect_settle(struct job *job)
         *link = v->next;
         clock_stop(job);
         if (!stale) {
-            assert(v->slot->n_pending > 0);
-            v->slot->n_pending--;
-            if (expected == v->sum)
+            bool is_held = v->slot->held && v->slot->use == v->use; /* else it was credited meanwhile */
+
+            assert(!is_held || v->slot->n_pending > 0);
+            v->slot->n_pending -= is_held;
+            if (is_held && expected == v->sum)
                 credit_redo(job, &job->ranks[v->rank], v->ring, v->slot);
-            else
+            else if (expected != v->sum)
                 successor_differs(job, v);
         }
         ring_unhold(v->ring);
@@ -577,6 +579,7 @@ void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *sl
         .job = job,
         .ring = rank->rings[0],
         .slot = slot,
+        .use = slot->use,
         .rank = rank->rank,
         .part = part,
         .pass = pass,

@@ -22,6 +22,7 @@ struct verification {
     struct job *job;
     struct ring *ring;
     struct ring_slot *slot;
+    uint32_t use; /* of the slot: another one if it was credited, and pushed to again */
     unsigned rank;
     uint32_t part;
     uint16_t pass;

@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/log.h"
 #include "core/base/blob.h"
 #include "core/base/failpoint.h"
 #include "core/config/config.h"
@@ -648,8 +649,11 @@ bool job_judge(struct job *job, const struct job_request *merged, struct node_ve
         *hold = (struct node_message){.has_rank = true, .rank = (uint32_t)differing};
         return false;
     }
-    if (merged->args)
+    if (merged->args && (merged->args->n_groups == 0 || merged->args->n_groups == job->layout->n_groups))
         job_keep_args(job, &args, merged->args);
+    else if (merged->args)
+        log_error("a node asked for the step with %zu parameter groups, and the job has %u: its arguments are ignored",
+                  merged->args->n_groups, job->layout->n_groups);
     job->decision.finding = own_finding(job, merged->finding);
     decided = judge_step(job, &asked, sqrt(exact_sum_round(&squares)), merged->pushed_all, verdict);
     free(args.groups);
