@@ -147,6 +147,7 @@ static void restore_job(struct job *job, const struct stored_head *head)
     job->state->progress.n_applied = head->n_applied;
     job->state->progress.n_windows = head->n_windows;
     state_use_counts(job->state, head->counts_copy);
+    job->rank_norm.looked_at = head->step + 1; /* slots of this step may be gone */
     step_found(job->step, head->n_ops, head->squares_copy, head->norm_scale);
     if (scale->dynamic) {
         scale->scale = head->loss_scale;
@@ -357,12 +358,9 @@ static int adopt_kept_job(struct job *job, char *why, size_t why_size)
         return -EINVAL;
     if (!journal_is_valid(survival->journal)) /* the daemon was killed before the job was formed: nothing is lost */
         return 0;
-    survival->replays = true;
-    survival->found_ns = survival->clock_ns = job->ops.now_ns(job->ops.userdata);
-    r = take_over(job, why, why_size);
-    if (r == 0)
-        survival->replays = false;
-    return r;
+    survival->found_ns = job_now(job);
+    r = replay_begin(job);
+    return r < 0 ? r : take_over(job, why, why_size);
 }
 
 /* Records the names of all passed descriptors, for job_give_up_kept(). Return: 0 or -ENOMEM. */
@@ -394,7 +392,7 @@ static void hold_state(struct job *job, const char *why)
 {
     struct job_survival *survival = &job->run.survival;
 
-    survival->replays = false;
+    replay_cancel(job);
     job->run.stopping = true; /* so that drop_all() records, clears and forgets nothing */
     while (worker_pool_wait(job->pool) > 0)
         ;

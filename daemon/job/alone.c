@@ -36,6 +36,23 @@ static struct alone *alone_of(const struct coordinator *c)
     return container_of(c, struct alone, coordinator);
 }
 
+/* ---- parcels ------------------------------------------------------------------------------------------- */
+
+static void complete(struct coordinator *c, const struct reduction *reduction)
+{
+    collect_take(alone_of(c)->job, reduction->parcel);
+}
+
+static void summed(struct coordinator *c, uint32_t parcel)
+{
+    collect_settled(alone_of(c)->job, parcel);
+}
+
+static const struct parcels_ops parcels = {.complete = complete, .summed = summed};
+
+/* During replay the log says which complete parcel was taken. */
+static const struct parcels_ops held_parcels = {.summed = summed};
+
 /* ---- reports ------------------------------------------------------------------------------------------- */
 
 /* Aborts the step. An open write window is forgotten first, because it has not changed the state yet. */
@@ -55,6 +72,13 @@ static void note_device_failed(struct job *job, uint32_t generation, const char 
     job_keep(job, cause_device(&(struct evidence_node){.at = at, .generation = generation, .why = why}));
 }
 
+static void take_complete_parcels(struct job *job)
+{
+    for (uint32_t p = 0; p < job->layout->n_parcels; p++)
+        if (job->work.parcels[p].state == PARCEL_PROMISED)
+            collect_take(job, p);
+}
+
 /* Reports about other nodes have no effect. */
 static bool answer_at_once(struct coordinator *c, const struct report *report)
 {
@@ -68,6 +92,12 @@ static bool answer_at_once(struct coordinator *c, const struct report *report)
         break;
     case REPORT_HAVE_WEIGHTS:
         job_train(job);
+        break;
+    case REPORT_REPLAYS:
+        c->parcels = report->replays ? &held_parcels : &parcels;
+        break;
+    case REPORT_ADOPTED:
+        take_complete_parcels(job);
         break;
     case REPORT_BACK:
         if (report->back.late)
@@ -177,18 +207,6 @@ static int norm_is_here(struct coordinator *c, struct job_rank *rank, uint32_t p
     return 1;
 }
 
-/* ---- parcels ------------------------------------------------------------------------------------------- */
-
-static void complete(struct coordinator *c, const struct reduction *reduction)
-{
-    collect_take(alone_of(c)->job, reduction->parcel);
-}
-
-static void summed(struct coordinator *c, uint32_t parcel)
-{
-    collect_settled(alone_of(c)->job, parcel);
-}
-
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
 static void free_alone(struct coordinator *c)
@@ -214,10 +232,6 @@ int alone_new(struct coordinator **out, struct job *job)
         .is_cut_off = never,
         .fetch = nothing_to_fetch,
         .ask_norm = norm_is_here,
-    };
-    static const struct parcels_ops parcels = {
-        .complete = complete,
-        .summed = summed,
     };
     struct alone *alone = calloc(1, sizeof(*alone));
 

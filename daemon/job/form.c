@@ -317,6 +317,7 @@ static int make_tables(void *userdata)
     job->decision.learnt = calloc(job->layout->n_params, 1);
     if (!job->work.parcels || !job->decision.hypers || !job->decision.learnt)
         return -ENOMEM;
+    job->work.summing = collect_summing(job);
     r = missing_init(job);
     if (r == 0)
         r = zero_gradient_init(job);
@@ -533,7 +534,7 @@ int form_again(struct job *job, const struct manifest *manifest, char *why, size
     const char *fix;
     int r;
 
-    assert(job->run.survival.replays);
+    assert(job->run.survival.replay);
     assert(job->phase == JOB_WAITING);
     assert(first->process.manifest.n == 0);
     for (uint32_t p = 0; p < manifest->n; p++)
@@ -549,6 +550,8 @@ int form_again(struct job *job, const struct manifest *manifest, char *why, size
     plan_bytes_by_class(job->layout, &options, &job->memory.planned);
     (void)quota_charge(&job->memory.quota, &job->memory.charge, job->memory.planned.needed); /* the memory exists */
     r = make_executor(job);
+    if (r >= 0)
+        r = executor_begin_replay(job->executor);
     if (r >= 0)
         r = make_tables(job);
     if (r >= 0)

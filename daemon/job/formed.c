@@ -210,7 +210,7 @@ int formed_find_ring(struct job *job, struct job_rank *rank)
 
 int formed_again(struct job *job, struct job_rank *rank)
 {
-    assert(job->run.survival.replays);
+    assert(job->run.survival.replay);
     ring_orphan(steal_ptr(rank->rings[1])); /* the predecessor's ended micro-batches are summed */
     rank->kept.formed = rank->process.declared = true;
     rank->kept.resumes = job->kept.has_weights || job->run.was_loaded;

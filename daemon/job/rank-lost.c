@@ -54,7 +54,7 @@ bool job_has_live_ranks(const struct job *job)
 
 void rank_lost_tick(struct job *job)
 {
-    assert(!job->run.survival.replays); /* a loss is recorded */
+    assert(!job->run.survival.replay); /* a loss is recorded */
     for (unsigned r = job->world.first; job->run.survival.found_ns && r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 

@@ -27,6 +27,51 @@
 #include "daemon/memory/ring.h"
 #include "daemon/step/executor.h"
 
+struct replay {
+    struct job_ops ops; /* those of the job, which follow */
+    uint64_t clock_ns;
+};
+
+/* ---- begin --------------------------------------------------------------------------------------------- */
+
+static uint64_t time_of_record(void *userdata)
+{
+    const struct job *job = userdata;
+
+    return job->run.survival.replay->clock_ns;
+}
+
+/* The earlier daemon has logged it. */
+static void log_nothing(void *userdata, const struct diagnostic *diagnostic)
+{
+}
+
+static void ask_for_tick(void *userdata, unsigned delay_ms)
+{
+    const struct job_ops *ops = &((struct job *)userdata)->run.survival.replay->ops;
+
+    ops->soon(ops->userdata, delay_ms);
+}
+
+/* Its ranks are away, so replay neither answers nor drops a peer. */
+int replay_begin(struct job *job)
+{
+    struct job_survival *survival = &job->run.survival;
+    struct replay *replay = malloc(sizeof(*replay));
+
+    assert(!survival->replay);
+    if (!replay)
+        return -ENOMEM;
+    *replay = (struct replay){.ops = job->ops, .clock_ns = survival->found_ns};
+    survival->replay = replay;
+    job->ops = (struct job_ops){
+        .log = log_nothing, .now_ns = time_of_record, .soon = ask_for_tick, .loop = replay->ops.loop, .userdata = job};
+    report_progress(job, (struct report){REPORT_REPLAYS, .replays = true});
+    return 0;
+}
+
+/* ---- records ------------------------------------------------------------------------------------------- */
+
 static int replay_attach(struct job *job, struct wire_arena *arena, const struct journal_record *record)
 {
     const struct journal_attach *attach = record->data;
@@ -130,10 +175,9 @@ int replay_log(struct job *job, char *why, size_t why_size)
     uint64_t at = 0, n = 0;
     int r = wire_arena_init(&arena);
 
-    assert(job->run.survival.replays);
     assert(job->layout);
     while (r == 0 && journal_read(job->run.survival.journal, &at, &record)) {
-        job->run.survival.clock_ns = MIN(record.time_ns, job->run.survival.found_ns);
+        job->run.survival.replay->clock_ns = MIN(record.time_ns, job->run.survival.found_ns);
         r = job_is_own(job, record.rank) ? replay_record(job, &arena, &record) : -EINVAL;
         if (r < 0)
             snprintf(why, why_size, "record %" PRIu64 " of its journal (type %d, rank %u) cannot be replayed: %s", n,
@@ -146,29 +190,46 @@ int replay_log(struct job *job, char *why, size_t why_size)
     return r;
 }
 
-/* Each rank now has its answers, requests and slots again. Its process has not connected yet. */
+/* ---- end ----------------------------------------------------------------------------------------------- */
+
+void replay_cancel(struct job *job)
+{
+    struct replay *replay = steal_ptr(job->run.survival.replay);
+
+    if (!replay)
+        return;
+    job->ops = replay->ops;
+    free(replay);
+    report_progress(job, (struct report){REPORT_REPLAYS, .replays = false});
+}
+
+static void end_of_rank(struct job *job, struct job_rank *rank)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++)
+        if (rank->rings[i])
+            ring_end_replay(rank->rings[i]);
+    phases_forget(rank);
+    if (rank->peer && !rank->kept.formed) { /* its process, or another one, declares again */
+        job_record(job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
+        job_detach(job, rank);
+    }
+}
+
 void replay_end(struct job *job)
 {
-    assert(job->run.survival.replays);
     assert(job->layout);
-    job->run.survival.replays = false;
-    for (unsigned r = job->world.first; r < job->world.end; r++) {
-        struct job_rank *rank = &job->ranks[r];
-
-        for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++)
-            if (rank->rings[i])
-                ring_end_replay(rank->rings[i]);
-        if (rank->peer && !rank->kept.formed) { /* its process, or another one, declares again */
-            job_record(job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
-            job_detach(job, rank);
-        }
-    }
+    replay_cancel(job);
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        end_of_rank(job, &job->ranks[r]);
+    executor_end_replay(job->executor);
+    collect_verify_rest(job);
+    window_end_replay(job);
     if (job->phase == JOB_TRAINING && !job->window)
         executor_empty(job->executor); /* the staging copy of an interrupted checkpoint */
     report_progress(job, (struct report){REPORT_ADOPTED});
     job_set_writing(job, job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW);
     if (job->phase == JOB_TRAINING)
-        collect_go_on(job);
+        collect_all(job);
     job_todo(job);
     job_settle(job);
 }

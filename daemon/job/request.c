@@ -127,7 +127,7 @@ void request_take(struct job *job, struct job_rank *rank, const struct request *
 {
     bool recorded = request_is_recorded(request->type);
 
-    assert(!job->run.survival.replays); /* the request would not be recorded */
+    assert(!job->run.survival.replay); /* the request would not be recorded */
     assert(rank->peer != RANK_IS_AWAY);
     if (recorded) {
         job_record(job, rank, JOURNAL_REQUEST, packed, n_packed_bytes, NULL, 0);

@@ -246,6 +246,8 @@ static void report_forming(struct nodes *nodes, const struct report *report)
     case REPORT_RESUMED:
         nodes_resumed(nodes);
         break;
+    case REPORT_REPLAYS: /* nodes_report() asks the job */
+        break;
     case REPORT_ADOPTED:
         nodes_go_on(nodes);
         break;

@@ -23,7 +23,7 @@ int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes)
     struct node_message message;
     const char *wrong;
 
-    assert(nodes->job->run.survival.replays); /* else what follows is reported and recorded again */
+    assert(nodes->job->run.survival.replay); /* else what follows is reported and recorded again */
     if (node_unpack(&nodes->heard, packed, n_bytes, &message, nodes->why, sizeof(nodes->why)) != 0 ||
         !nodes_records(message.kind))
         return -EINVAL;
@@ -56,7 +56,7 @@ void nodes_go_on(struct nodes *nodes)
     const struct job *job = nodes->job;
     struct save_view save;
 
-    assert(!job->run.survival.replays); /* else KEPT is not reported */
+    assert(!job->run.survival.replay); /* else KEPT is not reported */
     nodes->n_passed = 0;
     if (nodes->trains)
         nodes_train(nodes);

@@ -29,7 +29,7 @@ static bool is_recorded_when_said(enum node_kind kind)
 
 void nodes_record(struct nodes *nodes, const struct node_message *message, const uint8_t *packed, size_t n_bytes)
 {
-    assert(packed || nodes->job->run.survival.replays); /* a replay records nothing */
+    assert(packed || nodes->job->run.survival.replay); /* a replay records nothing */
     if (nodes->leader && is_recorded_when_said(message->kind))
         return;
     if (nodes_records(message->kind))

@@ -64,7 +64,7 @@ void nodes_report(struct nodes *nodes, struct node_message message)
     const struct job *job = nodes->job;
     size_t n;
 
-    if (job->run.survival.replays) /* the predecessor has reported it */
+    if (job->run.survival.replay) /* the predecessor has reported it */
         return;
     if (message.kind != NODE_PASSED)
         nodes_flush_passed(nodes);

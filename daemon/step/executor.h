@@ -124,6 +124,7 @@ enum gathered {
 
 struct executor {
     const struct executor_ops *ops;
+    struct executor_replay *replay; /* owned; NULL: no replay */
     struct executor_options options;
     struct state *state;     /* owned */
     struct step *step;       /* owned */
@@ -157,6 +158,13 @@ void executor_start(struct executor *executor);
  */
 int executor_reserve_rest(const struct executor *executor);
 void executor_go_on(struct executor *executor);
+/*
+ * While a new daemon replays the log of a killed one, the executor reduces and verifies nothing (step_begin_replay()),
+ * and awaits all points, because no trainer was lost yet. The caller then starts verifications that the log does not
+ * end. Return of executor_begin_replay(): 0 or -ENOMEM.
+ */
+int executor_begin_replay(struct executor *executor);
+void executor_end_replay(struct executor *executor);
 /* Cancels all current and later work on GPUs. NULL is fine. */
 void executor_cancel(struct executor *executor);
 /* Ends all work before its memory is freed. Calls done() of all running work. NULL is fine. */

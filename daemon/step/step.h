@@ -112,6 +112,9 @@ struct step_ops {
 
 struct step {
     const struct step_ops *ops;
+    struct step_ops replay_ops;       /* during replay: ops, without reducing */
+    const struct step_ops *ops_after; /* during replay: the ops that follow; else NULL */
+    const uint64_t *found_sums;       /* replayed: what step_sum() returns, per local rank and part; else NULL */
     const struct layout *layout;
     struct state *state;
     const struct kernels *kernels;
@@ -175,6 +178,12 @@ struct step_options {
 int step_new(struct step **out, const struct step_options *options);
 void step_free(struct step *step);
 
+/* Return: whether all ranks are on this node. */
+static inline bool step_is_alone(const struct step *step)
+{
+    return step->n_local == step->layout->world_size;
+}
+
 /* Return: whether this node, or a node of n_ranks ranks, sends the slots of the parcel instead of staging. */
 bool step_sends_slots(const struct step *step, uint32_t parcel);
 bool step_gets_slots(const struct step *step, unsigned n_ranks, uint32_t parcel);
@@ -191,13 +200,13 @@ struct reduction *step_prepare(struct step *step, uint32_t parcel, uint32_t micr
 void step_number(struct reduction *reduction);
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata);
 /*
- * Finishes the chunks that workers of a killed daemon were reducing. The reduction is prepared. Call it for all such
- * reductions before one is posted, because a worker that begins another chunk overwrites its slot.
+ * While a new daemon replays the log of a killed one, posted reductions do not run. step_was_reduced() ends those that
+ * the log has, with their sums: per local rank, and part of the parcel. It calls done() at once. step_end_replay() runs
+ * the others, which the killed daemon may have left unfinished.
  */
-void step_finish_torn(struct reduction *reduction);
-/* Ends a prepared reduction that an earlier daemon has finished. Calls done() at once. */
-void step_was_reduced(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction),
-                      void *userdata);
+void step_begin_replay(struct step *step);
+void step_was_reduced(struct reduction *reduction, const uint64_t *sums);
+void step_end_replay(struct step *step);
 
 /*
  * As step_prepare(), but for the sum of all nodes' pieces into the accumulators of the owned partitions. The caller
@@ -257,8 +266,9 @@ struct step_update {
 void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata, int result),
                  void *userdata);
 
-/* For ops: sums the slots on workers. */
+/* For ops: sum the slots, and update, on workers. */
 void step_reduce_here(struct reduction *reduction);
+void step_update_here(struct step *step);
 /* For ops: ends a reduction, after step_keep_finding() for each of its findings. */
 void step_reduced(struct reduction *reduction);
 void step_keep_finding(struct step *step, const struct step_finding *finding);

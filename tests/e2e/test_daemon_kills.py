@@ -21,7 +21,7 @@ from daemon_kills import Life, Plan, campaign, one_run
 from keeper import KeptDaemon
 import kills
 import stores
-from puppet import N_PARAMS, RESUMED, Puppet, all_do, state, steps, trainers
+from puppet import ABORTED, N_PARAMS, RESUMED, Puppet, all_do, state, steps, trainers
 from tiers import full
 
 N_STEPS = 24
@@ -521,6 +521,33 @@ def test_push_that_was_refused(kept, build):
     assert ranks[0].answer().r == 0
     counters = daemon.status()["counters"]
     assert (counters["n_pushes_redone"], counters["n_aborts"]) == (0, 0), daemon.log()
+
+
+@pytest.mark.parametrize("what", ["reduce", "verify"])
+def test_killed_while_an_abort_waits(kept, what):
+    """For a sum, or for a comparison with what a successor pushes again. The next daemon ends it, and then the abort."""
+    daemon = kept(plan=[f"{what}:sleep:60000,AbortStep.judged:kill", None])
+    ranks = trainers(daemon)
+    for rank in ranks:
+        rank.ok("begin")
+        rank.ok("pushes")
+    wait_for("all pushes", lambda: daemon.status()["counters"]["n_pushes_admitted"] == 2 * (N_PARAMS - 1))
+    if what == "verify":
+        ranks[1].kill()
+        ranks[1] = Puppet(daemon, 1).attach()
+        assert ranks[1]("form").r == RESUMED
+        ranks[1].ok("begin")
+        ranks[1].ok("pushes")
+        wait_for("a push to be compared", lambda: daemon.status()["counters"]["n_pushes_redone"] > 0)
+    ranks[0].tell("abort test")
+    assert daemon.popen.wait(30 * daemon.patience) == -signal.SIGKILL
+    daemon.start_again()
+    assert ranks[0].answer().r == 0, daemon.log()
+    assert ranks[1]("end").r == ABORTED
+    steps(ranks)
+    undisturbed = trainers(kept())
+    steps(undisturbed)
+    assert state(ranks) == state(undisturbed)
 
 
 def test_stopped_with_trainers(kept):

@@ -28,7 +28,7 @@
 
 uint64_t job_now(const struct job *job)
 {
-    return job->run.survival.replays ? job->run.survival.clock_ns : job->ops.now_ns(job->ops.userdata);
+    return job->ops.now_ns(job->ops.userdata);
 }
 
 const char *job_client(const struct job *job)

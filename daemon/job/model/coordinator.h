@@ -36,6 +36,7 @@ enum report_kind {
     REPORT_HAVE_WEIGHTS, /* rank 0 has sent all initial weights: job_train() */
     REPORT_LOADED,       /* this node has looked for a checkpoint to begin with: resume_is_agreed(), resume_older() */
     REPORT_RESUMED,      /* this node continues with the checkpoint that it has loaded: job_train() */
+    REPORT_REPLAYS,      /* the replay of a dead daemon's log begins, or ends */
     REPORT_ADOPTED,      /* this daemon has adopted the job of a dead daemon, and continues it */
     REPORT_DROPPING,     /* the job is being dropped: fetches of its ranks must end */
     REPORT_DROPPED,      /* the layout is gone */
@@ -70,6 +71,7 @@ struct report {
     enum report_kind kind;
     union {
         bool all_declared;
+        bool replays;
         struct {
             unsigned code; /* of the diagnostic */
             const char *why;

@@ -34,8 +34,7 @@ static struct diagnostic *keep(struct job *job, struct diagnostic *diagnostic, b
         job->stats.counters.warnings++;
     else
         diagnostics_count(job, diagnostic->code);
-    if (!job->run.survival.replays) /* else an earlier daemon has logged it */
-        job->ops.log(job->ops.userdata, diagnostic);
+    job->ops.log(job->ops.userdata, diagnostic);
     return diagnostic;
 }
 

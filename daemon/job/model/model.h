@@ -69,9 +69,7 @@ struct job_ops {
 /* The run's journal for the next daemon, and what this daemon adopted from an earlier one. */
 struct job_survival {
     struct journal *journal; /* NULL: the memory is not kept */
-    bool replays;            /* the records of an earlier daemon are replayed: no record is written, no work starts */
-    const uint64_t *sums;    /* replays: the sums of the replayed reduction */
-    uint64_t clock_ns;       /* replays: the time of the event */
+    struct replay *replay;   /* of an earlier daemon's log: nothing is recorded; NULL: no replay; owned */
     uint64_t found_ns;       /* when this daemon adopted the state; 0: it began the state itself */
     uint64_t away_ns;        /* how long no daemon served the run, the last time; up to 50 ms too long */
     char *holds;             /* why the kept state could not be adopted; owned; NULL: nothing is held */
@@ -122,6 +120,7 @@ struct job_memory {
 /* Work under way on workers and engines. */
 struct job_work {
     struct parcel *parcels;             /* of the open step; owned */
+    const struct summing *summing;      /* makes their sums (collect.h) */
     struct verification *verifications; /* pushes that are compared with a predecessor's */
     unsigned n_under_way;               /* reductions and verifications */
     unsigned n_io;                      /* other works: reserving, initial weights, gathering, reading */

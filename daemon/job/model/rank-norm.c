@@ -166,7 +166,7 @@ void rank_norm_look_at(struct job *job, const struct reduction *reduction)
     unsigned largest;
 
     assert(job_n_local(job) <= STEP_MAX_RANKS);
-    if (job_n_local(job) < 2 || job->executor->on_gpus || job->run.survival.replays ||
+    if (job_n_local(job) < 2 || job->executor->on_gpus ||
         reduction->parcel != job->ledger.step % job->layout->n_parcels || reduction->micro_batch > 0 ||
         reduction->pass > 0 || job->rank_norm.looked_at == job->ledger.step + 1)
         return;

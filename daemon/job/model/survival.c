@@ -25,7 +25,7 @@ void job_record(struct job *job, const struct job_rank *rank, enum journal_type 
     const struct job_survival *survival = &job->run.survival;
 
     assert(!rank || job_is_own(job, rank->rank)); /* the next daemon replays records of its own ranks */
-    if (!survival->journal || survival->replays || job->run.stopping)
+    if (!survival->journal || survival->replay || job->run.stopping)
         return;
     journal_append(survival->journal,
                    &(struct journal_record){.type = type,

@@ -13,7 +13,7 @@ _Static_assert((int)CONFIG_MAX_RANKS <= (int)RECORD_NO_RANK, "a record has any r
 
 static void note_record(const struct job *job, struct record record)
 {
-    if (job->run.survival.replays)
+    if (job->run.survival.replay)
         return;
     if (record.end_ns == 0)
         record.end_ns = recorder_now();

@@ -254,7 +254,7 @@ static void count(struct job *job, uint64_t ns)
 
 void waits_look(struct job *job, uint64_t now_ns)
 {
-    if (job->run.survival.replays)
+    if (job->run.survival.replay)
         return; /* the counts of the earlier daemon are lost with it */
     if (job->waits.since_ns > 0 && now_ns > job->waits.since_ns)
         count(job, now_ns - job->waits.since_ns);

@@ -507,7 +507,7 @@ static bool is_at_rest(const struct job *job)
     /* A window may need the staging copy, even a forgotten window that is still being filled. */
     if (job->executor->copy_bytes > 0)
         step = job->phase == JOB_TRAINING && !job->window;
-    return job->kept.has_weights && !job->run.survival.replays && !job->run.stopping && step;
+    return job->kept.has_weights && !job->run.survival.replay && !job->run.stopping && step;
 }
 
 /* Was a checkpoint of the last committed step begun already? */

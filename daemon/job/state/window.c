@@ -459,8 +459,7 @@ void window_settle(struct job *job)
     if (job->phase != JOB_WINDOW || job->window->busy)
         return;
     if (job->window->stores) {
-        if (!job->run.survival.replays) /* else it may be stored already */
-            window_commit(job);
+        window_commit(job);
         return;
     }
     settle_open(job);
@@ -520,7 +519,7 @@ int window_store_again(struct job *job)
 {
     if (job->phase != JOB_WINDOW)
         return -EINVAL;
-    job->window->stores = true;
+    job->window->stores = job->window->busy = true;
     return 0;
 }
 
@@ -539,6 +538,7 @@ int window_stored_again(struct job *job)
     if (job->phase != JOB_WINDOW || !job->window->stores)
         return -EINVAL;
     job->phase = JOB_COMMITTING_WINDOW;
+    job->window->busy = false;
     /*
      * The earlier daemon changed the arrays in place. Before the turn, no record says which copy of the counts it used.
      */
@@ -546,6 +546,12 @@ int window_stored_again(struct job *job)
         state_edits_store_counts(job->window->edits);
     report_progress(job, (struct report){REPORT_STORED});
     return 0;
+}
+
+void window_end_replay(struct job *job)
+{
+    if (job->phase == JOB_WINDOW && job->window->stores)
+        job->window->busy = false;
 }
 
 /* ---- messages of node 0 -------------------------------------------------------------------------------- */

@@ -39,6 +39,8 @@ int window_edit_again(struct job *job, const struct journal_edit *edit);
 int window_store_again(struct job *job);
 int window_bring_again(struct job *job);
 int window_stored_again(struct job *job);
+/* The commit that an earlier daemon has begun, and not ended, begins again with the next settle. */
+void window_end_replay(struct job *job);
 
 void window_settle(struct job *job);
 /* Continues a commit that waits for a checkpoint, which is written or given up now. */

@@ -294,17 +294,14 @@ static void close_empty(struct job_rank *rank, struct ring_slot *slot)
         ring_credit(rank->rings[0], slot);
 }
 
-/*
- * May the push name that point of the rank's GPU? During replay all its points are valid, because the trainer was not
- * lost yet.
- */
+/* May the push name that point of the rank's GPU? */
 static bool awaits_point(const struct job *job, const struct job_rank *rank, uint64_t point)
 {
     uint64_t first = progress_first(rank->kept.incarnation);
 
     if (!job->executor || !job->executor->on_gpus || point <= first || point > progress_last(first))
         return false;
-    return job->run.survival.replays || executor_awaits(job->executor, rank->rank - job->world.first, point);
+    return executor_awaits(job->executor, rank->rank - job->world.first, point);
 }
 
 void job_push(struct job *job, struct job_rank *rank, const struct request_push *request)

@@ -16,6 +16,7 @@ struct journal_posted;
 struct journal_summed;
 struct ring;
 struct ring_slot;
+struct summing;
 
 /* A push that a successor repeats: its 64-bit sum is compared with the predecessor's when both are known. */
 struct verification {
@@ -31,6 +32,9 @@ struct verification {
     bool summed;
     struct verification *next;
 };
+
+/* Return: how the job makes sums, by its places. Call it when the coordinator is formed. */
+const struct summing *collect_summing(const struct job *job);
 
 /* Begins what the parcel is ready for: its promised sum, or the report that it is complete at its position. */
 void collect_parcel(struct job *job, uint32_t parcel);
@@ -81,8 +85,8 @@ bool collect_was_summed(struct job *job, const struct journal_summed *summed);
 bool collect_was_combined(struct job *job, const struct journal_summed *summed);
 bool collect_was_compared(struct job *job, unsigned rank, const struct journal_compared *compared);
 
-/* Starts the work that the earlier daemon did not end. */
-void collect_go_on(struct job *job);
+/* Starts the verifications that the earlier daemon did not end. */
+void collect_verify_rest(struct job *job);
 
 /* Takes a promised parcel, which node 0 awaits, into the sum. */
 void collect_take(struct job *job, uint32_t parcel);

@@ -306,8 +306,6 @@ static void note_nonfinite(struct job *job, const struct node_verdict *verdict)
 
 static void note_findings(struct job *job, const struct node_verdict *verdict)
 {
-    if (job->run.survival.replays) /* of an earlier daemon, whose measurements are lost */
-        return;
     phases_note_step(job);
     zero_lr_note_step(job);
     zero_gradient_note_step(job, verdict->pushed_all);
