@@ -8,6 +8,7 @@
 #include "kernels/undo.h"
 
 #include <math.h>
+#include <string.h>
 
 const char *optimizer_name(enum optimizer optimizer)
 {
@@ -17,6 +18,15 @@ const char *optimizer_name(enum optimizer optimizer)
     };
 
     return names[optimizer];
+}
+
+enum optimizer optimizer_find(const char *name)
+{
+    enum optimizer optimizer = 0;
+
+    while (optimizer < N_OPTIMIZERS && strcmp(optimizer_name(optimizer), name) != 0)
+        optimizer++;
+    return optimizer;
 }
 
 struct optimizer_moments optimizer_moments(enum optimizer optimizer, const struct hyper *hyper)

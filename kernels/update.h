@@ -30,6 +30,8 @@ enum optimizer {
 
 /* Return: "AdamW" or the like. Adam with decoupled weight decay is AdamW: config_optimizer_name(). */
 const char *optimizer_name(enum optimizer optimizer);
+/* Return: the optimizer of that name, or N_OPTIMIZERS. */
+enum optimizer optimizer_find(const char *name);
 
 /* torch's adjust_lr_fn: the factor of a matrix's learning rate (muon_lr_factor()). */
 enum muon_adjust_lr {

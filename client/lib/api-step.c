@@ -24,9 +24,9 @@ void step_forget(struct zerod *c, const struct wire_position *position)
 
 static struct wire_hyper wire_hyper(const struct zerod_hyper *h)
 {
-    return (struct wire_hyper){h->lr,        h->beta1,           h->beta2,    h->eps,  h->weight_decay, h->momentum,
-                               h->dampening, h->lr_decay,        h->nesterov, h->ns_a, h->ns_b,         h->ns_c,
-                               h->ns_steps,  h->match_rms_adamw, h->given};
+#define FIELD(kind, field, plain, text, gives, range, only) .field = h->field,
+    return (struct wire_hyper){HYPER_FIELDS(FIELD).given = h->given};
+#undef FIELD
 }
 
 static int check_hypers(struct zerod *c, const struct zerod_step_args *args)

@@ -266,6 +266,8 @@ unsigned zerod_world_size(const struct zerod *c)
     return c->welcome.world_size;
 }
 
+#define FIELD(kind, field, plain, text, gives, range, only) .field = h->field,
+
 int zerod_job(struct zerod *c, struct zerod_job *out)
 {
     const struct reply_welcome *w = &c->welcome;
@@ -280,8 +282,7 @@ int zerod_job(struct zerod *c, struct zerod_job *out)
         .on_duplicate = (enum zerod_on_duplicate)w->on_duplicate,
         .run_id = w->run_id,
         .optimizer = w->optimizer,
-        .hyper = {h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, h->momentum, h->dampening, h->lr_decay,
-                  h->nesterov, h->ns_a, h->ns_b, h->ns_c, h->ns_steps, h->match_rms_adamw, 0},
+        .hyper = {HYPER_FIELDS(FIELD)},
         .has_scheduler = w->has_scheduler,
         .max_norm = w->max_norm,
         .mean = w->mean,

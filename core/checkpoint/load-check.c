@@ -72,11 +72,9 @@ static int add_param_targets(struct targets *targets, const struct description_p
 
 static int find_targets(struct targets *targets, const struct description *d, char *why, size_t why_size)
 {
-    enum optimizer optimizer = 0;
+    enum optimizer optimizer = optimizer_find(d->optimizer);
     int r = targets_init(targets, MAX_PER_PARAM * d->n_params, "its job");
 
-    while (optimizer < N_OPTIMIZERS && strcmp(optimizer_name(optimizer), d->optimizer) != 0)
-        optimizer++;
     if (r == 0 && optimizer == N_OPTIMIZERS) {
         snprintf(why, why_size, "it is of a run with %.80s, which this version of zerod does not have", d->optimizer);
         return -EINVAL;

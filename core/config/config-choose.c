@@ -56,16 +56,12 @@ unsigned config_configured(const struct config *config)
 /* Return: a configuration with only this optimizer, and the table's defaults. NULL if there is no such optimizer. */
 static struct config *config_of(const char *name, double momentum)
 {
-    static const char *const known[] = {"AdamW", "Adam", "SGD", "Lion", "Adagrad", "Muon"};
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     struct config *config = NULL;
     char text[256], params[64] = "";
-    bool is_known = false;
     int n;
 
-    for (size_t i = 0; i < ARRAY_SIZE(known); i++)
-        is_known |= strcmp(known[i], name) == 0;
-    if (!is_known)
+    if (optimizer_find(name) == N_OPTIMIZERS)
         return NULL;
     if (strcmp(name, "Adam") == 0)
         strcpy(params, "adam_w_mode: false");

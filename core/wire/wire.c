@@ -105,23 +105,11 @@ _Static_assert(MAX_DIAGNOSTIC_LINE * (5 + DIAGNOSTIC_MAX_PARAMS) +
 const struct wire_table wire_diagnostic_table = WIRE_TABLE(diagnostic, wire_diagnostic, diagnostic_rules);
 
 /* The optimizer checks ranges, because it knows which settings it reads (E1108). */
-static const struct wire_rule hyper_rules[] = {
-    DOUBLE(GroupHyper, wire_hyper, lr, .flags = WIRE_FINITE),
-    DOUBLE(GroupHyper, wire_hyper, beta1, .flags = WIRE_FINITE),
-    DOUBLE(GroupHyper, wire_hyper, beta2, .flags = WIRE_FINITE),
-    DOUBLE(GroupHyper, wire_hyper, eps, .flags = WIRE_FINITE),
-    DOUBLE(GroupHyper, wire_hyper, weight_decay, .flags = WIRE_FINITE),
-    DOUBLE(GroupHyper, wire_hyper, momentum, .flags = WIRE_FINITE),
-    DOUBLE(GroupHyper, wire_hyper, dampening, .flags = WIRE_FINITE),
-    DOUBLE(GroupHyper, wire_hyper, lr_decay, .flags = WIRE_FINITE),
-    BOOL(GroupHyper, wire_hyper, nesterov),
-    DOUBLE(GroupHyper, wire_hyper, ns_a, .flags = WIRE_FINITE),
-    DOUBLE(GroupHyper, wire_hyper, ns_b, .flags = WIRE_FINITE),
-    DOUBLE(GroupHyper, wire_hyper, ns_c, .flags = WIRE_FINITE),
-    U32(GroupHyper, wire_hyper, ns_steps),
-    BOOL(GroupHyper, wire_hyper, match_rms_adamw),
-    U32(GroupHyper, wire_hyper, given),
-};
+#define RULE_DOUBLE(field) DOUBLE(GroupHyper, wire_hyper, field, .flags = WIRE_FINITE)
+#define RULE_BOOL(field) BOOL(GroupHyper, wire_hyper, field)
+#define RULE_U32(field) U32(GroupHyper, wire_hyper, field)
+#define RULE(kind, field, plain, text, gives, range, only) RULE_##kind(field),
+static const struct wire_rule hyper_rules[] = {HYPER_FIELDS(RULE) U32(GroupHyper, wire_hyper, given)};
 const struct wire_table wire_hyper_table = WIRE_TABLE(group_hyper, wire_hyper, hyper_rules);
 
 /* ---- client to daemon ---------------------------------------------------------------------------------- */

@@ -28,6 +28,7 @@
 
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
+#include "core/wire/hyper-fields.h"
 #include "core/wire/wire-arena.h"
 #include "kernels/dtype.h"
 
@@ -154,21 +155,12 @@ enum wire_given {
     WIRE_GIVES_ADJUST_LR_FN = 1 << 12,
 };
 
+#define WIRE_HYPER_FIELD(kind, field, plain, text, gives, range, only) HYPER_TYPE_##kind field;
 struct wire_hyper {
-    double lr;
-    double beta1;
-    double beta2;
-    double eps;
-    double weight_decay;
-    double momentum;
-    double dampening;
-    double lr_decay;
-    bool nesterov;
-    double ns_a, ns_b, ns_c;
-    uint32_t ns_steps;
-    bool match_rms_adamw;
+    HYPER_FIELDS(WIRE_HYPER_FIELD)
     uint32_t given; /* bits of enum wire_given, and 1; 0: all bits except WIRE_GIVES_START */
 };
+#undef WIRE_HYPER_FIELD
 
 /*
  * Return: the most bytes that one parameter adds to a Declare. Used to split a manifest into parts that fit into a

@@ -302,43 +302,20 @@ static_assert((unsigned)WIRE_GIVES_LR == CONFIG_GIVES_LR && (unsigned)WIRE_GIVES
                   (unsigned)WIRE_GIVES_ADJUST_LR_FN == CONFIG_GIVES_ADJUST_LR_FN,
               "bits of Welcome.configured and of GroupHyper.given");
 
+static_assert(MUON_ORIGINAL == 0 && MUON_MATCH_RMS_ADAMW == 1, "adjust_lr_fn of struct hyper is match_rms_adamw");
+
 struct hyper job_plain_hyper(const struct config *config, const struct wire_hyper *h)
 {
-    return (struct hyper){
-        .lr = h->lr,
-        .beta1 = h->beta1,
-        .beta2 = h->beta2,
-        .eps = h->eps,
-        .weight_decay = h->weight_decay,
-        .momentum = h->momentum,
-        .dampening = h->dampening,
-        .lr_decay = h->lr_decay,
-        .nesterov = h->nesterov,
-        .ns_coefficients = {h->ns_a, h->ns_b, h->ns_c},
-        .ns_steps = h->ns_steps,
-        .adjust_lr_fn = h->match_rms_adamw ? MUON_MATCH_RMS_ADAMW : MUON_ORIGINAL,
-        .adam_w_mode = config->optimizer.hyper.adam_w_mode,
-    };
+#define PLAIN(kind, field, plain, text, gives, range, only) .plain = h->field,
+    return (struct hyper){HYPER_FIELDS(PLAIN).adam_w_mode = config->optimizer.hyper.adam_w_mode};
+#undef PLAIN
 }
 
 struct wire_hyper job_wire_hyper(const struct hyper *h)
 {
-    return (struct wire_hyper){
-        .lr = h->lr,
-        .beta1 = h->beta1,
-        .beta2 = h->beta2,
-        .eps = h->eps,
-        .weight_decay = h->weight_decay,
-        .momentum = h->momentum,
-        .dampening = h->dampening,
-        .lr_decay = h->lr_decay,
-        .nesterov = h->nesterov,
-        .ns_a = h->ns_coefficients[0],
-        .ns_b = h->ns_coefficients[1],
-        .ns_c = h->ns_coefficients[2],
-        .ns_steps = h->ns_steps,
-        .match_rms_adamw = h->adjust_lr_fn == MUON_MATCH_RMS_ADAMW,
-    };
+#define WIRE(kind, field, plain, text, gives, range, only) .field = h->plain,
+    return (struct wire_hyper){HYPER_FIELDS(WIRE)};
+#undef WIRE
 }
 
 void job_describe_args(const struct job *job, const struct step_args *args, struct request_step *request,
@@ -373,25 +350,12 @@ void job_keep_args(const struct job *job, struct step_args *args, const struct r
 static bool hypers_differ(const struct hyper *a, const struct hyper *b, struct evidence_args *evidence,
                           const char **name)
 {
+#define ROW(kind, field, plain, text, gives, range, only) {text, a->plain, b->plain},
     const struct {
         const char *name;
         double a, b;
-    } fields[] = {
-        {"lr", a->lr, b->lr},
-        {"beta1", a->beta1, b->beta1},
-        {"beta2", a->beta2, b->beta2},
-        {"eps", a->eps, b->eps},
-        {"weight_decay", a->weight_decay, b->weight_decay},
-        {"momentum", a->momentum, b->momentum},
-        {"dampening", a->dampening, b->dampening},
-        {"lr_decay", a->lr_decay, b->lr_decay},
-        {"nesterov", a->nesterov, b->nesterov},
-        {"ns_coefficients[0]", a->ns_coefficients[0], b->ns_coefficients[0]},
-        {"ns_coefficients[1]", a->ns_coefficients[1], b->ns_coefficients[1]},
-        {"ns_coefficients[2]", a->ns_coefficients[2], b->ns_coefficients[2]},
-        {"ns_steps", a->ns_steps, b->ns_steps},
-        {"adjust_lr_fn: match_rms_adamw", a->adjust_lr_fn, b->adjust_lr_fn},
-    };
+    } fields[] = {HYPER_FIELDS(ROW)};
+#undef ROW
 
     for (size_t i = 0; i < ARRAY_SIZE(fields); i++) {
         evidence->value = fields[i].a;
