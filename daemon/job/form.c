@@ -550,10 +550,10 @@ int form_again(struct job *job, const struct manifest *manifest, char *why, size
     plan_bytes_by_class(job->layout, &options, &job->memory.planned);
     (void)quota_charge(&job->memory.quota, &job->memory.charge, job->memory.planned.needed); /* the memory exists */
     r = make_executor(job);
-    if (r >= 0)
-        r = executor_begin_replay(job->executor);
-    if (r >= 0)
+    if (r >= 0) {
+        executor_begin_replay(job->executor);
         r = make_tables(job);
+    }
     if (r >= 0)
         reserve_again(job);
     return MIN(r, 0);

@@ -94,7 +94,6 @@ void executor_deinit(struct executor *executor)
     assert(!executor->devices); /* stopped */
     step_free(executor->step);
     state_free(executor->state);
-    free(executor->replay);
 }
 
 static void do_nothing(struct work *work, uint32_t item)

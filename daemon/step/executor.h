@@ -124,13 +124,13 @@ enum gathered {
 
 struct executor {
     const struct executor_ops *ops;
-    struct executor_replay *replay; /* owned; NULL: no replay */
     struct executor_options options;
     struct state *state;     /* owned */
     struct step *step;       /* owned */
     struct devices *devices; /* owned; NULL: no GPUs */
     unsigned first_rank, n_local;
     bool several_nodes;
+    bool replays;                  /* between executor_begin_replay() and executor_end_replay() */
     bool gathers;                  /* stage 3: only gathered weights have memory */
     bool holds_state;              /* masters and moments are in host memory */
     bool publishes;                /* an update writes the weights that all ranks of the job map */
@@ -160,10 +160,9 @@ int executor_reserve_rest(const struct executor *executor);
 void executor_go_on(struct executor *executor);
 /*
  * While a new daemon replays the log of a killed one, the executor reduces and verifies nothing (step_begin_replay()),
- * and awaits all points, because no trainer was lost yet. The caller then starts verifications that the log does not
- * end. Return of executor_begin_replay(): 0 or -ENOMEM.
+ * and awaits all points, because no trainer was lost yet. Then the caller starts the verifications that have no record.
  */
-int executor_begin_replay(struct executor *executor);
+void executor_begin_replay(struct executor *executor);
 void executor_end_replay(struct executor *executor);
 /* Cancels all current and later work on GPUs. NULL is fine. */
 void executor_cancel(struct executor *executor);
