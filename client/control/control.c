@@ -23,7 +23,7 @@
 #include "core/wire/wire-request.h"
 
 enum {
-    ANSWER_MAX_BYTES = 1 << 30, /* picked: a million parameters are a quarter of it */
+    ANSWER_MAX_BYTES = 1 << 30, /* picked: four times the answer for a million parameters */
 };
 
 static int control_fail(struct control *control, int code, const char *format, ...)
@@ -51,7 +51,7 @@ static int control_fail_errno(struct control *control, const char *what, int err
     return control_fail(control, EX_UNAVAILABLE, "no daemon on %s: %s: %s", control->path, what, strerror(error));
 }
 
-/* A daemon that refuses says why, and then closes. */
+/* Fails with the reason that the daemon sent before it closed the connection. */
 static int control_fail_refused(struct control *control, const struct wire_diagnostic *diagnostic)
 {
     int code = diagnostic->code == E_NOT_ALLOWED   ? EX_NOPERM
@@ -87,7 +87,7 @@ static int control_fail_silent(struct control *control)
                         CONTROL_SILENCE_MS / 1000);
 }
 
-/* The process at the other end. Return: 0 if the kernel does not say, or if the service manager made the socket. */
+/* Return: the daemon's pid; or 0 if the kernel does not report it, or if the service manager made the socket. */
 static pid_t peer_pid(const struct control *control)
 {
     struct ucred cred;
@@ -169,13 +169,13 @@ static int control_send(struct control *control, const struct request *request)
         if (r < 0)
             return r;
     }
-    /* A daemon that has ended may have sent its reason before: that is still to be received. */
+    /* A daemon that has closed the connection may have sent its reason first. control_receive() receives it. */
     if (r < 0 && r != -ECONNRESET)
         return control_fail_errno(control, "send", -r);
     return 0;
 }
 
-/* Receives one reply of the wanted type. The reply lives until the next one. */
+/* Receives one reply of the wanted type. The reply lives until the next call. */
 static int control_receive(struct control *control, enum reply_type wanted, struct reply *reply)
 {
     char why[WIRE_WHY_BYTES];
@@ -205,10 +205,10 @@ static int control_receive(struct control *control, enum reply_type wanted, stru
     return 0;
 }
 
-/* While the daemon does not accept, connect() waits for room in its backlog, at most as long as it may be silent. */
+/* Limits the time for which connect() waits for room in the daemon's backlog: as long as the daemon may be silent. */
 static int limit_connect(struct control *control)
 {
-    int ms = MAX(patience_ms(control), 1); /* 0 would be no limit */
+    int ms = MAX(patience_ms(control), 1); /* because 0 means no limit */
     struct timeval limit = {.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000};
 
     if (setsockopt(control->fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) < 0)
@@ -319,7 +319,7 @@ static int answer_append(struct answer *answer, const struct reply_admin_part *p
     return 0;
 }
 
-/* Receives the next part of an answer. No part except the last is empty, so that an answer ends. */
+/* Receives the next part of an answer. Only the last part may be empty, because an answer must end. */
 static int receive_part(struct control *control, struct reply *reply)
 {
     int r = control_receive(control, REPLY_ADMIN_PART, reply);

@@ -2,9 +2,8 @@
 #pragma once
 
 /*
- * A connection to a daemon with role CONTROL: commands go out, answers come
- * back in parts and are put together. Blocking, with a limit on silence and, for control_init_within(), on the total
- * time.
+ * A connection to a daemon, with role CONTROL. It sends commands, receives the parts of each answer and joins them. The
+ * calls block. They fail if the daemon is silent for too long, or at the deadline that control_init_within() sets.
  *
  * Errors. A call returns 0 or a negative code of sysexits.h. After an error control->error is a sentence for people,
  * and only control_deinit() may be called.
@@ -18,7 +17,7 @@
 
 enum {
     CONTROL_SILENCE_MS = 30 * 1000, /* picked: a daemon whose loop is blocked for longer is ended by its watchdog */
-    CONTROL_NOTICE_MS = 3 * 1000,   /* picked: without a limit a person waits, so a message reports the silence */
+    CONTROL_NOTICE_MS = 3 * 1000,   /* picked: calls without a deadline then tell the waiting person of the silence */
 };
 
 /* Another descriptor that is served while the program waits for the daemon: when it is readable, call() reads it. */
@@ -48,15 +47,15 @@ struct answer {
 
 #define ANSWER_NULL ((struct answer){.json = NULL})
 
-/* Connects and sends Hello. path must outlive the connection; NULL: an error. */
+/* Connects and sends Hello. path must outlive the connection; if it is NULL, the call fails. */
 int control_init(struct control *control, const char *path);
 /* As control_init(). All calls on the connection, this one included, must end within timeout_ms, or fail. */
 int control_init_within(struct control *control, const char *path, unsigned timeout_ms);
-/* As control_init_within(). idle must outlive the connection. It is not served while the kernel connects. */
+/* As control_init_within(). idle must outlive the connection. idle->fd is not served while the kernel connects. */
 int control_init_idle(struct control *control, const char *path, unsigned timeout_ms, const struct control_idle *idle);
 void control_deinit(struct control *control);
 
-/* CLOCK_MONOTONIC. */
+/* Milliseconds of CLOCK_MONOTONIC. */
 uint64_t control_clock_ms(void);
 
 /* Connects, asks and disconnects. On an error it prints "prefix: sentence" on stderr. Return: as control_ask(). */

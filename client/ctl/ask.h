@@ -14,7 +14,7 @@ int ctl_fail(const char *sentence, int code);
 int ctl_flush(void);
 
 /*
- * Connects, asks and disconnects. print: the unchanged answer is printed on stdout. Return: 0, and the caller frees
- * *answer; or a code of sysexits.h after an error message.
+ * Connects, asks and disconnects. If print is set, the unchanged answer is printed on stdout. Return: 0, and the caller
+ * frees *answer; or a code of sysexits.h after an error message.
  */
 int ctl_ask(const char *socket, const char *command, bool print, struct json_object **answer);

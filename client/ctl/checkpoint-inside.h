@@ -27,11 +27,11 @@ struct checkpoint_place {
     int fd; /* -1: the daemon's folder, which does not exist yet */
 };
 
-/* Opens options->path, or the daemon's checkpoint.dir without a path. Return: 0, or a code of sysexits.h after a
- * sentence. */
+/* Opens options->path or, if it is NULL, the daemon's checkpoint.dir. Return: 0, or a code of sysexits.h after an error
+ * message. */
 int checkpoint_place_open(struct checkpoint_place *place, const struct checkpoint_options *options);
 void checkpoint_place_close(struct checkpoint_place *place);
-/* Reports that the folder has no checkpoint, or no whole one. Return: EX_NOINPUT. */
+/* Reports that the folder has no checkpoint, or none that is complete. Return: EX_NOINPUT. */
 int checkpoint_none(const struct checkpoint_place *place);
 
 /* The path of a checkpoint in a folder, to be freed; NULL if memory is short. */

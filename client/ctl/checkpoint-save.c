@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* `zerodctl checkpoint save`: asks for a checkpoint, and polls the daemon's status until it ends. */
+/* `zerodctl checkpoint save`: asks for a checkpoint, and polls the daemon's status until the save ends. */
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -60,7 +60,10 @@ static int print_saved(const struct checkpoint_options *options, struct json_obj
     return path ? print_answer(options, answer, is_new, step, path) : ctl_fail(strerror(ENOMEM), EX_OSERR);
 }
 
-/* Return: 0, and the caller frees *status, the key "checkpoint"; or a code of sysexits.h after an error message. */
+/*
+ * *status: the value of "checkpoint", which the caller frees. Return: 0, or a code of sysexits.h after an error
+ * message.
+ */
 static int ask_status(const struct checkpoint_options *options, struct json_object **status)
 {
     struct json_object *all;
@@ -73,7 +76,7 @@ static int ask_status(const struct checkpoint_options *options, struct json_obje
     return 0;
 }
 
-/* Has the requested save ended, or does the daemon no longer know of it? */
+/* Return: true if the requested save has ended, or the daemon no longer has the request. */
 static bool has_save_ended(struct json_object *status, struct json_object *answer)
 {
     return get_member_u64(status, "n_saved") + get_member_u64(status, "n_failed") >=
@@ -91,7 +94,7 @@ static int judge_save(const struct checkpoint_options *options, struct json_obje
         return ctl_fail(
             "the checkpoint was given up, because the run was dropped or another daemon took it over; ask again",
             EX_UNAVAILABLE);
-    /* Further saves may have ended since the last poll. */
+    /* Later saves may have ended too since the last poll, so `last` may be of a later step. */
     if (last && get_member_u64(last, "step") >= step && !(why && n_ended == get_member_u64(answer, "n_ended")))
         return print_saved(options, answer, true, get_member_u64(last, "step"));
     checkpoint_say(

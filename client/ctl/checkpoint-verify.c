@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* `zerodctl checkpoint verify`: reads all bytes. Names those that differ from the written bytes, and other reasons for
- * which a load would fail. */
+/* `zerodctl checkpoint verify`: reads all bytes of checkpoints. Reports the bytes that differ from the written ones,
+ * and other reasons for which a load would fail. */
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -18,7 +18,7 @@
 #include "core/base/json.h"
 #include "core/checkpoint/load-check.h"
 
-/* A run of consecutive MiB of a file that differ. */
+/* Consecutive MiB of a file, all of which differ from the written ones. */
 struct run {
     const char *file; /* NULL: none */
     uint64_t first, last;
@@ -30,7 +30,7 @@ struct checked {
     struct description description;
     struct run run;
     struct checkpoint_progress progress;
-    bool print; /* not JSON */
+    bool print; /* print text, not JSON */
     struct json *j;
     struct json_object *differs;
 };
@@ -93,7 +93,7 @@ static void on_progress(void *userdata, uint64_t n_bytes_done, uint64_t n_bytes)
 
 /* ---- one checkpoint ------------------------------------------------------------------------------------ */
 
-/* Reports one checkpoint. why: "" if only the differing MiB are wrong. */
+/* Reports one checkpoint. why: why a load fails; "" if a load works, or fails only because of MiB that differ. */
 static void note_checked(struct verification *v, struct checked *c, int64_t n_differ, const char *why)
 {
     uint64_t n_bytes = 0;
@@ -120,14 +120,14 @@ static void note_checked(struct verification *v, struct checked *c, int64_t n_di
     json_push(&v->j, v->checkpoints, o);
 }
 
-/* Has the checkpoint been removed since it was listed, because too many were kept? */
+/* Return: true if the checkpoint no longer exists. The daemon removes the oldest ones. */
 static bool is_gone(int dir, const char *name)
 {
     return faccessat(dir, name, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT;
 }
 
-/* Verifies the bytes and the contents of an open checkpoint. Return: the number of MiB that differ; or -errno, and why
- * has a sentence. */
+/* Verifies the bytes and the contents of an open checkpoint. Return: the number of MiB that differ; or -errno, with a
+ * sentence in why. */
 static int64_t verify_open(int fd, struct checked *c, const struct folder_verifier *verifier, char *why,
                            size_t why_size)
 {
@@ -138,8 +138,8 @@ static int64_t verify_open(int fd, struct checked *c, const struct folder_verifi
     return n_differ == 0 ? checkpoint_check(fd, &c->description, why, why_size) : n_differ;
 }
 
-/* listed: the checkpoint's entry in the list of its folder, made a moment ago; or NULL. Return: 0; or a code of
- * sysexits.h after an error message if there is nothing to verify. */
+/* listed: the checkpoint's entry in the list of its folder; NULL if the user named the checkpoint. Return: 0; or a code
+ * of sysexits.h after an error message if there is nothing to verify. */
 static int verify_one(struct verification *v, int dir, const char *name, const char *path,
                       const struct folder_entry *listed)
 {
@@ -155,7 +155,7 @@ static int verify_one(struct verification *v, int dir, const char *name, const c
         n_differ = verify_open(fd, &c, &verifier, why, sizeof(why));
         close(fd);
     }
-    if (n_differ == 0 && listed && !listed->whole) { /* whole, but in a folder with the wrong name */
+    if (n_differ == 0 && listed && !listed->whole) { /* the files are right, but the folder's name is wrong */
         snprintf(why, sizeof(why), "%s", listed->why);
         n_differ = -EINVAL;
     }

@@ -70,7 +70,7 @@ int checkpoint_place_open(struct checkpoint_place *place, const struct checkpoin
         return r;
     place->fd = open(place->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (place->fd < 0 && errno == ENOENT && !options->path)
-        return 0; /* the first save makes it */
+        return 0; /* the first save makes the folder */
     r = place->fd < 0 ? -errno : folder_list(place->fd, &place->list);
     if (r == 0)
         return 0;
@@ -390,7 +390,7 @@ static bool parse_checkpoint_options(struct checkpoint_options *options, int arg
             return false;
         else
             options->path = argv[i];
-        while (n > 1 && argv[i][n - 1] == '/') /* with a slash at the end, a link would be followed */
+        while (n > 1 && argv[i][n - 1] == '/') /* because open() follows a link whose path ends in a slash */
             argv[i][--n] = '\0';
     }
     return true;

@@ -94,8 +94,8 @@ static int64_t leading_number(struct span span)
 
 /* ---- streams ------------------------------------------------------------------------------------------- */
 
-/* Removes "[rank1]: ", "[rank 1] " or "[default1]:" before a line, also several of them. Return: the last one's rank,
- * or -1. */
+/* Removes all prefixes such as "[rank1]: ", "[rank 1] " and "[default1]:" from a line. Return: the rank of the last
+ * prefix, or -1. */
 static int64_t take_prefix(struct span *line)
 {
     static const char *const words[] = {"[rank", "[default"};
@@ -159,7 +159,10 @@ static int streams_init(struct streams *streams, struct span text)
 
 /* ---- clues --------------------------------------------------------------------------------------------- */
 
-/* Reads the switch as a keyword, an option or a key of a file. DDP's advice to set it is no clue. */
+/*
+ * Looks for a value of find_unused_parameters, given as a keyword, an option or a key of a file. Ignores DDP's advice
+ * to set it. Return: CLUE_FIND, CLUE_NOT_FIND or 0.
+ */
 static unsigned find_clue(struct span line)
 {
     static const char word[] = "find_unused_parameters";
@@ -198,7 +201,7 @@ static void read_everywhere(const struct streams *streams, struct explain_messag
                 copy_span(common->exception, sizeof(common->exception), line);
         }
     }
-    /* On in one place and off in another: the valid setting is not known. */
+    /* If the text has both settings, the valid one is not known. */
     if ((common->clues & CLUE_FIND) && (common->clues & CLUE_NOT_FIND))
         common->clues &= ~(unsigned)(CLUE_FIND | CLUE_NOT_FIND);
 }
@@ -231,7 +234,7 @@ static unsigned traceback_clues(struct span block)
 
 /* ---- messages ------------------------------------------------------------------------------------------ */
 
-/* "E1001 duplicate", not "CODE1001". Return: the code, or 0. */
+/* Finds a code of zerod, as in "E1001 duplicate" but not as in "CODE1001". Return: the code, or 0. */
 static int our_code(struct span line)
 {
     for (size_t i = 0; i + 6 < line.n; i++) {
@@ -324,7 +327,7 @@ static void read_list(struct explain_message *m, struct span tail, int64_t *rank
     if (*rank < 0 && leading_number(rest) < EXPLAIN_MAX_RANKS)
         *rank = leading_number(rest);
     list = behind(first_line(rest), ": ");
-    if (find_in(list, " In addition, you can set")) /* all in one line */
+    if (find_in(list, " In addition, you can set")) /* the list is followed by advice in the same line */
         list.n = find_in(list, " In addition, you can set") - list.data;
     while (list.n && strchr(" .", list.data[list.n - 1])) {
         m->list_cut |= list.data[list.n - 1] == '.';
@@ -344,8 +347,8 @@ static bool same(const struct explain_message *a, const struct explain_message *
            strcmp(a->name, b->name) == 0 && strcmp(a->list, b->list) == 0;
 }
 
-/* Adds a message. Equal messages of several ranks become one message. After EXPLAIN_MAX_FOUND messages, others are
- * ignored. */
+/* Adds a message. Equal messages of several ranks become one message. Ignores further messages after EXPLAIN_MAX_FOUND.
+ * */
 static int messages_add(struct explain_messages *messages, struct explain_message *m, int64_t rank)
 {
     struct explain_message *found = NULL;

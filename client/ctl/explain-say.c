@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Turns a message into its diagnostic. A text alone proves little. So each diagnostic says what the message proves. It
- * names a cause only if the clues leave a single one; otherwise it says which observation separates the remaining
- * causes.
+ * Turns a message into its diagnostic. A text alone proves little, so each diagnostic says what the message proves. It
+ * names a cause only if the clues leave a single one. Otherwise it says how to tell the remaining causes apart.
  */
 
 #include "client/ctl/explain.h"
@@ -95,7 +94,7 @@ static void add_exception(struct diagnostic *d, const struct explain_message *m)
 #define NOT_THE_NAMED                                                                                                  \
     "the parameter named: it is the first whose hook came twice, which says nothing about its layer;\n"
 
-/* Trainer turns the search on for every model that is not a PreTrainedModel itself, such as peft's models. */
+/* Return: true if Trainer sets find_unused_parameters=True: for models that are no PreTrainedModel, such as peft's. */
 static bool finding_by_default(const struct explain_message *m)
 {
     return !(m->clues & CLUE_NOT_FIND) && (m->clues & (CLUE_TRAINER | CLUE_SWIFT)) &&
@@ -303,8 +302,8 @@ static void say_differs(struct diagnostic *d, const struct explain_message *m)
     diagnostic_field(d, "does not help", "freezing them; " FOLK);
 }
 
-/* With the search on, DDP 2.x leaves out parameters that forward's outputs do not reach. Outputs that the loss drops
- * count as reaching. */
+/* With find_unused_parameters=True, torch 2's DDP does not expect gradients of parameters on which no output of forward
+ * depends. An output that the loss does not use counts too. */
 static void say_not_reached(struct diagnostic *d)
 {
     diagnostic_class(d, "U");
@@ -320,7 +319,7 @@ static void say_not_reached(struct diagnostic *d)
     diagnostic_field(d, "does not help", "outputs that the loss does not use: torch 2 counts those as used; " FOLK);
 }
 
-/* Does another rank with this kind of message list different parameters? */
+/* Return: true if another rank's message of this kind lists different parameters. */
 static bool another_list(const struct explain_message *m, const struct explain_messages *all)
 {
     for (size_t i = 0; i < all->n; i++)
@@ -389,7 +388,7 @@ static struct diagnostic *say_static(const struct explain_message *m)
 
 /* ---- DeepSpeed ----------------------------------------------------------------------------------------- */
 
-/* Stage 3 asserts only if both gradients fall into one bucket; otherwise it continues silently. */
+/* DeepSpeed's stage 3 asserts only if both gradients are in one bucket; otherwise it continues silently. */
 static struct diagnostic *say_deepspeed(const struct explain_message *m)
 {
     bool bare = m->kind == EXPLAIN_DEEPSPEED_BARE, checkpoint = m->clues & CLUE_CHECKPOINT;

@@ -15,7 +15,9 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/wire/status.h"
 
-/* For pipes and other inputs that are not files. Picked: a run's output is far shorter, but /dev/zero never ends. */
+/*
+ * Limits pipes and other inputs that are not files, because /dev/zero never ends. Picked: far more than a run prints.
+ */
 static const uint64_t max_read_bytes = UINT64_C(1) << 30;
 
 /* Reads all input and keeps its last EXPLAIN_MAX_BYTES, because an error is at the end of a log. Return: 0 or
@@ -28,7 +30,7 @@ static int read_end(FILE *file, char *text, size_t *n_bytes)
 
     if (fstat(fileno(file), &st) == 0 && S_ISREG(st.st_mode) && st.st_size > EXPLAIN_MAX_BYTES)
         (void)fseeko(file, -(off_t)EXPLAIN_MAX_BYTES, SEEK_END);
-    /* The buffer has twice the size, so the older half is dropped only now and then, not after every read. */
+    /* The buffer has room for 2 * EXPLAIN_MAX_BYTES, so its older half is dropped only when it is full. */
     while ((n = fread(text + filled, 1, 2 * EXPLAIN_MAX_BYTES - filled, file)) > 0) {
         filled += n;
         n_read += n;
@@ -43,7 +45,7 @@ static int read_end(FILE *file, char *text, size_t *n_bytes)
     return ferror(file) ? -errno : 0;
 }
 
-/* No ring keeps these diagnostics, so they have neither number nor age. */
+/* Unlike a daemon's diagnostics, these have neither number nor age. */
 static int print_json(struct diagnostic *const *found, size_t n)
 {
     _cleanup_free_ char *text = diagnostics_json((const struct diagnostic *const *)found, n, NULL, 0);

@@ -48,7 +48,7 @@ static inline struct json_object *array_get(struct json_object *array, size_t i)
     return i < array_length(array) ? json_object_array_get_idx(array, i) : NULL;
 }
 
-/* The ranks on the daemon's own node, from its status. */
+/* Return: the number of ranks on the daemon's own node. */
 static inline uint64_t n_local(struct json_object *status)
 {
     struct json_object *nodes = get(status, "nodes");

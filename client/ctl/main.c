@@ -66,7 +66,7 @@ static const char help_text[] =
 
 enum {
     COMMAND_SIZE = 32,
-    TOO_MANY_LETTERS = 3, /* picked: with this many wrong letters another command was meant */
+    TOO_MANY_LETTERS = 3, /* picked: a command with this many wrong letters is not suggested */
 };
 
 struct options {
@@ -196,7 +196,7 @@ static int metrics(const struct options *options)
 
 /* ---- stacks -------------------------------------------------------------------------------------------- */
 
-enum { STACKS_PAUSE_MS = 50, STACKS_ROUNDS = 60 }; /* a rank has 2.5 seconds to answer */
+enum { STACKS_PAUSE_MS = 50, STACKS_ROUNDS = 60 }; /* the daemon gives a rank 2.5 seconds to answer */
 
 static bool has_pending(struct json_object *stacks)
 {
@@ -208,8 +208,8 @@ static bool has_pending(struct json_object *stacks)
     return false;
 }
 
-/* Makes the daemon ask its ranks, and waits for their answers. Return: 0, and the caller frees *stacks; or an error of
- * ctl_ask(). */
+/* Makes the daemon ask its ranks for their stacks, and waits for the ranks' answers. Return: 0, and the caller frees
+ * *stacks; or an error of ctl_ask(). */
 static int ask_stacks(const struct options *options, struct json_object **stacks)
 {
     int r = ctl_ask(options->socket, "look", false, stacks);
@@ -282,7 +282,7 @@ static int report(const struct options *options, const char *path)
 
 /* ---- the command line ---------------------------------------------------------------------------------- */
 
-/* argv[0] is the command. --json and --socket may also follow the command. */
+/* Removes --json and --socket from the arguments after the command, argv[0]. */
 static void take_options(int *argc, char **argv, struct options *options)
 {
     int i, n = 1;
@@ -311,8 +311,8 @@ static bool wants_help(int argc, char **argv)
     return false;
 }
 
-/* Copies to name[] a command that differs from the given one in at most two letters. Return: false if no command does.
- */
+/* Copies to name[] the command that is nearest to the typed one. Return: false if each differs in more than two
+ * letters. */
 static bool find_nearest(const char *typed, char name[static COMMAND_SIZE])
 {
     unsigned least = TOO_MANY_LETTERS;
@@ -399,7 +399,7 @@ int main(int argc, char **argv)
     struct options options = {.socket = getenv("ZEROD_SOCKET")};
     int option;
 
-    /* '+': parsing stops at the command; the rest are its arguments. */
+    /* '+': parsing stops at the command, because the words after it are its arguments. */
     while ((option = getopt_long(argc, argv, "+hV", long_options, NULL)) >= 0) {
         switch (option) {
         case 's':

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Answers of daemons as metrics for Prometheus. */
+/* Turns answers of daemons into metrics for Prometheus. */
 
 #include "client/ctl/metrics.h"
 
@@ -28,10 +28,10 @@ struct writer;
 struct family {
     const char *name; /* without the _total of a counter */
     bool is_counter;  /* else a gauge */
-    const char *unit; /* the end of the name; NULL: none */
+    const char *unit; /* also the end of the name; NULL: none */
     const char *help;
     void (*put)(struct writer *w);
-    const char *key; /* where put() finds the value */
+    const char *key; /* put() looks the value up under this key */
 };
 
 struct writer {
@@ -39,7 +39,7 @@ struct writer {
     enum metrics_format format;
     const struct family *family;
     const struct metrics_source *source;
-    bool has_head; /* of this family */
+    bool has_head; /* the family's # HELP and # TYPE are printed */
 };
 
 struct label {
@@ -48,7 +48,7 @@ struct label {
 
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
-/* path: "checkpoint.last.step". Return: NULL if the member does not exist or is null. */
+/* path: like "checkpoint.last.step". Return: the member; or NULL if it does not exist or is null. */
 static struct json_object *find_member(struct json_object *o, const char *path)
 {
     char key[PATH_MAX_BYTES];
@@ -103,8 +103,8 @@ static void print_double(char text[NUMBER_SIZE], double value)
     while (strtod(text, NULL) != value && n_digits++ < 17);
 }
 
-/* Prints the value of a sample. The path names its unit: a value whose path ends in _ns becomes seconds. Return: false
- * if there is no value. */
+/* Prints the value of a sample. If its path ends in _ns, the value is converted to seconds. Return: false if there is
+ * no value. */
 static bool print_value(char text[NUMBER_SIZE], struct json_object *value, const char *path)
 {
     uint64_t number = json_object_get_uint64(value);
@@ -196,7 +196,7 @@ static void put_sample(struct writer *w, struct json_object *o, const char *path
 
 /* ---- kinds of metrics ---------------------------------------------------------------------------------- */
 
-/* Has no job name, so the metric is a single series with and without an answer of the daemon. */
+/* This metric has no job_name, because the series must be the same whether the daemon has answered or not. */
 static void put_up(struct writer *w)
 {
     begin_line(w);
@@ -209,7 +209,7 @@ static void put_value(struct writer *w)
     put_sample(w, w->source->status, w->family->key, NULL);
 }
 
-/* Prints a whole number; prints nothing for 0, which means no value. */
+/* Prints a value of the status, unless it is 0, which means no value. */
 static void put_if_any(struct writer *w)
 {
     if (json_object_get_uint64(find_member(w->source->status, w->family->key)) > 0)
@@ -465,7 +465,7 @@ static void put_awaited(struct writer *w)
     }
 }
 
-/* The engine between nodes, and the engine on GPUs. */
+/* The engine between nodes (gloo), and the engine on GPUs (nccl). */
 static const struct {
     const char *key, *ready, *name;
 } engines[] = {{"nodes", "connected", "gloo"}, {"device", "ready", "nccl"}};

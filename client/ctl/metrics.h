@@ -2,11 +2,11 @@
 #pragma once
 
 /*
- * Turns daemons' JSON answers to "status" and "ranks" into metrics for Prometheus. Pure: no I/O, no clock.
+ * Turns daemons' JSON answers to "status" and "ranks" into metrics for Prometheus, without I/O or a clock.
  * docs/metrics.md lists the metrics, and a test compares that list with the printed metrics.
  *
- * If an answer lacks a key, as that of an older daemon, or has another type there, it has no sample for it. All samples
- * of a metric are printed together, also those of different daemons, because OpenMetrics demands it.
+ * A key that an answer lacks (an older daemon's, for example), or that has another type, has no sample. The samples of
+ * a metric from all daemons are printed together, because OpenMetrics requires that.
  */
 
 #include <stddef.h>
@@ -22,11 +22,11 @@ enum metrics_format {
 /* One daemon. All pointers are borrowed. */
 struct metrics_source {
     const char *socket;
-    struct json_object *status; /* its answer to "status"; NULL: it has not answered */
-    struct json_object *ranks;  /* its answer to "ranks"; NULL: unknown */
+    struct json_object *status; /* the daemon's answer to "status"; NULL: none */
+    struct json_object *ranks;  /* the daemon's answer to "ranks"; NULL: none */
 };
 
-/* The media type of a text in that format. */
+/* Return: the media type of a text in this format. */
 const char *metrics_content_type(enum metrics_format format);
 
 /* Appends the text to buf. If memory is short, buf->cut is set and the text is unusable. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The command `zerodctl plan`: the memory that a model will need, computed from the layout. */
+/* The command `zerodctl plan`: computes from the layout the memory that a model will need. */
 
 #include "client/ctl/plan-command.h"
 
@@ -25,9 +25,9 @@
 #define MAX_PARAMS 1e15 /* picked: a thousand times the largest model of the paper */
 
 enum {
-    MAX_KINDS = 64,         /* of matrices; picked */
+    MAX_KINDS = 64,         /* picked: matrices of different shapes */
     MAX_MATRICES = 1 << 16, /* picked */
-    MAX_CHUNKS = 1 << 19,   /* picked: of the layouts made for planning; they take half a second */
+    MAX_CHUNKS = 1 << 19,   /* picked: of the layouts made for planning, which then take half a second */
 };
 
 static const char *const dtype_words[N_DTYPES] = {"fp32", "bf16", "fp16"};
@@ -45,10 +45,10 @@ struct plan_request {
     unsigned stage;   /* 0: from the configuration */
     enum dtype dtype, grad_dtype;
     bool has_grad_dtype;
-    bool offload;                             /* the models are on GPUs, and the job is in host memory */
+    bool offload;                             /* models are on GPUs, the job in host memory */
     struct plan_matrices matrices[MAX_KINDS]; /* the matrices that Muon updates */
     size_t n_kinds;
-    uint64_t n_matrices, matrix_elems; /* of all kinds */
+    uint64_t n_matrices, matrix_elems; /* sums over all kinds */
 };
 
 struct plan {
@@ -59,7 +59,7 @@ struct plan {
     uint64_t n_buckets;
     struct plan_bytes bytes;
     struct muon_cost muon;
-    double flops_per_second; /* of a thread; 0: unknown */
+    double flops_per_second; /* of one thread; 0: unknown */
     char why[256];           /* why flops_per_second is unknown */
 };
 
@@ -224,7 +224,7 @@ static int load_config(const struct plan_request *request, struct config **confi
     struct config_source source = {
         .text = {.name = "defaults", .text = defaults, .n_bytes = sizeof(defaults) - 1},
     };
-    /* A plan has no socket, and --ranks always counts. */
+    /* A plan needs no socket, so any path will do. --ranks has precedence over the configuration. */
     const struct config_given given = {.socket = "/run/zerod/plan.sock", .ranks = request->n_ranks};
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     int r;
@@ -256,8 +256,8 @@ static void declare_matrices(const struct plan_request *request, struct layout_d
 }
 
 /*
- * Makes the layout for the plan: the given matrices, full buckets of one parameter each, and one parameter for the
- * rest. A real model with many small parameters needs about as much.
+ * Makes the layout for the plan: the given matrices, full buckets of one parameter each, and one parameter with the
+ * remaining elements. A real model with many small parameters needs about as much.
  */
 static int make_layout(const struct plan *plan, uint64_t n_full, struct layout **layout)
 {
@@ -293,7 +293,7 @@ static int plan_layout(const struct plan *plan, uint64_t n_full, struct plan_byt
 
     if (r < 0)
         return r;
-    /* n_buckets may be larger than the layout's number: see plan_sum(). */
+    /* n_buckets is the model's number, and may be larger than the layout's: see plan_sum(). */
     options = budget_options(
         plan->config, layout,
         (struct budget_ranks){.first_local = plan->first_local_rank, .n_local = plan->n_local_ranks}, plan->n_buckets);
@@ -326,8 +326,9 @@ static uint64_t extrapolate(uint64_t a, uint64_t n_a, uint64_t b, uint64_t n_b, 
 }
 
 /*
- * The tables of a layout for 1e12 parameters on 1,024 ranks would not fit into this machine. All full buckets are
- * equal, so the bytes of a large model follow from the bytes of two smaller ones; only the pool has an upper limit.
+ * Computes the plan's bytes. A layout for 1e12 parameters on 1,024 ranks would be too large for this machine. Because
+ * all full buckets are equal, the bytes of a large model are extrapolated from those of two smaller ones. Only the pool
+ * has an upper limit.
  */
 static int plan_sum(struct plan *plan, uint64_t n_full)
 {
@@ -383,7 +384,10 @@ static int plan_compute(struct plan *plan)
     return r;
 }
 
-/* Chooses the room for GPUs. If memory is short, the daemon makes less room. */
+/*
+ * Chooses the large buckets and rings of a job whose models are on GPUs. The daemon makes them smaller if memory is
+ * short.
+ */
 static int choose_gpu_room(const struct plan_request *request, struct config *config)
 {
     if (!request->offload)

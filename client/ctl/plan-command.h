@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* `zerodctl plan`: the memory that a model will need, without a daemon. */
+/* `zerodctl plan`: computes, without a daemon, the memory that a model will need. */
 
 #include <stdbool.h>
 #include <stdio.h>

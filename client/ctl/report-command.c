@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The command `zerodctl report`: the daemon's own report, with the kernel's data. */
+/* The command `zerodctl report`: adds the kernel's data to the daemon's own report. */
 
 #include "client/ctl/report-command.h"
 
@@ -25,7 +25,9 @@ enum {
 
 DEFINE_CLEANUP(FILE *, fclose);
 
-/* Return: {"text": ...} or {"error": ...}, because a report without a file is better than no report. */
+/*
+ * Return: {"text": ...}; or {"error": ...} if the file cannot be read, because a report without it is better than none.
+ */
 static struct json_object *file_object(struct json *j, const char *path)
 {
     struct json_object *o = json_new_object(j);
@@ -65,7 +67,7 @@ struct segment_uses {
     size_t n;
 };
 
-/* Return: NULL if there are too many segments. */
+/* Finds or adds the entry of a segment. Return: NULL if there are too many segments. */
 static struct segment_use *find_use(struct segment_uses *uses, const char *name)
 {
     size_t i;
@@ -79,7 +81,7 @@ static struct segment_use *find_use(struct segment_uses *uses, const char *name)
     return &uses->items[uses->n++];
 }
 
-/* Sums the memfd mappings of smaps by name, from lines with "/memfd:NAME (deleted)". */
+/* Adds up the sizes of the memfd mappings in smaps by name. Their lines have "/memfd:NAME (deleted)". */
 static void read_segments(FILE *file, struct segment_uses *uses)
 {
     struct segment_use *use = NULL;

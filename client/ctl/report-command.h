@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * `zerodctl report`: the daemon's own report, and the kernel's data about the daemon, its ranks and the machine, in one
- * JSON object (docs/schema/report.json). It has no environment, no command lines, and only the files of /proc and /sys
- * that are named here.
+ * `zerodctl report`: writes one JSON object (docs/schema/report.json) with the daemon's own report and the kernel's
+ * data about the daemon, its ranks and the machine. It has no environment, no command lines, and only those files of
+ * /proc and /sys that report-command.c names.
  */
 
 struct json_object;

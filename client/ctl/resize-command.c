@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Asks the daemon to change the number of ranks (resize.h). */
+/* Asks the daemon to change the number of ranks (resize-command.h). */
 
 #include "client/ctl/resize-command.h"
 

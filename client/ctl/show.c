@@ -121,7 +121,7 @@ static void show_overlap(FILE *file, struct json_object *o)
             print_bytes(all, get_u64(overlap, "micro_batch_bytes")));
 }
 
-/* Prints the classes of memory in host memory, or those on GPUs. */
+/* Prints the classes of memory in host memory or, with on_device, on GPUs. */
 static void show_classes(FILE *file, struct json_object *memory, bool on_device)
 {
     const char *separator = ": ";

@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * Prints answers of the daemon for people. The input is described in docs/schema/. Missing keys, as in the answer of an
+ * Prints answers of the daemon for people. docs/schema/ describes the answers. Missing keys, as in the answer of an
  * older daemon, are shown as 0 or "-".
  */
 

@@ -17,7 +17,7 @@ enum { TABLE_MAX_COLUMNS = 16 };
 struct table {
     const char *const *heads; /* n_columns, static */
     size_t n_columns;
-    char **cells; /* row after row, owned */
+    char **cells; /* in row order, owned */
     size_t n_cells, n_allocated;
     bool failed; /* memory was short, so nothing is printed */
 };

@@ -71,7 +71,9 @@ static bool is_same(struct json_object *a, struct json_object *b, const char *ke
     return get_u64(a, key) == get_u64(b, key);
 }
 
-/* Is there a diagnostic that feed->diagnostics lacks? The diagnostics of a new daemon always count as new. */
+/*
+ * Return: true if feed->diagnostics lacks the daemon's last diagnostic. All diagnostics of a new daemon count as new.
+ */
 static bool has_news(const struct feed *feed, struct json_object *status)
 {
     struct json_object *last = get(status, "last_diagnostic"), *known = get(feed->status, "last_diagnostic");
@@ -80,7 +82,10 @@ static bool has_news(const struct feed *feed, struct json_object *status)
            (!feed->diagnostics || !known || !is_same(last, known, "id") || !is_same(status, feed->status, "pid"));
 }
 
-/* Keeps ranks for later comparisons. Drops those of a replaced daemon, because the new one counts from 0. */
+/*
+ * Keeps feed->ranks for later comparisons. Drops the answers of a replaced daemon, because the new daemon counts from
+ * 0.
+ */
 static void keep_base(struct feed *feed, bool is_replaced)
 {
     struct feed_base *bases = feed->bases;
@@ -145,7 +150,7 @@ static struct json_object *find_rank(struct json_object *ranks, uint64_t number)
     return NULL;
 }
 
-/* The share of the counted time since the base. Return: negative if it is not known yet. */
+/* Return: the share of the time since the base by which count() has grown; negative if it is not known yet. */
 static double share_of(const struct feed *feed, struct json_object *rank, uint64_t (*count)(struct json_object *rank))
 {
     const struct feed_base *base = &feed->bases[feed->bases[0].ranks ? 0 : 1];

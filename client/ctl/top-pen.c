@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Text on a pad of ncurses. */
+/* Writes text on a pad of ncurses. */
 
 #include "client/ctl/top-pen.h"
 
@@ -16,14 +16,14 @@
 
 enum {
     FIRST_ROWS = 16,
-    MAX_ROWS = 20000, /* picked: of the longest text; further rows are not shown */
+    MAX_ROWS = 20000, /* picked: the longest text; further rows are not shown */
     WORD_CELLS = 64,  /* longer words are broken */
 };
 
 /* ---- colours ------------------------------------------------------------------------------------------- */
 
 static const struct {
-    short color; /* negative: the terminal's own */
+    short color; /* negative: the terminal's default colour */
     attr_t attributes;
 } styles[N_PEN_STYLES] = {
     [PEN_PLAIN] = {-1, A_NORMAL},           [PEN_LABEL] = {COLOR_CYAN, A_NORMAL}, [PEN_GOOD] = {COLOR_GREEN, A_NORMAL},
@@ -151,7 +151,7 @@ static void put_space(struct pen *pen, struct word *word, char c, attr_t attribu
     put_word(pen, word, attributes);
     if (c == '\n')
         next_row(pen, pen->indent);
-    else if (pen->column < pen->width) { /* at the edge the next word wraps anyway */
+    else if (pen->column < pen->width) { /* at the right edge no space is needed, because the next word wraps */
         (void)wattrset(pen->pad, (int)attributes);
         (void)mvwaddch(pen->pad, pen->row, pen->column++, ' ');
     }

@@ -2,14 +2,14 @@
 #pragma once
 
 /*
- * Text on a pad of ncurses that grows downwards. Words wrap at the right edge, and continuation lines are indented.
- * Characters that the terminal would obey or cannot show (control characters, bytes that are not UTF-8, characters
- * without a width of their own) are written as \xNN.
+ * Writes text on a pad of ncurses, which grows downwards. Words wrap at the right edge, and continuation lines are
+ * indented. Characters that the terminal would obey or cannot show (control characters, bytes that are not UTF-8,
+ * characters without a width of their own) are written as \xNN.
  */
 
 #include <ncurses.h>
 
-/* Colours only help: the text has all that they mean. */
+/* Colours add nothing to the text, which says the same. */
 enum pen_style {
     PEN_PLAIN,
     PEN_LABEL,
@@ -27,18 +27,18 @@ struct pen {
     int row, column;
 };
 
-/* Enables colours, unless NO_COLOR is set or the terminal has none. The caller has called newterm(). */
+/* Enables colours, unless NO_COLOR is set or the terminal has none. Call newterm() first. */
 void pen_start_colors(void);
 attr_t pen_attributes(enum pen_style style);
 
 void pen_init(struct pen *pen, int width);
 void pen_deinit(struct pen *pen);
 
-/* A line feed in the text ends the line. */
+/* Writes text. A line feed in the text ends the line. */
 void pen_put(struct pen *pen, enum pen_style style, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* Moves right to the column; on the next row if the pen is already right of it. */
+/* Moves to the column: on this row or, if the pen is already right of the column, on the next row. */
 void pen_go(struct pen *pen, int column);
-/* Begins a line with a label. Its text, also on continuation lines, starts at PEN_TEXT_COLUMN. */
+/* Begins a line with a label. The text after the label, also on continuation lines, starts at PEN_TEXT_COLUMN. */
 void pen_label(struct pen *pen, const char *label);
 /* Ends the line, if it has text. */
 void pen_end_line(struct pen *pen);

@@ -22,9 +22,9 @@
 #include "core/base/base.h"
 
 enum {
-    WIDE_COLUMNS = 120, /* from this width on the table of ranks has more columns */
+    WIDE_COLUMNS = 120, /* at this width or more, the table of ranks has more columns */
     BAR_CELLS = 20,
-    LARGE_LINES = 40,    /* from this height on the job's screen has older diagnostics, too */
+    LARGE_LINES = 40,    /* at this height or more, the job's screen has older diagnostics */
     MAX_DIAGNOSTICS = 8, /* the most older diagnostics on the job's screen */
     DIAGNOSTIC_TEXT_COLUMN = 13,
 };
@@ -44,11 +44,11 @@ enum section_kind {
 
 struct section {
     struct pen pen;
-    int n_min;  /* rows that it gets before other sections get more than their n_min */
-    int n_rows; /* rows that it got */
+    int n_min;  /* rows for this section before any section gets more than its n_min */
+    int n_rows; /* rows for this section */
 };
 
-/* "12 ms", "3.2 s", "59 min": at most 7 characters. */
+/* Prints a time in at most 7 characters, such as "3.2 s" or "59 min". */
 static char *print_short(char *dst, uint64_t ns)
 {
     static const struct {
@@ -95,7 +95,7 @@ static void write_title(struct pen *pen, struct json_object *o)
     pen_end_line(pen);
 }
 
-/* Says why there is no newer answer. */
+/* Writes why the last poll failed. */
 static void write_outage(struct pen *pen, const struct feed *feed, uint64_t now_ms)
 {
     char age[PRINT_SIZE];
@@ -147,7 +147,7 @@ static void write_step(struct pen *pen, struct json_object *o)
     }
 }
 
-/* One phase with its share of the step. */
+/* Writes one phase with its share of the step. */
 static void write_phase(struct pen *pen, const char *name, uint64_t ns, uint64_t step_ns)
 {
     char text[PRINT_SIZE];
@@ -157,7 +157,9 @@ static void write_phase(struct pen *pen, const char *name, uint64_t ns, uint64_t
         pen_put(pen, PEN_PLAIN, " (%.0f %%)", 100.0 * (double)ns / (double)step_ns);
 }
 
-/* compute is the rest of the step, without wait and update. reduce runs at the same time. */
+/*
+ * Writes the last step's phases. compute is the step without wait and update; reduce runs at the same time as compute.
+ */
 static void write_time(struct pen *pen, struct json_object *o)
 {
     struct json_object *time = get(o, "time"), *slowest = get(o, "slowest_rank");
@@ -251,7 +253,7 @@ static void write_values(struct pen *pen, const struct feed *feed, uint64_t now_
 
 /* ---- memory -------------------------------------------------------------------------------------------- */
 
-/* "[####      ] 41 %" */
+/* Writes a bar such as "[#### ] 41 %". */
 static void write_bar(struct pen *pen, uint64_t part, uint64_t all)
 {
     double share = all > 0 ? (double)part / (double)all : 0;
@@ -419,7 +421,7 @@ static void write_diagnostics(struct pen *pen, const struct feed *feed, uint64_t
 struct column {
     const char *head;
     int width;
-    bool is_wide; /* shown from WIDE_COLUMNS on */
+    bool is_wide; /* only shown if the terminal has WIDE_COLUMNS */
     void (*write)(struct pen *pen, const struct feed *feed, struct json_object *rank);
     const char *key;
 };
@@ -432,7 +434,7 @@ static void write_state(struct pen *pen, const struct feed *feed, struct json_ob
     pen_put(pen, get(rank, "fault") ? PEN_TROUBLE : is_lost ? PEN_WARNING : PEN_PLAIN, "%s", state);
 }
 
-/* share: of time; negative: unknown. A share of `most` or more is highlighted. */
+/* Writes a share of time; a negative one is unknown. A share of `most` or more is highlighted. */
 static void write_share(struct pen *pen, double share, double most)
 {
     if (share >= 0)
@@ -448,7 +450,7 @@ static void write_behind(struct pen *pen, const struct feed *feed, struct json_o
 
 static void write_waited(struct pen *pen, const struct feed *feed, struct json_object *rank)
 {
-    write_share(pen, feed_waited_share(feed, rank), 2); /* the other rank is slow */
+    write_share(pen, feed_waited_share(feed, rank), 2); /* never highlighted: another rank is slow */
 }
 
 static void write_since(struct pen *pen, struct json_object *rank, const char *key)
@@ -550,7 +552,7 @@ static const struct {
     [SECTION_RANKS_HEAD] = {write_ranks_head, 1}, [SECTION_RANKS] = {write_ranks, 4},
 };
 
-/* The sections get the remaining rows in this order. Older diagnostics come last. */
+/* Rows that remain after n_min go to the sections in this order. */
 static const enum section_kind greedy[] = {SECTION_FINDINGS, SECTION_NODES, SECTION_MEMORY, SECTION_RANKS,
                                            SECTION_DIAGNOSTICS};
 
@@ -570,7 +572,7 @@ static void share_out(struct section *list, int n_left)
         n_left = grant(&list[greedy[i]], pen_n_rows(&list[greedy[i]].pen) - list[greedy[i]].n_rows, n_left);
 }
 
-/* Copies rows of a pad to the screen. Return: the row after them. */
+/* Copies rows of a pad to the screen. Return: the screen's row after the copied ones. */
 static int copy_rows(const struct pen *pen, int from, int row, int n_rows)
 {
     if (pen->pad && n_rows > 0)
@@ -584,7 +586,7 @@ static void correct_scroll(struct view *view, int n_rows, int n_shown)
     view->n_page = MAX(n_shown, 1);
 }
 
-/* Draws the last row: the keys, and the shown part of the rows. */
+/* Draws the last row, which lists the keys and the numbers of the shown rows. */
 static void draw_footer(const struct view *view, const char *keys, int n_rows, int n_shown)
 {
     char place[64] = "";
@@ -630,7 +632,7 @@ static void draw_text(struct view *view, struct pen *pen, const char *keys)
     pen_deinit(pen);
 }
 
-/* Writes a diagnostic. Each of its lines is a label and a text; a text wraps to the text's column. */
+/* Writes a diagnostic. A line that starts with a space has a label and a text, and wraps to the text's column. */
 static void write_lines(struct pen *pen, const char *text)
 {
     for (size_t n; *text; text += n + (text[n] == '\n')) {

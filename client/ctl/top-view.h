@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The screens of `zerodctl top`: the job, one diagnostic, and help. They are drawn on stdscr of ncurses, in its size.
- * If a section does not fit, its beginning is shown; the table of ranks and texts scroll.
+ * The screens of `zerodctl top`: the job, one diagnostic, and help. They fill stdscr of ncurses. If a section does not
+ * fit, its beginning is shown. Only the table of ranks, diagnostics and the help text scroll.
  */
 
 #include <stdbool.h>
@@ -24,5 +24,5 @@ struct view {
     unsigned older; /* number of diagnostics newer than the shown one */
 };
 
-/* now_ms: control_clock_ms(). Writes to stdscr; the caller refreshes. */
+/* Draws the screen on stdscr; the caller refreshes it. now_ms: control_clock_ms(). */
 void view_draw(struct view *view, const struct feed *feed, uint64_t now_ms);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The terminal of `zerodctl top`: its size, keys and signals. An epoll descriptor is readable when there is a key or a
- * signal, also during a poll of the daemon. Signals are blocked and read from a descriptor, so no handler runs between
- * two calls of ncurses, and the terminal is restored before a signal ends the process.
+ * The terminal of `zerodctl top`: its size, keys and signals. An epoll descriptor is readable when a key or a signal is
+ * pending, and is served also during a poll of the daemon. Signals are blocked and read from a descriptor, so no
+ * handler runs between two calls of ncurses, and the terminal is restored before a signal ends the process.
  */
 
 #include "client/ctl/top.h"
@@ -34,7 +34,7 @@
 enum {
     PERIOD_MS = 500,
     MIN_COLUMNS = 2, /* with a single column ncurses 6.4 reads beyond its memory */
-    ESCAPE_MS = 25,  /* picked: the longest time between an escape and the rest of a key's sequence */
+    ESCAPE_MS = 25,  /* picked: the longest time between ESC and the bytes of a key's sequence after it */
 };
 
 static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH};
@@ -42,7 +42,7 @@ static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH};
 struct top {
     struct feed feed;
     struct view view;
-    struct control_idle idle; /* reads keys and signals; its descriptor is the epoll descriptor */
+    struct control_idle idle; /* reads keys and signals; idle.fd is the epoll descriptor */
     sigset_t mask;            /* the original mask */
     int signal_fd;
     SCREEN *screen; /* NULL: the terminal is unchanged */
@@ -153,7 +153,10 @@ static void read_signals(struct top *top)
     }
 }
 
-/* Reads all keys. A closed terminal has no keys but stays readable; its SIGHUP may come a little later. */
+/*
+ * Reads all keys. Ends top if the terminal is closed, because a closed terminal stays readable, and its SIGHUP may come
+ * later.
+ */
 static void read_keys(struct top *top)
 {
     struct pollfd pollfd = {.fd = STDIN_FILENO, .events = POLLIN};
@@ -181,7 +184,7 @@ static void draw(struct top *top)
     (void)refresh();
 }
 
-/* Return: not 0 if top ends. */
+/* Reads signals and keys, and redraws. Return: not 0 if top ends. */
 static int on_event(void *userdata)
 {
     struct top *top = userdata;
@@ -229,7 +232,7 @@ static int start_events(struct top *top)
     return 0;
 }
 
-/* If the user's locale is not installed here, UTF-8 is the best guess. */
+/* Sets the user's locale; UTF-8 if that locale is not installed. */
 static void start_locale(void)
 {
     if (!setlocale(LC_CTYPE, ""))

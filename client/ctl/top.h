@@ -5,6 +5,6 @@
 
 #include <stdbool.h>
 
-/* argv[0] is "top". Return: 0, or a code of sysexits.h after an error message. A signal that ends top ends the process.
- */
+/* argv[0] is "top". Return: 0, or a code of sysexits.h after an error message. It does not return after a signal that
+ * ends top. */
 int top_command(int argc, char **argv, const char *socket, bool json);

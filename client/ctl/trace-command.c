@@ -25,7 +25,7 @@ enum {
     DEFAULT_STEPS = 10,
     MAX_STEPS = 1000000,
     MAX_MERGED = 64,
-    MAX_MERGED_BYTES = 1 << 30, /* picked: of a file; a profiler writes a fraction of it in a step */
+    MAX_MERGED_BYTES = 1 << 30, /* picked: size of a file; a profiler writes a fraction of this per step */
 };
 
 struct options {
@@ -58,7 +58,7 @@ static int parse_trace_options(int argc, char **argv, struct options *options)
     };
     int c;
 
-    optind = 0; /* main() has used getopt before */
+    optind = 0; /* restarts getopt, which main() has used */
     while ((c = getopt_long(argc, argv, "o:", longs, NULL)) >= 0) {
         if (c == 's' && parse_steps(optarg, &options->n_steps) != 0)
             return EX_USAGE;
@@ -69,7 +69,7 @@ static int parse_trace_options(int argc, char **argv, struct options *options)
         if (c == 'o')
             options->path = optarg;
         if (c == '?')
-            return EX_USAGE; /* getopt has printed why */
+            return EX_USAGE; /* getopt has printed the reason */
     }
     if (optind < argc)
         return ctl_fail("trace takes --steps N, --merge FILE and --output FILE, nothing else", EX_USAGE);
@@ -152,7 +152,7 @@ static int print_trace(struct trace *trace, const struct options *options)
     return r;
 }
 
-/* Says which steps the file has, and whether they are fewer than requested. */
+/* Prints which steps the file has, and whether they are fewer than requested. */
 static void say_traced_steps(const struct trace *trace, const struct options *options)
 {
     uint64_t n = trace->step - MIN(trace->oldest, trace->step);

@@ -23,9 +23,9 @@ static int compare_doubles(const void *a, const void *b)
 }
 
 /*
- * Finds how much later a commit is in `trace` than in `other`, in microseconds: the median over the common steps. The
- * clocks of two machines differ, but a commit reaches all nodes within the time of a message. Return: true if the
- * traces have a step in common.
+ * Computes how much later a commit is in `trace` than in `other`, in microseconds, as the median over the common steps.
+ * The difference is between the clocks of two machines, because a commit reaches all nodes within the time of a
+ * message. Return: false if the traces have no step in common.
  */
 static bool find_shift(struct json_object *trace, struct json_object *other, double *shift)
 {
@@ -78,7 +78,7 @@ const char *trace_merge(struct json_object *trace, struct json_object *other)
         if (!find_shift(trace, other, &shift))
             return "it has no step in common with this trace: take both within some steps";
     } else if (base_us(other) > 0) {
-        /* Both are about 1.7e15, so their difference is exact to a quarter of a microsecond. */
+        /* Both times are about 1.7e15, so their difference as doubles is exact to a quarter of a microsecond. */
         shift = base_us(other) - base_us(trace);
     } else {
         return "it does not say when it began (baseTimeNanoseconds)";

@@ -46,7 +46,7 @@ static int listen_at(const struct addrinfo *info)
     return steal_fd(&fd);
 }
 
-/* Prints the address on stderr. With port 0 the kernel chooses the port, so the address may differ from the option. */
+/* Prints the socket's address on stderr. If the option has port 0, the kernel has chosen another port. */
 static void say_where(int fd)
 {
     struct sockaddr_storage address;

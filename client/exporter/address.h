@@ -4,7 +4,7 @@
 /* The exporter's listening socket. */
 
 /*
- * Listens, and prints the address on stderr. address: "HOST:PORT", "[HOST]:PORT", or ":PORT" for all addresses. Return:
- * a socket; or, after an error message, a negative code of sysexits.h.
+ * Opens a listening socket, and prints its address on stderr. address: "HOST:PORT", "[HOST]:PORT", or ":PORT" for all
+ * addresses. Return: a socket; or, after an error message, a negative code of sysexits.h.
  */
 int place_listen(const char *address);

@@ -19,10 +19,10 @@
 enum {
     /* All picked. */
     MAX_CLIENTS = 128,      /* includes clients that are being dropped */
-    MANY_CLIENTS = 64,      /* from here on the oldest client that has not asked is dropped */
-    CLIENT_MS = 5000,       /* from the connection to the end of the answer, without gathering */
-    CLIENT_BYTES = 16384,   /* of a request's head */
-    THREAD_BYTES = 1 << 19, /* of a client's stack */
+    MANY_CLIENTS = 64,      /* with this many, a new client ends the oldest one without a request */
+    CLIENT_MS = 5000,       /* from the connection to the end of the answer, not counting gather_print() */
+    CLIENT_BYTES = 16384,   /* limit of a request's head */
+    THREAD_BYTES = 1 << 19, /* stack of a client's thread */
 };
 
 struct client {
@@ -34,13 +34,13 @@ struct client {
 struct http {
     struct http_content content;
     struct MHD_Daemon *daemon;
-    pthread_mutex_t mutex; /* for clients, each of which has a thread */
+    pthread_mutex_t mutex; /* for clients[], because each client has a thread */
     struct client clients[MAX_CLIENTS];
 };
 
 /* ---- answers ------------------------------------------------------------------------------------------- */
 
-/* Sends and frees response. NULL: memory was short; this ends the connection. */
+/* Sends and frees response. If it is NULL, memory was short, and the connection ends. */
 static enum MHD_Result send_response(struct MHD_Connection *connection, unsigned code, const char *type,
                                      struct MHD_Response *response)
 {
@@ -115,11 +115,11 @@ static enum MHD_Result answer_metrics(struct MHD_Connection *connection, const s
 
 static void drop_client(struct client *client)
 {
-    (void)shutdown(client->fd, SHUT_RDWR); /* the client's thread then ends, and libmicrohttpd closes fd */
+    (void)shutdown(client->fd, SHUT_RDWR); /* this ends the client's thread, and libmicrohttpd closes fd */
     client->is_dropped = true;
 }
 
-/* Return: the oldest client that has not asked, or NULL. */
+/* Return: the oldest client that has sent no request, or NULL. */
 static struct client *oldest_silent(struct http *http)
 {
     struct client *oldest = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The program zerod-exporter: the metrics of all daemons of a machine, over HTTP. */
+/* The program zerod-exporter serves the metrics of all daemons of a machine over HTTP. */
 
 #include <getopt.h>
 #include <pwd.h>
@@ -48,7 +48,10 @@ static int parse_timeout(const char *text, unsigned *timeout_ms)
     return 0;
 }
 
-/* Return: 0; negative if --help or --version has printed all; or a code of sysexits.h, after an error message. */
+/*
+ * Return: 0; negative after --help or --version, when the program ends; or a code of sysexits.h, after an error
+ * message.
+ */
 static int parse_exporter_options(int argc, char **argv, struct options *options)
 {
     static const struct option long_options[] = {
@@ -124,7 +127,7 @@ int main(int argc, char **argv)
 
     if (r != 0)
         return r < 0 ? 0 : r;
-    /* Before threads start, because they inherit the mask. */
+    /* The signals are blocked before any thread starts, because threads inherit the mask. */
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);

@@ -16,7 +16,7 @@
 #include "core/base/strbuf.h"
 
 enum {
-    FRESH_MS = 100,  /* picked: answers of this age count as new */
+    FRESH_MS = 100,  /* picked: younger answers are used again */
     WHY_SIZE = 1024, /* the size of control.error */
 };
 
@@ -25,7 +25,7 @@ struct target {
     struct metrics_source source; /* answers are owned */
     unsigned timeout_ms;
     bool is_asked;
-    char why[WHY_SIZE]; /* why it has no answers; "": it has them */
+    char why[WHY_SIZE]; /* why it has not answered; "": it has */
 };
 
 struct round {
@@ -36,9 +36,9 @@ struct round {
 
 struct gather {
     struct gather_options options;
-    pthread_mutex_t mutex; /* for the next fields; held while daemons are asked */
+    pthread_mutex_t mutex; /* for the fields below; held while daemons are asked */
     struct round last;
-    uint64_t ended_ms; /* of the last round; 0: there was none */
+    uint64_t ended_ms; /* end of the last round; 0: none yet */
 };
 
 /* ---- one daemon ---------------------------------------------------------------------------------------- */

@@ -23,7 +23,7 @@ int sockets_find(struct sockets *sockets, const char *pattern)
     if (r == GLOB_NOMATCH)
         return 0;
     if (r != 0)
-        return r == GLOB_NOSPACE ? -ENOMEM : 0; /* no sockets in a folder that cannot be read */
+        return r == GLOB_NOSPACE ? -ENOMEM : 0; /* a folder that cannot be read counts as empty */
     sockets->paths = calloc(MAX(found.gl_pathc, (size_t)1), sizeof(*sockets->paths));
     for (size_t i = 0; sockets->paths && i < MIN(found.gl_pathc, (size_t)SOCKETS_MAX); i++) {
         sockets->paths[sockets->n] = strdup(found.gl_pathv[i]);
@@ -48,8 +48,8 @@ static bool is_trusted(uid_t uid, uid_t zerod)
 }
 
 /*
- * Return: true if only trusted users can replace files in the folder. With the sticky bit others may add files, but not
- * replace this one.
+ * Return: true if only trusted users can replace files in the folder. Others may write to a folder with the sticky bit,
+ * because they cannot replace trusted users' files in it.
  */
 static bool trust_folder(const char *path, uid_t zerod, char *why, size_t why_size)
 {

@@ -2,8 +2,9 @@
 #pragma once
 
 /*
- * The sockets of the daemons on this machine, and whether they are trusted. Only root, the user zerod and the
- * exporter's own user may have created them: any other process could send false answers, or delay them for long.
+ * Finds the sockets of the daemons on this machine, and checks whether they are trusted. A socket is trusted if only
+ * root, the user zerod or the exporter's own user can have created it. Other users' sockets could send false or slow
+ * answers.
  */
 
 #include <stdbool.h>
@@ -15,7 +16,7 @@ enum { SOCKETS_MAX = 64 }; /* picked: jobs on one machine */
 struct sockets {
     char **paths; /* owned, sorted */
     size_t n;
-    size_t n_left_out; /* beyond SOCKETS_MAX */
+    size_t n_left_out; /* sockets beyond SOCKETS_MAX */
 };
 
 /* Finds sockets by a pattern of glob(7). Return: 0, and the caller calls sockets_deinit(); or -ENOMEM. */
@@ -23,7 +24,7 @@ int sockets_find(struct sockets *sockets, const char *pattern);
 void sockets_deinit(struct sockets *sockets);
 
 /*
- * Return: true if this is a socket in a place where only trusted users can create one. If not, why gets the reason.
- * zerod: the uid of the user zerod; (uid_t)-1 if that user does not exist.
+ * Return: true if path is a trusted socket; false, with the reason in why, if it is not. zerod: the uid of the user
+ * zerod; (uid_t)-1 if that user does not exist.
  */
 bool sockets_trust(const char *path, uid_t zerod, char *why, size_t why_size);

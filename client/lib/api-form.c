@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Forms a job: declares parameters, maps the daemon's memory, sends initial weights. */
+/* Forms a job: declares parameters, maps the daemon's memory, and sends initial weights. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -205,7 +205,7 @@ static int get_ready(struct zerod *c, bool init_wanted)
         r = call_ask(&c->call, &(struct request){.type = REQUEST_READY}, REPLY_DONE, &reply);
     if (r != 0 || !reply.done.rewound)
         return r;
-    /* The step was aborted between the two answers: continue at its start. */
+    /* The step was aborted after the answer to Form, so this rank continues at its start. */
     c->position = reply.done.position;
     return store_blob(c, reply.done.has_blob, reply.done.blob, reply.done.n_blob_bytes);
 }
@@ -215,7 +215,7 @@ static int get_formed(struct zerod *c)
     struct reply reply;
     int r = 0;
 
-    /* Opens the GPU before it declares anything: if that fails, the other ranks do not wait for this one. */
+    /* The GPU is opened before Declare is sent, so that the other ranks do not wait for this rank if that fails. */
     if (c->welcome.cuda && !c->cuda)
         r = cuda_memory_open(c);
     if (r != 0)
@@ -237,7 +237,7 @@ static int get_formed(struct zerod *c)
     return r;
 }
 
-/* Frees everything that the last daemon's answer to Form created. */
+/* Frees everything that was made from the last daemon's answer to Form. */
 static void unform(struct zerod *c)
 {
     fault_unregister(c);

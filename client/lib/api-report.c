@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sends faults and evidence that only the client can see. They only fill texts, so long ones are cut and not refused: a
- * message that the daemon does not understand would end the connection.
+ * Sends faults and evidence that only the client can see. Long texts and lists are cut, because a message that is too
+ * long would end the connection.
  */
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include "core/base/base.h"
 #include "core/wire/wire-request.h"
 
-/* The most parameters in one report: with 3 bytes each they fit into a packet. Picked; texts name five of them. */
+/* The most parameters in one report. Picked: with 3 bytes each they fit into a packet, and texts name only five. */
 enum { MAX_REPORTED = 32768 };
 
 static int check_params(struct zerod *c, const char *what, const unsigned *params, size_t n_params)

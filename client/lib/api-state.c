@@ -78,8 +78,8 @@ static int check_state(struct zerod *c, unsigned param, enum zerod_state which, 
     return 0;
 }
 
-/* Writes the values where the daemon will read them. Every failure is fatal, because the daemon already counts on them.
- */
+/* Writes the values where the daemon will read them. Every failure is fatal, because the daemon already expects them.
+ * */
 static int fill_place(struct zerod *c, const struct reply_state_is *place, uint64_t n_elems, const void *src)
 {
     size_t n_bytes = n_elems * sizeof(float);
@@ -116,7 +116,7 @@ int zerod_write_state(struct zerod *c, unsigned param, enum zerod_state which, c
     if (r != 0)
         return r;
     if (which == ZEROD_STEP_COUNT || c->layout->params[param].n_elems == 0 || c->rank != 0)
-        return 0; /* there is nothing to fill */
+        return 0; /* the request has the count; of the other states only rank 0's are used */
     if (reply.state_is.n_segments == 0)
         return call_fatal(&c->call, -EPROTO, "zerod gave no place for the state to be written");
     return fill_place(c, &reply.state_is, c->layout->params[param].n_elems, src);

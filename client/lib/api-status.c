@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Asks the daemon for its status, over another connection than that of the rank. */
+/* Asks the daemon for its status over a second connection, not the rank's. */
 
 #include <errno.h>
 #include <stdlib.h>

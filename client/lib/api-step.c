@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Steps: checks the arguments, asks for the step, or aborts it. */
+/* Asks for steps, and aborts them. */
 
 #include <errno.h>
 #include <math.h>
@@ -43,7 +43,7 @@ static int check_hypers(struct zerod *c, const struct zerod_step_args *args)
     return 0;
 }
 
-/* Return: true for NaN too. */
+/* Return: true also for NaN. */
 static bool is_below_0_or_infinite(double value)
 {
     return !(value >= 0) || isinf(value);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Steps, and their abort. */
+/* Steps and aborts. */
 
 struct wire_position;
 struct zerod;

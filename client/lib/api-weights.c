@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Weights as the caller sees them, at addresses that never change. In stage 3 they are readable while they are
- * gathered; the two kinds of memory (memory.h) implement that.
+ * The weights that the caller sees, at addresses that never change. In stage 3 weights are readable while they are
+ * gathered. The two kinds of memory (memory.h) implement this.
  */
 
 #include <errno.h>
@@ -68,7 +68,7 @@ int zerod_memory(struct zerod *c, enum zerod_memory which, void **base, size_t *
 
 /* ---- gather and release -------------------------------------------------------------------------------- */
 
-/* Counts one gather less; hides the parameter at 0. Return: 0 or fatal. */
+/* Undoes one gather of the parameter. Hides it after the last one. Return: 0 or fatal. */
 static int release_one(struct zerod *c, uint32_t param)
 {
     return --c->gathered[param] > 0 ? 0 : c->memory->hide(c, param);
@@ -86,13 +86,13 @@ static int check_ids(struct zerod *c, const char *call, const unsigned *params, 
 
 enum { IDS_PER_PACKET = 16384 }; /* at most 5 bytes each */
 
-/* Return: how many of n_left parameters go into one packet. */
+/* Return: how many of n_left parameters one packet holds. */
 static size_t part_of(size_t n_left)
 {
     return MIN(n_left, (size_t)IDS_PER_PACKET);
 }
 
-/* As part_of(), for a gather. */
+/* Return: as part_of(), but at most as many as memory has room for. */
 static size_t gathered_at_once(const struct zerod *c, const unsigned *params, size_t n_left)
 {
     return c->memory->count_fitting(c, params, part_of(n_left));
@@ -103,7 +103,7 @@ static int send_release(struct zerod *c, const unsigned *params, size_t n_params
     uint32_t n_mends = c->call.n_mends;
     int r = 0;
 
-    /* Stops after a reconnect, because the next daemon knows what is still gathered. */
+    /* Stops after a reconnect, because weights_say_held() has sent the new daemon the gathered parameters. */
     for (size_t i = 0, n; r == 0 && i < n_params && c->call.n_mends == n_mends; i += n) {
         n = part_of(n_params - i);
         r = MIN(call_send(&c->call,
@@ -114,8 +114,8 @@ static int send_release(struct zerod *c, const unsigned *params, size_t n_params
 }
 
 /*
- * Asks the daemon to gather. Sets *offsets to the places in the pool, which live until the next message, or to NULL if
- * the daemon sent none. Return: as call_ask().
+ * Asks the daemon to gather. Sets *offsets to the parameters' places in the pool, or to NULL if the daemon sent none.
+ * The places are valid until the next message. Return: as call_ask().
  */
 static int ask_for(struct zerod *c, const unsigned *params, size_t n, const uint64_t **offsets)
 {
@@ -135,7 +135,10 @@ static int show_one(struct zerod *c, uint32_t param, const uint64_t *offsets, si
     return c->memory->show(c, param, offsets ? offsets[i] : 0);
 }
 
-/* Undoes a failed gather: releases the first n_shown here, the first n_asked in the daemon. Return: status or fatal. */
+/*
+ * Undoes a failed gather: hides the first n_shown parameters, and makes the daemon release the first n_asked. Return:
+ * status or fatal.
+ */
 static int undo_gather(struct zerod *c, const unsigned *params, size_t n_shown, size_t n_asked, int status)
 {
     int r = 0;
@@ -150,8 +153,8 @@ static int undo_gather(struct zerod *c, const unsigned *params, size_t n_shown, 
 }
 
 /*
- * Counts and shows the parameters of one request. On failure *n_shown is how many it has counted. Return: as
- * memory_ops.show().
+ * Shows the parameters of one request, and counts the gathers. On failure *n_shown is the number of counted ones.
+ * Return: as memory_ops.show().
  */
 static int show_all(struct zerod *c, const unsigned *params, size_t n, const uint64_t *offsets, size_t *n_shown)
 {
@@ -197,7 +200,7 @@ int zerod_release(struct zerod *c, const unsigned *params, size_t n_params)
 
     if (r != 0 || !weights_is_stage3(c))
         return r;
-    /* Hides before it sends, because the daemon may then use the pages for another parameter. */
+    /* The parameters are hidden before Release is sent, because the daemon may then use their pages for others. */
     for (size_t i = 0; i < n_params; i++) {
         if (c->gathered[params[i]] == 0) {
             (void)send_release(c, params, i);
@@ -211,13 +214,18 @@ int zerod_release(struct zerod *c, const unsigned *params, size_t n_params)
     return send_release(c, params, n_params);
 }
 
-/* Gathers these parameters once more, and has the daemon release them once, so that the counts stay. */
+/*
+ * Gathers these parameters again, shows them, and makes the daemon release them once, so that the counts do not change.
+ */
 static int gather_again(struct zerod *c, const unsigned *params, size_t n)
 {
     const uint64_t *offsets;
     int r;
 
-    /* Another rank may have aborted the step that begins now. This rank has no part in it yet, so it asks again. */
+    /*
+     * Another rank may have aborted the step that begins now. This rank has sent nothing for that step, so it asks
+     * again.
+     */
     do
         r = ask_for(c, params, n, &offsets);
     while (r == ZEROD_ABORTED && !c->call.fatal);
@@ -269,7 +277,7 @@ int zerod_prefetch(struct zerod *c, const unsigned *params, size_t n_params)
 
     if (r != 0 || !weights_is_stage3(c) || n_params == 0)
         return r;
-    /* One packet, because the daemon would drop a second one while it loads the first. */
+    /* Sends one packet, because the daemon would ignore a second one while it loads the first. */
     return MIN(call_send(&c->call, &(struct request){.type = REQUEST_PREFETCH,
                                                      .prefetch = {.params = params, .n_params = part_of(n_params)}}),
                0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Write windows: between steps, and together on all ranks, the caller writes weights. */
+/* Write windows, in which the callers of all ranks write weights between two steps. */
 
 #include <errno.h>
 
@@ -28,7 +28,7 @@ int zerod_write_begin(struct zerod *c)
     if (r == 0 && c->window_base)
         r = call_fail(&c->call, -EBUSY, "a write window is open already");
     if (r == 0)
-        r = zerod_check_weights(c, NULL); /* the window would replace written memory */
+        r = zerod_check_weights(c, NULL); /* because the window would replace written memory */
     if (r == 0)
         r = c->memory->wait(c);
     if (r == 0)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Requests of one handle to the daemon, and the answers (call.h). */
+/* Requests of one handle to the daemon, and the daemon's answers (call.h). */
 
 #include <assert.h>
 #include <errno.h>
@@ -21,8 +21,8 @@
 #include "core/wire/wire-request.h"
 
 enum {
-    DAEMON_ENDS_MS = 1000,       /* picked: a daemon that stops frees its memory after it has closed its connections */
-    HOLD_GRAD_BYTES = 64 * 1024, /* picked: compared with such a copy a send costs little */
+    DAEMON_ENDS_MS = 1000,       /* picked: a daemon that stops closes its connections, then frees its memory */
+    HOLD_GRAD_BYTES = 64 * 1024, /* picked: a send costs little compared with a copy of this size */
 };
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
@@ -85,8 +85,8 @@ int64_t call_now_ms(void)
 }
 
 /*
- * A signal before poll(), or one that another thread handles, does not end the poll(). So the caller is also asked once
- * a second.
+ * interrupted() is called once a second too, because a signal that arrives before poll(), or that another thread
+ * handles, does not end the poll().
  */
 enum { ASK_EVERY_MS = 1000 };
 
@@ -172,7 +172,7 @@ int call_watch(struct call *call, int64_t until_ms, int64_t *ask_ms)
 
 /* ---- breaks -------------------------------------------------------------------------------------------- */
 
-/* Return: the process that listens at the other end of the socket; 0: unknown. */
+/* Return: the pid of the process that listens at the other end of the socket; 0: unknown. */
 static pid_t listener_of(int fd)
 {
     struct ucred peer = {0};
@@ -182,10 +182,10 @@ static pid_t listener_of(int fd)
 }
 
 /*
- * Return: true if the daemon of this connection still accepts connections. A daemon that was started in its place does
- * not count, and neither does a service manager's socket, which always accepts. While the kernel closes the sockets of
- * a killed daemon, the listener may be the last one to be closed: then a connection to it ends soon. If a service
- * manager keeps the listener, the process ends soon.
+ * Return: true if this connection's daemon still runs and accepts connections. The answer is false for a new daemon at
+ * the same address, and for the socket of a service manager, which always accepts. When a daemon has been killed, the
+ * kernel may close the listening socket last. So the new connection and the process are watched for DAEMON_ENDS_MS, and
+ * the answer is false if either ends.
  */
 static bool is_still_served(const struct call *call)
 {
@@ -205,8 +205,8 @@ int call_lost(struct call *call)
 }
 
 /*
- * Reconnects after a break, unless the daemon still accepts connections: a daemon that ends closes its socket first.
- * Return: as on_break().
+ * Reconnects after a break. If the daemon still accepts connections, it has closed only this connection, which is
+ * fatal, because a daemon that ends closes its listening socket first. Return: as on_break().
  */
 static int mend(struct call *call)
 {
@@ -312,7 +312,7 @@ static void show_n_held(struct call *call)
     atomic_store_explicit(&call->shown->n, (uint32_t)call->n_held, memory_order_release);
 }
 
-/* Return: the request of a run, whose first push has this sequence. */
+/* Return: the request of a run. sequence: the number of its first push. */
 static struct request request_of(const struct held_run *run, uint64_t sequence)
 {
     struct request_push first = run->first;
@@ -329,7 +329,7 @@ static struct request request_of(const struct held_run *run, uint64_t sequence)
 int call_flush(struct call *call)
 {
     struct frame_packet packets[HELD_RUNS];
-    uint64_t sequence = call->runs[0].first.sequence; /* of the push that is held longest */
+    uint64_t sequence = call->runs[0].first.sequence; /* number of the oldest held push */
     size_t n_bytes = 0, n_runs = call->n_runs;
     int r = 0;
 
@@ -366,10 +366,10 @@ static bool goes_with(const struct request_push *first, const struct request_pus
            is_plain(push);
 }
 
-/* Adds the push to a run; calls call_flush() to make room. Return: as call_flush(). */
+/* Adds the push to a run. If no run has room, calls call_flush() first. Return: as call_flush(). */
 static int add_to_run(struct call *call, const struct request_push *push)
 {
-    /* Runs may reorder pushes, but must not reorder the passes of one parameter. */
+    /* Sends earlier passes first, because runs may reorder pushes, but not the passes of one parameter. */
     int r = push->pass > 0 ? call_flush(call) : 0;
 
     for (size_t i = call->n_runs; r == 0 && i > 0; i--) {
@@ -430,8 +430,8 @@ int call_send(struct call *call, const struct request *request)
 }
 
 /*
- * As call_send(), for a request that has an answer. After a reconnect, sends it again if its type is not recorded in
- * the journal. resume_after_break() sends recorded requests again.
+ * As call_send(), for a request that has an answer. After a reconnect, sends the request again if it is not recorded.
+ * Recorded requests are sent again by resume_after_break().
  */
 static int send_asking(struct call *call, const struct request *request)
 {
@@ -453,7 +453,7 @@ static int send_asking(struct call *call, const struct request *request)
 
 /* ---- answers ------------------------------------------------------------------------------------------- */
 
-/* Return: how many descriptors the answer must bring, one for each segment. */
+/* Return: how many descriptors must come with the answer, one for each segment. */
 static size_t n_promised(const struct reply *reply)
 {
     switch (reply->type) {
@@ -592,7 +592,7 @@ const char *call_fit_text(struct call_text *room, const char *text)
 
     if (!text || strnlen(text, sizeof(room->bytes)) < sizeof(room->bytes))
         return text ? text : "";
-    while (n > 0 && ((uint8_t)text[n] & 0xc0) == 0x80) /* not inside a character */
+    while (n > 0 && ((uint8_t)text[n] & 0xc0) == 0x80) /* does not cut inside a UTF-8 character */
         n--;
     memcpy(room->bytes, text, n);
     memcpy(room->bytes + n, more, sizeof(more));

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The last error of a handle, as zerod_error() shows it. The struct owns all strings that the public part points to.
- * All zero is the empty value.
+ * The last error of a handle, which zerod_error() returns. The struct owns all strings that the public part points to.
+ * All zero means no error.
  */
 
 #include <stdarg.h>
@@ -20,9 +20,9 @@ struct client_error {
 
 void error_reset(struct client_error *error);
 
-/* Sets a local error: status and a sentence. */
+/* Sets an error of the library itself, with a status and a sentence. */
 void error_print(struct client_error *error, int status, const char *format, va_list args)
     __attribute__((format(printf, 3, 0)));
 
-/* Sets a refusal of the daemon. Strings are copied. */
+/* Sets a refusal of the daemon, and copies its strings. */
 void error_from_diagnostic(struct client_error *error, int status, const struct wire_diagnostic *d);

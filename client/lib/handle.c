@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The life of a handle (connect, leave, close), and the facts that it has about its job. */
+/* Connects, leaves and closes a handle, and returns facts about its job. */
 
 #include <errno.h>
 #include <stdarg.h>
@@ -25,7 +25,7 @@
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
 
-enum { HELLO_MS = 10000 }; /* as zerod_options.timeout_ms says */
+enum { HELLO_MS = 10000 }; /* documented in zerod_options.timeout_ms */
 
 /* For zerod_error(NULL): why the calling thread's last zerod_connect() returned no handle. */
 static __thread struct client_error connect_error;
@@ -53,7 +53,10 @@ const struct zerod_error *zerod_error(const struct zerod *c)
 
 /* ---- connect ------------------------------------------------------------------------------------------- */
 
-/* Allocates a page that the kernel wipes in a forked child: getpid() is a system call, too slow for each push. */
+/*
+ * Allocates a page that the kernel clears in a forked child, because a system call of getpid() is too slow for each
+ * push.
+ */
 static int watch_forks(struct zerod *c)
 {
     size_t n = (size_t)sysconf(_SC_PAGESIZE);
@@ -110,7 +113,7 @@ static int say_hello(struct zerod *c)
 
     c->call.on_break = resume_after_break;
     c->call.on_break_arg = c;
-    /* Used until the daemon sends its own limit. */
+    /* This limit is used until the daemon has sent its own. */
     c->call.reattach_ms = (uint64_t)(c->call.timeout_ms > 0 ? c->call.timeout_ms : HELLO_MS);
     c->connecting = true;
     r = call_ask(&c->call, &(struct request){.type = REQUEST_HELLO, .hello = resume_hello(c)}, REPLY_WELCOME, &reply);
@@ -147,7 +150,7 @@ static int init_handle(struct zerod *c, const struct zerod_options *options)
     return open_socket(c, path);
 }
 
-/* Return: true if Hello is answered only after other ranks have left or connected. */
+/* Return: true if the daemon answers Hello only after other ranks have left or connected. */
 static bool waits_for_others(const struct zerod *c)
 {
     return c->flags & (ZEROD_AGAIN | ZEROD_ANEW);
@@ -216,7 +219,7 @@ static void leave_if_done(int status, void *c)
 
 int zerod_leave_at_exit(struct zerod *c)
 {
-    c->call.interrupted = NULL; /* its owner may not exist at exit */
+    c->call.interrupted = NULL; /* the callback's owner may not exist at exit */
     return on_exit(leave_if_done, c) == 0 ? 0 : -ENOMEM;
 }
 
@@ -225,9 +228,12 @@ void zerod_close(struct zerod *c)
     if (!c)
         return;
     if (c->call.mine && *c->call.mine)
-        watch_stop(c->watch); /* a forked child does not have its thread */
+        watch_stop(c->watch); /* not in a forked child, which does not have the thread */
     fault_unregister(c);
-    /* A forked child that holds the socket would keep the rank taken. A child's close must not end its parent's. */
+    /*
+     * Shuts the connection down, because a forked child may hold the socket, which would keep the rank attached. A
+     * child must not shut its parent's connection down.
+     */
     if (c->call.fd >= 0 && *c->call.mine)
         (void)shutdown(c->call.fd, SHUT_RDWR);
     if (c->call.fd >= 0)

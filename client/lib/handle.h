@@ -2,13 +2,13 @@
 #pragma once
 
 /*
- * The handle: the state of one rank in libzerod. The files of client/lib, from bottom to top; each calls only those
- * before it, except through the table memory_ops:
+ * The handle: the state of one rank in libzerod. These are the files of client/lib. Each calls only files above it in
+ * the list, except through the table memory_ops:
  *
  *   error.c, recorded.c           the last error; requests that the next daemon may need
  *   call.c                        a request and its answer
  *   overlap.c                     a step whose weights are still being written
- *   memory/cuda.c, range.c        the CUDA driver; where gathered weights lie on a GPU
+ *   memory/cuda.c, range.c        the CUDA driver; addresses of gathered weights on a GPU
  *   memory/mapping.c              segments of shared memory
  *   slots.c, strings.c            places in the ring; strings that are sent once
  *   api-report.c, api-state.c     faults that the client has seen; state of parameters
@@ -18,10 +18,10 @@
  *   memory/host-memory.c          memory_ops for host memory
  *   memory/cuda-memory.c          memory_ops for memory of GPUs
  *   api-step.c, api-form.c        steps and their abort; declaring and forming
- *   reconnect.c                   Hello; connecting again when the daemon was replaced
- *   api-status.c                  questions to the daemon, over a connection of their own
- *   watch.c                       a thread that tells the daemon where the process is
- *   handle.c                      connect, close, and what is known of the job
+ *   reconnect.c                   Hello; reconnecting after a new daemon has taken over
+ *   api-status.c                  the daemon's status, over a second connection
+ *   watch.c                       a thread that sends the daemon the process's stacks
+ *   handle.c                      connect, close, and facts about the job
  *
  * observe.c is separate: it explains faults without a daemon. Python calls python-hook.c, which calls push.c.
  */
@@ -62,22 +62,22 @@ struct zerod {
         char *run_id, *client, *optimizer;
         double momentum;
         enum wire_on_duplicate on_duplicate;
-        bool is_last; /* from the launcher */
+        bool is_last; /* set by the launcher */
     } wants;
-    struct reply_welcome welcome; /* its strings are run_id and optimizer */
+    struct reply_welcome welcome; /* its strings are in run_id and optimizer */
     char *run_id, *optimizer;
     const struct kernels *kernels;
 
     /* Declaring and forming. */
     struct manifest manifest;
-    const void **inits;    /* per parameter, until formed */
+    const void **inits;    /* initial weights per parameter, until formed */
     struct layout *layout; /* when set, the daemon's memory is mapped */
     bool connecting;       /* Hello has not been answered */
     bool forming;          /* zerod_form() runs */
     bool formed;
     bool resumed, init_wanted; /* from Formed */
     struct wire_position position;
-    struct wire_position last; /* of the last micro-batch that was ended */
+    struct wire_position last; /* position of the last ended micro-batch */
     void *blob;
     size_t n_blob_bytes;
     char *status; /* the daemon's last answer to zerod_status() */
@@ -88,24 +88,24 @@ struct zerod {
     struct mapping published; /* struct published_page; empty: the daemon has none */
     uint64_t ring_bytes;
     bool past_caches;       /* writes of gradients into the ring bypass the caches */
-    struct mapping weights; /* the daemon's; stage 3 in host memory: a range for gathered weights */
+    struct mapping weights; /* the daemon's segment; stage 3 in host memory: a range for gathered weights */
     uint8_t *host_scratch;
     size_t n_host_scratch_bytes;
 
     /* Weights. */
     uint8_t *private_weights; /* the copy that the caller sees, or NULL */
     _Atomic int written;      /* state of writes to the weights; see written.c */
-    uint32_t *gathered;       /* stage 3, per parameter */
+    uint32_t *gathered;       /* stage 3: number of gathers per parameter */
     uint8_t *window_base;     /* where the caller writes while a window is open, else NULL */
 
     /* A job on GPUs (cuda-memory.c). */
     struct cuda *cuda;
     void *stream;          /* computes gradients; NULL: the default one */
-    struct mapping pool;   /* stage 3: the last gathered weights, until the next message */
+    struct mapping pool;   /* stage 3: the last gathered weights, valid until the next message */
     struct range *range;   /* stage 3: the copies of gathered weights */
     struct mapping window; /* host memory, apart from the weights */
     struct mapping progress;
-    uint64_t last_point; /* of all pushes until now */
+    uint64_t last_point; /* number of the last push's point (progress.h) */
     uint8_t *device_scratch;
     size_t n_device_scratch_bytes;
 
@@ -113,7 +113,7 @@ struct zerod {
     bool open; /* a micro-batch is open */
     uint32_t ordinal;
     uint64_t sequence;
-    uint16_t *n_pushed; /* per parameter, in the open micro-batch */
+    uint16_t *n_pushed; /* pushes per parameter in the open micro-batch */
     bool *slotted;      /* per parameter: zerod_slot() has returned the place of the next push */
     uint8_t **places;   /* per parameter: memory for a gradient of several parts, or NULL */
     struct slots slots;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Diagnostics without a daemon, for an observer of DDP, in the daemon's own words. Only the names of the parameters are
- * known, so each parameter has one element in the layout. Only the texts read that layout.
+ * Makes the daemon's diagnostics without a daemon, for an observer of DDP. Only the names of the parameters are known,
+ * so each parameter has one element in the layout. Only the diagnostic texts use this layout.
  */
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 #include "zerod/client.h"
 
 struct explained {
-    struct zerod_error public; /* first: the caller has its address */
+    struct zerod_error public; /* must be the first member, because the caller has its address */
     struct diagnostic *diagnostic;
     char *text;
     struct zerod_field fields[DIAGNOSTIC_MAX_FIELDS];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A forward that begins while the update still writes weights (overlap.h). */
+/* Lets a forward begin while the update still writes weights (overlap.h). */
 
 #include <errno.h>
 
@@ -10,9 +10,9 @@
 #include "core/wire/wire-reply.h"
 #include "proto/published.h"
 
-enum { LOOKS = 1000 }; /* picked: tens of microseconds; a worker completes its current chunk in them */
+enum { LOOKS = 1000 }; /* picked: tens of microseconds, in which a worker completes its current chunk */
 
-/* Between two looks: yields the core to its other hardware thread, if there is such an instruction. */
+/* Yields the core to its other hardware thread between two looks, if the CPU has an instruction for this. */
 static void relax(void)
 {
 #ifdef __x86_64__
@@ -39,7 +39,7 @@ static bool is_there(const struct zerod *c, uint32_t param)
     return published_is_there(page, param, c->position.step);
 }
 
-/* Waits for one parameter. Return: 1 if its weights are there; 0 if the daemon has sent something; or fatal. */
+/* Waits for one parameter. Return: 1 if its weights are written; 0 if the daemon has sent something; or fatal. */
 static int await_one(struct zerod *c, uint32_t param, int64_t until_ms)
 {
     int64_t ask_ms = 0;

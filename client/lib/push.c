@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Gradients of a micro-batch: the places where the caller writes them, and their pushes. A large gradient is pushed in
- * parts, so that the ring need not hold all of it.
+ * Gives the caller places for the gradients of a micro-batch, and pushes them. A large gradient is pushed in parts, so
+ * that the ring need not hold all of it.
  */
 
 #include <errno.h>
@@ -54,7 +54,10 @@ void push_close(struct zerod *c)
     slots_close(&c->slots);
 }
 
-/* Returns the address of a parameter's part in its slot. One of several parts is alone in its slot. */
+/*
+ * Returns the address of a parameter's part in its slot. If the parameter has several parts, each has a slot of its
+ * own.
+ */
 static uint8_t *slot_data(const struct zerod *c, uint32_t ticket, uint32_t param)
 {
     const struct layout_param *p = &c->layout->params[param];
@@ -95,7 +98,10 @@ static bool is_refused_duplicate(const struct zerod *c, uint32_t param)
     return c->n_pushed[param] > 0 && c->welcome.on_duplicate != WIRE_ON_DUPLICATE_ACCUMULATE;
 }
 
-/* Returns kept memory for a gradient that the ring never holds as a whole. Return: NULL after a fatal error. */
+/*
+ * Returns memory for a gradient that is larger than a slot. The handle keeps the memory for later gradients. Return:
+ * NULL after a fatal error.
+ */
 static void *get_place(struct zerod *c, uint32_t param)
 {
     if (!c->places[param])
@@ -130,7 +136,7 @@ void *zerod_slot(struct zerod *c, unsigned param)
 
 static struct request_push describe_push(struct zerod *c, const struct zerod_push *push)
 {
-    /* Outside a micro-batch a push names the last one, and the daemon refuses it as too late. */
+    /* A push outside a micro-batch has the last micro-batch's position, and the daemon refuses it as too late. */
     const struct wire_position *at =
         c->open || (c->position.micro_batch == 0 && c->position.step == 0) ? &c->position : &c->last;
 
@@ -152,7 +158,7 @@ static struct request_push describe_push(struct zerod *c, const struct zerod_pus
     };
 }
 
-/* Return: true if the daemon will refuse the push whatever its bytes are. Then only the record is sent. */
+/* Return: true if the daemon will refuse the push whatever its bytes are. Then the push is sent without bytes. */
 static bool is_record_only(const struct zerod *c, const struct zerod_push *push)
 {
     const struct layout_param *p;
@@ -191,8 +197,8 @@ static int push_record(struct zerod *c, const struct zerod_push *push)
 }
 
 /*
- * Copies part i of a parameter into its slot, and writes the slot into the request. from: NULL if the bytes are already
- * there. Return: as slots_get().
+ * Copies part i of a parameter into its slot, and writes the slot into the request. from: the bytes; NULL if the slot
+ * has them already. Return: as slots_get().
  */
 static int place_part(struct zerod *c, uint32_t param, uint32_t i, const void *from, size_t n_bytes,
                       struct request_push *request)
@@ -304,7 +310,10 @@ int zerod_end_backward(struct zerod *c, const void *blob, size_t len)
 
     if (r == 0 && blob && len > WIRE_MAX_BLOB_BYTES)
         r = call_fail(&c->call, -EINVAL, "a blob of %zu bytes; at most %d", len, WIRE_MAX_BLOB_BYTES);
-    /* Waits for the stream's copies: an ended micro-batch outlives this process, but unfinished copies do not. */
+    /*
+     * Waits for the stream's copies, because unfinished ones would be lost with this process, but an ended micro-batch
+     * must not be.
+     */
     if (r == 0)
         r = c->memory->wait_for_pushes(c);
     if (r != 0)

@@ -24,7 +24,7 @@ struct method {
 /* Python's constants, from its documentation of the stable ABI. */
 enum { METH_O = 8, PY_TP_DESCR_GET = 54, PY_TP_DESCR_SET = 55 };
 
-/* All are in the stable ABI. Since Python 3.10 PyType_GetSlot() also works for static types. */
+/* Functions of the stable ABI. PyType_GetSlot() works for static types since Python 3.10. */
 #define PYTHON_CALLS(CALL)                                                                                             \
     CALL(void, hold, "Py_IncRef", (PyObject * object))                                                                 \
     CALL(void, release, "Py_DecRef", (PyObject * object))                                                              \
@@ -90,7 +90,7 @@ static void destroy(PyObject *capsule)
     release_hook(py.open_capsule(capsule, capsule_name));
 }
 
-/* Consumes the object. Return: true if it exists and is true. */
+/* Releases the object. Return: true if it exists and is true in Python. */
 static bool consume_bool(PyObject *object)
 {
     bool is_true = object && py.is_true(object) == 1;
@@ -100,7 +100,7 @@ static bool consume_bool(PyObject *object)
     return is_true;
 }
 
-/* Consumes the object. Return: true if it exists and is a number. */
+/* Sets *number and releases the object. Return: true if the object exists and is a number. */
 static bool consume_number(PyObject *object, long long *number)
 {
     if (!object)
@@ -111,9 +111,8 @@ static bool consume_number(PyObject *object, long long *number)
 }
 
 /*
- * Return: true if this is the parameter's first gradient in this micro-batch, in the graph task that the shared record
- * describes, dense, contiguous and of the declared type; false if not, or if a call raised an exception, which is then
- * still set.
+ * Return: true if this gradient is the parameter's first in this micro-batch, belongs to all->task, and is dense,
+ * contiguous and of the declared dtype. Return: false if not, or if a call raised an exception, which remains set.
  */
 static bool is_simple(const struct hook *h, PyObject *grad)
 {
@@ -126,7 +125,7 @@ static bool is_simple(const struct hook *h, PyObject *grad)
         return false;
     dtype = h->get(all->dtype, grad, NULL);
     if (dtype)
-        py.release(dtype); /* torch keeps the one object of each type */
+        py.release(dtype); /* torch keeps the only object of each dtype */
     return dtype == h->is.dtype && consume_bool(py.call(all->is_contiguous, grad, NULL));
 }
 
@@ -161,8 +160,8 @@ static int push_simple(const struct hook *h, PyObject *param, const void *data)
 }
 
 /*
- * Calls `careful`. Clears a RuntimeError, which a sparse gradient raises because it has no is_contiguous(). Any other
- * exception is the program's.
+ * Calls `careful`, and first clears a RuntimeError, which a sparse gradient raises because it has no is_contiguous().
+ * Returns NULL with any other exception, because the program has to handle it.
  */
 static PyObject *push_with_care(const struct hook *h, PyObject *param)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Reconnects after a break: connects and says Hello until a daemon answers. If that daemon has the state of the last
- * one, it gets the strings, the gathered parameters of stage 3, and the recorded requests that the last one has not
- * received. If it has started without that state and zerod_form() has not returned, the job is formed again. After
- * zerod_form() the state of the run is lost, and that is fatal.
+ * Reconnects after a break: connects and sends Hello until a daemon answers. If that daemon has adopted the run, it is
+ * sent the strings, the gathered parameters of stage 3, and the recorded requests that it does not have. If that daemon
+ * has not adopted the run, and zerod_form() has not returned, the job is formed again. After zerod_form() a lost run is
+ * fatal.
  *
- * A break during a reconnect starts it again. Times without a connection add up until an answer comes, so that a
- * request that kills every daemon does not do so for ever.
+ * A break during a reconnect starts the reconnect again. The times without a connection add up until an answer comes,
+ * so that a request that kills every daemon ends with a timeout.
  */
 
 #include "client/lib/reconnect.h"
@@ -30,11 +30,10 @@
 enum {
     FIRST_PAUSE_MS = 10,
     MAX_PAUSE_MS = 250,
-    /* A daemon that is stopped for good removes its socket. If it was killed, its service manager closes the socket
-     * when it starts no other daemon. The job should end soon in both cases. If a daemon is started by hand in place of
-     * another, it creates the socket again within this time. Service managers keep the socket open until the next
-     * daemon listens.
-     */
+    /* Picked: how long the socket may be absent or closed before the job ends. A daemon that is stopped for good
+     * removes its socket. A service manager closes the socket if it starts no other daemon; otherwise it keeps the
+     * socket open until the next daemon listens. A daemon that a person starts creates the socket again within this
+     * time. */
     ABSENT_MS = 2000,
 };
 
@@ -68,7 +67,7 @@ void resume_deinit(struct zerod *c)
     free(c->optimizer);
 }
 
-/* Return: true if the rank has memory of the last daemon, so that it continues with the next one. */
+/* Return: true if the rank has mapped the last daemon's memory, so that it continues with the next daemon. */
 static bool resumes(const struct zerod *c)
 {
     return c->layout != NULL;
@@ -99,7 +98,7 @@ struct request_hello resume_hello(const struct zerod *c)
 int resume_keep_welcome(struct zerod *c, const struct reply_welcome *welcome)
 {
     c->welcome = *welcome;
-    if (!c->run_id) /* otherwise the caller has the first daemon's strings */
+    if (!c->run_id) /* later, because the caller has pointers to these strings */
         c->run_id = strdup(welcome->run_id);
     if (!c->optimizer)
         c->optimizer = strdup(welcome->optimizer);
@@ -114,10 +113,10 @@ int resume_keep_welcome(struct zerod *c, const struct reply_welcome *welcome)
 
 struct attempts {
     int64_t pause_ms;
-    int64_t absent_ms; /* when the socket was first absent or closed; 0: it accepts connections */
+    int64_t absent_ms; /* since when the socket is absent or closed; 0: it is not */
 };
 
-/* Connects, under the number of the last descriptor. Return: 0, CALL_BROKEN (try again) or fatal. */
+/* Connects again, and keeps the number of the descriptor. Return: 0, CALL_BROKEN (try again) or fatal. */
 static int connect_again(struct call *call, struct attempts *attempts)
 {
     _cleanup_close_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -136,8 +135,8 @@ static int connect_again(struct call *call, struct attempts *attempts)
 }
 
 /*
- * Handles a refusal of Hello. Tries again if the daemon still sees the dead connection (E_RANK_TAKEN), or waits until a
- * person mends state that it cannot adopt (E_HELD). Return: CALL_BROKEN (try again) or fatal.
+ * Handles a refusal of Hello. Hello is sent again if the daemon has not closed the last connection yet (E_RANK_TAKEN),
+ * or waits until a person repairs the state that it cannot adopt (E_HELD). Return: CALL_BROKEN (try again) or fatal.
  */
 static int hello_refused(struct call *call, const struct attempts *attempts, const struct reply_refused *refusal)
 {
@@ -186,7 +185,7 @@ static bool is_same_job(const struct reply_welcome *a, const struct reply_welcom
            a->accumulation == b->accumulation && a->cuda == b->cuda;
 }
 
-/* Prepares to form the job again; no state is lost yet. Return: CALL_ANEW or fatal. */
+/* Prepares to form the job again with a daemon that has not adopted the run. Return: CALL_ANEW or fatal. */
 static int form_anew(struct zerod *c, const struct reply_welcome *welcome)
 {
     int r;
@@ -196,12 +195,12 @@ static int form_anew(struct zerod *c, const struct reply_welcome *welcome)
                           "zerod was started anew with another configuration while the job was formed; start the ranks "
                           "again");
     recorded_drop(&c->call.recorded);
-    c->call.recorded.n_sent = 0; /* the new daemon has received none */
+    c->call.recorded.n_sent = 0; /* the new daemon has received no recorded requests */
     r = resume_keep_welcome(c, welcome);
     return r < 0 ? r : CALL_ANEW;
 }
 
-/* Sends the kept requests with numbers above n_received, byte for byte. */
+/* Sends the kept packets of requests with numbers above n_received again, unchanged. */
 static int send_recorded(struct call *call, uint64_t n_received)
 {
     const struct recorded *recorded = &call->recorded;
@@ -240,7 +239,7 @@ static int send_again(struct zerod *c, uint64_t n_received)
         r = weights_say_held(c);
     if (r == 0)
         r = send_recorded(&c->call, n_received);
-    return r == CALL_SAID_WHY ? 0 : r; /* the call receives the reason */
+    return r == CALL_SAID_WHY ? 0 : r; /* the call that continues receives the reason */
 }
 
 /* Return: as on_break(), or CALL_BROKEN (try again). */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Hello, and reconnecting when the daemon was replaced. */
+/* Sends Hello, and reconnects to the daemon or its successor after a break. */
 
 struct request_hello;
 struct reply_welcome;
@@ -12,11 +12,11 @@ struct zerod_options;
 int resume_init(struct zerod *c, const struct zerod_options *options);
 void resume_deinit(struct zerod *c);
 
-/* Return: the Hello of this handle. Strings live as long as the handle. */
+/* Return: the Hello of this handle. The handle owns its strings. */
 struct request_hello resume_hello(const struct zerod *c);
 
 /* Keeps the daemon's answer to Hello. Return: 0 or fatal. */
 int resume_keep_welcome(struct zerod *c, const struct reply_welcome *welcome);
 
-/* call.on_break; arg: the handle. */
+/* The implementation of call.on_break. arg: the handle. */
 int resume_after_break(void *arg);

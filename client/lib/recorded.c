@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Packets of recorded requests (recorded.h), one after the other: a push costs one copy and no allocation. */
+/* Keeps packets of recorded requests (recorded.h) one after the other, so a push costs one copy and no allocation. */
 
 #include <errno.h>
 #include <stdlib.h>

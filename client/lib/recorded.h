@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Recorded requests (proto/zerod.proto): their number in this incarnation, and the packets that the daemon may not have
- * received. All zero is the empty value.
+ * Recorded requests (proto/zerod.proto): how many this incarnation has sent, and the packets that the daemon may not
+ * have received. All zero means empty.
  */
 
 #include <stddef.h>
@@ -12,7 +12,7 @@
 struct recorded {
     uint8_t *bytes; /* each size is followed by its packet */
     size_t n_bytes, capacity;
-    uint64_t n_sent; /* includes the kept ones, which are the last */
+    uint64_t n_sent; /* number of requests; the last n_kept of them are in bytes */
     uint64_t n_kept;
 };
 
@@ -25,7 +25,7 @@ int recorded_add(struct recorded *recorded, const uint8_t *packet, uint32_t n_by
 void recorded_drop(struct recorded *recorded);
 
 /*
- * Iterates over the kept packets. *at: 0 for the first packet; moves to the next one. Return: the packet, or NULL after
- * the last one.
+ * Returns the kept packet at *at, or NULL after the last one, and moves *at to the next packet. *at: 0 for the first
+ * packet.
  */
 const uint8_t *recorded_next(const struct recorded *recorded, size_t *at, uint32_t *n_bytes);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The slots of one handle (slots.h): the used ones, and the place of the next one. */
+/* Keeps the used slots of one handle, and finds places for new ones (slots.h). */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -62,7 +62,7 @@ static void free_credited(struct slots *slots)
 
         if (ticket->in_use && ticket->pushed && credits(slots, slots->used[i]) != ticket->use) {
             ticket->in_use = false;
-            unlink_ticket(slots, slots->used[i]); /* the list of this parcel must not lead into another list */
+            unlink_ticket(slots, slots->used[i]); /* so that this parcel's list does not lead into another list */
         }
         if (ticket->in_use)
             slots->used[n++] = slots->used[i];
@@ -78,7 +78,7 @@ void slots_close(struct slots *slots)
         slots->first[i] = NO_TICKET;
     for (uint32_t i = 0; i < slots->n_used; i++)
         if (!slots->tickets[slots->used[i]].pushed)
-            slots->tickets[slots->used[i]].in_use = false; /* the daemon does not know it */
+            slots->tickets[slots->used[i]].in_use = false; /* the daemon has not received this ticket */
     free_credited(slots);
 }
 
@@ -104,7 +104,7 @@ static bool find_gap(const struct slots *slots, uint64_t n_bytes, uint64_t *offs
     return end <= slots->ring_bytes && slots->ring_bytes - end >= n_bytes;
 }
 
-/* Return: a ticket that neither side uses, or NO_TICKET. */
+/* Return: a ticket that neither the client nor the daemon uses, or NO_TICKET. */
 static uint32_t free_ticket(struct slots *slots)
 {
     for (uint32_t i = 0; i < slots->n_tickets; i++) {

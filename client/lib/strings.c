@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The table of strings that have a number in messages (strings.h). */
+/* The table of strings that have an id in messages (strings.h). */
 
 #include <errno.h>
 #include <stdlib.h>

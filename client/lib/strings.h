@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Strings of pushes. Each is sent to the daemon once, and later messages contain only its number. */
+/* Strings of pushes. Each string is sent to the daemon once, and later messages contain only its id. */
 
 #include <stdint.h>
 
@@ -12,7 +12,7 @@ struct interned {
     uint32_t id;
 };
 
-/* Open addressing. All zero is the empty value. */
+/* A hash table with open addressing. All zero is the empty value. */
 struct strings {
     struct interned *table;
     uint32_t n, capacity; /* capacity: a power of two */
@@ -20,7 +20,10 @@ struct strings {
 
 void strings_deinit(struct strings *strings);
 
-/* Return: the string's id; or 0, "unknown", if there is no text or no room, because evidence is not worth an error. */
+/*
+ * Return: the string's id; or 0, which means unknown, if text is NULL, empty or too long, or memory is short. This is
+ * no error, because strings are only evidence for diagnostics.
+ */
 uint32_t strings_intern(struct strings *strings, struct call *call, const char *text);
 
 /* Sends all strings to a new daemon. Return: as call_say(). */

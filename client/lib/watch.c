@@ -23,7 +23,7 @@
 #include "core/wire/wire-arena.h"
 
 enum {
-    RETRY_MS = 1000,  /* picked: until the next attempt to connect */
+    RETRY_MS = 1000,  /* picked: pause before the next attempt to connect */
     PYTHON_MS = 1000, /* picked: a running program releases the interpreter lock within 5 ms */
     STACK_BYTES = 256 * 1024,
 };
@@ -54,7 +54,7 @@ static bool is_readable(int fd, int timeout_ms)
     return poll(&poll_fd, 1, timeout_ms) > 0;
 }
 
-/* Asks Python's thread for its text. Return: false if it has not answered in time. */
+/* Asks the Python thread for the stack's text. Return: false if the thread has not answered in time. */
 static bool ask_python(const struct zerod_python *python, char *text, size_t size)
 {
     struct {
@@ -99,10 +99,10 @@ int zerod_unused_signal(void)
     return 0;
 }
 
-/* faulthandler's handler. The program may have replaced it since. */
+/* faulthandler's handler of the signal, which the program may have replaced since. */
 static void *_Atomic faulthandler;
 
-/* Has faulthandler write into its file, and reads the file. Return: the number of bytes. */
+/* Makes faulthandler write into its file, and reads the file. Return: the number of bytes, or 0 on failure. */
 static size_t dump(const struct zerod_python *python, char *text, size_t size)
 {
     ssize_t n;
@@ -116,7 +116,10 @@ static size_t dump(const struct zerod_python *python, char *text, size_t size)
     return n > 0 ? (size_t)n : 0;
 }
 
-/* Shortens as client/python/zerod/sites.py: the path inside an installed package, or the file's name. */
+/*
+ * Return: the path below the folder of installed packages; otherwise the file's name. Does as
+ * client/python/zerod/sites.py.
+ */
 static const char *shorten(const char *file)
 {
     static const char *const folders[] = {"site-packages/", "dist-packages/"};
@@ -127,7 +130,7 @@ static const char *shorten(const char *file)
     return strrchr(file, '/') ? strrchr(file, '/') + 1 : file;
 }
 
-/* `  File "/x/train.py", line 3 in load` becomes "  train.py:3 in load". */
+/* Adds one line of a stack: ` File "/x/train.py", line 3 in load` becomes " train.py:3 in load". */
 static void add_frame(struct strbuf *buf, const char *line, size_t n_bytes)
 {
     const char *file;
@@ -137,7 +140,7 @@ static void add_frame(struct strbuf *buf, const char *line, size_t n_bytes)
     file = strstr(text, "File \"");
     end = file ? strstr(file + 6, "\", line ") : NULL;
     if (!end) {
-        strbuf_add(buf, "%s\n", text); /* "  ..." stands for further frames */
+        strbuf_add(buf, "%s\n", text); /* " ..." means further frames */
         return;
     }
     *end = '\0';
@@ -149,7 +152,7 @@ static void add_frame(struct strbuf *buf, const char *line, size_t n_bytes)
                end ? end : "");
 }
 
-/* Adds the threads that faulthandler has written: the main thread, or all others. */
+/* Adds the stacks that faulthandler has written: the main thread's, or those of all other threads. */
 static void add_threads(struct strbuf *buf, const char *text, const struct zerod_python *python, bool is_main)
 {
     bool takes = false;
@@ -172,7 +175,7 @@ static void add_threads(struct strbuf *buf, const char *text, const struct zerod
     }
 }
 
-/* Return: the stack of the process; "" if it is unknown. The caller frees it. */
+/* Return: the stack of the process, which the caller frees; "" if the stack is unknown. */
 static struct strbuf read_stack(const struct zerod_python *python)
 {
     static char text[4 * WIRE_MAX_STACK_BYTES];
@@ -215,7 +218,7 @@ static int send_stack(struct watch *watch)
     return r;
 }
 
-/* Answers until the connection breaks. Return: false if the watch must stop. */
+/* Answers the daemon's questions until the connection breaks. Return: false if the watch must stop. */
 static bool serve_connection(struct watch *watch)
 {
     char why[WIRE_WHY_BYTES];
@@ -233,14 +236,14 @@ static bool serve_connection(struct watch *watch)
         if (r == 0)
             r = wire_unpack_reply(&watch->arena, watch->in.data, watch->in.n_bytes, &reply, why, sizeof(why));
         if (r == 0 && reply.type == REPLY_REFUSED)
-            return false; /* an older daemon has adopted the job and does not know watches */
+            return false; /* an older daemon, without watches, has adopted the job */
         if (r == 0)
             r = reply.type == REPLY_LOOK ? send_stack(watch) : -EPROTO;
     }
     return true;
 }
 
-/* The thread of the watch. It reconnects when the daemon was replaced. */
+/* The thread of the watch. It reconnects when a connection has ended. */
 static void *serve_until_stopped(void *userdata)
 {
     struct watch *watch = userdata;
@@ -251,7 +254,7 @@ static void *serve_until_stopped(void *userdata)
         if (watch->fd >= 0 && connect(watch->fd, (const struct sockaddr *)&watch->address, sizeof(watch->address)) == 0)
             goes_on = serve_connection(watch);
         if (watch->fd >= 0) {
-            (void)shutdown(watch->fd, SHUT_RDWR); /* a forked child may hold it too */
+            (void)shutdown(watch->fd, SHUT_RDWR); /* because a forked child may hold the socket too */
             close(steal_fd(&watch->fd));
         }
         goes_on = goes_on && wait_for_packet(watch, RETRY_MS);
@@ -271,7 +274,10 @@ static void watch_free(struct watch *watch)
     free(watch);
 }
 
-/* The program's handlers of signals never run on this thread; faulthandler's does. */
+/*
+ * Starts the watch's thread. Of all signal handlers only faulthandler's and those of SIGSEGV and SIGBUS run on this
+ * thread.
+ */
 static int start_watching(struct watch *watch)
 {
     sigset_t all, before;

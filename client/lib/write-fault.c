@@ -3,7 +3,7 @@
 /*
  * The handler of SIGSEGV. The first write to published weights makes them private to the process (written.c), and the
  * program continues. A program that reads released weights, or writes to gathered ones, ends with SIGSEGV as without
- * this handler, but a text on stderr names the parameter. The handler is async-signal-safe: it looks the names up in
+ * this handler, but a text on stderr names the parameter. The handler is async-signal-safe, because it only reads
  * memory that does not change.
  */
 
@@ -25,7 +25,7 @@
 enum { MAX_WATCHED = 64, MAX_FRAMES = 12 };
 
 struct watched {
-    _Atomic(struct zerod *) client; /* NULL: free */
+    _Atomic(struct zerod *) client; /* NULL: the entry is free */
     const uint8_t *base;
     size_t n_bytes;
 };
@@ -50,7 +50,7 @@ static void say_name(const struct layout_param *param)
     }
 }
 
-/* A handler must not call printf(). */
+/* Writes a number to stderr, because a handler must not call printf(). */
 static void say_number(uint64_t number)
 {
     char digits[20];
@@ -74,7 +74,7 @@ static const struct layout_param *find_param(const struct zerod *c, uint64_t off
     return NULL;
 }
 
-/* Writes the daemon's text: the process ends too soon to ask the daemon. */
+/* Writes the text that the daemon has for this fault, because the process ends too soon to ask the daemon. */
 static void say_text(const struct report_text *text, size_t language)
 {
     write_stderr("\n  cause          ");
@@ -116,7 +116,7 @@ static void explain_fault(const struct zerod *c, uint64_t offset)
     backtrace_symbols_fd(frames, backtrace(frames, MAX_FRAMES), STDERR_FILENO);
 }
 
-/* Return: true for a jump into the weights, which would fail even if they were writable. */
+/* Return: true if the fault is a jump into the weights, which would fail even if they were writable. */
 static bool is_jump(const siginfo_t *info, const void *context)
 {
 #if defined(__x86_64__)
@@ -148,9 +148,9 @@ static void on_sigsegv(int number, siginfo_t *info, void *context)
         explain_fault(c, (uint64_t)(address - watched[i].base));
         break;
     }
-    /* The faulting instruction runs again and meets the previous handler. */
+    /* When this handler returns, the faulting instruction runs again and faults into the previous handler. */
     sigaction(SIGSEGV, &previous, NULL);
-    if (info->si_code <= 0) /* sent by kill(): no instruction has faulted */
+    if (info->si_code <= 0) /* kill() has sent the signal, so no instruction faults again */
         (void)raise(SIGSEGV);
 }
 
@@ -159,7 +159,7 @@ static void install(void)
     struct sigaction action = {.sa_sigaction = on_sigsegv, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     void *frame[1];
 
-    (void)backtrace(frame, 1); /* its first call loads a library, which a handler must not */
+    (void)backtrace(frame, 1); /* the first call of backtrace() loads a library, which a handler must not */
     installed = sigaction(SIGSEGV, &action, &previous) == 0;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The handler of SIGSEGV, and the weights of all handles that it watches. */
+/* Registers the weights of handles that the handler of SIGSEGV watches. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -9,4 +9,4 @@
 struct zerod;
 
 void fault_register(struct zerod *c, const uint8_t *base, size_t n_bytes);
-void fault_unregister(const struct zerod *c); /* also for a handle that is not registered */
+void fault_unregister(const struct zerod *c); /* also if c is not registered */

@@ -3,9 +3,8 @@
 /*
  * Writes to published weights outside of a window. The first write makes the weights private to this process: the
  * kernel copies the written pages, and all other pages still show what the daemon publishes. The next micro-batch, step
- * or window reports the change as E1106, because no other rank has it; a program that has completed its last step has
- * none of these. In stage 3 such a write ends the process, because a release would drop the weight and the write with
- * it.
+ * or window reports the change as E1106, because no other rank has it. After its last step a program may write freely.
+ * In stage 3 such a write ends the process, because a release would drop the written weight.
  */
 
 #include <stdatomic.h>
@@ -28,7 +27,10 @@ static bool make_private(struct zerod *c)
                 c->weights.fd, 0) != MAP_FAILED;
 }
 
-/* Several threads may write at the same time: the second must not map over the writes of the first. */
+/*
+ * Several threads may write at the same time. Only the first maps the memory, so that no other one maps over its
+ * writes.
+ */
 bool written_begin(struct zerod *c)
 {
     int seen = NOTHING_WRITTEN;
@@ -67,8 +69,8 @@ void written_forget_reported(struct zerod *c)
 }
 
 /*
- * Sets *byte to the first different byte of the first different parameter. Return: how many parameters differ from the
- * published weights.
+ * Finds the parameters that differ from the published weights, and sets *byte to the first different byte of the first
+ * one. Return: the number of these parameters.
  */
 static size_t find_changed(const struct zerod *c, const uint8_t *published, unsigned *changed, uint64_t *byte)
 {
@@ -98,7 +100,7 @@ static int report_changed(struct zerod *c, const uint8_t *published, const char 
     if (!changed)
         return call_fatal(&c->call, -ENOMEM, "out of memory");
     n = find_changed(c, published, changed, &byte);
-    if (n == 0) { /* the same values were written, as a broadcast does */
+    if (n == 0) { /* the program wrote equal values, as a broadcast does */
         forget(c);
         return 0;
     }
@@ -124,7 +126,7 @@ static int compare_weights(struct zerod *c, const char *where)
     return r;
 }
 
-/* Asks the daemon any question, because it answers with the refusal while that is in force. */
+/* Asks the daemon for any value, because the daemon's answer is the refusal until the fault is cleared. */
 static int ask_for_refusal(struct zerod *c)
 {
     uint32_t trained = 0;

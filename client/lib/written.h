@@ -7,11 +7,14 @@
 
 struct zerod;
 
-/* Called in the handler of SIGSEGV after a write to published weights. Return: true if a repeated write succeeds. */
+/*
+ * The handler of SIGSEGV calls it after a write to published weights. Return: true if the write succeeds when it is
+ * repeated.
+ */
 bool written_begin(struct zerod *c);
 
-/* Notes that the private copy is equal to the published weights. */
+/* Call it when the private copy has become equal to the published weights. */
 void written_refreshed(struct zerod *c);
 
-/* If E1106 has reported writes, makes the weights the published ones again. */
+/* Replaces written weights with the published ones, if E1106 has reported the writes. */
 void written_forget_reported(struct zerod *c);

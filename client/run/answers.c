@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Whether a daemon answers on a socket, and whether zerodrun may start one there. */
+/* Checks whether a daemon answers on a socket, and whether zerodrun may start one on that socket. */
 
 #include "client/run/answers.h"
 
@@ -34,7 +34,7 @@ bool answers_now(const char *path)
 {
     int r = path ? try_to_connect(path) : -ENOENT;
 
-    return r == 0 || r == -EAGAIN; /* the queue of connections is full, so a daemon listens */
+    return r == 0 || r == -EAGAIN; /* -EAGAIN: a daemon listens, and its queue of connections is full */
 }
 
 static bool folder_belongs_to(const char *path, uid_t uid)
@@ -45,8 +45,8 @@ static bool folder_belongs_to(const char *path, uid_t uid)
     return copy && stat(dirname(copy), &st) == 0 && st.st_uid == uid;
 }
 
-/* Is the socket in the folder of zerod's systemd units? Return: false also if systemd does not run here, or if this
- * process has the units' user. */
+/* Return: true if the socket is in the folder of zerod's systemd units; false also if this machine has no systemd, or
+ * this process runs as the units' user. */
 static bool is_units_place(const char *path)
 {
     const struct passwd *zerod = getpwnam("zerod");
@@ -55,7 +55,10 @@ static bool is_units_place(const char *path)
            folder_belongs_to(path, zerod->pw_uid);
 }
 
-/* Names the unit of this socket in the error, if the socket has the usual name. Return: -sysexits.h. */
+/*
+ * Prints the error for a socket in the units' folder. It names the unit if the socket has the usual name. Return:
+ * -sysexits.h.
+ */
 static int refuse_units_place(const char *path)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -71,7 +74,7 @@ static int refuse_units_place(const char *path)
     return -EX_UNAVAILABLE;
 }
 
-/* Does the socket belong to another user? Return: 0, or -EX_UNAVAILABLE after an error message. */
+/* Refuses a socket of another user. Return: 0; or -EX_UNAVAILABLE after an error message. */
 static int refuse_others_socket(const char *path)
 {
     const struct passwd *owner;

@@ -2,15 +2,15 @@
 #pragma once
 
 /*
- * Asks whether a daemon answers on a socket. zerodrun starts no daemon where another user's daemon runs or will run,
- * because that user could not start his own again.
+ * Checks whether a daemon answers on a socket. zerodrun starts no daemon on another user's socket or in systemd's
+ * folder, because the daemon of that user could then not start again.
  */
 
 #include <stdbool.h>
 
-/* Does a daemon accept connections on the socket? Return: false if path is NULL. */
+/* Return: true if a daemon accepts connections on the socket; false also if path is NULL. */
 bool answers_now(const char *path);
 
-/* Asks for a daemon before a start. may_start: zerodrun starts one if no daemon answers. Return: 1 if a daemon answers;
- * 0 if no daemon answers, and zerodrun may start one if may_start is set; or -sysexits.h after an error message. */
+/* Checks for a daemon before the run starts. may_start: zerodrun is to start a daemon if none answers. Return: 1 if a
+ * daemon answers; 0 if none answers, and zerodrun may start one; or -sysexits.h after an error message. */
 int answers_or_refuses(const char *path, bool may_start);

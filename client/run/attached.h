@@ -3,5 +3,5 @@
 
 #include <stdbool.h>
 
-/* Has no rank ever attached to this daemon? Return: false also if the daemon does not answer within half a second. */
+/* Return: true if the daemon's job was never formed; false also if the daemon does not answer within half a second. */
 bool attached_nobody(const char *socket);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The environment of a process that zerodrun starts: zerodrun's own with changes. The struct owns copies of all
- * strings. */
+/* The environment of a process that zerodrun starts: a copy of zerodrun's own environment, with changes. */
 
 #include <stddef.h>
 
@@ -11,7 +10,7 @@ struct environment {
     size_t n_vars, n_allocated;
 };
 
-/* Copies zerodrun's own environment. Return: 0 or -ENOMEM, like the other functions. */
+/* Copies zerodrun's own environment. Return: 0 or -ENOMEM, as environment_set(). */
 int environment_init(struct environment *env);
 void environment_deinit(struct environment *env);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The first failure of a run, in words. */
+/* Describes the first failure of a run in one line. */
 
 #include "client/run/failure.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The first failure of a run. It decides zerodrun's exit status, and the last line of zerodrun names it. */
+/* The first failure of a run. It decides zerodrun's exit status, and zerodrun's last line describes it. */
 
 #include <stddef.h>
 
@@ -12,7 +12,7 @@ enum {
     FAILURE_TEXT_BYTES = 640, /* the cause and the process's last message */
 };
 
-/* {}: nothing has failed. */
+/* Zero-initialised: nothing has failed. */
 struct failure {
     int exit_code; /* 0: none */
     char cause[FAILURE_CAUSE_BYTES];
@@ -23,6 +23,6 @@ struct failure {
 void failure_note(struct failure *failure, int exit_code, const struct process *process, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Prints the cause, with the process's last message, as one line without control characters. The process's output must
- * have ended. */
+/* Prints the cause, with the process's last message, as one line without control characters. Call it after the end of
+ * the process's output. */
 void failure_describe(const struct failure *failure, char *text, size_t size);

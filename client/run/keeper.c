@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The keeper of a daemon's descriptors, from its socket to the environment of the next daemon. */
+/* Receives a daemon's descriptors, keeps them, and describes them in the environment of the next daemon. */
 
 #include "client/run/keeper.h"
 
@@ -19,7 +19,7 @@ enum {
     MAX_PER_MESSAGE = 253, /* SCM_MAX_FD of the kernel */
 };
 
-/* A message as it arrived. */
+/* A received message. */
 struct packet {
     char text[KEEPER_MAX_MESSAGE_BYTES];
     size_t n_bytes;
@@ -36,7 +36,7 @@ static bool is_line(const char *line, size_t n_bytes, const char *expected)
     return n_bytes == strlen(expected) && memcmp(line, expected, n_bytes) == 0;
 }
 
-/* Return: the time, or 0 if this is not such a line or its value is not a time. */
+/* Return: the time in an EXTEND_TIMEOUT_USEC line; 0 for another line or an invalid time. */
 static uint64_t parse_extension(const char *line, size_t n_bytes)
 {
     static const char key[] = "EXTEND_TIMEOUT_USEC=";
@@ -53,7 +53,7 @@ static uint64_t parse_extension(const char *line, size_t n_bytes)
     return us;
 }
 
-/* If a message has several names, the last name counts. Return: 0, or -EINVAL if the name is not allowed. */
+/* Parses one line. The last of several names is used. Return: 0; or -EINVAL if a name is not allowed. */
 static int parse_line(struct keeper_message *message, const char *line, size_t n_bytes)
 {
     static const char key[] = "FDNAME=";
@@ -186,7 +186,7 @@ static void packet_read_control(struct packet *packet, struct msghdr *header)
     }
 }
 
-/* Return: false when no message waits. */
+/* Return: false if no message waits. */
 static bool packet_receive(struct packet *packet, int socket)
 {
     union {
@@ -211,8 +211,8 @@ static bool packet_receive(struct packet *packet, int socket)
     return true;
 }
 
-/* A barrier needs no work: its descriptor is closed after all earlier messages, like every descriptor that is not
- * kept. */
+/* Processes a message. A barrier needs no work, because its descriptor is closed after all earlier messages, as every
+ * descriptor that is not kept. */
 static void keeper_process(struct keeper *keeper, struct packet *packet)
 {
     struct keeper_message message;

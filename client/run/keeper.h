@@ -2,13 +2,13 @@
 #pragma once
 
 /*
- * zerodrun as the service manager of one daemon: it keeps the descriptors that the daemon sends to its NOTIFY_SOCKET,
- * and passes them to the next daemon, as systemd does (core/base/keep.h is the daemon's end). It also notes when the
- * daemon is ready and when it needs more time to stop. A keeper listens in a private directory. It obeys only messages
- * that come from the daemon's pid and from zerodrun's own user.
+ * zerodrun as the service manager of one daemon. As systemd does, the keeper keeps the descriptors that the daemon
+ * sends to its NOTIFY_SOCKET, and passes them to the next daemon (core/base/keep.h is the daemon's side). It also
+ * reports that the daemon is ready, or needs more time to stop. Its socket is in a private directory. It obeys only
+ * messages from the daemon's pid and zerodrun's own user.
  *
- * Calls: keeper_init(); for each daemon keeper_describe(), the start, keeper_expect(), and keeper_drain() after its
- * end. Everything runs on the loop's thread.
+ * Order of calls: keeper_init(); for each daemon keeper_describe() before its start, keeper_expect() after its start,
+ * and keeper_drain() after its end. Everything runs on the loop's thread.
  */
 
 #include <stdbool.h>
@@ -26,8 +26,8 @@ struct environment;
 
 enum {
     KEEPER_MAX_FDS = 4096,
-    KEEPER_MAX_NAMES_BYTES = 96 * 1024, /* of LISTEN_FDNAMES: the kernel limits a variable to 128 KiB */
-    KEEPER_MAX_MESSAGE_BYTES = 4096,    /* as systemd */
+    KEEPER_MAX_NAMES_BYTES = 96 * 1024, /* size of LISTEN_FDNAMES; the kernel limits a variable to 128 KiB */
+    KEEPER_MAX_MESSAGE_BYTES = 4096,    /* systemd's limit */
 };
 
 struct keeper_message {
@@ -36,7 +36,7 @@ struct keeper_message {
     char name[KEEP_MAX_NAME_BYTES + 1]; /* "stored" if the message has no name, as in systemd */
 };
 
-/* A kept descriptor; its number is in keeper.fds. */
+/* A kept descriptor. keeper.fds has its number, at the same index. */
 struct keeper_entry {
     char *name; /* owned */
     dev_t device;
@@ -46,23 +46,23 @@ struct keeper_entry {
 
 /* Callbacks of a keeper's owner. */
 struct keeper_ops {
-    /* Gets a sentence about descriptors that are not kept, at most once per daemon. */
+    /* Called with a sentence about descriptors that are not kept, at most once per daemon. */
     void (*note)(void *userdata, const char *text);
-    /* The daemon serves now and handles signals. */
+    /* Called when the daemon serves and handles signals. */
     void (*ready)(void *userdata);
-    /* The daemon is stopping and needs at least this time. */
+    /* Called when the daemon is stopping and needs at least this time. */
     void (*extend)(void *userdata, uint64_t timeout_ms);
 };
 
 struct keeper {
     uv_poll_t poll;
     int socket;
-    char *directory, *path; /* of the socket; NULL: removed, or not made yet */
-    pid_t pid;              /* of the last daemon, also after its end; 0: none was started */
+    char *directory, *path; /* of the socket; NULL: removed or not made */
+    pid_t pid;              /* of the last daemon, also after its end; 0: none yet */
     int fds[KEEPER_MAX_FDS];
     struct keeper_entry entries[KEEPER_MAX_FDS];
-    size_t n, n_names_bytes; /* of kept descriptors */
-    bool has_noted;          /* a note about this daemon was printed: more could flood the output */
+    size_t n, n_names_bytes; /* number of kept descriptors; size of LISTEN_FDNAMES */
+    bool has_noted;          /* ops->note was called for this daemon */
     const struct keeper_ops *ops;
     void *userdata;
 };
@@ -71,16 +71,19 @@ struct keeper {
 int keeper_init(struct keeper *keeper, uv_loop_t *loop, const struct keeper_ops *ops, void *userdata);
 /* Closes all kept descriptors and removes the socket. The loop must run once more before the memory is freed. */
 void keeper_close(struct keeper *keeper);
-/* Does only that part of keeper_close(), for a process that exits without closing. */
+/* Removes the socket as keeper_close() does, for a process that exits without keeper_close(). */
 void keeper_remove_socket(struct keeper *keeper);
 
 /* Sets NOTIFY_SOCKET, FDSTORE and, when descriptors are kept, LISTEN_FDS and LISTEN_FDNAMES. Return: 0 or -ENOMEM. */
 int keeper_describe(const struct keeper *keeper, struct environment *env);
 /* Accepts only messages of this daemon from now on. */
 void keeper_expect(struct keeper *keeper, pid_t pid);
-/* Processes the waiting messages; their sender may have exited. */
+/* Processes all waiting messages, also those of a daemon that has exited. */
 void keeper_drain(struct keeper *keeper);
-/* Does the keeper hold anything except the listening socket? Then the next daemon continues the run. */
+/*
+ * Return: true if the keeper has descriptors other than the listening socket's, so that the next daemon continues the
+ * run.
+ */
 bool keeper_holds_state(const struct keeper *keeper);
 
 /* Parses a message; skips unknown lines. Return: 0, or -EINVAL if the name is not allowed. */

@@ -42,7 +42,7 @@ static void row_hand_out(struct lines *lines, struct lines_row *row)
     lines->emit(lines->context, row->text, row->n_bytes, false);
 }
 
-/* Hands out the first n rows, which are above the cursor. */
+/* Emits the first n rows, which are above the cursor. */
 static void lines_drop_rows(struct lines *lines, unsigned n)
 {
     for (unsigned i = 0; i < n; i++)
@@ -66,7 +66,7 @@ static void lines_leave_row(struct lines *lines)
     row->is_bar = lines->is_bar;
 }
 
-/* Moves the cursor to the row. The next text replaces the row's old text, whatever the column of the cursor. */
+/* Moves the cursor to the row. The next text replaces all of the row's old text. */
 static void lines_enter_row(struct lines *lines, unsigned row)
 {
     if (row == lines->n_rows) {

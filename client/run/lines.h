@@ -2,15 +2,16 @@
 #pragma once
 
 /*
- * Cuts a stream of bytes into lines, so that the lines of several processes can be mixed. Pure: bytes in, lines out.
+ * Cuts a stream of bytes into lines, without I/O, so that the lines of several processes can be mixed.
  *
  * A line ends with '\n'. A '\r' begins the line again, as in a progress bar: the next text replaces the text before the
- * '\r', so only the line's last state is emitted. "\r\n" is a line end and stays as it is. A line longer than
- * LINE_MAX_BYTES is emitted in pieces, so memory is bounded. Emitted pieces are final, so a '\r' after them ends the
- * line.
+ * '\r', so only the line's last state is emitted. "\r\n" ends a line and is emitted unchanged. A line longer than
+ * LINE_MAX_BYTES is emitted in pieces, so memory is bounded. A '\r' after an emitted piece ends the line, because the
+ * piece cannot be replaced.
  *
- * tqdm draws a bar below another bar as '\n', the lower bar, and the command "cursor up". So the '\n' of a bar may not
- * end its line. The bar stays a row until the program writes below it without moving up again, or until lines_settle().
+ * To draw a bar below another bar, tqdm writes '\n', the lower bar, and the command "cursor up". So a '\n' after a bar
+ * may not end the bar. The bar stays a row until the program writes below it without moving up again, or until
+ * lines_settle().
  */
 
 #include <stdbool.h>
@@ -18,13 +19,13 @@
 
 enum {
     LINE_MAX_BYTES = 64 * 1024, /* picked: longer than any real line, short enough for hundreds of ranks */
-    LINES_MAX_ROWS = 4,         /* picked: the most bars that one program draws below each other */
-    LINES_ROW_BYTES = 1024,     /* picked: a longer bar ends with its '\n' */
+    LINES_MAX_ROWS = 4,         /* picked: most bars of one program below each other */
+    LINES_ROW_BYTES = 1024,     /* picked: a longer bar ends at its '\n' */
     LINES_ESCAPE_BYTES = 8,
 };
 
-/* Receives one line with its '\n', or a piece of a long line without '\n'. continued: this is not the first piece of
- * the line. */
+/* Receives one line with its '\n', or a piece of a long line without '\n'. continued: whether this is a later piece of
+ * its line. */
 typedef void lines_fn(void *context, const char *text, size_t n_bytes, bool continued);
 
 /* A row above or below the cursor. */
@@ -37,15 +38,15 @@ struct lines_row {
 struct lines {
     lines_fn *emit;
     void *context;
-    char *held; /* n_held bytes: the text of the cursor's row; owned */
+    char *held; /* n_held bytes of text in the cursor's row; owned */
     size_t n_held;
     bool continued; /* the first piece of the row has been emitted */
     bool returned;  /* the next text replaces the held text */
     bool is_bar;    /* the row has been redrawn */
     bool touched;   /* the row has got text since the cursor entered it */
     struct lines_row rows[LINES_MAX_ROWS];
-    unsigned n_rows, row;            /* rows[row] is the cursor's row, and its text is stale */
-    char escape[LINES_ESCAPE_BYTES]; /* n_escape bytes: the beginning of a terminal command */
+    unsigned n_rows, row;            /* rows[row] is the cursor's row; its text is in held instead */
+    char escape[LINES_ESCAPE_BYTES]; /* n_escape bytes of an incomplete terminal command */
     size_t n_escape;
 };
 
@@ -55,17 +56,17 @@ void lines_deinit(struct lines *lines);
 
 void lines_feed(struct lines *lines, const char *data, size_t n_bytes);
 
-/* The bar in this row, 0 to LINES_MAX_ROWS - 1, valid until the next call. Return: NULL if the row has no bar. */
+/* Return: the bar in this row (0 to LINES_MAX_ROWS - 1), valid until the next call; NULL if the row has no bar. */
 const char *lines_bar(const struct lines *lines, unsigned row, size_t *n_bytes);
 
-/* Is the cursor below a bar? Then it may move up again. */
+/* Return: true if the cursor is below a bar, so that the program may move it up again. */
 static inline bool lines_is_below(const struct lines *lines)
 {
     return lines->row > 0;
 }
 
-/* Emits the bars above the cursor. The caller has received no text for a while. */
+/* Emits the bars above the cursor. Call it when no text has come for a while. */
 void lines_settle(struct lines *lines);
 
-/* Ends the stream: emits the held text with the missing '\n', except a bar that was blanked. */
+/* Ends the stream: emits all held text with the missing '\n', except blank bars. */
 void lines_flush(struct lines *lines);

@@ -45,8 +45,8 @@ static void put_node(struct json *j, struct json_object *list, const char *host,
     free(address);
 }
 
-/* Describes world as JSON, and collective if the base file lacks it: {"world": ...}. Return: text to be freed, or
- * NULL. */
+/* Makes JSON with the key "world", and with "collective" if the base file lacks it. Return: text to be freed, or NULL.
+ * */
 static char *describe_nodes(const struct made_config *made)
 {
     const struct nodes *nodes = made->nodes;
@@ -81,7 +81,7 @@ static void print_with(FILE *file, const char *base, const char *more)
     size_t brace = config_find_brace(&text);
     struct json_object *root;
 
-    if (brace < text.n_bytes) { /* the added keys come first in the mapping */
+    if (brace < text.n_bytes) { /* the mapping has braces: insert the keys after the opening one */
         fprintf(file, "%.*s%.*s, %s", (int)brace, base, (int)strlen(more) - 1, more, base + brace + 1);
         return;
     }
@@ -115,7 +115,7 @@ static int print_all(FILE *file, const struct made_config *made)
         fprintf(file, "world:\n  size: %u\n", made->n_ranks);
         return 0;
     }
-    if (made->base_path) /* the configuration was loaded from this file just before */
+    if (made->base_path) /* place_init() has just loaded this file */
         r = read_file(made->base_path, CONFIG_MAX_BYTES, &base, &n_bytes);
     return r < 0 ? r : print_nodes(file, made, base ? base : "");
 }

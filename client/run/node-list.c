@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The nodes of a job, from --nodes, --nnodes and --node-rank, or from Slurm. */
+/* Finds the nodes of a job from --nodes, --nnodes and --node-rank, or from Slurm. */
 
 #include "client/run/node-list.h"
 
@@ -19,7 +19,7 @@
 
 enum { HOST_BYTES = 255 }; /* the configuration's limit in world.nodes */
 
-/* Is every character allowed in an address? DNS and IPv6 need only these. */
+/* Return: true if the host has only characters of DNS names and addresses. */
 static bool is_host(const char *host, size_t n_bytes)
 {
     for (size_t i = 0; i < n_bytes; i++)
@@ -107,7 +107,7 @@ static int nodes_count(struct nodes *nodes, const struct run_options *options)
     return -EX_USAGE;
 }
 
-/* Finds the number of this node. srun may start zerodrun with --nodes, so Slurm's variables count too. */
+/* Finds the number of this node. Without --node-rank it is Slurm's, because srun may start zerodrun with --nodes. */
 static int nodes_choose_own(struct nodes *nodes, const struct run_options *options)
 {
     struct slurm_step step;

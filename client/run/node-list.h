@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The nodes of a job whose configuration lists no nodes. They come from the command line or from Slurm. */
+/* The nodes of a job whose configuration lists no nodes, from the command line or from Slurm. */
 
 #include <stdbool.h>
 
@@ -11,7 +11,7 @@ enum {
     NODES_DEFAULT_PORT = 7700,
 };
 
-/* {}: neither the command line nor Slurm names several nodes. */
+/* All zero: neither the command line nor Slurm names several nodes. */
 struct nodes {
     unsigned n;    /* 0, or at least 2 */
     unsigned node; /* the number of this node */
@@ -25,7 +25,7 @@ int nodes_init(struct nodes *nodes, const struct run_options *options);
 void nodes_deinit(struct nodes *nodes);
 
 /*
- * Finds the key file of --key-file, which the daemons of all nodes share. *key_path: absolute, to be freed. Return: 0;
+ * Finds the file of --key-file, whose key the daemons of all nodes share. *key_path: absolute, to be freed. Return: 0;
  * or -sysexits.h after an error message on stderr.
  */
 int nodes_find_key(const struct nodes *nodes, const struct run_options *options, char **key_path);

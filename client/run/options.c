@@ -174,7 +174,7 @@ static int parse_numeric(struct run_options *options, int option, const char *te
     return r;
 }
 
-/* Adds a configuration: the first is for the first job, and so on. */
+/* Adds a configuration. The first call is for the first job, the second for the second job, and so on. */
 static int add_config(struct run_options *options, const char *path)
 {
     if (options->n_configs == OPTIONS_MAX_JOBS) {
@@ -287,8 +287,8 @@ int options_parse(struct run_options *options, int argc, char **argv)
         .grace_ms = 1000 * OPTIONS_DEFAULT_GRACE_S,
         .n_daemon_restarts = OPTIONS_DEFAULT_DAEMON_RESTARTS,
     };
-    /* '+': parsing stops at the first word that is not an option. That word is the program; the rest are its
-     * arguments. */
+    /* '+': parsing stops at the first word that is not an option. This word is the program, and its arguments follow.
+     * */
     while ((option = getopt_long(argc, argv, "+n:qhV", long_options, NULL)) >= 0) {
         r = parse_option(options, option);
         if (r != 0)

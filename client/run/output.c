@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Lines of many processes on one terminal, pipe or file: prefixes, colours, and rows for progress bars. */
+/*
+ * Writes the lines of many processes to one terminal, pipe or file, with prefixes, colours, and rows for progress bars.
+ */
 
 #include "client/run/output.h"
 
@@ -15,7 +17,7 @@
 #include "core/base/base.h"
 
 enum {
-    DEFAULT_HEIGHT = 24, /* of a terminal that does not report its height */
+    DEFAULT_HEIGHT = 24, /* used if a terminal does not report its height */
 };
 
 const char OUTPUT_DAEMON_COLOR[] = "1"; /* bold */
@@ -71,7 +73,7 @@ static void output_put(struct output *output, const char *text)
 
 /* ---- rows ---------------------------------------------------------------------------------------------- */
 
-/* Leaves one row for a finished line. */
+/* Return: the terminal's height, less one row for a finished line. */
 static unsigned output_max_rows(const struct output *output)
 {
     struct winsize size;

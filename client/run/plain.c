@@ -10,7 +10,7 @@
 #include "core/base/utf8.h"
 
 /*
- * The number of bytes of the escape sequence at text, as in ECMA-48: ESC [, parameters, a letter (colours, cursor); or
+ * Return: the size of the escape sequence (ECMA-48) at text. It is ESC [, parameters and a letter (colours, cursor), or
  * ESC and one byte. An incomplete sequence ends with the text.
  */
 static size_t escape_length(const char *text, size_t n_bytes)

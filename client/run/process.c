@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A process that zerodrun starts, from its start through a wrapper to the end of its output. */
+/* Starts a process of zerodrun through a wrapper, reads its output, and handles its end. */
 
 #include "client/run/process.h"
 
@@ -21,9 +21,9 @@
 #include "core/base/base.h"
 
 /*
- * libuv has no hook between fork and exec, but PR_SET_PDEATHSIG must be set there. So process_start() spawns zerodrun
- * under this name. That wrapper sets the attributes that a process does not inherit, and then executes the program. Its
- * arguments: WRAPPER_NAME, pid of zerodrun, signal, limit of open files, program, arguments.
+ * PR_SET_PDEATHSIG must be set between fork and exec, where libuv has no hook. So process_start() spawns zerodrun
+ * itself under this name. The spawned wrapper sets PR_SET_PDEATHSIG and other attributes, and then executes the
+ * program. Arguments of the wrapper: WRAPPER_NAME, pid of zerodrun, signal, limit of open files, program, arguments.
  */
 static const char WRAPPER_NAME[] = "zerodrun:start";
 
@@ -41,12 +41,12 @@ static void wrapper_limit_open_files(uint64_t n)
     (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/* Sets LISTEN_PID, by which the receiver checks that the descriptors are meant for it. */
+/* Sets LISTEN_PID, by which the program checks that the inherited descriptors are for itself. */
 static void wrapper_set_listen_pid(void)
 {
     char text[16];
 
-    if (!getenv("LISTEN_FDS") || getenv("LISTEN_PID")) /* if both are set, zerodrun inherited them */
+    if (!getenv("LISTEN_FDS") || getenv("LISTEN_PID")) /* if both are set, they are from zerodrun's own environment */
         return;
     snprintf(text, sizeof(text), "%d", (int)getpid());
     setenv("LISTEN_PID", text, 1);
@@ -119,8 +119,8 @@ static void process_close(struct process *process)
     uv_close((uv_handle_t *)&process->release, process_closed);
 }
 
-/* Kills the helpers that are left in the process group; they got SIGTERM before. The kernel does not reuse the pid of a
- * leader whose group lives. */
+/* Kills the processes that remain in the group after SIGTERM. The group's number is still the process's pid, which the
+ * kernel does not reuse while the group exists. */
 static void process_finish(struct process *process)
 {
     size_t i;
@@ -146,7 +146,7 @@ static void process_lingered(uv_timer_t *timer)
 {
     struct process *process = timer->data;
 
-    /* A paused stream is not read because its sink is full, so its output has not ended: wait longer. */
+    /* Wait longer while a stream is paused because its sink is full: its output has not ended. */
     if (process->streams[0].paused || process->streams[1].paused)
         uv_timer_start(timer, process_lingered, PROCESS_LINGER_MS, 0);
     else
@@ -168,7 +168,7 @@ static void process_exit(uv_process_t *handle, int64_t exit_status, int term_sig
 
 /* ---- output -------------------------------------------------------------------------------------------- */
 
-/* Python's faulthandler prints such lines after the line with the error, between indented lines. */
+/* Return: true for unindented lines that Python's faulthandler prints after the error. */
 static bool is_of_fault_dump(const char *line)
 {
     static const char *const beginnings[] = {"Current thread 0x", "Current thread's C stack trace", "Thread 0x",
@@ -305,8 +305,8 @@ static int process_wrap_argv(struct process *process)
     return 0;
 }
 
-/* The pipe's handle exists afterwards, also on failure. *write_fd: the process's end of the pipe; the caller closes
- * it. */
+/* Initialises a stream. Also after a failure the pipe's handle must be closed. *write_fd: the process's end of the
+ * pipe, which the caller closes. */
 static int process_stream_init(struct process_stream *stream, struct process *process, struct output *output,
                                uv_loop_t *loop, int *write_fd)
 {
@@ -325,7 +325,7 @@ static int process_stream_init(struct process_stream *stream, struct process *pr
     r = lines_init(&stream->lines, process_line, stream);
     if (r < 0)
         return r;
-    /* A real pipe, because libuv would make a socket, and a program cannot open a socket as /dev/stdout. */
+    /* Makes a pipe itself, because libuv would make a socket, which a program cannot open as /dev/stdout. */
     r = uv_pipe(fds, UV_NONBLOCK_PIPE, 0);
     if (r < 0)
         return r;
@@ -337,9 +337,9 @@ static int process_stream_init(struct process_stream *stream, struct process *pr
 }
 
 /*
- * Opens descriptors until all numbers below `end` are in use. libuv's child reports a failure through a pipe. It writes
- * to the pipe's number even if an inherited descriptor has replaced it, so it could write into kept memory. With these
- * descriptors open, the pipe gets a number that no inherited descriptor gets.
+ * Opens descriptors until all numbers below `end` are in use, so that libuv's pipe gets a higher number than all
+ * inherited descriptors. Otherwise an inherited descriptor could replace the pipe in the child, and libuv, which
+ * reports the child's failures through the pipe, would write into kept memory.
  */
 static int take_numbers(int *taken, int *n, int end)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Finds the texts of several processes that are equal line by line. */
+/* Finds texts of different processes that are equal line by line (repeats.h). */
 
 #include "client/run/repeats.h"
 
@@ -16,8 +16,8 @@ static const char traceback[] = "Traceback (most recent call last):";
 static const char KIND_TRACEBACK[] = "trace", KIND_EXCEPTION[] = "notes", KIND_WARNING[] = "warning";
 
 enum {
-    LEAST_LINES = 2,   /* for one line, the line about the repetition would be no shorter */
-    PLACE_BYTES = 160, /* picked: of the place and class of a warning */
+    LEAST_LINES = 2,   /* one line would be replaced by one line */
+    PLACE_BYTES = 160, /* picked: size of the place and class of a warning */
 };
 
 void repeats_deinit(struct repeats *repeats)
@@ -37,7 +37,7 @@ void repeats_source_init(struct repeats_source *source, struct repeats *repeats,
 
 /* ---- headlines ----------------------------------------------------------------------------------------- */
 
-/* Is there a code like "E1001 " at `at`, at the start of a word? */
+/* Return: true if a word at text[at] is a code like "E1001 ". */
 static bool is_code(const char *text, size_t n_bytes, size_t at)
 {
     const char *c = text + at;
@@ -46,7 +46,7 @@ static bool is_code(const char *text, size_t n_bytes, size_t at)
            isdigit((unsigned char)c[2]) && isdigit((unsigned char)c[3]) && isdigit((unsigned char)c[4]) && c[5] == ' ';
 }
 
-/* The bytes of "train.py:7: UserWarning" at the start of a line. Return: 0 if the line is not a Python warning. */
+/* Return: the size of "train.py:7: UserWarning" at the start of the line; 0 if the line is not a Python warning. */
 static size_t warning_length(const char *text, size_t n_bytes)
 {
     static const char end[] = "Warning: ";
@@ -86,7 +86,7 @@ static void hand_out_held(struct repeats_source *source)
     source->n_held = source->n_held_lines = 0;
 }
 
-/* Return: false if there is no room. */
+/* Return: false if the text is too long, or memory is short. */
 static bool hold_line(struct repeats_source *source, const char *line, size_t n_bytes)
 {
     if (!source->held)
@@ -99,7 +99,7 @@ static bool hold_line(struct repeats_source *source, const char *line, size_t n_
     return true;
 }
 
-/* Prints the line that replaces the lines of the text. The first line of a warning is its headline. */
+/* Prints the line that replaces the repeated lines of the text. The first line of a warning is its headline. */
 static int describe_repeated(const struct repeats_source *source, const struct repeats_text *text, char *said,
                              size_t size)
 {
@@ -112,7 +112,9 @@ static int describe_repeated(const struct repeats_source *source, const struct r
     return snprintf(said, size, "  the same %u lines as [%s] above\n", text->n_lines, text->label);
 }
 
-/* Says that the first lines held by the source repeat the text, and drops them. */
+/*
+ * Emits a line which says that the first held lines repeat the text. Drops these lines, and emits the other held lines.
+ */
 static void say_repeated(struct repeats_source *source, const struct repeats_text *text)
 {
     char said[PLACE_BYTES + 64];
@@ -128,7 +130,7 @@ static void say_repeated(struct repeats_source *source, const struct repeats_tex
 
 /* ---- texts --------------------------------------------------------------------------------------------- */
 
-/* Does the source still write its text? Another text may have replaced it. */
+/* Return: true if the source still writes its text, and no other text has replaced the entry. */
 static bool is_writing(const struct repeats_source *source)
 {
     return source->text && source->text->writer == source;
@@ -139,7 +141,10 @@ static bool is_of_python(const char *kind)
     return strcmp(kind, KIND_TRACEBACK) == 0 || strcmp(kind, KIND_EXCEPTION) == 0 || strcmp(kind, KIND_WARNING) == 0;
 }
 
-/* Compares tracebacks and warnings only between processes, because one process may print an equal one in each step. */
+/*
+ * Return: true if the source's text may repeat this one. Tracebacks and warnings are only compared between processes,
+ * because one process may print equal ones in each step.
+ */
 static bool may_repeat(const struct repeats_source *source, const struct repeats_text *text, uint64_t now_ms)
 {
     return strcmp(text->kind, source->kind) == 0 && text->writer != source &&
@@ -158,7 +163,7 @@ static void add_line(struct repeats_text *text, const char *line, size_t n_bytes
     text->n_lines++;
 }
 
-/* Begins a new text with the held lines, because they repeat no earlier text. */
+/* Begins a new text with the held lines, which repeat no earlier text. */
 static void begin_text(struct repeats_source *source, uint64_t now_ms)
 {
     struct repeats_text *text = &source->repeats->texts[source->repeats->n_texts++ % REPEATS_MAX_TEXTS];
@@ -186,7 +191,7 @@ static bool begins_alike(const struct repeats_source *source, const struct repea
     return memcmp(text->body, source->held, MIN(text->n_bytes, source->n_held)) == 0;
 }
 
-/* Compares the held lines with all texts. Return: true if they may still become a repetition. */
+/* Compares the held lines with all texts. Return: true if the held lines may still become a repetition. */
 static bool compare_with_texts(struct repeats_source *source, uint64_t now_ms)
 {
     bool may = false;
@@ -212,7 +217,7 @@ static void settle_source(struct repeats_source *source, uint64_t now_ms)
         begin_text(source, now_ms);
 }
 
-/* Compares the other sources again after a text has got a line or has ended, because they may wait for this. */
+/* Compares the held lines of the other sources again. Call it when the source's text has got a line or has ended. */
 static void settle_others(struct repeats_source *source, uint64_t now_ms)
 {
     for (struct repeats_source *other = source->repeats->sources; other; other = other->next)
@@ -245,7 +250,7 @@ void repeats_release(struct repeats_source *source, uint64_t now_ms)
         begin_text(source, now_ms);
 }
 
-/* Ends the source's text: the next line does not belong to it. */
+/* Ends the source's text. Call it before a line that does not belong to the text. */
 static void end_text(struct repeats_source *source, uint64_t now_ms)
 {
     repeats_release(source, now_ms);
@@ -276,7 +281,7 @@ void repeats_feed(struct repeats_source *source, const char *text, size_t n_byte
     bool is_whole = !continued && text[n_bytes - 1] == '\n';
     size_t n_rank = continued ? 0 : torch_rank_length(source->label, text, n_bytes);
 
-    text += n_rank; /* the label names the rank already */
+    text += n_rank; /* the label already names the rank */
     n_bytes -= n_rank;
     if (is_whole && text[0] == ' ' && source->kind[0]) {
         feed_body(source, text, n_bytes, now_ms);

@@ -13,11 +13,11 @@ enum {
 
 struct restarts {
     unsigned limit; /* at most RESTARTS_MAX */
-    unsigned n;     /* in the window */
+    unsigned n;     /* restarts in the window */
     uint64_t at_ms[RESTARTS_MAX];
 };
 
-/* Is a restart allowed now? */
+/* Return: true if a restart is allowed now. */
 bool restarts_are_left(struct restarts *restarts, uint64_t now_ms);
 /* Counts a restart, if it is allowed now. Return: true if it is allowed. */
 bool restarts_add(struct restarts *restarts, uint64_t now_ms);

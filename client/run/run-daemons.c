@@ -18,7 +18,7 @@
 #include "core/base/open-files.h"
 
 enum {
-    DAEMON_RESTART_MS = 100, /* as in the systemd unit; only after a life shorter than DAEMON_LIVES_MS */
+    DAEMON_RESTART_MS = 100, /* as in the systemd unit; only if the daemon has run for less than DAEMON_LIVES_MS */
     DAEMON_LIVES_MS = 1000,
 };
 
@@ -62,10 +62,10 @@ static char *zerod_beside(void)
     return path;
 }
 
-/* Sets the variables that differ in the environment that all daemons share. */
+/* Sets this daemon's variables in the environment that all daemons share. */
 static int run_describe_daemon(struct run_daemon *daemon)
 {
-    /* These variables of a service manager are for zerodrun, not for the daemon. */
+    /* A service manager has set these variables for zerodrun, not for the daemon. */
     static const char *const not_its[] = {"NOTIFY_SOCKET", "LISTEN_PID",    "LISTEN_FDS", "LISTEN_FDNAMES",
                                           "WATCHDOG_PID",  "WATCHDOG_USEC", "FDSTORE"};
     struct environment *env = &daemon->run->daemon_env;
@@ -149,14 +149,17 @@ static void run_note_of_keeper(void *userdata, const char *text)
     run_note(daemon->run, "%s: %s", daemon->label, text);
 }
 
-/* Stops the daemon for good. The kept descriptors end with zerodrun. */
+/* Stops the daemon for good. The kept descriptors are closed when zerodrun ends. */
 static void daemon_stop(struct run_daemon *daemon)
 {
     daemon->is_stopping = true;
     process_signal(&daemon->process, SIGINT);
 }
 
-/* A daemon that became ready while the run stops gets SIGINT now: its predecessor died while it was stopping. */
+/*
+ * Stops a daemon that becomes ready while the run stops. Such a daemon has replaced one that died while it was
+ * stopping.
+ */
 static void daemon_is_ready(void *userdata)
 {
     struct run_daemon *daemon = userdata;
@@ -178,7 +181,7 @@ static void daemon_needs_time(void *userdata, uint64_t timeout_ms)
 static const struct keeper_ops keeper_ops = {
     .note = run_note_of_keeper, .ready = daemon_is_ready, .extend = daemon_needs_time};
 
-/* Prepares a keeper before the daemon's first start. Without a keeper the daemon is never restarted. */
+/* Makes a keeper before the daemon's first start. A daemon without a keeper is never restarted. */
 static void run_keep_daemon(struct run_daemon *daemon)
 {
     struct run *run = daemon->run;
@@ -186,7 +189,7 @@ static void run_keep_daemon(struct run_daemon *daemon)
 
     if (run->options->n_daemon_restarts == 0)
         return;
-    open_files_raise(); /* for the kept descriptors */
+    open_files_raise(); /* because the kept descriptors need a higher limit */
     r = keeper_init(&daemon->keeper, &run->loop, &keeper_ops, daemon);
     if (r < 0) {
         run_note(run, "%s is not started again when it ends: %s", daemon->label, strerror(-r));
@@ -198,7 +201,10 @@ static void run_keep_daemon(struct run_daemon *daemon)
     daemon->is_kept = true;
 }
 
-/* Opens the daemon's file. On several nodes its name has the node, because the nodes may share the folder. */
+/*
+ * Opens the daemon's --tee file. On several nodes its name has the node's number, because the nodes may share the
+ * folder.
+ */
 static int run_open_tee_of_daemon(struct run_daemon *daemon)
 {
     const struct place *place = daemon->run->place;
@@ -229,7 +235,7 @@ int run_begin_daemon(struct run_daemon *daemon)
 
 /* ---- the end, and the next start ----------------------------------------------------------------------- */
 
-/* Does the daemon run, or wait for its restart? */
+/* Return: true if the daemon runs, or waits for its restart. */
 static bool daemon_is_there(const struct run_daemon *daemon)
 {
     return daemon->running || (daemon->is_kept && uv_is_active((const uv_handle_t *)&daemon->restart));
@@ -245,7 +251,10 @@ static void run_check_stopped(struct run *run)
         run_finish(run);
 }
 
-/* Has the daemon stopped as requested? A daemon without state may also die from SIGINT before it handles signals. */
+/*
+ * Return: true if the daemon has stopped as requested. A daemon without state may also have died from SIGINT, before it
+ * handled signals.
+ */
 static bool daemon_has_stopped(const struct run_daemon *daemon)
 {
     const struct process *process = &daemon->process;
@@ -254,8 +263,8 @@ static bool daemon_has_stopped(const struct run_daemon *daemon)
     return daemon->is_stopping && (process_exit_code(process) == 0 || (process->term_signal == SIGINT && !has_state));
 }
 
-/* While the run stops, only a daemon killed by a signal may restart, because it may not have saved its state. A daemon
- * that exits has reported why. */
+/* While the run stops, a daemon may restart only if a signal has killed it, because this daemon may not have saved its
+ * state. A daemon that exits has reported the reason. */
 static bool daemon_may_restart(struct run_daemon *daemon)
 {
     const struct process *process = &daemon->process;
@@ -326,7 +335,7 @@ static void daemon_restart(struct run_daemon *daemon, const char *how)
     struct run *run = daemon->run;
     uint64_t lived_ms = uv_now(&run->loop) - daemon->began_ms;
 
-    (void)restarts_add(&daemon->restarts, uv_now(&run->loop)); /* daemon_exited() has checked it */
+    (void)restarts_add(&daemon->restarts, uv_now(&run->loop)); /* daemon_exited() has checked the limit */
     run_note(run, "%s (pid %d) %s; restart %u of %u", daemon->label, (int)daemon->process.pid, how, daemon->restarts.n,
              daemon->restarts.limit);
     tee_say(&daemon->tee, "%s %s; restart %u of %u", daemon->label, how, daemon->restarts.n, daemon->restarts.limit);
@@ -351,8 +360,8 @@ static void run_daemon_ended(struct process *process)
     run_check_stopped(run);
 }
 
-/* Stops all daemons. A daemon that waits for its restart gets SIGINT when it is ready, or is not restarted if no state
- * is kept. */
+/* Stops all daemons. A daemon that waits for its restart gets SIGINT when it is ready. If no state is kept, it is not
+ * restarted. */
 static void run_tell_daemons_to_stop(struct run *run)
 {
     for (unsigned i = 0; i < run->place->n_jobs; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* How a run ends. */
+/* Ends a run. */
 
 #include "client/run/run-inside.h"
 
@@ -39,7 +39,9 @@ void run_end_ranks(struct run *run)
         run_stop_daemon(run);
         return;
     }
-    /* Interrupted ranks are ending already, and may write a checkpoint: a second signal would abort it. */
+    /*
+     * Ranks that were interrupted are already ending. They may write a checkpoint, which a second signal would abort.
+     */
     for (i = 0; !run->interrupted && i < run->place->n_ranks; i++)
         process_signal(&run->ranks[i].process, SIGTERM);
     uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);

@@ -2,14 +2,14 @@
 #pragma once
 
 /*
- * The inside of a run of zerodrun; run.h is its interface.
+ * Declarations for the files that implement run.h.
  *
- * The state only rises. The daemons start first. When they answer, the ranks start. When the ranks have ended, the
- * daemons are stopped. When the daemons have ended, the rest of the output is written.
+ * The state never goes back. The daemons start first. When the daemons answer, the ranks start. When the ranks have
+ * ended, the daemons are stopped. When the daemons have ended, the remaining output is written.
  *
  *     run.c          the start, and signals
- *     run-daemons.c  the daemons: started, kept, started again, stopped
- *     run-ranks.c    the ranks: started, started again
+ *     run-daemons.c starts, keeps, restarts and stops the daemons
+ *     run-ranks.c    starts and restarts the ranks
  *     run-end.c      ends and kills ranks; the last line; the end of the loop
  *     run-output.c   the outputs and files, and the timeout for an output without a reader
  *     run-say.c      lines of zerodrun itself
@@ -33,7 +33,7 @@
 
 enum {
     RUN_MAX_SINKS = 2 + CONFIG_MAX_LOCAL_RANKS + OPTIONS_MAX_JOBS,
-    RUN_N_FORWARDED = 6, /* signals that zerodrun sends on to the ranks */
+    RUN_N_FORWARDED = 6, /* signals that zerodrun forwards to the ranks */
 };
 
 enum run_state {
@@ -64,10 +64,10 @@ struct run_daemon {
     struct place_told told;
     char label[24];
     bool running;
-    bool is_lost;      /* it has ended unexpectedly and is not restarted */
-    bool is_stopping;  /* its present process was sent SIGINT */
+    bool is_lost;      /* the daemon has ended unexpectedly and is not restarted */
+    bool is_stopping;  /* zerodrun has sent SIGINT to the present process */
     bool was_killed;   /* zerodrun has sent SIGKILL */
-    uint64_t began_ms; /* 0: not started by zerodrun, because another daemon answers */
+    uint64_t began_ms; /* 0: zerodrun has not started it */
     bool is_kept;      /* keeper and restart exist, so the daemon may be restarted */
     struct keeper keeper;
     struct restarts restarts;
@@ -81,9 +81,9 @@ struct run {
     enum run_state state;
     uv_loop_t loop;
     struct output outputs[2], *out, *err; /* out and err may be equal */
-    struct repeats repeats[2];            /* of out and err; the first for both if has_one_file */
+    struct repeats repeats[2];            /* for out and err; the first one for both if has_one_file */
     bool has_one_file;                    /* out and err are the same file */
-    struct sink *sinks[RUN_MAX_SINKS];    /* n_sinks: all sinks that are drained before the end */
+    struct sink *sinks[RUN_MAX_SINKS];    /* n_sinks sinks, which are drained before the end */
     size_t n_sinks;
     struct run_rank *ranks; /* place->n_ranks, owned */
     unsigned n_running;
@@ -92,13 +92,13 @@ struct run {
     struct environment daemon_env;
     uv_signal_t signals[RUN_N_FORWARDED];
     uv_timer_t probe, grace;
-    uv_timer_t output_grace;  /* started by the first interruption */
-    uint64_t n_written_bytes; /* of all sinks, at the last check of output_grace */
+    uv_timer_t output_grace;  /* starts at the first interruption */
+    uint64_t n_written_bytes; /* by all sinks, at the last check of output_grace */
     uint64_t started_ms;
     uint64_t n_open_files; /* zerodrun's soft limit at its start */
     int interrupted;       /* the first of SIGINT, SIGTERM, SIGHUP, SIGQUIT received; 0: none */
-    bool killing;          /* a second SIGINT came */
-    bool abandoned;        /* the output is dropped: its threads may be in write(2), so nothing can be closed */
+    bool killing;          /* a second SIGINT was received */
+    bool abandoned;        /* output is dropped; its threads may hang in write(2), so sinks cannot be closed */
     struct failure failure;
 };
 
@@ -108,7 +108,7 @@ struct run {
 void run_note(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Prints an error. */
 void run_complain(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Prints an error of zerodrun itself and records it as the run's failure with this exit code. */
+/* Prints an error of zerodrun itself, and records it as the run's failure. */
 void run_error(struct run *run, int exit_code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Prints "exited with 1" or the like. */
 void run_describe_end(const struct process *process, char *text, size_t size);
@@ -117,10 +117,16 @@ void run_describe_end(const struct process *process, char *text, size_t size);
 
 /* Return: 0 or a negative errno. */
 int run_init_outputs(struct run *run);
-/* name: of the file of a rank or daemon. Return: 0, or a negative errno after an error message. */
+/*
+ * Opens the --tee file of a rank or daemon. name: the file's name. Return: 0, or a negative errno after an error
+ * message.
+ */
 int run_open_tee(struct run *run, struct tee *tee, const char *name);
 bool run_is_drained(const struct run *run);
-/* Called after an interruption. Drops output that no reader empties, because ranks that wait for it cannot end. */
+/*
+ * Call it after an interruption. If no reader reads the output for a grace time, the output is dropped, because ranks
+ * that wait for its reader cannot end.
+ */
 void run_watch_output(struct run *run);
 
 /* ---- run-ranks.c --------------------------------------------------------------------------------------- */
@@ -139,19 +145,19 @@ void run_init_daemons(struct run *run);
 int run_begin_daemon(struct run_daemon *daemon);
 /* Return: the first running daemon that does not accept connections yet, or NULL. */
 const struct run_daemon *run_find_silent(const struct run *run);
-/* Stops all daemons. A daemon that dies while it stops is restarted as long as its state is kept. */
+/* Stops all daemons. A daemon that dies while it stops is restarted if its state is kept. */
 void run_stop_daemon(struct run *run);
 void run_kill_daemons(struct run *run);
 void run_close_keepers(struct run *run);
 
 /* ---- run-end.c ----------------------------------------------------------------------------------------- */
 
-/* Starts no more ranks and sends SIGTERM to the running ranks. */
+/* Sends SIGTERM to the running ranks, and starts no more ranks. */
 void run_end_ranks(struct run *run);
 void run_kill(struct run *run);
-/* Kills the run when run->grace ends. */
+/* Callback of run->grace: kills the run. */
 void run_grace_over(uv_timer_t *timer);
-/* Called when all processes have ended. */
+/* Call it when all processes have ended. */
 void run_finish(struct run *run);
 /* Ends the loop if all output is written. */
 void run_check_flushed(struct run *run);

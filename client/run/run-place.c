@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The place of a run: ranks, sockets, run ids, and a configuration if none is given. */
+/* Chooses the ranks, sockets and run id of a run, and writes a configuration if none is given. */
 
 #include "client/run/run-place.h"
 
@@ -32,12 +32,12 @@ enum {
 static const char directory_prefix[] = "zerodrun-";
 
 enum {
-    DIRECTORY_SUFFIX_BYTES = 6, /* of the random suffix that mkdtemp() makes */
-    MAX_REMOVED = 100,          /* attempts, because another zerodrun may remove a directory before it is locked */
+    DIRECTORY_SUFFIX_BYTES = 6, /* size of mkdtemp()'s random suffix */
+    MAX_REMOVED = 100,          /* most attempts, because another zerodrun may remove a directory before it is locked */
 };
 
-/* Opens and locks a directory of a zerodrun that has ended. Each zerodrun locks its directories while it lives. Return:
- * a descriptor, or -1 if the directory is in use. */
+/* Opens and locks the directory of a zerodrun that has ended. Return: a descriptor; or -1 if a running zerodrun has
+ * locked its directory, or the directory is not this user's. */
 static int open_left(int base, const char *name)
 {
     _cleanup_close_ int fd = openat(base, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
@@ -69,7 +69,7 @@ static void remove_left(const char *base_path, int base, const char *name)
     for (unsigned i = 1; i < OPTIONS_MAX_JOBS; i++) {
         char job[32];
 
-        snprintf(job, sizeof(job), "zerod.sock.%u", i); /* as place_number_socket() names it */
+        snprintf(job, sizeof(job), "zerod.sock.%u", i); /* the name that place_number_socket() makes */
         (void)unlinkat(fd, job, 0);
     }
     (void)unlinkat(base, name, AT_REMOVEDIR); /* fails if the directory is not empty */
@@ -107,8 +107,8 @@ static int hold_directory(const char *directory)
     return 0;
 }
 
-/* Makes and locks a directory. Between mkdtemp() and the lock, another starting zerodrun may remove the directory as a
- * leftover; then it is made again. Return: the path, which the caller frees; or NULL, and *error says why. */
+/* Makes and locks a directory. Makes another one if a zerodrun that starts removes the directory before it is locked.
+ * Return: the path, which the caller frees; or NULL, with an errno in *error. */
 static char *make_directory_in(const char *base, int *error)
 {
     for (unsigned attempt = 0; attempt < MAX_REMOVED; attempt++) {
@@ -153,7 +153,10 @@ char *place_make_directory(void)
     return NULL;
 }
 
-/* base: the configuration of --config, which lists no nodes; NULL: no --config. Return: 0, or -sysexits.h. */
+/*
+ * Writes a configuration. base: the configuration of --config, which lists no nodes; NULL: no --config. Return: 0, or
+ * -sysexits.h.
+ */
 static int place_make_config(struct place *place, const struct run_options *options, const struct config *base)
 {
     _cleanup_free_ char *path = NULL, *key_path = NULL;
@@ -180,7 +183,7 @@ static int place_make_config(struct place *place, const struct run_options *opti
     });
 }
 
-/* Return: the host of "host:port"; for "[::1]:7700" it is ::1. */
+/* Return: the host of "host:port", without the brackets of "[::1]:7700". */
 static char *host_of(const char *address)
 {
     const char *end = strrchr(address, ':');
@@ -191,7 +194,7 @@ static char *host_of(const char *address)
     return strndup(address, n);
 }
 
-/* address: of node 0's daemon, which is on the host of rank 0; NULL: one node. */
+/* Sets the host of rank 0. address: of node 0's daemon, which is on this host; NULL: the job has one node. */
 static int place_choose_master(struct place *place, const struct run_options *options, const char *address)
 {
     free(place->master_addr);
@@ -206,7 +209,7 @@ static unsigned get_number(struct json_object *o, const char *key)
     return (unsigned)json_object_get_int64(json_object_object_get(o, key));
 }
 
-/* Reads the placement of a job of several nodes from the status. Return: 0, or -sysexits.h. */
+/* Reads the nodes and ranks of a job on several nodes from the daemon's status. Return: 0, or -sysexits.h. */
 static int place_from_nodes(struct place *place, const struct run_options *options, struct json_object *nodes)
 {
     struct json_object *list = json_object_object_get(nodes, "list"), *own;
@@ -220,7 +223,7 @@ static int place_from_nodes(struct place *place, const struct run_options *optio
         place, options, json_object_get_string(json_object_object_get(json_object_array_get_idx(list, 0), "address")));
 }
 
-/* Resizes the daemon's job to -n ranks, if the daemon has no other run's state. Return: 0, or -sysexits.h. */
+/* Resizes the daemon's job to -n ranks, unless the daemon has another run's state. Return: 0, or -sysexits.h. */
 static int place_resize(struct place *place, const struct run_options *options, const char *run_id)
 {
     const char *own = options->run_id ? options->run_id : getenv("ZEROD_RUN_ID");
@@ -253,7 +256,7 @@ static int place_resize(struct place *place, const struct run_options *options, 
     return -r;
 }
 
-/* Reads the world from the answering daemon, and resizes it to -n. Return: 0, or -sysexits.h. */
+/* Reads the ranks of the answering daemon's job, and resizes the job to -n. Return: 0, or -sysexits.h. */
 static int place_ask_daemon(struct place *place, const struct run_options *options)
 {
     struct answer answer = ANSWER_NULL;
@@ -289,7 +292,7 @@ static int place_make_socket(struct place *place)
     return 0;
 }
 
-/* The socket of the option, the file, the environment, or a private directory, in this order. */
+/* Chooses the socket from the option, the file, the environment or a private directory, in this order. */
 static int place_choose_socket(struct place *place, const char *option, const struct config *config)
 {
     const char *variable = getenv("ZEROD_SOCKET");
@@ -306,7 +309,7 @@ static int place_choose_socket(struct place *place, const char *option, const st
 
 /* ---- nodes that the configuration does not list ----------------------------------------------------------- */
 
-/* Sets ranks and master from place->nodes. Return: 0, or -EX_OSERR. */
+/* Sets the ranks and the host of rank 0 from place->nodes. Return: 0, or -EX_OSERR. */
 static int place_from_given_nodes(struct place *place, const struct run_options *options)
 {
     const struct nodes *nodes = &place->nodes;
@@ -322,7 +325,9 @@ static int place_from_given_nodes(struct place *place, const struct run_options 
     return place->master_addr ? 0 : -EX_OSERR;
 }
 
-/* Does the answering daemon belong to the node that the command line, or Slurm, names? Return: 0, or -EX_CONFIG. */
+/*
+ * Checks that the answering daemon is that of the node which the command line or Slurm names. Return: 0, or -EX_CONFIG.
+ */
 static int place_compare_node(const struct place *place)
 {
     const struct nodes *nodes = &place->nodes;
@@ -341,7 +346,7 @@ static int place_ask_and_compare(struct place *place, const struct run_options *
     return r < 0 ? r : place_compare_node(place);
 }
 
-/* Writes a configuration with the ranks for a new daemon. config: of --config; NULL: no --config. */
+/* Writes a configuration with the ranks for a new daemon. config: the one of --config, or NULL. */
 static int place_prepare_daemon(struct place *place, const struct run_options *options, const struct config *config)
 {
     place->told.ranks = false;
@@ -397,7 +402,7 @@ static int place_from_config(struct place *place, const struct run_options *opti
         r = answers = answers_or_refuses(place->socket, !options->no_daemon);
     if (r < 0)
         return r;
-    if (place->n_nodes == 1 && answers) /* its run may have another number of ranks */
+    if (place->n_nodes == 1 && answers) /* the daemon's run may have another number of ranks */
         return place_ask_daemon(place, options);
     if (options->n_ranks > 0 && options->n_ranks != place->n_ranks) {
         fprintf(stderr, "zerodrun: -n %u, but %s has %u ranks on this node (world.size %u)\n", options->n_ranks,
@@ -422,8 +427,8 @@ static int place_refuse_nodes(const struct run_options *options)
 
 static int place_load_config(struct place *place, const struct run_options *options)
 {
-    /* A DeepSpeed file has neither socket nor ranks. Any socket passes the check, except with --serve, where other
-     * programs must know the socket. */
+    /* A DeepSpeed file has neither socket nor ranks, so usual ones are passed for the check. With --serve the socket
+     * must be configured, because other programs must know it. */
     const struct config_given given = {.socket = options->socket_path ? options->socket_path
                                                  : options->serve     ? NULL
                                                                       : "/run/zerod/zerod.sock",
@@ -434,7 +439,7 @@ static int place_load_config(struct place *place, const struct run_options *opti
     int r;
 
     r = config_load(&config, options->config_path, &given, &problems);
-    if (r != 0) /* the daemon reads the same file and prints its notes */
+    if (r != 0) /* notes of a valid file are printed by the daemon */
         config_problems_print(stderr, &problems);
     config_problems_deinit(&problems);
     if (r != 0)
@@ -492,7 +497,7 @@ static int place_choose_run_id(struct place *place, const struct run_options *op
     return 0;
 }
 
-/* Return: true, and *port if it was 0, if a program could listen on the port now. */
+/* Sets *port to a free port if it is 0. Return: true if a program could listen on the port now. */
 static bool place_try_port(uint16_t *port)
 {
     _cleanup_close_ int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -506,7 +511,7 @@ static bool place_try_port(uint16_t *port)
     return true;
 }
 
-/* The ports that the kernel gives to outgoing connections: *low to *high. */
+/* Reads the range of ports that the kernel uses for outgoing connections. */
 static void place_read_ephemeral_ports(unsigned *low, unsigned *high)
 {
     FILE *file = fopen("/proc/sys/net/ipv4/ip_local_port_range", "re");
@@ -520,8 +525,9 @@ static void place_read_ephemeral_ports(unsigned *low, unsigned *high)
 }
 
 /*
- * Finds a port that is free now. Rank 0 listens on it seconds later, when its imports are done, so the port is one that
- * no outgoing connection gets meanwhile, if there are such ports. If another process takes it, rank 0 reports that.
+ * Finds a port that is free now. Rank 0 listens on the port only seconds later, when its imports are done. So the port
+ * is outside the range of outgoing connections, if possible. If another process listens on the port first, rank 0
+ * reports that.
  */
 static int place_find_port(struct place *place)
 {
@@ -554,7 +560,10 @@ static int place_find_port(struct place *place)
 
 /* ---- further jobs ---------------------------------------------------------------------------------------- */
 
-/* name: the configuration or socket of a further job. Return: 0, or -EX_CONFIG. */
+/*
+ * Checks that a further job has the first job's ranks. name: the further job's configuration or socket. Return: 0, or
+ * -EX_CONFIG.
+ */
 static int place_compare_ranks(const struct place *place, const char *name, unsigned world_size, unsigned first_rank,
                                unsigned n_ranks)
 {
@@ -586,7 +595,7 @@ static int place_load_job(struct place *place, const struct run_options *options
     r = config_load(&config, job->config_path, &(struct config_given){.socket = otherwise, .ranks = place->world_size},
                     &problems);
 
-    if (r != 0) /* the daemon reads the same file and prints its notes */
+    if (r != 0) /* notes of a valid file are printed by the daemon */
         config_problems_print(stderr, &problems);
     config_problems_deinit(&problems);
     if (r != 0)
@@ -601,7 +610,7 @@ static int place_load_job(struct place *place, const struct run_options *options
                 job->socket);
         r = -EX_CONFIG;
     } else if ((r = answers_or_refuses(job->socket, !options->no_daemon)) ==
-               0) { /* else place_fit_job() asks the daemon */
+               0) { /* otherwise place_fit_job() asks the daemon */
         r = place_compare_ranks(place, job->config_path, config->world.size, config_first_rank(config),
                                 config_local_ranks(config));
     }
@@ -632,7 +641,9 @@ static int place_copy_job(struct place *place, const struct run_options *options
     return -EX_USAGE;
 }
 
-/* Resizes the answering daemon of a further job to the ranks of the first job, if the job has one node. */
+/*
+ * If a daemon answers for a further job, checks that it has the ranks of the first job. On one node, resizes it first.
+ */
 static int place_fit_job(const struct place *place, const struct run_options *options, const struct place_job *job)
 {
     struct run_options with_ranks = *options;
@@ -685,7 +696,7 @@ int place_init(struct place *place, const struct run_options *options)
     return r < 0 ? r : place_choose_run_id(place, options);
 }
 
-/* A daemon removes its socket, unless it was killed. */
+/* Removes a socket in the private directory, because a killed daemon has not removed it. */
 static void place_remove_socket(const struct place *place, const char *path)
 {
     if (path && strncmp(path, place->directory, strlen(place->directory)) == 0)
@@ -734,10 +745,10 @@ int place_describe(const struct place *place, unsigned local, struct environment
         if (place->more[i - 1].socket)
             r |= environment_set(env, name, "%s", place->more[i - 1].socket);
     }
-    /* Like torchrun, because several ranks with one thread per core each would slow each other down. */
+    /* As in torchrun, because several ranks, each with one thread per core, would slow each other down. */
     if (place->n_ranks > 1 && !environment_get(env, "OMP_NUM_THREADS"))
         r |= environment_set(env, "OMP_NUM_THREADS", "1");
-    /* If torchrun started zerodrun, the variable may be set. With it torch would use torchrun's store instead of rank
+    /* The variable may be set if torchrun has started zerodrun. Then torch would use torchrun's store instead of rank
      * 0's. */
     environment_unset(env, "TORCHELASTIC_USE_AGENT_STORE");
     return r < 0 ? -ENOMEM : 0;

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Where a run takes place: its ranks, its socket, its run id, and, if nothing was configured, a private directory with
- * a small configuration for the daemon.
+ * The place of a run: its ranks, socket and run id. It may have a private directory, with a socket or a configuration
+ * that zerodrun writes.
  */
 
 #include <stdbool.h>
@@ -13,15 +13,15 @@
 
 struct environment;
 
-/* Keys that the configuration lacks. The daemon gets them as arguments: listen.socket, world.size. */
+/* Keys that the configuration lacks (listen.socket, world.size). zerodrun passes them to the daemon as arguments. */
 struct place_told {
     bool socket, ranks;
 };
 
-/* A job after the first. It has the same ranks. */
+/* A job after the first job, with the same ranks. */
 struct place_job {
     char *socket;
-    const char *config_path; /* for the start of a daemon; NULL: none */
+    const char *config_path; /* to start a daemon with; NULL: none */
     struct place_told told;
 };
 
@@ -29,7 +29,7 @@ struct place {
     unsigned n_ranks; /* on this node */
     unsigned first_rank, world_size;
     unsigned node, n_nodes;
-    struct nodes nodes; /* nodes that the configuration does not list */
+    struct nodes nodes; /* if the configuration lists none */
     char *socket;      /* NULL: none, with --no-daemon */
     char *config_path; /* for the start of a daemon; NULL: none */
     struct place_told told;
@@ -46,8 +46,8 @@ struct place {
 int place_init(struct place *place, const struct run_options *options);
 void place_deinit(struct place *place);
 
-/* Makes a private directory. The path of a socket in it fits into 107 bytes. Return: its path, to be freed; or NULL
- * after an error message on stderr. */
+/* Makes a private directory, whose path is short enough for the path of a socket (107 bytes). Return: the directory's
+ * path, to be freed; or NULL after an error message on stderr. */
 char *place_make_directory(void);
 
 /* Sets the environment of rank number `local` of this node. Return: 0 or -ENOMEM. */

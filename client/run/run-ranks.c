@@ -51,8 +51,8 @@ int run_open_tees_of_ranks(struct run *run)
 static void rank_exited(struct process *process);
 static void rank_ended(struct process *process);
 
-/* Sets ZEROD_RESTARTS_LEFT only if zerodrun started the daemon. An older daemon may serve a later run with successors
- * of these ranks. */
+/* Sets ZEROD_RESTARTS_LEFT only if zerodrun has started the daemon. Another daemon may outlive this run, and serve
+ * successors of these ranks. */
 static int rank_describe_restarts(struct run_rank *rank)
 {
     const struct run *run = rank->run;
@@ -86,7 +86,7 @@ static int rank_start(struct run_rank *rank)
 
     if (r == 0)
         r = rank_describe_restarts(rank);
-    spec.env = rank->env.vars; /* set here, because the array moves as it grows */
+    spec.env = rank->env.vars; /* set after the changes, because the array moves as it grows */
     if (r == 0)
         r = process_start(&rank->process, &run->loop, &spec);
     if (r < 0) {
@@ -132,7 +132,7 @@ static void rank_note_failure(struct run_rank *rank)
                  how);
 }
 
-/* Records the first failure now, because another rank's output may end before this rank's output. */
+/* Records the failure at the exit, because another failed rank's output may end before this rank's. */
 static void rank_exited(struct process *process)
 {
     struct run_rank *rank = process->spec.owner;

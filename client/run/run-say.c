@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* zerodrun's own messages. */
+/* Prints zerodrun's own messages. */
 
 #include "client/run/run-inside.h"
 

@@ -157,8 +157,8 @@ static void run_deinit(struct run *run)
 
 int run(const struct run_options *options, const struct place *place)
 {
-    /* Not freed if run_init() failed or the run was abandoned: a thread may still use it, and the process is about to
-     * end. */
+    /* Not freed if run_init() fails or the run is abandoned, because a thread may still use it, and the process ends
+     * soon. */
     struct run *run = calloc(1, sizeof(*run));
     int r, code;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* An output of zerodrun, written by its own thread. */
+/* Writes an output of zerodrun in a thread. */
 
 #include "client/run/sink.h"
 
@@ -27,7 +27,7 @@ static int write_to_sink(struct sink *sink, const char *data, size_t n_bytes)
             n_bytes -= n;
             sink->n_written_bytes += n;
         } else if (errno == EAGAIN) {
-            /* The descriptor is non-blocking because another process has made it so. */
+            /* Another process has made the descriptor non-blocking. */
             poll(&(struct pollfd){.fd = sink->fd, .events = POLLOUT}, 1, -1);
         } else if (errno != EINTR) {
             return -errno;
@@ -55,7 +55,7 @@ static void sink_write(void *arg)
             if (sink->closing)
                 break;
         }
-        /* Swaps the two texts: the written text becomes room for appending. */
+        /* Swaps the two texts, so that the memory of the written text is reused for appending. */
         full = sink->waiting;
         sink->waiting = (struct sink_text){.data = text.data, .n_allocated = text.n_allocated};
         text = full;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The nodes of a step of Slurm, from srun's variables. */
+/* Finds the nodes of a Slurm step from srun's variables. */
 
 #include "client/run/slurm.h"
 
@@ -18,11 +18,11 @@
 #include "client/run/plain.h"
 #include "core/base/base.h"
 
-enum { HOSTS_BYTES = 1 << 20 }; /* picked: far more than CONFIG_MAX_NODES names, so that all of them are counted */
+enum { HOSTS_BYTES = 1 << 20 }; /* picked: room for far more than CONFIG_MAX_NODES names */
 
 DEFINE_CLEANUP(FILE *, fclose);
 
-/* Return: true if the variable is a whole number. */
+/* Sets *value to the variable's. Return: true if the variable is a whole number. */
 static bool get_number(const char *name, unsigned *value)
 {
     const char *text = getenv(name);
@@ -68,7 +68,10 @@ static FILE *start_scontrol(const char *node_list, pid_t *pid)
     return NULL;
 }
 
-/* Reads all output, because scontrol could wait for room in the pipe. Return: the number of bytes, or -1. */
+/*
+ * Reads the output to its end, because scontrol must not wait for room in the pipe. Return: the number of bytes; or -1
+ * if the output is too long, or on an error.
+ */
 static ssize_t read_output(FILE *file, char *text)
 {
     size_t n = fread(text, 1, HOSTS_BYTES, file);

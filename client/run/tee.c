@@ -15,7 +15,7 @@
 
 #include "core/base/base.h"
 
-/* Makes the parent folders of the path. If that fails, open() reports it. */
+/* Makes the parent folders of the path. Ignores failures, because open() then fails too. */
 static void make_directories(char *path)
 {
     for (char *end = strchr(path + 1, '/'); end; end = strchr(end + 1, '/')) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Torch's rank prefix at the start of a line. */
+/* Finds torch's rank prefix at the start of a line. */
 
 #include "client/run/torch-rank.h"
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* With a process group, torch begins lines with the rank: "[rank3]: " on each line of a traceback, also on indented
- * lines, and "[rank3]:" on its own warnings. */
+/* Finds torch's prefix. In a process group, torch begins each line of a traceback, also indented ones, with "[rank3]:
+ * ", and its own warnings with "[rank3]:". */
 
 #include <stddef.h>
 
-/* label: of the process, like "3". Return: the number of bytes of torch's prefix at the start of the line; or 0 if
- * there is no prefix, if it names another rank, or if nothing follows it. */
+/* label: the process's label, like "3". Return: the size of torch's prefix at the start of the line; 0 if there is no
+ * prefix, if it names another rank, or if the line ends after it. */
 size_t torch_rank_length(const char *label, const char *line, size_t n_bytes);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Gradients and weights in memory of GPUs. The ring is the daemon's device memory. A push copies on the caller's stream
- * and names a point that the engine waits for (core/wire/progress.h). Weights are the part of the daemon's device
- * memory that belongs to this rank. In stage 3 weights are in memory of this process (range.h); a gathered parameter is
- * copied there from the daemon's pool, and again whenever weights change.
+ * Gradients and weights in memory of GPUs. The ring is the daemon's device memory. A push copies on the caller's
+ * stream, and has a point that the engine waits for (core/wire/progress.h). Weights are this rank's part of the
+ * daemon's device memory. In stage 3 weights are in memory of this process (range.h). A gathered parameter is copied to
+ * it from the daemon's pool, and again after each change of weights.
  *
  * A write window is host memory, apart from the weights.
  */
@@ -24,9 +24,9 @@
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
 
-enum { POOL_ALIGN_BYTES = 256 }; /* of parameters in the pool, from the protocol */
+enum { POOL_ALIGN_BYTES = 256 }; /* alignment of parameters in the pool, from the protocol */
 
-/* Notes a failure of the driver. It ends the connection, because a slot may be half written. Return: r. */
+/* Makes a failure of the driver fatal, because a slot may be half written. Return: r. */
 static int failed(struct zerod *c, int r)
 {
     return call_fatal(&c->call, r, "the GPU: %s", cuda_why(c->cuda));
@@ -60,7 +60,7 @@ static void unmap_device(struct zerod *c, struct mapping *mapping)
 
 static int map_pool(struct zerod *c, int fd, size_t n_bytes)
 {
-    /* fp32 is the widest type of a weight: all weights gathered at a time are below the bound, except for rounding. */
+    /* Gathered weights stay below this bound, except for rounding, because fp32 is the widest dtype of a weight. */
     uint64_t bound_bytes = MIN(c->welcome.stage3_max_live_elems, UINT64_MAX / 16) * sizeof(float);
     int r = map_device(c, &c->pool, fd, n_bytes, true);
 
@@ -95,7 +95,7 @@ static const char *cuda_memory_why(const struct zerod *c, int r)
     return r == -EIO ? cuda_why(c->cuda) : strerror(-r);
 }
 
-/* Checks that the pool has room for each parameter, so that one at a time can be gathered (stage 3). */
+/* Stage 3: checks that the pool has room for each parameter alone. */
 static int check_pool(struct zerod *c)
 {
     if (!c->range)
@@ -144,7 +144,7 @@ static int cuda_memory_put(struct zerod *c, uint8_t *to, const void *from, size_
     return r == 0 ? 0 : failed(c, r);
 }
 
-/* Has the stream write a point when the copy is done. */
+/* Makes the stream write a point when the copy is done. */
 static int cuda_memory_mark(struct zerod *c, struct request_push *push)
 {
     int r = cuda_say_point(c->cuda, c->stream, c->last_point + 1);
@@ -171,7 +171,7 @@ static void cuda_memory_release(struct zerod *c, uint8_t *memory)
     cuda_release(c->cuda, memory);
 }
 
-/* Work on the stream may still read the old scratch, so it is freed after a wait. */
+/* Waits before a scratch that is too small is freed, because work on the stream may still read the old bytes. */
 static void *cuda_memory_scratch(struct zerod *c, uint32_t param)
 {
     size_t n_bytes = handle_gradient_bytes(c, param) + 1;
@@ -228,7 +228,7 @@ static size_t cuda_memory_count_fitting(const struct zerod *c, const unsigned *p
             break;
         n++;
     }
-    return n; /* at least 1: check_pool() has checked each */
+    return n; /* at least 1, because check_pool() has checked each parameter */
 }
 
 static int cuda_memory_check_gathered(struct zerod *c, const unsigned *params, size_t n, const struct reply_done *done)
@@ -261,7 +261,7 @@ static int cuda_memory_show(struct zerod *c, uint32_t param, uint64_t pool_offse
     return r == 0 ? 0 : failed(c, r);
 }
 
-/* Return: the first fatal error, if there was one before. */
+/* Return: 0; the call's earlier fatal error; or this one. */
 static int cuda_memory_finish(struct zerod *c)
 {
     int r = range_finish(c->range);
@@ -279,8 +279,8 @@ static int cuda_memory_hide(struct zerod *c, uint32_t param)
 /* ---- write window -------------------------------------------------------------------------------------- */
 
 /*
- * Rank 0 writes into the daemon's memory, which holds the weights. The other ranks write into a copy that is never
- * read. In stage 3 they have no weights to copy, so the daemon sends them a descriptor of that memory as well.
+ * Rank 0 writes into the daemon's memory, which holds the weights. The other ranks write into copies that nothing
+ * reads. In stage 3 they have no weights to copy, so the daemon sends them a descriptor of its memory too.
  */
 static int cuda_memory_open_window(struct zerod *c, int fd)
 {
@@ -310,7 +310,9 @@ static void cuda_memory_close_window(struct zerod *c)
 
 /* ---- end ----------------------------------------------------------------------------------------------- */
 
-/* Drops, without freeing it, all memory that only the driver can free: a forked child must not call the driver. */
+/*
+ * Drops, without freeing it, all memory that only the driver can free, because a forked child must not call the driver.
+ */
 static void forget(struct zerod *c)
 {
     c->ring = c->weights = c->pool = MAPPING_NULL;
@@ -329,7 +331,7 @@ static void cuda_memory_stop(struct zerod *c)
         return;
     }
     (void)cuda_wait(c->cuda, c->stream);
-    (void)cuda_wait_for_points(c->cuda); /* of pushes on other streams */
+    (void)cuda_wait_for_points(c->cuda); /* for pushes on other streams */
 }
 
 static void cuda_memory_deinit(struct zerod *c)

@@ -14,7 +14,7 @@
 #include "core/base/base.h"
 #include "core/wire/progress.h"
 
-/* The driver's numbers and types, from its documentation. They have not changed since CUDA 10.2. */
+/* Numbers and types from the driver's documentation, unchanged since CUDA 10.2. */
 enum {
     SUCCESS = 0,
     OUT_OF_MEMORY = 2,
@@ -37,7 +37,7 @@ struct access {
     int location_type, ordinal, flags;
 };
 
-/* Describes memory to be created. Zero in the other fields means: neither exported nor compressed. */
+/* The driver's CUmemAllocationProp. The fields that own_memory() leaves at 0 mean: not exported, not compressed. */
 struct allocation {
     int type, handle_types, location_type, ordinal;
     void *unused_handle;
@@ -48,7 +48,7 @@ struct uuid {
     uint8_t bytes[CUDA_GPU_BYTES];
 };
 
-/* Symbols of the library: the driver's header redefines some names with macros. All are in a driver for 11.7. */
+/* Names of symbols, some of which differ from the documented names. A driver for CUDA 11.7 has all of them. */
 #define DRIVER_CALLS(CALL)                                                                                             \
     CALL(get_error_name, "cuGetErrorName", (int error, const char **name))                                             \
     CALL(init, "cuInit", (unsigned flags))                                                                             \
@@ -98,10 +98,10 @@ struct cuda {
     bool is_torch;
     void *context;
     int device;                     /* the driver's handle */
-    int ordinal;                    /* names the device in locations of memory */
-    struct progress_page *progress; /* registered; NULL: not registered */
+    int ordinal;                    /* the device's number in locations of memory */
+    struct progress_page *progress; /* NULL: no page is registered */
     address progress_at;
-    void *last_event; /* recorded behind the last point; NULL: no point */
+    void *last_event; /* recorded after the last point; NULL: no point yet */
     char why[400];
 };
 
@@ -124,7 +124,9 @@ static const char *error_name(const struct cuda *cuda, int error)
     return cuda->driver.get_error_name(error, &name) == SUCCESS && name ? name : "an unknown error";
 }
 
-/* Translates the result of a call of the driver. Return: 0 or -EIO. */
+/*
+ * Translates the result of a driver's call, and keeps a sentence for cuda_why() if it is an error. Return: 0 or -EIO.
+ */
 static int check(struct cuda *cuda, const char *what, int error)
 {
     return error == SUCCESS ? 0 : fail(cuda, -EIO, "%s: %s", what, error_name(cuda, error));
@@ -140,7 +142,7 @@ const char *cuda_why(const struct cuda *cuda)
 static int load_libcuda(struct cuda *cuda)
 {
     const char *path = getenv("ZEROD_LIBCUDA");
-    void *library = dlopen(path && *path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* it stays loaded */
+    void *library = dlopen(path && *path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* never unloaded */
     const struct {
         const char *name;
         void *field;
@@ -206,7 +208,7 @@ int cuda_open(struct cuda **out, bool is_torch)
     return r == 0 ? find_context(cuda) : r;
 }
 
-/* Makes the handle's context current. Return: 0; after any other result leave() must not be called. */
+/* Makes the handle's context current. Return: 0, and the caller calls leave(); or -EIO. */
 static int enter(struct cuda *cuda, bool *pushed)
 {
     void *current = NULL;
@@ -304,7 +306,10 @@ static address address_of(const void *memory)
     return (address)(uintptr_t)memory;
 }
 
-/* Gives the device access. Some drivers have no read-only memory for a device: there the caller must not write. */
+/*
+ * Makes the memory accessible to the device. Some drivers have no read-only memory for a device; there the device could
+ * write even with read_only.
+ */
 static int give_access(struct cuda *cuda, address at, size_t n_bytes, bool read_only)
 {
     struct access access = {LOCATION_DEVICE, cuda->ordinal, read_only ? ACCESS_READ : ACCESS_READ_WRITE};
@@ -346,7 +351,7 @@ int cuda_map(struct cuda *cuda, int fd, size_t n_bytes, bool read_only, uint8_t 
                   cuda->driver.import(&handle, (void *)(intptr_t)fd, HANDLE_POSIX));
         if (r == 0) {
             r = map_handle(cuda, handle, n_bytes, read_only, &at);
-            (void)cuda->driver.release_handle(handle); /* the mapping holds the memory */
+            (void)cuda->driver.release_handle(handle); /* the mapping keeps the memory allocated */
         }
         leave(cuda, pushed);
     }
@@ -434,7 +439,7 @@ void cuda_unreserve(struct cuda *cuda, uint8_t *base, size_t n_bytes)
     leave(cuda, pushed);
 }
 
-/* As check(), but returns -ENOMEM if memory is short, because the caller may then make room. */
+/* As check(), but returns -ENOMEM if the GPU has no memory left, because the caller may then make room. */
 static int check_room(struct cuda *cuda, const char *what, int error)
 {
     int r = check(cuda, what, error);
@@ -571,9 +576,9 @@ int cuda_open_progress(struct cuda *cuda, struct progress_page *page)
 }
 
 /*
- * Makes the stream wait for the last point, because points in the page only grow, and the daemon waits only for the
- * last point of a slot. If it is the stream of the last point, the wait costs nothing. Equal handles do not prove that:
- * each thread has its own default stream under one handle, and a new stream may get the handle of a destroyed one.
+ * Makes the stream wait for the last point, because points in the page must be written in order. The wait costs nothing
+ * on the stream of the last point. It is not skipped if the handles are equal, because all threads' default streams
+ * have one handle, and a new stream may get the handle of a destroyed one.
  */
 static int follow(struct cuda *cuda, void *stream)
 {

@@ -4,12 +4,11 @@
  * Gradients and weights in host memory. Weights are:
  *
  *   shared     the daemon's weight segment, read-only
- *   private    a copy of it, updated before zerod_step() returns
- *   stage 3    a reserved range; a gathered parameter's pool pages are mapped at its place, otherwise the place is
- *              PROT_NONE. A prefetch maps nothing, so a read of a parameter that is not gathered is an error even if
- *              it was prefetched
+ *   private    a copy of the segment, updated before zerod_step() returns
+ *   stage 3    a reserved range with a place for each parameter. While a parameter is gathered, the pool's pages are
+ *              mapped at its place. Otherwise the place is PROT_NONE, even if the parameter was prefetched
  *
- * A write window is other memory that is mapped at the same addresses.
+ * A write window maps other memory at these addresses.
  */
 
 #include <errno.h>
@@ -42,9 +41,9 @@ static int map_ring(struct zerod *c, int fd, size_t n_bytes)
 {
     int r = mapping_init(&c->ring, fd, n_bytes, PROT_READ | PROT_WRITE);
 
-    /* The daemon reads a gradient from the cache if the rings of all ranks fit into it. */
+    /* If the rings of all ranks fit into the last-level cache, the daemon reads gradients from the cache. */
     c->past_caches = n_bytes * c->welcome.world_size > caches_last_level_bytes();
-    /* Touches the ring once now, because page faults in a backward cost more. */
+    /* Takes the page faults of the ring now, because they would slow a backward down. */
     if (r == 0)
         (void)madvise(c->ring.base, c->ring.n_bytes, MADV_POPULATE_WRITE);
     return r;
@@ -185,7 +184,10 @@ static int host_memory_refresh(struct zerod *c)
     return 0;
 }
 
-/* Waits for all weights if all are copied at once (private), or if there is no published page (between nodes). */
+/*
+ * Waits for all weights if they are private, because all are copied at once, or if there is no published page, as in a
+ * job on several nodes.
+ */
 static int host_memory_await(struct zerod *c, const unsigned *params, size_t n_params)
 {
     return c->private_weights || !c->published.base ? overlap_settle(c) : overlap_await(c, params, n_params);
@@ -203,13 +205,16 @@ static size_t host_memory_count_fitting(const struct zerod *c, const unsigned *p
     return n;
 }
 
-/* Nothing to check: the range has a place for each parameter. */
+/* Checks nothing, because the range has a place for each parameter. */
 static int host_memory_check_gathered(struct zerod *c, const unsigned *params, size_t n, const struct reply_done *done)
 {
     return 0;
 }
 
-/* Maps a gathered parameter, except in a window, which shows all weights; host_memory_close_window() maps it then. */
+/*
+ * Maps a gathered parameter. In a window it does nothing, because the window has all weights;
+ * host_memory_close_window() then maps the parameter.
+ */
 static int host_memory_show(struct zerod *c, uint32_t param, uint64_t pool_offset)
 {
     uint64_t offset = weights_offset(c, param);
@@ -235,7 +240,7 @@ static int host_memory_hide(struct zerod *c, uint32_t param)
 
 /* ---- write window -------------------------------------------------------------------------------------- */
 
-/* Rank 0 writes into the daemon's memory, the others into a private copy of it that is never read. */
+/* Rank 0 writes into the daemon's memory. The other ranks write into private copies that nothing reads. */
 static int host_memory_open_window(struct zerod *c, int fd)
 {
     bool shared = c->rank == 0 && fd >= 0;

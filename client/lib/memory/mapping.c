@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Mappings of the daemon's shared memory. Each keeps the descriptor from which it was made. */
+/* Mappings of the daemon's shared memory. Each mapping keeps its descriptor. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -27,7 +27,7 @@ int mapping_check(int fd, uint64_t offset_bytes, uint64_t n_bytes)
 
 /*
  * Finds addresses for n_bytes (a multiple of the page size) that start at a multiple of HUGE_PAGE_BYTES. Return:
- * MAP_FAILED if there are none.
+ * MAP_FAILED if there are no such addresses.
  */
 static uint8_t *find_addresses(size_t n_bytes)
 {
@@ -44,7 +44,7 @@ static uint8_t *find_addresses(size_t n_bytes)
     return area + before;
 }
 
-/* Aligns the mapping, so that the daemon's huge pages are huge here too. */
+/* Aligns the mapping, so that the daemon's huge pages are huge in this process too. */
 int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection)
 {
     size_t whole = round_up(n_bytes, (size_t)sysconf(_SC_PAGESIZE));

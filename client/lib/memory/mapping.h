@@ -9,14 +9,14 @@
 struct mapping {
     uint8_t *base; /* NULL: nothing is mapped */
     size_t n_bytes;
-    int fd; /* owned, to map parts of it again; -1: none */
+    int fd; /* owned, so that parts can be mapped again; -1: none */
 };
 
 #define MAPPING_NULL ((struct mapping){.fd = -1})
 
 /*
- * Checks that the file has these bytes and is sealed against shrinking: otherwise a read of the mapping could end this
- * process. Return: 0; -EPROTO if it is too short or not sealed; or a negative errno.
+ * Checks that the file has these bytes and is sealed against shrinking, because a read beyond its end would kill this
+ * process. Return: 0; -EPROTO if the file is too short or not sealed; or a negative errno.
  */
 int mapping_check(int fd, uint64_t offset_bytes, uint64_t n_bytes);
 
@@ -24,8 +24,8 @@ int mapping_check(int fd, uint64_t offset_bytes, uint64_t n_bytes);
 int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection);
 
 /*
- * Reserves addresses where nothing is readable until parts of fd are mapped there. Takes over the fd, also on failure:
- * mapping_deinit() closes it. Return: 0 or a negative errno.
+ * Reserves addresses, at which nothing is readable until the caller maps parts of fd. Takes over the fd, which
+ * mapping_deinit() closes, also after a failure. Return: 0 or a negative errno.
  */
 int mapping_reserve(struct mapping *mapping, int fd, size_t n_bytes);
 

@@ -5,7 +5,7 @@
  * The memory of a job's gradients and weights: the operations that differ between host memory and memory of GPUs. A
  * handle uses host_memory until the daemon says that the job is on GPUs.
  *
- * Unless a comment says otherwise, the outcome is 0 or a fatal error, which has been noted.
+ * Unless a comment says otherwise, a function returns 0, or fatal after call_fatal().
  */
 
 #include <stddef.h>
@@ -33,42 +33,45 @@ struct memory_ops {
 
     /* ---- the caller's stream ---- */
 
-    int (*wait)(struct zerod *c);            /* until all that was put on the stream is done */
+    int (*wait)(struct zerod *c);            /* until all present work of the stream is done */
     int (*wait_for_pushes)(struct zerod *c); /* until the copies of all pushes are done */
 
     /* ---- gradients ---- */
 
-    int (*put)(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes); /* copies, on the stream */
+    int (*put)(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes); /* copies on the stream */
 
-    /* Writes into the push the point that the GPU must reach before the slot is read. */
+    /* Sets push->point to the point that the GPU must reach before the daemon reads the slot. */
     int (*mark)(struct zerod *c, struct request_push *push);
 
-    /* Allocates memory of this process for a gradient that is pushed in parts. NULL: a fatal error. */
+    /* Allocates memory of this process for a gradient that is pushed in parts. Return: NULL after a fatal error. */
     uint8_t *(*alloc)(struct zerod *c, uint32_t param);
     void (*release)(struct zerod *c, uint8_t *memory); /* NULL is fine */
 
-    /* Returns memory outside the ring for a refused duplicate, to spare the first push's bytes. NULL: no memory. */
+    /*
+     * Returns memory outside the ring for a refused duplicate, so that the first push's bytes stay. Return: NULL
+     * without memory.
+     */
     void *(*scratch)(struct zerod *c, uint32_t param);
 
     /*
-     * Returns a duplicate's bytes in host memory. data: NULL if they are in scratch. Return: NULL if there are none, or
-     * after an error.
+     * Returns a refused duplicate's bytes in host memory. data: the bytes; NULL if they are in scratch(). Return: NULL
+     * if scratch() was not called, or after an error.
      */
     const void *(*read_duplicate)(struct zerod *c, uint32_t param, const void *data);
 
     /* ---- weights ---- */
 
-    const uint8_t *(*weight)(const struct zerod *c, uint32_t param); /* the caller's address */
+    const uint8_t *(*weight)(const struct zerod *c, uint32_t param); /* where the caller reads it */
 
-    /* Sets *base and *n_bytes to memory that a caller may register with a GPU's driver, if there is such memory. */
+    /* Sets *base and *n_bytes to the memory of zerod_memory(), if there is such memory. */
     void (*share)(const struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes);
 
     /* Updates copies of weights after a step or a window. */
     int (*refresh)(struct zerod *c);
 
     /*
-     * A step is decided, and the daemon owes its answer: waits until these parameters, or all, have the new weights
-     * (overlap.h).
+     * Waits until these parameters, or all, have the new weights. Call it when a step is decided, and the daemon owes
+     * the answer (overlap.h).
      */
     int (*await)(struct zerod *c, const unsigned *params, size_t n_params);
 
@@ -79,28 +82,31 @@ struct memory_ops {
     size_t (*count_fitting)(const struct zerod *c, const unsigned *params, size_t n);
     int (*check_gathered)(struct zerod *c, const unsigned *params, size_t n, const struct reply_done *done);
 
-    /* Stage 3. show() makes a gathered parameter readable once finish() has returned; -ENOMEM is not fatal. */
+    /*
+     * Stage 3. After show() and then finish(), a gathered parameter is readable. show() may return -ENOMEM, which is
+     * not fatal.
+     */
     int (*show)(struct zerod *c, uint32_t param, uint64_t pool_offset);
     int (*finish)(struct zerod *c);
     int (*hide)(struct zerod *c, uint32_t param);
 
     /* ---- write window ---- */
 
-    /* Maps the window and sets c->window_base. fd: of the daemon's memory, not consumed; -1: none came. */
+    /* Maps the window and sets c->window_base. fd: the daemon's memory, not consumed; -1 if the daemon sent none. */
     int (*open_window)(struct zerod *c, int fd);
-    void (*close_window)(struct zerod *c); /* c->window_base is NULL already */
+    void (*close_window)(struct zerod *c); /* called after c->window_base is set to NULL */
 
     /* ---- end ---- */
 
-    void (*stop)(struct zerod *c);   /* before anything is freed: waits for the stream; in a forked child forgets it */
-    void (*deinit)(struct zerod *c); /* frees ring, weights, pool, window and what the implementation has allocated */
+    void (*stop)(struct zerod *c);   /* waits for the stream before memory is freed; a forked child drops GPU memory */
+    void (*deinit)(struct zerod *c); /* frees ring, weights, pool, window, and memory of the implementation */
 };
 
 extern const struct memory_ops host_memory;
 
-/* Opens the driver for a job on GPUs, whose memory the handle has from then on. On failure the error is noted, and the
- * handle still has host_memory. */
+/* Opens the driver for a job on GPUs, and makes the handle use GPU memory. After a failure the handle has the error,
+ * and still uses host_memory. */
 int cuda_memory_open(struct zerod *c);
 
-/* Room for a duplicate's bytes in host memory, which both implementations use. NULL: memory is out. */
+/* Returns room for a duplicate's bytes in host memory, for both implementations. Return: NULL without memory. */
 void *host_memory_scratch(struct zerod *c, uint32_t param);

@@ -19,22 +19,22 @@ struct range_memory {
 
 struct range_param {
     uint64_t offset_bytes;
-    size_t n_bytes, n_mapped_bytes; /* of the weights, and of the memory; 0: a parameter without elements */
-    bool mapped, hidden;            /* a hidden one is mapped as well */
+    size_t n_bytes, n_mapped_bytes; /* sizes of weights and of memory; 0: no elements */
+    bool mapped, hidden;            /* a hidden parameter is mapped too */
     uint64_t memory;
-    void *event; /* recorded when it is hidden; NULL until it is hidden for the first time */
+    void *event; /* recorded when the parameter is hidden; NULL: never hidden yet */
 };
 
 struct range {
     struct cuda *cuda;
     uint8_t *base;
     size_t n_bytes;
-    void *stream; /* of the copies */
+    void *stream; /* stream of the copies */
     uint64_t bound_bytes, held_bytes;
     uint32_t n_params, n_hidden, n_free;
     struct range_param *params;
     uint32_t *hidden;          /* longest hidden first */
-    struct range_memory *free; /* at most one for each parameter, because each piece was mapped for a parameter once */
+    struct range_memory *free; /* at most n_params, because each was once mapped for a parameter */
 };
 
 /* ---- memory -------------------------------------------------------------------------------------------- */
@@ -77,7 +77,7 @@ static void remove_hidden(struct range *range, uint32_t i)
     memmove(&range->hidden[i], &range->hidden[i + 1], (range->n_hidden - i) * sizeof(range->hidden[0]));
 }
 
-/* Makes the memory of the longest hidden parameter free. No work may read it any more. */
+/* Makes the memory of the longest hidden parameter free. Call it when no work reads the parameter. */
 static int unmap_first(struct range *range)
 {
     struct range_param *p = &range->params[range->hidden[0]];
@@ -179,7 +179,7 @@ uint64_t range_held_bytes(const struct range *range)
     return range->held_bytes;
 }
 
-/* Waits for work that may still read the hidden parameter, because show then overwrites it. */
+/* Waits for work that may still read the hidden parameter, because range_show() then overwrites it. */
 static int show_hidden(struct range *range, uint32_t param)
 {
     uint32_t i = 0;
@@ -239,7 +239,7 @@ static void place_params(struct range *range, const struct layout *layout, size_
         p->n_mapped_bytes = round_up(p->n_bytes, granularity);
         range->n_bytes += p->n_mapped_bytes;
     }
-    range->n_bytes = MAX(range->n_bytes, granularity); /* there may be no parameter with elements */
+    range->n_bytes = MAX(range->n_bytes, granularity); /* if no parameter has elements */
 }
 
 int range_new(struct range **out, struct cuda *cuda, const struct layout *layout, uint64_t bound_bytes)
