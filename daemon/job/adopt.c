@@ -147,7 +147,7 @@ static void restore_job(struct job *job, const struct stored_head *head)
     job->state->progress.n_applied = head->n_applied;
     job->state->progress.n_windows = head->n_windows;
     state_use_counts(job->state, head->counts_copy);
-    job->rank_norm.looked_at = head->step + 1; /* slots of this step may be gone */
+    job->rank_norm.looked_at = head->step + 1; /* no sample of this step, whose slots may be gone */
     step_found(job->step, head->n_ops, head->squares_copy, head->norm_scale);
     if (scale->dynamic) {
         scale->scale = head->loss_scale;
@@ -165,8 +165,8 @@ static void restore_job(struct job *job, const struct stored_head *head)
 }
 
 /*
- * Answers the ranks that the earlier daemon had not answered when it wrote the head. Most ranks got their answer after
- * that.
+ * Answers the ranks that waited when the earlier daemon wrote the head. Most of these ranks have the answer already,
+ * because the earlier daemon sent it afterwards.
  */
 static void answer_ranks(struct job *job, enum stored_turn turn)
 {
@@ -356,7 +356,7 @@ static int adopt_kept_job(struct job *job, char *why, size_t why_size)
     }
     if (!check_known(why, why_size))
         return -EINVAL;
-    if (!journal_is_valid(survival->journal)) /* the daemon was killed before the job was formed: nothing is lost */
+    if (!journal_is_valid(survival->journal)) /* killed before the job was formed, so nothing is lost */
         return 0;
     survival->found_ns = job_now(job);
     r = replay_begin(job);
@@ -397,7 +397,7 @@ static void hold_state(struct job *job, const char *why)
     while (worker_pool_wait(job->pool) > 0)
         ;
     drop_all(job);
-    job->work.n_under_way = 0; /* of sums that the journal began and that no worker makes */
+    job->work.n_under_way = 0; /* it counts replayed sums, which no worker makes */
     job->run.stopping = false;
     segments_stay_kept();
     survival->holds = strdup(why);
@@ -445,7 +445,7 @@ void job_give_up_kept(struct job *job)
 {
     struct job_survival *survival = &job->run.survival;
 
-    assert(!job->layout); /* the state of a formed job is not given up */
+    assert(!job->layout); /* a formed job still uses the kept memory */
     journal_clear(survival->journal);
     journal_free(steal_ptr(survival->journal));
     forget_rest();

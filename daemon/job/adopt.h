@@ -14,7 +14,7 @@ struct job;
 
 /*
  * Adopts the kept job. Return: 0 if there is no job to adopt; 1 if the job is adopted; -errno, and a sentence, if the
- * adoption failed: then nothing has changed.
+ * adoption failed. After a failure, the memory stays kept, and the job refuses ranks.
  */
 int job_adopt(struct job *job, char *why, size_t why_size);
 

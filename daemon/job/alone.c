@@ -50,7 +50,7 @@ static void summed(struct coordinator *c, uint32_t parcel)
 
 static const struct parcels_ops parcels = {.complete = complete, .summed = summed};
 
-/* During replay the log says which complete parcel was taken. */
+/* During replay, a complete parcel is taken only when the log has a record of it. */
 static const struct parcels_ops held_parcels = {.summed = summed};
 
 /* ---- reports ------------------------------------------------------------------------------------------- */
@@ -60,7 +60,7 @@ static void abort_now(struct job *job, int64_t rank, struct diagnostic *reason)
 {
     if (job->phase == JOB_WINDOW)
         window_forget(job);
-    assert(job->phase == JOB_TRAINING); /* a decided step only rolls forward */
+    assert(job->phase == JOB_TRAINING); /* a decided step cannot be aborted */
     abort_start(job, rank, reason);
 }
 
@@ -79,7 +79,7 @@ static void take_complete_parcels(struct job *job)
             collect_take(job, p);
 }
 
-/* Reports about other nodes have no effect. */
+/* Reports that only matter to other nodes have no effect. */
 static bool answer_at_once(struct coordinator *c, const struct report *report)
 {
     struct job *job = alone_of(c)->job;
@@ -146,7 +146,7 @@ static bool answer_at_once(struct coordinator *c, const struct report *report)
     return false;
 }
 
-/* ---- questions about other nodes: a job on one node has none ------------------------------------------- */
+/* ---- verbs that concern only other nodes --------------------------------------------------------------- */
 
 static void tell_nobody(struct coordinator *c, bool tick)
 {
@@ -207,7 +207,7 @@ static int norm_is_here(struct coordinator *c, struct job_rank *rank, uint32_t p
     return 1;
 }
 
-/* ---- life ---------------------------------------------------------------------------------------------- */
+/* ---- making and freeing the coordinator ---------------------------------------------------------------- */
 
 static void free_alone(struct coordinator *c)
 {

@@ -45,8 +45,8 @@ static struct diagnostic *check_run(struct job *job, const struct evidence_at *a
 }
 
 /*
- * A live rank belongs to its process, which may connect again. The data that a formed rank left behind belongs to its
- * user. Return: NULL, or the refusal.
+ * Checks whether the sender may have the rank. A live rank belongs to its process, which may connect again. The data
+ * that a formed rank left behind belongs to its user. Return: NULL, or the refusal.
  */
 static struct diagnostic *check_owner(const struct job *job, const struct job_rank *rank,
                                       const struct job_attach *attach, const struct evidence_at *at)
@@ -54,7 +54,7 @@ static struct diagnostic *check_owner(const struct job *job, const struct job_ra
     bool same_process = rank->kept.secret == attach->hello->incarnation && rank->kept.pid == attach->pid &&
                         rank->kept.uid == attach->uid;
 
-    if (rank->kept.left) /* it has left, but its old connection is still open */
+    if (rank->kept.left) /* the process has left, but its old connection is still open */
         same_process = true;
     if (rank->peer && !same_process && rank->kept.pid > 0 && rank->kept.pid == attach->pid &&
         rank->kept.uid == attach->uid)
@@ -77,7 +77,10 @@ static bool nobody_is_left(const struct job *job)
     return true;
 }
 
-/* Saves the last step of the run, because save_on_stop covers the end of a run, too. Return: true until it is saved. */
+/*
+ * Under save_on_stop, saves the last step of the run, because the option covers the end of a run, too. Return: whether
+ * a checkpoint is still to be written.
+ */
 static bool is_to_be_saved(struct job *job)
 {
     if (job->config->checkpoint.save_on_stop && !job->run.saves_last) {
@@ -88,8 +91,9 @@ static bool is_to_be_saved(struct job *job)
 }
 
 /*
- * Must the process wait before it attaches again? Rank 0 waits until all ranks have left, because the run continues
- * without it until then. The other ranks wait until rank 0 is back, because rank 0 decides whether the run continues.
+ * Must the process wait before it attaches again? Rank 0 waits until all ranks have left, because until then the run
+ * continues without rank 0. The other ranks wait until rank 0 is back, because rank 0 decides whether the run
+ * continues.
  */
 static bool comes_early(struct job *job, const struct job_rank *rank, const struct request_hello *hello)
 {
@@ -107,8 +111,8 @@ static bool comes_early(struct job *job, const struct job_rank *rank, const stru
 }
 
 /*
- * Detaches a rank whose process has left. An earlier daemon died before it recorded the end of the process's
- * connection, so the rank is still away.
+ * Detaches the rank if its process has left, but the rank is still away. This happens when an earlier daemon died
+ * before it recorded the end of the process's connection.
  */
 static void detach_if_it_left(struct job *job, struct job_rank *rank, const struct job_attach *attach)
 {
@@ -160,7 +164,7 @@ static struct diagnostic *check_attach(struct job *job, const struct job_attach 
     }
     if (job->run.survival.holds)
         return cause_held(&at, job->run.survival.holds);
-    if (job->run.drop_why && job->phase != JOB_WAITING && job->phase != JOB_RESERVING) /* else it may declare again */
+    if (job->run.drop_why && job->phase != JOB_WAITING && job->phase != JOB_RESERVING) /* else ranks declare again */
         return drop_describe(job);
     if (job->kept.draining)
         return cause_not_allowed(&at, attach->uid, attach->gid, "the job is being drained: no rank may attach");
@@ -266,7 +270,7 @@ void attendance_choose(struct job *job, const char *optimizer, double momentum)
     (void)config_choose_optimizer(&job->run.chosen, optimizer, momentum);
 }
 
-/* If the configuration names no optimizer, the first rank chooses it, and the others get that choice. */
+/* If the configuration names no optimizer, the first rank that attaches chooses it for all ranks. */
 static void choose_optimizer(struct job *job, const struct request_hello *hello)
 {
     const char *optimizer = hello->optimizer;
@@ -314,7 +318,7 @@ bool job_resume(struct job *job, const struct job_attach *attach, struct job_ran
     return true;
 }
 
-/* ---- ranks that come and go ---------------------------------------------------------------------------- */
+/* ---- ranks that attach and leave ----------------------------------------------------------------------- */
 
 /*
  * Was the same process refused for the same reason last time? A waiting client sends Hello several times a second, and
@@ -421,7 +425,7 @@ void job_stop_waiting(struct job *job)
 void job_leave(struct job *job, struct job_rank *rank)
 {
     rank->kept.left = true;
-    rank->kept.lost_ns = 0; /* no rank waits for it any more */
+    rank->kept.lost_ns = 0; /* no rank waits for a rank that has left */
     if (job->layout)
         job_give_up_open(job, rank);
     rank->process.abort_notice = (diagnostic_unref(rank->process.abort_notice), NULL);

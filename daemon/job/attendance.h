@@ -12,7 +12,7 @@ struct job;
 struct job_rank;
 struct request_hello;
 
-/* A Hello and its sender. The verbs of a rank answer through job_ops.answer(), now or later. */
+/* A Hello and its sender. */
 struct job_attach {
     void *peer;
     const struct request_hello *hello;
@@ -23,26 +23,29 @@ struct job_attach {
 };
 
 /*
- * Must this process wait before it attaches again? If so, the Hello is not recorded, and the caller calls this again
- * after the next event. attendance_waits_no_more(): the connection of the waiting process has closed.
+ * Must this process wait before it attaches again? If so, the caller does not record the Hello, and calls this again
+ * after the next event. attendance_waits_no_more() is called when the connection of the waiting process has closed.
  */
 bool attendance_must_wait(struct job *job, const struct job_attach *attach);
 void attendance_waits_no_more(struct job *job, unsigned rank);
 
-/* Return: 0 and *out; or 1 if refused: then the caller owns *refusal. */
+/* Return: 0, and the rank in *out; or 1, and the refusal in *refusal, which the caller owns. */
 int job_attach(struct job *job, const struct job_attach *attach, struct job_rank **out, struct diagnostic **refusal);
 
 /* Connects a process that was attached to an earlier daemon. Return: false if its rank is not away. */
 bool job_resume(struct job *job, const struct job_attach *attach, struct job_rank **out);
-/* Ends the run with this daemon: sends all ranks a diagnostic, and disconnects them. */
+/* Called before this daemon ends. Sends all ranks a diagnostic, and disconnects them. */
 void attendance_end(struct job *job, const char *signal);
-/* Copies the daemon's configuration to the job, and sets this optimizer if the configuration names none. */
+/* Copies the daemon's configuration to the job. Then sets this optimizer, if the configuration names none. */
 void attendance_choose(struct job *job, const char *optimizer, double momentum);
 /* Return: `wanted`, or the configured policy for WIRE_ON_DUPLICATE_AS_CONFIGURED. */
 enum wire_on_duplicate attendance_policy(const struct job *job, enum wire_on_duplicate wanted);
 void job_leave(struct job *job, struct job_rank *rank);
 
-/* All ranks had left: marks the ranks of other nodes as back. own: also marks the ranks of this node. */
+/*
+ * Called when all ranks had left and are back. Marks the ranks of other nodes as back. own: also marks those of this
+ * node.
+ */
 void job_all_are_back(struct job *job, bool own);
 
 /* Aborts the step, because a rank that had left is back, and its gradients are not in the sums. */

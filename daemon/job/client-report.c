@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Requests with which a client describes itself: names of call sites, the client's refusals, evidence. */
+/* Requests with which a client reports names of call sites, its own refusals, and evidence. */
 
 #include "daemon/job/client-report.h"
 
@@ -41,7 +41,7 @@ void job_intern(struct job *job, struct job_rank *rank, const struct request_int
 
         strings = realloc(rank->process.strings, n * sizeof(*strings));
         if (!strings)
-            return; /* the site will be unknown */
+            return; /* diagnostics will not name the call site */
         memset(strings + rank->process.n_strings, 0, (n - rank->process.n_strings) * sizeof(*strings));
         rank->process.strings = strings;
         rank->process.n_strings = n;

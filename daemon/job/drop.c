@@ -32,7 +32,7 @@
 #include "daemon/step/executor.h"
 #include "daemon/step/step.h"
 
-/* Without weights no run is lost, so the diagnostic says why the job was not formed. */
+/* If the job has no weights, no run is lost, so the diagnostic says why the job was not formed. */
 struct diagnostic *drop_describe(const struct job *job)
 {
     struct evidence_at at = {
@@ -79,7 +79,7 @@ static void begin_drop(struct job *job, unsigned code, const char *why, bool tel
     if (job->layout)
         report_progress(job, (struct report){REPORT_DROPPING});
     if (job->phase != JOB_WAITING)
-        executor_cancel(job->executor); /* other nodes' GPUs will not answer */
+        executor_cancel(job->executor); /* work may wait for GPUs of other nodes, which will not answer */
     drop_settle(job);
 }
 
@@ -104,7 +104,8 @@ void drop_for_next(struct job *job, const char *why)
 }
 
 /*
- * Can the job be dropped? It can if no rank with a layout is attached, and no work uses the memory that will be freed.
+ * Can the job be dropped now? No rank may be attached to a formed job, and no work may use the memory that will be
+ * freed.
  */
 static bool may_drop(const struct job *job)
 {
@@ -124,7 +125,7 @@ void drop_settle(struct job *job)
     assert(job->work.n_inits == 0);
     free(steal_ptr(job->run.drop_why));
     if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING)
-        drop_now(job); /* ranks may be declaring again */
+        drop_now(job); /* not drop_all(), because ranks may be declaring again */
     else
         drop_all(job);
     job->run.is_next = job->run.drop_for_next;
@@ -147,7 +148,7 @@ void drop_now(struct job *job)
         rank->kept.formed = false;
     }
     if (!job->run.stopping)
-        journal_clear(job->run.survival.journal); /* before the memory is freed, without which the journal is useless */
+        journal_clear(job->run.survival.journal); /* first, because the journal is useless without the memory */
     report_progress(job, (struct report){REPORT_DROPPED});
     window_free(job->window);
     ledger_deinit(&job->ledger);
@@ -206,7 +207,7 @@ void drop_ranks(struct job *job, unsigned n_ranks)
     struct config_world *world = &job->run.chosen.world;
 
     assert(job->coordinator->alone && job->world.first == 0);
-    assert(n_ranks > 0 && n_ranks <= CONFIG_MAX_LOCAL_RANKS); /* for which job->ranks has room */
+    assert(n_ranks > 0 && n_ranks <= CONFIG_MAX_LOCAL_RANKS); /* job->ranks has room for as many */
     forget_ranks(job, 0, MAX(job->world.size, n_ranks));
     job->world.size = job->world.end = world->size = n_ranks;
     world->nodes.n_items = 0; /* a node in this list would have the configured number of ranks */

@@ -9,7 +9,7 @@ struct job_rank;
 
 void drop_now(struct job *job);
 
-/* Refuses the ranks and drops the job, because another node cannot form it or has lost its part of it. */
+/* Refuses the ranks and drops the job, because another node cannot form the job, or has lost its part. */
 void drop_begin(struct job *job, unsigned code, const char *why); /* code: of another node's diagnostic, or 0 */
 
 /*

@@ -29,7 +29,7 @@ static void on_reserved(void *userdata)
 {
     struct job *job = userdata;
 
-    report_progress(job, (struct report){REPORT_FORMED}); /* several nodes: then all engines start together */
+    report_progress(job, (struct report){REPORT_FORMED}); /* several nodes: all engines start together after that */
 }
 
 static void on_formed(void *userdata)
@@ -78,7 +78,7 @@ static void on_unformed(void *userdata, int result, const char *why)
     struct job *job = userdata;
 
     if (result == -ECANCELED)
-        job_todo(job); /* a job that is being dropped waits for this */
+        job_todo(job); /* a job that is being dropped waits for this event */
     else
         job_unformed(job, explain_unformed(job, why));
 }
@@ -110,7 +110,7 @@ static void on_loaded(void *userdata, int result)
 {
     struct job *job = userdata;
 
-    if (result == -ECANCELED && !job->run.drop_why) /* drop_now() cancelled it */
+    if (result == -ECANCELED && !job->run.drop_why) /* drop_now() cancelled the load */
         return;
     gather_settle(job);
     job_todo(job);

@@ -72,7 +72,10 @@ void job_declare(struct job *job, struct job_rank *rank, const struct request_de
     }
 }
 
-/* Refuses the rank if a fault or an abort is pending. Frees its manifest then, because its client declares again. */
+/*
+ * Refuses the rank if a fault or an abort is pending. Then frees the rank's manifest, because the client declares
+ * again.
+ */
 static bool is_held(struct job *job, struct job_rank *rank)
 {
     if (!job_is_held(job, rank))
@@ -206,7 +209,7 @@ static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes 
 
 /* ---- stages of forming --------------------------------------------------------------------------------- */
 
-/* Return: the result of a stage, which fails if there is a refusal. The job then owns the refusal. NULL: none. */
+/* Return: -EINVAL if there is a refusal, which the job then owns; SEQUENCE_OVER if refusal is NULL. */
 static int refuse_with(struct job *job, struct diagnostic *refusal)
 {
     if (!refusal)
@@ -231,7 +234,7 @@ static int compare_manifests(void *userdata)
     return refuse_with(job, equal ? NULL : cause_manifest(manifests, job->world.size));
 }
 
-/* Makes job->layout. Return: NULL; or how to mend what is wrong, which is in `what`. */
+/* Makes job->layout. Return: NULL; or how to mend the error, and `what` receives the error. */
 static const char *make_layout(struct job *job, char *what, size_t size)
 {
     const struct manifest *manifest = &job->ranks[job->world.first].process.manifest;
@@ -420,7 +423,7 @@ static const sequence_stage stages[] = {compare_manifests, lay_out,     admit_jo
 
 /* ---- how forming ends ---------------------------------------------------------------------------------- */
 
-/* r: a negative errno. */
+/* Returns the refusal for a stage that failed with r, a negative errno, because there is no memory. */
 static struct diagnostic *out_of_memory(const struct job *job, int r)
 {
     char sum[512], what[160], why[96];
@@ -468,7 +471,7 @@ static void ended(void *userdata, int result)
     }
     if (!refusal)
         refusal = out_of_memory(job, result);
-    drop_now(job); /* first, because a refusal tells the rank its position, and now it has none */
+    drop_now(job); /* first, because a refusal reports the rank's position, and there is none now */
     report_progress(job, (struct report){REPORT_UNFORMED, .unformed = {.code = refusal->code, .why = refusal->text}});
     job_refuse_forming(job, refusal);
     job_todo(job);

@@ -24,14 +24,15 @@ int form_ledger(struct ledger *ledger, const struct layout *layout, struct ledge
 void form_settle(struct job *job);
 
 /*
- * job_formed(): the memory of the layout is reserved, so ranks can be formed. job_unformed(): the memory cannot be
- * reserved, so the waiting ranks are refused with the diagnostic. The job then owns the reference.
+ * job_formed() is called when the memory of the layout is reserved, so ranks can be formed. job_unformed() is called
+ * when the memory cannot be reserved, and refuses the waiting ranks with the diagnostic. The job then owns the
+ * reference.
  */
 void job_formed(struct job *job);
 void job_unformed(struct job *job, struct diagnostic *diagnostic);
 
 /*
- * Forms the job, because all ranks of all nodes have declared their manifests. run_id: of all ranks; "" if they have
- * none. room: for gradients of GPUs, on all nodes.
+ * Forms the job. Called when all ranks of all nodes have declared their manifests. run_id: the same on all ranks; "":
+ * none. room: for gradients of GPUs, the same on all nodes.
  */
 void job_form_now(struct job *job, const char *run_id, enum config_gpu_room room);

@@ -28,7 +28,7 @@
 #include "daemon/memory/ring.h"
 #include "daemon/step/executor.h"
 
-/* A work that reserves the pages of a ring. The rank may be gone before the work ends. */
+/* A work that reserves the pages of a ring. The rank's process may die before the work ends. */
 struct ring_start {
     struct work work;
     struct job *job;
@@ -107,13 +107,13 @@ static int make_ring(struct job *job, struct job_rank *rank)
                                      });
 }
 
-/* Return: 0 or -errno. */
+/* Makes the rank's ring, and starts to reserve its pages. Return: 0 or -errno. */
 static int start_ring(struct job *job, struct job_rank *rank)
 {
     _cleanup_free_ struct ring_start *start = calloc(1, sizeof(*start));
     int r;
 
-    assert(rank->kept.incarnation > 0); /* it is part of the names of the kept segments */
+    assert(rank->kept.incarnation > 0); /* the incarnation is part of the names of the kept segments */
     if (!start)
         return -ENOMEM;
     r = make_ring(job, rank);
@@ -130,7 +130,7 @@ static int start_ring(struct job *job, struct job_rank *rank)
 }
 
 /*
- * Opens descriptors of the rank's segments. An empty segment has none, such as the overflow if no parameter is
+ * Opens descriptors of the rank's segments. An empty segment has no descriptor, such as the overflow if no parameter is
  * trainable. Return: 0 or -errno.
  */
 static int find_segments(const struct job *job, const struct job_rank *rank, struct executor_segments *found, size_t *n)
@@ -165,7 +165,7 @@ static void answer_formed(struct job *job, struct job_rank *rank)
     size_t n = 0;
     int r = find_segments(job, rank, &found, &n);
 
-    assert(job->ledger.ranks[rank->rank].incarnation == rank->kept.incarnation); /* else all its pushes are stale */
+    assert(job->ledger.ranks[rank->rank].incarnation == rank->kept.incarnation); /* else every push is stale */
     if (r < 0) {
         refuse_ring(job, rank, r);
         return;
@@ -239,7 +239,7 @@ void formed_settle(struct job *job, struct job_rank *rank)
     if (rank->wait != WAIT_FORM)
         return;
     if (rank->rings[1] && !collect_is_done(job, rank))
-        return; /* its predecessor's ended micro-batches are still to be reduced */
+        return; /* the predecessor's ended micro-batches are still to be reduced */
     ring_orphan(steal_ptr(rank->rings[1]));
     if (!rank->rings[0]) {
         r = start_ring(job, rank);

@@ -4,10 +4,15 @@
 struct job;
 struct job_rank;
 
-/* Finds the kept ring of a rank that was formed by an earlier daemon. Return: 0 or -errno. */
+/* Maps the kept ring of a rank that an earlier daemon formed. Return: 0 or -errno. */
 int formed_find_ring(struct job *job, struct job_rank *rank);
-/* Replay: an earlier daemon sent the rank Formed. Finds the rank's ring, if needed. Return: 0 or -errno. */
+/*
+ * Replays a record: an earlier daemon sent Formed to the rank. Maps the rank's kept ring, if needed. Return: 0 or
+ * -errno.
+ */
 int formed_again(struct job *job, struct job_rank *rank);
 
-/* Gives a rank that waits to be formed its ring, or answers Formed. */
+/*
+ * If the rank waits to be formed, makes its ring, or answers Formed when the ring is ready and the rank can take part.
+ */
 void formed_settle(struct job *job, struct job_rank *rank);

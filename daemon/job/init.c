@@ -59,7 +59,7 @@ static void init_done(void *userdata, int result)
     struct init *init = userdata;
     struct job *job = init->job;
     struct job_rank *rank = init->rank;
-    bool goes = result == -ECANCELED && !job->run.drop_why; /* drop_now() cancelled it */
+    bool goes = result == -ECANCELED && !job->run.drop_why; /* drop_now() cancelled the work */
 
     if (!goes) {
         assert(job->work.n_inits > 0 && job->work.n_inits <= job->work.n_io);

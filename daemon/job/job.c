@@ -28,7 +28,7 @@
 #include "daemon/step/step.h"
 #include "kernels/kernels.h"
 
-/* ---- life ---------------------------------------------------------------------------------------------- */
+/* ---- making and freeing the job ------------------------------------------------------------------------ */
 
 int job_new(struct job **out, const struct config *config, const struct kernels *kernels, struct worker_pool *pool,
             const struct job_ops *ops)
@@ -58,7 +58,7 @@ int job_new(struct job **out, const struct config *config, const struct kernels 
     for (unsigned r = job->world.first; r < job->world.end; r++)
         job->ranks[r].rank = r;
     job_reset_loss_scale(job);
-    if (alone_new(&job->coordinator, job) < 0) { /* without it job_free() cannot report the end */
+    if (alone_new(&job->coordinator, job) < 0) { /* job_free() reports to a coordinator */
         kept_deinit(&job->diagnostics.kept);
         free(job->ranks);
         free(job);
@@ -101,14 +101,14 @@ void job_free(struct job *job)
     free(job);
 }
 
-/* ---- ranks come and go --------------------------------------------------------------------------------- */
+/* ---- idle jobs, and dropping the job ------------------------------------------------------------------- */
 
 bool job_is_idle(const struct job *job)
 {
     if (job_anybody_is_here(job) || job->work.n_under_way > 0 || job->work.n_io > 0 || gather_is_busy(job) ||
         window_is_busy(job->window))
         return false;
-    /* An open window counts as idle: no rank can end it, so it is forgotten, and it has changed nothing. */
+    /* An open window counts as idle, because no rank can end it, and it has changed nothing. */
     return job->phase == JOB_WAITING || job->phase == JOB_TRAINING || job->phase == JOB_INITIALISING ||
            job->phase == JOB_WINDOW;
 }
@@ -136,7 +136,7 @@ int job_drop(struct job *job, char **why)
 
 static void settle_job(struct job *job)
 {
-    coordinator_tell(job->coordinator, false); /* first, because other nodes need it to judge the reports below */
+    coordinator_tell(job->coordinator, false); /* first, because other nodes judge the reports below by it */
     if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING || job->phase == JOB_INITIALISING) {
         form_settle(job);
         return;

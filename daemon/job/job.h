@@ -43,6 +43,6 @@ void job_settle(struct job *job);
 
 /* Drops the job, for zerodctl. Return: 0; or a positive number, and a sentence in *why, which the caller frees. */
 int job_drop(struct job *job, char **why);
-bool job_is_idle(const struct job *job); /* no rank is attached, and no work is running */
+bool job_is_idle(const struct job *job); /* is no rank attached, and no work running? */
 /* Return: the phase that users see. An idle job is shown as waiting. */
 enum job_phase job_shown_phase(const struct job *job);

@@ -50,13 +50,13 @@ static void describe_config(const struct job *job, struct strbuf *out)
     strbuf_add(out, "bf16.stochastic_rounding %d\n", config->bf16.stochastic_rounding);
     strbuf_add(out, "optimizer.params.optim_bits %u\n", config->optimizer.optim_bits);
     strbuf_add(out, "optimizer.params.master_weight_bits %u\n", config->optimizer.master_weight_bits);
-    if (config->zero.gpu_room != CONFIG_GPU_ROOM_NONE) /* an earlier version can adopt a run without room */
+    if (config->zero.gpu_room != CONFIG_GPU_ROOM_NONE) /* else an earlier version may adopt the run */
         strbuf_add(out, "room for gradients of GPUs %d\n", (int)config->zero.gpu_room);
 }
 
 /*
- * Reads the run's settings. An earlier version had only fp32 state, and did not write all lines about narrow state. The
- * missing lines are added with the values for fp32.
+ * Reads the run's settings. An earlier version kept state only in fp32, and did not write all lines about the precision
+ * of state. The missing lines are added with the values for fp32.
  */
 static void read_description(const struct journal_record *record, struct strbuf *out)
 {
@@ -74,7 +74,7 @@ static void read_description(const struct journal_record *record, struct strbuf 
     }
 }
 
-/* Writes the first lines in which a and b differ to `why`. Return: false if a and b are equal. */
+/* Writes the first pair of lines that differ in a and b to `why`. Return: false if a and b are equal. */
 static bool find_difference(const char *a, const char *b, char *why, size_t why_size)
 {
     while (*a || *b) {
@@ -114,7 +114,7 @@ static void choose_bucket_again(struct job *job, const char *text)
         job->run.chosen.zero.reduce_bucket_size = n_elems;
 }
 
-/* Restores the room of the run, so that its rings keep their size. */
+/* Restores the run's room for gradients of GPUs, so that the rings keep their size. */
 static void choose_gpu_room_again(struct job *job, const char *text)
 {
     static const char name[] = "\nroom for gradients of GPUs ";
@@ -122,11 +122,11 @@ static void choose_gpu_room_again(struct job *job, const char *text)
 
     unsigned long room = line ? strtoul(line + strlen(name), NULL, 10) : CONFIG_GPU_ROOM_NONE;
 
-    if (line && room <= CONFIG_GPU_ROOM_MICRO_BATCH) /* else the comparison of the settings names the line */
+    if (line && room <= CONFIG_GPU_ROOM_MICRO_BATCH) /* else find_difference() reports the line */
         job->run.chosen.zero.gpu_room = (enum config_gpu_room)room;
 }
 
-/* An earlier version gathered in stage 3 on one node, too. Its run continues to gather. */
+/* An earlier version gathered weights in stage 3 on one node, too. A run of that version continues to gather. */
 static void choose_stage3_again(struct job *job, const char *text)
 {
     struct config_zero *zero = &job->run.chosen.zero;
@@ -192,7 +192,7 @@ static int read_param(struct wire_arena *arena, const struct journal_record *rec
     return manifest_add(manifest, &request.declare.params[0]) == 0 ? 0 : -ENOMEM;
 }
 
-/* ---- both ---------------------------------------------------------------------------------------------- */
+/* ---- configuration and manifest ------------------------------------------------------------------------ */
 
 void base_write(struct job *job)
 {
@@ -216,7 +216,7 @@ int base_read(struct job *job, struct manifest *manifest, char *why, size_t why_
     uint64_t at = 0;
     int r = wire_arena_init(&arena);
 
-    assert(!job->layout); /* compare_config() changes settings that determine it */
+    assert(!job->layout); /* compare_config() changes settings that determine the layout */
     assert(manifest->n == 0);
     snprintf(why, why_size, "its journal is damaged");
     while (r == 0 && journal_read_base(job->run.survival.journal, &at, &record)) {

@@ -11,11 +11,11 @@
 struct job;
 struct manifest;
 
-/* Writes the base. The job has been formed. */
+/* Writes the base. Call it when the job has been formed. */
 void base_write(struct job *job);
 
 /*
- * Compares the settings, and reads the manifest. Return: 0, and the manifest, which the caller frees; -EINVAL, and a
- * sentence, if a setting differs or the base is damaged; or -ENOMEM.
+ * Compares the base's settings with the configuration, and reads the manifest. Return: 0, and the manifest, which the
+ * caller frees; -EINVAL, and a sentence, if a setting differs or the base is damaged; or -ENOMEM.
  */
 int base_read(struct job *job, struct manifest *manifest, char *why, size_t why_size);

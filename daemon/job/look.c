@@ -62,7 +62,7 @@ const char *look_process(const struct job *job, const struct job_rank *rank)
         return "its process is stopped by a signal; kill -CONT lets it go on";
     case 't':
         return "its process is stopped by a debugger";
-    case 'D': /* momentary, if another thread has answered */
+    case 'D': /* if another thread has answered, this state is momentary */
         return rank->process.look.text
                    ? NULL
                    : "its process waits inside the kernel, where nothing interrupts it: for a disk, or a driver";
@@ -108,7 +108,7 @@ bool look_ask(struct job *job, struct job_rank *rank)
         return true;
     if (rank->process.look.seen_ns > 0 && job_now(job) - rank->process.look.seen_ns < FRESH_MS * UINT64_C(1000000))
         return false;
-    free(steal_ptr(rank->process.look.text)); /* it is out of date */
+    free(steal_ptr(rank->process.look.text)); /* the last answer is out of date */
     if (job_is_own(job, rank->rank) && (!rank->process.look.watch || is_stopped(job, rank)))
         return false;
     rank->process.look.asked_ns = job_now(job);

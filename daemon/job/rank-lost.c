@@ -34,7 +34,10 @@ static uint64_t timeout_ns(const struct job *job)
     return job->config->limits.reattach_timeout_ms * UINT64_C(1000000);
 }
 
-/* Is the process gone? If this daemon cannot see its PID namespace, its pid is 0, and only the time-out decides. */
+/*
+ * Is the process of an away rank gone? If the daemon cannot see the process's PID namespace, kept.pid is 0, and only
+ * the time-out decides.
+ */
 static bool is_gone(const struct job *job, const struct job_rank *rank)
 {
     return rank->away.dropped || (rank->kept.pid > 0 && kill((pid_t)rank->kept.pid, 0) < 0 && errno == ESRCH) ||
@@ -54,7 +57,7 @@ bool job_has_live_ranks(const struct job *job)
 
 void rank_lost_tick(struct job *job)
 {
-    assert(!job->run.survival.replay); /* a loss is recorded */
+    assert(!job->run.survival.replay); /* replay must not record a loss */
     for (unsigned r = job->world.first; job->run.survival.found_ns && r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
@@ -123,7 +126,7 @@ void job_detach(struct job *job, struct job_rank *rank)
     if (rank->kept.formed)
         executor_attend(job->executor, rank->rank - job->world.first, TRAINER_LOST, rank->kept.incarnation);
     job_fault_reset(&rank->process.fault);
-    rank_evidence_reset(&rank->step.evidence); /* it explains why this process pushed nothing */
+    rank_evidence_reset(&rank->step.evidence); /* the evidence explains why this process pushed nothing */
     if (!job->layout) {
         rank_forget_incarnation(rank);
         rank->kept.incarnation = 0;
@@ -132,10 +135,10 @@ void job_detach(struct job *job, struct job_rank *rank)
     } else {
         gather_detach(job, rank);
         window_detach(job, rank);
-        /* A successor that dies before it is formed does not give its rank more time. */
+        /* If a successor dies before it is formed, the time of the loss stays that of its predecessor. */
         if (!rank->kept.left && job->kept.has_weights && !rank->kept.lost_ns)
             rank->kept.lost_ns = job_now(job);
-        /* When all ranks are dropped, no rank waits for a successor. */
+        /* If a process with is_last fails, no rank gets a successor. */
         job->run.is_over |= !rank->kept.left && rank->process.is_last;
         if (!rank->kept.left && rank->kept.formed && !job->run.stopping && !job->run.drop_why)
             report_lost(job, rank);

@@ -28,7 +28,7 @@
 #include "daemon/step/executor.h"
 
 struct replay {
-    struct job_ops ops; /* those of the job, which follow */
+    struct job_ops ops; /* the job's ops before and after the replay */
     uint64_t clock_ns;
 };
 
@@ -41,7 +41,7 @@ static uint64_t time_of_record(void *userdata)
     return job->run.survival.replay->clock_ns;
 }
 
-/* The earlier daemon has logged it. */
+/* Does nothing, because the earlier daemon has logged the diagnostic. */
 static void log_nothing(void *userdata, const struct diagnostic *diagnostic)
 {
 }
@@ -53,7 +53,7 @@ static void ask_for_tick(void *userdata, unsigned delay_ms)
     ops->soon(ops->userdata, delay_ms);
 }
 
-/* Its ranks are away, so replay neither answers nor drops a peer. */
+/* The job's ops lack answer() and drop() during replay, because all ranks are away. */
 int replay_begin(struct job *job)
 {
     struct job_survival *survival = &job->run.survival;
@@ -209,7 +209,7 @@ static void end_of_rank(struct job *job, struct job_rank *rank)
         if (rank->rings[i])
             ring_end_replay(rank->rings[i]);
     phases_forget(rank);
-    if (rank->peer && !rank->kept.formed) { /* its process, or another one, declares again */
+    if (rank->peer && !rank->kept.formed) { /* the rank's process, or another one, declares again */
         job_record(job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
         job_detach(job, rank);
     }
@@ -225,7 +225,7 @@ void replay_end(struct job *job)
     collect_verify_rest(job);
     window_end_replay(job);
     if (job->phase == JOB_TRAINING && !job->window)
-        executor_empty(job->executor); /* the staging copy of an interrupted checkpoint */
+        executor_empty(job->executor); /* frees the staging copy of an interrupted checkpoint */
     report_progress(job, (struct report){REPORT_ADOPTED});
     job_set_writing(job, job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW);
     if (job->phase == JOB_TRAINING)

@@ -16,7 +16,7 @@ struct job;
 int replay_begin(struct job *job);
 /* Serves all records of the log again. Return: 0, or -errno and a sentence that names the record. */
 int replay_log(struct job *job, char *why, size_t why_size);
-/* Ends the replay. From then on the job decides and records again. Its ranks are away until their processes connect. */
+/* Ends the replay. From then on the job decides and records again. Ranks are away until their processes connect. */
 void replay_end(struct job *job);
-/* Ends the replay of a log that cannot be replayed. The job is dropped next. */
+/* Ends the replay of a log that cannot be replayed. The caller then drops the job. */
 void replay_cancel(struct job *job);

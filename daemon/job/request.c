@@ -118,7 +118,7 @@ void request_serve(struct job *job, struct job_rank *rank, const struct request 
     rank->last_request = request_type_name(request->type);
     rank->kept.n_received += request_is_recorded(request->type);
     if (request_is_recorded(request->type))
-        free(steal_ptr(rank->away.answer)); /* it answered the previous request */
+        free(steal_ptr(rank->away.answer)); /* the kept answer is that to the previous request */
     verbs[request->type](job, rank, request);
 }
 

@@ -11,8 +11,8 @@ struct job_rank;
 struct request;
 
 /*
- * Serves a request that the rank may make now. Records it first, if the open step depends on it. packed: the request as
- * received.
+ * Serves a request that the rank may make now. If the open step depends on the request, records it first. packed: the
+ * request as received.
  */
 void request_take(struct job *job, struct job_rank *rank, const struct request *request, const uint8_t *packed,
                   size_t n_packed_bytes);

@@ -38,12 +38,12 @@ struct resized {
     struct plan_bytes planned;
     struct ledger ledger;
     struct parcel *parcels;
-    uint32_t *gathered[CONFIG_MAX_LOCAL_RANKS]; /* per rank */
+    uint32_t *gathered[CONFIG_MAX_LOCAL_RANKS]; /* one array per rank */
 };
 
 static_assert((int)CONFIG_MAX_LOCAL_RANKS <= (int)LAYOUT_ROOM_RANKS, "the state has room for all ranks of a node");
 
-/* ---- is it allowed? ------------------------------------------------------------------------------------ */
+/* ---- is the resize allowed? ---------------------------------------------------------------------------- */
 
 static int refuse_resize(char **why, int r, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
@@ -191,10 +191,10 @@ static void use_ranks(struct job *job, struct resized *new, unsigned n_ranks)
 
 static void use(struct job *job, struct resized *new, unsigned n_ranks)
 {
-    assert(job->work.n_under_way == 0 && job->work.n_io == 0); /* nothing reads what is replaced */
+    assert(job->work.n_under_way == 0 && job->work.n_io == 0); /* no work reads the data that is replaced */
     assert(job->executor->n_local == n_ranks);
     if (job->phase == JOB_WINDOW)
-        window_forget(job); /* the rank that opened it has gone */
+        window_forget(job); /* no rank is attached that could end the window */
     assert(job->phase == JOB_TRAINING);
     window_free(steal_ptr(job->window));
     use_ranks(job, new, n_ranks);
@@ -209,7 +209,7 @@ static void use(struct job *job, struct resized *new, unsigned n_ranks)
     charge_deinit(&job->memory.charge);
     (void)quota_charge(&job->memory.quota, &job->memory.charge, new->planned.needed); /* check_memory() passed */
     job->memory.planned = new->planned;
-    job->stats.times.slowest_rank = UINT_MAX; /* it was one of the old ranks */
+    job->stats.times.slowest_rank = UINT_MAX; /* the slowest rank was one of the old ranks */
     job->rank_norm = (struct job_rank_norm){0};
     job->slow = (struct job_slow){0};
     job->stats.counters.batch_bytes = job->stats.counters.batch_reduced_bytes = 0;

@@ -12,8 +12,8 @@ struct job;
 
 enum {
     RESIZE_E_NOT_ALLOWED = 1, /* *why is a sentence without a full stop */
-    RESIZE_E_BUSY = 2,        /* likewise; the same call may succeed soon */
+    RESIZE_E_BUSY = 2,        /* *why is such a sentence; the same call may succeed soon */
 };
 
-/* n_ranks: at least 1. Return: 0; or -ENOMEM or RESIZE_E_*: then nothing has changed. The caller owns *why. */
+/* n_ranks: at least 1. Return: 0; or -ENOMEM or RESIZE_E_*, and then nothing has changed. The caller owns *why. */
 int job_resize(struct job *job, unsigned n_ranks, char **why);

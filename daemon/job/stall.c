@@ -33,7 +33,7 @@
 
 enum {
     CROSSED_MS = 2000, /* picked: time for other ranks to end a backward */
-    MAX_LOOKED_AT = 3, /* picked: the most stacks in a text */
+    MAX_LOOKED_AT = 3, /* picked: maximum number of stacks in a text */
 };
 
 static uint64_t median_step_ns(const struct job *job)
@@ -286,7 +286,7 @@ static uint32_t find_awaited(const struct job *job, uint32_t *ids)
     return n;
 }
 
-/* Do other ranks wait for this rank, or does it wait for them in another call? */
+/* Is the rank asked for its stack? It is asked if others wait for it, or if it waits for them in another call. */
 static bool is_looked_at(const struct job *job, const struct job_rank *rank)
 {
     return rank->peer &&
@@ -294,8 +294,8 @@ static bool is_looked_at(const struct job *job, const struct job_rank *rank)
 }
 
 /*
- * Before a report, asks the ranks that others wait for where they are. Return: true if they have answered, or their
- * time is over.
+ * Before a report, asks for the stacks of the ranks that others wait for. Return: whether all have answered or timed
+ * out.
  */
 static bool has_looked(struct job *job)
 {
@@ -313,7 +313,7 @@ static bool has_looked(struct job *job)
     return !is_awaited;
 }
 
-/* Return: the ranks' answers, which the caller frees. */
+/* Return: the stacks of these ranks, as a text that the caller frees. */
 static struct strbuf describe_where(struct job *job)
 {
     struct strbuf where = {0};
@@ -393,8 +393,8 @@ static int64_t find_guilty(const struct job *job)
 }
 
 /*
- * Refuses the waiting ranks without an abort, because the step continues when the other nodes are back: it is decided,
- * or only node 0 may abort it.
+ * Refuses the waiting ranks without an abort. Called if the step is decided, or only node 0 may abort it. The step
+ * continues when the other nodes are back.
  */
 static void refuse_waiting(struct job *job, struct diagnostic *diagnostic)
 {
@@ -431,7 +431,7 @@ static void check_stall(struct job *job, uint64_t now)
             again = MAX(again, now - job->ranks[r].again_ns);
     }
     for (unsigned r = 0; !is_decided(job) && r < job->world.size; r++)
-        blocked |= is_blocking(job, &job->ranks[r]); /* decided: other nodes' ranks may already have their answer */
+        blocked |= is_blocking(job, &job->ranks[r]); /* skipped if decided: other nodes' ranks may be answered */
     elsewhere = cut_off || (!blocked && !is_deadlocked(job) && waits_elsewhere(job, NULL, 0));
     if (MAX(longest, again) == 0 || !(blocked || is_deadlocked(job) || elsewhere)) {
         job->stall.interval_ns = 0;
@@ -498,7 +498,7 @@ static void check_lost(struct job *job, uint64_t now)
             continue;
         if (list_ranks(job, is_waiting, waiting, sizeof(waiting)) == 0)
             continue;
-        rank->kept.lost_ns = now; /* ranks that begin the step again wait the full time */
+        rank->kept.lost_ns = now; /* after the abort, the ranks wait the full time again */
         job_abort(job, rank->rank,
                   cause_rank_lost(&(struct evidence_lost){
                       .at = job_at(job, rank),

@@ -13,8 +13,8 @@
 #include "daemon/job/model/pushed.h"
 
 enum {
-    STEPS_UNTIL_SAID = 3, /* in a row; picked: batches that are equal by chance are not equal three times */
-    LEAST_PARAMS = 2,     /* one parameter alone may well have the same gradient everywhere */
+    STEPS_UNTIL_SAID = 3, /* steps in a row; picked: batches that are equal by chance are not equal three times */
+    LEAST_PARAMS = 2,     /* one parameter alone may well have the same gradient on all ranks */
 };
 
 void alike_note_step(struct job *job, double norm)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Answers end a rank's wait: done, refused, or a sticky fault instead of the result. */
+/* Answers to ranks. An answer ends the rank's wait: it is done, a refusal, or a sticky fault instead of the result. */
 
 #include "daemon/job/model/answer.h"
 
@@ -69,8 +69,8 @@ void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait)
 }
 
 /*
- * Keeps an answer for a rank that is away. An answer with descriptors is not kept, because its client makes that
- * request again.
+ * Keeps an answer for a rank that is away (RANK_IS_AWAY). An answer with descriptors is not kept, because the client
+ * repeats its request.
  */
 static void keep_answer(struct job_rank *rank, const struct reply *reply, size_t n_fds)
 {
@@ -202,7 +202,7 @@ void job_refuse_forming(struct job *job, struct diagnostic *diagnostic)
         struct job_rank *rank = &job->ranks[r];
 
         if (rank->wait != WAIT_FORM && rank->wait != WAIT_READY)
-            continue; /* it may be in the middle of declaring */
+            continue; /* the rank may still be declaring */
         if (rank->wait == WAIT_FORM) {
             rank->process.declared = false;
             manifest_deinit(&rank->process.manifest);

@@ -18,11 +18,11 @@ struct job_diagnostics {
     size_t n_refused;
 };
 
-/* Logs and keeps the diagnostic. Takes its reference. Return: the diagnostic, borrowed. */
+/* Logs and keeps the diagnostic. Takes the caller's reference. Return: the diagnostic, borrowed. */
 struct diagnostic *job_keep(struct job *job, struct diagnostic *diagnostic);
 
 /* job_keep() for a client that has no rank. */
 struct diagnostic *job_keep_stranger(struct job *job, struct diagnostic *diagnostic);
 
-/* Counts a refusal. A refusal that joins another one is counted, but not kept. */
+/* Counts a refusal. For a refusal that joins an earlier fault, call this without job_keep(). */
 void diagnostics_count(struct job *job, unsigned code);

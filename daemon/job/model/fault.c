@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The fault of a rank. The first refusal stays until it is cleared; refusals for the same reason become one diagnostic.
+ * The fault of a rank. The first refusal stays until the client clears it. Refusals for the same reason become one
+ * diagnostic.
  */
 
 #include "daemon/job/model/fault.h"
@@ -127,7 +128,10 @@ void job_disconnect(struct job *job, struct job_rank *rank, const struct diagnos
         job->ops.drop(job->ops.userdata, rank->peer, diagnostic);
 }
 
-/* Makes one diagnostic of the pushes that were refused for the same reason, when it is first needed. */
+/*
+ * Returns the fault's diagnostic, which is made when it is first needed. It covers all pushes that were refused for the
+ * same reason.
+ */
 struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, struct fault *fault, bool accumulated)
 {
     struct evidence_at at = job_at(job, rank);
@@ -135,7 +139,7 @@ struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, 
     assert(fault->code != 0);
     if (fault->diagnostic)
         return fault->diagnostic;
-    if (accumulated) /* reported with the step, after the micro-batch has ended */
+    if (accumulated) /* the fault is reported with the step, after the micro-batch has ended */
         at.micro_batch = fault->first.micro_batch;
     if (fault->code == E_DUPLICATE)
         fault->diagnostic = cause_duplicate(&(struct evidence_duplicate){

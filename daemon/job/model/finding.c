@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The list of findings. The file of each kind adds to it. */
+/* The list of findings, to which the file of each kind adds. */
 
 #include "daemon/job/model/finding.h"
 

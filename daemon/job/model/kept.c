@@ -26,7 +26,7 @@ void kept_add(struct kept_diagnostics *kept, struct diagnostic *diagnostic, bool
     *place = diagnostic;
 }
 
-/* The nth diagnostic, counted from the oldest, or NULL after the last one. */
+/* Return: the nth diagnostic of the ring, counted from the oldest; NULL after the newest. */
 static const struct diagnostic *nth(struct diagnostic *const *ring, size_t size, uint64_t n_added, size_t n)
 {
     uint64_t n_here = MIN(n_added, (uint64_t)size);

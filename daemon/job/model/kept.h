@@ -15,7 +15,7 @@
 enum { KEPT_OF_RANKS = 256, KEPT_OF_STRANGERS = 32, KEPT_MAX = KEPT_OF_RANKS + KEPT_OF_STRANGERS };
 
 struct kept_diagnostics {
-    struct diagnostic *of_ranks[KEPT_OF_RANKS], *of_strangers[KEPT_OF_STRANGERS]; /* rings, with a reference each */
+    struct diagnostic *of_ranks[KEPT_OF_RANKS], *of_strangers[KEPT_OF_STRANGERS]; /* rings of references */
     uint64_t n_of_ranks, n_of_strangers;
 };
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Missing parameters: finds which ranks have not pushed them in how many steps, and reports them when due. */
+/*
+ * Finds parameters that ranks have not pushed, counts the steps in which they were missing, and reports them when due.
+ */
 
 #include "daemon/job/model/missing.h"
 
@@ -24,7 +26,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/pushed.h"
 
-enum { STEPS_UNTIL_SAID = 3 }; /* in a row; picked: if two parts alternate, neither is missing twice */
+enum { STEPS_UNTIL_SAID = 3 }; /* steps in a row; picked: if two parts alternate, neither is missing twice */
 
 static bool misses_all(const struct job *job, unsigned rank, const uint32_t *ids, uint32_t n)
 {
@@ -34,11 +36,11 @@ static bool misses_all(const struct job *job, unsigned rank, const uint32_t *ids
     return true;
 }
 
-/* The missing parameters of the first ranks of this node. */
+/* The first ranks of this node that lack parameters of a set, and the parameters that each lacks. */
 struct lacking {
     struct evidence_lacking ranks[EVIDENCE_MAX_LACKING];
     unsigned n;
-    uint32_t *ids; /* of all these ranks; owned */
+    uint32_t *ids; /* memory for ranks[].params; owned */
 };
 
 static void find_lacking(const struct job *job, const uint32_t *ids, uint32_t n, struct lacking *lacking)
@@ -128,7 +130,7 @@ int missing_init(struct job *job)
     struct job_missing *missing = &job->missing;
     uint32_t n = job->layout->n_params;
 
-    assert(!missing->n_in_a_row && !missing->kin); /* those of the job before are freed */
+    assert(!missing->n_in_a_row && !missing->kin); /* the arrays of the previous job are freed */
     missing->n_in_a_row = calloc(n + 1, sizeof(*missing->n_in_a_row));
     missing->kin = calloc(n + 1, sizeof(*missing->kin));
     missing->was_pushed = calloc(n + 1, sizeof(bool));
@@ -153,7 +155,7 @@ void missing_deinit(struct job_missing *missing)
     *missing = (struct job_missing){0};
 }
 
-/* Counts a step. ids: gets the undeclared parameters that some rank did not push. Return: their number. */
+/* Counts a step. ids: receives the undeclared parameters that some rank did not push. Return: their number. */
 static uint32_t note_step(struct job *job, const uint8_t *any, const uint8_t *all, uint32_t *ids)
 {
     struct job_missing *missing = &job->missing;
@@ -174,7 +176,10 @@ static uint32_t note_step(struct job *job, const uint8_t *any, const uint8_t *al
     return n;
 }
 
-/* Keeps those of the set that have been missing for long and are not reported yet. Return: the number kept. */
+/*
+ * Removes from ids the parameters that are reported already, or were missing in too few steps in a row. Return: the
+ * number of parameters that stay.
+ */
 static uint32_t keep_lasting(struct job_missing *missing, uint32_t *ids, uint32_t n)
 {
     uint32_t n_left = 0;
@@ -209,7 +214,7 @@ static void mark_said(struct job *job, const uint32_t *ids, uint32_t n)
 
 /* ---- reports ------------------------------------------------------------------------------------------- */
 
-/* Does each parameter of the set have a kin that some rank has pushed? */
+/* Does each parameter of the set have a kin (job_missing.kin) that some rank has pushed? */
 static bool kin_were_pushed(const struct job *job, const uint32_t *ids, uint32_t n)
 {
     const struct job_missing *missing = &job->missing;
@@ -228,8 +233,8 @@ static bool kin_were_pushed(const struct job *job, const uint32_t *ids, uint32_t
 }
 
 /*
- * Fills the evidence on a set: what the ranks know of it, and its history in the steps so far. called: memory for n
- * entries.
+ * Fills in the evidence about a set of missing parameters: what the clients report about them, and whether they were
+ * pushed in earlier steps. called: zeroed memory for n entries.
  */
 static void describe_set(struct job *job, struct evidence_missing *e, const uint32_t *ids, uint32_t n,
                          const uint8_t *any, uint8_t *called)
@@ -242,7 +247,7 @@ static void describe_set(struct job *job, struct evidence_missing *e, const uint
         e->same_every_step &= !job->missing.was_pushed[ids[i]];
     }
     for (unsigned r = 0; r < job->world.size; r++)
-        if (job_is_own(job, r) || !job->ranks[r].kept.left) /* for another node's rank: as of its last request */
+        if (job_is_own(job, r) || !job->ranks[r].kept.left) /* other nodes' ranks: evidence as of their last request */
             rank_evidence_add(&job->ranks[r].step.evidence, e, called, misses_all(job, r, ids, n));
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * The second table of a coordinator: its verbs for parcels, and the order of events of a parcel among nodes.
+ * The coordinator's second table, with its verbs for parcels. Among nodes, a parcel goes through these events:
  *
  *     complete            all ranks of this node have pushed the parcel: it is promised, and can be withdrawn
  *     collect_take()      node 0 awaits the parcel: the job posts it, and it belongs to the sum. The sum begins when no
@@ -24,23 +24,26 @@ struct ring;
 struct parcels_ops {
     /* All ranks of this node have pushed the parcel. reduction: prepared, with the gradients that it will sum. */
     void (*complete)(struct coordinator *c, const struct reduction *reduction);
-    /* This node will push nothing more of the parcel in that micro-batch. */
+    /* The ranks of this node push nothing more of the parcel in that micro-batch. */
     void (*passed)(struct coordinator *c, uint32_t parcel, uint32_t micro_batch);
     void (*summed)(struct coordinator *c, uint32_t parcel);
-    /* Withdraws promised parcels that are not awaited; no parcel becomes complete until job_withdrawn(). */
+    /*
+     * Withdraws the promised parcels that node 0 does not await. job_withdrawn() follows. Until then, no parcel becomes
+     * complete.
+     */
     void (*withdraw)(struct coordinator *c);
     bool (*withdraws)(const struct coordinator *c);
     /*
-     * sends_slots: are the parcel's slots themselves sent to other nodes? owns_any: does this node own, and so add, any
-     * elements of the parcel?
+     * sends_slots(): are the parcel's slots themselves sent to other nodes? owns_any(): does this node own, and so add,
+     * any elements of the parcel?
      */
     bool (*sends_slots)(const struct coordinator *c, uint32_t parcel);
     bool (*owns_any)(const struct coordinator *c, uint32_t parcel);
-    /* The parcel is sent from that ring. Holds the ring until all nodes have the parcel. */
+    /* Holds the ring, from which slots of the parcel are sent, until all nodes have the parcel. */
     void (*lend)(struct coordinator *c, uint32_t parcel, struct ring *ring);
-    /* A ring is about to be freed. */
+    /* Called before a ring is freed. */
     void (*ring_is_gone)(struct coordinator *c, const struct ring *ring);
-    /* Is anything of the open attempt under way? */
+    /* Is work of the open attempt under way between nodes? */
     bool (*is_busy)(const struct coordinator *c);
 };
 

@@ -14,8 +14,8 @@
 #include "daemon/job/model/rank.h"
 
 enum {
-    STEPS_UNTIL_SAID = 50,         /* in a row; picked */
-    STEPS_COMPARED = 100,          /* picked: the means are those of 50 to 100 steps */
+    STEPS_UNTIL_SAID = 50,         /* steps in a row; picked */
+    STEPS_COMPARED = 100,          /* picked: the means cover 50 to 100 steps */
     LEAST_SHARE = 10,              /* a tenth of the rank's time; picked: less is hardly worth a look */
     LEAST_BEHIND_NS = 5 * 1000000, /* picked: a busy machine may delay any process that long */
 };
@@ -47,7 +47,7 @@ void phases_forget(struct job_rank *rank)
     rank->phases.is_known = false;
 }
 
-/* Counts the time since the last event in this phase. */
+/* Adds the time since the rank's last event to this phase. */
 static void spend(struct rank_phases *phases, enum rank_phase phase, uint64_t now_ns)
 {
     if (phases->since_ns > 0 && now_ns > phases->since_ns)
@@ -85,7 +85,7 @@ void phases_wait(struct job_rank *rank, enum job_wait wait, uint64_t now_ns)
     if (wait != WAIT_SLOT)
         phases->since_ns = 0;
     if (wait == WAIT_WINDOW_BEGIN || wait == WAIT_WINDOW_END)
-        phases->is_known = false; /* not comparable, because weights are written */
+        phases->is_known = false; /* the step is not comparable, because weights are written */
 }
 
 void phases_go_on(struct job_rank *rank, uint64_t now_ns)
@@ -177,7 +177,7 @@ void phases_note_step(struct job *job)
 
 /* ---- findings ------------------------------------------------------------------------------------------ */
 
-/* Returns the phase in which the slow rank lost most time against the mean of the others. */
+/* Returns the phase in which the slow rank lost most time, compared with the mean of the other ranks. */
 static enum rank_phase find_phase(const struct job *job)
 {
     static const enum rank_phase own[] = {PHASE_FORWARD, PHASE_BACKWARD, PHASE_REST};

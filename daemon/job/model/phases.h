@@ -6,8 +6,8 @@
  * is blamed for "room", because the ring of a rank that is ahead is full until the others push.
  *
  *     forward    from the step's begin, or the end of the micro-batch before, to the first gradient of a backward
- *     backward   from there to its last gradient
- *     room       in a backward, until a slot for a gradient is free
+ *     backward   from the first gradient of a backward to the last
+ *     room       waits for a free slot in a backward
  *     rest       from the last gradient to the request that ends the micro-batch or the step
  *
  * A rank is called slow if it has needed more time than every other rank of this node in many steps in a row.
@@ -28,7 +28,7 @@ struct job_rank;
 struct rank_phases {
     bool is_known; /* this daemon has timed the same process since the step began */
     bool is_in_backward;
-    uint64_t since_ns;                   /* the time since then is in no phase yet; 0: the rank waits for others */
+    uint64_t since_ns;                   /* when the time began that is not counted yet; 0: the rank waits for others */
     uint64_t step_ns[N_RANK_PHASES];     /* of the open step */
     uint64_t total_ns[N_RANK_PHASES];    /* of all committed steps in which the times of all ranks are known */
     uint64_t compared_ns[N_RANK_PHASES]; /* of the steps that job_slow sums up */
@@ -38,22 +38,24 @@ struct rank_phases {
 struct job_slow {
     unsigned rank;
     uint32_t n_in_a_row;
-    uint32_t n_compared; /* steps in the sums; halved together with them */
-    uint64_t behind_ns;  /* behind the next slowest rank */
-    uint64_t own_ns;     /* of the slow rank */
+    uint32_t n_compared; /* steps in behind_ns and own_ns; all three are halved together */
+    uint64_t behind_ns;  /* sum of the times by which the rank was slower than the next slowest rank */
+    uint64_t own_ns;     /* sum of the rank's own times */
 };
 
-/* A step is committed: all ranks of this node begin the next one. */
+/* Called when a step is committed, and all ranks of this node begin the next step. */
 void phases_begin_step(struct job *job, uint64_t now_ns);
 
-/* Excludes the rank's open step. Called when the step begins again, or the rank's process is replaced. */
+/*
+ * Excludes the rank's open step from the times. Called when the step begins again, or the rank's process is replaced.
+ */
 void phases_forget(struct job_rank *rank);
 
-/* Called at these requests of the rank. */
+/* Called when the rank begins a backward, or pushes a gradient. */
 void phases_begin_backward(struct job_rank *rank, uint64_t now_ns);
 void phases_push(struct job_rank *rank, uint64_t now_ns);
 
-/* The rank begins to wait, or its wait ends. */
+/* Called when the rank's wait begins, and when it ends. */
 void phases_wait(struct job_rank *rank, enum job_wait wait, uint64_t now_ns);
 void phases_go_on(struct job_rank *rank, uint64_t now_ns);
 

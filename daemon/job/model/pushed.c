@@ -63,7 +63,7 @@ void job_find_pushed(const struct job *job, uint8_t *any, uint8_t *all)
             bool pushed = job_has_pushed(job, r, p);
 
             by_any |= pushed;
-            by_all &= pushed || job->ranks[r].kept.left; /* a rank that has left is not waited for */
+            by_all &= pushed || job->ranks[r].kept.left; /* no rank waits for a rank that has left */
         }
         any[p / 8] |= (uint8_t)(by_any << p % 8);
         all[p / 8] |= (uint8_t)(by_all << p % 8);

@@ -20,13 +20,13 @@
 #include "kernels/kernels.h"
 
 enum {
-    STEPS_UNTIL_SAID = 50, /* in a row; picked */
-    LEAST_RATIO = 10,      /* of norms; ranks of one program mostly differ by less */
+    STEPS_UNTIL_SAID = 50, /* steps in a row; picked */
+    LEAST_RATIO = 10,      /* ratio of two norms; ranks of one program mostly differ by less */
     LEAST_SCALE = 100,     /* LEAST_RATIO squared: a smaller loss scale does not stand out from other differences */
     BLOCK_ELEMS = 64,
-    SHARE = 1024,    /* one element of this many is read */
-    MIN_BLOCKS = 4,  /* of small parcels: 256 elements */
-    MAX_BLOCKS = 64, /* of a parcel and rank: 4096 elements, 16 KiB */
+    SHARE = 1024,    /* one of this many elements is read */
+    MIN_BLOCKS = 4,  /* for a small parcel: 256 elements */
+    MAX_BLOCKS = 64, /* per parcel and rank: 4096 elements, 16 KiB */
 };
 
 /* A sample: the same elements of all ranks. */
@@ -71,7 +71,10 @@ static void sample_part(const struct job *job, const struct reduction *reduction
     sample->n_blocks -= (uint32_t)n;
 }
 
-/* Begins with another part each time, because a parcel may have more parts than blocks are read. */
+/*
+ * Reads a sample of the parcel. Each step begins with another part, because a parcel may have more parts than a sample
+ * has blocks.
+ */
 static void read_sample(const struct job *job, const struct reduction *reduction, struct sample *sample)
 {
     const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
@@ -115,7 +118,10 @@ static void say_unscaled(struct job *job, const bool *set, unsigned n_set, unsig
                   }));
 }
 
-/* Reports ranks that did not scale their loss, if every norm is near the largest one or smaller by about the scale. */
+/*
+ * Reports ranks that did not scale their loss: their norms are smaller than the largest one by about the loss scale.
+ * Reports none if another norm is neither near the largest one nor smaller by about that factor.
+ */
 static void find_unscaled(struct job *job, const struct sample *sample, unsigned largest)
 {
     _cleanup_free_ bool *set = calloc(job->world.size, sizeof(*set));

@@ -22,7 +22,7 @@ struct reduction;
 struct job_rank_norm {
     unsigned rank; /* the rank with the largest norm in the last steps that were compared */
     uint32_t n_in_a_row;
-    double least_ratio; /* of its norm to the next largest norm, in these steps */
+    double least_ratio; /* smallest ratio of the rank's norm to the next largest norm in these steps */
     uint64_t looked_at; /* the last sampled step + 1; 0: none */
     bool is_unscaled_said;
 };

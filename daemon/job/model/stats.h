@@ -12,7 +12,7 @@ struct job_times {
     uint64_t reduce_total_ns, reduce_now_ns, reduce_last_ns; /* now: of the open step; last: of the step before it */
     uint64_t update_total_ns, update_last_ns;
     uint64_t step_last_ns;
-    uint64_t recent_ns[32]; /* of the last steps, for the rate and the median */
+    uint64_t recent_ns[32]; /* durations of the last steps, for the rate and the median */
     unsigned n_recent, slowest_rank;
     uint64_t slowest_behind_ns;
 };
@@ -29,5 +29,5 @@ struct job_stats {
     struct job_counters counters;
 };
 
-/* The step is committed. */
+/* Called when the step is committed. */
 void stats_note_step(struct job *job);

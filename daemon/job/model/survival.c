@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The job's records, and the head of its journal: one message with everything that outlasts a step. */
+/* Writes the job's records, and the head of its journal. The head is one message with all data that outlasts a step. */
 
 #include "daemon/job/model/survival.h"
 
@@ -24,7 +24,7 @@ void job_record(struct job *job, const struct job_rank *rank, enum journal_type 
 {
     const struct job_survival *survival = &job->run.survival;
 
-    assert(!rank || job_is_own(job, rank->rank)); /* the next daemon replays records of its own ranks */
+    assert(!rank || job_is_own(job, rank->rank)); /* the next daemon replays only records of this node's ranks */
     if (!survival->journal || survival->replay || job->run.stopping)
         return;
     journal_append(survival->journal,
@@ -53,7 +53,7 @@ static enum stored_wait stored_wait(const struct job_rank *rank)
     case WAIT_ABORTED:
         return STORED_WAIT_OTHER;
     default:
-        return STORED_WAIT_NONE; /* nothing, or a request that its client makes again */
+        return STORED_WAIT_NONE; /* no wait, or a wait whose request the client repeats */
     }
 }
 
@@ -64,7 +64,7 @@ static size_t store_slots(const struct job *job, const struct ring *ring, struct
     for (uint32_t i = 0; ring && ring->n_held > 0 && i < ring->n_tickets; i++) {
         const struct ring_slot *slot = &ring->slots[i];
 
-        assert(n + slot->held <= ring->n_held); /* slots has room for these */
+        assert(n + slot->held <= ring->n_held); /* slots has room for n_held entries */
         if (slot->held)
             slots[n++] = (struct stored_slot){.ticket = i,
                                               .use = slot->use,
@@ -129,7 +129,7 @@ static struct stored_head describe_head(const struct job *job)
     };
 }
 
-/* Returns a bound for the packed head. A number has at most 11 bytes. */
+/* Returns an upper bound for the size of the packed head. A packed number has at most 11 bytes. */
 static size_t bound_head(const struct stored_head *head)
 {
     enum { FIXED_BYTES = 128 * 1024, RANK_BYTES = 1024, SLOT_BYTES = 128 };
@@ -188,5 +188,5 @@ void job_turn(struct job *job, unsigned what)
     if (r < 0)
         journal_give_up(survival->journal, r);
     (void)failpoint("flipped");
-    segments_forget(); /* segments of processes that were replaced before this turn */
+    segments_forget(); /* of processes that were replaced before this turn */
 }

@@ -17,7 +17,7 @@ static void note_record(const struct job *job, struct record record)
         return;
     if (record.end_ns == 0)
         record.end_ns = recorder_now();
-    if (record.begin_ns == 0) /* a moment */
+    if (record.begin_ns == 0) /* the record is a moment */
         record.begin_ns = record.end_ns;
     recorder_note(&record);
 }

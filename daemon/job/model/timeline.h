@@ -13,15 +13,15 @@ struct job_rank;
 
 /* Part of struct job_rank. 0: not known. */
 struct rank_timeline {
-    uint64_t answered_ns; /* when its last request was answered that ends a phase, or when it attached */
-    uint64_t backward_ns; /* when its open backward began */
+    uint64_t answered_ns; /* when the last answer was sent that ends a wait and a phase */
+    uint64_t backward_ns; /* when the open backward began */
 };
 
 /* Events of the open step. */
 void timeline_backward(struct job *job, struct job_rank *rank);
 void timeline_ended(struct job *job, struct job_rank *rank);
 void timeline_pushed(const struct job *job, const struct job_rank *rank, uint32_t parcel);
-/* Called before the wait ends. */
+/* Called before an answer ends the rank's wait. */
 void timeline_answers(struct job *job, struct job_rank *rank);
 void timeline_aborted(struct job *job);
 void timeline_diagnostic(const struct job *job, int64_t rank, unsigned code);

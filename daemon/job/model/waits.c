@@ -42,13 +42,13 @@ const char *waits_for_word(enum wait_for what)
 
 /* How far ranks have come, or how far they must come so that others need not wait for them. */
 struct reached {
-    uint32_t n_ended; /* micro-batches of the open step; UINT32_MAX: the rank has asked for the step */
+    uint32_t n_ended; /* ended micro-batches of the open step; UINT32_MAX: the rank has asked for the step */
     bool asked, norm, window_begin, window_end, declared, ready;
 };
 
 static const struct reached nowhere = {0}, everywhere = {UINT32_MAX, true, true, true, true, true, true};
 
-/* Return: the lesser of both. */
+/* Return: the lesser of a and b in each field. */
 static struct reached least(struct reached a, struct reached b)
 {
     return (struct reached){
@@ -56,7 +56,7 @@ static struct reached least(struct reached a, struct reached b)
         a.window_end && b.window_end, a.declared && b.declared, a.ready && b.ready};
 }
 
-/* Return: the greater of both. */
+/* Return: the greater of a and b in each field. */
 static struct reached most(struct reached a, struct reached b)
 {
     return (struct reached){
@@ -72,8 +72,8 @@ static bool has_reached(struct reached one, struct reached wanted)
 }
 
 /*
- * Returns the rank's wait. A rank that got the decision continues with its forward, so it waits for nothing, although
- * its answer is still to come.
+ * Returns the rank's wait. A rank that got the decision counts as not waiting, although its answer is still to come,
+ * because it continues with its forward.
  */
 static enum job_wait wait_of(const struct job *job, const struct job_rank *rank)
 {
@@ -93,8 +93,8 @@ static bool is_served(const struct job_rank *rank)
 }
 
 /*
- * Returns how far the rank has come: everywhere if it has left, because no rank waits for it; and everywhere if it
- * waits for zerod's work, because the others then wait for that work.
+ * Returns how far the rank has come. It is `everywhere` for a rank that has left, because no rank waits for it. It is
+ * also `everywhere` for a rank that waits for pushes or for zerod's work, because the others then wait for the same.
  */
 static struct reached reached_by(const struct job *job, const struct job_rank *rank)
 {
@@ -126,7 +126,7 @@ static struct reached reached_by_all(const struct job *job, unsigned first, unsi
     return all;
 }
 
-/* How far others must come before the wait of this rank can end. */
+/* Returns how far other ranks must come before the wait of this rank can end. */
 static struct reached wanted_by(const struct job *job, const struct job_rank *rank)
 {
     uint32_t n_ended = job->layout ? job->ledger.ranks[rank->rank].n_ended : 0;
@@ -154,7 +154,7 @@ static struct reached wanted_by(const struct job *job, const struct job_rank *ra
     }
 }
 
-/* Has the rank pushed gradients that are in no sum yet, because others have not pushed theirs? */
+/* Has the rank pushed gradients that are in no sum yet, because other ranks have not pushed theirs? */
 static bool has_pushed_alone(const struct job_rank *rank)
 {
     for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++) {
@@ -188,9 +188,9 @@ static enum wait_for what_for(const struct job *job, const struct job_rank *rank
 }
 
 /*
- * Returns how far another node's rank needs this node's ranks to come. Its request for the step is known at once, its
- * other waits with the next tick. Its ends of micro-batches concern only its own node, unless GPUs of all nodes sum at
- * once.
+ * Returns how far another node's rank needs this node's ranks to come. This node learns of the rank's request for the
+ * step at once, and of its other waits with the next tick. Where the rank ends a micro-batch concerns only its own
+ * node, unless GPUs of all nodes sum at once.
  */
 static struct reached wanted_elsewhere(const struct job *job, const struct job_rank *rank)
 {
@@ -199,7 +199,7 @@ static struct reached wanted_elsewhere(const struct job *job, const struct job_r
     return waits_for_pushes(rank) && !job->coordinator->sums_at_once ? nowhere : wanted_by(job, rank);
 }
 
-/* Return: how far the ranks of this node must come so that no rank waits for them. */
+/* Finds the waits of this node's ranks. Return: how far these ranks must come so that no rank waits for them. */
 static struct reached look_at_waits(struct job *job)
 {
     struct reached here = reached_by_all(job, job->world.first, job->world.end);
@@ -255,7 +255,7 @@ static void count(struct job *job, uint64_t ns)
 void waits_look(struct job *job, uint64_t now_ns)
 {
     if (job->run.survival.replay)
-        return; /* the counts of the earlier daemon are lost with it */
+        return; /* the earlier daemon's counts are lost, and replay adds none */
     if (job->waits.since_ns > 0 && now_ns > job->waits.since_ns)
         count(job, now_ns - job->waits.since_ns);
     job->waits.since_ns = now_ns;

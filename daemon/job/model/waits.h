@@ -5,12 +5,12 @@
  * Counts how long each rank of this node has waited, at which request and for what, and how long others have waited for
  * each rank. A wait that has not ended counts, too.
  *
- *     for ranks     a rank of this node has not come as far
- *     for nodes     all of them have, and a rank of another node has not
- *     for daemon    all ranks have come: zerod reduces, exchanges, updates, reads or writes
+ *     for ranks     a rank of this node has not come as far as the waiting rank
+ *     for nodes     all ranks of this node have come as far, but a rank of another node has not
+ *     for daemon    all ranks have come as far: zerod reduces, exchanges, updates, reads or writes
  *
- * If zerod works for a rank meanwhile, the others wait for that work and not for the rank. waits_look() finds which
- * rank waits for which: when a wait begins or ends, after each event, in each tick, and before each query.
+ * If zerod works for one rank, the others wait for that work and not for that rank. waits_look() finds which rank waits
+ * for which. It is called when a wait begins or ends, after each event, in each tick, and before each query.
  */
 
 #include <stdbool.h>
@@ -18,29 +18,29 @@
 
 enum wait_for { WAIT_FOR_DAEMON, WAIT_FOR_RANKS, WAIT_FOR_NODES, N_WAIT_FOR };
 
-enum { WAITS_N_KINDS = 18 }; /* of enum job_wait */
+enum { WAITS_N_KINDS = 18 }; /* number of values of enum job_wait */
 
 struct job;
 enum job_wait;
 
-/* The waits of one rank of this node. The findings of the last look hold until the next look. */
+/* The waits of one rank of this node. The last waits_look() has set kind, what and is_awaited. */
 struct rank_waits {
     unsigned kind; /* enum job_wait */
     enum wait_for what;
-    bool is_awaited; /* others wait for it */
+    bool is_awaited; /* other ranks wait for this rank */
     uint64_t total_ns[WAITS_N_KINDS][N_WAIT_FOR];
-    uint64_t behind_step_ns;  /* how long others have waited for it since the last commit */
-    uint64_t behind_total_ns; /* since training began */
+    uint64_t behind_step_ns;  /* how long other ranks have waited for this rank since the last commit */
+    uint64_t behind_total_ns; /* the same since training began */
 };
 
 struct job_waits {
-    uint64_t since_ns; /* the last look; 0: none yet */
+    uint64_t since_ns; /* time of the last waits_look(); 0: none yet */
     bool any;          /* in training: a rank of this node waits for ranks, of any node */
-    uint64_t step_ns;  /* how long that was so since the last commit */
-    uint64_t total_ns; /* since training began */
+    uint64_t step_ns;  /* how long `any` was true since the last commit */
+    uint64_t total_ns; /* the same since training began */
 };
 
-/* Counts the time since the last look, and looks again. */
+/* Adds the time since the last waits_look() to the waits that it found, and then finds the present waits. */
 void waits_look(struct job *job, uint64_t now_ns);
 
 /* Resets the sums of the step, after a commit. */

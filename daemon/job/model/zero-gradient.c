@@ -19,8 +19,8 @@
 #include "kernels/exact.h"
 
 enum {
-    STEPS_UNTIL_SAID = 100, /* in a row; picked */
-    MAX_LOOKED_AT = 1024,   /* parameters in a step: 200 KiB of sums, some 10 us */
+    STEPS_UNTIL_SAID = 100, /* steps in a row; picked */
+    MAX_LOOKED_AT = 1024,   /* parameters per step: 200 KiB of sums, some 10 us */
     MAX_NAMED = 8,          /* picked: if more are zero, they have one cause */
     NAME_BYTES = 200,
 };
@@ -52,7 +52,7 @@ static int compare_kin(const void *a, const void *b)
                               : (x->param > y->param) - (x->param < y->param);
 }
 
-/* Return: 0 or -ENOMEM. */
+/* Finds the first expert of each expert's kin. Return: 0 or -ENOMEM. */
 static int find_kin(struct job *job)
 {
     uint32_t n = job->layout->n_params;
@@ -80,7 +80,7 @@ int zero_gradient_init(struct job *job)
     struct job_zero_gradient *zero = &job->zero_gradient;
     uint32_t n = job->layout->n_params;
 
-    assert(!zero->n_in_a_row && !zero->kin); /* those of the job before are freed */
+    assert(!zero->n_in_a_row && !zero->kin); /* the arrays of the previous job are freed */
     zero->n_in_a_row = calloc(n + 1, sizeof(*zero->n_in_a_row));
     zero->kin = calloc(n + 1, sizeof(*zero->kin));
     zero->is_used = calloc(n + 1, sizeof(*zero->is_used));
@@ -95,7 +95,7 @@ void zero_gradient_deinit(struct job_zero_gradient *zero)
     *zero = (struct job_zero_gradient){0};
 }
 
-/* Does this node own the whole parameter? A part of the sum says nothing about the rest, on other nodes. */
+/* Does this node own the whole parameter? A sum of zero over its own part says nothing about parts on other nodes. */
 static bool is_here(const struct job *job, const struct layout_param *param)
 {
     for (uint32_t c = param->first_chunk; c < param->first_chunk + param->n_chunks; c++)
@@ -142,7 +142,7 @@ void zero_gradient_note_step(struct job *job, const uint8_t *all)
 
 /* ---- findings ------------------------------------------------------------------------------------------ */
 
-/* Is the parameter an expert whose kin has had a gradient? Then perhaps no token came to it. */
+/* Is the parameter an expert whose kin has had a gradient? Then perhaps the expert got no tokens. */
 static bool is_idle_expert(const struct job *job, uint32_t p)
 {
     const struct job_zero_gradient *zero = &job->zero_gradient;

@@ -3,8 +3,8 @@
 
 /*
  * Finds parameters whose gradient, summed over all ranks, is exactly zero in many steps in a row. It reads the exact
- * sums of squares of the step's norm, and no gradient. Each step looks at a bounded number of parameters. Only steps
- * that look at a parameter count for it.
+ * sums of squares of the step's norm, and no gradient. Each step looks at a bounded number of parameters. A step counts
+ * for a parameter only if it looks at that parameter.
  */
 
 #include <stdbool.h>
@@ -18,8 +18,8 @@ struct job_zero_gradient {
     uint32_t next; /* the first parameter that the next step looks at */
     /* One entry for each parameter; owned. */
     uint32_t *n_in_a_row;
-    uint32_t *kin; /* of an expert of a mixture: the first expert whose name differs only by its number; else NO_KIN */
-    bool *is_used; /* of such a first expert: one of its kin had a gradient other than zero */
+    uint32_t *kin; /* for an expert of a mixture: the first expert whose name differs only by its number; else NO_KIN */
+    bool *is_used; /* for such a first expert: one of its kin had a gradient other than zero */
 };
 
 /* Sets up the arrays for the job's layout. Call zero_gradient_deinit() even after a failure. Return: 0 or -ENOMEM. */

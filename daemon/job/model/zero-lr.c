@@ -9,7 +9,7 @@
 
 #include "daemon/job/model/model.h"
 
-enum { STEPS_UNTIL_SAID = 100 }; /* in a row; picked: longer than a program needs to find out that it trains nothing */
+enum { STEPS_UNTIL_SAID = 100 }; /* steps in a row; picked: long enough to notice that nothing is trained */
 
 void zero_lr_note_step(struct job *job)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Stage 3: whole parameters on request. This file tracks what each rank has gathered and may hold. The executor has the
- * pools (gather-host.h, gather-device.h).
+ * Stage 3: ranks gather whole parameters. This file tracks which parameters each rank has gathered, and how many it may
+ * hold. The executor has the pools (gather-host.h, gather-device.h).
  */
 
 #include "daemon/job/state/gather.h"
@@ -27,7 +27,7 @@ bool gather_is_busy(const struct job *job)
     return executor_is_busy(job->executor);
 }
 
-/* Without pools, weights are published as a whole. */
+/* Does the job have pools? If not, all weights are published. */
 static bool has_pools(const struct job *job)
 {
     return job->executor->gathers;
@@ -83,7 +83,7 @@ static void refuse_lost(struct job *job, struct job_rank *rank)
     job_is_held(job, rank);
 }
 
-/* Return: 0 or -ENOMEM. */
+/* Answers with the places of the gathered parameters in the pool. Return: 0 or -ENOMEM. */
 static int answer_with_places(struct job *job, struct job_rank *rank)
 {
     _cleanup_free_ uint64_t *offsets = calloc(rank->n_gathering + 1, sizeof(*offsets));
@@ -120,7 +120,7 @@ void gather_settle(struct job *job)
     }
 }
 
-/* Charges the parameters to the rank. Return: false if its quota does not allow them. */
+/* Charges the parameters to the rank. Return: false, and the rank has a fault, if its quota does not allow them. */
 static bool charge_gather(struct job *job, struct job_rank *rank, const struct request_gather *request)
 {
     uint64_t asked = 0, allowed = job->config->zero.stage3_max_live_parameters;
@@ -146,8 +146,8 @@ static bool charge_gather(struct job *job, struct job_rank *rank, const struct r
 }
 
 /*
- * Is a refused push reported only at the boundary? Refusing the gathers of the running backward would end it early, and
- * show only its first fault.
+ * Is the rank's fault reported only at the boundary? If the gathers of the running backward were refused, the backward
+ * would end early, and only its first fault would be reported.
  */
 static bool is_told_later(const struct job *job, const struct job_rank *rank)
 {
@@ -215,7 +215,10 @@ void job_release(struct job *job, struct job_rank *rank, const struct request_re
     }
 }
 
-/* The rank has mapped these parameters since an earlier daemon. They keep their places, and get the current weights. */
+/*
+ * The rank has held these parameters since an earlier daemon. They keep their places in the pool, and get the current
+ * weights.
+ */
 void job_held(struct job *job, struct job_rank *rank, const struct request_held *request)
 {
     for (size_t i = 0; i < request->n_params; i++) {

@@ -33,10 +33,10 @@ struct reading {
     struct job *job;
     struct job_rank *rank;
     void *peer;
-    uint64_t incarnation; /* a new session may have the address (peer) of a closed one */
+    uint64_t incarnation; /* checked too, because a new session may have the address (peer) of a closed one */
     struct segment segment;
     struct charge charge;
-    struct segment last; /* of the previous answer: its pages are freed first */
+    struct segment last; /* segment of the previous answer, whose pages are freed first */
     uint32_t param;
     enum wire_state_kind kind;
     unsigned n_waiting; /* reads under way: of this node, and of other nodes */
@@ -61,7 +61,7 @@ void reading_free(struct reading *reading)
     free(reading);
 }
 
-/* Frees the pages. A client that has kept a descriptor or a mapping reads zeroes then. */
+/* Frees the segment's pages. A client that has kept a descriptor or a mapping reads zeroes then. */
 static void give_pages_back(struct segment *segment)
 {
     segment_punch(segment, 0, segment->n_bytes);
@@ -174,7 +174,7 @@ static void reading_fetched(void *userdata, int result)
     struct reading *reading = userdata;
 
     assert(reading->n_waiting > 0);
-    if (result == -ECANCELED && !reading->job->run.drop_why) { /* the job is freed: nothing to answer */
+    if (result == -ECANCELED && !reading->job->run.drop_why) { /* the job is freed, so no rank is answered */
         if (--reading->n_waiting == 0)
             reading_free(reading);
         return;
@@ -185,7 +185,7 @@ static void reading_fetched(void *userdata, int result)
         finish_reading(reading);
 }
 
-/* Starts the read, when the pages are reserved. */
+/* Called when the pages are reserved. Starts to read the elements that this node owns. */
 static void reading_reserved(struct work *work)
 {
     struct reading *reading = container_of(work, struct reading, work);
@@ -238,9 +238,9 @@ static const char *check_read(const struct job *job, const struct request_read_s
 }
 
 /*
- * Charges an answer's memory before it is made: at most limits.memory, and no more than is free, because the daemon
- * would be killed for more. The pages of the previous answer count as free, because they are freed first. Return: 0,
- * QUOTA_E_OVER or -ENOMEM.
+ * Charges the memory of an answer before it is allocated. Refuses more than limits.memory, or more than is free,
+ * because the kernel would kill the daemon for it. The pages of the previous answer count as free, because they are
+ * freed first. Return: 0, QUOTA_E_OVER or -ENOMEM.
  */
 static int charge_reading(struct job *job, struct reading *reading, uint64_t n_bytes)
 {

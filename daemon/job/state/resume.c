@@ -30,14 +30,14 @@
 #include "daemon/step/step.h"
 
 struct resume {
-    struct work work; /* opening a checkpoint, or reading it */
+    struct work work; /* opens a checkpoint, or reads it */
     struct job *job;
     struct loading *loading; /* NULL: none is open */
     struct loading_options options;
-    int result; /* of loading_open(); then the last failure of workers, written atomically */
+    int result; /* of loading_open(); then the last failure of a worker, written atomically */
     char why[LOADING_WHY_BYTES];
     uint64_t began_ns;
-    struct charge copy_charge; /* GPUs: of the staging copy, from which they load the state */
+    struct charge copy_charge; /* GPUs: charges the staging copy, from which the GPUs load the state */
 };
 
 static void open_next(struct resume *resume);
@@ -52,9 +52,9 @@ void resume_free(struct resume *resume)
     free(resume);
 }
 
-/* ---- how it ends --------------------------------------------------------------------------------------- */
+/* ---- end of loading ------------------------------------------------------------------------------------ */
 
-/* Reports what is loaded. Return: true if the other nodes are asked, too. */
+/* Reports which checkpoint is loaded, or that none is. Return: whether other nodes must agree. */
 static bool tell_loaded(struct job *job)
 {
     const struct loading *loading = job->resume->loading;
@@ -77,7 +77,7 @@ static struct diagnostic *describe_failure(const struct resume *resume)
     return cause_not_loaded(&at, options->path ? options->path : options->dir, resume->why);
 }
 
-/* Ends the stage. On several nodes, a success waits until all have loaded the same checkpoint. */
+/* Ends the stage. On several nodes, a successful stage ends only when all nodes have loaded the same checkpoint. */
 static void end_stage(struct resume *resume, int result)
 {
     struct job *job = resume->job;
@@ -117,7 +117,10 @@ void resume_older(struct job *job, uint64_t step)
     open_next(resume);
 }
 
-/* Return: true if the job is being dropped. The drop waited for this work. */
+/*
+ * Called when a work has ended. If the job is being dropped, frees resume, and continues the drop, which has waited for
+ * the work. Return: whether the job is being dropped.
+ */
 static bool is_dropped(struct job *job)
 {
     assert(job->work.n_io > 0);
@@ -143,7 +146,7 @@ static void store_done(void *userdata, int result)
     end_stage(resume, result);
 }
 
-/* Copies the state, which is completely read, to where the executor works. */
+/* Copies the state to the executor's memory. Call it when the state is completely read. */
 static void store(struct resume *resume)
 {
     int r;
@@ -170,7 +173,7 @@ static void copied(void *userdata, int result)
         end_stage(resume, result);
 }
 
-/* Fills the staging copy first, so that it has zeroes where the checkpoint has nothing. */
+/* Fills the staging copy first, so that the copy has zeroes where the checkpoint has nothing. */
 static void make_copy(struct resume *resume)
 {
     struct job *job = resume->job;
@@ -190,7 +193,7 @@ static void make_copy(struct resume *resume)
         end_stage(resume, r);
 }
 
-/* ---- reading it ---------------------------------------------------------------------------------------- */
+/* ---- reading the checkpoint ---------------------------------------------------------------------------- */
 
 static void read_run(struct work *work, uint32_t item)
 {
@@ -203,7 +206,7 @@ static void read_run(struct work *work, uint32_t item)
         __atomic_store_n(&resume->result, r, __ATOMIC_RELAXED);
 }
 
-/* A checkpoint with wrong bytes is not used: the one before it is loaded over it. */
+/* If the checkpoint has wrong bytes, replaces its state with that of the next older checkpoint. */
 static void read_done(struct work *work)
 {
     struct resume *resume = container_of(work, struct resume, work);
@@ -241,7 +244,7 @@ static void read_pieces(struct resume *resume)
     post(resume, read_run, read_done, loading_n_pieces(resume->loading));
 }
 
-/* ---- finding it ---------------------------------------------------------------------------------------- */
+/* ---- finding the checkpoint ---------------------------------------------------------------------------- */
 
 static void open_run(struct work *work, uint32_t item)
 {
@@ -259,7 +262,7 @@ static void open_done(struct work *work)
         return;
     if (resume->result == 0)
         make_copy(resume);
-    else if (resume->result == LOADING_NONE) /* the job begins with the program's weights */
+    else if (resume->result == LOADING_NONE) /* no checkpoint: the job begins with the program's weights */
         end_stage(resume, 0);
     else
         end_stage(resume, -EINVAL);
@@ -313,7 +316,7 @@ int resume_start(struct job *job)
     return SEQUENCE_WAITS;
 }
 
-/* ---- the job continues with it ------------------------------------------------------------------------- */
+/* ---- the job continues with the checkpoint ------------------------------------------------------------- */
 
 static void restore_scale(struct lossscale *scale, const struct description_scale *stored)
 {
@@ -377,7 +380,7 @@ void resume_apply(struct job *job)
     log_resumed(job, resume);
     resume_free(steal_ptr(job->resume));
     if (!job->coordinator->alone)
-        return; /* job_train() follows, when all nodes are here */
+        return; /* job_train() follows when all nodes have loaded the checkpoint */
     job->kept.has_weights = true;
     job->phase = JOB_TRAINING;
     job->stats.times.last_commit_ns = job_now(job);

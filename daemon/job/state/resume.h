@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Loads a checkpoint instead of rank 0's weights while the job is formed: the newest whole checkpoint, or if its bytes
- * are wrong, the one before it, and so on; or the checkpoint that the configuration names.
+ * Loads a checkpoint instead of rank 0's weights while the job is formed. It is the checkpoint that the configuration
+ * names, or else the newest complete checkpoint whose bytes are right.
  */
 
 #include <stdint.h>
@@ -12,18 +12,19 @@ struct job;
 struct resume;
 
 /*
- * A stage of forming, after the memory is reserved. Return: SEQUENCE_OVER if nothing is to be loaded; SEQUENCE_WAITS if
- * the forming sequence continues when the checkpoint is loaded, or fails with job->forming.refusal; or -errno.
+ * A stage of forming, which runs after the memory is reserved. Return: SEQUENCE_OVER if nothing is to be loaded;
+ * -errno; or SEQUENCE_WAITS. After SEQUENCE_WAITS, the forming sequence continues when the checkpoint is loaded, or
+ * fails with job->forming.refusal.
  */
 int resume_start(struct job *job);
-/* Several nodes: continues the forming sequence. All nodes have loaded the same checkpoint, or none. */
+/* Several nodes: called when all nodes have loaded the same checkpoint, or none. Continues the forming sequence. */
 void resume_is_agreed(struct job *job);
 /*
- * Several nodes: tries an older checkpoint if the loaded one is newer than that step, because another node could load
- * none newer.
+ * Several nodes: if the loaded checkpoint is newer than that step, tries an older one, because another node could not
+ * load a newer one.
  */
 void resume_older(struct job *job, uint64_t step);
 /* Sets the job to the step of the loaded checkpoint, if there is one. Called when the job is formed. */
 void resume_apply(struct job *job);
-/* Frees it. No work of it is under way. NULL is fine. */
+/* Frees resume. Call it when no work of resume is under way. NULL is fine. */
 void resume_free(struct resume *resume);

@@ -40,9 +40,9 @@ enum { WRITER_NICE = 5 }; /* measured: docs/benchmarks.md */
 
 enum saving_stage {
     SAVING_LOADS,     /* GPUs: the state is being copied into the staging copy; no thread */
-    SAVING_WRITES,    /* a thread writes what this node owns, or all of it */
-    SAVING_WAITS,     /* several nodes: waits for the others; no thread */
-    SAVING_PUBLISHES, /* several nodes: node 0's thread puts the parts together */
+    SAVING_WRITES,    /* a thread writes the checkpoint; several nodes: this node's part of it */
+    SAVING_WAITS,     /* several nodes: waits for the other nodes; no thread */
+    SAVING_PUBLISHES, /* several nodes: a thread of node 0 joins the parts */
 };
 
 /* A checkpoint that is being written. */
@@ -54,20 +54,22 @@ struct saving {
     atomic_bool written; /* the thread has nothing more to do */
     int result;
     char why[512];
-    uint64_t began_ns, ended_ns;    /* ended: when it, or this node's part of it, was on the disk */
-    uint64_t waited_ns, peak_bytes; /* of the snapshot, set when it is read */
-    bool has_failed;                /* several nodes: it failed elsewhere, and must end */
+    uint64_t began_ns, ended_ns;    /* ended: when the checkpoint, or this node's part, was on the disk */
+    uint64_t waited_ns, peak_bytes; /* of the snapshot, set when the snapshot was read */
+    bool has_failed;                /* several nodes: another node has failed, so the checkpoint ends */
     char failed_why[640];
 };
 
 /* ---- memory for values put aside ----------------------------------------------------------------------- */
 
-/* The pool, which gets its pages while the first steps run. */
+/*
+ * The pool of memory for values that updates put aside. A thread allocates the pool's pages while the first steps run.
+ */
 struct save_pool {
     struct snapshot_pool *pool;
     pthread_t thread;
     bool has_thread;
-    atomic_bool warm; /* the thread has ended: the pool has its pages, or will get none */
+    atomic_bool warm; /* the thread has ended, or could not start */
 };
 
 static uint64_t pool_bytes(const struct job *job)
@@ -78,7 +80,7 @@ static uint64_t pool_bytes(const struct job *job)
     uint64_t free_bytes;
 
     if (job->executor->copy_bytes > 0)
-        return 0; /* updates do not write to the staging copy */
+        return 0; /* the staging copy is saved, to which updates do not write */
     if (config->memory_bytes > 0)
         return MIN(config->memory_bytes, all);
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
@@ -126,7 +128,7 @@ static void free_pool(struct job *job)
 
 /* ---- the snapshot -------------------------------------------------------------------------------------- */
 
-/* Return: false if there is no memory. */
+/* Fills in the description of the checkpoint. Return: false if there is no memory. */
 static bool describe_checkpoint(const struct job *job, struct description *d)
 {
     const struct lossscale *scale = &job->decision.lossscale;
@@ -180,7 +182,7 @@ static void *write_it(void *userdata)
 {
     struct saving *saving = userdata;
 
-    /* Trainers and workers come first. When they wait for this thread, they leave it a processor. */
+    /* Trainers and workers get processors first. This thread gets one while they wait for it. */
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE);
     (void)failpoint("save");
     if (saving->stage == SAVING_WRITES)
@@ -220,9 +222,9 @@ static int prepare_order(struct job *job, struct saving *saving)
     return 0;
 }
 
-/* ---- how it ends --------------------------------------------------------------------------------------- */
+/* ---- end of a checkpoint ------------------------------------------------------------------------------- */
 
-/* why: of this node's failure; "": none. */
+/* why: why this node failed; "": it did not. */
 static void report_saved(struct job *job, uint64_t token, bool whole, const char *why)
 {
     report_progress(job, (struct report){REPORT_SAVED, .saved = {.token = token, .whole = whole, .why = why}});
@@ -262,7 +264,7 @@ static void note_failure(struct job *job, uint64_t step, const char *why)
     job_keep(job, cause_not_saved(&at, job->config->checkpoint.dir, why));
 }
 
-/* Answers the ranks that wait for the checkpoint. failure: NULL if it is on the disk. */
+/* Answers the ranks that wait for the checkpoint. failure: NULL if the checkpoint is on the disk. */
 static void answer_ranks(struct job *job, uint64_t step, const char *failure)
 {
     struct evidence_at at = {.rank = -1, .step = (int64_t)step, .micro_batch = -1};
@@ -288,7 +290,7 @@ static void give_copy_back(struct job *job)
     charge_deinit(&job->save.copy_charge);
 }
 
-/* Frees the snapshot, which is read. From now on, updates need not put values aside. */
+/* Frees the snapshot when it was read. From then on, updates need not put values aside. */
 static void release_snapshot(struct job *job)
 {
     struct saving *saving = job->save.now;
@@ -302,24 +304,24 @@ static void release_snapshot(struct job *job)
     snapshot_pool_rest(job->save.pool->pool);
 }
 
-/* Ends the checkpoint. why: of its failure; "" if it was given up; NULL if it is on the disk. */
+/* Ends the checkpoint. why: why it failed; "": it was given up; NULL: it is on the disk. */
 static void end_saving(struct job *job, const char *why)
 {
     struct saving *saving = steal_ptr(job->save.now);
     uint64_t step = saving->order.description.step;
 
-    assert(!job->state->snapshot); /* saving_free() frees it, and updates look at it */
+    assert(!job->state->snapshot); /* saving_free() frees the snapshot, and updates look at it */
     if (!why)
         note_saved(job, saving);
     else if (*why)
         note_failure(job, step, why);
     answer_ranks(job, step, why && !*why ? "it was given up" : why);
-    saving_free(saving); /* last, because why may point into it */
+    saving_free(saving); /* last, because why may point into saving */
     window_go_on(job);
     job_todo(job);
 }
 
-/* Return: 0 or -errno. */
+/* Starts the thread of that stage. Return: 0 or -errno. */
 static int start_thread(struct job *job, enum saving_stage stage)
 {
     struct saving *saving = job->save.now;
@@ -335,7 +337,7 @@ static int start_thread(struct job *job, enum saving_stage stage)
     return r;
 }
 
-/* Called when the thread has written all. */
+/* Called when the thread has nothing more to do. */
 static void written(struct job *job)
 {
     struct saving *saving = job->save.now;
@@ -355,7 +357,7 @@ static void written(struct job *job)
         return;
     }
     report_saved(job, saving->order.token, whole, why);
-    window_go_on(job); /* the state is read */
+    window_go_on(job); /* a window's commit may continue, because the state was read */
     job_todo(job);
 }
 
@@ -364,7 +366,7 @@ static void stop_thread(struct job *job)
 {
     struct saving *saving = job->save.now;
 
-    assert(saving->stage != SAVING_LOADS); /* it has no thread */
+    assert(saving->stage != SAVING_LOADS); /* this stage has no thread */
     if (saving->stage == SAVING_WAITS)
         return;
     atomic_store(&saving->order.cancelled, true);
@@ -383,7 +385,7 @@ void save_cancel(struct job *job)
         end_saving(job, "");
     }
     free_pool(job);
-    /* A step of that number in the next run is another step. */
+    /* The next run may have another step with that number. */
     job->save.wanted = job->save.is_ordered = job->save.has_step = false;
     job->kept.saved_step = job->save.last_ended_ns = 0;
 }
@@ -395,9 +397,9 @@ void save_forget(struct job *job)
     job->save = (struct job_save){0};
 }
 
-/* ---- when it begins ------------------------------------------------------------------------------------ */
+/* ---- begin of a checkpoint ----------------------------------------------------------------------------- */
 
-/* Ends a checkpoint that cannot begin. r: why, a negative errno. */
+/* Ends a checkpoint that cannot begin. r: the reason, a negative errno. */
 static void give_up_save(struct job *job, int r)
 {
     const char *why = r == -ENOMEM && job->executor->copy_bytes > 0
@@ -416,7 +418,7 @@ static void give_up_save(struct job *job, int r)
     answer_ranks(job, job->save.step, why);
 }
 
-/* Starts to write the state, which is in host memory. Return: 0 or -errno. */
+/* Starts to write the state. Call it when the state is in host memory. Return: 0 or -errno. */
 static int start_writing(struct job *job)
 {
     struct saving *saving = job->save.now;
@@ -455,7 +457,10 @@ static void loaded(void *userdata, int result)
     job_todo(job);
 }
 
-/* Return: 0, and loaded() follows; 1 if the state is in host memory anyway; or -errno. */
+/*
+ * Copies the state from GPUs to host memory. Return: 0, and loaded() follows; 1 if the state is always in host memory;
+ * or -errno.
+ */
 static int load_for_save(struct job *job)
 {
     int r = job_charge_copy(job, &job->save.copy_charge);
@@ -468,7 +473,7 @@ static int load_for_save(struct job *job)
     return r;
 }
 
-/* token: several nodes: the number of the checkpoint; else 0. */
+/* token: on several nodes, the number of the checkpoint; else 0. */
 static void begin_saving(struct job *job, uint64_t token)
 {
     struct saving *saving = job->save.pool ? calloc(1, sizeof(*saving)) : NULL;
@@ -535,9 +540,9 @@ static bool is_due(const struct job *job)
     const struct job_save *save = &job->save;
     uint64_t step = job->state->progress.epoch, since = save->has_step ? save->step : 0;
 
-    if (save->wanted) /* a failed checkpoint is tried again */
+    if (save->wanted) /* a requested checkpoint that failed before is tried again */
         return !is_saved(job);
-    if (step == 0 || was_begun(job) || job->config->world.node > 0) /* of several nodes, node 0 says when */
+    if (step == 0 || was_begun(job) || job->config->world.node > 0) /* on several nodes, node 0 decides */
         return false;
     return (config->save_steps > 0 && step / config->save_steps > since / config->save_steps) ||
            (config->save_interval_ms > 0 &&
@@ -568,7 +573,7 @@ static bool has_thread(const struct saving *saving)
 
 void save_settle(struct job *job)
 {
-    /* Not during an update, which may be looking at the snapshot even when nothing is left to put aside. */
+    /* Not during an update, because written() frees the snapshot, at which the update may be looking. */
     if (job->save.now && has_thread(job->save.now) && job->phase != JOB_UPDATING &&
         atomic_load(&job->save.now->written))
         written(job);
@@ -587,7 +592,7 @@ void save_settle(struct job *job)
     if (!job->save.pool || !atomic_load(&job->save.pool->warm))
         return;
     if (!is_due(job))
-        job->save.wanted = false; /* it is saved already */
+        job->save.wanted = false; /* the step is saved already */
     else if (!report_progress(job, (struct report){REPORT_WANT_SAVE}))
         begin_saving(job, 0);
 }
@@ -629,7 +634,7 @@ void save_publish(struct job *job, uint64_t token)
         report_saved(job, token, false, strerror(-r));
 }
 
-/* Ends a checkpoint that has not begun on this node, or could not. */
+/* Ends a checkpoint that has not begun on this node, or could not begin. */
 static void end_unbegun(struct job *job, uint64_t step, const char *why)
 {
     note_failure(job, step, why);

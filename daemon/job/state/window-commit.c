@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The commit of a write window: its weights become masters and weights, its edits become moments and step counts. State
- * on GPUs is loaded into the staging copy first, and brought back at the end.
+ * The commit of a write window. The window's weights become masters and weights, and its edits become moments and step
+ * counts. State on GPUs is first copied into the staging copy, and copied back at the end.
  */
 
 #include <assert.h>
@@ -29,7 +29,7 @@
 
 /* ---- stages -------------------------------------------------------------------------------------------- */
 
-/* Waits while a checkpoint reads the state, because storing would change it. window_go_on() follows. */
+/* Waits while a checkpoint reads the state, because storing would change the state. window_go_on() ends the wait. */
 static int wait_for_save(void *userdata)
 {
     struct job *job = userdata;
@@ -89,7 +89,9 @@ static void edits_are_stored(void *userdata)
     sequence_advance(&job->window->commit, 0);
 }
 
-/* Runs after the weights, because a master that rank 0 wrote itself replaces the one from the weights. */
+/*
+ * Runs after store_weights(), because a master that rank 0 has written replaces the master that comes from the weights.
+ */
 static int store_edits(void *userdata)
 {
     struct job *job = userdata;
@@ -101,8 +103,8 @@ static int store_edits(void *userdata)
 }
 
 /*
- * Brings the state back to the GPUs. Recorded first: if the daemon is killed while it copies an array, the array may
- * have any values, and must not be loaded again.
+ * Copies the state back to the GPUs. This is recorded first, because a daemon that is killed while it copies an array
+ * leaves undefined values in the array. The next daemon must not load that array.
  */
 static int bring_back(void *userdata)
 {
@@ -121,9 +123,9 @@ static const sequence_stage stages[] = {
     [STORE_EDITS] = store_edits,     [BRING_BACK] = bring_back, [N_STAGES] = NULL,
 };
 
-/* ---- how it ends --------------------------------------------------------------------------------------- */
+/* ---- end of the commit --------------------------------------------------------------------------------- */
 
-/* The window is stored on this node; it is committed when it is stored everywhere. */
+/* Called when the window is stored on this node. The window is committed when all nodes have stored it. */
 static void window_stored(struct job *job)
 {
     assert(job->window->busy);
@@ -140,7 +142,7 @@ static void window_stored(struct job *job)
     }
 }
 
-/* Opens the window again, because there is no memory for the staging copy. Nothing was stored. */
+/* Opens the window again, because there is no memory for the staging copy. Call it only when nothing was stored. */
 static void reopen_window(struct job *job)
 {
     executor_empty(job->executor);
@@ -168,8 +170,9 @@ static void retry(struct work *work)
 }
 
 /*
- * Ends the commit. After a failure, it refuses only on a single node that has stored nothing. Otherwise it retries
- * until the few KiB that it lacks are there, because all nodes have decided to commit, or a part is stored.
+ * Called when the stages have ended or one has failed. After a failure, refuses only if the job has one node and
+ * nothing was stored. Otherwise retries until the few KiB that are lacking are free, because all nodes have decided to
+ * commit, or a part is stored.
  */
 static void ended(void *userdata, int result)
 {

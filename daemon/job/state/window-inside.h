@@ -16,7 +16,7 @@
 
 struct job;
 
-/* Work that reserves the pages of an array of the edits. Rank 0 waits for it, or is gone. */
+/* Work that reserves the pages of one array of the edits. Rank 0 waits for it, unless it has died meanwhile. */
 struct writing {
     struct work work;
     struct job *job;
@@ -31,11 +31,11 @@ struct window {
     struct charge charge;
     struct state_edits *edits; /* NULL: no state was written yet */
     struct charge edits_charge;
-    struct charge copy_charge; /* of the staging copy, while it is filled; several nodes: until the window is over */
+    struct charge copy_charge; /* charges the staging copy while it is filled; several nodes: until the window ends */
     struct writing writing;
     struct sequence commit;
-    struct work retry;   /* of a stage of the commit */
-    struct work prepare; /* prepares its memory for rank 0 */
+    struct work retry;   /* retries a failed stage of the commit */
+    struct work prepare; /* clears the edits for rank 0 */
     struct job *job;
     int prepare_result;
     bool ready;         /* the segment shows the weights */
@@ -43,20 +43,20 @@ struct window {
     bool brings;        /* an earlier daemon loaded the staging copy, and may have stored some of it on GPUs */
     bool busy;          /* a transfer, the commit or reserving pages of the edits is under way */
     bool awaits_save;   /* the commit waits until a checkpoint is written */
-    bool stale;         /* its writer died: it must be filled again for the successor */
-    bool lacks_memory;  /* several nodes: it is open, but lacks memory, and tries again when a rank asks again */
-    bool forgotten;     /* it was forgotten while busy: it is freed when its work ends */
-    unsigned n_filling; /* works that fill it: from this node, from other nodes, and `prepare` */
+    bool stale;         /* rank 0 died, so the window must be filled again for its successor */
+    bool lacks_memory;  /* several nodes: the window is open without memory; it tries again when a rank asks again */
+    bool forgotten;     /* the window was forgotten while busy, and is freed when its work ends */
+    unsigned n_filling; /* running works that fill the window: from this node, from other nodes, and `prepare` */
     int fill_result;
 };
 
 /*
- * Discharges the staging copy, whose pages are freed. On several nodes it stays charged, because the memory must be
- * there when all nodes have agreed to commit the window.
+ * Discharges the staging copy, after its pages are freed. On several nodes the copy stays charged, because the memory
+ * must be free when all nodes have agreed to commit the window.
  */
 void window_discharge_copy(struct job *job);
 
-/* Frees the window. No work of it is under way. */
+/* Frees the window. Call it when no work of the window is under way. */
 void window_end(struct job *job);
 
 /* Change the edits of the window, and record the change for the next daemon. */
@@ -66,5 +66,5 @@ void window_set_count(struct job *job, uint32_t param, uint64_t count);
 /* Stores the window. Then reports it to the coordinator, or refuses all ranks that end the window. */
 void window_commit(struct job *job);
 
-/* Ends the window, which is committed or forgotten, and answers the ranks that end it. */
+/* Ends the committed or forgotten window, and answers the ranks that wait for its end. */
 void window_finish(struct job *job);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Moments and step counts that rank 0 writes in a window. They are put into state edits, because 16-bit weights do not
- * show them.
+ * Moments and step counts that rank 0 writes in a window. They go into state edits, because 16-bit weights do not show
+ * them.
  */
 
 #include "daemon/job/state/window.h"
@@ -35,7 +35,7 @@ static const struct misplaced written_outside = {
 
 /* ---- writing state ------------------------------------------------------------------------------------- */
 
-/* Return: NULL, or a sentence in what: why the state cannot be written. */
+/* Return: NULL if the state can be written; else what, which receives a sentence that says why not. */
 static const char *check_write(const struct job *job, const struct request_write_state *request, char *what,
                                size_t size)
 {
@@ -108,7 +108,7 @@ static bool charge_pages(struct job *job, struct job_rank *rank, uint64_t n_byte
 }
 
 /*
- * Answers the rank. place: NULL if there is nothing to fill. Return: false if no descriptor could be handed out: the
+ * Answers the rank. place: NULL if there is nothing to fill. Return: false if no descriptor could be opened, and the
  * rank was refused.
  */
 static bool answer_write(struct job *job, struct job_rank *rank, uint32_t param, const struct state_edits_place *place)
@@ -176,13 +176,13 @@ static void writing_done(struct work *work)
     assert(job->work.n_io > 0);
     job->work.n_io--;
     window->busy = false;
-    if (window->forgotten) { /* by an abort, which answers the rank */
+    if (window->forgotten) { /* an abort has forgotten the window, and answers the rank */
         window_end(job);
     } else if (rank->wait == WAIT_WRITE && writing->result < 0) {
         refuse_pages(job, rank, &(struct evidence_quota){0}, writing->place.n_bytes);
     } else if (rank->wait == WAIT_WRITE) {
         window_mark(job, writing->param, writing->kind, true);
-        if (!answer_write(job, rank, writing->param, &writing->place)) /* the rank does not fill it */
+        if (!answer_write(job, rank, writing->param, &writing->place)) /* the rank was refused */
             window_mark(job, writing->param, writing->kind, false);
     }
     job_todo(job);
@@ -212,7 +212,10 @@ static void give_place(struct job *job, struct job_rank *rank, const struct requ
     worker_post(job->pool, &window->writing.work);
 }
 
-/* May the rank write state? Rank 0 must have begun the window, and so must its successor. */
+/*
+ * May the rank write state now? For rank 0, the window must be filled. A successor of rank 0 must begin the window
+ * again first.
+ */
 static bool may_write(const struct job *job, const struct job_rank *rank)
 {
     const struct window *window = job->window;

@@ -137,15 +137,15 @@ static uint64_t segment_bytes(const struct job *job)
 }
 
 /*
- * Does opening a window need the staging copy? In stage 3 it fills the window. Several nodes reserve it early so that
- * the commit cannot fail, because all nodes must commit when all have agreed.
+ * Does opening a window need the staging copy? In stage 3, the copy fills the window. On several nodes, the copy is
+ * charged early, because no commit may fail when all nodes have agreed.
  */
 static bool opening_copies(const struct job *job)
 {
     return job->executor->copy_bytes > 0 && (!job->coordinator->alone || job->executor->gathers);
 }
 
-/* The memory that opening a window needs. */
+/* Return: the bytes of memory that opening a window needs. */
 static uint64_t opening_bytes(const struct job *job)
 {
     return segment_bytes(job) + (opening_copies(job) ? job->executor->copy_bytes : 0);
@@ -223,7 +223,7 @@ static void shown(void *userdata, int result)
 {
     struct job *job = userdata;
 
-    if (result != -ECANCELED || job->run.drop_why) /* else freed with the job */
+    if (result != -ECANCELED || job->run.drop_why) /* else the window is freed with the job */
         window_discharge_copy(job);
     fill_done(job, result);
 }
@@ -248,9 +248,9 @@ static void prepare_done(struct work *work)
 }
 
 /*
- * Clears the edits, because a successor of rank 0 starts with none. Their segment stays, because records of the journal
- * refer to it until the window is over. Memory that ranks write to is kept before the journal refers to it, because the
- * next daemon must find it.
+ * Clears the edits, because a successor of rank 0 starts without any. The edits' segment stays, because the journal
+ * refers to it until the window is over. Then a worker waits until the memory that ranks write to is kept, so that the
+ * next daemon finds it.
  */
 static void prepare_edits(struct job *job)
 {
@@ -350,18 +350,18 @@ void job_write_begin(struct job *job, struct job_rank *rank)
 void window_finish(struct job *job)
 {
     assert(job->phase == JOB_WINDOW || job->phase == JOB_COMMITTING_WINDOW);
-    forget_window(job); /* a node whose ranks have all left may still fill it when the others have forgotten it */
-    job->state->progress.n_windows++; /* also of a forgotten window, because a successor must not wait for it again */
+    forget_window(job);               /* a node whose ranks have all left may still be filling the window */
+    job->state->progress.n_windows++; /* a forgotten window counts, too: a successor must not wait for it again */
     job->phase = JOB_TRAINING;
     job_turn(job, TURN_WINDOW);
-    executor_empty(job->executor); /* until here the next daemon would bring the copy to the GPUs again */
+    executor_empty(job->executor); /* after the turn, because until then the next daemon needs the staging copy */
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == WAIT_WINDOW_END)
             job_answer_done(job, &job->ranks[r]);
     job_todo(job);
 }
 
-/* Did an earlier daemon end the window, without its answer reaching the rank? */
+/* Did an earlier daemon end the window, and did its answer not reach the rank? */
 static bool is_over_already(const struct job *job, const struct request_write_end *request)
 {
     return job->run.survival.found_ns && !job->window && request->n_windows + 1 == job->state->progress.n_windows;
@@ -377,11 +377,11 @@ void job_write_end(struct job *job, struct job_rank *rank, const struct request_
     }
     if (job->run.survival.found_ns && job->window && (job->phase == JOB_COMMITTING_WINDOW || job->window->stores)) {
         job_wait(job, rank,
-                 WAIT_WINDOW_END); /* an earlier daemon had its request, and the window is being stored again */
+                 WAIT_WINDOW_END); /* an earlier daemon had this request, and the window is being stored again */
         return;
     }
     if (job->phase != JOB_WINDOW || job->window->lacks_memory ||
-        (rank->rank == 0 && job->window->stale)) { /* stale: half written by its predecessor */
+        (rank->rank == 0 && job->window->stale)) { /* stale: rank 0's predecessor has written into it */
         job_refuse_early(job, rank, &not_open);
         return;
     }
@@ -411,8 +411,8 @@ static bool all_want_window(const struct job *job)
 }
 
 /*
- * Have all ranks that have not left ended the window? All may have left: a leader that is new to the window does not
- * know that, and waits for this node.
+ * Do all ranks that have not left wait for the window's end? The answer is true if all have left, because a new leader
+ * does not know that they have left, and waits for this node.
  */
 static bool all_have_ended(const struct job *job)
 {
@@ -431,8 +431,8 @@ static bool any_waits(const struct job *job, enum job_wait wait)
 }
 
 /*
- * Answers the ranks that wait for the window. Fills it again for a successor of rank 0, which must not see what its
- * predecessor has written.
+ * Answers the ranks that wait for the window. For a successor of rank 0, fills the window again, because the successor
+ * must not see the writes of its predecessor.
  */
 static void settle_open(struct job *job)
 {
@@ -451,7 +451,7 @@ static void settle_open(struct job *job)
 void window_settle(struct job *job)
 {
     if (job->phase == JOB_TRAINING && !job->window && all_want_window(job)) {
-        if (save_has_copy(job)) /* it opens when the checkpoint is written */
+        if (save_has_copy(job)) /* the window opens when the checkpoint is written */
             return;
         report_progress(job, (struct report){REPORT_WANT_WINDOW});
         return;
@@ -463,7 +463,7 @@ void window_settle(struct job *job)
         return;
     }
     settle_open(job);
-    /* A parameter that is loaded while weights change would be a mixture of old and new weights. */
+    /* No commit during a gather: a parameter that is loaded while weights change would mix old and new weights. */
     if (job->phase != JOB_WINDOW || gather_is_busy(job) || !all_have_ended(job))
         return;
     report_progress(job, (struct report){REPORT_WINDOW_END, .window_end = {.edits = job->window->edits,
@@ -486,12 +486,12 @@ int window_again(struct job *job)
     job->phase = JOB_WINDOW;
     window->ready = true;
     window->stale = window->stores = window->brings = false;
-    if (window->edits) /* records that follow define what its segment holds */
+    if (window->edits) /* the next records say which edits the segment has */
         state_edits_clear(window->edits);
     charge_deinit(&window->edits_charge);
     if (n_bytes == 0 || window->segment.n_bytes > 0)
         return 0;
-    (void)quota_charge(&job->memory.quota, &window->charge, n_bytes); /* the memory is there already */
+    (void)quota_charge(&job->memory.quota, &window->charge, n_bytes); /* the memory exists already */
     r = segment_init_written_kept(&window->segment, "window", n_bytes);
     if (r == 0)
         report_progress(job, (struct report){REPORT_WINDOW, .window = &window->segment});
@@ -527,7 +527,7 @@ int window_bring_again(struct job *job)
 {
     if (!window_stores(job))
         return -EINVAL;
-    if (!job->window->brings) /* the memory is there already */
+    if (!job->window->brings) /* the memory exists already */
         (void)quota_charge(&job->memory.quota, &job->window->copy_charge, job->executor->copy_bytes);
     job->window->brings = true;
     return 0;
@@ -540,7 +540,8 @@ int window_stored_again(struct job *job)
     job->phase = JOB_COMMITTING_WINDOW;
     job->window->busy = false;
     /*
-     * The earlier daemon changed the arrays in place. Before the turn, no record says which copy of the counts it used.
+     * The earlier daemon changed the arrays in place. Only a turn records which copy of the counts is current, so the
+     * counts are stored again.
      */
     if (job->window->edits)
         state_edits_store_counts(job->window->edits);
@@ -571,7 +572,7 @@ static void forget_edits(struct job *job)
     job_record(job, NULL, JOURNAL_WINDOW, NULL, 0, NULL, 0);
 }
 
-/* Makes edits like those of rank 0 on its node, to receive them. Return: 0, -ENOMEM or -EINVAL. */
+/* Marks the same edits as on rank 0's node, so that this node can receive them. Return: 0, -ENOMEM or -EINVAL. */
 static int copy_edits(struct job *job, const uint64_t *written, size_t n)
 {
     int r = 0;
@@ -608,6 +609,6 @@ void job_window_store(struct job *job)
 {
     if (job->phase != JOB_WINDOW || !job->window)
         return;
-    job->window->stores = true; /* settled later, because a node whose ranks have all left may still fill the window */
+    job->window->stores = true; /* window_settle() commits: a node whose ranks have left may still fill the window */
     job_todo(job);
 }

@@ -20,9 +20,9 @@ void job_window_store(struct job *job);
 void job_window_closed(struct job *job);
 
 /*
- * Prepares to move the state that rank 0 has written into the window to the other nodes. written: as NODE_WINDOW_END
- * lists it. *edits: what rank 0's node sends, and the others receive into; NULL if nothing was written. Return: 0;
- * -ENOENT if no window is open; or -ENOMEM.
+ * Prepares to send the state that rank 0 has written into the window to the other nodes. written: the list in
+ * NODE_WINDOW_END. *edits: rank 0's node sends them, and the other nodes receive into them; NULL if nothing was
+ * written. Return: 0; -ENOENT if no window is open; or -ENOMEM.
  */
 int job_window_written(struct job *job, const uint64_t *written, size_t n, const struct state_edits **edits);
 
@@ -31,27 +31,27 @@ void job_write_state(struct job *job, struct job_rank *rank, const struct reques
 void job_write_end(struct job *job, struct job_rank *rank, const struct request_write_end *request);
 void window_detach(struct job *job, struct job_rank *rank);
 /*
- * Replay what an earlier daemon did: it opened the window, handed out a place for state, began to store, began to bring
- * the state back to the GPUs, or stored. Return: 0 or -errno.
+ * Each of these replays a record: an earlier daemon opened the window, changed the edits, began to store the window,
+ * began to copy the state back to the GPUs, or has stored the window. Return: 0 or -errno.
  */
 int window_again(struct job *job);
 int window_edit_again(struct job *job, const struct journal_edit *edit);
 int window_store_again(struct job *job);
 int window_bring_again(struct job *job);
 int window_stored_again(struct job *job);
-/* The commit that an earlier daemon has begun, and not ended, begins again with the next settle. */
+/* Makes the next settle repeat a commit that an earlier daemon began and did not end. */
 void window_end_replay(struct job *job);
 
 void window_settle(struct job *job);
-/* Continues a commit that waits for a checkpoint, which is written or given up now. */
+/* Continues a commit that has waited until a checkpoint was written or given up. */
 void window_go_on(struct job *job);
 void window_free(struct window *window);
 void window_forget(struct job *job);
 /*
- * Charges the staging copy, for a window or a checkpoint. Return: 0, also if it is charged already or there is none; or
+ * Charges the staging copy, for a window or a checkpoint. Return: 0 if the copy is charged now, or the job has none; or
  * -ENOMEM.
  */
 int job_charge_copy(struct job *job, struct charge *charge);
-/* Is an open window to be stored? */
+/* Has the coordinator ordered the commit of the window? */
 bool window_stores(const struct job *job);
 bool window_is_busy(const struct window *window); /* NULL is idle */

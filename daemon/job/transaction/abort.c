@@ -48,12 +48,15 @@ static void rewind_rank(struct job *job, struct job_rank *rank)
     ring_orphan(steal_ptr(rank->rings[1]));
     if (!rank->peer || rank->kept.left) { /* no client will send AbortSeen */
         collect_release_ring(job, rank, true);
-        /* A successor has no ring: it forms again. */
+        /* A successor gets a new ring when it is formed. */
         rank->process.declared = rank->kept.formed = rank->kept.ready = false;
         manifest_deinit(&rank->process.manifest);
         return;
     }
-    /* The client may still write into these slots, so they are credited with AbortSeen. Their contents are void. */
+    /*
+     * The client may still write into these slots, so they are credited when it sends AbortSeen. Their contents are
+     * void.
+     */
     for (uint32_t i = 0; ring && i < ring->n_tickets; i++) {
         ring->slots[i].posted = ring->slots[i].lent = false;
         ring->slots[i].n_pushed = 0;
@@ -81,7 +84,7 @@ void abort_answer(struct job *job)
         if (rank->wait == WAIT_ABORT)
             job_answer_done(job, rank);
         else if (rank->process.abort_notice &&
-                 (job_is_collective(rank->wait) || rank->wait == WAIT_WRITE)) /* the window is gone */
+                 (job_is_collective(rank->wait) || rank->wait == WAIT_WRITE)) /* WAIT_WRITE: the window is gone */
             job_is_held(job, rank);
     }
 }
@@ -147,7 +150,7 @@ void abort_settle(struct job *job)
 {
     if (job->phase == JOB_TRAINING && job->abort.next) {
         job->abort.next = false;
-        diagnostic_unref(steal_ptr(job->abort.reason)); /* of a later abort of this node: another reason came first */
+        diagnostic_unref(steal_ptr(job->abort.reason)); /* of a later abort by this node; node 0's reason came first */
         abort_start(job, job->abort.rank, NULL);
     }
     if (job->phase != JOB_ABORTING)
@@ -160,11 +163,11 @@ void abort_settle(struct job *job)
 void job_abort(struct job *job, int64_t rank, struct diagnostic *reason)
 {
     if (job->phase != JOB_TRAINING &&
-        job->phase != JOB_WINDOW) { /* no step to abort, or a decided step, which only rolls forward */
+        job->phase != JOB_WINDOW) { /* there is no step to abort, or the step is decided */
         diagnostic_unref(reason);
         return;
     }
-    if (reason && reason->id == 0) /* else it is kept already */
+    if (reason && reason->id == 0) /* else the reason is kept already */
         job_keep(job, diagnostic_ref(reason));
     report_progress(job, (struct report){REPORT_ABORT, .abort = {.rank = rank,
                                                                  .why = !reason && job->abort.why ? job->abort.why : "",
@@ -184,7 +187,7 @@ void job_abort_step(struct job *job, struct job_rank *rank, const char *why)
     job_fault_reset(&rank->process.fault);
     job_wait(job, rank, WAIT_ABORT);
     if (open && job->phase != JOB_ABORTING) {
-        free(job->abort.why); /* of another rank, whose abort is on its way to node 0 */
+        free(job->abort.why); /* the reason of another rank, whose abort is on its way to node 0 */
         job->abort.why = strdup(why);
     }
     job_abort(job, rank->rank, NULL);
@@ -209,7 +212,7 @@ void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt)
 
 /* ---- messages of node 0 -------------------------------------------------------------------------------- */
 
-/* Keeps the reason for the abort. A message about this node's own abort comes here, too. */
+/* Keeps the reason in node 0's message. Node 0 sends such a message for this node's own abort, too. */
 static void keep_reason(struct job *job, const struct node_message *message)
 {
     free(job->abort.why);
@@ -226,7 +229,7 @@ void job_aborted(struct job *job, const struct node_message *message)
     int64_t rank = message->has_rank ? (int64_t)message->rank : -1;
 
     job->abort.said_attempt = message->attempt;
-    if (job->phase == JOB_ABORTING) { /* other nodes have ended that abort and aborted again: one covers both */
+    if (job->phase == JOB_ABORTING) { /* other nodes have ended this abort and aborted again: this abort covers both */
         job->abort.reason = reason;
         return;
     }

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The stages of a push on the loop:
+ * The loop thread checks a push in stages:
  *
- *     its form               parameter, size, dtype               (E1103, E1102)
- *     its slot               opened with the first push into it   (E1403)
- *     the ledger             admits or refuses; refused: nothing else changes
- *     its parcel             when the slot is full it may be complete: collect.c
+ *     form               parameter, size, dtype               (E1103, E1102)
+ *     slot               opened with the first push into it   (E1403)
+ *     ledger             admits or refuses the push; a refusal changes nothing else
+ *     parcel             may be complete when the slot is full (collect.c)
  *
- * A large gradient comes in parts, one Push each, in order and with no other push between them; the judgement on its
- * first part holds for all. A gradient that ends before its last part (there was no room for a slot) leaves a torn
- * micro-batch, which can be given up but not ended.
+ * A large gradient is pushed in parts, in order, one Push each, with no other push in between. The judgement on the
+ * first part holds for all parts. If the last parts are not pushed, because there was no room for a slot, the
+ * micro-batch is torn. A torn micro-batch can be given up, but not ended.
  *
- * A rank that needs a slot and has no room waits a moment for the ring; then it gets overflow, or E1401.
+ * A rank that needs a slot waits a moment for a slot of its ring. Then it gets an extent of overflow memory, or E1401.
  */
 
 #include "daemon/job/transaction/admit.h"
@@ -47,8 +47,8 @@
 #include "kernels/dtype.h"
 
 /*
- * How long a rank waits for a slot of the ring before it gets overflow. Picked: longer than ranks usually differ. After
- * a wait in vain: some slices of the scheduler.
+ * How long a rank waits for a slot of the ring before it gets overflow memory. Picked: longer than ranks usually
+ * differ. If the previous wait timed out, only some slices of the scheduler.
  */
 enum { SLOT_PATIENCE_MS = 250, SLOT_LITTLE_PATIENCE_MS = 15 };
 
@@ -82,7 +82,7 @@ void job_begin_backward(struct job *job, struct job_rank *rank, const struct req
     int r;
 
     if (request->attempt < job->ledger.attempt || rank->process.abort_notice)
-        return; /* of an aborted attempt; the next answer says so */
+        return; /* the request is of an aborted attempt; the next answer reports the abort */
     if (request->step == next.step && request->micro_batch == next.micro_batch && !collect_is_done(job, rank) &&
         !job->ledger.ranks[rank->rank].open) {
         job_drop_peer(job, rank, "BeginBackward: the last EndBackward has not been answered yet");
@@ -127,7 +127,7 @@ static struct push_record make_record(const struct job *job, const struct job_ra
     };
 }
 
-/* Return: true if the gradient has the declared form; else the fault is noted. */
+/* Return: whether the gradient has the declared form. If not, the rank has a fault. */
 static bool has_declared_form(struct job *job, struct job_rank *rank, const struct request_push *request,
                               const struct push_record *record)
 {
@@ -157,7 +157,7 @@ static bool has_declared_form(struct job *job, struct job_rank *rank, const stru
     return true;
 }
 
-/* Is the part one of the parameter's, and the first or next part of a gradient? */
+/* Does the parameter have this part, and is it the first or the next part of a gradient? */
 static bool is_next_part(const struct job *job, const struct job_rank *rank, const struct request_push *request)
 {
     const struct partial_push *partial = &rank->process.partial;
@@ -165,7 +165,7 @@ static bool is_next_part(const struct job *job, const struct job_rank *rank, con
     if (request->part >= job->layout->params[request->param].n_parts)
         return false;
     if (request->attempt < job->ledger.attempt || request->sequence <= job->ledger.ranks[rank->rank].last_sequence)
-        return true; /* the ledger will drop it */
+        return true; /* the ledger will drop the push */
     return request->part == 0 || (request->part == partial->next && request->param == partial->param);
 }
 
@@ -207,7 +207,7 @@ static int open_slot(struct job *job, struct job_rank *rank, const struct reques
                            .overflow = request->overflow,
                        },
                        slot);
-    /* A retry may name a slot that was reduced and given back long ago. */
+    /* A repeated push may name a slot that was reduced and credited long ago. */
     if (r != 0 && request->sequence <= job->ledger.ranks[rank->rank].last_sequence)
         return 0;
     if (r != 0)
@@ -287,7 +287,7 @@ static void refuse_duplicate(struct job *job, struct job_rank *rank, const struc
     }
 }
 
-/* Credits the slot if it is empty: a push that does not belong to the open micro-batch has opened it. */
+/* Credits the slot if it is empty, because only a push that was not admitted has opened it. */
 static void close_empty(struct job_rank *rank, struct ring_slot *slot)
 {
     if (slot && slot->n_pushed == 0)
@@ -394,7 +394,7 @@ static uint64_t overflow_bytes(const struct job *job)
     return n;
 }
 
-/* Finds a parameter that comes late or never: its rank has completed a later parcel, but not the parameter's. */
+/* Finds a rank and a parameter that the rank has not pushed, although it has pushed all of the next parcel. */
 static bool find_late(const struct job *job, uint32_t *late_rank, uint32_t *late_param)
 {
     for (uint32_t i = 0; i + 1 < job->layout->n_parcels; i++) {
@@ -418,8 +418,8 @@ static bool find_late(const struct job *job, uint32_t *late_rank, uint32_t *late
 }
 
 /*
- * Prints what to do when there is no room for gradients. Names the parameter that the gradients wait for, if there is
- * one.
+ * Prints what to do when there is no room for gradients. Names the parameter for which the gradients wait, if
+ * find_late() finds one.
  */
 static void print_fix_of_slots(const struct job *job, char *fix, size_t size)
 {
@@ -459,7 +459,7 @@ static void refuse_slot(struct job *job, struct job_rank *rank, uint64_t n_bytes
         job_is_held(job, rank);
 }
 
-/* Refuses a slot, because all tickets are in use, with or without room. */
+/* Refuses a slot, because all tickets are in use. More memory would not help. */
 static void refuse_ticket(struct job *job, struct job_rank *rank)
 {
     uint32_t n = rank->rings[0]->n_tickets;
@@ -528,7 +528,7 @@ static void extent_done(struct work *work)
         if (rank->wait == WAIT_SLOT && start->result == 0 && start->n_bytes >= wanted_bytes(job, rank))
             grant_extent(job, rank, start->offset_bytes, start->n_bytes);
         else if (rank->wait == WAIT_SLOT && start->result == 0)
-            admit_settle(job, rank); /* the extent was for a request that an abort has ended */
+            admit_settle(job, rank); /* the extent was for an earlier request, which an abort has ended */
         else if (rank->wait == WAIT_SLOT)
             refuse_slot(job, rank, start->n_bytes, "gradient slots (the kernel gave no more memory)", 0);
     }
@@ -573,7 +573,10 @@ static bool has_full_slot(const struct job *job, const struct ring *ring)
     return false;
 }
 
-/* Do the other ranks follow? True if no rank has pushed anything in this micro-batch that this rank has not. */
+/*
+ * Are the other ranks behind this rank? Return: true if no rank has pushed a part in this micro-batch that this rank
+ * has not pushed.
+ */
 static bool others_follow(const struct job *job, const struct job_rank *rank)
 {
     const struct ledger_rank *own = &job->ledger.ranks[rank->rank];
@@ -589,9 +592,9 @@ static bool others_follow(const struct job *job, const struct job_rank *rank)
 }
 
 /*
- * Should the rank keep waiting for a slot of the ring? A rank that is a whole ring ahead gains nothing from more memory
- * if the others follow soon, and new pages outside every cache cost it time. It loses patience once per micro-batch at
- * most, because the others may be waiting for its next push.
+ * Should the rank keep waiting for a slot of the ring? A rank that is a whole ring ahead gains nothing from overflow
+ * memory if the others follow soon, and new pages outside every cache cost it time. After one timeout the rank waits no
+ * more in that micro-batch, because the others may be waiting for its next push.
  */
 static bool is_patient(struct job *job, struct job_rank *rank)
 {
@@ -614,7 +617,7 @@ void admit_settle(struct job *job, struct job_rank *rank)
 
     if (rank->wait != WAIT_SLOT || rank->reserving || job_is_held(job, rank))
         return;
-    if (rank->process.slot_credited) { /* perhaps after the client looked */
+    if (rank->process.slot_credited) { /* the client may have looked before the credit */
         rank->process.slot_credited = rank->process.waited_in_vain = false;
         grant(job, rank, true, 0);
         return;

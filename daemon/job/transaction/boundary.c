@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Boundaries of one rank: the end of a micro-batch, giving up a micro-batch, asking for the step. Requests are judged
- * here, before they count; commit.c continues when all ranks have asked for the step.
+ * Boundaries of one rank: it ends a micro-batch, gives one up, or asks for the step. This file judges such a request
+ * before it counts. commit.c continues when all ranks have asked for the step.
  */
 
 #include "daemon/job/transaction/boundary.h"
@@ -38,7 +38,8 @@
 #include "kernels/update.h"
 
 /*
- * How long a refusal waits for pushes that would explain it. Picked: a rank's first iteration may be slower by seconds.
+ * How long a refusal waits for pushes of other ranks that would explain it. Picked: a rank's first iteration may be
+ * slower by seconds.
  */
 enum { OTHERS_MS = 30000 };
 
@@ -198,8 +199,8 @@ struct params {
 };
 
 /*
- * Lists the trainable parameters that the rank must push, and has not pushed in this step. among: the parameters that
- * it must push; NULL: all that are not declared as unused.
+ * Lists the trainable parameters that the rank must push, and has not pushed in this step. among: whether it must push
+ * each parameter; NULL: it must push all that are not declared as unused.
  */
 static struct params missing_of(const struct job *job, unsigned rank, const uint8_t *among)
 {
@@ -231,7 +232,7 @@ static bool never_pushed(const struct job *job, const struct params *missing)
     return true;
 }
 
-/* Is another attached rank behind this one? It may still push what it has not pushed yet. */
+/* Has another attached rank ended fewer micro-batches than this rank? Then it may still push the missing gradients. */
 static bool others_are_behind(const struct job *job, const struct job_rank *rank)
 {
     for (unsigned r = 0; r < job->world.size; r++) {
@@ -244,7 +245,7 @@ static bool others_are_behind(const struct job *job, const struct job_rank *rank
     return false;
 }
 
-/* Return: NULL if the rank may ask, else why not. */
+/* Return: NULL if the rank may ask for the step, else the refusal. */
 static struct diagnostic *judge_request(const struct job *job, const struct job_rank *rank)
 {
     const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
@@ -275,7 +276,7 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
 
     rank_evidence_add(&rank->step.evidence, &evidence, called, true);
     if (ledger->n_ended > 0 && !rank->step.abandoned)
-        evidence.at.micro_batch = at.micro_batch = -1; /* it is about the step, not about one of its micro-batches */
+        evidence.at.micro_batch = at.micro_batch = -1; /* the refusal is about the step, not about one micro-batch */
     if (configured && ledger->n_ended > configured)
         return cause_duplicate(&(struct evidence_duplicate){
             .at = at, .n_micro_batches = ledger->n_ended, .n_configured = (uint32_t)configured});
@@ -458,8 +459,8 @@ static const char *check_step(const struct job *job, const struct request_step *
 }
 
 /*
- * Must the judgement wait for other ranks? A rank may ask for the step a moment before the others push what it misses.
- * Their pushes then show the cause.
+ * Must the judgement wait for other ranks? A rank may ask for the step a moment before the other ranks push the
+ * gradients that it lacks. The other ranks' pushes then show the cause.
  */
 static bool needs_others(const struct job *job, const struct job_rank *rank)
 {
@@ -484,15 +485,15 @@ void job_abort_inherited(struct job *job, const struct job_rank *from, struct di
     };
     struct diagnostic *reason;
 
-    evidence.at.micro_batch = -1; /* it is about the step */
+    evidence.at.micro_batch = -1; /* the refusal is about the step */
     reason = cause_inherited(&evidence);
     diagnostic_unref(refusal);
     job_abort(job, from->rank, reason);
 }
 
 /*
- * Refuses the request. from: NULL, or the rank whose dead process has caused the refusal. Then the step is aborted,
- * because a refused successor could only end, and the next one would be refused, too.
+ * Refuses the request. from: NULL, or the rank whose dead process has caused the refusal. If there is such a rank,
+ * aborts the step instead, because a refused successor could only end, and its successor would be refused, too.
  */
 static void refuse_step(struct job *job, struct job_rank *rank, struct diagnostic *refusal, const struct job_rank *from)
 {
@@ -529,7 +530,7 @@ static void judge_and_ask(struct job *job, struct job_rank *rank)
         refuse_step(job, rank, refusal, other->wait == WAIT_STEP ? NULL : other);
         return;
     }
-    if (ledger_ask(&job->ledger, rank->rank) == LEDGER_E_EARLY) { /* pushes of its predecessor were not pushed again */
+    if (ledger_ask(&job->ledger, rank->rank) == LEDGER_E_EARLY) { /* the predecessor's pushes were not repeated */
         refuse_step(job, rank, NULL, rank);
         return;
     }
@@ -565,7 +566,7 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
         job_refuse_early(job, rank, &step_while_open);
         return;
     }
-    if (!collect_is_done(job, rank)) { /* its slots would delay the step for ever */
+    if (!collect_is_done(job, rank)) { /* the rank's slots would delay the step for ever */
         job_drop_peer(job, rank, "Step: AbortSeen was not sent after the last abort");
         return;
     }
@@ -599,7 +600,7 @@ void job_grad_norm(struct job *job, struct job_rank *rank)
     job_todo(job);
 }
 
-/* Does the sum hold pushes of a dead predecessor, in a micro-batch that the rank has neither pushed again nor ended? */
+/* Do the sums have pushes of a dead predecessor in a micro-batch that the rank has neither pushed again nor ended? */
 static bool stands_half(const struct job *job, const struct job_rank *rank)
 {
     for (uint32_t part = 0; part < job->layout->n_parts; part++)
@@ -626,5 +627,5 @@ void job_give_up_open(struct job *job, struct job_rank *rank)
         return;
     }
     collect_drop_open(job, rank);
-    collect_all(job); /* this rank pushes nothing more */
+    collect_all(job); /* parcels may be complete without this rank */
 }

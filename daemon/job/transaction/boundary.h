@@ -20,21 +20,21 @@ void job_give_up_open(struct job *job, struct job_rank *rank);
 void job_step(struct job *job, struct job_rank *rank, const struct request_step *request);
 void job_grad_norm(struct job *job, struct job_rank *rank);
 
-/* Judges requests for the step that waited for what other ranks push. */
+/* Judges the requests for the step that have waited for pushes of other ranks. */
 void boundary_settle(struct job *job);
 
 /*
- * Called when the coordinator has withdrawn the promised parcels that no node awaits. Ranks that wait then give up
- * their backward.
+ * Called when the coordinator has withdrawn the promised parcels that node 0 does not await. Ranks that wait for this
+ * (WAIT_ABANDON) then give up their backward.
  */
 void job_withdrawn(struct job *job);
 struct hyper job_plain_hyper(const struct config *config, const struct wire_hyper *h);
 struct wire_hyper job_wire_hyper(const struct hyper *h);
 
-/* Aborts the step because of what an earlier process of a rank left in it; takes the refusal of the step, or NULL. */
+/* Aborts the step because of data that a dead process of that rank left in it. Takes the refusal, which may be NULL. */
 void job_abort_inherited(struct job *job, const struct job_rank *from, struct diagnostic *refusal);
 
-/* Return: NULL if the rank's arguments agree with those of the ranks that have asked, else the refusal. */
+/* Return: NULL if the rank's arguments agree with those of the first other rank that has asked, else the refusal. */
 struct diagnostic *job_compare_args(const struct job *job, const struct job_rank *rank);
 
 /* Convert a rank's arguments to a message for another node, and back. groups: room for one per group. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The sums of parcels: how they are made, and what follows from them. */
+/* Makes the sums of parcels. When a sum is made, records it, and credits the slots. */
 
 #include <assert.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@
 #include "daemon/memory/ring.h"
 #include "daemon/step/step.h"
 
-/* Counts the bytes that were reduced before the last rank ended its backward: overlap_comm increases them. */
+/* Counts the bytes that were reduced before the last rank ended its backward. overlap_comm increases this count. */
 static void count_overlap(struct job *job, const struct reduction *reduction, uint64_t n_bytes)
 {
     struct job_counters *counters = &job->stats.counters;
@@ -39,7 +39,7 @@ static void count_overlap(struct job *job, const struct reduction *reduction, ui
         counters->batch_reduced_bytes += n_bytes;
 }
 
-/* The index of the sum of a rank's part among the sums of a reduction, in the order of the journal. */
+/* Returns the index of the sum of part i of a rank in the journal's list of a reduction's sums. */
 static size_t sum_index(const struct job *job, const struct reduction *reduction, unsigned local, uint32_t i)
 {
     return local * (size_t)job->layout->parcels[reduction->parcel].n_parts + i;
@@ -117,8 +117,8 @@ static bool is_summed_later(const struct job *job, uint32_t parcel)
 }
 
 /*
- * Credits a slot that was read. A slot that is itself sent to other nodes is credited when all nodes have it, or its
- * rank is gone.
+ * Credits a slot that was read. A slot that is itself sent to other nodes is credited later: when all nodes have it, or
+ * the rank is gone.
  */
 static void give_back(struct job *job, struct job_rank *rank, struct ring *ring, struct ring_slot *slot)
 {
@@ -141,7 +141,7 @@ static uint64_t n_summed_bytes(const struct job *job, const struct reduction *re
     return n_bytes;
 }
 
-/* Tells the sum to the ledger, and gives the slots back. */
+/* Records the sums in the ledger, and credits the slots. */
 static void use_sum(struct job *job, const struct reduction *reduction)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++) {
@@ -163,7 +163,7 @@ static void end_sum(struct job *job, struct reduction *reduction)
 {
     uint32_t parcel = reduction->parcel;
 
-    assert(reduction == &job->step->reductions[parcel]); /* not that of all nodes' pieces */
+    assert(reduction == &job->step->reductions[parcel]); /* not the reduction that adds all nodes' pieces */
     assert(parcel_is_at(&job->work.parcels[parcel], reduction->micro_batch, reduction->pass));
     (void)failpoint("reduced");
     record_sums(job, reduction, JOURNAL_SUMMED);
@@ -246,7 +246,10 @@ static const struct summing here = {
 
 /* ---- the sum of all ranks at once, on the GPUs of several nodes ---------------------------------------- */
 
-/* Node 0 orders the sum (exchange-device.c), which also holds the rings: there may be several orders, or none. */
+/*
+ * Does nothing, because node 0 orders the sum. exchange-device.c holds the rings, because a sum may be ordered several
+ * times, or never.
+ */
 static void leave_to_exchange(struct job *job, uint32_t parcel)
 {
 }
@@ -287,7 +290,7 @@ void collect_combined(struct job *job, uint32_t parcel)
 
 /* ---- what an earlier daemon has done ------------------------------------------------------------------- */
 
-/* Return: the parcel, or NULL if there is none, or it has another number of sums. */
+/* Return: the parcel of the record; NULL if it does not exist, or has another number of sums. */
 static const struct parcel *parcel_of(const struct job *job, const struct journal_summed *summed)
 {
     const struct parcel *its = job_parcel(job, summed->parcel);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A successor pushes again what its predecessor pushed: compares the 64-bit sums of both (struct verification). */
+/*
+ * Compares the 64-bit sum of a push that a successor repeats with the sum of the predecessor's push (struct
+ * verification).
+ */
 
 #include <assert.h>
 #include <stdlib.h>
@@ -34,7 +37,7 @@ static void verify_done(void *userdata, int result, uint64_t sum)
                    &(struct journal_compared){
                        .ticket = (uint32_t)(v->slot - v->ring->slots), .part = v->part, .pass = v->pass, .sum = sum},
                    sizeof(struct journal_compared), NULL, 0);
-    if (result < 0 && !job->run.drop_why) { /* freed with the job */
+    if (result < 0 && !job->run.drop_why) { /* the job is freed */
         while (*link != v)
             link = &(*link)->next;
         *link = v->next;
@@ -43,7 +46,7 @@ static void verify_done(void *userdata, int result, uint64_t sum)
         return;
     }
     if (result < 0)
-        v->attempt = job->ledger.attempt - 1; /* only the drop of the job still waits for it */
+        v->attempt = job->ledger.attempt - 1; /* only the drop of the job still waits for the comparison */
     collect_settle(job);
     job_todo(job);
 }
@@ -94,7 +97,7 @@ void collect_settle(struct job *job)
         *link = v->next;
         collect_end_work(job);
         if (!stale) {
-            bool is_held = v->slot->held && v->slot->use == v->use; /* else it was credited meanwhile */
+            bool is_held = v->slot->held && v->slot->use == v->use; /* else the slot was credited meanwhile */
 
             assert(!is_held || v->slot->n_pending > 0);
             v->slot->n_pending -= is_held;
@@ -128,7 +131,7 @@ void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *sl
 {
     struct verification *v = calloc(1, sizeof(*v));
 
-    assert(slot->redo); /* else it would be summed again */
+    assert(slot->redo); /* else the slot would be summed, too */
     if (!v) {
         job_abort(job, rank->rank, NULL); /* the step is redone, because the push cannot be compared */
         return;
@@ -163,7 +166,7 @@ bool collect_was_compared(struct job *job, unsigned rank, const struct journal_c
         v->sum = compared->sum;
         v->summed = true;
         collect_settle(job);
-        job_todo(job); /* its rank may have waited for this alone */
+        job_todo(job); /* the rank may have waited only for this comparison */
         return true;
     }
     return false;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Collecting: a parcel that all ranks have pushed is reduced, and its slots are credited.
+ * Collecting reduces a parcel that all ranks have pushed, and credits its slots.
  *
  * Each parcel has a position, the (micro-batch, pass) that is reduced next. The parcel is complete when every rank has
  * pushed all of its parts at that position, or has ended that micro-batch. So the order of sums is that of
- * docs/numerics.md whatever the order of arrival, and a parcel is reduced as early as it can be.
+ * docs/numerics.md whatever the order of arrival, and a parcel is reduced as early as possible.
  */
 
 #include "daemon/job/transaction/collect.h"
@@ -75,7 +75,7 @@ static enum completeness find_completeness(const struct job *job, uint32_t parce
     return any ? COMPLETE : EMPTY;
 }
 
-/* Returns the micro-batch of the furthest rank. No push is beyond it. */
+/* Returns the latest micro-batch in which a rank may have pushed. */
 static uint32_t furthest(const struct job *job)
 {
     uint32_t most = 0;
@@ -128,7 +128,10 @@ static void fill_masks(struct job *job, struct reduction *reduction, unsigned ra
             reduction->masks[i] |= UINT64_C(1) << (rank - job->world.first);
 }
 
-/* Lists the ranks that have pushed the parcel at that position, and the parts that each has pushed. */
+/*
+ * Prepares the reduction of the parcel at that position: lists the ranks that have pushed it, and the parts that each
+ * has pushed.
+ */
 static struct reduction *prepare_reduction(struct job *job, uint32_t parcel, struct parcel_position at)
 {
     struct reduction *reduction = step_prepare(job->step, parcel, at.micro_batch, at.pass);
@@ -160,7 +163,7 @@ static void post_rank(struct job *job, struct reduction *reduction, unsigned ran
             ledger_post(&job->ledger, rank, parcel->first_part + i);
 }
 
-/* Makes the gradients of the reduction part of the sum. */
+/* Posts the reduction: from now on its gradients belong to the step's sum. */
 static void post(struct job *job, struct reduction *reduction)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
@@ -210,7 +213,7 @@ void collect_parcel(struct job *job, uint32_t parcel)
     uint32_t last;
 
     assert(parcel < job->layout->n_parcels);
-    job->work.summing->start(job, parcel); /* a sum that had to wait for another one */
+    job->work.summing->start(job, parcel); /* a taken parcel may have waited for another sum */
     if (job->phase != JOB_TRAINING || its->state != PARCEL_OPEN || parcels_withdraws(job->coordinator))
         return;
     last = furthest(job);
@@ -224,7 +227,7 @@ void collect_parcel(struct job *job, uint32_t parcel)
             return;
         case EMPTY:
             if (its->at.micro_batch == last)
-                return; /* a successor of a rank that left may still push there */
+                return; /* a successor of a rank that left may still push in this micro-batch */
             parcels_passed(job->coordinator, parcel, its->at.micro_batch);
             parcel_pass(its);
             break;
@@ -240,7 +243,7 @@ void collect_all(struct job *job)
 
 bool collect_is_done(const struct job *job, const struct job_rank *rank)
 {
-    /* A comparison may outlive its slot and its incarnation. */
+    /* A comparison may outlive the slot and the process that pushed. */
     for (const struct verification *v = job->work.verifications; v; v = v->next)
         if (v->rank == rank->rank && v->attempt == job->ledger.attempt)
             return false;
@@ -272,8 +275,8 @@ void collect_close(struct job *job, struct job_rank *rank)
 }
 
 /*
- * Credits the slots of the open micro-batch that are not posted. Slots of ended micro-batches stay, because they wait
- * to be reduced. all: credits these, too.
+ * Credits the slots of the open micro-batch that are not posted. Slots of ended micro-batches wait to be reduced, and
+ * are credited only with `all`.
  */
 static void drop_open_slots(struct job *job, struct job_rank *rank, struct ring *ring, bool all)
 {

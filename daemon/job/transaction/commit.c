@@ -66,7 +66,7 @@ static double divisor(const struct job *job)
 
 static const struct step_args *first_args(const struct job *job)
 {
-    static const struct step_args none = {0}; /* not a rank's own arguments, which are those of its last step */
+    static const struct step_args none = {0}; /* not the arguments of a rank, which may be those of an earlier step */
 
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ledger.ranks[r].asked)
@@ -134,7 +134,7 @@ static bool proceeds(const struct job_rank *rank)
 }
 
 /*
- * Does the trainer scale its loss itself? Then it lowers the scale when a step is skipped. A scale of 1 cannot be
+ * Does the trainer scale its loss itself? Then it lowers its scale when a step is skipped. A scale of 1 cannot be
  * lowered.
  */
 static bool scales_itself(const struct job_rank *rank)
@@ -143,8 +143,8 @@ static bool scales_itself(const struct job_rank *rank)
 }
 
 /*
- * Must the step be held for a value that is not finite? Not under a dynamic loss scale that can be lowered, because it
- * skips such steps.
+ * Must the step be held for a value that is not finite? Under a dynamic loss scale that can be lowered, the step is
+ * skipped instead.
  */
 static bool holds_nonfinite(const struct job *job, const struct asked *asked)
 {
@@ -156,8 +156,8 @@ static bool holds_nonfinite(const struct job *job, const struct asked *asked)
 }
 
 /*
- * on_nonfinite: error. Takes back and refuses the guilty rank's request. The other ranks keep waiting. If a dead
- * process has pushed the value, the step is aborted.
+ * Called under "on_nonfinite: error". Withdraws and refuses the request of the rank that has pushed the value. The
+ * other ranks keep waiting. If a dead process has pushed the value, aborts the step instead.
  */
 static void hold_for_nonfinite(struct job *job)
 {
@@ -185,7 +185,7 @@ static void update_is_done(void *userdata, int result)
     (void)failpoint("updated");
     assert(job->work.n_io > 0);
     job->work.n_io--;
-    if (result < 0) { /* cancelled */
+    if (result < 0) { /* the update was cancelled */
         if (job->run.drop_why)
             job_todo(job); /* the drop has waited for the update */
         return;
@@ -264,7 +264,7 @@ static void warn_accumulated(struct job *job)
     }
 }
 
-/* Fills the verdict. norm: unscaled, of the world. Return: false if the step is held. */
+/* Fills in the verdict. norm: of the gradients of all ranks, unscaled. Return: false if the step is held. */
 static bool judge_step(struct job *job, const struct asked *asked, double norm, const uint8_t *pushed_all,
                        struct node_verdict *verdict)
 {
@@ -288,7 +288,10 @@ static bool judge_step(struct job *job, const struct asked *asked, double norm, 
     return true;
 }
 
-/* Updates the loss scale, and reports values that are not finite. Both follow from the verdict, on every node alike. */
+/*
+ * Updates the loss scale, and reports values that are not finite. Every node does the same, because all have the same
+ * verdict.
+ */
 static void note_nonfinite(struct job *job, const struct node_verdict *verdict)
 {
     struct evidence_nonfinite evidence;
@@ -350,7 +353,7 @@ static void start_update(struct job *job)
                 job);
 }
 
-/* Carries out the verdict. From here the step only rolls forward. */
+/* Carries out the verdict. From here the step cannot be aborted. */
 static void carry_out(struct job *job, const struct node_verdict *verdict)
 {
     assert(job->phase == JOB_TRAINING);
@@ -377,7 +380,7 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
     job->kept.lr = job->decision.hypers[0].lr;
     job->decision.has_hypers = true;
     job->decision.s = verdict->s;
-    /* Several nodes: SAVE may come when this node has asked for the step already. */
+    /* Several nodes: node 0 may order a checkpoint after this node has asked for the step. */
     job->decision.holds_back = save_loads(job);
     if (!job->decision.holds_back)
         start_update(job);
@@ -453,7 +456,7 @@ static void finish_commit(void *userdata)
 void job_commit(struct job *job)
 {
     assert(job->phase == JOB_UPDATING);
-    assert(job->state->progress.epoch == job->ledger.step); /* it is committed once */
+    assert(job->state->progress.epoch == job->ledger.step); /* the step is not committed yet */
     job->state->progress.epoch++;
     job->state->progress.n_windows = 0;
     if (!job->kept.applied || !executor_refresh(job->executor, finish_commit, job))
@@ -470,7 +473,7 @@ static bool all_reduced(const struct job *job)
     return job->work.n_under_way == 0 && !gather_is_busy(job);
 }
 
-/* Every rank that has not left has asked for the step, and at least one has. */
+/* Has every rank of this node that has not left asked for the step, and has at least one rank asked? */
 static bool all_asked(const struct job *job)
 {
     bool any = false;
@@ -484,8 +487,8 @@ static bool all_asked(const struct job *job)
 }
 
 /*
- * Every rank that has not left waits for the norm or has asked for the step, and at least one waits for the norm. A
- * rank that has asked for the step got the norm already, but a successor may ask again.
+ * Has every rank of this node that has not left asked for the norm or the step, and does at least one wait for the
+ * norm? A rank that has asked for the step got the norm already, but its successor may ask for the norm again.
  */
 static bool all_want_norm(const struct job *job)
 {
@@ -519,7 +522,7 @@ static void answer_norm(struct job *job, double norm)
     }
 }
 
-/* Does the run end while ranks train? Then it must not make a further step, which no checkpoint would have. */
+/* Does the run end while ranks train? Then no further step is made, because no checkpoint would include it. */
 static bool is_cut_short(const struct job *job)
 {
     return job->run.ends && job_anybody_is_here(job) && !job_own_left(job);
@@ -618,8 +621,8 @@ void job_describe_request(const struct job *job, struct node_message *message, s
 }
 
 /*
- * Ranks of two nodes may ask at the same moment, before either node knows of the other request. Return: a rank whose
- * arguments differ from those of the first, or -1 if all agree.
+ * Return: a rank whose arguments differ from those of the first rank that has asked, or -1 if all agree. Arguments may
+ * differ, because ranks of two nodes may ask before either node knows of the other request.
  */
 static int64_t find_differing(const struct job *job)
 {
@@ -658,7 +661,7 @@ bool job_judge(struct job *job, const struct job_request *merged, struct node_ve
     hold->finding = *merged->finding;
     if (!decided)
         return false;
-    assert(verdict->n_groups == 0); /* groups has room for one per group */
+    assert(verdict->n_groups == 0); /* groups has room for one hyper per group */
     for (uint32_t g = 0; verdict->apply && g < job->layout->n_groups; g++)
         groups[verdict->n_groups++] = job_wire_hyper(&job->decision.hypers[g]);
     verdict->groups = groups;
@@ -672,14 +675,14 @@ void job_carry_out(struct job *job, const struct node_verdict *verdict)
         return;
     for (uint32_t p = 0; p < job->layout->n_params; p++)
         if (verdict->pushed_any[p / 8] >> p % 8 & 1)
-            step_contribute(job->step, p); /* only an earlier daemon may have noted that */
+            step_contribute(job->step, p); /* perhaps only an earlier daemon has noted the push */
     job->decision.finding = own_finding(job, &verdict->finding);
     for (uint32_t g = 0; verdict->apply && g < job->layout->n_groups; g++)
         job->decision.hypers[g] = job_plain_hyper(job->config, &verdict->groups[g]);
     carry_out(job, verdict);
 }
 
-/* Takes back and refuses the rank's request, as if the other request had come first. */
+/* Withdraws and refuses the rank's request, as if the other rank had asked first. */
 static void hold_for_args(struct job *job, struct job_rank *rank)
 {
     struct diagnostic *refusal = job_compare_args(job, rank);

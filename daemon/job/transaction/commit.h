@@ -14,38 +14,41 @@ struct request_step;
 struct step_args;
 struct wire_hyper;
 
-/* A request for the step, merged from those of all nodes. Borrowed. */
+/* The requests of all nodes for the step, merged into one. Borrowed. */
 struct job_request {
     const struct exact_sum *squares;
-    const struct node_finding *finding; /* the first by micro-batch, parameter, element */
-    const struct request_step *args;    /* of the first rank that asks; found_inf: of any; NULL: no rank asks */
+    const struct node_finding *finding; /* the first value that is not finite, by micro-batch, parameter, element */
+    const struct request_step *args;    /* of the first rank that asks, but found_inf of any rank; NULL: no rank asks */
     bool proceed;
-    const uint8_t *pushed_all; /* a bit per parameter */
+    const uint8_t *pushed_all; /* a bit per parameter, set if all ranks have pushed it */
 };
 
 void commit_settle(struct job *job);
-/* Answers the ranks that wait for the step, which is committed. */
+/* Answers the ranks that wait for the step, after a commit. */
 void commit_answer(struct job *job);
 
-/* Fills this node's exact sum of squares, and the origin of a value that is not finite. */
+/* Fills in this node's exact sum of squares, and the origin of the first value that is not finite. */
 void job_describe_sum(struct job *job, struct exact_sum *squares, struct node_finding *finding);
-/* Fills the arguments with which this node's ranks ask for the step. groups: room for one hyper per group. */
+/* Fills in the arguments with which this node's ranks ask for the step. groups: room for one hyper per group. */
 void job_describe_request(const struct job *job, struct node_message *message, struct wire_hyper *groups);
 
 /*
  * On node 0: finds the verdict on the merged request of all nodes. groups: room for one hyper for each group. Return:
- * false if the step is held; hold says for which rank.
+ * false if the step is held. Then hold says for which rank.
  */
 bool job_judge(struct job *job, const struct job_request *merged, struct node_verdict *verdict,
                struct wire_hyper *groups, struct node_message *hold);
 void job_carry_out(struct job *job, const struct node_verdict *verdict);
 void job_hold(struct job *job, const struct node_message *message);
 
-/* Answers the ranks that wait for the norm. norm: of the accumulated gradient, unscaled. */
+/* Answers the ranks that wait for the norm. norm: the norm of the accumulated gradient, unscaled. */
 void job_norm_is(struct job *job, double norm);
 void job_commit(struct job *job);
 
-/* Returns the hyperparameters of a group for a step with these arguments, or else as configured and scheduled. */
+/*
+ * Returns the hyperparameters of a group for a step with these arguments. Values that the arguments lack are those of
+ * the configuration and the schedule.
+ */
 struct hyper job_hyper(const struct job *job, const struct step_args *args, uint32_t group);
 
 /* One node: finds and carries out the verdict on the step, if all ranks that have not left have asked for it. */
