@@ -64,7 +64,7 @@ static void find_owned(const struct planning *w, uint32_t id, uint64_t *first, u
     *end = MIN((state->first_rank + state->n_ranks) * slice, p->n_elems);
 }
 
-/* Adds an array of the parameter: whole, or the boxes that this node owns, one in each file of that kind. */
+/* Adds an array of the parameter: the whole array, or the boxes that this node owns, each to its own file. */
 static int add_array(const struct planning *w, enum tensor_file kind, const char *name, int dtype,
                      struct contents_tensor tensor)
 {
@@ -101,7 +101,7 @@ static int add_weights_tensor(const struct planning *w, enum tensor_file kind, u
         tensor.comes_again = tensor_is_of_model(p->name);
     } else if (p->dtype != DTYPE_F32 && w->order->state->stage == 3) {
         tensor.source = FROM_ROUNDED_MASTER;
-        tensor.comes_again = tensor_is_of_model(p->name); /* else the master came before */
+        tensor.comes_again = tensor_is_of_model(p->name); /* other weights are written after the master */
     } else if (p->dtype != DTYPE_F32) {
         tensor.array = SNAPSHOT_WEIGHTS;
     }
@@ -109,8 +109,8 @@ static int add_weights_tensor(const struct planning *w, enum tensor_file kind, u
 }
 
 /*
- * Adds the weights whose elements have elem_bytes bytes. of_model: those of the model's parameters; else those that
- * clients have declared for their own use.
+ * Adds the weights whose elements have elem_bytes bytes. of_model: true for the model's parameters; false for
+ * parameters that clients have declared for their own use.
  */
 static int add_all_weights(const struct planning *w, enum tensor_file kind, size_t elem_bytes, bool of_model)
 {
@@ -158,12 +158,12 @@ static int add_moments(const struct planning *w, uint32_t id)
     return r;
 }
 
-/* Adds master and step count, which are fp32 whatever type the moments have. */
+/* Adds the master and the step count. Both are fp32 for any type of the moments. */
 static int add_master_and_count(const struct planning *w, uint32_t id)
 {
     const struct layout_param *p = &w->layout->params[id];
     bool master24 = state_is_master24(w->order->state, p->bucket);
-    bool weights_read_it = master24 || w->order->state->stage == 3; /* the weights' tensor reads the same array */
+    bool weights_read_it = master24 || w->order->state->stage == 3; /* the weights' tensor reads this array, too */
     int r = 0;
 
     if (p->dtype != DTYPE_F32)
@@ -177,7 +177,7 @@ static int add_master_and_count(const struct planning *w, uint32_t id)
                   : r;
 }
 
-/* Adds the state whose elements have elem_bytes bytes. */
+/* Adds the optimizer's tensors whose elements have elem_bytes bytes. */
 static int add_optimizer(const struct planning *w, size_t elem_bytes)
 {
     int r = 0;
@@ -219,7 +219,7 @@ int contents_plan(struct contents *contents, const struct checkpoint_order *orde
         tensor_file_name(contents->files[i].name, kind, order->node, i % BOX_MAX);
         contents->files[i].header.sharded = order->node >= 0 && kind != TENSOR_RANKS;
     }
-    for (size_t elem_bytes = 4; r == 0 && elem_bytes >= 2; elem_bytes -= 2) { /* larger elements first, for alignment */
+    for (size_t elem_bytes = 4; r == 0 && elem_bytes >= 2; elem_bytes -= 2) { /* larger elements first, to align them */
         r = add_all_weights(&w, TENSOR_MODEL, elem_bytes, true);
         if (r == 0)
             r = add_optimizer(&w, elem_bytes);

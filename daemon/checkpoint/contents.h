@@ -31,13 +31,13 @@ enum contents_source {
 
 struct contents_tensor {
     enum contents_source source;
-    uint32_t index; /* of the parameter, or blob */
+    uint32_t index; /* number of the parameter, or with FROM_BLOB of the blob */
     enum snapshot_array array;
-    bool comes_again;              /* a later tensor has the same array */
-    uint64_t first_elem, end_elem; /* arrays: elements of the parameter */
+    bool comes_again;              /* a later tensor is read from the same array */
+    uint64_t first_elem, end_elem; /* arrays: the tensor's range of the parameter's elements */
 };
 
-/* A file of tensors, before it is written: the header, and the sources in the same order. */
+/* A file of tensors before it is written. `tensors` has the sources in the order of the header. */
 struct contents_file {
     char name[TENSOR_FILE_BYTES];
     struct safetensors header;
@@ -51,6 +51,6 @@ struct contents {
     struct contents_file files[CONTENTS_FILES]; /* by kind; files without tensors are not written */
 };
 
-/* Return: 0, or as safetensors_add(). The caller calls contents_deinit() in either case. */
+/* Return: 0, -ENOMEM, or a failure of safetensors_add(). The caller calls contents_deinit() in any case. */
 int contents_plan(struct contents *contents, const struct checkpoint_order *order);
 void contents_deinit(struct contents *contents);

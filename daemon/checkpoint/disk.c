@@ -44,7 +44,7 @@ static int create(const struct disk *disk, int dir, const char *name)
     if (r < 0)
         return r;
     fd = openat(dir, name, flags | O_DIRECT, 0666);
-    if (fd < 0 && errno == EINVAL) { /* the call may still have created it */
+    if (fd < 0 && errno == EINVAL) { /* the failed call may have created the file */
         (void)unlinkat(dir, name, 0);
         fd = openat(dir, name, flags, 0666);
     }

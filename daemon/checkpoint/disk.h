@@ -5,8 +5,8 @@
  * The calls that write a checkpoint to disk. disk_system makes system calls. Tests have implementations that fail, and
  * one that records the calls, to simulate a power loss after each of them.
  *
- * dir: a descriptor of a folder. Links in it are not followed. Return: 0 or -errno; when opening, a descriptor or
- * -errno. Any thread.
+ * dir: a descriptor of a folder. Symbolic links in that folder are not followed. Return: 0 or -errno. open_folder() and
+ * create() return a descriptor or -errno. Any thread may make the calls.
  */
 
 #include <stddef.h>
@@ -20,10 +20,10 @@ struct disk {
     /* Writes all bytes. bytes, offset and n_bytes: aligned to DISK_ALIGN_BYTES. */
     int (*write)(const struct disk *disk, int fd, const void *bytes, size_t n_bytes, uint64_t offset);
     int (*truncate)(const struct disk *disk, int fd, uint64_t n_bytes);
-    int (*sync)(const struct disk *disk, int fd); /* of a file or a folder */
+    int (*sync)(const struct disk *disk, int fd); /* fd: a file or a folder */
     int (*rename)(const struct disk *disk, int dir, const char *from, const char *to);
     int (*exchange)(const struct disk *disk, int dir, const char *one, const char *other);
-    /* Removes a folder and its files. Return: -ENOENT if there is none. */
+    /* Removes a folder and its files. Return: 0, -ENOENT if the folder does not exist, or another -errno. */
     int (*remove_folder)(const struct disk *disk, int dir, const char *name);
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Groups that arrive in pieces wait in a list (groups.h). Few wait at a time, because most arrive whole. */
+/* Groups that arrive in pieces wait in a list (groups.h). Few wait at a time, because most arrive in one piece. */
 
 #include "daemon/checkpoint/groups.h"
 
@@ -34,8 +34,8 @@ void groups_deinit(struct groups *groups)
     pthread_mutex_destroy(&groups->lock);
 }
 
-/* Finds or makes the group at address `at`. The caller holds the lock. Return: the link to the group, or NULL without
- * memory. */
+/* Finds or makes the waiting group whose place in the array is `at`. The caller holds the lock. Return: the link to the
+ * group, or NULL without memory. */
 static struct waiting_group **find_group(struct groups *groups, void *at)
 {
     struct waiting_group **link = &groups->first, *group;
@@ -53,7 +53,7 @@ static struct waiting_group **find_group(struct groups *groups, void *at)
     return &groups->first;
 }
 
-/* Adds elements [first, first + n) of a group of n_elems, and stores the complete group. Return: 0 or -ENOMEM. */
+/* Adds elements [first, first + n) of a group of n_elems. Stores a complete group. Return: 0 or -ENOMEM. */
 static int put_part(struct groups *groups, void *at, enum dtype dtype, size_t n_elems, size_t first, size_t n,
                     const float *values)
 {

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * Collects 8-bit moments (kernels/group8.h) from files. Their elements arrive in pieces that end anywhere: at the end
- * of a MiB, of a row, of what another node wrote. The elements of a group share an exponent, so a group is stored when
- * all of it has arrived. Until then its pieces wait outside the array.
+ * Collects 8-bit moments (kernels/group8.h) from files. Their elements arrive in pieces, which may end inside a group:
+ * at the end of a MiB, of a row, or of another node's elements. The elements of a group share an exponent, so a group
+ * is stored when all of its elements have arrived. Until then the group's pieces wait outside the array.
  */
 
 #include <pthread.h>
@@ -30,8 +30,8 @@ void groups_init(struct groups *groups);
 void groups_deinit(struct groups *groups);
 
 /*
- * Adds elements [elem, elem + n) of the array. src: these elements in src_dtype, aligned to it. Any thread; each
- * element is added once. Return: 0 or -ENOMEM.
+ * Adds elements [elem, elem + n) of the array. src: these elements in src_dtype, aligned to that type. Any thread may
+ * call it. Each element must be added once. Return: 0 or -ENOMEM.
  */
 int groups_put(struct groups *groups, const struct groups_array *array, uint64_t elem, size_t n, const void *src,
                enum dtype src_dtype);

@@ -27,17 +27,17 @@
 #include "kernels/convert.h"
 
 enum {
-    PIECE_BLOCKS = 8, /* of a MiB; picked: enough pieces for all workers, and few openings */
+    PIECE_BLOCKS = 8, /* blocks of a MiB in a piece; picked so that all workers have pieces */
 };
 
-/* The destination of a tensor: this node keeps bytes [from, to) of its file, if any. */
+/* The destination of a tensor. This node keeps bytes [from, to) of the tensor's file; from == to if it keeps none. */
 struct place {
     bool known; /* the job has such a tensor */
     uint8_t *at;                  /* the array */
-    uint64_t n_elems, first_elem; /* of the array; the element at byte `from` */
+    uint64_t n_elems, first_elem; /* size of the array; the place in it for byte `from` */
     uint64_t from, to;
-    enum dtype file_dtype, dtype; /* of its elements; equal if zerod has no such type */
-    bool is_lower;                /* only the lower bytes of masters are kept: struct target */
+    enum dtype file_dtype, dtype; /* types of the file and of the array */
+    bool is_lower;                /* the array has the lower bytes of masters (struct target) */
 };
 
 /* How a file of tensors is read. */
@@ -60,7 +60,7 @@ struct loading {
     char note[LOADING_WHY_BYTES];
     unsigned n_ignored, n_lacking;
     char first_lacking[LOADING_WHY_BYTES / 4];
-    int failed; /* a header cannot be read; loading_read() returns this */
+    int failed; /* if a header cannot be read: -errno, which loading_read() returns */
     pthread_mutex_t lock;
     char why[LOADING_WHY_BYTES];
 };
@@ -185,7 +185,7 @@ static int place_tensors(struct loading *l, char *why)
     return 0;
 }
 
-/* Return: 0 or -ENOMEM. */
+/* Finds the bytes that a rank has stored, and allocates memory for them. Return: 0 or -ENOMEM. */
 static int place_blob(struct loading *l, unsigned rank, struct blob *blob)
 {
     char name[32];
@@ -209,7 +209,7 @@ static int place_blob(struct loading *l, unsigned rank, struct blob *blob)
     return 0;
 }
 
-/* The bytes that ranks have stored are no part of the state, so they get memory of their own. */
+/* Allocates memory for the bytes that ranks have stored, because they are no part of the state. */
 static int place_blobs(struct loading *l)
 {
     const struct state *state = l->options.state;
@@ -224,7 +224,7 @@ static int place_blobs(struct loading *l)
 
 /* ---- opening ------------------------------------------------------------------------------------------- */
 
-/* Return: 0 or -ENOMEM. */
+/* Divides the files into pieces. Return: 0 or -ENOMEM. */
 static int plan_reading(struct loading *l)
 {
     l->readings = calloc(l->sources.n, sizeof(*l->readings));
@@ -241,7 +241,7 @@ static int plan_reading(struct loading *l)
     return l->readings ? 0 : -ENOMEM;
 }
 
-/* Checks the optimizer. Without this check, a checkpoint of another optimizer would fail with the name of a moment. */
+/* Checks the optimizer. Otherwise the message about a checkpoint of another optimizer would only name a moment. */
 static int check_optimizer(const struct loading *l, const char *name, char *why)
 {
     if (!l->options.strict || strcmp(l->description.optimizer, name) == 0)
@@ -256,7 +256,7 @@ static int open_checkpoint(struct loading *l, int dir, const char *name, char *w
 
     if (r == 0)
         r = sources_open(&l->sources, folder, &l->description, why, LOADING_WHY_BYTES);
-    if (r == -EBADMSG || r == -EIO) { /* loading_read() reports wrong bytes, also those of a header */
+    if (r == -EBADMSG || r == -EIO) { /* loading_read() reports wrong bytes, even those of a header */
         snprintf(l->why, sizeof(l->why), "%s", why);
         l->failed = r;
         l->n_pieces = 1;
@@ -273,7 +273,7 @@ static int open_checkpoint(struct loading *l, int dir, const char *name, char *w
     return r;
 }
 
-/* Return: as loading_open(). */
+/* Opens the newest complete checkpoint before options.before_step. Return: as loading_open(). */
 static int open_newest(struct loading *l, char *why)
 {
     _cleanup_close_ int dir = open(l->options.dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -344,8 +344,8 @@ void loading_free(struct loading *l)
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
 /*
- * Reads a MiB, or the rest, without the page cache, because a checkpoint is read once, and new pages cost more than a
- * copy. buffer: a MiB, aligned to DISK_ALIGN_BYTES. Return: 0 or -errno.
+ * Reads a block, which is a MiB or the rest of the file. Bypasses the page cache, because a checkpoint is read once,
+ * and new pages cost more than a copy. buffer: a MiB, aligned to DISK_ALIGN_BYTES. Return: 0 or -errno.
  */
 static int read_past_cache(const struct source *source, uint64_t block, uint8_t *buffer)
 {
@@ -358,7 +358,7 @@ static int read_past_cache(const struct source *source, uint64_t block, uint8_t 
     return folder_read(source->fd, buffer, n, at);
 }
 
-/* Converts bytes [from, to) of the file into their place. bytes: the first of them. Return: 0 or -ENOMEM. */
+/* Converts bytes [from, to) of the file into their place. bytes: points to byte `from`. Return: 0 or -ENOMEM. */
 static int convert_elems(struct loading *l, const struct place *place, uint64_t from, uint64_t to, const uint8_t *bytes)
 {
     size_t file_elem_bytes = dtype_size(place->file_dtype), n = (to - from) / file_elem_bytes;
@@ -386,8 +386,8 @@ static int convert_elems(struct loading *l, const struct place *place, uint64_t 
 }
 
 /*
- * Copies bytes [at, at + n) of the file to the places of their tensors. bytes: verified; NULL: nothing is copied.
- * Return: 1 if some bytes have a place on this node, else 0; or -ENOMEM.
+ * Copies bytes [at, at + n) of the file to the places of their tensors. bytes: these bytes, already verified, or NULL
+ * to copy nothing. Return: 1 if some bytes have a place on this node; 0 if none has; or -ENOMEM.
  */
 static int spread(struct loading *l, const struct reading *reading, const uint8_t *bytes, uint64_t at, size_t n)
 {
@@ -412,8 +412,8 @@ static int spread(struct loading *l, const struct reading *reading, const uint8_
     return r;
 }
 
-/* Return: true if this node reads the block. A node that has all ranks reads every block, to find every wrong byte. One
- * of several nodes reads only blocks with bytes that it keeps. */
+/* Return: true if this node reads the block. A node that has all ranks reads every block, to find every wrong byte. If
+ * there are several nodes, each reads only blocks with bytes that it keeps. */
 static bool is_read_here(struct loading *l, const struct reading *reading, uint64_t block)
 {
     const struct state *state = l->options.state;
@@ -448,8 +448,8 @@ uint32_t loading_n_pieces(const struct loading *l)
 }
 
 /*
- * Sets the elements that the checkpoint lacks to zero. They may have other values, because a newer checkpoint may have
- * been partly read before one of its bytes was found wrong.
+ * Sets the elements that the checkpoint lacks to zero. They may have other values, if an earlier call read a part of a
+ * newer checkpoint and then found a wrong byte.
  */
 static void clear_lacking(const struct loading *l)
 {

@@ -13,7 +13,7 @@
 
 enum { MAX_PER_PARAM = 5 }; /* weights, two moments, master, count */
 
-/* Return: a target for the whole parameter, of which this node keeps nothing. */
+/* Return: a target for the whole parameter. The caller then sets the elements that this node keeps. */
 static struct target whole_param(const struct layout_param *p, enum tensor_file kind, int dtype)
 {
     return (struct target){.kind = kind, .dtype = dtype, .n_dims = p->n_dims, .shape = p->shape, .n_elems = p->n_elems};
@@ -25,7 +25,7 @@ static void keep_all(struct target *target, void *at)
     target->end_elem = target->n_elems;
 }
 
-/* Keeps the masters or moments that this node owns. */
+/* Points the target to the masters or moments that this node owns. */
 static void keep_owned(struct target *target, const struct state *state, uint32_t id, enum state_kind kind)
 {
     const struct layout_param *p = &state->layout->params[id];
@@ -40,7 +40,7 @@ static void keep_owned(struct target *target, const struct state *state, uint32_
                                   : (uint8_t *)state_values(state, kind, p->bucket, elem);
 }
 
-/* Keeps the owned weights that are part of 24-bit masters, in stage 3. */
+/* Stage 3: points the target to the owned weights that are part of 24-bit masters. */
 static void keep_owned_weights(struct target *target, const struct state *state, uint32_t id)
 {
     const struct layout_param *p = &state->layout->params[id];
@@ -58,7 +58,7 @@ static int add_weights_target(struct targets *targets, const struct state *state
     if (!p->trainable)
         keep_all(&target, state_frozen(state, id));
     else if (state->stage != 3)
-        keep_all(&target, state_weights(state, id, 0)); /* fp32: the masters, and what other nodes own */
+        keep_all(&target, state_weights(state, id, 0)); /* of fp32 parameters: the masters of all nodes */
     else if (p->dtype == DTYPE_F32)
         keep_owned(&target, state, id, STATE_MASTER);
     else if (state_is_master24(state, p->bucket))

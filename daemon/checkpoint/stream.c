@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Writing a file: the caller fills buffers in turn, and a thread writes the filled ones. */
+/* Writing a file. The caller fills buffers in turn, and a thread writes the filled buffers. */
 
 #include "daemon/checkpoint/stream.h"
 
@@ -13,7 +13,7 @@
 #include "core/base/base.h"
 #include "daemon/checkpoint/disk.h"
 
-/* Picked: with two buffers the caller waited for the disk, because a write can take twice as long as the one before. */
+/* Picked. With two buffers the caller waited for the disk, because some writes take twice as long as others. */
 enum { N_BUFFERS = 4, BUFFER_BYTES = 4 << 20 };
 
 _Static_assert((int)BUFFER_BYTES % (int)DISK_ALIGN_BYTES == 0, "each buffer is written at an aligned offset");
@@ -36,8 +36,8 @@ struct stream {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     unsigned n_pending;   /* filled buffers that the thread still has to write: those before `filling` */
-    size_t pending_bytes; /* of the last pending buffer; the others are full */
-    uint64_t offset;      /* of the first pending buffer in the file */
+    size_t pending_bytes; /* bytes of the last pending buffer; earlier ones are full */
+    uint64_t offset;      /* place in the file for the first pending buffer */
     bool over;
     int result; /* the first failure */
 };
@@ -97,7 +97,7 @@ static void hand_over(struct stream *s, size_t n_bytes)
 {
     assert(n_bytes > 0 && n_bytes <= BUFFER_BYTES);
     pthread_mutex_lock(&s->lock);
-    assert(s->n_pending < N_BUFFERS);                              /* else this buffer is one of those */
+    assert(s->n_pending < N_BUFFERS);                              /* the filled buffer is not pending yet */
     assert(s->n_pending == 0 || s->pending_bytes == BUFFER_BYTES); /* only the last one is shorter */
     s->n_pending++;
     s->pending_bytes = n_bytes;
@@ -192,7 +192,7 @@ void *stream_place(struct stream *s, size_t n_bytes)
 void stream_placed(struct stream *s, size_t n_bytes)
 {
     assert(n_bytes <= BUFFER_BYTES - s->n_filled);
-    assert(n_bytes <= s->n_bytes - s->n_put); /* the hash has room for as many */
+    assert(n_bytes <= s->n_bytes - s->n_put); /* hash_new() got this size */
     hash_add(s->hash, next_byte(s), n_bytes);
     s->n_put += n_bytes;
     s->n_filled += n_bytes;
@@ -204,7 +204,7 @@ void stream_put(struct stream *s, const void *bytes, size_t n_bytes)
 {
     const uint8_t *at = bytes;
 
-    assert(n_bytes <= s->n_bytes - s->n_put); /* the hash has room for as many */
+    assert(n_bytes <= s->n_bytes - s->n_put); /* hash_new() got this size */
     hash_add(s->hash, bytes, n_bytes);
     s->n_put += n_bytes;
     while (n_bytes > 0) {
@@ -219,7 +219,7 @@ void stream_put(struct stream *s, const void *bytes, size_t n_bytes)
     }
 }
 
-/* Writes the last piece as whole blocks. stream_close() truncates the file. */
+/* Writes the last bytes, padded to whole blocks. stream_close() truncates the file to its size. */
 static void put_rest(struct stream *s)
 {
     size_t n = round_up(s->n_filled, DISK_ALIGN_BYTES);
@@ -236,7 +236,7 @@ int stream_close(struct stream *s, struct file_hash *hash)
     put_rest(s);
     r = wait_until_pending(s, 0);
     if (r == 0 && s->n_put != s->n_bytes)
-        r = -EPIPE; /* the caller gave up */
+        r = -EPIPE; /* the caller has put fewer bytes */
     if (r == 0)
         r = s->disk->truncate(s->disk, s->fd, s->n_bytes);
     if (r == 0)

@@ -17,18 +17,18 @@ struct stream;
 
 /* Memory for one stream at a time. Streams share it, because new pages cost more than the copies into them. */
 struct stream_buffers;
-/* Return: NULL without memory. */
+/* Return: the buffers, or NULL without memory. */
 struct stream_buffers *stream_buffers_new(void);
-/* NULL is fine. */
+/* buffers: may be NULL. */
 void stream_buffers_free(struct stream_buffers *buffers);
 
-/* buffers: borrowed until stream_close(). n_bytes: of the whole file. Return: 0 or -errno. */
+/* buffers: borrowed until stream_close(). n_bytes: the size of the file. Return: 0 or -errno. */
 int stream_open(struct stream **out, struct stream_buffers *buffers, const struct disk *disk, int dir, const char *name,
                 uint64_t n_bytes);
 void stream_put(struct stream *stream, const void *bytes, size_t n_bytes);
 /*
- * Puts bytes without a copy. Return: the place in the buffer for the next n_bytes, which the caller fills and then
- * calls stream_placed(); NULL if the buffer has too little room, and the caller uses stream_put().
+ * Puts bytes without a copy. Return: the place in the buffer for the next n_bytes, or NULL if the buffer has too little
+ * room. The caller fills the place and then calls stream_placed(). After NULL it calls stream_put() instead.
  */
 void *stream_place(struct stream *stream, size_t n_bytes);
 void stream_placed(struct stream *stream, size_t n_bytes);

@@ -36,13 +36,13 @@ struct writing {
     const struct layout *layout;
     int dir, folder; /* descriptors; -1: not open */
     char name[FOLDER_NAME_BYTES], hidden[NAME_BYTES];
-    bool published; /* it has its name, and the hidden name is no longer ours */
+    bool published; /* the folder has its final name; the hidden name no longer belongs to this save */
     struct contents contents;
     struct stream_buffers *buffers;
     const char *at;                /* the file that is being written, for messages */
-    float values[CHUNK_ELEMS];     /* in the type of the state */
-    float widened[CHUNK_ELEMS];    /* 8-bit moments and 24-bit masters, in fp32 */
-    uint16_t rounded[CHUNK_ELEMS]; /* in 16 bits */
+    float values[CHUNK_ELEMS];     /* a chunk in the state's type */
+    float widened[CHUNK_ELEMS];    /* a chunk of 8-bit moments or 24-bit masters, in fp32 */
+    uint16_t rounded[CHUNK_ELEMS]; /* a chunk in 16 bits */
     int8_t lower[CHUNK_ELEMS];
 };
 
@@ -80,8 +80,8 @@ static bool is_converted(const struct writing *w, const struct contents_tensor *
 }
 
 /*
- * Reads a chunk. Return: its elements in the file's type. 24-bit masters become fp32, 8-bit moments bf16; stage 3 reads
- * 16-bit weights from the masters. last: the tensor's last read of this chunk.
+ * Reads a chunk. Return: its elements in the file's type. 24-bit masters become fp32, and 8-bit moments bf16. In stage
+ * 3 masters are rounded to 16-bit weights. last: this is the tensor's last read of this chunk.
  */
 static const void *read_converted(struct writing *w, const struct contents_tensor *tensor, uint32_t chunk, bool last)
 {
@@ -102,7 +102,7 @@ static const void *read_converted(struct writing *w, const struct contents_tenso
         return w->rounded;
     }
     kernels->convert_to_f32(w->widened, w->values, state_dtype(w->order->state, (enum state_kind)tensor->array), n);
-    kernels->convert_from_f32(w->rounded, w->widened, DTYPE_BF16, n); /* exact: contents.c */
+    kernels->convert_from_f32(w->rounded, w->widened, DTYPE_BF16, n); /* exact; see moment_dtype() in contents.c */
     return w->rounded;
 }
 
@@ -114,8 +114,8 @@ static size_t file_elem_bytes(const struct writing *w, const struct contents_ten
 }
 
 /*
- * Writes elements [first, end) of a chunk. A whole chunk is read straight into the stream's buffer, unless it is
- * converted or does not fit there in one piece.
+ * Writes elements [first, end) of a chunk. If they are the whole chunk, are not converted, and fit into the stream's
+ * buffer in one piece, they are read straight into that buffer.
  */
 static void put_chunk(struct writing *w, struct stream *stream, const struct contents_tensor *tensor, uint32_t chunk,
                       size_t first, size_t end)
@@ -182,7 +182,7 @@ static void put_tensor(struct writing *w, struct stream *stream, const struct co
     }
 }
 
-/* Writes a file of tensors. Takes over the header. Return: 0 or -errno. */
+/* Writes a file of tensors. Frees the header. Return: 0 or -errno. */
 static int write_tensors(struct writing *w, struct contents_file *file, uint8_t *header, size_t n_header)
 {
     _cleanup_free_ uint8_t *header_bytes = header;
@@ -202,7 +202,7 @@ static int write_tensors(struct writing *w, struct contents_file *file, uint8_t 
     return stream_close(stream, &described->hash);
 }
 
-/* Writes the description. name: of the whole, or of this node's part. */
+/* Writes the description. name: the name of its file, which differs between the whole and a node's part. */
 static int write_description(struct writing *w, const char *name)
 {
     _cleanup_free_ char *text = description_print(&w->order->description, w->layout);
@@ -248,7 +248,7 @@ static bool is_left_over(const struct writing *w, const char *name)
     uint64_t step;
 
     if (*name != '.' || end == name || (strcmp(end, ".writing") != 0 && strcmp(end, ".removed") != 0) ||
-        (is_sharded(w) && strcmp(name, w->hidden) == 0)) /* another node may be writing into it */
+        (is_sharded(w) && strcmp(name, w->hidden) == 0)) /* another node may already write into this folder */
         return false;
     snprintf(step_name, sizeof(step_name), "%.*s", (int)strcspn(name + 1, "."), name + 1);
     return folder_parse_name(step_name, &step);
@@ -279,8 +279,11 @@ static void remove_left_over(const struct writing *w)
         close(fd);
 }
 
-/* Removes the oldest checkpoints beyond the limit. Only whole ones count. The one that was just written stays, even if
- * the folder has newer ones, because the job may have gone back to an older checkpoint. */
+/*
+ * Removes the oldest checkpoints beyond the limit. Incomplete checkpoints do not count, and stay. The checkpoint
+ * that was just written stays, even if the folder has newer ones, because the job may have resumed from an older
+ * checkpoint.
+ */
 static void remove_old(const struct writing *w)
 {
     struct folder_list list;
@@ -333,7 +336,7 @@ static int open_dir(struct writing *w)
     return w->dir < 0 ? -errno : 0;
 }
 
-/* Makes the folder with the hidden name, and opens it. On several nodes, the first node makes it. */
+/* Makes the folder with the hidden name, and opens it. With several nodes, another node may already have made it. */
 static int make_hidden(struct writing *w)
 {
     const struct disk *disk = w->order->disk;
@@ -410,8 +413,8 @@ static void note_replaced(struct writing *w)
 }
 
 /*
- * Gives the checkpoint its name, after all of it is on the disk. An earlier run's checkpoint of that name gets the
- * hidden name, and is removed after the names are synced, now or before the next save.
+ * Gives the checkpoint its name, after all of it is on the disk. An existing checkpoint of that name gets the hidden
+ * name. It is removed after the names are synced; if that fails, the next save removes it.
  */
 static int publish_folder(struct writing *w)
 {
@@ -457,7 +460,7 @@ static int finish_checkpoint(struct writing *w)
     return 0;
 }
 
-/* Writes this node's part of the description, by which node 0 finds its files. */
+/* Writes this node's part of the description, from which node 0 learns this node's files. */
 static int finish_part(struct writing *w)
 {
     char name[NAME_BYTES];
@@ -515,7 +518,7 @@ int checkpoint_write(struct checkpoint_order *order, char *why, size_t why_size)
     struct writing *w = writing_new(order);
     int r;
 
-    assert(order->description.n_files == 0); /* they are added here */
+    assert(order->description.n_files == 0); /* write_tensors() adds the files */
     if (!w) {
         snapshot_give_up(order->snapshot);
         snprintf(why, why_size, "no memory");
@@ -527,14 +530,14 @@ int checkpoint_write(struct checkpoint_order *order, char *why, size_t why_size)
         r = begin_checkpoint(w);
     if (r == 0)
         r = write_files(w);
-    snapshot_give_up(order->snapshot); /* it has been read, or will not be */
+    snapshot_give_up(order->snapshot); /* no more reads follow */
     if (r == 0)
         r = is_sharded(w) ? finish_part(w) : finish_checkpoint(w);
     if (r != 0 && order->cancelled)
         r = -ECANCELED;
     if (r != 0 && r != -ECANCELED)
         explain_failure(w, r, why, why_size);
-    if (r != 0 && w->folder >= 0 && !w->published && !is_sharded(w)) /* else node 0's next save removes it */
+    if (r != 0 && w->folder >= 0 && !w->published && !is_sharded(w)) /* several nodes: node 0's next save */
         (void)order->disk->remove_folder(order->disk, w->dir, w->hidden);
     writing_free(w);
     return r > 0 ? -EINVAL : r;

@@ -23,7 +23,7 @@
 enum { MAX_QUEUED_PACKETS = 64 * 1024, MAX_QUEUED_BYTES = 64 << 20 };
 
 enum {
-    EXIT_WAIT_MS = 500, /* from the end of the socket to the end of the process; picked, usually it is below 10 */
+    EXIT_WAIT_MS = 500, /* from the end of the socket to the end of the process; picked; usually below 10 ms */
     LATE_MS = 500,      /* if a timer is so late, this process did not run, and packets of the child may be unread */
     MIN_ORDERS = 16,
     EXIT_NOT_LOADED = 127, /* status with which the dynamic loader ends a process before its main() */
@@ -40,9 +40,9 @@ struct child {
     uv_timer_t timer;
     unsigned n_handles; /* libuv handles that are not closed yet */
     bool has_process, has_poll, has_words_poll, has_timer;
-    bool runs; /* the process runs */
+    bool runs;
     bool gives_fds;
-    int fd, child_fd; /* ours, and the child's until it runs */
+    int fd, child_fd; /* ends of the socket; child_fd is closed when the child runs */
     int events;       /* the events that poll watches for */
     struct frame_queue queue;
     struct frame_batch batch;   /* if gives_fds is false */
@@ -50,7 +50,7 @@ struct child {
     struct last_words words;
 
     bool ready;
-    bool eof; /* of the socket */
+    bool eof; /* the socket has ended */
     bool failing, told;
     bool closed; /* by the owner */
 
@@ -84,7 +84,7 @@ int64_t child_pid(const struct child *child)
     return child->process.pid;
 }
 
-/* The first thread of a process may end before its other threads, and is a zombie until they end. */
+/* A process whose first thread has ended is shown as a zombie. It still runs if it has other threads. */
 uint64_t child_start_time(int64_t pid)
 {
     enum { STAT_BYTES = 1024 };
@@ -108,7 +108,7 @@ uint64_t child_start_time(int64_t pid)
 
 /* ---- failure -------------------------------------------------------------------------------------------- */
 
-/* Does not use the loop's time, because that is as old as the loop's round. */
+/* Does not use uv_now(), because the loop sets that only once per round. */
 static uint64_t now_ms(void)
 {
     return uv_hrtime() / 1000000;
@@ -128,11 +128,11 @@ static void child_kill(struct child *child)
 {
     if (child->runs)
         (void)uv_process_kill(&child->process, SIGKILL);
-    if (child->traffic) /* its further work is not reported */
+    if (child->traffic) /* the child reports no further work */
         traffic_stop(child->traffic, uv_hrtime());
 }
 
-/* failed() comes from the timer, and so never during a call of the owner. */
+/* The timer calls failed(), so that failed() never runs during a call by the owner. */
 static void begin_failing(struct child *child, const uint64_t *tag)
 {
     child->failing = true;
@@ -166,7 +166,7 @@ static void tell_failure(struct child *child)
     struct child_failure failure = {
         .said = child->said, .what = child->what, .has_tag = child->has_tag, .tag = child->tag};
 
-    assert(!child->closed); /* only late() and freed() come then */
+    assert(!child->closed); /* failed() is not called after child_close() */
     if (child->told)
         return;
     child->told = true;
@@ -294,7 +294,7 @@ static void serve_packet(struct child *child, const struct frame_packet *packet)
                    packet->status == FRAME_E_FDS ? "a descriptor" : "a packet of more than 131071 bytes");
 }
 
-/* Notes the end of the socket. If the child does not report a reason, its exit status or signal is the reason. */
+/* Notes the end of the socket. The process should end soon; its exit status or signal tells the reason. */
 static void note_eof(struct child *child)
 {
     child->eof = true;
@@ -303,7 +303,7 @@ static void note_eof(struct child *child)
     wake_at(child, child->exit_deadline_ms);
 }
 
-/* Serves one packet with its descriptors. Return: as serve_batch(). */
+/* Serves one packet with its descriptors. Return: true if there may be more to read at once. */
 static bool serve_buffer(struct child *child)
 {
     struct frame_buffer *buffer = &child->buffer;
@@ -330,7 +330,7 @@ static bool serve_buffer(struct child *child)
     }
 }
 
-/* Return: true if there may be more to read at once. */
+/* Serves all packets that one call reads. Return: true if there may be more to read at once. */
 static bool serve_batch(struct child *child)
 {
     struct frame_batch *batch = &child->batch;
@@ -365,8 +365,8 @@ static void want_events(struct child *child)
 }
 
 /*
- * If the socket ends while something is unread, libuv reports an error (UV_EBADF) and stops watching. Packets that the
- * child sent before can still be read.
+ * If the socket ends while packets are unread, libuv reports an error (UV_EBADF) and stops watching. These packets can
+ * still be read, so they are served first.
  */
 static void on_poll(uv_poll_t *poll, int status, int events)
 {
@@ -434,7 +434,7 @@ static void on_words(uv_poll_t *poll, int status, int events)
         (void)uv_poll_stop(poll);
 }
 
-/* The dynamic loader has ended the process, and has written the reason to standard error. */
+/* Fails the child after the dynamic loader has ended the process. The loader wrote its reason to standard error. */
 static void fail_unloaded(struct child *child)
 {
     (void)last_words_read(&child->words);
@@ -457,7 +457,7 @@ static void on_process_exit(uv_process_t *process, int64_t status, int signal)
         uv_close((uv_handle_t *)process, on_closed);
         return;
     }
-    /* First serves the packets that were sent before the process ended: they count, and may give the reason. */
+    /* First serves the packets that the process had sent, because they count, and may have the reason of its end. */
     while (!child->failing && serve_batch(child))
         ;
     if (signal > 0)
@@ -485,7 +485,7 @@ static void environment_free(char **environment)
 }
 DEFINE_CLEANUP(char **, environment_free);
 
-/* Is the variable (NAME=VALUE) among the names? A name that ends in * stands for all that begin so. */
+/* Is the variable (NAME=VALUE) among the names? "X*" names all variables that begin with X. */
 static bool is_named(const char *variable, const char *const *names, size_t n_names)
 {
     for (size_t i = 0; i < n_names; i++) {
@@ -518,7 +518,7 @@ static char **environment_new(const struct child *child)
     return steal_ptr(environment);
 }
 
-/* Finds the executable of that name in the folder of the running program. path: "" if there is none. */
+/* Finds an executable in the folder of the running program. path: gets the executable's path, or "". */
 static void find_neighbour(const char *name, char *path, size_t size)
 {
     ssize_t n = readlink("/proc/self/exe", path, size - 1);
@@ -546,7 +546,7 @@ static char *find_program(const struct child_options *options)
     return strdup(neighbour[0] != '\0' ? neighbour : options->name);
 }
 
-/* The child's end of the socket becomes its descriptor 3. */
+/* The child's end of the socket becomes descriptor 3 of the process. */
 int child_start(struct child *child, char *why, size_t why_size)
 {
     _cleanup_(environment_freep) char **environment = environment_new(child);
@@ -674,7 +674,7 @@ int child_send(struct child *child, const void *data, int n_bytes, int *fds, siz
 {
     int n = child_is_over(child) ? -EPIPE : n_bytes, r = 0;
 
-    assert(n_bytes != 0); /* a command has bytes, and would be lost */
+    assert(n_bytes != 0); /* an empty command would be lost */
     if (n > 0)
         r = frame_queue_send(&child->queue, child->fd, data, (size_t)n, fds, n_fds);
     for (size_t i = 0; n <= 0 && i < n_fds; i++)
@@ -706,7 +706,7 @@ void child_close(struct child *child)
         uv_close((uv_handle_t *)&child->poll, on_closed);
     if (child->has_words_poll)
         uv_close((uv_handle_t *)&child->words_poll, on_closed);
-    /* Keeps the handle of a process that still runs until it has ended, because it would else stay a zombie. */
+    /* If the process still runs, on_process_exit() closes its handle; without it the process would stay a zombie. */
     if (child->has_process && !child->runs)
         uv_close((uv_handle_t *)&child->process, on_closed);
 }

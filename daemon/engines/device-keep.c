@@ -20,8 +20,8 @@ _Static_assert(sizeof(struct device_facts) ==
 /* ---- the plan ---------------------------------------------------------------------------------------------- */
 
 /*
- * Makes the plan or finds it, and reserves its pages at once, because they are few. Return: 0; -EBADFD if the plan that
- * was found is of another layout; or -errno.
+ * Makes the plan, or finds the plan of an earlier daemon. Reserves its few pages at once. Return: 0; -EBADFD if the
+ * found plan has another layout; or another -errno.
  */
 static int make_plan(struct device_keep *keep, const struct device_plan_options *options)
 {
@@ -99,7 +99,7 @@ int device_keep_add(struct device_keep *keep, unsigned local_rank, enum device_p
     assert(local_rank < keep->plan.head->n_local);
     assert((unsigned)kind < DEVICE_N_PIECES);
     assert(fd >= 0);
-    assert(keep->fds[local_rank][kind] < 0); /* the memory of the first one may be mapped */
+    assert(keep->fds[local_rank][kind] < 0); /* a replaced piece might still be mapped */
     keep->fds[local_rank][kind] = fd;
     keep->facts->n_bytes[local_rank][kind] = n_bytes;
     print_name(name, sizeof(name), local_rank, kind);

@@ -3,9 +3,10 @@
 
 /*
  * The keep outlives an engine of GPUs. It has the descriptors of the device memory that the engine has allocated, and
- * segments of host memory (the plan, the inputs and results of orders, facts, and how far trainers' GPUs have come). A
- * killed engine's memory stays on the GPUs while any process holds these descriptors. The next engine maps it, restores
- * data that a reduction or gather has left torn, and finishes an update when it is ordered again.
+ * segments of host memory (the plan, the inputs and results of orders, facts, and the progress of trainers' GPUs). A
+ * killed engine's memory stays on the GPUs while any process holds these descriptors. The next engine maps this memory,
+ * and restores data that an interrupted reduction or gather left incomplete. It finishes an interrupted update when the
+ * update is ordered again.
  *
  * The keep outlives the daemon, too: the keeper of descriptors (core/base/keep.h) has copies of all of them, and
  * device_keep_init() of the next daemon finds them.
@@ -22,11 +23,11 @@
 
 /* Facts about this node's device memory, for the next daemon. */
 struct device_facts {
-    uint64_t n_bytes[DEVICE_MAX_LOCAL][DEVICE_N_PIECES]; /* the size that was allocated; 0: not allocated yet */
+    uint64_t n_bytes[DEVICE_MAX_LOCAL][DEVICE_N_PIECES]; /* allocated size; 0: not allocated yet */
     uint8_t gpus[DEVICE_MAX_LOCAL][DEVICE_GPU_BYTES];    /* UUIDs of the GPUs that have the memory */
-    uint64_t released[DEVICE_MAX_LOCAL];                 /* points up to this one are not waited for */
-    int64_t pid;         /* of the last engine: no other process may touch the memory until it has ended */
-    uint64_t start_time; /* of that process, as child_start_time() has it */
+    uint64_t released[DEVICE_MAX_LOCAL];                 /* orders do not wait for points up to this one */
+    int64_t pid;         /* of the last engine; until it has ended, no other process may use the memory */
+    uint64_t start_time; /* child_start_time() of that process */
 };
 
 struct device_keep {
@@ -41,23 +42,24 @@ struct device_keep {
     bool in_use;                                /* an engine that has not ended uses it */
 };
 
-/* Makes the segments, or finds them and the descriptors. Loop thread. Return: 0 or -errno. */
+/* Makes the segments, or finds the segments and descriptors of an earlier daemon. Loop thread. Return: 0 or -errno. */
 int device_keep_init(struct device_keep *keep, const struct device_plan_options *options);
 /* Reserves the pages of the segments. Any thread. Return: 0 or -errno. */
 int device_keep_reserve(const struct device_keep *keep);
-/* Were the segments found, as an earlier daemon left them? */
+/* Return: true if the segments were made by an earlier daemon. */
 bool device_keep_was_found(const struct device_keep *keep);
-/* Adds a piece that was allocated. Takes ownership of the descriptor. Return: 0, or -errno if it cannot be kept. */
+/* Adds a piece that was allocated. Takes ownership of the descriptor. Return: 0, or -errno if the keeper of descriptors
+ * does not keep the descriptor. */
 int device_keep_add(struct device_keep *keep, unsigned local_rank, enum device_piece_kind kind, int fd,
                     uint64_t n_bytes);
 /*
  * Several nodes: forgets which reductions are done, because an earlier daemon may have used the numbers of this
- * daemon's reductions. No result of a step that it left open is used.
+ * daemon's reductions. Results of a step that the earlier daemon did not finish are not used.
  */
 void device_keep_forget_ops(struct device_keep *keep);
 /*
  * Closes the descriptors and frees the names, so that a new keep can use the same names. The segments stay until
- * device_keep_deinit(), because the engine that has them may still be ending.
+ * device_keep_deinit(), because an engine that is still ending may use them.
  */
 void device_keep_let_go(struct device_keep *keep);
 void device_keep_deinit(struct device_keep *keep);

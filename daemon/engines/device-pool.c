@@ -97,8 +97,8 @@ static uint64_t first_offset(const struct device_pool *pool)
 }
 
 /*
- * Places a parameter at the head, over the parameters that were placed first, which follow the head. Return: false if
- * the request needs one of those.
+ * Places a parameter at the head, and drops the parameters whose places it overlaps. Return: false if the request that
+ * is being served needs one of the latter.
  */
 static bool take_place(struct device_pool *pool, uint32_t param)
 {

@@ -18,17 +18,17 @@ struct device_pool;
 
 #define DEVICE_POOL_NOWHERE UINT64_MAX
 
-/* layout: not consumed, must outlive the pool. Return: 0 or -ENOMEM. */
+/* layout: borrowed; it must outlive the pool. Return: 0 or -ENOMEM. */
 int device_pool_new(struct device_pool **out, const struct layout *layout, uint64_t n_bytes);
-void device_pool_free(struct device_pool *pool); /* NULL is fine */
+void device_pool_free(struct device_pool *pool); /* may be NULL */
 
 /* Does the pool have room for all these parameters at the same time? A parameter that is named twice counts twice. */
 bool device_pool_fits(const struct device_pool *pool, const uint32_t *params, size_t n_params);
 
 /*
- * Finds a place for each parameter; all of them must fit. A parameter that has a place keeps it, if the others find
- * room. absent: room for n_params; lists, once each, the parameters that must be loaded into their places. Parameters
- * without elements need no place. Return: the number of absent parameters.
+ * Finds a place for each parameter; all of them must fit. A parameter that has a place keeps it, if the other
+ * parameters find room. absent: an array for n_params numbers; it gets each parameter once that must be loaded into its
+ * place. Parameters without elements need no place. Return: the number of absent parameters.
  */
 size_t device_pool_place(struct device_pool *pool, const uint32_t *params, size_t n_params, uint32_t *absent);
 

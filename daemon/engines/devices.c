@@ -23,16 +23,16 @@
 enum {
     FIRST_PAUSE_MS = 100,
     CONNECT_MS = 60 * 1000, /* contexts on eight GPUs and NCCL between them take seconds, ten and more the first time */
-    ORDER_MS = 10 * 1000,   /* for an order with no other before it: a device that does nothing for so long hangs */
+    ORDER_MS = 10 * 1000,   /* for an order with no other before it; a device that does nothing for longer hangs */
     ORDER_BYTES_PER_MS = 10000, /* a transfer below 10 MB/s counts as stopped; picked */
-    LOST_MS = 5000,             /* for the writes that a dead trainer's GPU had begun */
+    LOST_MS = 5000,             /* time for the writes that a dead trainer's GPU had begun */
     PREDECESSOR_MS = 5,
     FIRST_TRIES = 3, /* several nodes: tries before an engine was ready; picked */
     BATCH_MOVES = 256,
     BOUNCE = 0, /* number of the segment for copies */
     /*
-     * Several nodes: an order may wait for slow GPUs of other nodes, which this node does not see. Nothing is lost if
-     * the engine is replaced for that, so the limit is a chosen value.
+     * Several nodes: used instead of ORDER_MS, because an order may wait for slow GPUs of other nodes, which this node
+     * does not see. Picked; replacing a slow engine loses nothing.
      */
     OTHERS_MS = 60 * 1000,
 };
@@ -41,7 +41,7 @@ struct order {
     struct order *next;
     struct device_command command; /* the order owns its array */
     void *array;
-    uint64_t tag; /* its tag in the present engine; 0: not submitted to it */
+    uint64_t tag; /* the order's tag in the present engine; 0: not submitted */
     uint64_t n_bytes;
     devices_done done;
     void *userdata;
@@ -57,7 +57,7 @@ struct copy {
     struct devices_move moves[];
 };
 
-/* A part of a move that lies in the bounce segment. */
+/* A part of a move, and its place in the bounce segment. */
 struct part {
     const struct devices_move *move;
     uint64_t from_bytes, n_bytes; /* in the move */
@@ -68,7 +68,7 @@ struct devices {
     struct devices_options options;
     struct device_keep keep;
     struct segment bounce;
-    const struct segment *shared[DEVICES_N_SEGMENTS]; /* besides bounce; NULL: none */
+    const struct segment *shared[DEVICES_N_SEGMENTS]; /* without bounce; NULL: not shared */
     bool closing;
     struct device *device;
     uv_timer_t pause, lost;
@@ -76,7 +76,7 @@ struct devices {
     uint32_t lost_ranks; /* local ranks whose process is gone, as a mask */
     uint32_t generation;
     uint32_t wanted; /* several nodes: the generation to start; 0: none */
-    struct early {   /* a value that another node's engine has put before ours was started */
+    struct early {   /* a value that another node's engine has put before this node's engine was started */
         char key[DEVICE_MAX_KEY_BYTES + 1];
         uint8_t value[DEVICE_MAX_VALUE_BYTES];
         size_t n_bytes; /* 0: none */
@@ -89,9 +89,9 @@ struct devices {
     uint64_t last_tag, n_collectives, n_waiting_bytes;
     struct order *orders, **last_order;
     struct copy *copies, **last_copy;
-    bool copying; /* the parts are being copied */
-    bool working; /* workers are copying them */
-    bool filling; /* work: host to bounce; else bounce to host */
+    bool copying; /* a batch of parts is being copied */
+    bool working; /* workers are copying between host and bounce */
+    bool filling; /* workers copy from host to bounce; else from bounce to host */
     struct work work;
     struct part parts[BATCH_MOVES];
     size_t n_parts;
@@ -139,7 +139,7 @@ static void set_tag(struct device_command *command, uint64_t tag, uint32_t timeo
     }
 }
 
-/* Removes points from the order that were released since it was made. */
+/* Sets points of the order to 0 that were released since the order was made. */
 static void drop_released(const struct devices *devices, const struct order *order)
 {
     struct device_slot *slots = order->array;
@@ -188,17 +188,17 @@ static void watch_lost(struct devices *devices)
     (void)uv_timer_start(&devices->lost, on_lost, LOST_MS, 0);
 }
 
-/* Submits the order to the engine. If that fails, the engine is failing, and the next one gets the order. */
+/* Submits the order to the engine. If that fails, the engine is failing, and the next engine gets the order. */
 static void give(struct devices *devices, struct order *order)
 {
     uint64_t base_ms = devices->options.n_nodes > 1 && failpoint("others") == 0 ? OTHERS_MS : ORDER_MS;
     uint64_t timeout_ms = base_ms + devices->n_waiting_bytes / ORDER_BYTES_PER_MS;
 
     assert(devices->ready);
-    assert(order->tag == 0); /* no engine has it */
+    assert(order->tag == 0); /* it is not submitted yet */
     order->tag = ++devices->last_tag;
     drop_released(devices, order);
-    /* Gradients that a rank pushed before its process ended may be reduced long after, so the wait begins here. */
+    /* A lost rank's gradients may be reduced long after its process ended, so the wait for its GPU begins here. */
     if (names_lost(devices, order) && !uv_is_active((uv_handle_t *)&devices->lost))
         watch_lost(devices);
     set_collective(devices, &order->command);
@@ -207,7 +207,7 @@ static void give(struct devices *devices, struct order *order)
 }
 
 /*
- * Queues a copy of the order, and submits it if an engine is ready. Takes ownership of its array, even on failure.
+ * Queues a copy of the order, and submits it if an engine is ready. Takes ownership of order->array, even on failure.
  * Return: 0 or -ENOMEM.
  */
 static int add_order(struct devices *devices, const struct order *order)
@@ -332,7 +332,7 @@ static void cancel_copies(struct devices *devices)
     }
 }
 
-/* All parts of the batch are copied; values that were read are in the daemon's memory. */
+/* Called when all parts of the batch are copied, and values that were read are in the daemon's memory. */
 static void batch_done(struct devices *devices)
 {
     struct copy *copy = devices->copies;
@@ -370,7 +370,7 @@ static void moves_done(void *userdata, int result)
     post_work(devices);
 }
 
-/* Orders the parts of the batch. Return: 0, or -ENOMEM; copy_work_done() then posts the work again, and retries. */
+/* Makes an order for the parts of the batch. Return: 0 or -ENOMEM; after -ENOMEM copy_work_done() retries. */
 static int order_moves(struct devices *devices)
 {
     struct device_move *moves = calloc(devices->n_parts, sizeof(*moves));
@@ -409,7 +409,7 @@ static void copy_work_done(struct work *work)
     else if (!devices->filling || devices->n_parts == 0)
         batch_done(devices);
     else if (order_moves(devices) < 0)
-        post_work(devices); /* again, because memory may be free then */
+        post_work(devices); /* a retry, because memory may be free later */
 }
 
 static void start_batch(struct devices *devices)
@@ -551,7 +551,7 @@ static void engine_has_done(void *userdata, const struct device_done *done)
     const struct devices_ops ops = devices->options.ops;
     struct order *order = remove_order(devices, done->tag);
 
-    assert(order); /* the engine has no other orders */
+    assert(order); /* gpu-engine.c accepts no other reports */
     devices->n_failures = 0;
     end_order(order, 0);
     ops.after(ops.userdata);
@@ -566,7 +566,8 @@ static void engine_puts(void *userdata, const char *key, const uint8_t *value, s
     ops.after(ops.userdata);
 }
 
-/* The first engines of several nodes may have failed only because another node's daemon, and its engine, was killed. */
+/* Return: true if a failed engine is replaced. With several nodes, the first engines may have failed only because
+ * another node's daemon was killed with its engine. */
 static bool may_be_replaced(const struct devices *devices)
 {
     return devices->was_ready || (devices->options.n_nodes > 1 && devices->n_failures < FIRST_TRIES);
@@ -591,7 +592,7 @@ static void engine_has_failed(void *userdata, const struct device_failure *failu
 
     snprintf(why, sizeof(why), failure->said ? "the engine of the GPUs says: %s" : "the engine of the GPUs %s",
              failure->what);
-    device_close(steal_ptr(devices->device)); /* the next one is started when it has ended */
+    device_close(steal_ptr(devices->device)); /* engine_has_ended() starts the next engine */
     has_failed(devices, why);
 }
 
@@ -608,7 +609,7 @@ static void start_later(struct devices *devices)
     uint64_t pause_ms =
         devices->n_failures < 2 ? 0 : MIN((uint64_t)FIRST_PAUSE_MS << (shift - 2), (uint64_t)DEVICES_MAX_PAUSE_MS);
 
-    /* The loop starts it, so that a start that fails at once is handled like any other failure. */
+    /* The loop starts the engine, so that a start that fails at once is handled like any other failure. */
     (void)uv_timer_start(&devices->pause, on_pause, pause_ms, 0);
 }
 
@@ -630,7 +631,7 @@ static bool is_collective(const struct order *order)
            order->command.type == DEVICE_COMMAND_FETCH;
 }
 
-/* Cancels the orders that move data between ranks, because only their callers submit them again. */
+/* Cancels the orders that move data between ranks. Their callers submit them again. */
 static void cancel_collectives(struct devices *devices)
 {
     struct order *ended = NULL, **link = &devices->orders;
@@ -657,7 +658,7 @@ static void cancel_collectives(struct devices *devices)
     }
 }
 
-/* Ends an order whose end the engine reported before it was killed. The report is read only now. */
+/* Ends an order whose end the engine had reported, if the report was read only after the engine was killed. */
 static void engine_had_done(void *userdata, const struct device_done *done)
 {
     struct devices *devices = userdata;
@@ -668,8 +669,8 @@ static void engine_had_done(void *userdata, const struct device_done *done)
 }
 
 /*
- * The engine has ended. The next one gets its unfinished orders. With several nodes, orders that move data between
- * ranks are cancelled, and their callers submit them again.
+ * Call it when the engine has ended. Leaves the engine's unfinished orders to the next engine. With several nodes,
+ * cancels orders that move data between ranks; their callers submit them again.
  */
 static void forget_engine(struct devices *devices)
 {
@@ -694,7 +695,7 @@ static void engine_has_ended(void *userdata)
     ops.after(ops.userdata);
 }
 
-/* Kills the engine of an earlier daemon, which ends shortly after that daemon. Return: true if it still runs. */
+/* Kills the engine of an earlier daemon if it still runs. Return: true if it was running, so it has not ended yet. */
 static bool predecessor_runs(const struct devices *devices)
 {
     const struct device_facts *facts = devices->keep.facts;
@@ -774,7 +775,7 @@ int devices_new(struct devices **out, const struct devices_options *options)
         return r;
     }
     devices->options = *options;
-    devices->options.plan.layout = NULL; /* it is not needed any more */
+    devices->options.plan.layout = NULL; /* it may be freed after this call */
     devices->was_ready = device_keep_was_found(&devices->keep);
     devices->last_order = &devices->orders;
     devices->last_copy = &devices->copies;
@@ -820,7 +821,7 @@ void devices_next(struct devices *devices, uint32_t generation)
     devices_stop(devices);
     devices->wanted = generation;
     if (!devices->keep.in_use && !devices->cancelled)
-        start_later(devices); /* else engine_has_ended() starts it */
+        start_later(devices); /* else engine_has_ended() starts the engine */
 }
 
 void devices_value(struct devices *devices, const char *key, const uint8_t *value, size_t n_bytes)
@@ -867,7 +868,7 @@ void devices_stop(struct devices *devices)
         return; /* nothing was started, and a worker may still be reserving the keep */
     (void)uv_timer_stop(&devices->pause);
     device_close(steal_ptr(devices->device));
-    if (!devices->keep.in_use) /* else engine_has_ended() does it: until then it is unknown which orders are done */
+    if (!devices->keep.in_use) /* else engine_has_ended() does it, when all reports have been read */
         forget_engine(devices);
 }
 
@@ -876,7 +877,7 @@ void devices_cancel(struct devices *devices)
     devices->cancelled = true;
     devices_stop(devices);
     cancel_orders(devices);
-    if (!devices->working) /* else copy_work_done() does it, because workers use the memory of the copies */
+    if (!devices->working) /* else copy_work_done() does it, because workers still use the copies */
         cancel_copies(devices);
 }
 

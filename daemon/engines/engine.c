@@ -20,14 +20,14 @@ _Static_assert((int)ENGINE_GRACE_MS == (int)CHILD_GRACE_MS && (int)ENGINE_MAX_WH
 
 _Static_assert((int)ENGINE_SETUP_SEGMENTS <= (int)FRAME_MAX_FDS, "the setup is one packet");
 
-enum { SENT, RECEIVED }; /* indices of child_order.expected, in bytes */
+enum { SENT, RECEIVED }; /* indices of child_order.expected, which has numbers of bytes */
 
 struct engine {
     struct engine_ops ops;
     struct child *child;
     struct wire_arena arena;
     uint8_t *packet;
-    bool started; /* ended() must still be called */
+    bool started; /* the process was started, so on_freed() calls ended() */
 };
 
 /* ---- reports -------------------------------------------------------------------------------------------- */

@@ -2,17 +2,16 @@
 #pragma once
 
 /*
- * The engine: a child process that moves bytes between nodes, and may die at any time. It receives segments of the
- * daemon, which it maps, and orders, over a socketpair in the framing of frame.h. The messages are those of
- * proto/engine.proto.
+ * The engine: a child process that moves bytes between nodes, and may die at any time. The daemon sends it orders, and
+ * segments that it maps, over a socketpair in the framing of frame.h. proto/engine.proto has the messages.
  *
- * An order is a list of moves: bytes of a segment to a node, or from a node into a segment. Within the orders of one
- * tag, the n-th send from node a to node b meets the n-th receive of node b from node a; both have one size. Orders of
- * different tags are independent: any number may run at once, and nodes may submit them in any sequence, even before
- * ready().
+ * An order is a list of moves. A move sends bytes of a segment to a node, or receives bytes from a node into a segment.
+ * Within the orders of one tag, the n-th send from node a to node b belongs to the n-th receive of node b from node a;
+ * both have the same size. Orders of different tags are independent. Any number of them may run at once, and nodes may
+ * submit them in any sequence, even before ready().
  *
- * One engine lives in one generation: after a failure the caller closes it and starts another with the next generation.
- * Bytes that a failed engine has written into receiving segments are void.
+ * An engine belongs to one generation. After a failure the caller closes the engine and starts another one with the
+ * next generation. Bytes that a failed engine has written into receiving segments are void.
  *
  * Rendezvous: the daemon serves the engine's store of keys and values over the socketpair. put() hands a value to the
  * other nodes' daemons, which pass it to their engines of the same generation (engine_value).
@@ -47,7 +46,7 @@ enum engine_failure_kind {
 struct engine_failure {
     enum engine_failure_kind kind;
     const char *what;
-    bool has_tag; /* one order failed; many failures belong to no order */
+    bool has_tag; /* an order failed; many failures belong to no order */
     uint64_t tag; /* of the order that failed */
 };
 
@@ -57,11 +56,11 @@ struct engine_ops {
     void (*done)(void *userdata, const struct engine_done *done);
     void (*put)(void *userdata, const char *key, const uint8_t *value, size_t n_bytes);
     /*
-     * Called once; the process is dead or has been sent SIGKILL. Only ended() comes after it. The caller closes the
-     * engine; within the callback is fine.
+     * Called once, when the process is dead or has been sent SIGKILL. Only ended() is called afterwards. The caller
+     * closes the engine, in this callback or later.
      */
     void (*failed)(void *userdata, const struct engine_failure *failure);
-    /* Called once after engine_close(), when the process has ended and writes no more. NULL: not needed. */
+    /* Called once after engine_close(), when the process has ended and no longer writes. May be NULL. */
     void (*ended)(void *userdata);
     void *userdata;
 };
@@ -70,20 +69,20 @@ struct engine_options {
     uv_loop_t *loop;
     /*
      * The program. NULL: the value of ZEROD_ENGINE in the environment, else the installed zerod-engine-gloo in the
-     * folder of the running program, else the one on PATH.
+     * folder of the running program, else zerod-engine-gloo on PATH.
      */
     const char *program;
     enum engine_kind kind;
     uint32_t generation;
     unsigned node, n_nodes;
-    const char *address; /* host of this node: the interface that its connections are bound to */
+    const char *address; /* this node's host: the engine binds its connections to this interface */
     /*
-     * NULL entry: no segment of that number. Not consumed: not used after engine_new() returns, as the engine has its
-     * own descriptors.
+     * The segments by number; NULL: no segment has that number. They may be freed when engine_new() has returned,
+     * because the engine has its own descriptors.
      */
     const struct segment *const *segments;
     size_t n_segments;       /* at most ENGINE_SETUP_SEGMENTS */
-    struct traffic *traffic; /* N_TRAFFIC counters of its orders, used until engine_close(); NULL: none */
+    struct traffic *traffic; /* N_TRAFFIC counters of the engine's orders, used until engine_close(); NULL: none */
     uint32_t connect_timeout_ms;
     struct engine_ops ops;
 };
@@ -91,17 +90,18 @@ struct engine_options {
 /* Starts the process. Return: 0, or -errno with a sentence in why. */
 int engine_new(struct engine **out, const struct engine_options *options, char *why, size_t why_size);
 
-/* Kills the process. Of the callbacks only ended() still comes, from the loop or during this call. NULL is fine. */
+/* Kills the process. Afterwards the loop, or engine_close() itself, calls ended(), and no other callback. engine: may
+ * be NULL. */
 void engine_close(struct engine *engine);
 
-/* Submits an order, and copies its moves. Return: 0, or -errno; failed() then comes, or has come. */
+/* Submits an order, and copies its moves. Return: 0, or -errno if failed() is called soon, or has been called. */
 int engine_order(struct engine *engine, const struct engine_order *order);
 
 /* Passes to the engine a value that another node's engine of this generation has put. Return: as engine_order(). */
 int engine_value(struct engine *engine, const char *key, const uint8_t *value, size_t n_bytes);
 
 /*
- * Passes a segment to the engine. It replaces a segment of that number, which earlier orders still use. Return: as
+ * Passes a segment to the engine. For later orders it replaces an earlier segment of that number. Return: as
  * engine_order().
  */
 int engine_share(struct engine *engine, uint32_t number, const struct segment *segment);

@@ -24,8 +24,8 @@ struct device {
     struct wire_arena arena;
     uint8_t *packet;
     unsigned n_memories; /* local ranks whose memory the engine has reported */
-    bool started;        /* ended() must still be called */
-    /* Orders that were submitted and not reported. The child has the same, but forgets them when it fails. */
+    bool started;        /* the process was started, so on_freed() calls ended() */
+    /* Tags of the orders that were submitted and not reported. The child's own list is lost when the child fails. */
     uint64_t *tags;
     size_t n_tags, n_tags_allocated;
     uint64_t trainers_tag; /* of the last order that waits for trainers; 0: none did */
@@ -185,7 +185,7 @@ static void on_child_failed(void *userdata, const struct child_failure *failure)
                                              });
 }
 
-/* An engine that has reported the end of an order may have reused its lane since, so the order counts as done. */
+/* An order whose end was reported counts as done, because the engine may have reused the order's lane since. */
 static void on_late(void *userdata, const uint8_t *data, size_t n_bytes)
 {
     struct device *device = userdata;
@@ -208,7 +208,7 @@ static void device_free(struct device *device)
     free(device);
 }
 
-/* The process has ended, because its handle is closed only then. */
+/* Called by child.c when the process has ended. */
 static void on_freed(void *userdata)
 {
     struct device *device = userdata;
@@ -299,8 +299,8 @@ static int submit_memory(struct device *device, unsigned local_rank)
 }
 
 /*
- * Does the order wait for trainers' GPUs? Until they have come so far, the engine is not late; but the wait has a
- * limit, too.
+ * Does the order wait for trainers' GPUs? If so, its deadline is at least DEVICE_TRAINER_MS away, because the engine is
+ * not to blame for slow trainers.
  */
 static bool awaits_trainers(const struct device_command *command)
 {
@@ -346,7 +346,7 @@ int device_order(struct device *device, const struct device_command *command)
     }
     if (awaits_trainers(command))
         device->trainers_tag = order.tag;
-    /* Orders behind it wait as well. */
+    /* Orders that follow an order that waits for trainers wait as well. */
     if (order.tag == device->trainers_tag || child_find(device->child, device->trainers_tag))
         timeout_ms = MAX(timeout_ms, (uint32_t)DEVICE_TRAINER_MS);
     r = child_expect(device->child, &order, timeout_ms);
@@ -390,8 +390,8 @@ int64_t device_pid(const struct device *device)
 
 /*
  * The engine's environment: all variables of CUDA and NCCL, because a cluster may need any of them (the network card,
- * plugins, MPS); HOME, where the driver caches code and NCCL looks for its file; and the variables of the stand-ins. No
- * other variable, because it may hold a secret.
+ * plugins, MPS); HOME, where the driver caches code and NCCL looks for its file; and the variables of the stand-ins.
+ * Other variables are not passed, because they may hold secrets.
  */
 static const char *const environment[] = {"CUDA_*", "NCCL_*", "HOME", "TMPDIR", "ZEROD_SIM"};
 

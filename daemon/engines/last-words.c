@@ -11,7 +11,7 @@
 #include "core/base/base.h"
 #include "core/base/log.h"
 
-enum { READS_AT_ONCE = 16 }; /* of 4 KiB, so that a child that writes without end does not block the loop */
+enum { READS_AT_ONCE = 16 }; /* reads of 4 KiB; more are left to the next call, so that the loop does not block */
 
 int last_words_init(struct last_words *words)
 {
@@ -22,7 +22,7 @@ int last_words_init(struct last_words *words)
         return -errno;
     words->fd = fds[0];
     words->child_fd = fds[1];
-    /* Only our end does not block: the child writes as it would to a terminal. */
+    /* The child's end blocks, because programs expect that of standard error. */
     return fcntl(words->fd, F_SETFL, O_NONBLOCK) < 0 ? -errno : 0;
 }
 

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The standard error of a child process: a pipe. Its lines go into this process's log. The last line is kept, because
- * only there the dynamic loader names a library that it does not find. One thread.
+ * Reads the standard error of a child process through a pipe, and logs its lines. Keeps the last line, because the
+ * dynamic loader names a missing library only there. One thread calls the functions.
  */
 
 #include <stdbool.h>
@@ -12,7 +12,7 @@
 enum { LAST_WORDS_MAX_BYTES = 511 };
 
 struct last_words {
-    int fd, child_fd; /* ours, and the child's until it runs; -1: none */
+    int fd, child_fd; /* ends of the pipe; child_fd is closed when the child runs; -1: closed */
     size_t n_bytes;
     bool line_ended;
     char line[LAST_WORDS_MAX_BYTES + 1];
@@ -22,8 +22,8 @@ struct last_words {
 
 /* Return: 0, or -errno. */
 int last_words_init(struct last_words *words);
-/* Logs the remaining lines first. */
+/* Logs the remaining lines, and closes the pipe. */
 void last_words_deinit(struct last_words *words);
 
-/* Logs the lines that have come. Return: false if no more will come. */
+/* Logs the lines that have arrived. Return: false if no more lines will arrive. */
 bool last_words_read(struct last_words *words);

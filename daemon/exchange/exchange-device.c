@@ -2,7 +2,7 @@
 
 /*
  * Motions between the GPUs of several nodes. Node 0 announces each parcel, the gathering after an update and, in stage
- * 3, each gather of a rank. Each node orders them from its engine of GPUs in the sequence of the announcements.
+ * 3, each gather of a rank. Each node submits these motions to its GPUs' engine in the sequence of the announcements.
  */
 
 #include <assert.h>
@@ -19,7 +19,7 @@
 
 static const char *give_waiting(struct exchange *exchange);
 
-/* Orders the next motions, because a motion has ended. Ends the generation if a motion cannot be ordered. */
+/* Submits the next motions. Call it when a motion has ended. Ends the generation if a motion cannot be submitted. */
 static void go_on_giving(struct exchange *exchange)
 {
     const char *wrong = give_waiting(exchange);
@@ -42,7 +42,7 @@ static void reduced_there(void *userdata, struct reduction *reduction)
     for (unsigned i = 0; i < reduction->step->n_local; i++)
         if (reduction->held[i])
             ring_unhold(steal_ptr(reduction->held[i]));
-    if (reduction->cancelled) { /* the generation has ended: node 0 announces the motion again */
+    if (reduction->cancelled) { /* the generation has ended, and node 0 announces the motion again */
         exchange_drop_motion(motion);
         return;
     }
@@ -101,7 +101,7 @@ static void gathered_there(void *userdata, int result)
 
     assert(motion->working);
     motion->working = false;
-    if (result < 0) { /* the generation has ended: node 0 announces the motion again */
+    if (result < 0) { /* the generation has ended, and node 0 announces the motion again */
         exchange_drop_motion(motion);
         return;
     }
@@ -109,7 +109,7 @@ static void gathered_there(void *userdata, int result)
     go_on_giving(exchange);
 }
 
-/* Orders weights: all weights for all ranks after an update, or the parameters of a fetch for one rank. */
+/* Submits a gather of all weights for all ranks, after an update, or of the parameters of a fetch for one rank. */
 static const char *gather_there(struct motion *motion)
 {
     struct step *step = motion->exchange->job->step;
@@ -130,7 +130,7 @@ static const char *gather_there(struct motion *motion)
     return EXCHANGE_NO_MEMORY;
 }
 
-/* Return: whether an earlier motion of the parcel is unfinished. In that motion this node only sends. */
+/* Return: whether an earlier motion of the same parcel, in which this node only sends, is unfinished. */
 static bool is_before(const struct motion *motion)
 {
     for (const struct motion *other = motion->next; other; other = other->next)
@@ -139,7 +139,7 @@ static bool is_before(const struct motion *motion)
     return false;
 }
 
-/* Orders motions in the sequence of node 0's announcements, so that the engines of all nodes get one sequence. */
+/* Submits motions in the sequence of node 0's announcements, so that the engines of all nodes get the same sequence. */
 static const char *give_waiting(struct exchange *exchange)
 {
     for (;;) {

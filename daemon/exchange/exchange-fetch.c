@@ -166,7 +166,7 @@ static void has_come(void *userdata, int result)
     send_served(serving);
 }
 
-/* Return: 0 or -ENOMEM. */
+/* Starts to make the elements in the serving's slot. Return: 0 or -ENOMEM. */
 static int fill_slot(struct serving *serving)
 {
     const struct exchange *exchange = serving->exchange;
@@ -183,7 +183,7 @@ static int fill_slot(struct serving *serving)
                          serving);
 }
 
-/* Out of memory. The node that waits for the elements detects this by its deadline, and so does node 0. */
+/* Ends a serving for lack of memory. The node that waits for its elements, and node 0, then miss a deadline. */
 static void cannot_make(struct work *work)
 {
     has_come(container_of(work, struct serving, work), -ENOMEM);
@@ -241,7 +241,7 @@ void exchange_served(struct exchange *exchange, uint64_t tag)
 {
     struct serving **link = &exchange->servings;
 
-    while (*link && ((*link)->tag != tag || (*link)->dead)) /* a dead one may still be working */
+    while (*link && ((*link)->tag != tag || (*link)->dead)) /* a dead serving may have this tag and still be working */
         link = &(*link)->next;
     if (!*link || (*link)->working)
         return;
@@ -251,13 +251,13 @@ void exchange_served(struct exchange *exchange, uint64_t tag)
 
 /* ---- fetching ------------------------------------------------------------------------------------------ */
 
-/* Return: whether the fetch is of fp32 state, which goes to a segment of the rank that asks. */
+/* Return: whether fp32 state is fetched, which goes to a segment of the rank that asks. */
 static bool is_state(enum fetch_kind kind)
 {
     return kind < FETCH_PUBLISHED;
 }
 
-/* Return: whether the parameter is fetched: another node owns a part of it, or GPUs gather. */
+/* Return: whether the parameter is fetched, because another node owns a part of it, or GPUs gather. */
 static bool is_wanted(const struct exchange *exchange, enum fetch_kind kind, uint32_t p)
 {
     uint64_t start;
@@ -276,7 +276,7 @@ static void ask_others(struct exchange *exchange, struct pending_fetch *fetch)
                                                                            .n_params = fetch->what.n_params});
 }
 
-/* Asks for weights at once. Asks for state one fetch at a time, because each fetch of state has its own segment. */
+/* Asks node 0 for fetches: for state one at a time, because each has its own segment; for weights all at once. */
 static void ask_next(struct exchange *exchange)
 {
     bool reading = false;
@@ -399,7 +399,7 @@ static uint64_t find_destination(const struct exchange *exchange, const struct f
                                : exchange->job->layout->params[what->params[i]].range_offset_bytes;
 }
 
-/* Adds a move from each other node, for the elements of the parameter that it owns. */
+/* Adds a move from each other node, for the elements of the parameter that the other node owns. */
 static void receive_param(struct exchange *exchange, const struct fetch *what, size_t i)
 {
     const struct layout_param *param = &exchange->job->layout->params[what->params[i]];
@@ -421,7 +421,7 @@ static void receive_param(struct exchange *exchange, const struct fetch *what, s
     }
 }
 
-/* Return: the fetch; or NULL if it was cancelled, then node 0 and the sending nodes detect this by their deadlines. */
+/* Return: the fetch, or NULL if it was cancelled. Node 0 and the sending nodes detect that by their deadlines. */
 static struct pending_fetch *find_fetch(const struct exchange *exchange, const struct exchange_service *service)
 {
     struct pending_fetch *fetch = exchange->fetches;
@@ -468,7 +468,7 @@ static bool owns_any(const struct exchange *exchange, uint32_t param)
     return exchange_owned(exchange, exchange->self, param, &start) > 0;
 }
 
-/* Orders a gather between GPUs, unless this node does not ask and owns no part of the parameters. */
+/* Orders a gather between GPUs, if this node has asked for it or owns a part of the parameters. */
 static const char *order_gather(struct exchange *exchange, const struct exchange_service *service)
 {
     bool asks = service->node == exchange->self, has_part = asks;

@@ -8,7 +8,7 @@
 #include "core/wire/node-wire.h"
 #include "daemon/exchange/exchange.h"
 
-/* One piece of one node. Sources are numbered in rank order, so all nodes use the same numbers. */
+/* A piece of a node. All nodes number the sources alike, in rank order. */
 struct source {
     unsigned node, first_rank, piece; /* piece: its number within the node */
 };
@@ -23,13 +23,13 @@ struct motion {
     uint32_t parcel, micro_batch, pass, attempt;
     uint32_t n_orders, n_done;
     bool serves;        /* this node already has the data, and only sends */
-    bool waits;         /* until this node's partial sums are made, or its slot is inspected */
+    bool waits;         /* until this node's partial sums are made, or this node's slot is inspected */
     bool arrived;       /* all orders are done; adding or adopting may still follow */
     bool working;       /* workers add or adopt, or this node's GPUs carry out the motion */
-    bool on_devices;    /* between GPUs: ordered in the sequence of node 0's announcements */
-    bool given;         /* on_devices: ordered from the engine of the GPUs */
+    bool on_devices;    /* moves between GPUs, in the sequence of node 0's announcements */
+    bool given;         /* on_devices: submitted to the engine of the GPUs */
     int incoming;       /* MOTION_PARCEL: the slot of `incoming` for other nodes' pieces; -1: no slot */
-    uint64_t *masks;    /* MOTION_PARCEL: per part, over sources; owned */
+    uint64_t *masks;    /* MOTION_PARCEL: for each part, a mask of its sources; owned */
     uint64_t elsewhere; /* MOTION_PARCEL: mask of nodes that have the data */
     struct ring *ring;  /* the ring whose slot is being added; held */
     struct pending_fetch *fetch;
@@ -50,7 +50,7 @@ struct moving_parcel {
 struct pending_fetch {
     uint64_t id;
     struct fetch what; /* params and offsets_bytes are owned */
-    uint64_t *ids;     /* what.params as a message has them; owned */
+    uint64_t *ids;     /* what.params in the type of messages; owned */
     bool asked;        /* node 0 was asked; a fetch of state first waits for earlier fetches of state */
     struct pending_fetch *next;
 };
@@ -77,16 +77,16 @@ struct exchange {
     struct source sources[STEP_MAX_RANKS];
     unsigned n_sources;
     struct segment incoming, serving, spreading;
-    uint64_t incoming_elems; /* of each slot of incoming */
+    uint64_t incoming_elems; /* elements of each slot of `incoming` */
     bool incoming_taken[NODE_MAX_MOVING];
     struct segment nothing; /* shared in place of a removed segment, so that the engine unmaps it */
     const struct segment *segments[EXCHANGE_N_SEGMENTS];
     const struct ring *shared_ring; /* the ring that the engine maps, or NULL */
-    struct moving_parcel *parcels;  /* of the layout; owned */
+    struct moving_parcel *parcels;  /* one for each parcel of the layout; owned */
     struct motion *motions;
     struct pending_fetch *fetches; /* oldest first */
     struct serving *servings;      /* oldest first */
-    uint64_t slot_bytes;           /* of serving */
+    uint64_t slot_bytes;           /* bytes of each slot of `serving` */
     bool slots_taken[SERVING_SLOTS];
     uint64_t last_fetch;
     struct engine_move *moves; /* ENGINE_MAX_MOVES */
@@ -100,8 +100,8 @@ struct exchange {
 
 void exchange_add_move(struct exchange *exchange, struct engine_move move);
 /*
- * Orders the added moves from the engine under that tag. The timeout grows with the bytes of unfinished orders. Return:
- * false if no move was added.
+ * Submits the added moves to the engine as one order with that tag. The timeout grows with the bytes of unfinished
+ * orders. Return: false if no move was added.
  */
 bool exchange_post(struct exchange *exchange, uint64_t tag, enum traffic_kind traffic);
 /* Return: the motion, or NULL if there is no memory. */
@@ -110,7 +110,7 @@ struct motion *exchange_add_motion(struct exchange *exchange, enum motion_kind k
 void exchange_post_motion(struct exchange *exchange, struct motion *motion);
 /* exchange_add_motion() for a motion that node 0 has announced. */
 struct motion *exchange_add_said(struct exchange *exchange, enum motion_kind kind, const struct exchange_said *said);
-/* Return: whether this node would carry out the motion twice. Then its sums would be added twice. */
+/* Return: whether the motion is already under way on this node, so that its sums would be added twice. */
 bool exchange_is_said_twice(const struct exchange *exchange, const struct exchange_said *said);
 /* Adds, adopts or finishes the motion if its orders are done and it does not wait. */
 void exchange_progress(struct motion *motion);
@@ -127,7 +127,7 @@ static inline bool exchange_has_arrived(const struct exchange_said *said, unsign
 }
 
 /* exchange-device.c */
-/* Orders the motion after all earlier ones. Return: NULL, or the reason to end the generation. */
+/* Submits the motion to the GPUs' engine after all earlier motions. Return: NULL, or why the generation must end. */
 const char *exchange_give_to_devices(struct motion *motion);
 
 /* exchange-weights.c */

@@ -30,7 +30,7 @@ static struct engine_move bucket_weights(const struct exchange *exchange, enum e
         .segment = segment, .offset_bytes = bucket->weight_offset_bytes + start * size, .n_bytes = n_elems * size};
 }
 
-/* Adds the move from node 0 to a node that lacks the data. Node 0 sends, and that node receives. */
+/* Adds the move from node 0 to `node`, if `node` lacks the data. Node 0 adds a send, and `node` adds a receive. */
 static void spread_to(struct exchange *exchange, const struct exchange_said *said, unsigned node,
                       struct engine_move move)
 {
@@ -42,8 +42,8 @@ static void spread_to(struct exchange *exchange, const struct exchange_said *sai
 }
 
 /*
- * Drops arrived weights that come again because a daemon was replaced, so that they are not adopted twice. If the first
- * weights are being adopted, the second weights wait (exchange_adopt()).
+ * Call it when initial weights are sent again, because a daemon was replaced. Drops weights that have arrived, so that
+ * they are not adopted twice. If they are already being adopted, the new weights wait (exchange_adopt()).
  */
 static void forget_older(struct exchange *exchange)
 {
@@ -58,7 +58,7 @@ static void forget_older(struct exchange *exchange)
 
 /*
  * Stages 1 and 2: all nodes get all weights. Stage 3: each node gets the weights that it owns, and the frozen
- * parameters, which are behind the buckets.
+ * parameters, which follow the buckets in memory.
  */
 const char *exchange_spread(struct exchange *exchange, const struct exchange_said *said)
 {
@@ -152,7 +152,8 @@ static const uint8_t *initial_weights(const struct exchange *exchange)
     return config_stage(exchange->job->config) == 3 ? exchange->spreading.map : exchange->job->state->weights.map;
 }
 
-/* Return: whether weights are being adopted. This node reports them only when no adoption still writes weights. */
+/* Return: whether weights are being adopted. Adoptions run one at a time, so that no other adoption still writes
+ * weights when this node reports one. */
 static bool is_adopting(const struct exchange *exchange)
 {
     const struct motion *motion = exchange->motions;
@@ -218,7 +219,7 @@ void exchange_window(struct exchange *exchange, const struct segment *segment)
         exchange_share(exchange, EXCHANGE_READING, NULL);
 }
 
-/* Return: a move of the elements of a parameter that a node owns. offset_bytes: where the parameter begins. */
+/* Return: a move of a parameter's elements that a node owns. offset_bytes: the parameter's place in the segment. */
 static struct engine_move owned_elems(const struct exchange *exchange, uint32_t p, unsigned node, uint64_t offset_bytes,
                                       size_t elem_bytes)
 {

@@ -99,7 +99,7 @@ int exchange_new(struct exchange **out, struct job *job, const struct exchange_o
 
 static void motion_free(struct motion *motion)
 {
-    assert(!motion->working); /* workers and GPUs use it */
+    assert(!motion->working); /* else workers or GPUs still use the motion */
     assert(!motion->ring);
     assert(motion->incoming < 0 || motion->exchange->incoming_taken[motion->incoming]);
     if (motion->incoming >= 0)
@@ -132,7 +132,7 @@ int exchange_form(struct exchange *exchange)
     uint64_t start;
     int r;
 
-    assert(!exchange->parcels); /* dropped */
+    assert(!exchange->parcels); /* exchange_drop() has freed the last job's */
     assert(!exchange->motions);
     exchange->parcels = calloc(layout->n_parcels + 1, sizeof(*exchange->parcels));
     if (!exchange->parcels)
@@ -146,7 +146,7 @@ int exchange_form(struct exchange *exchange)
         parcel->start = start - layout->parcels[p].offset_elems;
     }
     exchange->incoming_elems = exchange_plan_incoming_elems(job->config, layout);
-    /* Between GPUs no pieces arrive in this memory. */
+    /* Pieces that move between GPUs do not arrive in this memory. */
     r = segment_init(&exchange->incoming, "incoming",
                      job->executor->on_gpus ? 0 : exchange_plan_incoming_bytes(job->config, layout));
     if (r == 0 && config_stage(job->config) == 3)
@@ -290,7 +290,7 @@ static bool is_present(const struct exchange_said *said, unsigned source)
     return present;
 }
 
-/* Return: where a piece of another node goes in `incoming`, in elements. index: among the other nodes' pieces. */
+/* Return: the first element in `incoming` of another node's piece. index: the piece's number among these pieces. */
 static uint64_t incoming_elem(const struct motion *motion, unsigned index)
 {
     const struct exchange *exchange = motion->exchange;
@@ -323,7 +323,7 @@ static unsigned index_among_others(const struct exchange *exchange, unsigned sou
     return index;
 }
 
-/* Shares a segment under that number with the engine. NULL or an empty segment: the engine unmaps the number. */
+/* Shares a segment under that number with the engine. NULL or an empty segment: the engine unmaps its old segment. */
 static void share_segment(struct exchange *exchange, enum exchange_segment number, const struct segment *segment)
 {
     (void)exchange->ops.share(exchange->ops.userdata, number,
@@ -537,7 +537,7 @@ void exchange_finish(struct motion *motion)
         exchange->ops.moved(exchange->ops.userdata, tag, parcel);
 }
 
-/* Starts the parcel's next sum, of this node's ranks or of pieces, because the sum before it is done. */
+/* Starts the parcel's next sum, of this node's ranks or of pieces. Call it when the last sum is done. */
 static void go_on_with_parcel(struct exchange *exchange, uint32_t parcel)
 {
     collect_parcel(exchange->job, parcel);
@@ -604,7 +604,7 @@ static void combine(struct motion *motion)
     }
     assert(!motion->working && !motion->ring);
     motion->ring = exchange->parcels[motion->parcel].ring;
-    if (motion->ring) /* because an abort may end the loan meanwhile */
+    if (motion->ring) /* because an abort may end the loan before the sum is done */
         ring_hold(motion->ring);
     motion->working = true;
     job->work.n_under_way++;
@@ -653,7 +653,7 @@ void exchange_summed(struct exchange *exchange, uint32_t parcel)
     struct motion *next;
 
     for (struct motion *motion = exchange->motions; motion; motion = next) {
-        next = motion->next; /* because an empty motion ends at once */
+        next = motion->next; /* because an empty motion ends here and is freed */
         if (motion->kind == MOTION_PARCEL && motion->parcel == parcel && motion->waits) {
             motion->waits = false;
             if (step_sends_slots(exchange->job->step, parcel))
@@ -678,7 +678,7 @@ void exchange_broken(struct exchange *exchange)
             continue;
         }
         *link = motion->next;
-        motion_free(motion); /* a fetch stays pending: node 0 announces it again */
+        motion_free(motion); /* a fetch stays pending, and node 0 announces it again */
     }
     exchange_break_serving(exchange);
     exchange->n_waiting_bytes = 0;

@@ -41,7 +41,7 @@ bool leader_is_gone(const struct node *node)
 
 void leader_start_motion(struct leader *leader, struct motion *motion, uint64_t n_tags)
 {
-    assert(motion->tag == 0); /* a motion that runs would be forgotten */
+    assert(motion->tag == 0); /* a running motion would be forgotten */
     assert(n_tags > 0);
     *motion = (struct motion){.tag = leader->last_tag + 1};
     leader->last_tag += n_tags;

@@ -9,9 +9,9 @@
  *   leader-step.c     the step: requests, verdict, update, commit
  *   leader-window.c   write windows
  *   leader-recover.c  generations of engines
- *   leader-stop.c     daemons that are told to stop wait for the others
+ *   leader-stop.c     daemons that are told to stop, and may not stop yet
  *   leader-save.c     checkpoints: all nodes save the same step, or begin with the same one
- *   leader-kept.c     nodes whose daemon was replaced, node 0 among them
+ *   leader-kept.c     nodes, including node 0, whose daemon was replaced
  *   leader.c          life, forming, fetches, reports, nodes that the leader waits for
  */
 
@@ -20,9 +20,9 @@
 enum leader_phase {
     LEADER_DECLARING,
     LEADER_SHOWING,   /* nodes show manifests that differ, before they are refused */
-    LEADER_RETURNING, /* the leader is new to the run: nodes report where they stand */
+    LEADER_RETURNING, /* the leader is new in the run, and nodes report their positions */
     LEADER_FORMING,
-    LEADER_STARTING,  /* engines connect, rank 0's initial weights come in */
+    LEADER_STARTING,  /* engines connect, and rank 0 sends initial weights */
     LEADER_SPREADING, /* initial weights are sent to all nodes */
     LEADER_TRAINING,
     LEADER_MEASURING,
@@ -34,41 +34,41 @@ enum leader_phase {
     LEADER_CLOSING, /* written weights are sent from their owners to all nodes */
 };
 
-/* A node's place in a parcel: the position of its next report. */
+/* A node's place in a parcel: the micro-batch and pass of its next report. */
 struct place {
     uint32_t micro_batch, pass;
-    bool ready;
+    bool ready;      /* the node has reported READY for it */
     uint64_t *masks; /* per part, over the node's pieces; NULL: all pieces of all parts */
 };
 
 /* One movement of bytes between nodes: a parcel, or weights. */
 struct motion {
     uint64_t tag;            /* 0: nothing moves */
-    bool said;               /* sent in some generation */
+    bool said;               /* its message was sent, in this or an earlier generation */
     uint64_t arrived, moved; /* masks of nodes: the bytes have arrived; the node has finished */
 };
 
 struct leader_parcel {
     uint32_t micro_batch, pass; /* the position that is exchanged next */
     struct motion motion;
-    bool queued;          /* ready to move, but too many others move */
-    bool has_moved;       /* in this step */
+    bool queued;          /* ready to move, but too many other parcels move */
+    bool has_moved;       /* a motion of the parcel has ended in this step */
     struct place *places; /* per node */
 };
 
-/* Where a node stands, as its last KEPT says. */
+/* A node's position in the run, from its last KEPT. */
 struct kept {
     bool said;
     enum node_stand stand;
     uint64_t step;
-    uint32_t attempt;    /* the highest that it knows of */
-    uint32_t n_windows;  /* that it has closed before the step */
-    bool is_empty;       /* it has nothing of the open step */
-    bool waits_to_train; /* it has the initial weights, but has not received TRAIN */
-    uint32_t n_all_backs; /* how many BACKs of all ranks it has received in this run */
+    uint32_t attempt;     /* the highest attempt that the node knows */
+    uint32_t n_windows;   /* windows that the node has closed since the last commit */
+    bool is_empty;        /* the node has nothing of the open step */
+    bool waits_to_train;  /* the node has the initial weights, but has not received TRAIN */
+    uint32_t n_all_backs; /* number of BACKs of all ranks that the node has received in this run */
 };
 
-/* The node's last ENDED: it has ended all steps before `step`, and n_windows windows before `step`. */
+/* The node's last ENDED. The node has ended all steps before `step`, and then n_windows windows. */
 struct ended {
     bool said;
     uint64_t step; /* the open step */
@@ -78,16 +78,16 @@ struct ended {
 struct node {
     struct kept kept;
     struct ended ended;
-    bool wants_to_stop; /* its daemon was told to stop */
-    bool may_stop;      /* node 0 has sent it MAY_STOP */
+    bool wants_to_stop; /* the node's daemon was told to stop */
+    bool may_stop;      /* node 0 has sent MAY_STOP to the node */
     bool shown, declared, formed, connected, asked, wants_norm, summed, updated;
     bool wants_window, ends_window, stored;
-    bool loaded;          /* it has looked for a checkpoint */
-    uint64_t loaded_digest; /* of that checkpoint's description; 0: not known */
-    uint64_t loaded_step;   /* the step of its checkpoint, plus 1; 0: it has found none */
+    bool loaded;            /* the node has looked for a checkpoint */
+    uint64_t loaded_digest; /* digest of that checkpoint's description; 0: not known */
+    uint64_t loaded_step;   /* the step of its checkpoint, plus 1; 0: it has no checkpoint */
     uint64_t digest;
-    uint32_t gpu_room;                      /* the room that it wants; from DECLARED, like run_id */
-    char run_id[WIRE_MAX_RUN_ID_BYTES + 1]; /* empty: any */
+    uint32_t gpu_room;                      /* the room that the node wants; from DECLARED, like run_id */
+    char run_id[WIRE_MAX_RUN_ID_BYTES + 1]; /* empty: any run */
     /* From ASKED. */
     struct request_step args; /* groups are owned */
     bool has_args, proceed;
@@ -98,17 +98,17 @@ struct node {
     struct node_finding finding;
 };
 
-/* The checkpoint that all nodes write, and the one that is wanted next. */
+/* The checkpoint that all nodes write, and the next checkpoint, if one is wanted. */
 struct leader_save {
     bool wanted, under_way;
-    bool was_made; /* the last save was made */
+    bool was_made; /* the last save succeeded */
     uint64_t wanted_token, token;
     uint64_t step;      /* the step of the last save that was sent */
-    uint32_t n_windows; /* windows closed before that save in its step */
-    uint64_t saved;     /* nodes that have written what they own */
+    uint32_t n_windows; /* windows closed between the last commit and that save */
+    uint64_t saved;     /* mask of the nodes that have written what they own */
 };
 
-/* A fetch by one node from the others, until the node has everything. */
+/* A node's fetch from other nodes. It is freed when the node has all data. */
 struct leader_fetch {
     uint64_t tag, id;
     unsigned node, rank;
@@ -125,7 +125,7 @@ struct leader {
     unsigned n_all_sources;
     struct leader_ops ops;
     enum leader_phase phase;
-    uint32_t n_all_backs; /* BACKs of all ranks in this run; reports of nodes that received fewer are out of date */
+    uint32_t n_all_backs; /* number of BACKs of all ranks in this run; reports of nodes that received fewer are stale */
     const struct layout *layout;
     struct leader_parcel *parcels;
     struct place *places;
@@ -136,16 +136,16 @@ struct leader {
     struct motion weights; /* spread or gathered */
     struct leader_fetch *fetches;
     struct leader_save save;
-    bool loads, has_agreed; /* nodes look for a checkpoint; they agree on one, or on none */
-    bool has_loaded;        /* they agree on one */
+    bool loads, has_agreed; /* nodes look for a checkpoint; they have agreed on one, or on none */
+    bool has_loaded;        /* nodes have agreed on a checkpoint */
     bool has_weights;       /* rank 0's initial weights are complete */
     bool applies;           /* whether the decided step is applied */
-    bool forgets;           /* node 0 reports: the window has nothing to store */
-    uint64_t *written;      /* what node 0 reports as written in the window; owned */
+    bool forgets;           /* the window has nothing to store, as node 0 reports */
+    uint64_t *written;      /* the arrays written in the window, as node 0 reports; owned */
     size_t n_written;
     char differ[256]; /* why manifests are shown */
     uint64_t step, last_tag;
-    uint32_t n_windows; /* closed before the step */
+    uint32_t n_windows; /* closed since the last commit */
     uint32_t attempt, generation;
     uint64_t *masks; /* scratch: one per part of the largest parcel */
 };
@@ -159,7 +159,7 @@ static inline bool leader_is_current(const struct leader *leader, const struct n
 /* leader-inside.c */
 void leader_say(struct leader *leader, struct node_message message);
 bool leader_all_are_connected(const struct leader *leader);
-/* Have all ranks of the node left? The node has then asked for the step, without arguments. */
+/* Have all ranks of the node left? Such a node has asked for the step, without arguments. */
 bool leader_is_gone(const struct node *node);
 void leader_start_motion(struct leader *leader, struct motion *motion, uint64_t n_tags);
 void leader_forget_request(struct node *node);
@@ -188,20 +188,20 @@ void leader_hear_kept(struct leader *leader, unsigned node, const struct node_me
 /* leader-recover.c */
 /* Starts the first engines when all nodes have their memory. */
 void leader_try_start(struct leader *leader);
-/* Sends the initial weights to all nodes when rank 0 has given them and all engines are connected. */
+/* Sends rank 0's initial weights to all nodes, when they are complete and all engines are connected. */
 void leader_try_spread(struct leader *leader);
 void leader_hear_connected(struct leader *leader, unsigned node, const struct node_message *message);
-/* Ends the engines of all nodes and starts new ones. why: why they end, or "". */
+/* Ends the engines of all nodes and starts new ones. why: the reason, or "". */
 void leader_next_generation(struct leader *leader, const char *why);
 void leader_hear_broken(struct leader *leader, unsigned node, const struct node_message *message);
-/* Starts the next generation of engines, and tells these nodes (a mask) that their KEPT has come, so they continue. */
+/* Starts the next generation of engines. nodes: a mask of the nodes whose KEPT this answers, so that they continue. */
 void leader_answer_kept(struct leader *leader, uint64_t nodes);
 
 /* leader-stop.c */
 void leader_hear_ended(struct leader *leader, unsigned node, const struct node_message *message);
 /* Sends MAY_STOP if all nodes have ended the decided step and window. */
 void leader_try_stop(struct leader *leader);
-/* Is node 0's daemon about to stop? Then no step or window is decided any more. */
+/* Is node 0's daemon about to stop? If so, no further step or window is decided. */
 bool leader_ends(const struct leader *leader);
 /* Forgets that the node was to stop, because its daemon is new. Sends it WANT_ENDED if another node is to stop. */
 void leader_forget_stop(struct leader *leader, unsigned node);
@@ -212,18 +212,18 @@ void leader_hear_saved(struct leader *leader, unsigned node, const struct node_m
 /* Sends SAVE if a save is wanted and the step is open. */
 void leader_try_save(struct leader *leader);
 /*
- * Called when the node's daemon was replaced: repeats the last SAVE_END, and fails a save that waits for the old
- * daemon.
+ * Call it when the node's daemon was replaced. Repeats the last SAVE_END to the node, and ends a save that waits for
+ * the old daemon.
  */
 void leader_lose_save(struct leader *leader, unsigned node);
 void leader_hear_loaded(struct leader *leader, unsigned node, const struct node_message *message);
-/* Compares the checkpoints when all nodes have looked for one. */
+/* Compares the nodes' checkpoints, when all nodes have looked for one. */
 void leader_try_load(struct leader *leader);
 void leader_forget_checkpoints(struct leader *leader);
 
 /* leader-parcel.c */
 bool leader_is_at(const struct place *place, const struct leader_parcel *parcel);
-/* Has the node reported all that it has for the parcel's position? */
+/* Has the node reported that it is ready for the parcel's position, or has nothing for it? */
 bool leader_is_settled(const struct leader *leader, const struct leader_parcel *parcel, unsigned node);
 void leader_say_exchange(struct leader *leader, uint32_t index);
 void leader_try_parcel(struct leader *leader, uint32_t index);

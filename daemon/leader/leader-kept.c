@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Nodes whose daemon was replaced by a new one, which has adopted the node's state. A node whose daemon is new reports
- * to the leader where it stands (KEPT). All nodes report that when the leader is new.
+ * Nodes whose daemon was replaced. The new daemon has adopted the node's state, and reports the node's position in the
+ * run (KEPT). If node 0's daemon was replaced, the leader is new, and all nodes report KEPT.
  *
- * A decided step is executed by all nodes, even if daemons die: the leader sends DECIDED and COMMIT again to a node
+ * A decided step is executed by all nodes, even if daemons die. The leader sends DECIDED and COMMIT again to a node
  * that missed them. A window that is being stored is treated likewise. An open step is aborted on all nodes, and
- * trainers begin it again, because the old daemon's messages about it are lost. It continues if the old daemon had
- * none.
+ * trainers begin it again, because the old daemon's messages about the step are lost. If there were no such messages,
+ * the step continues.
  */
 
 #include <assert.h>
@@ -50,7 +50,7 @@ static void abort_open(struct leader *leader, unsigned node)
 
 /* ---- what one node has missed -------------------------------------------------------------------------- */
 
-/* Sends the node a COMMIT or CLOSED that it missed. Return: false if its step does not fit the run. */
+/* Sends the node a COMMIT or CLOSED that the node missed. Return: false if its position does not fit the run. */
 static bool catch_up(struct leader *leader, unsigned node)
 {
     struct kept *kept = &leader->nodes[node].kept;
@@ -80,7 +80,7 @@ static bool is_empty(const struct leader *leader, unsigned node)
     return kept->stand == NODE_STANDS_OPEN && kept->is_empty && kept->attempt == leader->attempt;
 }
 
-/* Makes the node execute the decided step or window, from wherever it stands. */
+/* Makes the node execute what it still lacks of the decided step or window. */
 static void carry_on(struct leader *leader, unsigned node)
 {
     const struct kept *kept = &leader->nodes[node].kept;
@@ -100,8 +100,8 @@ static void carry_on(struct leader *leader, unsigned node)
 }
 
 /*
- * Lets the node join the open window, or rejoin it; its ranks end the window again. Return: false if the node does not
- * stand where it can join, or does not know that the window was aborted.
+ * Lets the node join the open window, or rejoin it. The node's ranks then end the window again. Return: false if the
+ * node's position does not allow that, or the node does not know that the window was aborted.
  */
 static bool reopen(struct leader *leader, unsigned node)
 {
@@ -116,7 +116,7 @@ static bool reopen(struct leader *leader, unsigned node)
     return true;
 }
 
-/* Continues if all nodes have reported already. */
+/* Continues the update or the window, if all nodes have reported it already. */
 static void try_on(struct leader *leader)
 {
     if (leader->phase == LEADER_UPDATING)
@@ -128,8 +128,8 @@ static void try_on(struct leader *leader)
 /* ---- one node is back ---------------------------------------------------------------------------------- */
 
 /*
- * Has any parcel of the open step been summed, or begun to move? That counts even for a node without ranks, because it
- * owns parts of the parcel, too.
+ * Has any parcel of the open step been summed, or begun to move? A node without ranks would miss that, too, because it
+ * owns parts of the parcel.
  */
 static bool has_moved_any(const struct leader *leader)
 {
@@ -139,7 +139,7 @@ static bool has_moved_any(const struct leader *leader)
     return false;
 }
 
-/* Sends the BACK of all ranks to a node whose daemon died before it received that. */
+/* Sends the last BACK of all ranks to the node, if its old daemon died before it received that BACK. */
 static void expect_back(struct leader *leader, unsigned node)
 {
     if (leader->nodes[node].kept.n_all_backs >= leader->n_all_backs)
@@ -153,18 +153,18 @@ static void expect_back(struct leader *leader, unsigned node)
                                             .proceed = true});
 }
 
-/* Continues with a node that is back. Return: false if the step or window cannot continue, and is to be aborted. */
+/* Continues with a node whose daemon is new. Return: false if the step or window must be aborted. */
 static bool take_in(struct leader *leader, unsigned node)
 {
     switch (leader->phase) {
     case LEADER_TRAINING:
-        leader_forget_request(&leader->nodes[node]); /* its ranks ask again */
+        leader_forget_request(&leader->nodes[node]); /* the node's ranks ask again */
         return is_empty(leader, node) && !has_moved_any(leader);
     case LEADER_MEASURING:
         return false;
     case LEADER_WINDOW:
         return reopen(leader, node);
-    case LEADER_WRITING: /* its ranks may have died with their daemon, which alone knew that they had ended it */
+    case LEADER_WRITING: /* the ranks may be dead, and only the old daemon knew that they had ended the window */
         leader->phase = LEADER_WINDOW;
         leader->weights = (struct motion){0};
         return reopen(leader, node);
@@ -207,8 +207,8 @@ static bool is_window(enum node_stand stand)
 }
 
 /*
- * Finds the run's step, attempt and windows, which are those of the furthest node, and brings all nodes there. Return:
- * false if a node does not fit: the run is refused.
+ * Sets the run's step, attempt and windows to those of the furthest node, and lets the other nodes catch up. Return:
+ * false if a node cannot catch up. All nodes are then refused.
  */
 static bool bring_to_one_place(struct leader *leader)
 {
@@ -229,8 +229,8 @@ static bool bring_to_one_place(struct leader *leader)
 }
 
 /*
- * Return: the phase of the run. Node 0 knows of a decision before any other node does. A node stores a window only when
- * all nodes have what was written.
+ * Return: the phase of the run. Only node 0's position tells whether the step is decided, because node 0 knows it
+ * first. One node that stores the window is enough, because a node stores only when all nodes have what was written.
  */
 static enum leader_phase find_phase(const struct leader *leader)
 {
@@ -286,7 +286,7 @@ void leader_take_over(struct leader *leader, uint64_t step, bool applies, bool i
 void leader_hear_kept(struct leader *leader, unsigned node, const struct node_message *message)
 {
     if (!leader->layout || leader->phase < LEADER_RETURNING)
-        return; /* the run is over, and the node will learn that */
+        return; /* the run is over, and another message tells the node */
     if (message->pass >= NODE_N_STANDS || message->tag > UINT32_MAX || message->generation == UINT32_MAX) {
         leader->ops.complain(leader->ops.userdata, node, "KEPT: no such place");
         return;

@@ -3,8 +3,8 @@
 /*
  * Exchanges of parcels. For each position of a parcel (a micro-batch and a pass), each node reports that it is ready or
  * has nothing. When all nodes have reported, the ready pieces move; when they have arrived at all nodes, the next
- * position follows. A parcel waits for another one only if too many are exchanged at a time, and never for a node that
- * has asked for the step.
+ * position follows. A parcel waits for another parcel only if too many are exchanged at a time. It never waits for a
+ * node that has asked for the step.
  */
 
 #include <assert.h>
@@ -49,8 +49,8 @@ static size_t merge_masks(struct leader *leader, const struct leader_parcel *par
 }
 
 /*
- * Sends the EXCHANGE of a parcel. It is sent once in a generation, when all nodes are connected: a node that received
- * it twice would begin it twice. A motion that begins earlier is sent when they are connected.
+ * Sends the EXCHANGE of a parcel. Call it when all nodes are connected, and once in a generation, because a node that
+ * received EXCHANGE twice would begin the motion twice. leader_hear_connected() sends motions that have begun earlier.
  */
 void leader_say_exchange(struct leader *leader, uint32_t index)
 {
@@ -72,8 +72,8 @@ void leader_say_exchange(struct leader *leader, uint32_t index)
 }
 
 /*
- * Skips a position at which no node has anything, to the first micro-batch in which a node may have something. Return:
- * false if there is none.
+ * Call it when no node has anything at the parcel's position. Moves the position to the next micro-batch in which a
+ * node may have something. Return: false if there is no such micro-batch.
  */
 static bool skip_ahead(struct leader *leader, struct leader_parcel *parcel)
 {
@@ -98,7 +98,7 @@ static void queue(struct leader *leader, uint32_t index)
     leader->queue[(leader->queue_first + leader->n_queued++) % leader->layout->n_parcels] = index;
 }
 
-/* Tries the parcels that wait for a free motion. Each is checked again. */
+/* Tries the parcels that wait for a free motion. Checks each parcel again. */
 static void try_queued(struct leader *leader)
 {
     while (leader->n_queued > 0 && leader->n_moving < NODE_MAX_MOVING) {
@@ -179,8 +179,8 @@ static bool is_next(const struct place *place, const struct node_message *messag
 }
 
 /*
- * Is the position already summed without the node, or being summed? The node has asked for the step before, so no sum
- * can include what comes now, as from a successor of a rank that left.
+ * Has the position been summed without the node, or is it being summed? That happens if the node has asked for the
+ * step, and the successor of a rank that left then pushes. No sum can include these gradients.
  */
 static bool is_too_late(const struct leader *leader, const struct leader_parcel *parcel, const struct place *place)
 {
@@ -238,7 +238,7 @@ void leader_hear_passed(struct leader *leader, unsigned node, const struct node_
     }
 }
 
-/* Keeps exchanges that were sent, and forgets everything else that the node has ready. */
+/* Forgets all parcels that the node has ready, except those whose EXCHANGE was sent. */
 void leader_hear_withdraw(struct leader *leader, unsigned node, const struct node_message *message)
 {
     for (uint32_t p = 0; p < leader->layout->n_parcels; p++) {

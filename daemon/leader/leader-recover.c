@@ -49,7 +49,7 @@ void leader_try_spread(struct leader *leader)
     leader_say(leader, (struct node_message){.kind = NODE_SPREAD, .tag = leader->weights.tag});
 }
 
-/* Sends all motions again that have not arrived at all nodes. All engines of a generation are connected. */
+/* Call it when all engines of a generation are connected. Repeats motions that have not arrived at all nodes. */
 static void resume(struct leader *leader)
 {
     for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++)
@@ -97,7 +97,7 @@ void leader_hear_broken(struct leader *leader, unsigned node, const struct node_
     leader->nodes[node].connected = false;
     for (unsigned i = 0; i < leader->n_nodes; i++)
         if (leader_is_left_by(leader, i))
-            return; /* its engine has ended with its daemon, and the next generation begins when the node is back */
+            return; /* node i's engine has ended with its daemon; the next generation begins when node i is back */
     leader_next_generation(leader, message->text);
 }
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Checkpoints of several nodes. The leader sends SAVE while a step is open: every node receives it between that step's
- * last commit and its decision, so all of them save the same step. Each node writes what it owns. When all have
- * written, node 0 puts the parts together. A job begins with a checkpoint only if all nodes have loaded the same one.
+ * Checkpoints of several nodes. The leader sends SAVE while a step is open. So every node receives SAVE after the last
+ * commit and before the open step's decision, and all nodes save the same step. Each node writes what it owns. When all
+ * nodes have written, node 0 puts the parts together. A job begins with a checkpoint only if all nodes have loaded the
+ * same one.
  */
 
 #include <assert.h>
@@ -34,8 +35,8 @@ static void end_save(struct leader *leader, const char *why)
 }
 
 /*
- * Is the wanted save already on its way to the node, which asked before SAVE came? A node that has saved it wants
- * another one.
+ * Did the node ask for a save before it received the SAVE that is under way? A node that has already written its part
+ * wants another save.
  */
 static bool is_said(const struct leader *leader, unsigned node, const struct node_message *message)
 {
@@ -67,7 +68,7 @@ void leader_try_save(struct leader *leader)
 
     if (!save->wanted || save->under_way || leader->phase != LEADER_TRAINING)
         return;
-    assert(save->wanted_token != 0); /* a node takes a save with token 0 for one of an earlier daemon */
+    assert(save->wanted_token != 0); /* token 0 would mean a save of an earlier daemon */
     save->wanted = false;
     if (is_made(leader))
         return;
@@ -115,7 +116,7 @@ void leader_lose_save(struct leader *leader, unsigned node)
     if (leader->save.was_made)
         leader->ops.tell(leader->ops.userdata, node, &made);
     if (!leader->save.under_way || (node > 0 && leader->save.saved >> node & 1))
-        return; /* the part that it has written stays valid */
+        return; /* the node's written part stays valid */
     snprintf(why, sizeof(why), "the daemon of node %u was replaced by another one while it was written", node);
     end_save(leader, why);
 }
@@ -141,7 +142,7 @@ static unsigned find_oldest(const struct leader *leader)
     return oldest;
 }
 
-/* Return: a node with a newer checkpoint, or n_nodes if all nodes have the same one, or none has one. */
+/* loaded_step: of the oldest checkpoint. Return: a node with a newer checkpoint, or n_nodes if no node has one. */
 static unsigned find_newer(const struct leader *leader, uint64_t loaded_step)
 {
     unsigned i = 0;
@@ -162,7 +163,8 @@ static void refuse_lack(struct leader *leader, unsigned without, unsigned with)
     leader_refuse_with(leader, E_NOT_LOADED, text);
 }
 
-/* Return: true if all nodes have the same checkpoint of that step. Return: false if not, and they are refused. */
+/* Compares the nodes' checkpoints of one step. Return: true if all are the same. Otherwise refuses all nodes and
+ * returns false. */
 static bool check_digests(struct leader *leader)
 {
     unsigned first = 0;
@@ -234,7 +236,7 @@ void leader_try_load(struct leader *leader)
 void leader_hear_loaded(struct leader *leader, unsigned node, const struct node_message *message)
 {
     if (leader->phase < LEADER_FORMING)
-        return; /* too early: a node may answer from FORMING on, before node 0 has obeyed FORM */
+        return; /* too early; in FORMING it is valid, even before node 0 itself has obeyed FORM */
     if (message->proceed && message->tag == UINT64_MAX) {
         leader->ops.complain(leader->ops.userdata, node, "LOADED.tag: no such step");
         return;

@@ -3,7 +3,7 @@
 /*
  * The step as a transaction. When all nodes have asked for it and no parcel moves, each node adds up its squares. The
  * leader merges the sums, judges them once, and sends the verdict to all nodes. Before the verdict, an abort drops the
- * step on all nodes, and nodes ask again after a norm, a hold, or a rank that is back. After the verdict, the step can
+ * step on all nodes, and nodes ask again after a norm, a hold, or the return of a rank. After the verdict, the step can
  * only be committed.
  */
 
@@ -67,7 +67,7 @@ static uint8_t *copy_bytes(const uint8_t *bytes, size_t n)
     return copy;
 }
 
-/* Keeps the arguments of a request. Return: false if memory is out; then nothing is kept. */
+/* Keeps the arguments of a request. Return: true; or false if memory is out and nothing was kept. */
 static bool keep_request(struct node *node, const struct node_message *message)
 {
     struct wire_hyper *groups = calloc(message->args.n_groups + 1, sizeof(*groups));
@@ -93,7 +93,7 @@ void leader_hear_request(struct leader *leader, unsigned node, const struct node
     struct node *n = &leader->nodes[node];
 
     if (message->pass < leader->n_all_backs)
-        return; /* the node asked before it received the BACK of all ranks, and will ask again with them */
+        return; /* the node asked before it received the last BACK of all ranks, and will ask again */
     if (leader->phase != LEADER_TRAINING || n->asked || n->wants_norm) {
         leader->ops.complain(leader->ops.userdata, node, "ASKED: it has asked already");
         return;
@@ -112,7 +112,7 @@ void leader_hear_request(struct leader *leader, unsigned node, const struct node
 
 /* ---- ranks that are back ------------------------------------------------------------------------------- */
 
-/* Is a sum made, or being made, for which the node has not reported whether it has a part in it? */
+/* Has a sum been made or begun before the node reported whether it has gradients for it? */
 static bool was_passed_over(const struct leader *leader, unsigned node)
 {
     for (uint32_t p = 0; p < leader->layout->n_parcels; p++) {
@@ -136,9 +136,9 @@ static bool all_are_gone(const struct leader *leader)
 }
 
 /*
- * Handles a rank that left and is back. Its node asks again, together with the rank. In other phases the rank takes
- * part when the phase ends. If all ranks had left, all of them are expected back, as on one node: BACK is then sent in
- * every phase, even if an abort has overtaken the report, and only once, even if several nodes report it.
+ * Handles a rank that left and is back. In LEADER_TRAINING the rank's node asks again, together with the rank. In other
+ * phases the rank takes part when the phase ends. If all ranks had left, all of them are expected back, as on one node.
+ * BACK is then sent in every phase, even if an abort has overtaken the report, but once, even if several nodes report.
  */
 void leader_hear_back(struct leader *leader, unsigned node, const struct node_message *message)
 {
@@ -180,7 +180,7 @@ static void merge_bits(struct leader_merged *merged, const struct node *node)
     }
 }
 
-/* args: room for what merged->args points to. */
+/* args: memory to which merged->args will point. */
 static void merge(const struct leader *leader, struct leader_merged *merged, struct request_step *args)
 {
     bool found_inf = false;
@@ -206,10 +206,7 @@ static void merge(const struct leader *leader, struct leader_merged *merged, str
 
 /* ---- the verdict --------------------------------------------------------------------------------------- */
 
-/*
- * Sends the norm, and forgets all requests: each node asks again when it has received the norm. Otherwise an old
- * request could come a second time in the next measuring, and take the place of the node's sum.
- */
+/* Sends the norm. Forgets all requests, because each node asks again when it has received the norm. */
 static void say_norm(struct leader *leader, const struct exact_sum *squares)
 {
     for (unsigned i = 0; i < leader->n_nodes; i++)

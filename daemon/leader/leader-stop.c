@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Daemons that are told to stop. A decided step or window needs every node until the last one has ended it. So a daemon
- * that is told to stop reports ENDED, and node 0 answers MAY_STOP when all nodes have reported the same place.
+ * Daemons that are told to stop. A decided step or window needs all nodes until the last node has ended it. So a daemon
+ * that is told to stop reports ENDED, and node 0 answers MAY_STOP when all nodes have reported ENDED for the same step
+ * and windows.
  */
 
 #include <assert.h>
@@ -35,7 +36,7 @@ void leader_hear_ended(struct leader *leader, unsigned node, const struct node_m
     bool is_first = message->proceed && !anybody_wants(leader);
 
     if (!leader->layout || leader->phase < LEADER_TRAINING)
-        return; /* there is no run, and so the daemon does not wait */
+        return; /* without a run the daemon does not wait for an answer */
     leader->nodes[node].ended = (struct ended){.said = true, .step = message->step, .n_windows = message->parcel};
     leader->nodes[node].wants_to_stop |= message->proceed;
     if (is_first)

@@ -32,13 +32,13 @@ void leader_hear_window(struct leader *leader, unsigned node, const struct node_
     if (leader->phase != LEADER_TRAINING || leader_ends(leader) || !all_say(leader, wants_window))
         return;
     leader->phase = LEADER_WINDOW;
-    leader->forgets = true; /* until node 0 reports otherwise: without rank 0 there is nothing to store */
+    leader->forgets = true; /* until node 0 reports otherwise, because without rank 0 nothing is written */
     leader_say(leader, (struct node_message){.kind = NODE_OPEN});
 }
 
 /* ---- what was written ---------------------------------------------------------------------------------- */
 
-/* Keeps the list of node 0. Other lists do not count, because rank 0 writes. Return: false if memory is out. */
+/* Keeps node 0's list of what was written. Only rank 0 can write. Return: false if memory is out. */
 static bool keep_written(struct leader *leader, const struct node_message *message)
 {
     free(leader->written);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The leader hears reports of nodes and decides what all nodes do next: forming, engines, fetches. */
+/* Handles reports of nodes, and decides what all nodes do next: forming, fetches, and the end of motions. */
 
 #include "daemon/leader/leader.h"
 
@@ -42,7 +42,7 @@ int leader_new(struct leader **out, const struct leader_options *options)
         leader->first_source[i] = leader->n_all_sources;
         leader->n_all_sources += options->n_sources[i];
     }
-    assert(leader->n_all_sources <= 64); /* merge_masks() has a bit for each */
+    assert(leader->n_all_sources <= 64); /* merge_masks() has a bit for each source */
     *out = leader;
     return 0;
 }
@@ -113,7 +113,7 @@ int leader_form(struct leader *leader, const struct layout *layout)
 
 /* ---- motions ------------------------------------------------------------------------------------------- */
 
-/* Notes that the node has finished the motion. Return: true if all nodes have. */
+/* Notes that the node has finished the motion. Return: true if all nodes have finished it. */
 static bool note_moved(struct leader *leader, struct motion *motion, unsigned node)
 {
     assert(motion->tag != 0);
@@ -198,7 +198,7 @@ static unsigned find_run(const struct leader *leader)
     return i;
 }
 
-/* Return: true if all nodes may be of one run. Return: false if they are not, and are refused. */
+/* Return: true if all nodes may be of one run. Otherwise refuses all nodes and returns false. */
 static bool check_runs(struct leader *leader)
 {
     unsigned first = find_run(leader);
@@ -217,7 +217,7 @@ static bool check_runs(struct leader *leader)
     return true;
 }
 
-/* Return: the least room that any node wants. A node with less room than the others would have another layout. */
+/* Return: the least room that any node wants. All nodes use it, because the layout depends on the room. */
 static uint32_t find_gpu_room(const struct leader *leader)
 {
     uint32_t least = CONFIG_GPU_ROOM_MICRO_BATCH;
@@ -251,7 +251,7 @@ static void try_form(struct leader *leader)
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader->nodes[i].formed = false;
     leader_forget_checkpoints(leader);
-    leader->has_weights = false; /* a report about the dropped job may have set it since */
+    leader->has_weights = false; /* a late report about the dropped job may have set it */
     leader->step = 0;
     leader->attempt = leader->n_windows = 0;
     leader_say(leader, (struct node_message){.kind = NODE_FORM,
@@ -272,7 +272,7 @@ static void hear_declared(struct leader *leader, unsigned node, const struct nod
         leader->ops.complain(leader->ops.userdata, node, "DECLARED.generation: there is none after it");
         return;
     }
-    if (message->generation > leader->generation) { /* this leader is new; nodes may report tags of the old one */
+    if (message->generation > leader->generation) { /* this leader is new; nodes may report tags of the old leader */
         leader->generation = message->generation;
         leader->last_tag = (uint64_t)leader->generation << 32;
     }
@@ -299,8 +299,8 @@ void leader_say_serve(struct leader *leader, const struct leader_fetch *fetch)
 }
 
 /*
- * Checks a fetch before node 0 says it to all nodes: if a node could not carry it out, every generation of engines
- * would fail. Return: NULL, or why the fetch is not valid.
+ * Checks a fetch before node 0 announces it to all nodes. If a node could not carry out the fetch, every generation of
+ * engines would fail. Return: NULL, or why the fetch is not valid.
  */
 static const char *check_fetch(const struct leader *leader, unsigned node, const struct node_message *message)
 {
@@ -323,7 +323,7 @@ static const char *check_fetch(const struct leader *leader, unsigned node, const
     return NULL;
 }
 
-/* Does this leader know the fetch? A node asks again when it does not know whether its first message has come. */
+/* Does this leader know the fetch? A node asks again if its first request may be lost. */
 static bool is_known(const struct leader *leader, unsigned node, uint64_t id)
 {
     for (const struct leader_fetch *fetch = leader->fetches; fetch; fetch = fetch->next)
@@ -338,7 +338,7 @@ static void hear_fetch(struct leader *leader, unsigned node, const struct node_m
     const char *wrong;
 
     if (!leader->layout || leader->phase < LEADER_FORMING || is_known(leader, node, message->digest))
-        return; /* the job is being dropped, and the node will learn that; or the node asks again */
+        return; /* the job is being dropped, or the node has repeated its request */
     wrong = check_fetch(leader, node, message);
     fetch = wrong ? NULL : malloc(sizeof(*fetch) + message->n_numbers * sizeof(fetch->params[0]));
     if (!fetch) {
@@ -356,10 +356,10 @@ static void hear_fetch(struct leader *leader, unsigned node, const struct node_m
     leader->last_tag += message->n_numbers;
     leader->fetches = fetch;
     if (leader_all_are_connected(leader))
-        leader_say_serve(leader, fetch); /* else when all are connected */
+        leader_say_serve(leader, fetch); /* else leader_hear_connected() does it */
 }
 
-/* Ends a fetch. Return: false if the tag is not that of a fetch. */
+/* Ends the fetch with that tag. Return: false if no fetch has it. */
 static bool end_fetch(struct leader *leader, unsigned node, uint64_t tag)
 {
     for (struct leader_fetch **link = &leader->fetches; *link; link = &(*link)->next) {
@@ -419,7 +419,7 @@ static void hear_undeclared(struct leader *leader, unsigned node, const struct n
 
 static void hear_unformed(struct leader *leader, unsigned node, const struct node_message *message)
 {
-    if (leader->phase == LEADER_FORMING || leader->phase == LEADER_STARTING) /* in STARTING, its GPUs have failed */
+    if (leader->phase == LEADER_FORMING || leader->phase == LEADER_STARTING) /* STARTING: the node's GPUs failed */
         refuse_as(leader, message);
 }
 
@@ -446,7 +446,7 @@ static void hear_weights(struct leader *leader, unsigned node, const struct node
     leader_try_spread(leader);
 }
 
-/* An administrator has dropped the run on one node, so the other nodes drop it too. */
+/* Drops the run on all nodes, because an administrator has dropped it on one node. */
 static void give_up_run(struct leader *leader, unsigned node)
 {
     char text[96];
@@ -497,10 +497,10 @@ static void hear_rank(struct leader *leader, unsigned node, const struct node_me
 
 /* ---- the table ----------------------------------------------------------------------------------------- */
 
-/* When a report is valid. At any other time it is ignored, because it is about an ended run or an aborted attempt. */
+/* The time when a report is valid. Otherwise it is about an ended run or an aborted attempt, and is ignored. */
 enum when { ALWAYS, LAID_OUT, TRAINING, THIS_ATTEMPT };
 
-/* Only node 0 sends kinds that are not listed. */
+/* The reports that the leader handles. All other kinds are sent only by node 0 to the nodes. */
 static const struct {
     void (*hear)(struct leader *leader, unsigned node, const struct node_message *message);
     enum when when;
@@ -553,7 +553,7 @@ static bool is_time_for(const struct leader *leader, const struct node_message *
 void leader_hear(struct leader *leader, unsigned node, const struct node_message *message)
 {
     assert(node < leader->n_nodes);
-    assert((unsigned)message->kind < NODE_N_KINDS); /* node_unpack() refuses others */
+    assert((unsigned)message->kind < NODE_N_KINDS); /* node_unpack() refuses other kinds */
     if (!reports[message->kind].hear)
         leader->ops.complain(leader->ops.userdata, node, "a message that node 0 alone may send");
     else if (is_time_for(leader, message))
@@ -596,7 +596,7 @@ static uint64_t holding_back(const struct leader *leader)
     return mask;
 }
 
-/* Return: a mask of the nodes that have not finished a parcel that moves. */
+/* Return: a mask of the nodes that have not finished the motion of a parcel. */
 static uint64_t receiving(const struct leader *leader)
 {
     uint64_t mask = 0;

@@ -7,7 +7,7 @@
  * the same sequence. Node 0 obeys them like any other node.
  *
  * The leader keeps the facts that it cannot ask for again: which partial sums are ready, which exchange has arrived at
- * which node, and that a step is decided. It ignores reports of an earlier step or attempt.
+ * which node, and whether the step is decided. It ignores reports of an earlier step or attempt.
  */
 
 #include <stdbool.h>
@@ -26,26 +26,26 @@ struct leader;
 struct leader_merged {
     struct exact_sum squares;
     struct node_finding finding;     /* the first by micro-batch, parameter, element */
-    const struct request_step *args; /* of the lowest node with a rank that asks; found_inf: of any node */
+    const struct request_step *args; /* of the first node that has arguments; found_inf: if any node has set it */
     bool proceed;
     uint8_t *pushed_any, *pushed_all; /* a bit per parameter */
     size_t n_bits_bytes;
 };
 
 struct leader_ops {
-    /* Sends the message to all nodes. Borrowed. */
+    /* Sends the message, which is borrowed, to all nodes. */
     void (*say)(void *userdata, const struct node_message *message);
     /*
-     * Finds the verdict on the step; its pointers stay valid until the next call. Return: false if the step is held;
-     * hold then says why: a finding, or the rank whose arguments differ.
+     * Finds the verdict on the step. The verdict's pointers stay valid until the next call. Return: true; or false if
+     * the step is held. Then `hold` has the reason: a finding, or the rank whose arguments differ.
      */
     bool (*judge)(void *userdata, const struct leader_merged *merged, struct node_verdict *verdict,
                   struct node_message *hold);
-    /* Sends the message to one node. Borrowed. */
+    /* Sends the message, which is borrowed, to one node. */
     void (*tell)(void *userdata, unsigned node, const struct node_message *message);
     /* Sends the last DECIDED to one node again. */
     void (*decide_again)(void *userdata, unsigned node);
-    /* A node has sent a report that is not valid. why: a sentence. */
+    /* Called when a node has sent an invalid report. why: a sentence. */
     void (*complain)(void *userdata, unsigned node, const char *why);
     void *userdata;
 };
@@ -63,21 +63,19 @@ struct leader_options {
 int leader_new(struct leader **out, const struct leader_options *options);
 void leader_free(struct leader *leader);
 
-/*
- * Takes over the layout that node 0 has made, or NULL when node 0 has dropped the job. Borrowed. Return: 0 or -ENOMEM.
- */
+/* Sets the layout that node 0 has made, which is borrowed. NULL: node 0 has dropped the job. Return: 0 or -ENOMEM. */
 int leader_form(struct leader *leader, const struct layout *layout);
 
 /*
- * Refuses the other nodes that have declared, because one node cannot be part of the job. Node 0 has refused its own
- * ranks.
+ * Refuses all nodes if any has declared, because `node` cannot be part of the job. Only while the leader waits for
+ * declarations.
  */
 void leader_refuse_without(struct leader *leader, unsigned node, unsigned code, const char *why);
 
 /*
- * Called when node 0's daemon has adopted a run, at this step, after leader_form(). Until all nodes have reported where
- * they stand (KEPT), the leader sends nothing, and the caller holds all other reports. applies: if the step is decided,
- * whether it is applied. is_saved: the last committed step is on the disk.
+ * Call it after leader_form(), when node 0's daemon has adopted a run. Until all nodes have reported their positions in
+ * the run (KEPT), the leader sends nothing, and the caller holds all other reports. step: the run's open step. applies:
+ * whether that step is applied, if it is decided. is_saved: whether the last committed step is on the disk.
  */
 void leader_take_over(struct leader *leader, uint64_t step, bool applies, bool is_saved);
 bool leader_is_returning(const struct leader *leader);
@@ -86,8 +84,8 @@ bool leader_is_returning(const struct leader *leader);
 void leader_hear(struct leader *leader, unsigned node, const struct node_message *message);
 
 /*
- * Replaces all engines, because the network between nodes was interrupted and is back: the kernel may wait as long as
- * the interruption lasted before it resends the old engines' data.
+ * Replaces all engines. Call it when the network between nodes works again after an interruption. The kernel may wait
+ * as long as the interruption lasted before it resends the old engines' data.
  */
 void leader_reconnect(struct leader *leader);
 
@@ -95,17 +93,17 @@ void leader_reconnect(struct leader *leader);
 void leader_lose(struct leader *leader, unsigned node, const char *why);
 
 /*
- * Called when another daemon of the node has connected. Forgets what the old daemon reported of its end, so that no
- * node stops before the new daemon has reported where it stands.
+ * Call it when another daemon of the node has connected. Forgets the old daemon's ENDED, so that no node stops before
+ * the new daemon has reported its position.
  */
 void leader_meet(struct leader *leader, unsigned node);
 
-/* Was the node's daemon told to stop, and sent MAY_STOP? Such a node is not waited for. */
+/* Was the node's daemon told to stop, and did node 0 send it MAY_STOP? Other nodes do not wait for such a node. */
 bool leader_is_left_by(const struct leader *leader, unsigned node);
 
 /*
- * For status. leader_waits_for(): a mask of the nodes that node 0 waits for. leader_waits_to(): what they must do, as
- * "to ask for the step"; static.
+ * For status. leader_waits_for() returns a mask of the nodes that node 0 waits for. leader_waits_to() returns a static
+ * text about what these nodes must do, as "to ask for the step".
  */
 uint64_t leader_waits_for(const struct leader *leader);
 const char *leader_waits_to(const struct leader *leader);

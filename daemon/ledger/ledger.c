@@ -18,7 +18,7 @@ _Static_assert(sizeof(struct ledger_entry) == LEDGER_ENTRY_BYTES, "as the budget
  */
 enum {
     PUSHED_ENDED = 1 << 0, /* in a micro-batch that the rank has ended */
-    PUSHED_OPEN = 1 << 1,  /* in the open one, or standing in the next one from a predecessor */
+    PUSHED_OPEN = 1 << 1,  /* in the open micro-batch, or a predecessor's standing pass */
 };
 
 int ledger_init(struct ledger *ledger, struct ledger_ranks ranks, uint32_t n_parts, const uint8_t *trainable,
@@ -105,8 +105,8 @@ struct ledger_position ledger_next(const struct ledger *ledger, unsigned rank)
 }
 
 /*
- * Classifies a position as the header says. may: the next position may be used. Return: ADMITTED for the next position,
- * or an error of the header.
+ * Classifies a position by the rules in ledger.h. may: whether the next position may be used. Return: ADMITTED for the
+ * next position, or an error of these rules.
  */
 static int classify_position(const struct ledger *ledger, unsigned rank, struct ledger_position at, bool may)
 {
@@ -138,7 +138,7 @@ static void clear_entry(struct ledger_rank *rank, uint32_t part)
     rank->n_pushed_open--;
 }
 
-/* Removes the part from the entries, as if it was never pushed. Only for a micro-batch that was not ended. */
+/* Removes the part from the entries, as if it was never pushed. The micro-batch must not be ended. */
 static void withdraw_entry(struct ledger_rank *rank, uint32_t part)
 {
     clear_entry(rank, part);
@@ -169,7 +169,7 @@ int ledger_attach(struct ledger *ledger, unsigned rank, uint64_t incarnation)
         struct ledger_entry *entry = &r->entries[p];
 
         assert(entry->n_posted <= entry->n_pushed);
-        assert(entry->n_summed <= entry->n_posted); /* the sums of the passes that stand are kept */
+        assert(entry->n_summed <= entry->n_posted); /* no sum is lost, because posted passes stand */
         if (entry->n_posted == 0) {
             withdraw_entry(r, p);
         } else {
@@ -265,8 +265,8 @@ void ledger_post(struct ledger *ledger, unsigned rank, uint32_t part)
 }
 
 /*
- * Makes room for one more of the later sums. Their array doubles each time their count reaches a power of two, so only
- * the count must be kept.
+ * Makes room for one more sum in more_sums, which has n sums. The array doubles when n reaches a power of two, so its
+ * capacity need not be stored.
  */
 static int grow_more_sums(struct ledger_entry *entry, size_t n)
 {
@@ -332,7 +332,7 @@ int ledger_end(struct ledger *ledger, unsigned rank, uint64_t step, uint32_t mic
     if (stands(ledger, r))
         return LEDGER_E_INCOMPLETE;
 
-    assert(!r->asked); /* the request has all micro-batches of the step */
+    assert(!r->asked); /* a rank asks only when its last micro-batch is ended */
     for (uint32_t p = 0; p < ledger->n_parts; p++)
         if (r->pushed_in_step[p])
             r->pushed_in_step[p] = PUSHED_ENDED;

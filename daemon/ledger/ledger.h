@@ -30,17 +30,17 @@
  * Judging a push, in this order:
  *   part unknown or not trainable                   LEDGER_E_PARAM            E1103
  *   incarnation is not the rank's                   LEDGER_E_STALE            E1002
- *   attempt older than the job's                    LEDGER_DROPPED            silence
+ *   attempt older than the job's                    LEDGER_DROPPED            not reported
  *   attempt newer than the job's                    LEDGER_E_EARLY            E1003
  *   sequence <= highest *admitted* of this
- *   incarnation (sequences grow with every push)    LEDGER_RETRY              silence
+ *   incarnation (sequences grow with every push)    LEDGER_RETRY              not reported
  *   the position                                    as above
  *   fewer pushes of the part than a dead
- *   predecessor left behind as posted               LEDGER_REDO               compare
+ *   predecessor left behind as posted               LEDGER_REDO               sums are compared
  *   not pushed yet in this micro-batch              LEDGER_ADMITTED, pass 0
  *   pushed, policy accumulate                       LEDGER_ADMITTED, next pass
  *   pushed, otherwise                               LEDGER_E_DUPLICATE        E1001
- * Only ADMITTED and REDO change anything; both raise the highest admitted sequence.
+ * Only ADMITTED and REDO change the ledger; both raise the highest admitted sequence.
  * Sequences count from 1 in each incarnation and continue over abort() and commit().
  * A part has at most 65,535 passes; the next push is LEDGER_E_DUPLICATE
  * under any policy.
@@ -56,22 +56,22 @@
  * a micro-batch is open does nothing.
  *
  * A successor. At attach() with a new incarnation, the posted passes of the open
- * micro-batch *stand*: they stay in the ledger, and the others leave it. Before a new
- * pass of a part is admitted, the successor must push its standing passes again (REDO,
- * in pass order), and their sums are compared. The position is no longer open, but
- * it is the next one: the successor begins it again. Ended micro-batches and a
- * request for the step stay. attach() with the same incarnation changes nothing.
+ * micro-batch *stand*: they stay in the ledger, and the unposted passes leave it. Before
+ * a new pass of a part is admitted, the successor must push the part's standing passes
+ * again (REDO, in pass order), and their sums are compared. The position is no longer
+ * open, but it is the next one, which the successor begins again. Ended micro-batches
+ * and a request for the step stay. attach() with the same incarnation changes nothing.
  * Before all standing passes are pushed again, the rank may not ask for the step
- * (LEDGER_E_EARLY), because the sums hold passes of a micro-batch without an end.
+ * (LEDGER_E_EARLY), because the sums include passes of a micro-batch that is not ended.
  *
  * abandon() gives up the open micro-batch. If no pass of it is posted, its pushes leave
  * the ledger, nothing is open, and the same position may begin again. If a pass is
  * posted, it returns LEDGER_MUST_ABORT and changes nothing; the caller aborts the
  * step. If nothing is open, it returns 0 and changes nothing.
  *
- * abort(): attempt + 1. All pushes and requests of the step leave the ledger, on all
+ * abort() raises the attempt by 1. All pushes and requests of the step leave the ledger, on all
  * ranks. The last ended position becomes what it was when the step opened.
- * commit(): step + 1. All pushes and requests of the step leave the ledger. The last
+ * commit() raises the step by 1. All pushes and requests of the step leave the ledger. The last
  * ended positions stay.
  *
  * Memory: about (end_rank - first_rank) x n_parts x sizeof(struct ledger_entry).
@@ -106,8 +106,8 @@ struct ledger_position {
 
 struct ledger_entry {
     struct push_record first; /* pass 0 */
-    uint64_t sum;             /* of pass 0, when n_summed > 0 */
-    uint64_t *more_sums;      /* of passes 1.., owned */
+    uint64_t sum;             /* sum of pass 0, if n_summed > 0 */
+    uint64_t *more_sums;      /* sums of passes 1.., owned */
     uint16_t n_pushed;
     uint16_t n_posted;
     uint16_t n_summed;
@@ -120,10 +120,10 @@ struct ledger_rank {
     struct ledger_position last_ended;
     struct ledger_position last_ended_at_commit;
     bool open;                    /* the next position has been opened */
-    bool asked;                   /* for the step */
+    bool asked;                   /* the rank has asked for the step */
     bool accumulate;              /* on_duplicate: accumulate; the caller may change it between micro-batches */
     uint32_t n_ended;             /* micro-batches ended in this step */
-    uint32_t n_inherited;         /* of these, by earlier incarnations */
+    uint32_t n_inherited;         /* of n_ended: ended by earlier incarnations */
     uint32_t n_pushed;            /* parts pushed at least once in this step, this micro-batch included */
     uint32_t n_pushed_open;       /* parts with a push among the entries */
     struct ledger_entry *entries; /* n_parts, of the open micro-batch, or of the last ended one; owned */
@@ -140,7 +140,7 @@ struct ledger {
     struct ledger_rank *ranks; /* by rank; other nodes' are mirrored: see ledger_mirror() */
 };
 
-/* Ranks of this node, [first, end), of n in all. */
+/* The ranks of this node are [first, end). All nodes together have n ranks. */
 struct ledger_ranks {
     unsigned first, end, n;
 };
@@ -150,16 +150,16 @@ int ledger_init(struct ledger *ledger, struct ledger_ranks ranks, uint32_t n_par
                 bool accumulate);
 
 /*
- * Returns the record of another node's rank in the open step. The caller fills in its flags and pushed_in_step. It has
- * no entries.
+ * Returns the record of another node's rank in the open step. The caller sets the record's flags and pushed_in_step.
+ * The record has no entries.
  */
 struct ledger_rank *ledger_mirror(struct ledger *ledger, unsigned rank);
 void ledger_deinit(struct ledger *ledger);
 
-/* Return: 0 = same incarnation, 1 = a new one (see "A successor"). */
+/* Return: 0 if the incarnation is the same; 1 if it is new (see "A successor"). */
 int ledger_attach(struct ledger *ledger, unsigned rank, uint64_t incarnation);
 
-/* The position that begin() would open. */
+/* Return: the position that begin() would open. */
 struct ledger_position ledger_next(const struct ledger *ledger, unsigned rank);
 
 /* Return: LEDGER_ADMITTED, LEDGER_E_STALE, _EARLY, _AFTER_BOUNDARY. */
@@ -168,10 +168,10 @@ int ledger_begin(struct ledger *ledger, unsigned rank, uint64_t step, uint32_t m
 /* Judges a push. ADMITTED in pass 0 keeps the record. ADMITTED and REDO set *pass. */
 int ledger_push(struct ledger *ledger, unsigned rank, const struct push_record *record, uint16_t *pass);
 
-/* Marks the next unposted pass of the part as posted. Asserts that there is one. */
+/* Marks the next unposted pass of the part as posted. The part must have one. */
 void ledger_post(struct ledger *ledger, unsigned rank, uint32_t part);
 
-/* Sets the sum of the next posted pass that has none. Return: 0 or -ENOMEM. */
+/* Sets the sum of the next posted pass that has no sum. The part must have one. Return: 0 or -ENOMEM. */
 int ledger_sum(struct ledger *ledger, unsigned rank, uint32_t part, uint64_t sum);
 
 /* Return: true and the sum of that pass, or false if the sum is not known. */
@@ -198,7 +198,8 @@ int ledger_abandon(struct ledger *ledger, unsigned rank);
  */
 int ledger_ask(struct ledger *ledger, unsigned rank);
 
-/* Has an earlier incarnation ended micro-batches of this step, or left standing passes that were not pushed again? */
+/* Has an earlier incarnation ended micro-batches of this step, or left standing passes that are not pushed again
+ * yet? */
 bool ledger_inherits(const struct ledger *ledger, unsigned rank);
 
 void ledger_abort(struct ledger *ledger);

@@ -2,7 +2,7 @@
 
 /*
  * The engine between nodes. When it fails, or when node 0 orders a new generation, the engine is killed and the next
- * one starts: at once after the first failure, then after a pause that doubles.
+ * engine starts. The first failure causes no pause before that start; each further failure doubles the pause.
  */
 
 #include "daemon/nodes/membership-inside.h"
@@ -20,7 +20,7 @@
 enum {
     FIRST_PAUSE_MS = 100,
     FIRST_CONNECT_MS = 5000, /* long enough that no slow node causes a complaint at the common start */
-    CONNECT_MS = 2000,       /* later: with ENGINE_GRACE_MS, a frozen engine is noticed within 3 s */
+    CONNECT_MS = 2000,       /* after the first order; with ENGINE_GRACE_MS, a frozen engine is noticed within 3 s */
     MAX_CONNECT_MS = 20000,
 };
 
@@ -181,7 +181,7 @@ int membership_start_engine(void *userdata, uint32_t generation, const struct se
     m->generation = generation;
     m->segments = segments;
     m->starts = true;
-    /* The loop starts it, so that a start that fails at once is handled like any other failure. */
+    /* The loop starts the engine, so that a start that fails at once is handled like any other failure. */
     if (uv_timer_start(&m->pause, on_pause, pause_ms, 0) == 0)
         return 0;
     snprintf(why, why_size, "the engine cannot be started");
@@ -201,7 +201,7 @@ int membership_give_value(void *userdata, const char *key, const uint8_t *value,
 
     if (m->engine)
         return engine_value(m->engine, key, value, n_bytes);
-    /* Another node's engine of this generation may start before ours, which may still pause. */
+    /* Another node's engine of this generation may start while this node's engine still waits for the pause. */
     return m->starts ? keep_value(m, key, value, n_bytes) : -ENOTCONN;
 }
 

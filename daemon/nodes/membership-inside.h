@@ -4,8 +4,8 @@
 /*
  * The parts of the module `membership`. No other file includes this header.
  *
- *   engine-restart.c   the engine between nodes: its start, and the next one after it failed
- *   membership.c       the links, and the life of both
+ *   engine-restart.c   the engine between nodes: its start, and its replacement after a failure
+ *   membership.c       the links, and the life of struct membership
  */
 
 #include <stdbool.h>
@@ -20,7 +20,7 @@ enum {
     MEMBERSHIP_MAX_HOST_BYTES = 256,
 };
 
-/* A value from another node's engine, which has started before ours. */
+/* A value from another node's engine, received before this node's engine has started. */
 struct early_value {
     struct early_value *next;
     char key[ENGINE_MAX_KEY_BYTES + 1];
@@ -47,17 +47,17 @@ struct membership {
     struct early_value *early, **last_early;
     struct traffic traffic[N_TRAFFIC];
     unsigned n_failures; /* since the last order that was done */
-    bool has_worked;     /* an engine of this job has done an order */
+    bool has_worked;     /* some engine of this job has done an order */
     uint64_t told_ms;    /* when this daemon was told to stop; 0: not yet */
     bool closing;
 };
 
 /* ---- membership.c -------------------------------------------------------------------------------------- */
 
-/* To be called after each event: calls the server, which looks at what has changed. */
+/* Call it after each event. Calls the server, which handles the changes. */
 void membership_after(struct membership *m);
 
-/* Counts one of n_handles as ended. The last one frees m. */
+/* Counts one of n_handles as ended. Frees m after the last one. */
 void membership_drop_handle(struct membership *m);
 
 /* ---- engine-restart.c, as struct nodes_ops has them -------------------------------------------------------- */
@@ -69,11 +69,11 @@ int membership_give_value(void *userdata, const char *key, const uint8_t *value,
 int membership_share(void *userdata, unsigned number, const struct segment *segment);
 void membership_stop_engine(void *userdata);
 
-/* Kills the engine. The next one starts when it has ended. */
+/* Kills the engine. The next engine starts when this one has ended. */
 void membership_end_engine(struct membership *m);
 
 /* Forgets values that other nodes' engines sent before this node's engine started. */
 void membership_forget_values(struct membership *m);
 
-/* Ends the pause before the next engine: a link is up again, and an engine that failed without it may work now. */
+/* Ends the pause before the next engine. Call it when a link is up again, because the next engine may now work. */
 void membership_hurry_engine(struct membership *m);

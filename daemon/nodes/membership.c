@@ -77,9 +77,9 @@ static void link_is_up(void *userdata, unsigned node)
 }
 
 /*
- * Is the node missed when its link is down? Daemons stop one after the other, so a node that was sent MAY_STOP is not
- * missed, unless this daemon goes on with ranks that have not left. Before there is a run, a node is missed if ranks
- * are here, because they may wait.
+ * Is the node missed when its link is down? Daemons stop one after the other, so a node with MAY_STOP is not missed,
+ * unless this daemon was not told to stop and has ranks that have not left. Before there is a run, a node is missed if
+ * ranks are attached to this daemon, because they may wait for that node.
  */
 static bool is_missed(const struct membership *m, unsigned node)
 {
@@ -166,8 +166,8 @@ void membership_tell_to_stop(struct membership *m)
 }
 
 /*
- * Is the node away for longer than it takes to replace a daemon that died? A node that was never heard may still be
- * starting: its time counts from the order to stop.
+ * Has the node's link been down for longer than the replacement of a dead daemon takes? A node that has sent nothing
+ * yet may still be starting, so its time counts from the order to stop.
  */
 static bool is_away(const struct membership *m, unsigned node)
 {
@@ -179,8 +179,8 @@ static bool is_away(const struct membership *m, unsigned node)
 }
 
 /*
- * Have all ranks of this node left, but not all ranks of other nodes? Such a rank may read weights and state that this
- * node owns; or it may die, and its successor needs all nodes to form the job.
+ * Have all ranks of this node left, but not all ranks of other nodes? The remaining ranks may read weights and state
+ * that this node owns. If one of them dies, its successor needs all nodes to form the job.
  */
 static bool is_needed(const struct job *job)
 {
@@ -230,7 +230,7 @@ static void on_wake(uv_async_t *handle)
     membership_after(m);
 }
 
-/* Copies the host of an address, as "10.0.0.1:7700" or "[fe80::1]:7700". */
+/* Copies the host of an address such as "10.0.0.1:7700" or "[fe80::1]:7700". */
 static void copy_host(char *dst, size_t size, const char *address)
 {
     const char *colon = strrchr(address, ':');

@@ -37,8 +37,8 @@ static int form(struct coordinator *c)
 }
 
 /*
- * Counts the pieces of the segments before the weights: staging, and bytes from other nodes. The state reserves the
- * weights. In a job on GPUs, the executor reserves what it needs of these segments.
+ * Counts the pieces of the segments before EXCHANGE_WEIGHTS: staging, and bytes from other nodes. The state reserves
+ * the weights. In a job on GPUs, the executor reserves what it needs of these segments.
  */
 static uint32_t n_reserve_pieces(const struct coordinator *c)
 {
@@ -65,7 +65,7 @@ static struct diagnostic *compare_manifests(struct coordinator *c)
             manifests[rank] = job_is_own(job, rank) && job->ranks[rank].process.manifest.n > 0
                                   ? &job->ranks[rank].process.manifest
                                   : nodes_manifest(nodes, node);
-    assert(rank == job->world.size); /* no manifest of a rank is missing, or beyond the array */
+    assert(rank == job->world.size); /* each rank has one entry */
     return cause_manifest(manifests, job->world.size);
 }
 
@@ -135,8 +135,8 @@ static bool is_cut_off(const struct coordinator *c)
 }
 
 /*
- * Describes the nodes that the job waits for. Node 0 names them; every other node names node 0, which decides. Return:
- * true if the job waits for another node.
+ * Describes the nodes that the job waits for. Node 0 names these nodes. Every other node names node 0, which decides.
+ * Return: true if the job waits for another node.
  */
 static bool waits_elsewhere(const struct coordinator *c, char *dst, size_t size)
 {
@@ -246,7 +246,7 @@ static void report_forming(struct nodes *nodes, const struct report *report)
     case REPORT_RESUMED:
         nodes_resumed(nodes);
         break;
-    case REPORT_REPLAYS: /* nodes_report() asks the job */
+    case REPORT_REPLAYS: /* nodes_report() reads survival.replay of the job */
         break;
     case REPORT_ADOPTED:
         nodes_go_on(nodes);

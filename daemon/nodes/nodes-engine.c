@@ -15,7 +15,7 @@
 #include "daemon/nodes/remote-ranks.h"
 #include "daemon/step/executor.h"
 
-enum { VALUE_OF_DEVICES = 1 }; /* tag of a VALUE of the engines of GPUs */
+enum { VALUE_OF_DEVICES = 1 }; /* tag of a VALUE from an engine of GPUs */
 
 /* Return: the engines of this node's GPUs, or NULL if it has none, or no job is formed. */
 static struct devices *devices_of(const struct nodes *nodes)
@@ -28,7 +28,7 @@ static void end_generation(struct nodes *nodes)
 {
     nodes->connected = nodes->has_engine = nodes->has_devices = false;
     if (devices_of(nodes))
-        devices_stop(devices_of(nodes)); /* first, because it cancels the running orders */
+        devices_stop(devices_of(nodes)); /* before exchange_broken(), because it cancels the running orders */
     exchange_broken(nodes->exchange);
 }
 
@@ -38,7 +38,7 @@ static void engine_is_broken(struct nodes *nodes, const char *why)
     nodes_report(nodes, (struct node_message){.kind = NODE_BROKEN, .generation = nodes->generation, .text = why});
 }
 
-/* Reports to node 0 the sentence: before, this node's name, after, what. All nodes get it. */
+/* Ends the generation, and reports a sentence about it to all nodes: before, this node's name, after, what. */
 static void break_engine(struct nodes *nodes, const char *before, const char *after, const char *what)
 {
     snprintf(nodes->why, sizeof(nodes->why), "%snode %u (%s) %s%s", before, nodes->self,
@@ -57,7 +57,7 @@ void nodes_obeyed(struct nodes *nodes, const char *wrong)
         break_engine(nodes, "", "cannot do what node 0 says: ", wrong);
 }
 
-/* Records that the engines begin again, with this generation. */
+/* Keeps a diagnostic that engines of this generation begin, and why. */
 static void note_engine(struct job *job, uint32_t generation, const char *why)
 {
     job_keep(job, cause_engine(&(struct evidence_node){
@@ -86,7 +86,7 @@ void nodes_hear_engine(struct nodes *nodes, const struct node_message *message)
         break_engine(nodes, "", "has no engine: ", why);
     else if (devices_of(nodes))
         devices_next(devices_of(nodes), nodes->generation);
-    job_todo(nodes->job); /* an abort may have waited for what is now forgotten */
+    job_todo(nodes->job); /* an abort may have waited for orders of the old engines */
 }
 
 static void is_connected(struct nodes *nodes)
@@ -94,7 +94,7 @@ static void is_connected(struct nodes *nodes)
     size_t n = exchange_list_arrived(nodes->exchange, NULL, 0);
     _cleanup_free_ uint64_t *tags = calloc(n + 1, sizeof(*tags));
 
-    assert(!nodes->connected); /* an engine is ready once, and each generation has new ones */
+    assert(!nodes->connected); /* each engine is ready once, and a generation has new engines */
     if (!tags) {
         engine_is_broken(nodes, "out of memory");
         return;

@@ -19,8 +19,8 @@ struct packet {
 
 /* nodes-stop.c */
 struct nodes_stop {
-    bool is_told, others_are; /* was told to stop: this daemon; any daemon of the job */
-    bool may;                 /* MAY_STOP has come: all nodes have ended the decided step and window */
+    bool is_told, others_are; /* this daemon was told to stop; a daemon of the job was */
+    bool may;                 /* MAY_STOP was received: all nodes have ended the decided step and window */
     bool is_said;             /* ENDED was reported for this step and n_windows */
     uint64_t step, n_windows;
 };
@@ -37,25 +37,25 @@ struct nodes {
     struct exchange *exchange;
     struct packet *first, **last;
     struct packet *held, **last_held; /* reports that wait until the leader has the KEPT of all nodes */
-    struct wire_arena heard, said;    /* two, because serving a message sends others */
+    struct wire_arena heard, said;    /* two arenas, because handling a message sends other messages */
     uint8_t *buffer;                  /* NODE_MESSAGE_MAX_BYTES */
     uint32_t generation;
     bool connected;               /* all engines of the generation are connected */
-    bool has_engine, has_devices; /* connected engines of this node: for host memory, for its GPUs */
+    bool has_engine, has_devices; /* this node's engine for host memory, for its GPUs, is connected */
     bool said_declared, said_formed, said_unformed, said_request;
     bool updated, stored; /* UPDATED, STORED was reported */
-    bool ends;            /* COMMIT or CLOSED is being obeyed: the job has not left the phase yet */
-    bool commits, closes; /* COMMIT, CLOSED came before this daemon updated, stored: its predecessor reported that */
-    bool said_kept;       /* KEPT was reported, and the ENGINE that answers it has not come */
+    bool ends;            /* COMMIT or CLOSED is being obeyed, and the job has not left the phase yet */
+    bool commits, closes; /* COMMIT, CLOSED came early, because a predecessor had reported UPDATED, STORED */
+    bool said_kept;       /* KEPT was reported, and the ENGINE that answers it was not received */
     uint8_t *decided;     /* node 0: the packed DECIDED of the step, or NULL; owned */
     size_t n_decided_bytes;
-    bool said_want_save; /* WANT_SAVE was reported, and no SAVE or SAVE_END has come */
+    bool said_want_save; /* WANT_SAVE was reported, and no SAVE or SAVE_END was received since */
     uint64_t load_tag;   /* tag of the last LOAD; MOVED reports it */
     bool trains;         /* replay: the journal has TRAIN, which is obeyed after all other records */
     struct nodes_stop stop;
     bool withdraws;   /* a withdrawal was reported, and node 0 has not answered */
     bool holds_back;  /* BACK was, or is to be, reported, and node 0 has not answered */
-    unsigned back;    /* the rank of that BACK */
+    unsigned back;    /* the rank of the last BACK that was, or is to be, reported */
     bool back_waits;  /* BACK is still to be reported, after ENGINE */
     uint64_t *passed; /* parcels passed over in passed_micro_batch, which are reported together */
     uint32_t n_passed, passed_micro_batch;
@@ -71,18 +71,18 @@ int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops);
 void nodes_free(struct nodes *nodes);
 
 /* nodes.c and nodes-report.c, for the coordinator */
-/* Allocates memory for the layout, and forms exchange and leader. The layout is known. Return: 0 or -errno. */
+/* Allocates memory for the layout, and forms exchange and leader. The job must have its layout. Return: 0 or -errno. */
 int nodes_form(struct nodes *nodes);
 void nodes_drop(struct nodes *nodes);
 
-/* Reports the message to node 0. Fills in step, attempt and node. */
+/* Reports the message to node 0. Sets its step, attempt and node. */
 void nodes_report(struct nodes *nodes, struct node_message message);
 
-/* Reports to node 0. job_settle() may call again before the answer has come: then nothing is reported. */
+/* Reports to node 0. If job_settle() calls a function again before node 0 has answered, that call reports nothing. */
 void nodes_declared(struct nodes *nodes, bool declared);
 void nodes_formed(struct nodes *nodes);
 void nodes_unformed(struct nodes *nodes, unsigned code, const char *why);
-/* Another node's daemon is configured differently. Node 0 refuses the ranks of all nodes that wait to be formed. */
+/* Call it when another node's daemon is configured differently. Node 0 then refuses nodes that wait to be formed. */
 void nodes_differ(struct nodes *nodes, unsigned node, unsigned code, const char *why);
 /* Return: the manifest that the node has shown for its ranks, or NULL if not all nodes have shown theirs. */
 const struct manifest *nodes_manifest(const struct nodes *nodes, unsigned node);
@@ -97,27 +97,27 @@ void nodes_updated(struct nodes *nodes);
 /*
  * Reports the evidence of a rank's client about missing gradients. evidence: NULL if it is void. *digest: the digest of
  * the evidence that was reported last, or 0. Equal evidence is not reported again. Evidence that is too large for a
- * message counts as void: diagnostics then lack it.
+ * message counts as void, so that diagnostics lack it.
  */
 void nodes_evidence(struct nodes *nodes, unsigned rank, const struct request_evidence *evidence, uint64_t *digest);
 /*
- * Reports that a rank of this node that left is back. all: all ranks of the world had left. late: the step was summed
- * without the rank.
+ * Reports that a rank of this node is back, after it had left. all: all ranks of the world had left. late: the step was
+ * summed without the rank.
  */
 void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late);
-/* Must a rank that is back wait? It waits until node 0 knows of it, and requests made without it are settled. */
+/* Must a rank that is back wait? It must until node 0 knows of it, and requests made without the rank are settled. */
 bool nodes_hold_back(const struct nodes *nodes);
-/* reason: the diagnostic, whose reference passes to nodes_abort(), or NULL. */
+/* Reports an abort. reason: a diagnostic, whose reference nodes_abort() takes over, or NULL. */
 void nodes_abort(struct nodes *nodes, int64_t rank, const char *why, struct diagnostic *reason);
-/* Reports again the aborts that this node's ranks wait for, and the abort that this node has a reason for. */
+/* Reports again the aborts for which this node's ranks wait, and the abort for which this node has a reason. */
 void nodes_abort_again(struct nodes *nodes);
 
-/* Reports what the prepared reduction will sum. All ranks of this node have pushed the parcel. */
+/* Reports what the prepared reduction will sum. Call it when all ranks of this node have pushed the parcel. */
 void nodes_ready(struct nodes *nodes, const struct reduction *reduction);
 /*
- * Called when a rank gives up its backward. Asks node 0 to withdraw the parcels that this node has reported ready and
- * that no exchange moves yet. job_withdrawn() follows, unless the step is aborted; until then no parcel is reported
- * ready.
+ * Call it when a rank gives up its backward. Asks node 0 to withdraw the parcels that this node has reported ready,
+ * except those that an exchange moves. job_withdrawn() is called later, unless the step is aborted; until then no
+ * parcel is reported ready.
  */
 void nodes_withdraw(struct nodes *nodes);
 bool nodes_withdraws(const struct nodes *nodes);
@@ -135,7 +135,7 @@ void nodes_want_save(struct nodes *nodes);
 /* nodes-record.c */
 /* Does the journal record node 0's messages of this kind? */
 bool nodes_records(enum node_kind kind);
-/* Records a message of node 0 that is being obeyed. packed: the message as it came. */
+/* Records a message of node 0 that is being obeyed. packed: the message as it was received. */
 void nodes_record(struct nodes *nodes, const struct node_message *message, const uint8_t *packed, size_t n_bytes);
 /* Node 0: records irrevocable messages before they are sent, for the next daemon. Other kinds are not recorded. */
 void nodes_record_said(struct nodes *nodes, enum node_kind kind, const uint8_t *packed, size_t n_bytes);
@@ -143,12 +143,12 @@ void nodes_record_said(struct nodes *nodes, enum node_kind kind, const uint8_t *
 void nodes_keep_packed(struct nodes *nodes, const uint8_t *packed, size_t n_bytes);
 
 /* nodes-stand.c */
-/* nodes_commit() obeys COMMIT after this node has updated. nodes_close() obeys CLOSED after it has stored. */
+/* nodes_commit() obeys COMMIT after this node has updated. nodes_close() obeys CLOSED after this node has stored. */
 void nodes_commit(struct nodes *nodes);
 void nodes_close(struct nodes *nodes);
-/* Reports KEPT: where this node stands. The leader or the daemon of this node is new. */
+/* Reports this node's position in the run (KEPT). Call it when the leader or the daemon of this node is new. */
 void nodes_stand(struct nodes *nodes);
-/* Called when new engines begin. If KEPT was reported, repeats earlier requests, because the leader may lack them. */
+/* Call it when new engines begin. If KEPT was reported, repeats earlier requests, because the leader may lack them. */
 void nodes_ask_again(struct nodes *nodes);
 
 /* nodes-stop.c */
@@ -156,7 +156,7 @@ void nodes_ask_again(struct nodes *nodes);
 void nodes_report_end(struct nodes *nodes);
 /* Obeys MAY_STOP or WANT_ENDED. */
 void nodes_hear_stop(struct nodes *nodes, enum node_kind kind);
-/* Forgets ENDED and MAY_STOP, which are sent again. Called when the leader was replaced, or the run has ended. */
+/* Forgets ENDED and MAY_STOP, which are sent again. Call it when the leader was replaced, or the run has ended. */
 void nodes_forget_stop(struct nodes *nodes);
 
 /* nodes-kept.c */
@@ -165,14 +165,15 @@ int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes);
 /* Continues a job that this daemon has adopted from its predecessor. */
 void nodes_go_on(struct nodes *nodes);
 /*
- * Declares this node's part of a job again. Called when another node has lost its part, and the job has no weights yet.
+ * Declares this node's part of a job again. Call it when another node has lost its part, and the job has no weights
+ * yet.
  */
 void nodes_form_anew(struct nodes *nodes, const char *why);
 
 /* nodes-send.c */
 /*
- * Appends a copy of the message to the list. *end: the pointer at its end. Return: false if memory is out, which is
- * logged.
+ * Appends a copy of the message to a list. *end: the last link of the list. Return: true; or false if memory is out,
+ * which is logged.
  */
 bool nodes_append(struct packet ***end, const struct packet *packet, const void *data);
 /* Node 0: sends the message to one node. */
@@ -195,14 +196,14 @@ void nodes_parcel_is_moved(void *userdata, uint64_t tag, uint32_t parcel);
 void nodes_ask_fetch(void *userdata, const struct exchange_service *asked);
 
 /* nodes-engine.c */
-/* wrong: NULL, or why a message of node 0 could not be executed: the generation of engines then ends. */
+/* wrong: why a message of node 0 could not be executed; then ends the generation of engines. NULL: does nothing. */
 void nodes_obeyed(struct nodes *nodes, const char *wrong);
 void nodes_cannot_be_done(void *userdata, const char *why);
 void nodes_hear_engine(struct nodes *nodes, const struct node_message *message);
 void nodes_hear_value(struct nodes *nodes, const struct node_message *message);
 
 /* nodes-obey.c */
-/* packed: the message as it came. Return: NULL, or why the message is not valid. */
+/* Obeys a message. packed: the message as it was received. Return: NULL, or why the message is not valid. */
 const char *nodes_obey(struct nodes *nodes, const struct node_message *message, const uint8_t *packed, size_t n_bytes);
 void nodes_train(struct nodes *nodes);
 bool nodes_judge(void *userdata, const struct leader_merged *merged, struct node_verdict *verdict,

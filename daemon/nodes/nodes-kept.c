@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A node after its own daemon or that of node 0 was replaced. The new daemon of a node first replays node 0's messages
- * from its journal (nodes-record.c). Then the node reports where it stands (leader-kept.c). Every node reports that
- * when node 0's daemon is new.
+ * A node whose own daemon, or node 0's daemon, was replaced. The new daemon of a node first replays node 0's messages
+ * from its journal (nodes-record.c), and then reports the node's position in the run (leader-kept.c). If node 0's
+ * daemon is new, every node reports its position.
  */
 
 #include <assert.h>
@@ -23,7 +23,7 @@ int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes)
     struct node_message message;
     const char *wrong;
 
-    assert(nodes->job->run.survival.replay); /* else what follows is reported and recorded again */
+    assert(nodes->job->run.survival.replay); /* else nodes_obey() would report and record again */
     if (node_unpack(&nodes->heard, packed, n_bytes, &message, nodes->why, sizeof(nodes->why)) != 0 ||
         !nodes_records(message.kind))
         return -EINVAL;
@@ -56,7 +56,7 @@ void nodes_go_on(struct nodes *nodes)
     const struct job *job = nodes->job;
     struct save_view save;
 
-    assert(!job->run.survival.replay); /* else KEPT is not reported */
+    assert(!job->run.survival.replay); /* else nodes_report() would not report KEPT */
     nodes->n_passed = 0;
     if (nodes->trains)
         nodes_train(nodes);
@@ -113,7 +113,7 @@ void nodes_meet(struct nodes *nodes, unsigned node, bool first, bool has_run)
     if (has_run && nodes_has_run(nodes)) {
         if (nodes->leader)
             leader_meet(nodes->leader, node);
-        else if (!first) /* an adopting daemon has reported KEPT already */
+        else if (!first) /* a daemon that has adopted a run reports KEPT without this call */
             nodes_stand(nodes);
         return;
     }

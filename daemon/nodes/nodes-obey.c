@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Messages from node 0 become verbs of the job and of the exchange. */
+/* Executes messages from node 0, by calls of the job and of the exchange. */
 
 #include <assert.h>
 #include <stdio.h>
@@ -45,7 +45,7 @@ const struct manifest *nodes_manifest(const struct nodes *nodes, unsigned node)
     return nodes->shown && nodes->n_shown == nodes->n ? &nodes->shown[node] : NULL;
 }
 
-/* Reports this node's manifest. If it is too large for a message, the report and the diagnostic lack it. */
+/* Reports this node's manifest. If the manifest is too large for a message, the report and the diagnostic lack it. */
 static void hear_show(struct nodes *nodes, const struct node_message *message)
 {
     const struct job *job = nodes->job;
@@ -111,7 +111,8 @@ static void hear_look(struct nodes *nodes, const struct node_message *message)
         (void)look_answered(job, &job->ranks[message->rank], message->text);
 }
 
-/* written: the arrays that rank 0 has written, and step counts, which need no bytes. Return: as exchange_write(). */
+/* written: lists the arrays that rank 0 has written, and has the step counts themselves. Return: as
+ * exchange_write(). */
 static const char *write_window(struct nodes *nodes, const struct exchange_said *said, const uint64_t *written,
                                 size_t n)
 {
@@ -175,7 +176,7 @@ static void hear_serve(struct nodes *nodes, const struct node_message *message)
     nodes_obeyed(nodes, wrong);
 }
 
-/* Takes the parcel even without an engine, because node 0 counts on it from now on and will send the motion again. */
+/* Accepts the parcel even without an engine, because node 0 relies on that and will send the motion again. */
 static void hear_exchange(struct nodes *nodes, const struct node_message *message)
 {
     struct parcel *parcel = job_parcel(nodes->job, message->parcel);
@@ -248,7 +249,7 @@ static void hear_back(struct nodes *nodes, const struct node_message *message)
     }
     if (own || message->proceed) {
         nodes->said_request &= job->phase == JOB_WINDOW; /* an open window continues */
-        nodes->holds_back = message->forget;             /* until the abort that follows */
+        nodes->holds_back = message->forget;             /* if so, an abort follows, which ends this */
         nodes->back_waits = false;
     }
     if (own && message->forget)
@@ -293,7 +294,7 @@ static bool refuse_other_layout(struct nodes *nodes, enum config_gpu_room room)
     return true;
 }
 
-/* This node may have formed its part already, before another node lost its own. */
+/* This node may already have formed its part, before another node lost its part. */
 static void hear_form(struct nodes *nodes, const struct node_message *message)
 {
     enum config_gpu_room room = MIN(message->pass, (uint32_t)CONFIG_GPU_ROOM_MICRO_BATCH);
@@ -312,7 +313,7 @@ static void hear_form(struct nodes *nodes, const struct node_message *message)
         nodes_have_weights(nodes);
 }
 
-/* Begins training. All nodes have the initial weights. */
+/* Begins training. Called when all nodes have the initial weights. */
 void nodes_train(struct nodes *nodes)
 {
     nodes->trains = false;
@@ -322,8 +323,8 @@ void nodes_train(struct nodes *nodes)
 }
 
 /*
- * Loads an older checkpoint if another node could not read this one. Otherwise all nodes agree on the loaded
- * checkpoint, or on none.
+ * Loads an older checkpoint, if another node could not read the loaded one. Otherwise continues, because all nodes
+ * agree on the loaded checkpoint, or on none.
  */
 static void hear_load(struct nodes *nodes, const struct node_message *message)
 {
@@ -341,7 +342,7 @@ static void hear_load(struct nodes *nodes, const struct node_message *message)
 static void hear_refuse(struct nodes *nodes, const struct node_message *message)
 {
     if (message->node != 0 && message->node == nodes->self)
-        return; /* about a run that this daemon never had */
+        return; /* the run that node 0 refuses is not this daemon's */
     if (message->proceed) {
         nodes_form_anew(nodes, message->text);
         return;
@@ -352,7 +353,7 @@ static void hear_refuse(struct nodes *nodes, const struct node_message *message)
         return;
     }
     if (message->has_rank && (message->rank == nodes->self || nodes->said_unformed))
-        return; /* this node has reported its own failure */
+        return; /* this node has reported the failure itself */
     drop_begin(nodes->job, (unsigned)message->tag, message->text);
     nodes_forget_shown(nodes);
 }
@@ -444,9 +445,9 @@ enum {
 };
 
 /*
- * phases: the phases of the job in which the message is valid; 0: all. In other phases the job cannot act on it, or
- * acts on it already. is_of_attempt: the message is ignored if an abort has overtaken it. Kinds that are not listed are
- * for node 0 to receive.
+ * phases: the phases of the job in which the message is valid; 0: all. In other phases the job cannot act on the
+ * message, or has already done so. is_of_attempt: the message is ignored if its step or attempt is over. Only node 0
+ * receives kinds that are not listed.
  */
 static const struct {
     void (*hear)(struct nodes *nodes, const struct node_message *message);
@@ -504,7 +505,7 @@ static bool is_in_place(const struct nodes *nodes, enum node_kind kind)
 
     if (phases && !(phases & 1U << job->phase))
         return false;
-    if (kind == NODE_DECIDED) /* a node asks after all its parcels are reduced; it may have had DECIDED before */
+    if (kind == NODE_DECIDED) /* a node asks when all its parcels are reduced; DECIDED may be sent twice */
         return job->phase == JOB_UPDATING || (nodes->said_request && job->work.n_under_way == 0);
     if (kind == NODE_COMMIT || kind == NODE_GATHER)
         return !(job->phase == JOB_UPDATING && nodes->ends);
@@ -515,7 +516,7 @@ const char *nodes_obey(struct nodes *nodes, const struct node_message *message, 
 {
     const char *name = node_kind_name(message->kind);
 
-    assert((unsigned)message->kind < NODE_N_KINDS); /* node_unpack() refuses others */
+    assert((unsigned)message->kind < NODE_N_KINDS); /* node_unpack() refuses other kinds */
     if (is_stale(nodes->job, message))
         return NULL;
     if (!orders[message->kind].hear || !is_in_place(nodes, message->kind)) {

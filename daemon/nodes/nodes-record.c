@@ -14,7 +14,7 @@
 #include "daemon/job/model/survival.h"
 #include "daemon/nodes/nodes-inside.h"
 
-/* Other messages move bytes, or the job records their results: a sum, a window, a step that ends. */
+/* Other messages are not recorded, because they move bytes, or the job records their results (as the end of a step). */
 bool nodes_records(enum node_kind kind)
 {
     return kind == NODE_TRAIN || kind == NODE_SETTLED || kind == NODE_WITHDRAWN || kind == NODE_NORM ||

@@ -39,7 +39,7 @@ void nodes_declared(struct nodes *nodes, bool declared)
                         });
 }
 
-/* Only the first call reports. If GPUs have the state, the job forms the host's memory before theirs. */
+/* Only the first call reports. If GPUs have the state, the job forms the host's memory before the GPUs' memory. */
 void nodes_formed(struct nodes *nodes)
 {
     if (nodes->said_formed)
@@ -50,7 +50,7 @@ void nodes_formed(struct nodes *nodes)
 
 void nodes_unformed(struct nodes *nodes, unsigned code, const char *why)
 {
-    nodes->said_unformed = code != 0; /* the ranks get it as a diagnostic */
+    nodes->said_unformed = code != 0; /* the ranks get the failure as a diagnostic */
     nodes_report(nodes, (struct node_message){.kind = NODE_UNFORMED, .tag = code, .text = why});
 }
 
@@ -84,8 +84,8 @@ static void ask_for_abort(struct nodes *nodes, const char *why)
 }
 
 /*
- * Return: true if the request is to be reported now. Return: false if it was reported, or the job repeats it after
- * ENGINE.
+ * Return: true if the caller must report the request now; false if it was reported before, or the job will repeat it
+ * after ENGINE.
  */
 static bool begin_request(struct nodes *nodes)
 {
@@ -168,7 +168,7 @@ void nodes_abort(struct nodes *nodes, int64_t rank, const char *why, struct diag
         job->abort.reason = reason; /* kept until node 0 sends ABORTED */
 }
 
-/* Node 0 obeys only the first report, because it begins another attempt. */
+/* Node 0 obeys only the first report, because that report begins another attempt. */
 void nodes_abort_again(struct nodes *nodes)
 {
     const struct job *job = nodes->job;
@@ -183,7 +183,7 @@ void nodes_abort_again(struct nodes *nodes)
 
 void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late)
 {
-    assert(job_is_own(nodes->job, rank)); /* hear_back() uses it as an index */
+    assert(job_is_own(nodes->job, rank)); /* hear_back() expects a rank of this node */
     if (!late && (nodes->holds_back || (!nodes->said_request && !all)))
         return;
     nodes->holds_back = true;
@@ -204,7 +204,7 @@ static bool has_ended_window(const struct nodes *nodes)
 
 bool nodes_hold_back(const struct nodes *nodes)
 {
-    /* said_kept: the step or window that the rank would join may be over */
+    /* After KEPT, the step or window that the rank would join may be over. */
     return nodes->holds_back || nodes->job->kept.asks_all_back || nodes->said_kept || has_ended_window(nodes);
 }
 
@@ -213,7 +213,7 @@ void nodes_end_request(struct nodes *nodes)
     nodes->said_request = nodes->holds_back = nodes->back_waits = false;
 }
 
-/* Fills nodes->masks. Return: true if every local rank has pushed every part. */
+/* Sets nodes->masks. Return: true if every local rank has pushed every part. */
 static bool fill_masks(struct nodes *nodes, const struct reduction *reduction)
 {
     const struct step *step = reduction->step;
@@ -290,7 +290,7 @@ void nodes_resumed(struct nodes *nodes)
     nodes_parcel_is_moved(nodes, nodes->load_tag, 0);
 }
 
-/* The token distinguishes saves of the same step, because an earlier one may have failed. */
+/* The token distinguishes saves of the same step, because an earlier save may have failed. */
 void nodes_want_save(struct nodes *nodes)
 {
     uint64_t token = 0;

@@ -20,7 +20,7 @@ bool nodes_append(struct packet ***end, const struct packet *packet, const void 
 {
     struct packet *copy = malloc(sizeof(*copy) + packet->n_bytes);
 
-    assert(!**end); /* the list ends there, and packets behind would be lost */
+    assert(!**end); /* *end is the last link; packets after it would be lost */
     assert(!packet->next);
     if (!copy) {
         log_error("out of memory for a message between nodes");
@@ -103,7 +103,7 @@ void nodes_passed(struct nodes *nodes, uint32_t parcel, uint32_t micro_batch)
     assert(nodes->n_passed < nodes->job->layout->n_parcels);
     nodes->passed_micro_batch = micro_batch;
     nodes->passed[nodes->n_passed++] = parcel;
-    nodes->ops.wake(nodes->ops.userdata); /* nodes_serve() reports them together */
+    nodes->ops.wake(nodes->ops.userdata); /* nodes_serve() reports all passed parcels together */
 }
 
 void nodes_say(struct nodes *nodes, const struct node_message *message)

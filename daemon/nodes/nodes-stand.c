@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A decided step, or a window that is stored, on this node: the node executes it, reports that, and ends it at COMMIT
- * or CLOSED. When its own daemon or that of node 0 is new, the node reports to the leader where it stands (KEPT).
+ * A decided step, or a window that is stored, on this node. The node executes it, reports that, and ends it when it
+ * receives COMMIT or CLOSED. If this node's daemon or node 0's daemon is new, the node reports to the leader its
+ * position in the run (KEPT).
  */
 
 #include <assert.h>
@@ -69,8 +70,8 @@ static enum node_stand find_stand(const struct nodes *nodes)
 }
 
 /*
- * Return: the highest attempt that this node knows of. A running abort leads to the next attempt, or to the attempt
- * that node 0 has sent.
+ * Return: the highest attempt that this node knows. A running abort leads to the next attempt, or to the attempt that
+ * node 0 has sent.
  */
 static uint32_t highest_attempt(const struct job *job)
 {
@@ -79,7 +80,7 @@ static uint32_t highest_attempt(const struct job *job)
     return MAX(job->ledger.attempt + 1, job->abort.said_attempt);
 }
 
-/* Return: the number of windows before the step that this node has closed, including the one that it is closing. */
+/* Return: the number of windows since the last commit that this node has closed or is closing. */
 static uint32_t n_windows(const struct nodes *nodes)
 {
     const struct job *job = nodes->job;
@@ -118,8 +119,8 @@ void nodes_stand(struct nodes *nodes)
 }
 
 /*
- * Makes the job ask again after ENGINE, together with the rank that is back. Node 0 knows of no request: it forgot
- * earlier ones at KEPT, and none was reported since.
+ * Makes the job ask again after ENGINE, together with the rank that is back. Node 0 has no request of this node,
+ * because it forgot earlier requests at KEPT, and this node has reported none since.
  */
 static void begin_requests_again(struct nodes *nodes)
 {

@@ -2,7 +2,8 @@
 
 /*
  * A daemon that is told to stop first finishes the decided step or window, and the checkpoint that it wants or writes.
- * Then it reports ENDED, and stops at node 0's MAY_STOP (leader-stop.c). By then each node knows of the checkpoint.
+ * Then it reports ENDED, and stops when it receives node 0's MAY_STOP (leader-stop.c). By then each node knows whether
+ * the checkpoint was made.
  */
 
 #include <assert.h>

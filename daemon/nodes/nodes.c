@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* This node among the others: queued messages, the forming of a job, and the loss of nodes. */
+/* This node as one of several: queued messages, the forming of a job, and new engines after a link was down. */
 
 #include <assert.h>
 #include <stdio.h>
@@ -83,9 +83,9 @@ int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops)
     nodes->ops = *ops;
     nodes->n = (unsigned)job->config->world.nodes.n_items;
     nodes->self = job->config->world.node;
-    assert(nodes->n <= NODE_MAX_NODES); /* a mask has a bit for each */
+    assert(nodes->n <= NODE_MAX_NODES); /* a mask has a bit for each node */
     assert(nodes->self < nodes->n);
-    nodes->back = job->world.first; /* the rank of a BACK that the predecessor reported */
+    nodes->back = job->world.first; /* stands for the unknown rank of a BACK that the predecessor reported */
     nodes->last = &nodes->first;
     nodes->last_held = &nodes->held;
     nodes->buffer = malloc(NODE_MESSAGE_MAX_BYTES);
@@ -106,7 +106,7 @@ int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops)
     return 0;
 }
 
-/* Drops the held reports of one node. node: n for all nodes. */
+/* Drops the held reports of one node. node: nodes->n for all nodes. */
 static void forget_held(struct nodes *nodes, unsigned node)
 {
     struct packet **link = &nodes->held;
@@ -274,8 +274,8 @@ void nodes_serve(struct nodes *nodes)
 }
 
 /*
- * Starts a new generation of engines, unless the engines of GPUs are connected. Their data may use another network than
- * the daemons' messages, and a new engine must first map all memory on its GPU again.
+ * Starts a new generation of engines, unless the engines of GPUs are connected. These are kept, because their data may
+ * use another network than the daemons' messages, and a new engine must first map all memory on its GPU again.
  */
 void nodes_reconnect(struct nodes *nodes)
 {

@@ -67,7 +67,7 @@ int param_norm_ask(struct nodes *nodes, struct job_rank *rank, uint32_t param)
     struct job *job = nodes->job;
     struct param_norm *question = calloc(1, sizeof(*question));
 
-    assert(job_is_own(job, rank->rank)); /* of another node's rank, the answer goes to nobody */
+    assert(job_is_own(job, rank->rank)); /* the answer to another node's rank would be lost */
     if (!question)
         return -ENOMEM;
     question->next = nodes->param_norms;
@@ -102,7 +102,7 @@ static void answer_with_norm(struct job *job, const struct param_norm *question)
 {
     struct job_rank *rank = &job->ranks[question->rank];
 
-    assert(question->param < job->layout->n_params); /* a dropped layout takes its questions with it */
+    assert(question->param < job->layout->n_params); /* param_norm_forget() frees the questions of a dropped layout */
     if (rank->wait != WAIT_READ || rank->kept.incarnation != question->incarnation)
         return; /* the process that asked has ended */
     job_answer(job, rank,

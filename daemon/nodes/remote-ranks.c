@@ -42,7 +42,7 @@ struct told {
     uint64_t step;
     uint32_t attempt;
     uint32_t n_pushed_open;
-    uint64_t evidence; /* its digest; 0: none */
+    uint64_t evidence; /* digest of the evidence; 0: none */
 };
 
 struct remote_ranks {
@@ -136,8 +136,8 @@ static bool all_pushed(const struct job *job, const struct told *now)
 }
 
 /*
- * Return: a bit per parameter that the rank must still push in its backward, or NULL if it is in no backward, or memory
- * is out.
+ * Return: a bit for each parameter, set if the rank must still push the parameter in its backward. NULL if the rank is
+ * in no backward, or memory is out.
  */
 static uint8_t *list_awaited(const struct job *job, const struct job_rank *rank)
 {
@@ -178,7 +178,7 @@ static void tell_rank(struct nodes *nodes, const struct job_rank *rank, const st
     nodes_report(nodes, message);
 }
 
-/* Reports the evidence of a rank, or that its earlier evidence is void. */
+/* Reports the evidence of a rank, or that the rank's earlier evidence is void. */
 static void tell_evidence(struct nodes *nodes, const struct job_rank *rank, uint64_t *digest)
 {
     struct job *job = nodes->job;
@@ -268,7 +268,7 @@ void remote_ranks_hear(struct remote_ranks *remote, const struct node_message *m
 
     if (message->rank >= job->world.size || message->n_numbers != N_NUMBERS || numbers[WAIT] > WAIT_ABORT ||
         numbers[LAST_REQUEST] >= N_REQUEST_TYPES || job_is_own(job, message->rank))
-        return; /* the node gets its own reports back, too */
+        return; /* a node receives its own reports, too */
     rank = &job->ranks[message->rank];
     left = numbers[LEFT] && !rank->kept.left;
     rank->rank = message->rank;
