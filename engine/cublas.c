@@ -11,11 +11,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Both libraries have the same functions. A driver may support the CUDA version of this build but no later one. */
+/* The library for the CUDA version of this build is tried first, because a driver may support that version but no later
+ * one. Both libraries have the same functions. */
 static const char *const names[] = {CUDART_VERSION < 13000 ? "libcublas.so.12" : "libcublas.so.13",
                                     CUDART_VERSION < 13000 ? "libcublas.so.13" : "libcublas.so.12"};
 
-/* Return: true if the library has the symbol. address: of a pointer to a function. */
+/* Return: true if the library has the symbol. address: the address of a pointer to a function, which is set. */
 static bool find_symbol(void *library, const char *name, void *address)
 {
     void *symbol = dlsym(library, name);

@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * Matrix products in fp32 by cuBLAS. The library is not part of zerod; it is loaded when a job needs it.
+ * Matrix products in fp32 by cuBLAS. The library is not part of zerod, and is loaded when a job needs it.
  *
  * By NVIDIA's documentation (cuBLAS, "Results Reproducibility") equal operands give equal bits with one version of the
  * library, on GPUs of one architecture with the same number of processors, if each stream has a workspace of its own.
@@ -14,7 +14,7 @@
 struct CUstream_st;   /* what cudaStream_t points to */
 struct cublasContext; /* what cublasHandle_t points to */
 
-/* From the enums of cublas_api.h, which are int there. */
+/* Values of the enums of cublas_api.h, which its functions take as int. */
 enum {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_OP_N = 0,
@@ -23,7 +23,7 @@ enum {
     CUBLAS_PEDANTIC_MATH = 2,
 };
 
-/* NVIDIA's recommendation for all architectures from sm_90 on; for earlier architectures it is 4 MiB. */
+/* NVIDIA recommends this size for all architectures from sm_90 on, and 4 MiB for earlier architectures. */
 #define CUBLAS_WORKSPACE_BYTES (32u << 20)
 
 /* Functions of cublas_api.h. Each returns a status. Matrices are stored column after column; scalars are in host
@@ -43,8 +43,6 @@ struct cublas {
     const char *(*get_status_string)(int status);
 };
 
-/*
- * Loads the library at the first call. One thread. Return: 0; or -ENOENT with a sentence in err if the library, or a
- * usable one of that name, is not found.
- */
+/* Loads the library at the first call. Only one thread may call it. Return: 0; or -ENOENT, with a sentence in err, if
+ * no usable library is found. */
 int cublas_load(const struct cublas **out, char *err, size_t err_size);

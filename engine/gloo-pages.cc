@@ -51,7 +51,7 @@ bool find(const void *address, int *fd, off_t *offset)
     return true;
 }
 
-/* Return: as write() to the socket. */
+/* Sends the bytes from the file. Return: like write() to the socket. */
 ssize_t send_pages(int socket, const struct iovec &bytes, int fd, off_t offset)
 {
     ssize_t n = sendfile(socket, fd, &offset, bytes.iov_len);
@@ -86,8 +86,8 @@ void pages_remove(const char *map)
     ranges().by_start.erase(map);
 }
 
-/* Replaces writev() for gloo: its parts are a header of a few bytes, unless gloo has sent it before, and the bytes of
- * one move. */
+/* Replaces writev() for gloo. The parts are a header of a few bytes, unless gloo has already sent the header, and the
+ * bytes of one move. */
 extern "C" __attribute__((visibility("default"))) ssize_t writev(int socket, const struct iovec *parts, int n_parts)
 {
     ssize_t n_header = 0, n;

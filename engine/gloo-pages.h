@@ -16,9 +16,10 @@
 extern "C" {
 #endif
 
-/* Adds the address range where the file is mapped from its start. The caller keeps the descriptor. Any thread. */
+/* Adds the address range where the file is mapped from its start. The caller owns the descriptor. Any thread may call
+ * it. */
 void pages_add(const char *map, uint64_t n_bytes, int fd);
-/* Removes the range. The caller sends nothing from it any more. */
+/* Removes the range. Call it only when nothing is sent from the range any more. */
 void pages_remove(const char *map);
 
 #ifdef __cplusplus

@@ -4,14 +4,15 @@
  * zerod-engine-gloo moves bytes between nodes over gloo's TCP transport (proto/engine.proto).
  *
  * Threads. The reader (main) receives commands, posts orders to gloo and watches deadlines; it never waits for a peer.
- * The connector makes the connections and ends. For each posted order, a waiter waits for its moves, in turn, and
- * reports its end. For each other node, a watcher waits for the end of the connection. All other threads are gloo's.
+ * The connector makes the connections and ends. For each posted order, a waiter waits for the order's moves, in turn,
+ * and reports the order's end. For each other node, a watcher waits for the end of the connection. All other threads
+ * are gloo's.
  *
  * gloo's own timeouts are not used. When one passes, gloo closes every connection; then each thread reports that, and
- * the thread that knows the reason is the last. Here a passed deadline causes a single report and the end of the
- * process.
+ * the thread that knows the reason is the last. In this engine a passed deadline causes a single report and the end of
+ * the process.
  *
- * The process ends only in leave(). It destroys nothing, because threads of gloo may still run.
+ * The process ends only in leave(), which destroys nothing, because threads of gloo may still run.
  *
  * The engine does not trust the daemon's addresses: it checks moves against the mapped segments. A mapping lives as
  * long as an order that uses it.
@@ -76,10 +77,11 @@ constexpr int socket_fd = 3;
 /* Longer than the life of any engine. gloo adds it to the time of day in nanoseconds, which must not overflow. */
 constexpr milliseconds forever = std::chrono::hours(24 * 365);
 
-/* Picked: within 10 ms a daemon knows that its engine has ended, and why. */
+/* The delay before a lost connection is reported. Picked: within 10 ms the peer's daemon knows why its engine has
+ * ended. */
 constexpr milliseconds first_word(100);
 
-/* For the messages of the connector and the watchers; no order has this tag. */
+/* The slot for messages of the connector and the watchers. No order has this tag. */
 constexpr uint64_t private_slot = ENGINE_MAX_TAG + 1;
 
 [[noreturn]] void leave(int status)
@@ -110,10 +112,8 @@ void drop_ports(std::string &what)
     }
 }
 
-/*
- * Return: gloo's text as one clean line without the leading "[./gloo/transport/tcp/pair.cc:598] ". For one of gloo's
- * own checks ("[enforce fail at pair.cc:488] ...") the place stays, because it is the only information.
- */
+/* Return: gloo's text as one clean line without the leading "[./gloo/transport/tcp/pair.cc:598] ". For one of gloo's
+ * own checks ("[enforce fail at pair.cc:488] ...") the source line stays, because it is the only information. */
 std::string reason(const std::exception &e)
 {
     std::string what = e.what();
@@ -174,7 +174,7 @@ class Daemon
         fail(what, tag);
     }
 
-    /* Reports the first failure and ends the process. Threads with a later failure wait for that end. */
+    /* Reports the first failure and ends the process. A thread with a later failure waits until the process ends. */
     [[noreturn]] void fail(const std::string &what, const uint64_t *tag = nullptr)
     {
         Zerod__V1__EngineFailed v;
@@ -243,10 +243,8 @@ Daemon &the_daemon()
 
 /* ---- the store ------------------------------------------------------------------------------------------ */
 
-/*
- * The values that the engines of a generation send each other through their daemons. After the connector's end no
- * thread waits here.
- */
+/* The values that the engines of a generation send each other through their daemons. No thread waits for a value after
+ * the connector has ended. */
 class Store : public gloo::rendezvous::Store
 {
   public:
@@ -298,10 +296,8 @@ class Store : public gloo::rendezvous::Store
 
 /* ---- segments ------------------------------------------------------------------------------------------- */
 
-/*
- * A segment, mapped twice. The address from which gloo sends decides how: from `lasting_` the page itself is sent, from
- * `map_` a copy.
- */
+/* A segment, mapped twice. For bytes at an address in `lasting_`, the page itself is sent; for bytes in `map_`, a
+ * copy. */
 class Mapping
 {
   public:
@@ -338,7 +334,7 @@ class Mapping
         return map_ + offset_bytes;
     }
 
-    /* For sends of bytes that do not change until the other end has received them. */
+    /* Return: the address from which to send bytes that do not change until the other end has received them. */
     char *lasting_at(uint64_t offset_bytes) const
     {
         return lasting_ + offset_bytes;
@@ -371,20 +367,20 @@ struct Move {
     bool send;
     char *bytes;
     size_t n_bytes;
-    std::unique_ptr<gloo::transport::UnboundBuffer> buffer; /* set by the post */
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer; /* set when the move is posted */
 };
 
 struct Order {
     uint64_t tag;
     uint32_t timeout_ms;
-    bool lasting; /* sent bytes do not change until the other ends have received them */
+    bool lasting; /* sent bytes do not change until the receivers have them */
     Clock::time_point deadline;
     std::vector<Move> moves;
     Segments held; /* the mappings that the moves use */
     size_t n_over; /* finished moves; protected by the orders' lock */
 };
 
-/* The unfinished orders, by tag and by deadline. Any thread. */
+/* The unfinished orders, by tag and by deadline. Any thread may call the functions. */
 class Orders
 {
   public:
@@ -558,9 +554,9 @@ Bytes make_secret()
 }
 
 /*
- * gloo accepts whichever process connects first as the expected node. So each engine puts a secret into the store,
- * which is sent encrypted, and sends the secret as the first message over each connection. A stranger does not know the
- * secret.
+ * gloo accepts whichever process connects first as the expected node. So each engine puts a secret into the store, and
+ * sends the secret as the first message over each connection. The store's values are sent encrypted, so a stranger does
+ * not know the secret.
  */
 class Proof
 {
@@ -731,10 +727,8 @@ class Mesh
         early_.clear();
     }
 
-    /*
-     * Waits for the end of a connection with a receive that no send matches. At the end gloo wakes waiting operations,
-     * except those in the middle of their bytes.
-     */
+    /* Waits for the end of a connection with a receive that no send matches. When a connection ends, gloo wakes waiting
+     * operations, except those that have moved a part of their bytes. */
     void watch(int node)
     {
         try {
@@ -750,9 +744,9 @@ class Mesh
     }
 
     /*
-     * All moves of an order use the slot of its tag. Between two nodes, gloo keeps the order of the sends and of the
-     * receives of a slot, so the n-th send matches the n-th receive. Receives are posted first, so that the peers'
-     * sends can begin while sends are still posted here.
+     * Posts an order's moves. All of them use the slot of the order's tag. Between two nodes, gloo keeps the order of
+     * the sends and of the receives of a slot, so the n-th send matches the n-th receive. Receives are posted first, so
+     * that the peers' sends can begin while this engine still posts its own sends.
      */
     void post(const std::shared_ptr<Order> &order)
     {
@@ -880,7 +874,7 @@ class Reader
                      setup.connect_timeout_ms});
     }
 
-    /* The buffer keeps the descriptor and closes it. */
+    /* The frame buffer owns the descriptor and closes it. */
     void map(const Zerod__V1__EngineSegment &segment, int fd)
     {
         if (segment.number >= segments_.size())

@@ -7,9 +7,9 @@
 #include <poll.h>
 #include <string.h>
 
-enum { FIRST_WORD_MS = 100 }; /* picked: within 10 ms a daemon knows that its engine has ended, and why */
+enum { FIRST_WORD_MS = 100 }; /* picked: within 10 ms a peer's daemon knows why the peer has ended */
 
-/* The key of the id of the communicators, which the daemons exchange. Each local rank has a communicator; all are in
+/* The key under which the daemons exchange the communicators' id. Each local rank has a communicator; all of them form
  * one group. */
 static const char id_key[] = "nccl-id";
 
@@ -58,8 +58,8 @@ void collect_connect(struct nccl_engine *engine)
     engine_check_nccl(engine, ncclGroupEnd(), "ncclGroupEnd");
 }
 
-/* Waits before this engine reports a closed connection, because the peer's own daemon reports the reason of its
- * engine's end. No thread waits for this engine meanwhile. */
+/* Waits before this engine reports a closed connection, because the peer's own daemon reports why that engine has
+ * ended. No thread waits for this engine meanwhile. */
 static void leave_first_word(void)
 {
     (void)poll(NULL, 0, FIRST_WORD_MS);

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * The common functions of the engine, below all its other files: they send a report, end the process, convert errors of
- * CUDA and NCCL, count collectives, and order the two streams of a GPU.
- */
+/* Functions that all other files of the engine use. They send a report, end the process, convert errors of CUDA and
+ * NCCL, count collectives, and order the two streams of a GPU. */
 
 #include "engine/nccl.h"
 
@@ -15,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { REPORT_WAIT_MS = 1000 /* for a daemon that does not read */ };
+enum { REPORT_WAIT_MS = 1000 /* the longest wait for a daemon that does not read */ };
 
 uint64_t engine_now_ns(void)
 {

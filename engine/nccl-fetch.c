@@ -27,7 +27,7 @@ struct fetch {
     struct nccl_engine *engine;
     struct nccl_order *order;
     const struct device_order_fetch *asked;
-    struct nccl_gpu *asker; /* NULL: on another node */
+    struct nccl_gpu *asker; /* the GPU of the rank that asks; NULL if that rank is on another node */
     bool between_nodes;
     bool communicates; /* between nodes, or if a GPU cannot reach another GPU's pool */
 };
@@ -36,7 +36,7 @@ struct fetch {
 struct slice {
     const uint8_t *from;
     uint64_t n_elems, n_bytes; /* in the type of the weights */
-    uint64_t at;               /* bytes, in the pool */
+    uint64_t at;               /* offset in the pool, in bytes */
     enum dtype dtype;
     bool is_f32; /* masters in fp32; otherwise the slice has the type of the weights */
 };
@@ -80,7 +80,7 @@ static struct fetch fetch_of(struct nccl_engine *engine, struct nccl_order *orde
     return fetch;
 }
 
-/* Return: false if the rank owns nothing of the parameter. */
+/* Return: false if the rank owns no part of the parameter. */
 static bool find_slice(const struct fetch *fetch, const struct nccl_gpu *gpu, size_t i, struct slice *slice)
 {
     const struct nccl_engine *engine = fetch->engine;
@@ -164,7 +164,7 @@ void fetch_check(struct nccl_engine *engine, const struct device_order_fetch *as
 
 /* ---- rounds ---------------------------------------------------------------------------------------------- */
 
-/* Return: the first parameter after the round that begins here. */
+/* Return: the first parameter after the round that begins with the next parameter to issue. */
 static size_t find_round_end(const struct fetch *fetch)
 {
     uint64_t n_bytes = 0;
@@ -193,7 +193,7 @@ static uint8_t *take_staging(const struct fetch *fetch, const struct nccl_gpu *g
     return at;
 }
 
-/* ---- on the main streams --------------------------------------------------------------------------------- */
+/* ---- work on the main streams ---------------------------------------------------------------------------- */
 
 static void copy_slice(const struct fetch *fetch, struct nccl_gpu *gpu, const struct slice *slice)
 {
@@ -203,7 +203,7 @@ static void copy_slice(const struct fetch *fetch, struct nccl_gpu *gpu, const st
                       "cudaMemcpyAsync");
 }
 
-/* Counts the blocks that round the round's masters. They are at most the blocks of all chunks, so sizes_find() has
+/* Counts the blocks that round the round's masters. These are at most the blocks of all chunks, so sizes_find() has
  * reserved enough lists. */
 static uint32_t count_blocks(const struct fetch *fetch, const struct nccl_gpu *gpu, size_t end)
 {
@@ -252,7 +252,7 @@ static void round_slices(const struct fetch *fetch, struct nccl_gpu *gpu, size_t
     engine_launch(engine, gpu, device_convert_from_f32(gpu->main, &list), "device_convert_from_f32");
 }
 
-/* ---- between ranks --------------------------------------------------------------------------------------- */
+/* ---- transfers between ranks ----------------------------------------------------------------------------- */
 
 static void send_slices(const struct fetch *fetch, struct nccl_gpu *gpu, size_t end)
 {
@@ -301,7 +301,7 @@ static void receive_slices(const struct fetch *fetch, size_t end)
     }
 }
 
-/* One group over the node's GPUs. */
+/* Sends and receives the round's slices, in one NCCL group over the node's GPUs. */
 static void communicate(const struct fetch *fetch, size_t end)
 {
     struct nccl_engine *engine = fetch->engine;

@@ -32,7 +32,7 @@ static struct {
     __typeof__(&cuDeviceGetUuid) get_uuid;
 } driver;
 
-enum { DRIVER_VERSION = 12000 }; /* CUDA 12.0: far older versions already have these signatures of cuda.h */
+enum { DRIVER_VERSION = 12000 }; /* find_entry() asks for functions of CUDA 12.0; much older drivers have them */
 
 static void *find_entry(struct nccl_engine *engine, const char *name)
 {
@@ -297,7 +297,7 @@ static void map_piece(struct nccl_engine *engine, const struct nccl_gpu *gpu, st
     check_driver(engine, gpu, driver.reserve(&at, piece->n_bytes, 0, 0, 0), "cuMemAddressReserve", piece->n_bytes);
     check_driver(engine, gpu, driver.map(at, piece->n_bytes, 0, handle, 0), "cuMemMap", piece->n_bytes);
     give_access(engine, gpu, piece, at, users);
-    /* From here on the mapping keeps the memory. */
+    /* From here on the mapping keeps the memory allocated. */
     check_driver(engine, gpu, driver.release(handle), "cuMemRelease", piece->n_bytes);
     piece->at = (uint8_t *)(uintptr_t)at;
 }
@@ -429,7 +429,8 @@ void undo_keep(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, 
     uint64_t subject;
 
     memcpy(&subject, &mark->kind, sizeof(subject));
-    /* First records that there is no copy, then its subject, so that the copies of two subjects are never confused. */
+    /* First records that there is no copy, then the copy's subject, so that the copies of two subjects are never
+     * confused. */
     words_add(engine, gpu, &there->copied, 0);
     words_add(engine, gpu, &there->kind, subject);
     words_add(engine, gpu, &there->op, mark->op);
@@ -505,8 +506,8 @@ static void restore_lane(struct nccl_engine *engine, struct nccl_gpu *gpu, unsig
     }
 }
 
-/* Clears the marks of new memory, because an update could mistake its contents for marks. The last engine may have died
- * before it cleared them. */
+/* Clears the marks of new memory, because an update could mistake its contents for marks. The previous engine may have
+ * died before it cleared them. */
 static void clear_marks(struct nccl_engine *engine, struct nccl_gpu *gpu)
 {
     if (engine->results.cleared[gpu->device] != 1)
@@ -516,7 +517,8 @@ static void clear_marks(struct nccl_engine *engine, struct nccl_gpu *gpu)
                           "cudaMemsetAsync");
 }
 
-/* Restores all marked arrays when all memory is mapped. An interrupted update continues when its order is repeated. */
+/* Restores all marked arrays. Call it when all memory is mapped. An interrupted update continues when its order is
+ * repeated. */
 static void restore_all(struct nccl_engine *engine)
 {
     for (unsigned i = 0; i < engine->n_gpus; i++) {

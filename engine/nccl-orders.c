@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The queue, which issues one order at a time, and the orders gather and copy. */
+/* The queue of orders, which issues one order at a time, and the gather and copy orders. */
 
 #include "engine/nccl.h"
 
@@ -115,10 +115,8 @@ static bool is_owned(const struct nccl_engine *engine, uint32_t bucket)
     return engine->plan.buckets[bucket].owner != LAYOUT_NO_OWNER && engine->plan.buckets[bucket].n_elems > 0;
 }
 
-/*
- * Saves the rank's own slice, which is inside the array that NCCL writes. NCCL should write it only with equal bytes,
- * but does not promise that for a killed process. The slice has no other copy.
- */
+/* Saves the rank's own slice, which is inside the array that NCCL writes. NCCL should write only equal bytes to the
+ * slice, but does not promise that if the process is killed. The slice has no other copy. */
 static void save_slice(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
                        uint32_t bucket)
 {
@@ -126,7 +124,7 @@ static void save_slice(struct nccl_engine *engine, struct nccl_gpu *gpu, const s
     uint64_t n_bytes;
     uint8_t *slice = nccl_weights(engine, gpu, bucket, &n_bytes);
 
-    /* The last bucket's copy is needed until that bucket is gathered. */
+    /* The previous bucket's copy is needed until that bucket is gathered. */
     engine_join(engine, gpu, false);
     undo_keep(engine, gpu, (unsigned)order->lane, &mark, slice, n_bytes);
     engine_join(engine, gpu, true);
@@ -183,8 +181,8 @@ static void exchange_owned(struct nccl_engine *engine, struct nccl_gpu *gpu, str
     }
 }
 
-/* Gathers all buckets with an owner in one group. All owners send at the same time; the gather does not write their
- * copies. */
+/* Gathers all buckets with an owner in one group. All owners send at the same time; the gather does not write the
+ * owners' own copies. */
 static void gather_owned(struct nccl_engine *engine, struct nccl_order *order)
 {
     const struct device_order_gather *g = &order->command.gather;
@@ -252,7 +250,8 @@ static int copy_issue(struct nccl_engine *engine, struct nccl_order *order)
 
 /* ---- trainers -------------------------------------------------------------------------------------------- */
 
-/* Has the trainer's GPU passed the point, or was the point released because the GPU will never pass it? */
+/* Return: whether the trainer's GPU has passed the point, or the point was released because the GPU will never pass
+ * it. */
 static bool is_reached(const struct nccl_engine *engine, uint32_t local_rank, uint64_t point)
 {
     const struct nccl_gpu *gpu = &engine->gpus[local_rank];
@@ -260,7 +259,8 @@ static bool is_reached(const struct nccl_engine *engine, uint32_t local_rank, ui
     return point <= gpu->released || progress_is_reached(gpu->progress, point);
 }
 
-/* Does the order wait for a trainer? A trainer pushes queued work, which its GPU may finish seconds later. */
+/* Return: whether the order waits for a trainer. A trainer pushes work that is only queued; its GPU may finish that
+ * work seconds later. */
 static bool awaits_trainer(const struct nccl_engine *engine, const struct nccl_order *order)
 {
     const struct device_order_reduce *reduce = &order->command.reduce;
@@ -376,7 +376,7 @@ static void finish_order(struct nccl_engine *engine, struct nccl_order *order)
 
     if (kinds[order->command.type].finish)
         kinds[order->command.type].finish(engine, order);
-    undo_forget(engine, (unsigned)order->lane); /* before the report; if repeated, the order changes nothing */
+    undo_forget(engine, (unsigned)order->lane); /* before the report; repeating the order then changes nothing */
     engine->in_flight[order->lane] = NULL;
     engine->n_in_flight--;
     free(order->array);
@@ -412,7 +412,8 @@ static bool is_late(const struct nccl_order *order)
     return engine_now_ns() > order->clock_ns + (uint64_t)order->timeout_ms * 1000000;
 }
 
-/* Restarts the clocks of all queued orders while the first one waits for a trainer, because they are not late. */
+/* Restarts the clocks of all queued orders while the first order waits for a trainer, because this wait must not
+ * count. */
 static void restart_clocks(struct nccl_engine *engine)
 {
     if (!engine->first || engine->first->lane >= 0 || !awaits_trainer(engine, engine->first))

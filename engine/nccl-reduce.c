@@ -4,15 +4,15 @@
  * A reduction of one parcel: the gradients that the ranks have pushed are sent to the owners of its slices. Each owner
  * adds them to its accumulator.
  *
- * Deterministic: each rank sends each owner its slice unchanged, in the gradient's type. The owner adds the slices in
- * the order of docs/numerics.md and reads its own slice straight from the slot. Otherwise NCCL adds: each rank writes
- * its slot as fp32 into staging, and ncclReduceScatter gives each owner the sum of its slice, in an order of its own.
- * That needs slices of equal size. So a parcel that is not a whole bucket, or whose bucket has an owner, is always sent
- * unchanged, if the world is not too large for it.
+ * In deterministic mode, each rank sends each owner its slice unchanged, in the gradient's type. The owner adds the
+ * slices in the order of docs/numerics.md and reads its own slice straight from the slot. Otherwise NCCL adds: each
+ * rank writes its slot as fp32 into staging, and ncclReduceScatter gives each owner the sum of its slice, added in
+ * NCCL's own order. NCCL needs slices of equal size. So a parcel that is not a whole bucket, or whose bucket has an
+ * owner, is always sent unchanged. A world of more than REDUCE_MAX_LEAVES ranks cannot have such parcels.
  *
- * The position sums are those of this node's ranks. If all ranks are on this node, the owners compute them during the
+ * Position sums are computed for this node's ranks. If all ranks are on this node, the owners compute them during the
  * addition. Otherwise a slot's other slices are added on other nodes, so each rank reads its own slot once more for its
- * sums.
+ * position sums.
  */
 
 #include "engine/nccl.h"
@@ -33,7 +33,7 @@ struct reduction {
     enum dtype dtype;
     size_t elem_bytes;
     bool exchanges;  /* slices are sent unchanged; else NCCL adds */
-    bool is_whole;   /* all ranks are on this node */
+    bool is_whole;   /* all ranks of the job are on this node */
     bool gives_only; /* this node has reduced the parcel; other nodes still need its ranks' gradients */
 };
 
@@ -59,7 +59,7 @@ static struct reduction reduction_of(struct nccl_engine *engine, struct nccl_ord
     };
 }
 
-/* The start of a local rank's gradients; NULL if it has pushed nothing of this parcel. */
+/* The start of a local rank's gradients; NULL if the rank has pushed nothing of this parcel. */
 static uint8_t *slot_of(const struct reduction *reduction, const struct nccl_gpu *gpu)
 {
     for (size_t i = 0; i < reduction->order_reduce->n_slots; i++)
@@ -73,8 +73,8 @@ static bool has_pushed(const struct reduction *reduction, uint32_t part, unsigne
     return device_pushed(&reduction->engine->plan, &reduction->engine->inputs, part, rank);
 }
 
-/* Has the rank pushed any part of the parcel that the owner owns? Only then a slice is sent. All nodes have equal
- * masks. */
+/* Return: whether the rank has pushed any part of the parcel that the owner owns. Only then the rank sends a slice. All
+ * nodes get the same answer, because their masks are equal. */
 static bool gives(const struct reduction *reduction, unsigned rank, unsigned owner)
 {
     const struct layout_parcel *parcel = reduction->parcel;
@@ -100,7 +100,7 @@ static void check_slots_are_there(const struct reduction *reduction)
                             reduction->parcel->first_part + k);
 }
 
-/* The place of a rank's gradients for this GPU's slice after the exchange. */
+/* Return: the address in staging where the exchange puts a rank's gradients for this GPU's slice. */
 static uint8_t *staging_of(const struct reduction *reduction, const struct nccl_gpu *gpu, unsigned rank)
 {
     return gpu->lanes[reduction->order->lane].staging +
@@ -150,7 +150,7 @@ static void maker_add(struct list_maker *maker, uint32_t chunk_id, const struct 
     list->n_ranges++;
 }
 
-/* Reserves room for the results after all chunks were added. */
+/* Reserves room for the results. Call it after all chunks are added. */
 static void take_outcome(const struct reduction *reduction, struct nccl_lane *lane, struct list_maker *maker,
                          bool wants_sums, struct nccl_outcome *outcome)
 {
@@ -184,7 +184,7 @@ struct leaves {
     unsigned n;
 };
 
-/* Finds the slices as the ranks have sent them. elem: from the bucket's start. */
+/* Finds the slices as the ranks have sent them. elem: the chunk's first element, counted from the bucket's start. */
 static void find_slices(const struct reduction *reduction, const struct nccl_gpu *gpu, const struct layout_chunk *chunk,
                         uint64_t elem, uint64_t slice_begin, struct leaves *leaves)
 {
@@ -206,7 +206,7 @@ static void find_slices(const struct reduction *reduction, const struct nccl_gpu
         (void)reduce_joins(present, world, leaves->joins);
 }
 
-/* The sum that NCCL has made; it is after this rank's input. */
+/* Return: the sum that NCCL has computed. In staging it follows this rank's input. */
 static const float *scattered(const struct reduction *reduction, const struct nccl_gpu *gpu)
 {
     return (const float *)gpu->lanes[reduction->order->lane].staging + reduction->parcel->n_elems;
@@ -269,7 +269,8 @@ static bool list_owned(const struct reduction *reduction, struct nccl_gpu *gpu, 
     return adds;
 }
 
-/* Reduces the chunks that this GPU's rank owns. The event `received` marks that staging is complete. */
+/* Reduces the chunks that this GPU's rank owns. Call it when the main stream waits for the event `received`, which
+ * marks that staging is complete. */
 static void reduce_owned(const struct reduction *reduction, struct nccl_gpu *gpu)
 {
     struct nccl_engine *engine = reduction->engine;
@@ -429,7 +430,7 @@ static void scatter(const struct reduction *reduction, struct nccl_gpu *gpu)
     reduction->order->n_received += slice * sizeof(float) * (engine->plan.head->world_size - 1);
 }
 
-/* One group over the node's GPUs. */
+/* Sends and receives the parcel's slices, in one NCCL group over the node's GPUs. */
 static void communicate(const struct reduction *reduction)
 {
     struct nccl_engine *engine = reduction->engine;
@@ -569,7 +570,7 @@ static void keep_owned(const struct reduction *reduction, const struct nccl_gpu 
         for (uint32_t k = note->first_leaf; k < note->first_leaf + note->n_leaves; k++) {
             if (reduction->exchanges && reduction->is_whole)
                 keep_sum(reduction, note->chunk, lane->leaf_ranks[k], &sums[k]);
-            /* If NCCL has added, the rank's own node finds its non-finite values. */
+            /* If NCCL has added the slices, the rank's own node finds its non-finite values. */
             if (reduction->exchanges)
                 keep_finding(reduction, &findings[k], lane->leaf_ranks[k], false, note->chunk);
         }
@@ -598,7 +599,7 @@ void reduce_finish(struct nccl_engine *engine, struct nccl_order *order)
     struct reduction reduction = reduction_of(engine, order);
 
     if (reduction.gives_only)
-        return; /* the results exist; or they were reported, and the parcel's next reduction may have begun */
+        return; /* this node has already kept the results, and perhaps begun the parcel's next reduction */
     engine->results.findings[reduction.parcel_id] = (struct device_result_finding){.found = false};
     for (unsigned i = 0; i < engine->n_gpus; i++) {
         keep_owned(&reduction, &engine->gpus[i]);

@@ -6,7 +6,7 @@
 
 #include "core/base/base.h"
 
-/* Adds the most that n chunks need in lists and results. leaves: per range. */
+/* Adds the most that n chunks need in lists and results. leaves: the leaves per range. */
 static void add_chunks(struct nccl_sizes *sizes, uint64_t n, uint64_t leaves)
 {
     uint64_t n_blocks = device_chunks_count(CHUNK_ELEMS);
@@ -83,7 +83,7 @@ static void size_fetch(const struct nccl_engine *engine, struct nccl_sizes *size
     for (uint32_t i = 0; i < head->n_params; i++)
         sizes->fetch = MAX(sizes->fetch, sizes_staged_bytes(engine, i));
     sizes->staging = MAX(sizes->staging, sizes->fetch);
-    /* Each parameter once, and two lists per round. */
+    /* A fetch lists each parameter once, and has two lists per round. */
     sizes->lists = MAX(sizes->lists, head->n_chunks * per_chunk + head->n_params * UINT64_C(64));
 }
 

@@ -7,8 +7,8 @@
  *     for all matrices   updates the momentum with the gradient, and makes the accumulator the input matrix
  *     for each matrix    orthogonalises it into scratch memory, and updates the weights with the result
  *
- * After a kill an order may be repeated. It has the same launches, because they follow from the plan and the inputs.
- * Each launch continues from its marks.
+ * If the process is killed, an order may be repeated. The repeated order has the same launches, because they follow
+ * from the plan and the inputs. Each launch continues from its marks.
  */
 
 #include "engine/nccl.h"
@@ -30,7 +30,7 @@ static bool is_matrix(const struct nccl_engine *engine, uint32_t param)
     return engine->plan.params[param].rows > 0;
 }
 
-/* Does the rank own the chunk, and is its parameter in the step? */
+/* Return: whether the rank owns the chunk and the chunk's parameter is in the step. */
 static bool takes_part(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t chunk)
 {
     const struct layout_chunk *c = &engine->plan.chunks[chunk];
@@ -74,7 +74,7 @@ static struct device_update_range range_of(struct nccl_engine *engine, struct nc
     const struct device_places *places = &gpu->places.buckets[param->bucket];
     uint64_t elem = param->offset_elems + c->start_elem, own = elem - places->start_elem;
     uint8_t *master = nccl_master(engine, gpu, param->bucket, elem);
-    /* Stage 3: the fetch rounds the weights. */
+    /* In stage 3 the fetch makes the 16-bit weights. */
     enum dtype w16 = plan->head->stage == 3 ? DTYPE_F32 : b->dtype;
     struct device_update_range range = {
         .p = (float *)master,
@@ -131,8 +131,8 @@ static bool is_listed(const struct nccl_engine *engine, const struct nccl_gpu *g
     return takes_part(engine, gpu, chunk) && first_launch(engine, engine->plan.chunks[chunk].param) == marks;
 }
 
-/* Makes one launch for all parameters that begin with it, if any: Muon's first pass for all matrices, or a whole
- * update. */
+/* Makes one launch for all parameters whose update begins with it, if there are any: Muon's first pass for all
+ * matrices, or a whole update. */
 static void update_all(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order, void *scalars,
                        uint32_t marks)
 {

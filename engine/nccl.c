@@ -17,13 +17,13 @@
 #include "core/wire/wire.h"
 
 enum {
-    IDLE_NS = 100 * 1000, /* picked: between two polls of busy devices; short compared to any order */
+    IDLE_NS = 100 * 1000, /* picked: wait between two polls of busy devices; short compared to any order */
     CONNECTING_NS = 1000 * 1000,
 };
 
 /* ---- setup ----------------------------------------------------------------------------------------------- */
 
-/* Called before all other calls of CUDA. */
+/* Call it before all other calls of CUDA. */
 static void check_cuda_version(struct nccl_engine *engine)
 {
     int driver = 0, runtime = 0;
@@ -83,7 +83,8 @@ static void load_kernels(struct nccl_engine *engine, const struct nccl_gpu *gpu)
                 gpu->device, major, minor, ZEROD_ENGINE_CODE);
 }
 
-/* A trainer and the engine use a GPU at the same time. Under MPS the driver counts them as one process. */
+/* Checks that processes may share the GPU, because a trainer and the engine use it at the same time. Under MPS the
+ * driver counts them as one process. */
 static void check_compute_mode(struct nccl_engine *engine, const struct nccl_gpu *gpu)
 {
     int mode = cudaComputeModeDefault, mps = 0;
@@ -316,7 +317,8 @@ static void prepare_process(void)
         signal(ignored[i], SIG_IGN);
 }
 
-/* Users set the variable to debug a trainer. Here each launch would wait for its own end, and so for the trainers. */
+/* Users set CUDA_LAUNCH_BLOCKING to debug a trainer. In the engine, each launch would wait for its own end, and so for
+ * the trainers. */
 static void prepare_cuda(void)
 {
     unsetenv("CUDA_LAUNCH_BLOCKING");

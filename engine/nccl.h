@@ -17,7 +17,7 @@
  * communicators, and the daemons end the engines of all nodes. The engine frees nothing at its end, because devices may
  * still work.
  *
- * Files, from bottom to top; each calls only those above it in this list:
+ * Files, the lowest layer first; each calls only those above it in this list:
  *
  *   nccl-engine.c    reports, errors, streams
  *   nccl-sizes.c     the sizes of a lane
@@ -49,7 +49,7 @@
 
 /* A piece of device memory, mapped on its GPU. */
 struct nccl_piece {
-    uint8_t *at; /* on the device; never read here */
+    uint8_t *at; /* device address; the CPU never reads it */
     uint64_t n_bytes;
 };
 
@@ -59,7 +59,8 @@ struct nccl_lists {
     size_t n_used, n_uploaded, n_bytes;
 };
 
-/* A note of a reduction, used until its results are read: the chunk of a range, the rank of each leaf. */
+/* What a reduction notes about a range until its results are read: the chunk, and the place of its leaves in
+ * leaf_ranks. */
 struct nccl_range_note {
     uint32_t chunk;
     uint32_t first_leaf, n_leaves;
@@ -75,11 +76,11 @@ struct nccl_outcome {
 struct nccl_lane {
     struct nccl_lists lists;
     uint8_t *staging;                /* device: slices of other ranks, or the sum of all */
-    uint8_t *results, *results_host; /* device, and the copy in host memory */
+    uint8_t *results, *results_host; /* in device memory, and their copy in host memory */
     size_t n_results_used;
     cudaEvent_t received, done;
     /* Used only during a reduction. */
-    struct nccl_range_note *notes; /* of the owned ranges, then of the rank's own slot */
+    struct nccl_range_note *notes; /* notes of the owned ranges, then of the rank's own slot */
     uint16_t *leaf_ranks;
     struct nccl_outcome owned, own;
 };
@@ -90,9 +91,9 @@ struct nccl_gpu {
     cudaStream_t main, comm;
     cudaEvent_t main_event, comm_event;
     ncclComm_t communicator;
-    struct orthogonalizer orthogonalizer; /* of the main stream; only for Muon */
+    struct orthogonalizer orthogonalizer; /* for the main stream; only with Muon */
     bool has_memory;
-    uint8_t *marks;            /* of engine->results, as a device address; never read here */
+    uint8_t *marks;            /* device address of the marks in engine->results; the CPU never reads it */
     struct device_words words; /* for the next words_write() */
     uint32_t pool_writers;     /* bits of the local GPUs that may write into this GPU's pool */
     struct device_rank_places places;
@@ -117,7 +118,7 @@ struct nccl_order {
     uint64_t tag;
     uint32_t timeout_ms;
     uint64_t clock_ns; /* start of its deadline; restarted while it waits for a trainer */
-    int lane;          /* -1: none yet */
+    int lane;          /* -1: no lane yet */
     unsigned step;
     uint32_t bucket; /* the next bucket of a gather */
     size_t n_issued; /* issued parameters of a fetch */
@@ -159,7 +160,7 @@ struct nccl_engine {
     struct nccl_order *first, *last;            /* not issued yet */
     struct nccl_order *in_flight[DEVICE_LANES]; /* by lane; includes the order that is being issued */
     unsigned n_in_flight;
-    const uint64_t *tag; /* of the present order, for error reports */
+    const uint64_t *tag; /* tag of the present order, for error reports */
     char versions[DEVICE_MAX_WHAT_BYTES];
 
     struct frame_buffer buffer;
@@ -167,13 +168,13 @@ struct nccl_engine {
     uint8_t *packet;
 };
 
-enum { NCCL_AGAIN = 1 /* call again in the next round */ };
+enum { NCCL_AGAIN = 1 /* the caller must call again in the next round */ };
 
 enum { ENGINE_SOCKET_FD = 3, NCCL_LIST_ALIGN = 16, NCCL_HOST_PAGE = 4096 };
 
 /* nccl-engine.c */
 
-/* Ends the process at once; nothing is destroyed, because threads of CUDA and NCCL may be anywhere. */
+/* Ends the process at once; nothing is destroyed, because threads of CUDA and NCCL may still run. */
 void engine_leave(int status) __attribute__((noreturn));
 void engine_fail(struct nccl_engine *engine, const char *format, ...) __attribute__((format(printf, 2, 3), noreturn));
 /* Fails unless r is cudaSuccess; what: the entry point. */
@@ -192,7 +193,7 @@ void engine_launch(struct nccl_engine *engine, const struct nccl_gpu *gpu, int r
 int engine_poll(struct nccl_engine *engine);
 /* Checks and counts the number of a collective when it is issued. */
 void engine_count_collective(struct nccl_engine *engine, uint64_t collective);
-/* Makes the comm stream wait for the main stream (comm_later), or main for comm. */
+/* Makes the comm stream wait for the main stream (comm_later), or the main stream for the comm stream. */
 void engine_join(struct nccl_engine *engine, struct nccl_gpu *gpu, bool comm_later);
 void engine_join_all(struct nccl_engine *engine, bool comm_later);
 
@@ -200,7 +201,7 @@ void engine_join_all(struct nccl_engine *engine, bool comm_later);
 
 /* Fills engine->sizes from the plan. */
 void sizes_find(struct nccl_engine *engine);
-/* The most bytes of staging that any owner needs for a parameter. */
+/* Return: the most bytes of staging that any owner needs for a parameter. */
 uint64_t sizes_staged_bytes(const struct nccl_engine *engine, uint32_t param);
 
 /* nccl-memory.c */
@@ -231,29 +232,25 @@ size_t results_take(struct nccl_engine *engine, struct nccl_lane *lane, size_t n
  */
 void undo_keep(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, const struct device_mark *mark,
                const void *array, uint64_t n_bytes);
-/* Forgets the lane's copies on all GPUs, because its order has ended. */
+/* Forgets the lane's copies on all GPUs. Call it when the lane's order has ended. */
 void undo_forget(struct nccl_engine *engine, unsigned lane);
-/*
- * The undo memory of one launch of an update, for any lane. It is found by the step, not by the order's tag: a repeated
- * order has a new tag, and the tags of a new daemon start again, but the step is equal and belongs to this update only.
- * marks: DEVICE_MARKS_UPDATE and so on.
- */
+/* Return: the undo memory of one launch of an update, for any lane. The step identifies the update: a repeated order
+ * has the same step but a new tag, and a new daemon's tags start again. marks: DEVICE_MARKS_UPDATE and so on. */
 struct device_update_undo undo_of_update(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t step,
                                          uint32_t marks);
 
 /* nccl-muon.c */
 
-/* Loads cuBLAS and opens it on all GPUs. Done during setup, because the driver may wait until a GPU is idle. */
+/* Loads cuBLAS and opens it on all GPUs. Call it during setup, because the driver may wait until a GPU is idle. */
 void muon_prepare(struct nccl_engine *engine);
-/*
- * Makes cuBLAS load its code for a shape, with a matrix of zeroes on the main stream. Also done during setup. scratch:
- * as for muon_orthogonalize_on().
- */
+/* Makes cuBLAS load its code for a shape, with a matrix of zeroes on the main stream. Call it during setup, too.
+ * scratch: as for muon_orthogonalize_on(). */
 void muon_warm(struct nccl_engine *engine, struct nccl_gpu *gpu, struct muon_shape shape, float *scratch);
 /*
- * Puts the orthogonalisation of a matrix on the main stream. The caller has called engine_use(). hyper: only ns_steps,
- * ns_coefficients and eps are read. scratch: muon_scratch_elems(shape) elements at a multiple of 64 bytes, unused
- * otherwise until the stream has passed. Return: the address of the future result in the scratch memory.
+ * Puts the orthogonalisation of a matrix on the main stream. The caller must have called engine_use(). hyper: only
+ * ns_steps, ns_coefficients and eps are read. scratch: muon_scratch_elems(shape) elements at a multiple of 64 bytes,
+ * which no other work may use until the stream has passed this work. Return: the address of the future result in the
+ * scratch memory.
  */
 const float *muon_orthogonalize_on(struct nccl_engine *engine, struct nccl_gpu *gpu, struct muon_shape shape,
                                    const float *matrix, const struct hyper *hyper, float *scratch);
@@ -283,7 +280,7 @@ int fetch_issue(struct nccl_engine *engine, struct nccl_order *order);
 
 /* nccl-reduce.c */
 
-/* Has an earlier engine finished the reduction with this number, but died before it could report that? */
+/* Return: whether an earlier engine finished the reduction with this number, but died before it could report that. */
 bool reduce_is_done(const struct nccl_engine *engine, uint32_t parcel, uint64_t op);
 int reduce_issue(struct nccl_engine *engine, struct nccl_order *order);
 void reduce_finish(struct nccl_engine *engine, struct nccl_order *order);
@@ -292,12 +289,12 @@ void reduce_finish(struct nccl_engine *engine, struct nccl_order *order);
 
 /* Allocates Muon's scratch memory. */
 void update_prepare(struct nccl_engine *engine);
-/* Puts a product of each matrix on the streams, and records the GPUs' main_event: engine_poll(). */
+/* Puts a product of each matrix on the streams, and records the GPUs' main_event, for which engine_poll() waits. */
 void update_warm(struct nccl_engine *engine);
 int update_issue(struct nccl_engine *engine, struct nccl_order *order);
 
-/* Are slices of the parcel sent unchanged, and added by the owner? Otherwise NCCL adds, which needs whole, evenly cut
- * buckets. */
+/* Return: whether slices of the parcel are sent unchanged, and added by the owner. Otherwise NCCL adds them, which
+ * needs a whole bucket that is divided evenly. */
 static inline bool nccl_exchanges(const struct device_plan *plan, uint32_t parcel)
 {
     const struct layout_parcel *p = &plan->parcels[parcel];
@@ -313,7 +310,8 @@ static inline float *nccl_acc(const struct nccl_gpu *gpu, uint32_t bucket, uint6
     return (float *)(gpu->pieces[DEVICE_GRADIENT].at + places->acc) + (elem - places->start_elem);
 }
 
-/* The master of an element that the rank owns; for a master of 24 bits, its weight. elem: from the bucket's start. */
+/* The master of an element that the rank owns; for a master of 24 bits, its weight. elem: counted from the bucket's
+ * start. */
 static inline void *nccl_master(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t bucket,
                                 uint64_t elem)
 {
@@ -325,8 +323,8 @@ static inline void *nccl_master(const struct nccl_engine *engine, const struct n
     return gpu->pieces[kind].at + offset + (elem - places->start_elem) * dtype_size(dtype);
 }
 
-/* A moment at a chunk's start; NULL if the optimizer has none. offset: of the rank's slice. own_elem: from the slice's
- * start. */
+/* A moment at a chunk's start; NULL if the optimizer has none. offset: the offset of the rank's slice in its state.
+ * own_elem: the chunk's start, counted from the slice's start. */
 static inline void *nccl_moment(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t offset,
                                 uint64_t own_elem)
 {

@@ -105,8 +105,9 @@ static bool multiply(const struct work *w, int trans_a, int trans_b, int m, int 
 }
 
 /*
- * An iteration of muon_orthogonalize(). A matrix that is stored row after row is its own transpose for cuBLAS. So here
- * x has `cols` rows and `rows` columns, and the operands of products are swapped. gram and polynomial are symmetric.
+ * An iteration of muon_orthogonalize(). A matrix that is stored row after row is its own transpose for cuBLAS. So for
+ * cuBLAS x has `cols` rows and `rows` columns, and the operands of products are swapped. gram and polynomial are
+ * symmetric.
  */
 static bool iterate(const struct work *w, const double *ns)
 {

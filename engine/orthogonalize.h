@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * muon_orthogonalize() of kernels/muon.h on a GPU, asynchronously on one stream. But cuBLAS loads the code of a product
- * at its first call, and the driver may then wait until the device is idle. orthogonalizer_warm() makes cuBLAS load the
- * code of a shape early.
+ * muon_orthogonalize() of kernels/muon.h on a GPU, asynchronously on one stream. However, cuBLAS loads the code of a
+ * product at its first call, and the driver may then wait until the device is idle. orthogonalizer_warm() makes cuBLAS
+ * load the code of a shape early.
  *
  * The current device of the calling thread must be the stream's. After an error, err has a sentence.
  */
@@ -18,16 +18,16 @@
 #include "kernels/device.h"
 #include "kernels/muon.h"
 
-/* For one stream. Its memory is freed with the process. */
+/* For one stream. Its memory is freed only when the process ends. */
 struct orthogonalizer {
     const struct cublas *cublas;
     struct cublasContext *handle;
     cudaStream_t stream;
-    void *workspace; /* cuBLAS's */
-    double *sums;    /* of device_normalize() */
+    void *workspace; /* for cuBLAS */
+    double *sums;    /* for device_normalize() */
 };
 
-/* Makes the handle and its memory. The driver may wait for this until the device is idle. */
+/* Makes the handle and its memory. During this call, the driver may wait until the device is idle. */
 bool orthogonalizer_open(struct orthogonalizer *o, const struct cublas *cublas, cudaStream_t stream, char *err,
                          size_t err_size);
 

@@ -7,7 +7,7 @@
  *
  * The element functions are integer arithmetic with at most one fp32 addition, without branches. So compilers turn them
  * into vector code for every instruction set, and the bits are equal everywhere, including NaN payloads. Hardware
- * conversions do not promise that.
+ * conversions do not promise equal bits.
  */
 
 #include "kernels/dtype.h"
@@ -18,8 +18,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Converts n_elems of dtype to or from fp32; DTYPE_F32 copies. The arrays do not overlap. An array of a grouped type
- * begins at a group's start. */
+/* Converts n_elems of dtype to or from fp32; DTYPE_F32 copies. The arrays must not overlap. An array of a grouped type
+ * (dtype.h) must begin at a group's start. */
 void convert_to_f32(float *dst, const void *src, enum dtype dtype, size_t n_elems);
 void convert_from_f32(void *dst, const float *src, enum dtype dtype, size_t n_elems);
 
@@ -52,7 +52,7 @@ ELEMENT_FN uint16_t bf16_from_f32(float x)
     return (uint16_t)((isnan(x) ? u | 0x400000 : rounded) >> 16);
 }
 
-/* Rounds up with a probability equal to the cut-off fraction, if the draw's lower 16 bits are uniform. */
+/* Rounds up with a probability equal to the cut-off fraction, if the lower 16 bits of draw are uniform. */
 ELEMENT_FN uint16_t bf16_at_random(float x, uint32_t draw)
 {
     uint32_t u = f32_bits(x);

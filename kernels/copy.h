@@ -33,7 +33,7 @@ static inline void copy_past_caches(void *dst, const void *src, size_t n_bytes)
         _mm_stream_si128(to + 2, c);
         _mm_stream_si128(to + 3, d);
     }
-    _mm_sfence(); /* orders them before the following stores */
+    _mm_sfence(); /* orders the stores past the caches before the following stores */
 #endif
     memcpy((uint8_t *)dst + at, (const uint8_t *)src + at, n_bytes - at);
 }

@@ -44,8 +44,8 @@ static bool is_aligned(const void *at)
     return (uintptr_t)at % 16 == 0;
 }
 
-/* The number of additions that are due after a leaf of a whole tree: the carries when a binary counter reaches the
- * leaf's number. */
+/* Return: the number of additions that are due after a leaf of a complete tree. It is the number of carries when a
+ * binary counter goes from leaf to leaf + 1. */
 static unsigned joins_after(unsigned leaf)
 {
     unsigned n = 0;

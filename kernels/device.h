@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The kernels of zerod on a GPU: twins, bit for bit, of the CPU's kernels in kernels.h (kernels/cuda/). Every function
- * here puts a few launches on a stream and does not wait.
+ * The kernels of zerod on a GPU (kernels/cuda/). Their results have the same bits as those of the CPU's kernels in
+ * kernels.h. Every function of this file puts a few launches on a stream and does not wait.
  *
  * A launch works on a list of ranges, because a model has many parameters and many are small. A range is a piece of one
  * parameter, as in reduce.h and update.h. A chunk is the part of a range that one thread block works on. The device
@@ -19,7 +19,8 @@
  * an empty list nothing is launched. Addresses are not checked: an address that the device cannot reach causes a sticky
  * error of the device, as always.
  *
- * The same sources are compiled as C++ for the CPU too (kernels/cuda/host.h), for the stand-ins and the tests.
+ * The same sources are compiled as C++ for the CPU too (kernels/cuda/host.h), for the simulated CUDA of the tests
+ * (tests/sim).
  */
 
 #include "kernels/dtype.h"
@@ -72,7 +73,7 @@ uint32_t device_chunks_fill(struct device_chunk *chunks, uint32_t range, uint64_
 /* A leaf: the gradient that one rank pushed, or a partial sum from another node. */
 struct device_leaf {
     const void *data;  /* at the range's first element */
-    uint32_t n_joins;  /* additions of the tree that are due after this leaf; device_leaves_fill() */
+    uint32_t n_joins;  /* additions of the tree that are due after this leaf; set by device_leaves_fill() */
     uint32_t reserved; /* 0 */
 };
 
@@ -84,8 +85,8 @@ struct device_leaf {
 struct device_reduce_range {
     float *out;          /* at the range's first element */
     uint64_t n_elems;    /* may be 0; a multiple of 64 unless the range ends the parameter */
-    uint64_t start_elem; /* of the range, from the parameter's start; a multiple of 64 */
-    uint32_t first_leaf; /* in the list's leaves */
+    uint64_t start_elem; /* number of the range's first element in the parameter; a multiple of 64 */
+    uint32_t first_leaf; /* index in the list's leaves */
     uint16_t n_leaves;   /* 1 .. REDUCE_MAX_LEAVES */
     uint8_t dtype;       /* enum dtype, of all leaves */
     uint8_t first;       /* out = 0.0f + sum, without reading out; else out += sum */
@@ -104,7 +105,8 @@ struct device_finding {
     uint64_t first; /* the complement of (element x 4 + enum device_value), so the first one is largest; 0: none */
 };
 
-/* Whole trees, which have kernels of their own for arrays at multiples of 16 bytes; and all other trees. */
+/* Complete trees of 1, 2, 4 and 8 leaves have kernels of their own, for arrays at multiples of 16 bytes. One kernel
+ * serves all other trees and arrays. */
 enum device_tree {
     DEVICE_TREE_1, /* leaves */
     DEVICE_TREE_2,
@@ -124,21 +126,21 @@ struct device_reduce_list {
     /* Out: non-finite values, as in reduce_find_nonfinite(): per leaf, and per range. */
     struct device_finding *findings, *overflows;
     uint32_t n_ranges;
-    uint32_t n_leaves; /* of all ranges */
+    uint32_t n_leaves; /* leaves of all ranges */
     uint32_t n_chunks;
-    uint32_t n_chunks_of[N_DTYPES][N_DEVICE_TREES]; /* the chunks of each kernel; kernel after kernel */
+    uint32_t n_chunks_of[N_DTYPES][N_DEVICE_TREES]; /* the number of chunks of each kernel; `chunks` is in this order */
 };
 
-/* Sets the leaves of one range: data, and the joins from reduce_joins(). */
+/* Fills the leaves of one range from their data and the joins of reduce_joins(). */
 void device_leaves_fill(struct device_leaf *leaves, const void *const *data, unsigned n_leaves,
                         const struct reduce_join *joins);
 
-/* Writes the chunks of all ranges, and counts them in the list. All arguments except the list's arrays are in the CPU's
- * memory. */
+/* Writes the chunks of all ranges, and counts them in the list. Call it with ranges, leaves and chunks in the CPU's
+ * memory; the list's own arrays are not read. */
 void device_reduce_fill(struct device_reduce_list *list, const struct device_reduce_range *ranges,
                         const struct device_leaf *leaves, struct device_chunk *chunks);
 
-/* Clears the results and launches a kernel for each type and tree in the list, mostly one. */
+/* Clears the results, and launches one kernel for each type and tree in the list. Most lists need one kernel. */
 int device_reduce(struct CUstream_st *stream, const struct device_reduce_list *list);
 
 void device_finding_read(const struct device_finding *finding, struct reduce_finding *out);
@@ -168,11 +170,12 @@ int device_position_sums(struct CUstream_st *stream, const struct device_positio
 enum {
     DEVICE_UPDATE_BLOCKS = 2048, /* picked: the most blocks with undo slots; more than any GPU runs at a time */
     DEVICE_UNDO_GROUP_ELEMS = 512,
-    /* A mark is the list's tag above the number of the saved group, or above DEVICE_UNDO_DONE if no group is left:
-     * enough for 2^44 elements. */
+    /* The upper bits of a mark are the list's tag. The lower 24 bits are the number of the saved group, or
+     * DEVICE_UNDO_DONE if no group is left. They are enough for 2^44 elements. */
     DEVICE_UNDO_TAG_SHIFT = 24,
     DEVICE_UNDO_DONE = (1 << DEVICE_UNDO_TAG_SHIFT) - 1,
-    /* Muon's first pass has its own number after the optimizers. Its p and acc are the summed gradient (kernels.h). */
+    /* Muon's first pass has its own number after the optimizers. In that pass, p and acc are the summed gradient
+     * (kernels.h). */
     DEVICE_MUON_MOMENTUM = N_OPTIMIZERS,
     DEVICE_N_UPDATES,
 };
@@ -181,13 +184,13 @@ enum {
 
 /*
  * An update may be killed with its process at any moment, if its memory outlives the process. Before a block changes a
- * group of elements, it saves the group here and records that in its mark (undo.h on the device). If the same list is
- * launched again, with equal tag and memory, blocks continue from their marks, and the bits are those of an undisturbed
- * launch. Finished blocks change nothing.
+ * group of elements, it saves the group in a slot and records that in its mark, as undo.h does on the CPU. If the same
+ * list is launched again, with equal tag and memory, blocks continue from their marks, and the bits are those of an
+ * undisturbed launch. Finished blocks change nothing.
  */
 struct device_update_undo {
-    uint64_t *marks;     /* device_update_blocks(), zeroed once; NULL: no saving */
-    void *slots;         /* device_undo_bytes(); may be shared with lists that end before this one begins */
+    uint64_t *marks;     /* device_update_blocks() marks, zeroed before their first use; NULL: no saving */
+    void *slots;         /* device_undo_bytes() bytes; may be shared with lists that end before this one begins */
     uint64_t tag;        /* 1 to DEVICE_UNDO_MAX_TAG: unique among the lists that use these marks */
     uint32_t slot_bytes; /* device_undo_slot_bytes() */
     uint32_t reserved;   /* 0 */
@@ -211,7 +214,7 @@ static inline uint32_t device_update_blocks(uint64_t n_chunks)
     return (uint32_t)(n_chunks < most ? n_chunks : most);
 }
 
-/* A slot has a group's masters, with room for fp32, and the optimizer's m and v, in the types of memory. */
+/* The bytes of a slot: a group's masters, with room for fp32, and the optimizer's m and v, in the types of memory. */
 static inline uint32_t device_undo_slot_bytes(unsigned n_moments, enum dtype moments)
 {
     const size_t n_elems = DEVICE_UNDO_GROUP_ELEMS;
@@ -219,7 +222,7 @@ static inline uint32_t device_undo_slot_bytes(unsigned n_moments, enum dtype mom
     return (uint32_t)(dtype_bytes(DTYPE_F32, n_elems) + n_moments * dtype_bytes(moments, n_elems));
 }
 
-/* Two slots for each block. */
+/* The bytes of all slots. Each block has two. */
 static inline uint64_t device_undo_bytes(uint32_t n_blocks, uint32_t slot_bytes)
 {
     return UINT64_C(2) * n_blocks * slot_bytes;
@@ -228,11 +231,11 @@ static inline uint64_t device_undo_bytes(uint32_t n_blocks, uint32_t slot_bytes)
 /* A range of an update, like update_args. Ranges of a list must not overlap. */
 struct device_update_range {
     float *p; /* NULL: masters of 24 bits, in w16 and lower */
-    void *m;  /* of the list's moments; NULL if the optimizer has none */
+    void *m;  /* in the list's type of moments; NULL if the optimizer has none */
     void *v;  /* like m */
     const float *acc;
     void *w16;     /* NULL if w16_dtype is DTYPE_F32 */
-    int8_t *lower; /* of masters of 24 bits (master24.h), else NULL */
+    int8_t *lower; /* lower bytes of masters of 24 bits (master24.h), or NULL */
     uint64_t n_elems;
     uint64_t start_elem; /* from the parameter's start, a multiple of 64; only stochastic rounding reads it */
     uint32_t scalars;    /* index in the list's scalars: one entry per parameter */
@@ -246,13 +249,13 @@ struct device_update_list {
     struct device_update_undo undo;
     uint32_t n_chunks;
     enum optimizer optimizer; /* or DEVICE_MUON_MOMENTUM */
-    bool master24;            /* all ranges have masters of 24 bits; else none. False for DEVICE_MUON_MOMENTUM */
+    bool master24;            /* true: all ranges have masters of 24 bits; false: none has, or DEVICE_MUON_MOMENTUM */
     struct moments_type moments;
 };
 
 int device_update(struct CUstream_st *stream, const struct device_update_list *list);
 
-/* ---- Muon: how muon_orthogonalize() of muon.h begins, on the device ---------------------------------------- */
+/* ---- Muon: the first step of muon_orthogonalize() (muon.h) on the device ----------------------------------- */
 
 enum {
     DEVICE_NORM_SUMS = 1024, /* picked, not measured: the most blocks of a launch */
@@ -262,7 +265,7 @@ enum {
 struct device_normalize {
     float *x;
     const float *matrix;
-    double *sums; /* DEVICE_NORM_SUMS, in device memory; written before they are read */
+    double *sums; /* DEVICE_NORM_SUMS values in device memory; need not be initialised */
     uint64_t n_elems;
     double eps;
 };
@@ -276,7 +279,7 @@ struct device_convert_range {
     void *dst;
     const void *src; /* dst and src do not overlap */
     uint64_t n_elems;
-    uint32_t dtype;    /* enum dtype of the other side, which is not fp32; DTYPE_F32 copies */
+    uint32_t dtype;    /* enum dtype of the side that is not fp32; DTYPE_F32: copy */
     uint32_t reserved; /* 0 */
 };
 

@@ -32,7 +32,7 @@ static inline size_t dtype_size(enum dtype dtype)
     return dtype == DTYPE_F32 ? 4 : 2;
 }
 
-/* Bytes of an array of any type. Also the offset of element n_elems, if that begins a group. */
+/* Bytes of an array of any type. Also the offset of element n_elems, if that element begins a group. */
 static inline size_t dtype_bytes(enum dtype dtype, size_t n_elems)
 {
     return dtype_is_grouped(dtype) ? (n_elems + GROUP8_ELEMS - 1) / GROUP8_ELEMS * GROUP8_BYTES

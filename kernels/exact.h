@@ -10,12 +10,12 @@
  * collects carries, so an addition changes only three limbs. Carries are moved to the next limbs every 2^31 additions
  * and before the number is read.
  *
- * Values must be 0 or in [2^-300, 2^311). Sums of squares of fp32 are: the smallest is 2^-298, the largest sum over 64
- * elements is below 2^262. There is headroom for 2^48 values of 2^311. An infinity or NaN sets `nonfinite`, a NaN also
- * `nan`; both stay set and are merged like a digit. A zeroed struct is an empty sum. The struct may be copied and sent
- * as bytes. After exact_sum_carry(), equal sums have equal bytes.
+ * Values must be 0 or in [2^-300, 2^311). Sums of squares of fp32 are in this range: the smallest is 2^-298, and the
+ * largest sum over 64 elements is below 2^262. There is headroom for 2^48 values of 2^311. An infinity or NaN sets
+ * `nonfinite`, a NaN also `nan`. Both flags stay set, and a merge passes them on. A zeroed struct is an empty sum. The
+ * struct may be copied and sent as bytes. After exact_sum_carry(), equal sums have equal bytes.
  *
- * No locks: one thread at a time per sum.
+ * There are no locks, so only one thread at a time may use a sum.
  */
 
 #include <stdbool.h>
@@ -42,11 +42,12 @@ void exact_sum_carry(struct exact_sum *sum);
 void exact_sum_merge(struct exact_sum *into, const struct exact_sum *from);
 bool exact_sum_is_zero(const struct exact_sum *sum); /* false if nonfinite is set */
 
-/* Return: false only if the sum is below 2^exponent (-352 to 383); true or false for a sum a few dozen powers below. */
+/* Return: true if the sum is at least 2^exponent (-352 to 383); for a sum at most 31 powers of two below, true or
+ * false. */
 bool exact_sum_may_reach(const struct exact_sum *sum, int exponent);
 
-/* Return: the sum rounded once to the nearest double, ties to even; infinity if a value was infinite, NaN if one was
- * NaN. */
+/* Return: the sum rounded once to the nearest double, ties to even; infinity if a value was infinite, NaN if a value
+ * was NaN. */
 double exact_sum_round(const struct exact_sum *sum);
 
 /* Adds the rare values: 0, infinities, NaN. Any other value out of range is a caller's mistake and asserts. */
@@ -87,8 +88,9 @@ static inline void exact_sum_add(struct exact_sum *sum, double value)
 
 /*
  * For inner loops: adds mantissas by exponent, with one integer addition per value and no branch, and adds them to a
- * sum later. For sums of squares of fp32, also infinite or NaN; other values are not checked. The caller flushes the
- * bins after at most EXACT_BINS_MAX_ADDS values. Takes about 16 KiB, but only a few words are used.
+ * sum later. The values must be sums of squares of fp32, which may be infinite or NaN; this is not checked. The caller
+ * flushes the bins after at most EXACT_BINS_MAX_ADDS values. The struct has about 16 KiB, but only a few words are
+ * used.
  */
 enum {
     EXACT_BINS_MAX_ADDS = 2048,

@@ -13,7 +13,7 @@
 
 enum { FOR_POSIX_THREADS = 1 }; /* a result of openblas_get_parallel(); 0: no threads, 2: OpenMP */
 
-/* In Debian, the build for POSIX threads has the first name; if another build has the first name, it has the second. */
+/* In Debian, the build for POSIX threads has the first name, or the second name if another build has the first. */
 static const char *const names[] = {"libopenblas.so.0", "libopenblasp.so.0"};
 
 void gemm_one_thread(void)
@@ -21,7 +21,7 @@ void gemm_one_thread(void)
     (void)setenv("OPENBLAS_NUM_THREADS", "1", true);
 }
 
-/* Return: true if the library has the symbol. address: of a pointer to a function. */
+/* Return: true if the library has the symbol. address: the address of a pointer to a function, which is set. */
 static bool find_symbol(void *library, const char *name, void *address)
 {
     void *symbol = dlsym(library, name);

@@ -2,12 +2,13 @@
 #pragma once
 
 /*
- * Matrix products in fp32 by OpenBLAS. The library is not part of zerod; it is loaded when a job needs it. Each call
+ * Matrix products in fp32 by OpenBLAS. The library is not part of zerod, and is loaded when a job needs it. Each call
  * computes only with the calling thread. Equal operands give equal bits on one kind of CPU. On another kind OpenBLAS
  * uses other code, which rounds at other places.
  *
- * This is true only for OpenBLAS's build for POSIX threads, so zerod uses no other. With the build for OpenMP each call
- * starts threads. The build without threads may lack the locks that concurrent callers need.
+ * Only OpenBLAS's build for POSIX threads computes in the calling thread alone and is safe for concurrent callers, so
+ * zerod uses no other build. With the build for OpenMP each call starts threads. The build without threads may lack the
+ * locks that concurrent callers need.
  */
 
 #include <stddef.h>
@@ -15,7 +16,8 @@
 /* Picked: bytes of the buffers into which OpenBLAS copies operands, for each calling thread. */
 #define GEMM_THREAD_BYTES (32u << 20)
 
-/* Functions of the C interface to BLAS, as netlib's cblas.h declares them; the enums are int there. */
+/* Functions of the C interface to BLAS, as netlib's cblas.h declares them; cblas.h has enums where these functions have
+ * int. */
 struct gemm {
     /* c = alpha a b + beta c */
     void (*sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
@@ -25,7 +27,7 @@ struct gemm {
                   float *c, int ldc);
 };
 
-/* The most concurrent callers, because each build of OpenBLAS has buffers for this number. */
+/* The most concurrent callers, because each build of OpenBLAS has buffers for this number of callers. */
 enum { GEMM_MAX_CALLERS = 32 };
 
 enum {
@@ -35,11 +37,9 @@ enum {
     GEMM_UPPER = 121,
 };
 
-/* Called while the process has one thread. It makes the library start no threads when it is loaded. */
+/* Call it while the process has one thread. It makes the library start no threads when it is loaded. */
 void gemm_one_thread(void);
 
-/*
- * Loads the library at the first call. Any thread, but only one at a time. Return: 0; or -ENOENT with a sentence in err
- * if there is no library or only another build.
- */
+/* Loads the library at the first call. Any thread may call it, but only one at a time. Return: 0; or -ENOENT with a
+ * sentence in err if there is no library or only another build. */
 int gemm_load(const struct gemm **out, char *err, size_t err_size);

@@ -8,8 +8,8 @@
  *     DTYPE_SIGNED8    exp_avg      sign, 4 bits of exponent, 3 of mantissa
  *     DTYPE_UNSIGNED8  exp_avg_sq         5 bits of exponent, 3 of mantissa
  *
- * A code is the upper bits of an fp32 number minus the shared exponent. Both conversions are integer arithmetic with
- * equal bits everywhere. Widening is exact: narrowing a widened group gives the same group.
+ * A code is the upper bits of an fp32 number minus the shared exponent. Widening and narrowing are integer arithmetic
+ * with equal bits everywhere. Widening is exact: narrowing a widened group gives the same group.
  *
  * Groups are counted from the parameter's start. Parameters and partitions begin at multiples of LAYOUT_ALIGN_ELEMS in
  * their bucket, so each group is in a single partition, and the bits do not depend on the number of ranks, the stage or
@@ -27,7 +27,7 @@
 
 /* In memory: 68 bytes, at a multiple of 4. A group of zeroes has only zero bytes. */
 struct group8 {
-    uint32_t exponent; /* of fp32, of the elements with code 1 to 7 */
+    uint32_t exponent; /* the exponent, as in fp32, of the elements with code 1 to 7 */
     uint8_t codes[GROUP8_ELEMS];
 };
 
@@ -37,16 +37,16 @@ enum {
     GROUP8_SHIFT = 20,                     /* bits of an fp32 number that a code lacks */
     GROUP8_HALF = 1 << (GROUP8_SHIFT - 1), /* added before the bits are cut off, to round to nearest */
     GROUP8_MANTISSA_BITS = 23 - GROUP8_SHIFT,
-    GROUP8_MOST = 0x7f7fffff >> GROUP8_SHIFT, /* the largest, so no element becomes infinite */
+    GROUP8_MOST = 0x7f7fffff >> GROUP8_SHIFT, /* the largest upper bits, so that no element becomes infinite */
     GROUP8_DRAWS = GROUP8_ELEMS / 2,
-    GROUP8_SIGNED_EXPONENTS = 15, /* above the shared exponent */
+    GROUP8_SIGNED_EXPONENTS = 15, /* number of exponents above the shared one */
     GROUP8_UNSIGNED_EXPONENTS = 31,
 };
 
 /*
- * For stochastic rounding, a random number is added to an element's bits before the lower bits are cut off. Return:
- * that number, for the i-th element of a group. draw: number i % GROUP8_DRAWS of the group's GROUP8_DRAWS draws. The
- * second half of the group uses the complements. exp_avg uses the lower bits of a draw, exp_avg_sq the upper bits.
+ * Return: the random number that stochastic rounding adds to the bits of a group's i-th element before it cuts off the
+ * lower bits. draw: draw number i % GROUP8_DRAWS of the group. The second half of the group uses the complements of the
+ * draws. exp_avg uses the lower bits of a draw, exp_avg_sq the upper bits.
  */
 ELEMENT_FN uint32_t group8_round(uint32_t draw, size_t i, enum dtype dtype)
 {

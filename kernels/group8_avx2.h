@@ -6,8 +6,8 @@
  * plain loops, as gcc 12 compiles them, a whole update takes nearly twice as long, because they use 32 bits where 16
  * are enough.
  *
- * Packing two vectors interleaves their halves. Four packed vectors become bytes in the order of packed_order. It is
- * undone once, when codes are stored.
+ * Packing two vectors interleaves their halves. Four packed vectors become bytes in the order of packed_order. That
+ * order is undone once, when codes are stored.
  */
 
 #include "kernels/group8.h"
@@ -52,7 +52,7 @@ static always_inline __m256i bits_of_8(const float *in)
     return _mm256_castps_si256(_mm256_loadu_ps(in));
 }
 
-/* group8_round() for eight elements from the i-th on. draws: NULL: round to nearest. */
+/* group8_round() for eight elements from the i-th on. If draws is NULL, it rounds to nearest. */
 static always_inline __m256i rounds_of_8(const uint32_t *draws, unsigned i, enum dtype dtype)
 {
     __m256i draw;
@@ -72,8 +72,8 @@ static always_inline __m256i upper_of_8(__m256i magnitude, __m256i rounds)
     return _mm256_srli_epi32(_mm256_add_epi32(magnitude, rounds), GROUP8_SHIFT);
 }
 
-/* group8_exponent() for the largest of 16 numbers; the result is in the lowest of four. It stays in vectors, which is
- * faster. */
+/* group8_exponent() for the largest of 16 numbers. The result is the lowest word of the returned vector. It is not
+ * moved to a scalar register, because vectors are faster. */
 static always_inline __m128i exponent_of(__m256i uppers, int n_exponents)
 {
     __m128i both = _mm_max_epu16(_mm256_castsi256_si128(uppers), _mm256_extracti128_si256(uppers, 1));

@@ -21,7 +21,7 @@ enum {
     KERNELS_MAX_TABLES = 3,
 };
 
-/* A compiled table, the narrowest instruction set first, and whether this CPU runs it. */
+/* A compiled table, and whether this CPU runs it. Lists of candidates begin with the narrowest instruction set. */
 struct candidate {
     const struct kernels *kernels;
     bool runs;
@@ -73,7 +73,7 @@ static const struct kernels *kernels_widest(void)
     return widest;
 }
 
-/* "baseline, avx2" */
+/* Writes the names of the tables that this CPU runs, for example "baseline, avx2". */
 static void list_available(char *text, size_t size)
 {
     const struct kernels *kernels;

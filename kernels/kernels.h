@@ -26,26 +26,28 @@ struct kernels {
     void (*update[N_OPTIMIZERS])(const struct update_args *args);
 
     /*
-     * Muon's first pass; update[] is the second. Between them a matrix is orthogonalised (muon.h). In the first pass p
-     * and acc are the summed gradient, which becomes the matrix to orthogonalise; m is the momentum buffer. In the
-     * second pass acc is the orthogonalised matrix, and m is NULL.
+     * Muon's first pass; update[OPTIMIZER_MUON] is the second. Between them a matrix is orthogonalised (muon.h). In the
+     * first pass p and acc are the summed gradient, which becomes the matrix to orthogonalise; m is the momentum
+     * buffer. In the second pass acc is the orthogonalised matrix, and m is NULL.
      */
     void (*muon_momentum)(const struct update_args *args);
 
-    /* n_elems of dtype, the first at start_elem (a multiple of 64) of the parameter; see position_sum.h. */
+    /* Adds n_elems of dtype; the first is start_elem elements (a multiple of 64) after the parameter's start. See
+     * position_sum.h. */
     void (*position_sum_update)(struct position_sum *sum, enum dtype dtype, const void *elems, size_t n_elems,
                                 size_t start_elem);
 
-    /* convert_to_f32() and convert_from_f32(): n_elems of dtype to or from fp32. */
+    /* Convert n_elems of dtype to or from fp32; see convert.h. */
     void (*convert_to_f32)(float *dst, const void *src, enum dtype dtype, size_t n_elems);
     void (*convert_from_f32)(void *dst, const float *src, enum dtype dtype, size_t n_elems);
 };
 
 /*
- * Chooses the table named `isa`. With NULL, chooses the table named by the environment variable ZEROD_ISA; if that is
- * unset or empty, the widest table that this CPU runs.
+ * Chooses the table named `isa`. If isa is NULL, chooses the table named by the environment variable ZEROD_ISA. If that
+ * variable is unset or empty, chooses the widest table that this CPU runs.
  *
- * Return: 0; or, with a sentence in err, -EINVAL for an unknown name or -ENOTSUP for one that this CPU does not run.
+ * Return: 0; or, with a sentence in err, -EINVAL for an unknown name or -ENOTSUP for a table that this CPU does not
+ * run.
  */
 int kernels_select(const struct kernels **out, const char *isa, char *err, size_t err_size);
 
@@ -53,8 +55,9 @@ int kernels_select(const struct kernels **out, const char *isa, char *err, size_
 const struct kernels *kernels_nth(unsigned i);
 
 /*
- * Checks the calling thread: it rounds to nearest even, and neither flushes subnormals nor reads them as zero. A
- * library linked with -ffast-math changes this for a whole process when it is loaded. Workers call it when they start.
+ * Checks that the calling thread rounds to nearest even, and neither flushes subnormals nor reads them as zero. A
+ * library linked with -ffast-math changes this for a whole process when it is loaded. Workers call this function when
+ * they start.
  *
  * Return: 0, or -ENOTSUP with a sentence in err.
  */

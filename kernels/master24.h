@@ -16,7 +16,7 @@
 #include "kernels/element.h"
 
 enum {
-    MASTER24_GROUP_ELEMS = 64, /* share their draws */
+    MASTER24_GROUP_ELEMS = 64, /* elements that share their draws */
     MASTER24_DRAWS = MASTER24_GROUP_ELEMS / 4,
     MASTER24_HALF = 128,
     MASTER24_MOST = 127,
@@ -44,8 +44,9 @@ ELEMENT_FN uint32_t master24_round(uint32_t draw, size_t i)
 }
 
 /*
- * Rounds x stochastically. round: master24_round(): eight bits round; if the result cannot be stored, the ninth bit
- * chooses one of its neighbours. Return: 24 bits; master24_weight() and master24_lower() extract the parts.
+ * Rounds x stochastically. round: from master24_round(). Eight of its bits round x. If the result cannot be stored, the
+ * ninth bit chooses one of its two neighbours. Return: 24 bits; master24_weight() and master24_lower() extract the
+ * parts.
  */
 ELEMENT_FN uint32_t master24_at_random(float x, uint32_t round)
 {

@@ -57,7 +57,7 @@ static always_inline __m256i bytes_of_16(__m256i first, __m256i second)
     return _mm256_packus_epi32(_mm256_and_si256(first, byte), _mm256_and_si256(second, byte));
 }
 
-/* Packing interleaves the halves of vectors; each order is undone once. */
+/* The instructions that pack vectors interleave their halves. Each store puts its elements back in order. */
 static always_inline void narrow_masters_avx2(struct master24 out, const float *restrict in,
                                               const uint32_t *restrict draws)
 {

@@ -101,7 +101,8 @@ static int part_of(const struct products *p, int n, double slice_flops)
     return most < n ? (int)most : n;
 }
 
-/* The upper triangle of square = alpha a a' + beta square, a: side x n; with trans, of alpha a' a, a: n x side. */
+/* Computes the upper triangle of square = alpha a a' + beta square, where a is side x n. With trans, adds alpha a' a
+ * instead, where a is n x side. */
 static void multiply_by_transpose(const struct products *p, bool trans, int n, float alpha, const float *a, int lda,
                                   float beta, float *square)
 {
@@ -135,8 +136,8 @@ static void apply(const struct products *p, const float *polynomial, const float
     }
 }
 
-/* polynomial = a I + b gram + c gram^2. gram: symmetric; its upper triangle is given, and the lower triangle is filled
- * in. */
+/* polynomial = a I + b gram + c gram^2. gram is symmetric: the caller gives its upper triangle, and the lower triangle
+ * is filled in. */
 static void make_polynomial(const struct products *p, float *polynomial, float *gram, const double *ns)
 {
     const uint64_t n = (uint64_t)p->side;

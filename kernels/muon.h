@@ -25,11 +25,12 @@ struct muon_shape {
  * the parts determine the bits.
  */
 struct muon_parts {
-    double most;                /* operations of a part, approximately */
-    _Atomic(uint64_t) *n_ended; /* grows with each part */
+    double most;                /* approximate floating-point operations of a part */
+    _Atomic(uint64_t) *n_ended; /* incremented after each part */
 };
 
-/* The number of elements of a matrix's scratch memory: two arrays of its size, and two squares of its shorter side. */
+/* Return: the number of elements of a matrix's scratch memory: two arrays of its size, and two squares of its shorter
+ * side. */
 uint64_t muon_scratch_elems(struct muon_shape shape);
 
 /* The arrays in a scratch memory, each at a multiple of 64 bytes. */
@@ -40,7 +41,7 @@ struct muon_scratch {
 
 struct muon_scratch muon_divide_scratch(struct muon_shape shape, float *scratch);
 
-/* Floating-point operations of the products of one matrix in one step. */
+/* Return: the floating-point operations of all products of one matrix in one step. */
 double muon_flops(struct muon_shape shape, unsigned ns_steps);
 
 /* The factor of the learning rate. */
@@ -48,8 +49,8 @@ double muon_lr_factor(struct muon_shape shape, enum muon_adjust_lr how);
 
 /*
  * Orthogonalises a matrix. hyper: only ns_steps, ns_coefficients and eps are read. scratch: muon_scratch_elems()
- * elements, at a multiple of 64 bytes. parts: NULL: products are not divided. Return: the result, rows x cols, in the
- * scratch memory.
+ * elements, at a multiple of 64 bytes. If parts is NULL, products are not divided. Return: the result, rows x cols, in
+ * the scratch memory.
  */
 const float *muon_orthogonalize(const struct gemm *gemm, struct muon_shape shape, const float *matrix,
                                 const struct hyper *hyper, float *scratch, const struct muon_parts *parts);

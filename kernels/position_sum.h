@@ -16,12 +16,12 @@
  *
  * where rotate() rotates lanes 2i and 2i + 1, as one 128-bit number, right by 40 bits.
  *
- * Both are sums over runs, so a gradient may be summed in pieces, by any threads in any order, if each piece starts
- * with a run; the pieces' sums are added. The rotation, by a number of bytes prime to 16, distinguishes the stripes of
- * a run. The shift copies differences that are only in upper bits, such as signs, to lower bits, where the
- * multiplication by an even run number cannot lose them. Without it, the sums would not change if the upper words of
- * runs 2 and 4 exchanged +1 and -1. One changed word always changes the sum. Exchanged elements, and moved, doubled,
- * torn or stale blocks, change it except by chance.
+ * first[] and second[] are sums over runs, so a gradient may be summed in pieces, by any threads in any order, if each
+ * piece starts with a run; the pieces' sums are added. The rotation, by a number of bytes prime to 16, distinguishes
+ * the stripes of a run. The shift copies differences that are only in upper bits, such as signs, to lower bits, where
+ * the multiplication by an even run number cannot lose them. Without the shift, the sums would not change if the upper
+ * words of runs 2 and 4 exchanged +1 and -1. One changed word always changes the sum. Exchanged elements, and blocks
+ * that are moved, doubled, stale or partly written, change it except by chance.
  *
  * This is protection against mistakes, not against an adversary.
  */

@@ -61,7 +61,7 @@ static always_inline position_vector position_rotate(position_vector y)
 #undef ROTATED_
 }
 
-/* Adds n_runs whole runs of dtype, which is a constant after inlining. */
+/* Adds n_runs complete runs. dtype is a constant after inlining. */
 static always_inline void position_piece_add(struct position_piece *piece, enum dtype dtype, const void *elems,
                                              size_t n_runs)
 {
@@ -84,7 +84,8 @@ static always_inline void position_piece_add(struct position_piece *piece, enum 
     *piece = s;
 }
 
-/* Adds the piece to *sum. n_runs: the number of runs that were added to the piece. first_run: the first of them. */
+/* Adds the piece to *sum. n_runs: the number of runs that were added to the piece. first_run: the number of the first
+ * of these runs. */
 static always_inline void position_piece_close(const struct position_piece *piece, uint64_t first_run, uint64_t n_runs,
                                                struct position_sum *sum)
 {

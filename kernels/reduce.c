@@ -9,7 +9,7 @@
 #include <assert.h>
 #include <math.h>
 
-/* The tree while it is written: the place of the next join, and the next leaf. */
+/* The tree while it is written: n_joins and n_leaves count the joins and leaves that exist so far. */
 struct tree {
     const bool *present;
     struct reduce_join *joins;

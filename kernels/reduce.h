@@ -40,16 +40,16 @@ struct reduce_args {
     float *acc;                      /* at the range's first element; not read if first */
     bool first;                      /* first contribution of this step: acc = 0.0f + sum, else acc += sum */
     size_t n_elems;                  /* may be 0; a multiple of 64 unless the range ends the parameter */
-    size_t start_elem;               /* of the range, from the parameter's start; a multiple of 64 */
-    struct undo_slot *undo;          /* NULL: none; not used if first, because that call can be repeated */
-    uint64_t undo_elem;              /* the number of the first element in the slot */
-    bool past_caches;                /* acc is not read again soon: if first, written past the caches if possible */
+    size_t start_elem;               /* number of the range's first element in the parameter; a multiple of 64 */
+    struct undo_slot *undo;          /* NULL: no slot; not used if first, because such a call can be repeated */
+    uint64_t undo_elem;              /* the range's first element, in the numbers that the slot counts */
+    bool past_caches;                /* if first, stores bypass the caches if possible; acc is not read again soon */
 };
 
 struct reduce_result {
-    struct exact_sum squares;  /* out: of the new acc; replaces the result of an earlier pass over this range */
-    struct position_sum *sums; /* in: n_leaves, owned by the caller, overwritten with this range's; NULL: not
-                                  needed (partial sums from another node) */
+    struct exact_sum squares;  /* out: squares of the new acc; replaces the result of an earlier pass over this range */
+    struct position_sum *sums; /* in: n_leaves sums, owned by the caller; overwritten with the sums of this range; NULL:
+                                  not needed (partial sums from another node) */
     bool nonfinite;            /* out: acc has a NaN or an infinity; reduce_find_nonfinite() finds its leaf */
 };
 
@@ -71,18 +71,18 @@ struct reduce_finding {
 unsigned reduce_joins(const bool *present, unsigned world, struct reduce_join *joins);
 
 /*
- * Call after a kill in a reduce of the range with an undo slot. Restores the saved elements and reduces args to the
- * rest of the range, which must still be reduced (n_elems may become 0). The slot's next element must be in the range
- * or at its end. The squares and position sums of the finished part are lost.
+ * Call it after the process was killed in a reduce of the range with an undo slot. Restores the saved elements and
+ * shortens args to the rest of the range, which must still be reduced (n_elems may become 0). The slot's next element
+ * must be in the range or at its end. The squares and position sums of the finished part are lost.
  *
- * leaves: n_leaves, owned by the caller; args points to them afterwards.
+ * leaves: room for n_leaves pointers, owned by the caller; args->leaves points to it afterwards.
  */
 void reduce_put_back(struct reduce_args *args, const void **leaves);
 
 /*
- * The slow path after a reduce that reported nonfinite. The caller calls it before it frees the leaves. Fills
- * findings[n_leaves]. *overflow gets the elements of acc that are not finite although all leaves are finite: their sum
- * exceeded fp32's range, in this pass or, unless args->first, in an earlier one.
+ * The slow path after a reduce that reported nonfinite. Call it before the leaves are freed. Fills findings[n_leaves].
+ * *overflow gets the elements of acc that are not finite although all leaves are finite: their sum exceeded fp32's
+ * range, in this pass or, unless args->first, in an earlier one.
  */
 void reduce_find_nonfinite(const struct reduce_args *args, struct reduce_finding *findings,
                            struct reduce_finding *overflow);

@@ -19,10 +19,8 @@
 #define reduce_order_stores() ((void)0)
 #endif
 
-/*
- * An absent leaf is not read. That is exact: its +0 could only turn a -0 of the others into +0. The last addition, to
- * 0.0f or to an accumulator that is never -0, does that anyway.
- */
+/* The gradient of an absent rank is not read. The result is exact, because adding its +0 could only turn a -0 into +0.
+ * The last addition, to 0.0f or to an accumulator that is never -0, does that anyway. */
 
 /* The unfinished sums of a call. */
 struct reduce_state {
@@ -36,7 +34,7 @@ struct reduce_range {
     const void *const *leaves;
 };
 
-/* Reduces runs begin .. end - 1 of the range, at most EXACT_BINS_MAX_ADDS. */
+/* Reduces runs begin .. end - 1 of the range, at most EXACT_BINS_MAX_ADDS runs. */
 static always_inline void reduce_runs(const struct reduce_args *args, const struct reduce_range *range,
                                       struct reduce_state *state, size_t begin, size_t end, enum dtype dtype,
                                       enum reduce_shape shape, enum reduce_mode mode)
@@ -103,7 +101,7 @@ static enum reduce_shape shape_of(const struct reduce_args *args)
         return REDUCE_ONE;
     if (args->n_leaves == 2)
         return REDUCE_TWO;
-    /* the only order of three joins that ends in 0 <- 2 and before that adds 3 to 2 and 1 to 0 */
+    /* if the first joins are 0 <- 1 and 2 <- 3, the third is 0 <- 2 */
     if (args->n_leaves == 4 && joins[0].dst == 0 && joins[0].src == 1 && joins[1].dst == 2 && joins[1].src == 3)
         return REDUCE_FOUR;
     return REDUCE_ANY;
@@ -141,7 +139,7 @@ static void reduce_tail(const struct reduce_args *args, struct reduce_state *sta
         undo_mark(args->undo, args->undo_elem + args->n_elems, false);
 }
 
-/* Do the elements, not all finite, include a NaN? They are rare, so the runs do not distinguish NaN from infinity. */
+/* Return: whether any element is NaN. Runs report only that an element is not finite, because that is rare. */
 static bool holds_nan(const float *elems, size_t n)
 {
     bool found = false;

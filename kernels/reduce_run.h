@@ -3,8 +3,8 @@
 
 /*
  * One run of 64 elements of a reduce, in plain C: the tree over the leaves, the accumulator, the squares, the position
- * sums. reduce_run_avx2.h has the same function for x86-64-v3 and above, and gives the reason. dtype, shape and mode
- * are constants after inlining. This function always writes through the caches.
+ * sums. reduce_run_avx2.h has the same function for x86-64-v3 and above, and explains why it exists. dtype, shape and
+ * mode are constants after inlining. This function always writes through the caches.
  */
 
 #include "kernels/convert.h"
@@ -38,7 +38,7 @@ static always_inline bool reduce_is_first(enum reduce_mode mode)
     return mode == REDUCE_SET || mode == REDUCE_SET_PAST;
 }
 
-/* A constant if the shape is constant. */
+/* Return: the number of leaves, a constant if the shape is a constant other than REDUCE_ANY. */
 static always_inline unsigned reduce_shape_leaves(const struct reduce_args *args, enum reduce_shape shape)
 {
     static const unsigned n_leaves[N_REDUCE_SHAPES] = {[REDUCE_ONE] = 1, [REDUCE_TWO] = 2, [REDUCE_FOUR] = 4};
@@ -96,7 +96,7 @@ static always_inline void reduce_run_any(float *restrict acc, const void *const 
         acc[i] = (first ? 0.0f : acc[i]) + x[0][i];
 }
 
-/* numerics.md, section 2. */
+/* Return: the sum of a run's squares, in the order of docs/numerics.md, section 2. */
 static always_inline double reduce_run_squares(const float *run)
 {
     double lane[8] = {0}, four[4], two[2];
@@ -113,7 +113,7 @@ static always_inline double reduce_run_squares(const float *run)
 }
 
 /*
- * Reduces one run. acc and leaves are at its first element; pieces are the leaves' position sums.
+ * Reduces one run. acc and leaves point to the run's first element; pieces are the leaves' position sums.
  *
  * Return: the sum of squares of the new acc.
  */

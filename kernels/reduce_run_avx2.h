@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * reduce_run.h with intrinsics, for x86-64-v3 and above. The bits are equal. It exists because of its speed: on a
- * two-core Zen 3 guest the plain loops, vectorised by gcc 12 for AVX2, and these functions reach the following
+ * reduce_run.h with intrinsics, for x86-64-v3 and above. The bits are equal. This file exists because of its speed: on
+ * a two-core Zen 3 guest the plain loops, vectorised by gcc 12 for AVX2, and these functions reach the following
  * fractions of the speed of a bare read-and-sum (bench-kernels, medians of 15):
  *
  *                      fp32, 2 ranks   fp32, 4 ranks   bf16, 2 ranks   bf16, 4 ranks
@@ -21,7 +21,7 @@
  *   - bf16 is widened by interleaving with zeroes, sixteen elements in two instructions. That leaves them as
  *     elements 0-3, 8-11 and 4-7, 12-15, which is as good for sums and for lanes, and is undone when stored.
  *
- * Tried and dropped, no gain: prefetching 256 bytes to 4 KiB ahead.
+ * Prefetching 256 bytes to 4 KiB ahead was tried, without a gain.
  */
 
 #include "kernels/reduce_run.h"
@@ -34,7 +34,7 @@ struct sixteen_raw {
     __m256i high;
 };
 
-/* Sixteen elements in the order 0-7, 8-15; of bf16 leaves 0-3 8-11, 4-7 12-15. */
+/* Sixteen elements, in the order 0-7, 8-15. Elements of bf16 leaves are in the order 0-3 8-11, 4-7 12-15. */
 struct sixteen {
     __m256 a;
     __m256 b;
@@ -75,7 +75,7 @@ static always_inline struct sixteen sixteen_add(struct sixteen x, struct sixteen
     return (struct sixteen){_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};
 }
 
-/* Converts the order of a leaf of dtype to that of memory, and back: it is its own inverse. */
+/* Converts from the order of a leaf of dtype to the order of memory, or back. The conversion is its own inverse. */
 static always_inline struct sixteen sixteen_reorder(struct sixteen x, enum dtype dtype)
 {
     if (dtype != DTYPE_BF16)
@@ -158,7 +158,8 @@ static always_inline __m256d add_squares(__m256d lanes, __m128 x)
     return _mm256_fmadd_pd(d, d, lanes);
 }
 
-/* past_caches: the memory is not read before it is overwritten, and the caches keep their contents. */
+/* past_caches: the stores bypass the caches. The memory is not read before it is overwritten, and the caches keep their
+ * contents. */
 static always_inline void sixteen_store(float *at, struct sixteen x, bool past_caches)
 {
     if (past_caches) {

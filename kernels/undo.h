@@ -5,7 +5,7 @@
  * With an undo slot, a kernel may be killed between any two instructions. Each worker has a slot, in memory that
  * outlives the process; the slot stays in the nearest cache. Before a kernel changes a group of elements, it saves the
  * group and marks it; afterwards it advances the mark. The next process restores a marked group and runs the kernel
- * again from there. The bits are those of an undisturbed pass.
+ * again from that group. The bits are those of an undisturbed pass.
  *
  * The stores of a killed process are in program order. So only the compiler must keep the order.
  *
@@ -25,7 +25,7 @@ enum {
 };
 
 struct undo_slot {
-    /* 2 x the number of the next element to change, + 1 while `old` holds its group. The caller numbers the
+    /* The mark is 2 x the number of the next element to change, + 1 while `old` holds its group. The caller numbers the
      * elements. */
     _Alignas(64) _Atomic(uint64_t) mark;
     _Alignas(64) float old[UNDO_MAX_ARRAYS][UNDO_GROUP_ELEMS]; /* of an update: p, m, v; of a reduce: acc */
@@ -55,7 +55,7 @@ static inline void undo_save(struct undo_slot *slot, unsigned array, const float
     memcpy(slot->old[array], elems, n * sizeof(float));
 }
 
-/* Restores n elements of one array, if the slot holds them. elems: the array at undo_next_elem(). */
+/* Restores n elements of one array, if the slot holds saved elements. elems: the array at undo_next_elem(). */
 static inline void undo_put_back(const struct undo_slot *slot, unsigned array, float *elems, size_t n)
 {
     if (atomic_load_explicit(&slot->mark, memory_order_relaxed) % 2 == 1)

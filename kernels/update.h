@@ -6,7 +6,7 @@
  * the summed gradient, updates master weights and moments in place, and writes the 16-bit weights.
  *
  * Moments in bf16 or 8 bits are widened and updated in fp32. The weight is updated with the fp32 moments. Stored
- * moments are rounded to nearest, or stochastically (sections 5 and 6 there).
+ * moments are rounded to nearest, or stochastically (docs/numerics.md, sections 5 and 6).
  */
 
 #include "kernels/dtype.h"
@@ -71,7 +71,7 @@ struct update_scalars {
     float eps;
     float mu;
     float c;
-    bool l2;         /* Adam: weight decay goes through the gradient */
+    bool l2;         /* Adam: adds weight decay to the gradient */
     bool momentum;   /* SGD: mu != 0 */
     bool first_step; /* SGD: t = 1, the momentum buffer becomes the gradient */
     bool nesterov;
@@ -101,27 +101,25 @@ struct update_args {
     uint64_t start_elem; /* of the range, from the parameter's start; only stochastic rounding reads it */
     size_t n_elems; /* may be 0 */
     const struct update_scalars *k;
-    struct undo_slot *undo; /* NULL: none */
-    uint64_t undo_elem;     /* the number of the first element in the slot */
+    struct undo_slot *undo; /* NULL: no slot */
+    uint64_t undo_elem;     /* the range's first element, in the numbers that the slot counts */
 };
 
 /*
- * Call after a kill in an update of the range. Restores the elements saved in args->undo, and reduces args to the rest
- * of the range, which must still be updated (n_elems may become 0). Writes the 16-bit weights before the rest, unless
- * they are a part of the masters. The slot's next element must be in the range or at its end.
+ * Call it after the process was killed in an update of the range. Restores the elements saved in args->undo, and
+ * shortens args to the rest of the range, which must still be updated (n_elems may become 0). Writes the 16-bit weights
+ * before the rest, unless they are a part of the masters. The slot's next element must be in the range or at its end.
  */
 void update_put_back(struct update_args *args);
 
-/* Return: the optimizer of a parameter. muon: from the layout's parameter. */
+/* Return: the optimizer of a parameter. muon: whether the layout lets Muon update it. */
 static inline enum optimizer optimizer_of_param(enum optimizer of_job, bool muon)
 {
     return of_job == OPTIMIZER_MUON && !muon ? OPTIMIZER_ADAMW : of_job;
 }
 
-/*
- * The moments that an optimizer with these settings has, and the types of the state in memory. In a job with Muon, it
- * is for the parameters that Muon does not update; a matrix has no v.
- */
+/* The moments that an optimizer with these settings has, and the types of the state in memory. In a job with Muon, the
+ * struct describes the parameters that Muon does not update; a matrix has no v. */
 struct optimizer_moments {
     bool m;
     bool v;
@@ -140,7 +138,8 @@ ELEMENT_FN uint32_t rounding_mix(uint32_t x)
     return x ^ x >> 16;
 }
 
-/* The key for rounding_draw(). param: its number in the layout. t: see below. */
+/* Return: the key for rounding_draw(). param: the parameter's number in the layout. t: as for
+ * update_scalars_compute(). */
 uint32_t update_rounding_key(uint32_t param, uint64_t t);
 
 /* s: as in numerics.md, section 3. t: the parameter's step count after this step, from 1. */

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/*
- * One function per optimizer for one element, for the kernels of the CPU and the device. Its lines are those of
- * docs/numerics.md, section 4.
- */
+/* One function per optimizer for one element, for the kernels of the CPU and the device. The lines of a function are
+ * those of docs/numerics.md, section 4. */
 
 #include "kernels/element.h"
 #include "kernels/update.h"
@@ -18,7 +16,8 @@ struct element {
     float v;
 };
 
-/* 32 bits without a pattern for each element of a parameter, numbered modulo 2^32 (docs/numerics.md, section 5). */
+/* Return: 32 pseudorandom bits for an element. The elements of a parameter are numbered modulo 2^32 (docs/numerics.md,
+ * section 5). */
 ELEMENT_FN uint32_t rounding_draw(uint32_t key, uint32_t elem)
 {
     return rounding_mix(elem * 0x9e3779b9 ^ key);

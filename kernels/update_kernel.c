@@ -68,10 +68,8 @@ static always_inline void update_elems(const struct elems *elems, const struct u
     }
 }
 
-/*
- * Rounds a moment without a check for NaNs, which would cost a fifth of the update. A NaN here comes from a bf16 NaN or
- * from the processor's infinity - infinity. In both, the rounding does not carry into the sign.
- */
+/* Rounds a moment without a check for NaNs, which would cost a fifth of the update. A NaN here comes from a bf16 NaN or
+ * from the processor's infinity - infinity. In both cases, the rounding does not carry into the sign. */
 static always_inline uint16_t narrow_moment(float x, bool stochastic, uint32_t draw)
 {
     uint32_t u = f32_bits(x);
@@ -80,7 +78,7 @@ static always_inline uint16_t narrow_moment(float x, bool stochastic, uint32_t d
 }
 
 /*
- * update_elems() for bf16 moments. Both moments are narrowed in the loop over elements, because there it overlaps with
+ * update_elems() for bf16 moments. Both moments are narrowed in the loop over elements, because narrowing overlaps with
  * division and square root. One draw serves both moments of an element: exp_avg uses the lower half, exp_avg_sq the
  * upper half.
  */
@@ -106,7 +104,7 @@ static always_inline void update_elems_bf16(const struct elems *elems, const str
     }
 }
 
-/* LOOPS(step, ARRAYS): step_loops, of a step function with moments. */
+/* LOOPS(step, ARRAYS(...)) defines step_loops, the loops of a step function with moments. */
 #define ARRAYS(...) ((struct arrays){__VA_ARGS__})
 #define LOOP(name, update, ...)                                                                                        \
     static always_inline void name(const struct elems *elems, const struct update_scalars *k, size_t n)                \
@@ -137,8 +135,8 @@ LOOPS(muon_nesterov, ARRAYS(.m_read = true, .m_write = true))
 
 /* ---- masters of a group -------------------------------------------------------------------------------- */
 
-/* The fp32 masters of a group: the old ones that the update reads, and the place of the new ones, which may be
- * equal. */
+/* The fp32 masters of a group: the old masters that the update reads, and the place of the new masters. Both places may
+ * be equal. */
 struct masters {
     const float *old;
     float *p;
@@ -294,8 +292,8 @@ static always_inline void load_moment(float *restrict out, const void *restrict 
         widen_group8(out, (const struct group8 *)moment + begin / GROUP8_ELEMS, dtype, n);
 }
 
-/* update_group() for narrow moments. A slot holds the moments widened to fp32, which is exact; the update reads them
- * there. */
+/* update_group() for narrow moments. A slot holds the moments widened to fp32, which is exact, and the update reads the
+ * widened moments. */
 static always_inline void update_narrow(const struct update_args *args, const struct update_scalars *k,
                                         const struct loops *loops, struct moments_type type, size_t begin, size_t n)
 {
@@ -389,7 +387,8 @@ static always_inline void update(const struct update_args *args, const struct lo
 
 /* ---- the optimizers -------------------------------------------------------------------------------------- */
 
-/* For updates that are rare, or short compared to the rest of their step: one copy of the code calls their loops. */
+/* Runs updates that are rare, or short compared to the rest of their step. They share one copy of this code, which
+ * calls their loops. */
 static __attribute__((noinline)) void update_rarely(const struct update_args *args, const struct loops *loops)
 {
     update(args, loops);

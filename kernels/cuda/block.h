@@ -10,9 +10,9 @@
  *
  * A phase ends in __syncthreads(), so no thread begins a phase before all threads have ended the phase before it. Code
  * between phases is the work of the whole block, equal in every thread. A thread's variables that live from phase to
- * phase are per_thread<>: registers here. In host.h the same words make loops.
+ * phase are per_thread<>, which are registers on a device. On the CPU, host.h defines the same names as loops.
  *
- * Tensors of every type are read and written in units of 16 bytes: the CPU's compiler needs -fno-strict-aliasing.
+ * Tensors of every type are read and written in units of 16 bytes, so the CPU's compiler needs -fno-strict-aliasing.
  */
 
 #include "kernels/convert.h"
@@ -77,8 +77,8 @@ template <typename T> class per_thread
     }
 };
 
-/* A number of each thread. largest(): the largest number of sixteen neighbours. All of them call it, in a later
- * phase. */
+/* One number per thread. After each of sixteen neighbouring threads has called set(), all of them call largest() in a
+ * later phase. It returns the largest of their numbers. */
 class sixteen_threads
 {
     uint32_t one;
@@ -100,26 +100,26 @@ class sixteen_threads
     }
 };
 
-/* Tells nvcc that the pointer, which was read from memory, leads to global memory, like all pointers of zerod. */
+/* Tells nvcc that the pointer, which was read from memory, points to global memory, like all pointers of zerod. */
 template <typename T> static __device__ __forceinline__ T *in_global(T *at)
 {
     __builtin_assume(__isGlobal(at));
     return at;
 }
 
-/* The host and all devices see this thread's earlier writes before its later ones. */
+/* Orders this thread's earlier writes before its later writes, for the host and all devices. */
 static __device__ __forceinline__ void system_fence(void)
 {
     __threadfence_system();
 }
 
-/* This device sees this thread's earlier writes before its later ones. */
+/* Orders this thread's earlier writes before its later writes, for this device. */
 static __device__ __forceinline__ void device_fence(void)
 {
     __threadfence();
 }
 
-/* Loads elements that are used only once, so they leave the L2 first. */
+/* Loads elements that are used only once, as the first ones that the L2 may evict. */
 static __device__ __forceinline__ struct quad quad_load_once(const float *at)
 {
     const float4 four = __ldcs(reinterpret_cast<const float4 *>(at));
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void atomic_max(uint64_t *at, uint64_t n)
     atomicMax(reinterpret_cast<unsigned long long *>(at), static_cast<unsigned long long>(n));
 }
 
-/* Loads the kernel's code: the driver does so, or makes the code from PTX, when a caller asks for the kernel's
+/* Loads the kernel's code. The driver loads the code, or makes it from PTX, when a caller asks for the kernel's
  * attributes. */
 template <typename list_type> static int load_kernel(void (*kernel)(list_type list))
 {
@@ -178,7 +178,8 @@ template <typename list_type> static int load_kernel(void (*kernel)(list_type li
     return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(kernel));
 }
 
-/* Not <<<>>>, because this launch returns only its own error, not the error of an earlier call. */
+/* Calls cudaLaunchKernel(), because it returns only this launch's error. An error after <<<>>> may be that of an
+ * earlier call. */
 template <typename list_type>
 static int device_launch(struct CUstream_st *stream, void (*kernel)(list_type list), uint32_t n_blocks,
                          const list_type &list)
@@ -238,7 +239,7 @@ DEVICE_FN struct unit unit_load(const void *at)
     return *static_cast<const struct unit *>(at);
 }
 
-/* Loads the first n_bytes (even, any number) at any even address; the other bytes are zero. */
+/* Loads a unit from any even address: its first n_bytes (any even number). The unit's other bytes become zero. */
 DEVICE_FN struct unit unit_load_some(const void *at, uint64_t n_bytes)
 {
     const uint16_t *half = static_cast<const uint16_t *>(at);
@@ -278,7 +279,8 @@ enum {
     CLEAR_ARRAYS = 4,
 };
 
-/* Sets arrays of results to zero bytes; NULL `words` are skipped. kernels/cuda/clear.cu */
+/* Arrays of results that device_clear() sets to zero. An entry whose `words` is NULL is skipped.
+ * kernels/cuda/clear.cu */
 struct clear_list {
     uint64_t *words[CLEAR_ARRAYS];
     uint64_t n_words[CLEAR_ARRAYS];

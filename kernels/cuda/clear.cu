@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Sets results to zero, because blocks add to them. A kernel does it, not cudaMemsetAsync(), because all arrays need
- * only one launch. */
+/* Sets results to zero before blocks add to them. One launch of a kernel clears all arrays, but cudaMemsetAsync() would
+ * need one call per array. */
 
 #include "kernels/cuda/block.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Conversion, the twin of convert_kernel.c: the functions of convert.h, four elements per thread. */
+/* Conversion on the device, with the bits of convert_kernel.c: a thread calls the functions of convert.h for four
+ * elements. */
 
 #include "kernels/cuda/block.h"
 

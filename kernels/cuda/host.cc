@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The state that all files of emulated kernels share: the present block and thread, and the switch that reverses their
- * order. */
+/* The state that all files of emulated kernels share: the indices of the running block and thread, and the switch that
+ * reverses the order of blocks and threads. */
 
 #include "kernels/cuda/block.h"
 

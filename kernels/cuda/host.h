@@ -3,11 +3,12 @@
 
 /*
  * The parts of CUDA that the kernels use, on the CPU, so that the same sources can run without a device. Blocks and
- * threads take turns. A thread runs to the end of a phase (block.h) before the next thread begins that phase, as
- * __syncthreads() between phases allows; shared memory is then a local variable of the block. Results must not depend
- * on the order of blocks and threads, and emulated_backwards reverses both orders to show that.
+ * threads take turns. A thread runs to the end of a phase (block.h) before the next thread begins that phase; the
+ * kernels allow this order, because they wait only between phases. Shared memory is a local variable of the block.
+ * Results must not depend on the order of blocks and threads. With emulated_backwards, tests reverse both orders to
+ * check that.
  *
- * A launch is handed to the stand-ins' stream.
+ * sim_launch() puts a launch on a stream of the simulated CUDA in tests/sim.
  */
 
 #include <new>
@@ -20,7 +21,7 @@
 
 extern "C" {
 
-/* tests/sim/sim.h. Owns args, also on failure: free_args is called once, after the last use. */
+/* Declared in tests/sim/sim.h. It owns args, even if it fails: it calls free_args once, after the last use of args. */
 int sim_launch(struct CUstream_st *stream, void (*run)(void *), void (*free_args)(void *), void *args);
 
 /* Loads a kernel to the current device. Return: 0, or the error that CUDA would return. */
@@ -64,7 +65,7 @@ class phase
 
 typedef class phase warp_phase;
 
-/* Does nothing: here the code between phases runs once for the whole block. */
+/* Does nothing, because on the CPU the code between phases runs once for all threads of a block. */
 static inline void wait_for_block(void)
 {
 }
@@ -106,7 +107,7 @@ template <typename T> static inline T *in_global(T *at)
     return at;
 }
 
-/* Uses an atomic exchange, which orders as much, because thread sanitizer does not support fences. */
+/* Uses an atomic exchange, which orders as much as a fence, because thread sanitizer does not support fences. */
 static inline void system_fence(void)
 {
     static unsigned word;

@@ -2,9 +2,10 @@
 #pragma once
 
 /*
- * Master weights on a GPU. masters<false>: fp32, with a separate 16-bit weight or none. masters<true>: 24 bits
- * (kernels/master24.h), which include the weight. An object has the four masters of a thread, in the types of memory. i
- * is the number of an element from the beginning of the job's range; for four elements, that of the first.
+ * Master weights on a GPU. masters<false> are fp32, with a separate 16-bit weight or without one. masters<true> have 24
+ * bits (kernels/master24.h), which include the weight. An object has the four masters of a thread, in the types of
+ * memory. In all functions, i is the number of an element from the start of the job's range. If a function handles four
+ * elements, i is the first one's number.
  */
 
 #include "kernels/cuda/undo_slots.h"
@@ -20,7 +21,7 @@ DEVICE_FN uint16_t narrow(float x, uint32_t dtype)
     return dtype == DTYPE_BF16 ? bf16_from_f32(x) : f16_from_f32(x);
 }
 
-/* Loads the first n of four; the others are 0. is_quad: all four exist and are aligned. */
+/* Loads the first n of four elements and sets the others to 0. is_quad: all four elements exist and are aligned. */
 DEVICE_FN struct quad quad_load_some(const float *at, uint32_t n, bool is_quad)
 {
     struct quad quad = {};
@@ -57,7 +58,7 @@ template <> struct masters<false> {
         return {quad_load_once(job.range.p + i)};
     }
 
-    /* Loads the first n. is_quad: all four exist and are aligned. */
+    /* Loads the first n masters. is_quad: all four masters exist and are aligned. */
     static DEVICE_MEMBER struct masters load_some(const struct update_job &job, uint32_t i, uint32_t n, bool is_quad)
     {
         return {quad_load_some(job.range.p + i, n, is_quad)};
@@ -102,13 +103,13 @@ template <> struct masters<false> {
         }
     }
 
-    /* Saves the masters. Weights are not saved, because they follow from p. */
+    /* Saves the masters. Weights are not saved, because they are computed from p. */
     DEVICE_MEMBER void save(const struct undo &undo, uint32_t group) const
     {
         *reinterpret_cast<struct quad *>(undo_at<float>(undo, group, 0)) = p;
     }
 
-    /* Copies the thread's masters from memory to the slot. i: its first one; end: the job's end. */
+    /* Copies the thread's masters from memory to the slot. i: the number of its first master; end: the job's end. */
     static DEVICE_MEMBER void save_some(const struct undo &undo, uint32_t group, const struct update_job &job,
                                         uint32_t i, uint32_t end)
     {
@@ -129,7 +130,7 @@ DEVICE_FN uint16_t *weights24(const struct update_job &job, uint64_t i)
     return static_cast<uint16_t *>(job.range.w16) + i;
 }
 
-/* Rounds all 24 bits of an element's new value, with the draws of update_kernel.c. A range begins at a group's
+/* Rounds an element's new value to 24 bits, with the draws that update_kernel.c uses. The range must begin at a group's
  * start. */
 DEVICE_FN uint32_t round24(const struct update_job &job, uint64_t i, float p)
 {

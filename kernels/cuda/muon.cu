@@ -91,7 +91,7 @@ struct normalize_launch {
     uint32_t n_blocks;
 };
 
-/* Adds one value of each thread; all threads read the sum in sums[0]. */
+/* Adds one value per thread. Afterwards all threads may read the sum in sums[0]. */
 DEVICE_FN void add_up(double *sums)
 {
     for (unsigned half = BLOCK_THREADS / 2; half > 0; half /= 2) {

@@ -21,7 +21,7 @@ template <enum dtype dtype> DEVICE_FN constexpr unsigned n_stripes()
     return THREAD_ELEMS / unit_elems<dtype>();
 }
 
-/* The beginning of this thread's part of a stripe, in its run. */
+/* Return: the number, in the run, of the first element of this thread's part of a stripe. */
 template <enum dtype dtype> DEVICE_FN unsigned stripe_elem(unsigned stripe)
 {
     return (stripe * RUN_THREADS + threadIdx.x % RUN_THREADS) * unit_elems<dtype>();
@@ -42,7 +42,7 @@ DEVICE_FN void position_stripe(struct unit *y, const struct unit &words)
     y->word[1] = (high >> 40 | low << 24) + words.word[1];
 }
 
-/* run: its number, from the parameter's start */
+/* run: the number of the run, counted from the parameter's start */
 DEVICE_FN void position_close(const struct unit &y, uint64_t run, struct position_lanes *lanes)
 {
     for (unsigned k = 0; k < 2; k++) {
@@ -58,7 +58,7 @@ struct position_board {
     struct position_lanes lanes[BLOCK_THREADS];
 };
 
-/* Adds the sums of all threads' lanes.mine()[which] to *sum; 16 atomics per chunk. */
+/* Adds all threads' lanes of leaf `which` to *sum, with 16 atomic additions per chunk. */
 template <typename lanes_type>
 DEVICE_FN void position_flush(lanes_type &lanes, unsigned which, struct position_board *board, struct position_sum *sum)
 {
@@ -88,7 +88,8 @@ DEVICE_FN void position_reset(struct position_lanes *lanes)
     *lanes = {{0, 0}, {0, 0}};
 }
 
-/* Adds one run, whole or not, at any address. elems: the range's beginning. elem: the run's beginning. */
+/* Adds one run, complete or not, at any address. elems: the address of the range's first element. elem: the number of
+ * the run's first element in the range. */
 template <enum dtype dtype>
 DEVICE_FN void position_run(const void *elems, uint64_t elem, uint64_t n_elems, uint64_t run,
                             struct position_lanes *lanes)

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/*
- * Moments in 8 bits (kernels/group8.h) on a GPU. A thread has four elements of a group, and sixteen neighbours have the
- * whole group; they find its exponent with sixteen_threads of block.h.
- */
+/* Moments in 8 bits (kernels/group8.h) on a GPU. A thread has four elements of a group, and sixteen neighbouring
+ * threads have the whole group. They find the group's exponent with sixteen_threads (block.h). */
 
 #include "kernels/cuda/block.h"
 #include "kernels/group8.h"
@@ -18,7 +16,7 @@ struct quad8 {
     uint32_t codes;
 };
 
-/* i: the number of the first of the four, from the array's start. */
+/* i: the number of the first of the four elements, from the array's start. */
 DEVICE_FN uint32_t *quad8_codes(struct group8 *group, uint32_t i)
 {
     return reinterpret_cast<uint32_t *>(group->codes + i % GROUP8_ELEMS);
@@ -52,8 +50,8 @@ template <enum dtype dtype> DEVICE_FN float quad8_value(const struct quad8 &four
                                   : group8_unsigned_value(quad8_code(four, k), four.exponent);
 }
 
-/* Four rounded elements before the exponent is known: the upper bits, and above them a flag: exp_avg: the element is
- * negative; exp_avg_sq: the element is zero. */
+/* Four rounded elements before the exponent is known: an element's upper bits, and a flag above them. For exp_avg the
+ * flag means that the element is negative; for exp_avg_sq, that it is zero. */
 struct rounded8 {
     uint16_t x[4];
 };
@@ -88,7 +86,8 @@ DEVICE_FN uint16_t largest8(const struct rounded8 &four, uint32_t n)
     return largest;
 }
 
-/* Encodes the first n elements; the other codes are those of `old`. largest: of the whole group. */
+/* Encodes the first n elements and copies the other codes from `old`. largest: the largest upper bits of the whole
+ * group. */
 template <enum dtype dtype>
 DEVICE_FN struct quad8 encode8(const struct rounded8 &four, uint16_t largest, const struct quad8 &old, uint32_t n)
 {

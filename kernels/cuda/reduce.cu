@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The sum over ranks, the twin of reduce_kernel.c. It is one pass over memory: every leaf is read once, and the
+ * The sum over ranks, with the bits of reduce_kernel.c. It is one pass over memory. Every leaf is read once, and the
  * accumulator is read and written once, 16 bytes per thread. A tile of 32 runs of 64 elements has three phases:
  *
  *     sums      four threads per run (position.h) add the leaves along the tree and compute the position sums
@@ -18,8 +18,9 @@
  * kernel, which also handles addresses that are not multiples of 16 bytes. Its unfinished sums are in local memory. It
  * reads the leaves twice: to add them, and for the position sums.
  *
- * After a non-finite value, a block searches its chunk for the leaf of the value. If a whole gradient is NaN, this must
- * not cost an atomic per element. So threads count, the block adds the counts, and one thread adds them to the result.
+ * If a sum is not finite, the block searches its chunk for the leaf that is the cause. If a whole gradient is NaN, this
+ * must not cost an atomic per element. So threads count, the block adds the counts, and one thread adds them to the
+ * result.
  *
  * Not measured yet, in comparison with a plain read of as many streams: the share of the memory's speed for 1, 2, 4 and
  * 8 leaves of bf16 and fp32 (the squares cost two double operations and one conversion per element); DEVICE_CHUNK_ELEMS
@@ -29,16 +30,16 @@
 #include "kernels/cuda/position.h"
 
 enum {
-    /* 68: four threads times eight runs of a warp read 32 different banks. */
+    /* With 68, the threads of a warp (four for each of eight runs) read 32 different banks. */
     RUN_STRIDE = RUN_ELEMS + 4,
     LIMB_THREADS = 32,
     N_LIMB_GROUPS = BLOCK_THREADS / LIMB_THREADS,
     GROUP_RUNS = TILE_RUNS / N_LIMB_GROUPS,
-    KNOWN_LEAVES = 8, /* the most leaves of a known tree */
+    KNOWN_LEAVES = 8, /* the most leaves of a known tree, that is, of an unrolled one */
     GENERAL_SUMS = 4, /* position sums per pass of the general kernel */
 };
 
-/* Non-finite values: their numbers, and the first value. Each thread counts, then the block adds the counts. */
+/* The number of non-finite values, and the first of them. Each thread counts, then the block adds the counts. */
 struct find_count {
     uint64_t n_nan;
     uint64_t n_inf;
@@ -54,7 +55,7 @@ struct reduce_board {
     };
     double lanes[TILE_RUNS][4];
     uint64_t limbs[N_LIMB_GROUPS][LIMB_THREADS];
-    const char *leaves[KNOWN_LEAVES]; /* of a known tree */
+    const char *leaves[KNOWN_LEAVES]; /* addresses of a known tree's leaves */
     bool nonfinite;                   /* an element of the chunk is not finite */
 };
 
@@ -62,9 +63,9 @@ struct reduce_board {
 struct reduce_job {
     struct device_reduce_range range;
     const struct device_leaf *leaves;
-    struct position_sum *sums; /* of these leaves; NULL: not needed */
+    struct position_sum *sums; /* position sums of these leaves; NULL: not needed */
     struct exact_sum *squares;
-    struct device_finding *findings; /* of these leaves */
+    struct device_finding *findings; /* non-finite values of these leaves */
     struct device_finding *overflow;
     struct extent extent;
 };
@@ -96,10 +97,8 @@ template <enum dtype dtype> DEVICE_FN widened<dtype> widened_add(const widened<d
     return sum;
 }
 
-/*
- * Addresses of the leaves of a known tree. They are in registers for up to two leaves. For more leaves they are in
- * shared memory, because addresses of 8 leaves would take so many registers that others are spilled.
- */
+/* Addresses of the leaves of a known tree. They are in registers for up to two leaves. For more leaves they are in
+ * shared memory, because addresses of 8 leaves would take so many registers that other values are spilled. */
 template <unsigned n> struct known_leaves {
     static constexpr bool in_registers = n <= 2;
     const char *mine[in_registers ? n : 1];
@@ -169,7 +168,8 @@ template <enum dtype dtype> DEVICE_FN void put_elems(float *at, const widened<dt
         *reinterpret_cast<struct quad *>(at + i) = {{sum.x[i], sum.x[i + 1], sum.x[i + 2], sum.x[i + 3]}};
 }
 
-/* Reads and writes only elements before the range's end; other sums are zero. */
+/* add_to_out() for a run that the range's end may cut: reads and writes only elements before that end. Return: the
+ * sums; after the end they are zero. */
 template <enum dtype dtype>
 DEVICE_FN widened<dtype> add_to_out_some(const struct reduce_job &job, uint64_t elem, widened<dtype> sum)
 {
@@ -185,21 +185,22 @@ DEVICE_FN widened<dtype> add_to_out_some(const struct reduce_job &job, uint64_t 
     return sum;
 }
 
-/* Stripes whose loads are in flight before the first stripe is added; more for fewer leaves. */
+/* The number of stripes whose loads a thread starts before it adds the first stripe. Fewer leaves allow more
+ * stripes. */
 template <enum dtype dtype, unsigned n> DEVICE_FN constexpr unsigned stripes_at_once()
 {
     return n >= 4 ? 1 : n_stripes<dtype>() * n <= 4 ? n_stripes<dtype>() : 2;
 }
 
-/* Adds this thread's part of the complete run at elem; stores it in out and in shared memory. Its position sums go to
- * y. */
+/* Adds this thread's part of the complete run at elem, and stores it in out and in shared memory. The leaves' position
+ * sums are added to y. */
 template <enum dtype dtype, unsigned n>
 DEVICE_FN void sum_run_whole(const struct reduce_job &job, const known_leaves<n> &leaves, uint64_t elem, float *run,
                              struct unit (&y)[n])
 {
     constexpr unsigned at_once = stripes_at_once<dtype, n>();
 
-    /* Unrolled, more than one leaf would be spilled. */
+    /* With more than one leaf, an unrolled loop would spill registers. */
 #pragma unroll(n > 1 ? 1 : n_stripes<dtype>())
     for (unsigned s = 0; s < n_stripes<dtype>(); s += at_once) {
         struct unit words[at_once][n];
@@ -295,10 +296,8 @@ DEVICE_FN uint64_t double_bits(double x)
     return bits;
 }
 
-/*
- * Return: the part that exact_sum_add() adds to limb[limb] for a sum of squares; 0 if value is not finite, and then a
- * flag is set.
- */
+/* Return: the part of `value`, a sum of squares, that exact_sum_add() adds to limb[limb]. If value is not finite, sets
+ * a flag and returns 0. */
 DEVICE_FN uint64_t exact_digit(double value, unsigned limb, bool *nonfinite, bool *nan)
 {
     const uint64_t bits = double_bits(value), integer = EXACT_MANTISSA(bits);
@@ -400,7 +399,7 @@ template <enum dtype dtype> DEVICE_FN void sum_positions(const struct reduce_job
     }
 }
 
-/* Adds the new elements of all tiles; sum_run(elem, run) computes those of a thread's part of a run. */
+/* Reduces all tiles. sum_run(elem, run) computes the new elements of a thread's part of a run. */
 template <typename sum_type>
 DEVICE_FN void reduce_tiles(const struct reduce_job &job, struct reduce_board *board, const sum_type &sum_run)
 {
@@ -527,7 +526,7 @@ DEVICE_FN void find_flush(const struct find_count *counts, struct device_finding
         atomic_max(&finding->first, total.first);
 }
 
-/* Finds the chunk's non-finite values. All threads of the block have written the new elements. */
+/* Finds the chunk's non-finite values. Call it after all threads of the block have written the new elements. */
 template <enum dtype dtype> DEVICE_FN void find_nonfinite(const struct reduce_job &job, struct reduce_board *board)
 {
 #pragma unroll 1
@@ -567,7 +566,7 @@ DEVICE_FN struct reduce_job reduce_job_of(const struct device_reduce_list &list)
     return job;
 }
 
-/* The most blocks without spilled registers. n: leaves of a known tree; 0: any other tree. */
+/* The most blocks on a processor without spilled registers. n: the leaves of a known tree, or 0 for any other tree. */
 template <enum dtype dtype, unsigned n> DEVICE_FN constexpr unsigned min_blocks()
 {
     return n == 1 ? 9 : n == 2 ? 7 : n == 4 && dtype != DTYPE_F16 ? 5 : n == 8 ? 3 : 4;

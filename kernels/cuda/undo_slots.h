@@ -5,15 +5,15 @@
  * The undo slots of an update on a GPU (device.h, struct device_update_undo).
  *
  * A block works on its chunks group by group, four elements per thread. It saves a group in one of its two slots, marks
- * it, and only then writes the new values. The slots alternate, so the marked group stays whole while the next group is
- * saved. After a kill, the next launch of the same list finds the mark, restores the marked group and continues from
- * it. That launch may be killed, too.
+ * it, and only then writes the new values. The slots alternate, so the slot of the marked group does not change while
+ * the next group is saved. If the process is killed, the next launch of the same list finds the mark, restores the
+ * marked group and continues from it. That launch may be killed, too.
  *
- * If a process dies, the driver ends its kernels, and a later kernel on the same device reads the slots. It finds every
- * store before a fence in the device's memory or in its L2, which all processes share. It may find any of the stores
- * after the fence. Neither another device nor the host reads slots, so __threadfence() is enough. One thread fences for
- * its block: a fence also orders the stores of other threads before a barrier that this thread has passed, and grids
- * that synchronize rely on that.
+ * If a process dies, the driver ends its kernels, and a later kernel on the same device reads the slots. That kernel
+ * sees every store before a fence, in the device's memory or in its L2, which all processes share. It may see any of
+ * the stores after the fence. Neither another device nor the host reads slots, so __threadfence() is enough. One thread
+ * fences for its block: a fence also orders the stores of other threads before a barrier that this thread has passed,
+ * and grids that synchronize rely on that.
  */
 
 #include "kernels/cuda/block.h"
@@ -23,9 +23,9 @@ struct undo {
     float *slots;
     uint64_t tag;        /* shifted to its place in a mark */
     uint32_t slot_words; /* of 4 bytes: with bytes, nvcc 13.0 uses more registers */
-    uint32_t at;         /* groups in the chunks that this block has finished */
-    uint32_t first;      /* the group with which it begins; earlier groups have their new values */
-    bool goes_on;        /* that group is saved, and perhaps half written */
+    uint32_t at;         /* number of groups in the chunks that this block has finished */
+    uint32_t first;      /* the first group to update; earlier groups have their new values */
+    bool goes_on;        /* group `first` is saved, and may be half written */
 };
 
 static_assert(DEVICE_UNDO_GROUP_ELEMS == 4 * BLOCK_THREADS, "four elements a thread");
@@ -64,7 +64,8 @@ DEVICE_FN float *undo_slot(const struct undo &undo, uint32_t group)
     return undo.slots + (undo.at + group) % 2 * undo.slot_words;
 }
 
-/* The thread's four elements of an array in a group's slot. before: bytes per element of the arrays before this one. */
+/* The thread's four elements of an array in a group's slot. before: bytes per element of the slot's arrays before this
+ * one. */
 template <typename elem> DEVICE_FN elem *undo_at(const struct undo &undo, uint32_t group, uint32_t before)
 {
     return reinterpret_cast<elem *>(undo_slot(undo, group) + before * (DEVICE_UNDO_GROUP_ELEMS / 4)) + 4 * threadIdx.x;

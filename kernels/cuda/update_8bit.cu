@@ -24,8 +24,8 @@ struct rounded_moments {
     struct rounded8 m, v;
 };
 
-/* Computes a step of four elements from i on. An element of the second half of a group has the draw of the same place
- * in the first half. */
+/* Computes a step of four elements from i on. An element in the second half of a group uses the draw of the element at
+ * the same place in the first half. */
 template <step_fn *step, unsigned arrays>
 DEVICE_FN struct rounded_moments group8_step(const struct update_job &job, uint32_t i,
                                              struct quads<arrays, DTYPE_SIGNED8> *q)
@@ -55,7 +55,7 @@ DEVICE_FN void group8_store(void *moment, uint32_t i, uint32_t n, const struct r
         quad8_store(moment, i, encode8<dtype>(four, largest, n < 4 ? quad8_load(moment, i) : none, n));
 }
 
-/* For update_groups8() without undo: saves nothing. */
+/* The `saving` of update_groups8() without undo slots. It saves nothing. */
 struct without_slots {
     DEVICE_MEMBER uint32_t begin() const
     {
@@ -79,8 +79,8 @@ struct without_slots {
     }
 };
 
-/* For update_groups8() with undo: saves like update_groups(). A slot has the masters, then the optimizer's moments, in
- * the types of memory. */
+/* The `saving` of update_groups8() with undo slots. It saves like update_groups(). A slot has the masters, then the
+ * optimizer's moments, in the types of memory. */
 struct with_slots {
     const struct undo &undo;
 

@@ -7,14 +7,15 @@
 #include "kernels/cuda/quad8.h"
 #include "kernels/update_element.h"
 
-/* The arrays of an update in addition to the gradient: the moments, and the width of the masters. */
+/* Flags for the arrays of an update in addition to the gradient: exp_avg, exp_avg_sq, and masters of 24 bits. */
 enum {
     M = 1,
     V = 2,
     MASTER24 = 4,
 };
 
-/* The types of a moment in memory: of one element (or group, of IN_ELEM elements), and of a thread's four elements. */
+/* The types of a moment in memory. elem: one element, or one group of IN_ELEM elements. four: a thread's four
+ * elements. */
 template <enum dtype dtype> struct moment;
 
 template <> struct moment<DTYPE_F32> {
@@ -35,7 +36,7 @@ template <> struct moment<DTYPE_SIGNED8> {
     enum { IN_ELEM = GROUP8_ELEMS };
 };
 
-/* The flags are first because nvcc 13.0 spills registers of undo_kernel<adam> with other places of the scalars. */
+/* The flags are first because nvcc 13.0 spills registers of undo_kernel<adam> if the scalars are at other places. */
 struct update_job {
     bool quads;      /* all arrays are at multiples of four elements */
     bool stochastic; /* as in moments_type */
@@ -81,7 +82,8 @@ template <unsigned masters, enum dtype moments> DEVICE_FN struct update_job job_
 
 /* ---- a thread's elements ------------------------------------------------------------------------------- */
 
-/* The number of elements of a chunk. The job begins at the chunk's first element. */
+/* The number of elements of a chunk. The job must be from job_from_chunk(), which makes it begin at the chunk's
+ * start. */
 DEVICE_FN uint32_t elems_of(const struct update_job &job)
 {
     return static_cast<uint32_t>(job.extent.end);
@@ -98,7 +100,7 @@ DEVICE_FN uint32_t group_begin(uint32_t group)
     return group * DEVICE_UNDO_GROUP_ELEMS + 4 * threadIdx.x;
 }
 
-/* Return: false if the thread has fewer than four elements or an array is not aligned; then it reads each element when
+/* Return: true if the thread has four elements and all arrays are aligned. Otherwise the thread reads each element when
  * it needs it. */
 DEVICE_FN bool group_is_quad(const struct update_job &job, uint32_t i)
 {

@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * The optimizers, the twin of update_kernel.c: the same functions of one element (update_element.h), four elements per
- * thread. AdamW reads 16 bytes per element and writes 12, or 14 with a 16-bit weight, and computes very little. With
- * moments in bf16 it reads 12 and writes 8 or 10; with moments in 8 bits it reads 10.1 and writes 6.1 or 8.1. For a
- * master of 24 bits and its weight it reads 3 bytes and writes 3, instead of 4 and 6.
+ * The optimizers, with the bits of update_kernel.c: a thread calls the same functions of one element (update_element.h)
+ * for four elements. AdamW reads 16 bytes per element and writes 12, or 14 with a 16-bit weight, and computes very
+ * little. With moments in bf16 it reads 12 and writes 8 or 10; with moments in 8 bits it reads 10.1 and writes 6.1 or
+ * 8.1. For a master of 24 bits and its weight it reads 3 bytes and writes 3, instead of 4 and 6.
  *
  * On an H200 AdamW reaches 0.92 of the speed of a copy of the same bytes, and with undo slots 0.59: 268 M elements take
  * 2.98 ms, without fences 2.41, without saving 2.40, without both 1.95. These variants were tried and are not worth
@@ -54,7 +54,7 @@ DEVICE_FN struct quads<arrays, moments> quads_load(const struct update_job &job,
             arrays & V ? quad_load_once(static_cast<const elem *>(range.v) + i) : none, quad_load_once(range.acc + i)};
 }
 
-/* i: the number of the first of the four. */
+/* Updates four elements in registers. i: the number of the first element. */
 template <step_fn *step, unsigned arrays, enum dtype moments>
 DEVICE_FN void quads_step(const struct update_job &job, uint64_t i, struct quads<arrays, moments> *q)
 {
@@ -118,7 +118,7 @@ template <step_fn *step, unsigned arrays, enum dtype moments> DEVICE_FN void upd
 
 /* ---- with undo slots ----------------------------------------------------------------------------------- */
 
-/* The thread's places in a group's slot, after the masters: the optimizer's moments, in the types of memory. */
+/* Addresses of the thread's moments in a group's slot, after the masters. They have the types of memory. */
 template <enum dtype moments> struct undo_places {
     typename moment<moments>::elem *m, *v;
 };
@@ -298,7 +298,7 @@ template <enum dtype moments> struct update_with_undo {
 
 /* ---- the kernels --------------------------------------------------------------------------------------- */
 
-/* NULL arrays, which an optimizer does not have, count as aligned. */
+/* Arrays that an optimizer does not have are NULL, and count as aligned. */
 template <enum dtype moments> DEVICE_FN bool has_quads(const struct device_update_range &range)
 {
     const size_t moment_bytes = alignof(typename moment<moments>::four);
@@ -357,9 +357,9 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 6) undo_kernel(struct de
 typedef void update_kernel_fn(struct device_update_list list);
 
 /*
- * In the order of enum optimizer: masters in fp32, then in 24 bits (NULL for Muon's first pass, which has no masters of
- * 24 bits); each without undo slots, then with them. Each type of moments has its own file, because nvcc compiles a
- * file in one thread.
+ * The kernels of one type of moments: [masters in fp32, or in 24 bits][by enum optimizer][without undo slots, or with
+ * them]. The entry of Muon's first pass with 24 bits is NULL, because that pass has no masters. Each type of moments
+ * has its own file, because nvcc compiles a file in one thread.
  */
 typedef update_kernel_fn *const update_kernels[2][DEVICE_N_UPDATES][2];
 extern update_kernels update_kernels_f32, update_kernels_bf16, update_kernels_8bit;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Writes several words in one launch, which takes as long as a small copy of one word. Its words need no room in device
- * memory. */
+/* Writes several words in one launch, which takes as long as a small copy of one word. The words are arguments of the
+ * kernel, so they need no device memory. */
 
 #include "kernels/cuda/block.h"
 

@@ -8,11 +8,11 @@ zerod for PyTorch: the optimizer of a data-parallel job, run as a service.
     for step in zerod.steps(opt, 1000):   # continues at the job's step; an aborted step begins again
         with step:
             loss = model(batch_of(step)).loss
-            loss.backward()               # gradients leave as they become ready
+            loss.backward()               # gradients are pushed as they become ready
             opt.step()
             opt.zero_grad()
 
-docs/pytorch.md has the whole story.
+See docs/pytorch.md.
 """
 
 import sys

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-python -m zerod: the program zerodctl, also where it is not on PATH.
+python -m zerod: the program zerodctl, even if zerodctl is not on PATH.
 
     python -m zerod explain log.txt     what an error of DDP or DeepSpeed means; needs no daemon
 """

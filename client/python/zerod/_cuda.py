@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 All calls of torch.cuda and of the driver that this package makes, and nothing else. So the other modules can be tested
-without a GPU, with a stand-in for this one (tests/torch/programs/late_cuda.py). A model in host memory needs none of
+without a GPU, with a stand-in for this module (tests/torch/programs/late_cuda.py). A model in host memory needs none of
 these calls.
 """
 
@@ -29,7 +29,7 @@ def device_of(tensor: torch.Tensor) -> torch.device:
 
 @contextlib.contextmanager
 def using(device: torch.device) -> Any:
-    """Inside, the device and its context are current in the calling thread."""
+    """A context manager. Inside, the device and its context are current in the calling thread."""
     with torch.cuda.device(device):
         torch.cuda.synchronize()
         yield
@@ -57,7 +57,7 @@ def to_gpu(target: torch.Tensor, host: torch.Tensor) -> None:
 
 
 def on_gpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A flat contiguous tensor, in device memory, so that address_of() is a device address."""
+    """Moves a flat contiguous tensor to device memory, so that address_of() is a device address."""
     return tensor.to(device)
 
 
@@ -104,7 +104,7 @@ class CopyStream:
         done.record_on(self._stream)
 
     def join(self) -> None:
-        """Later work of the current stream runs after all copies."""
+        """Makes later work of the current stream wait for all copies."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
@@ -120,13 +120,13 @@ def _driver() -> Any:
 def register(address: int, n_bytes: int, read_only: bool = False) -> bool:
     """
     Registers host memory, so that copies do not wait. Returns False if the driver refuses; then copies wait. Calls the
-    driver and not cudaHostRegister(), whose refusal stays the thread's last error: torch would raise it at the next
-    kernel.
+    driver, because a refusal by cudaHostRegister() would stay the thread's last error, which torch would raise at the
+    next kernel.
     """
     driver, flags = _driver(), _PORTABLE | (_READ_ONLY if read_only else 0)
     if driver is None:
         return False
-    torch.cuda.synchronize()  # The driver needs a context of this thread.
+    torch.cuda.synchronize()  # Makes a context of this thread, which the driver needs.
     return bool(driver.cuMemHostRegister_v2(c_void_p(address), c_size_t(n_bytes), c_uint(flags)) == 0)
 
 
@@ -136,7 +136,7 @@ def unregister(address: int) -> None:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Host memory for the elements of a contiguous tensor of a GPU."""
+    """Host memory for the elements of a contiguous tensor that is on a GPU."""
     return torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
 
 

@@ -4,7 +4,7 @@ libzerod through ctypes: structures and prototypes of zerod/client.h, and of pyt
 client/lib, and nothing else.
 
 The library is the one next to this file (from the wheel), or the system's (from Debian's packages). The environment
-variable ZEROD_LIBRARY names another one.
+variable ZEROD_LIBRARY names another library.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ class _Library:
             setattr(self, name.removeprefix("zerod_"), _prototype(waiting, name, prototype))
         for name, prototype in _IMMEDIATE.items():
             setattr(self, name.removeprefix("zerod_"), _prototype(immediate, name, prototype))
-        # push_small() neither releases the interpreter lock nor checks its arguments, a c_void_p and a byref(), because
-        # both would take longer than a small push.
+        # push_small() does not release the interpreter lock, and does not check its arguments, a c_void_p and a
+        # byref(). Each of the two would take longer than a small push.
         self.push_small = _prototype(immediate, "zerod_push", _WAITING["zerod_push"])
         self.push_small.argtypes = None
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A process that has closed its optimizer and attaches again: k-fold, sweeps, a cell of a notebook that runs twice, layers
-that are thawed in mid-run. The daemon holds the run that all ranks have left. The run continues with the same model:
-the same module, the same trained parameters, and the weights that close() gave back. With any other model a new run
-begins, as with torch's optimizers. If the program names runs, the name decides.
+Decides how a process continues that has closed its optimizer and attaches again: k-fold, sweeps, a cell of a notebook
+that runs twice, layers that are thawed in mid-run. The daemon holds the run that all ranks have left. The run continues
+with the same model: the same module, the same trained parameters, and the weights that close() gave back. With any
+other model a new run begins, as with torch's optimizers. If the program names runs, the name decides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SAMPLE = 1024  # elements of each parameter that are compared
 class Attach(enum.Enum):
     """The kind of an attach."""
 
-    FIRST = enum.auto()  # of this process
+    FIRST = enum.auto()  # the first attach of this process
     AGAIN = enum.auto()  # this process continues the run that it has left
     ANEW = enum.auto()  # this process begins another run
 
@@ -82,7 +82,7 @@ def _param(entry: Any) -> Any:
 def _weights(model: nn.Module) -> list[tuple[int, int, int]]:
     """
     Values that show whether the program has changed the weights. A sample shows changes in place that torch does not
-    count, such as those of param.data: a model that is initialised again differs everywhere.
+    count, such as those of param.data, because a model that is initialised again differs everywhere.
     """
     result = []
     for param in model.parameters():

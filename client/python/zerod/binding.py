@@ -9,8 +9,8 @@ and sharing work as before. Frozen parameters are declared and published, too, e
 A parameter whose strides are not those of a contiguous tensor (channels_last) keeps them. Its declared shape has the
 order of memory, so that ranks whose orders differ are refused (E1101).
 
-Buffers are sent once: their bytes are declared as one frozen parameter, and every rank copies rank 0's when the job
-is formed. Afterwards buffersync.py broadcasts them.
+Buffers are sent once: their bytes are declared as one frozen parameter, and every rank copies rank 0's bytes when the
+job is formed. Afterwards buffersync.py broadcasts them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def grad_dtype(param: torch.Tensor) -> torch.dtype:
 
 
 class Bound:
-    """One declared parameter. strides are None for a contiguous one."""
+    """One declared parameter. strides is None if the parameter is contiguous."""
 
     __slots__ = (
         "address", "grad_dtype", "group", "index", "left_out", "muon", "n_bytes", "n_grad_bytes", "name", "order", "param",
@@ -47,7 +47,7 @@ class Bound:
     def __init__(self, index: int, name: str, param: nn.Parameter, group: int, trainable: bool) -> None:
         self.index, self.name, self.param, self.group, self.trainable = index, name, param, group, trainable
         self.muon = False  # see muon.py
-        self.left_out = param.requires_grad and not trainable  # of all groups
+        self.left_out = param.requires_grad and not trainable  # is in no group
         self.shape = tuple(param.shape)
         self.n_bytes = param.numel() * param.element_size()
         self.grad_dtype = grad_dtype(param)
@@ -89,8 +89,8 @@ def _strides(shape: tuple[int, ...], order: list[int]) -> tuple[int, ...]:
 
 def check_parameter(name: str, param: Any) -> None:
     """
-    Raises TypeError or ValueError that names the parameter and says what to do. A frozen parameter may be of any type,
-    layout and device.
+    Raises TypeError or ValueError if zerod cannot use the parameter. The text names the parameter and says what to do.
+    A frozen parameter may be of any type, layout and device.
     """
     if not isinstance(param, torch.Tensor):
         raise TypeError(
@@ -125,20 +125,21 @@ def _check_trained(name: str, param: torch.Tensor) -> None:
 
 
 def _named(model: nn.Module) -> dict[nn.Parameter, str]:
-    """The named parameters; a tied one once, under its first name."""
+    """The named parameters. A tied parameter appears once, under its first name."""
     return {param: compiled.plain(name) for name, param in model.named_parameters()}
 
 
 def _can_publish(param: nn.Parameter, device: torch.device | None) -> bool:
-    """device: of the trained parameters; None: all of them are on the meta device."""
+    """True if zerod can publish a frozen parameter. device: the trained parameters' device; None: all are on the meta
+    device."""
     is_there = param.device.type == "meta" or device is None or _cuda.device_of(param) == device
     return is_there and is_plain(param) and str(param.dtype) in _lib.DTYPES
 
 
 def bind(model: nn.Module, groups: list[dict[str, Any]], publish_frozen: bool = True) -> tuple[list[Bound], list[Own]]:
     """
-    Returns the declared parameters in the model's order: the trained ones, and the frozen ones that zerod publishes;
-    and the parameters that are not declared. A parameter in no group is frozen.
+    Returns two lists: the declared parameters in the model's order (the trained ones, and the frozen ones that zerod
+    publishes), and the parameters that are not declared. A parameter in no group is frozen.
     """
     names = _named(model)
     group_of = {param: g for g, group in enumerate(groups) for param in group["params"]}
@@ -178,8 +179,8 @@ def _n_span(tensor: torch.Tensor) -> int:
 
 def _have_common_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
     """
-    True if two tensors over one storage have common elements. Spans may overlap without any, as with two blocks of
-    columns.
+    True if two tensors over one storage have common elements. Without common elements, spans may still overlap, as with
+    two blocks of columns.
     """
     start = min(a.data_ptr(), b.data_ptr())
     end = max(t.data_ptr() + _n_span(t) for t in (a, b))
@@ -195,8 +196,8 @@ def _have_common_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _refuse_shared_memory(model: nn.Module, bound: list[Bound], own: list[Own]) -> None:
     """
-    Refuses two parameters, or a parameter and a buffer, that share memory without being one parameter. Each parameter
-    gets its own memory, so the other one would no longer follow the trained one.
+    Refuses two parameters, or a parameter and a buffer, that share memory without being one parameter. The job gives
+    each parameter its own memory, so the other tensor would no longer follow the trained parameter.
     """
     tensors = [(b.name, b.param.detach(), b.trainable) for b in bound]
     tensors += [(o.name, o.param.detach(), False) for o in own if is_plain(o.param)]
@@ -238,7 +239,7 @@ def _refuse_sparse(model: nn.Module) -> None:
 
 
 def _buffers(model: nn.Module, saved: bool) -> list[tuple[nn.Module, str, torch.Tensor]]:
-    """saved: only the buffers that state_dict() has."""
+    """The owner, the name and the tensor of each buffer. saved: only the buffers that state_dict() has."""
     found, seen = [], set()
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -260,7 +261,7 @@ def copy_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def pack_buffers(model: nn.Module, saved: bool = False) -> torch.Tensor:
-    """All buffers one after the other, in whole floats; zeros where a buffer is on the meta device."""
+    """Packs all buffers one after the other, padded to whole floats. A buffer on the meta device becomes zeros."""
     sizes = [b.numel() * b.element_size() for _, _, b in _buffers(model, saved)]
     packed = torch.zeros((sum(sizes) + 3) // 4 * 4, dtype=torch.uint8)
     start = 0
@@ -275,7 +276,7 @@ def pack_buffers(model: nn.Module, saved: bool = False) -> torch.Tensor:
 def unpack_buffers(
     model: nn.Module, packed: torch.Tensor, saved: bool = False, device: torch.device | None = None
 ) -> None:
-    """device: the new device of buffers on the meta device; None: host memory."""
+    """Copies packed bytes into the buffers. device: the new device of buffers on the meta device; None: host memory."""
     start = 0
 
     for module, name, buffer in _buffers(model, saved):
@@ -299,8 +300,8 @@ def declarations(
     initial: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[list[Declaration], list[torch.Tensor]]:
     """
-    The manifest, and the tensors whose memory it points to: keep them until the job is formed. initial: moves a flat
-    tensor to memory that the daemon can read.
+    Returns the manifest, and the tensors whose memory the manifest points to. Keep the tensors until the job is formed.
+    initial: moves a flat tensor to memory that the daemon can read.
     """
     result, keep = [], []
 
@@ -327,7 +328,7 @@ def declarations(
 
 
 def published(client: Client, b: Bound) -> torch.Tensor:
-    """The daemon's weights as a tensor of the parameter's shape, with a storage of its own."""
+    """Returns the daemon's weights as a tensor of the parameter's shape, with a storage of its own."""
     if b.n_bytes == 0:
         return torch.empty(b.shape, dtype=b.param.dtype)
     return b.view(torch.frombuffer(client.weights(b.index, b.n_bytes), dtype=b.param.dtype))
@@ -353,6 +354,6 @@ def detach(b: Bound) -> None:
 
 
 def read_frozen(client: Client, index: int, n_bytes: int) -> torch.Tensor:
-    """A copy of a parameter's published bytes, gathered for the time of the copy."""
+    """Returns a copy of a parameter's published bytes. The parameter is gathered only for the time of the copy."""
     with client.gathered([index]):
         return torch.frombuffer(bytearray(ctypes.string_at(client.weight_address(index), n_bytes)), dtype=torch.uint8)

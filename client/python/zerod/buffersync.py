@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Buffers that a forward changes, such as the running statistics of BatchNorm: each rank changes its own. DDP broadcasts
-rank 0's at each forward; zerod does so at each step, if the ranks have a process group. Without a group it warns once
-that the buffers differ, and zerod.sync_buffers() sends rank 0's to all ranks through the daemon.
+rank 0's at each forward; zerod broadcasts them at each step, if the ranks have a process group. Without a group it
+warns once that the buffers differ, and zerod.sync_buffers() sends rank 0's buffers to all ranks through the daemon.
 
 A step broadcasts only the modules whose buffers rank 0 has changed since the last step. If one buffer of a module has a
-new version, all are sent: torch counts the batches of a BatchNorm in Python, but changes its statistics without a new
-version. Only buffers of state_dict() are compared, because the others are caches.
+new version, all its buffers are sent, because torch counts the batches of a BatchNorm in Python, but changes its
+statistics without a new version. Only buffers of state_dict() are compared, because the others are caches.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ def device_of_group(tensor: torch.Tensor) -> torch.device:
 
 
 def has_group(rank: int, world_size: int) -> bool:
-    """Is there a process group of exactly the job's ranks?"""
+    """True if there is a process group of exactly the job's ranks."""
     if not dist.is_available() or not dist.is_initialized():
         return False
     return (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
 
 
 class BufferSync:
-    """The buffers that one model had when the job was formed. Modules added later have their own on each rank."""
+    """The buffers that one model had when the job was formed. Buffers of modules that are added later are not made
+    equal."""
 
     def __init__(self, model: nn.Module, rank: int, world_size: int, is_on: bool) -> None:
         self._owners = _saved_buffers(model) if is_on and world_size > 1 else []
@@ -63,7 +64,7 @@ class BufferSync:
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """A collective of the process group, if there is one."""
+        """Broadcasts the changed buffers. A collective of the process group, if there is one."""
         tensors = [self._tensors(i) for i in range(len(self._owners))]
         if not any(tensors):
             return

@@ -29,7 +29,7 @@ from .metrics import Waits
 
 
 class Position(NamedTuple):
-    """The step and micro-batch that a rank has to do next; both count from 0."""
+    """The step and micro-batch that a rank must do next; both count from 0."""
 
     step: int
     micro_batch: int
@@ -96,14 +96,14 @@ _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def _program() -> str:
-    """The names of the program and its libraries: the daemon writes its fixes for the libraries that it knows."""
+    """The names of the program and its libraries. The daemon uses them to write fixes that fit the libraries."""
     version = sys.modules["torch"].__version__
     callers = [name for name in ("swift", "transformers", "lightning", "fastNLP") if name in sys.modules]
     return " ".join([os.path.basename(sys.argv[0]) or "python", "zerod", f"torch {version}", *callers])
 
 
 def _is_alone() -> bool:
-    """True if no launcher has numbered this process: then it is the only one."""
+    """True if no launcher has numbered this process, so that it is the only rank."""
     return "RANK" not in os.environ and "WORLD_SIZE" not in os.environ
 
 
@@ -167,12 +167,12 @@ class Client:
         self.result: StepResult | None = None  # of the last step
         self.waits = Waits()
         self.before_close: list[Any] = []  # called when the handle is about to be freed
-        self.current_stream: Any = None  # a job on GPUs: returns the CUstream of the calling thread
-        self._stream = 0  # the stream that the handle knows; 0: the default stream
+        self.current_stream: Any = None  # for a job on GPUs: returns the CUstream of the calling thread
+        self._stream = 0  # the stream that was set last; 0: the default stream
         if on_duplicate not in _lib.ON_DUPLICATE:
             raise ValueError(f"on_duplicate is {on_duplicate!r}; it may be 'reject', 'accumulate' or 'abort_step'")
         if not faulthandler.is_enabled():
-            with contextlib.suppress(OSError, AttributeError, RuntimeError):  # stderr is not a file
+            with contextlib.suppress(OSError, AttributeError, RuntimeError):  # raised if stderr is not a file
                 faulthandler.enable()  # prints the Python frames when a published weight is written to (E1106)
         options = _lib.Options(
             socket=path_of(socket),
@@ -248,7 +248,7 @@ class Client:
                 raise Error(_text(fault.text))
             raise fault_from(fault, status == _lib.ABORTED)
         if status == -errno.EINTR:
-            signal.raise_signal(signal.SIGINT)  # its handler has not run yet; Python's own raises KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)  # runs its handler; Python's own handler raises KeyboardInterrupt
         if status == -errno.ECHILD:
             raise ConnectionLost(
                 "this is a forked child: its copy of the connection to zerod is closed; only the process "
@@ -263,7 +263,7 @@ class Client:
     # ---- forming ---------------------------------------------------------------------------------------
 
     def form(self, declarations: Sequence[Declaration]) -> bool:
-        """Declares all and waits for the other ranks. Returns True when the job resumed committed state."""
+        """Declares all parameters and waits for the other ranks. Returns True if the job resumed committed state."""
         array = (_lib.Param * len(declarations))()
         names = [d.name.encode() for d in declarations]
         shapes = [(c_uint64 * len(d.shape))(*d.shape) for d in declarations]
@@ -304,7 +304,7 @@ class Client:
         return address
 
     def memory(self, kind: int) -> tuple[int, int]:
-        """Address and size of memory shared with the daemon; (0, 0): there is none in host memory."""
+        """Address and size of memory shared with the daemon; (0, 0) if there is no such host memory."""
         base, n_bytes = c_void_p(), c_size_t()
         self.check(lib.memory(self._handle, kind, byref(base), byref(n_bytes)))
         return base.value or 0, n_bytes.value
@@ -315,7 +315,8 @@ class Client:
         return self.current_stream() if self.current_stream else 0
 
     def set_stream(self, stream: int) -> None:
-        """A job on GPUs: sets the CUstream that computes gradients, and that reads weights until they are released."""
+        """In a job on GPUs, sets the CUstream that computes gradients, and that reads weights until they are
+        released."""
         if stream != self._stream:
             self.check(lib.set_stream(self._handle, stream))
             self._stream = stream
@@ -368,7 +369,7 @@ class Client:
         self.check(lib.evidence(self._handle, byref(evidence)))
 
     def report(self, code: int, params: Sequence[int], detail: str) -> None:
-        """Reports a fault that only this side sees; the next answered call raises it."""
+        """Reports a fault that only this process sees. The next answered call raises it."""
         self.check(lib.report(self._handle, code, (c_uint * len(params))(*params), len(params), detail.encode()[:1000]))
 
     def abort_step(self, why: str) -> None:
@@ -380,16 +381,17 @@ class Client:
     # ---- weights and state -----------------------------------------------------------------------------
 
     def gather(self, ids: Any, n: int) -> None:
-        """ids: an array of c_uint. Like release(), without effect in stages 1 and 2."""
+        """Gathers parameters. ids: an array of c_uint. In stages 1 and 2, neither gather() nor release() has an
+        effect."""
         self.check(lib.gather(self._handle, ids, n))
 
     def release(self, ids: Any, n: int, stream: int | None = None) -> None:
-        """stream: the stream that read the parameters last; None: the calling thread's."""
+        """Releases parameters. stream: the stream that read them last; None: the calling thread's stream."""
         self.set_stream(self.stream if stream is None else stream)
         self.check(lib.release(self._handle, ids, n))
 
     def prefetch(self, ids: Any, n: int) -> None:
-        """A hint that these parameters will be gathered soon; it holds none of them."""
+        """Tells the daemon that these parameters will be gathered soon. Gathers none of them."""
         self.check(lib.prefetch(self._handle, ids, n))
 
     @contextlib.contextmanager
@@ -442,8 +444,9 @@ class Client:
 @atexit.register
 def _leave_at_exit() -> None:
     """
-    A rank whose program exits with status 0 leaves the job; after any other status it may be started again. Python
-    does not know the status here, but libzerod will. Weights stay mapped, because other exit handlers may read them.
+    A rank whose program exits with status 0 leaves the job; after any other status it may be started again. Python does
+    not know the status in an exit handler, but libzerod knows it later. Weights stay mapped, because other exit
+    handlers may read them.
     """
     for client in list(_open_clients):
         if client.is_mine:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Models made by torch.compile. The wrapper around a module is not the model: parameters have the same names as without
-it. torch's compiler is imported only when it is used, so this module looks for it in sys.modules.
+Models made by torch.compile. The wrapper around a module is not the model, and parameters keep the names that they have
+without the wrapper. torch's compiler is imported only when it is used, so this module looks for it in sys.modules.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Edits of opt.state and of param_groups[i]["params"]. torch's optimizers would use them. The daemon has the state and the
-groups, so an edit has no effect here: the next step is refused, and names the line of the edit.
+Edits of opt.state and of param_groups[i]["params"]. torch's optimizers would use such edits. With zerod an edit has no
+effect, because the daemon has the state and the groups. So the next step is refused, with an error that names the line
+of the edit.
 
 A read of a moment returns a copy, which the program may edit in place. torch counts the edits of a tensor. A view
-without memory still shows the count, so this module does not keep the copy alive.
+without memory shows the count, too, so this module keeps only such a view, and the copy can be freed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Edits:
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self._reads: list[_Read] = []
-        self._first = ""  # edit of a structure
+        self._first = ""  # the first edit, as text; "": no edit is known
         self._params = self._params_of(groups)
 
     @staticmethod
@@ -50,7 +51,7 @@ class Edits:
         self._first = self._first or f"{what} at {sites.user_site().decode()}"
 
     def forget(self) -> None:
-        """Called after a step, and after a load of state, which shows the program's intention."""
+        """Call it after a step, and after a load of state, which shows the program's intention."""
         self._reads, self._first = [], ""
 
     def check(self, groups: list[dict[str, Any]]) -> None:

@@ -3,7 +3,7 @@
 The exceptions of zerod, and the category of its warnings.
 
     Error
-      ConnectionLost          the daemon is gone, or was never there
+      ConnectionLost          the connection to the daemon is lost, or there is no daemon
       ResumeIgnored           the program was started again and does not read the job's position
       LossScaleIgnored        fp16 is enabled, and the loss is multiplied by no loss scale, or by two
       BackwardRuns            a backward runs in another thread
@@ -35,7 +35,7 @@ class ZerodWarning(UserWarning):
 
 
 class ConnectionLost(Error):
-    """The connection to the daemon is gone: only close() can be called."""
+    """The connection to the daemon is lost. Only close() can be called."""
 
 
 class ResumeIgnored(Error):
@@ -50,8 +50,8 @@ class LossScaleIgnored(Error):
 
 class BackwardRuns(Error):
     """
-    A backward runs in another thread. opt.step() and similar calls have done nothing. If two backwards ran, neither
-    counts.
+    A backward runs in another thread. opt.step() and similar calls have done nothing. If two backwards ran at once,
+    neither counts.
     """
 
 
@@ -59,10 +59,10 @@ class GradientFault(Error):
     """
     A diagnostic. The attributes are those of its structured form; unknown values are None, "" or [].
 
-    text         all of it
+    text         the whole text
     code         1001 for E1001
     cause_class  "D1", "M4", ... (docs/diagnostics.md)
-    params       names, at most five; n_params is the number of all
+    params       names of parameters, at most five; n_params is the number of all of them
     rank, step, micro_batch
     fields       the labelled lines of the text, in order: [("cause", "..."), ...]
     first, second, cause, fix, state   the fields that programs read most
@@ -117,7 +117,7 @@ class DuplicateGradient(GradientFault):
 
 
 class StaleGradient(GradientFault):
-    """E1002, E1003, E1004: not of the step or micro-batch that is open."""
+    """E1002, E1003, E1004: a gradient of a step or micro-batch that is not open."""
 
 
 class MissingGradient(GradientFault):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-This rank's evidence about parameters whose gradients a step did not get. It is sent only when some are missing.
+This rank's evidence about parameters whose gradients a step did not get. It is sent only when gradients are missing.
 
 The calls of modules are counted in the first step and, after the first report of a missing parameter, in every step. If
 a program uses all its parameters, the counting ends with step 0 and costs nothing afterwards.
@@ -45,12 +45,12 @@ class Evidence:
         self._called: set[nn.Module] = set()
         self._hooks: list[Any] = []
         self._said: frozenset[int] = frozenset()
-        self._n_said = 0  # steps in a row with that set
+        self._n_said = 0  # number of steps in a row with that set
         self.failure: Failure | None = None
         self.n_forwards = self.n_backwards = 0  # of this step
         self.count_calls()
 
-    # ---- what is counted -----------------------------------------------------------------------------
+    # ---- counting ------------------------------------------------------------------------------------
 
     def count_calls(self) -> None:
         if not self._hooks and not compiled.is_used():
@@ -73,10 +73,10 @@ class Evidence:
         now.dead.clear()
         now.alive.clear()
 
-    # ---- what is said --------------------------------------------------------------------------------
+    # ---- evidence for the daemon ---------------------------------------------------------------------
 
     def of(self, missing: Sequence[int]) -> _lib.Evidence | None:
-        """Evidence about parameters that this step did not push; None if the daemon has had it for several steps."""
+        """Evidence about parameters that this step did not push; None if it was already sent in several steps."""
         self._n_said = self._n_said + 1 if self._said == frozenset(missing) else 1
         if self.failure is None and self.n_backwards > 0 and self._n_said > STEPS_UNTIL_SAID:
             return None
@@ -116,7 +116,7 @@ class Evidence:
 
 
 def _owners(model: nn.Module, bound: Sequence[Bound]) -> list[list[nn.Module]]:
-    """Per parameter the modules that hold it directly; several when it is tied."""
+    """For each parameter, the modules that hold it directly; a tied parameter has several."""
     owners: dict[torch.Tensor, list[nn.Module]] = {}
     for module in model.modules():
         for param in module._parameters.values():

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Sends the gradients of one model: hooks, micro-batches, and the exception that is raised when the daemon refuses one.
+Sends the gradients of one model: hooks, micro-batches, and the exception that is raised when the daemon refuses a
+gradient.
 
 A parameter's post-accumulate hook pushes its gradient and clears .grad, so every push is an increment. After a
 backward, the micro-batch ends at the next forward with gradients enabled, or at the step: until then another backward
 belongs to it. A fault is raised when the outermost backward ends, because raising in a hook would cut the backward off
-and show one fault of many. Every later backward and step raises it again until it is cleared.
+and show one fault of many. Every later backward and step raises the fault again until it is cleared.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def _note_failure(me: weakref.ref[Gradients]) -> None:
 
 
 def _push_with_care(me: weakref.ref[Gradients], index: int, param: torch.Tensor) -> None:
-    """Does nothing when the optimizer is gone."""
+    """Calls _push(), unless the optimizer no longer exists."""
     gradients = me()
     if gradients is not None:
         gradients._push(index, param)
@@ -86,13 +87,13 @@ class Gradients:
         self.evidence = Evidence(model, bound)
         self._late = Late(model, bound, own, self._report_now)
         self._wanted = int.from_bytes(bytes(b.trainable for b in bound), "little")
-        self._pushed = bytearray(len(bound))  # in the open micro-batch
+        self._pushed = bytearray(len(bound))  # the parameters pushed in the open micro-batch: a byte for each
         self._in_step = 0  # pushed in ended micro-batches of this step: a number with a byte for each parameter
         self._n_ended = 0
-        self._had = 0  # as _in_step: parameters that in torch have a .grad, since zero_grad() set it to None
-        self._zeroed = 0  # those of them whose .grad would be zeros, because of zero_grad(set_to_none=False)
+        self._had = 0  # as _in_step: parameters that have had a gradient since zero_grad() last set .grad to None
+        self._zeroed = 0  # those whose .grad would be zeros in torch, because of zero_grad(set_to_none=False)
         self.max_norm: float | None = None  # of a clip_grad_norm_ since the step began
-        self._first_clip: tuple[int, str] | None = None  # number of the last backward before it, and its call site
+        self._first_clip: tuple[int, str] | None = None  # last backward before the step's first clip; the clip's site
         self._warns_of_clip = True
         self._open = False
         self._blob: bytes | None = None  # user state as the last backward left it
@@ -101,14 +102,14 @@ class Gradients:
         self._record = self._hooks.push
         self._texts: Any = None  # the objects that own the texts of the record
         self._outer = 0  # number of the last outermost backward in which a hook fired
-        self._forward_since = True  # has a forward run since the last backward?
-        self._collided: BackwardRuns | None = None  # another thread began a backward during this one
+        self._forward_since = True  # True if a forward has run since the last backward
+        self._collided: BackwardRuns | None = None  # another thread began a backward during this backward
         self._sequence = 0  # autograd's count of nodes when the last backward ended
         self._suspect = False  # a push of this backward was refused, or will be
-        self._error: BaseException | None = None  # of a push, until the backward ends
+        self._error: BaseException | None = None  # the error of a push, until the backward ends
         self._not_dense: list[int] = []  # parameters whose gradients in this backward were sparse
         self._layout: Any = None  # layout of the last sparse gradient
-        self.fault: GradientFault | None = None  # sticky
+        self.fault: GradientFault | None = None  # kept until it is cleared
         self._handles: list[Any] = []
         self._install()
 
@@ -133,8 +134,8 @@ class Gradients:
 
     def _hook(self, b: Bound) -> Callable[[torch.Tensor], None]:
         """
-        The hot path: libzerod's hook handles most pushes alone, and calls _push() for the others. No hook keeps the
-        optimizer alive.
+        Returns the hook of a parameter, which is the hot path: libzerod's hook handles most pushes alone, and calls
+        _push() for all other pushes. No hook keeps the optimizer alive.
         """
         careful = functools.partial(_push_with_care, weakref.ref(self), b.index)
         if not (_HAVE_QUICK_HOOKS and self._place.has_quick_hook and b.n_grad_bytes) or b.order is not None:
@@ -144,8 +145,8 @@ class Gradients:
 
     def _push(self, index: int, param: torch.Tensor) -> None:
         """
-        Pushes any gradient: also the first of a graph task, a repeated one, a sparse one, or one in another memory
-        order.
+        Pushes any gradient, including the first gradient of a graph task, a repeated or sparse gradient, and a gradient
+        in another memory order.
         """
         b, grad, task = self._bound[index], get_grad(param), watch.current_task()
         if grad is None:  # torch also calls hooks for undefined gradients
@@ -187,11 +188,11 @@ class Gradients:
             self._client.report(1102, indices, what)
 
     def _enter(self, task: int) -> None:
-        """Fills the record with evidence, when the first hook of this graph task runs."""
+        """Called by the first hook of a graph task. Fills the record with evidence."""
         record = self._record
         self._hooks.task = task
         if self._outer != now.outer:
-            if self._place.drain():  # gradients of the last backward, which would get this one's number
+            if self._place.drain():  # else the last backward's gradients get this backward's number
                 self._push_failed()
             self._outer = now.outer
             self._open = True
@@ -213,7 +214,8 @@ class Gradients:
             self._texts = now.site
 
     def _push_failed(self) -> None:
-        """Notes why a push failed: no slot (E1401), an abort, a lost connection. Raised when the backward ends."""
+        """Notes why a push failed: no slot (E1401), an abort, a lost connection. The error is raised when the backward
+        ends."""
         self._suspect = True
         if self._error is None:
             try:
@@ -245,7 +247,7 @@ class Gradients:
             self.end_micro_batch()
 
     def _after_forward(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        """Also runs after a failed forward, which has no output. In an except block any forward has an error."""
+        """Runs after a failed forward, too, which has no output. In an except block every forward sees an error."""
         error = sys.exc_info()[1]
         if error is not None and output is None and not now.inside and torch.is_grad_enabled():
             self.evidence.failure = watch.failure(error, in_forward=True)
@@ -264,7 +266,8 @@ class Gradients:
         self._hooks.task = NO_TASK
         self.evidence.n_backwards += 1
         if self._open and not self._forward_since and watch.newer_than(roots, self._sequence):
-            # No watched module saw a forward, but the graph is newer than the last backward, so there was one.
+            # No watched module saw a forward, but the graph is newer than the last backward, so another forward has
+            # run.
             self._forward_since = True
             self.end_micro_batch()
         if self._sharding:
@@ -307,7 +310,8 @@ class Gradients:
             self._late.check()
 
     def _raise_fault(self) -> None:
-        """Raises this rank's fault at every call until it is cleared; an abort only once, because its step is over."""
+        """Raises this rank's fault at every call until it is cleared. An abort is raised only once, because its step is
+        over."""
         fault = self.fault
         if isinstance(fault, StepAborted):
             self.fault = None
@@ -330,7 +334,8 @@ class Gradients:
                 pass  # the next call raises it
 
     def _raise_refusal(self) -> None:
-        """Raises the refusal, which any answered call returns. If there is none, the micro-batch has ended."""
+        """Raises the refusal of a push, which any answered call returns. If no push was refused, ends the
+        micro-batch."""
         error, self._error, self._suspect = self._error, None, False
         self.report_storage()
         self._report_not_dense()
@@ -379,7 +384,7 @@ class Gradients:
             )
 
     def flush(self) -> None:
-        """Ends the open micro-batch; raises the fault of this rank, if it has one."""
+        """Ends the open micro-batch. Raises the fault of this rank, if it has one."""
         self.check_alone()
         self._raise_fault()
         if self._error is not None or self._suspect:
@@ -413,14 +418,15 @@ class Gradients:
             self._client.report(1104, [b.index for b in moved], f"{what}, seen at {sites.user_site().decode()}")
 
     def _report_now(self, code: int, indices: list[int], what: str) -> None:
-        """Reports a fault that this side found, and raises it; it stays until it is cleared."""
+        """Reports a fault that this process found, and raises it. The fault stays until it is cleared."""
         self._client.report(code, indices, f"{what}, seen at {sites.user_site().decode()}")
         self.answered(lambda: self._client.read_number(indices[0], _lib.GRAD_NORM))
 
     def drop(self, why: str) -> None:
-        """Drops this rank's pushes before the step. If some are in the sums already, the step is aborted for all."""
+        """Drops this rank's pushes before the step. If some pushes are already in the sums, aborts the step for all
+        ranks."""
         if self.fault is not None:
-            return  # it stays until it is cleared
+            return  # the fault stays until it is cleared
         self._forget_clip()
         if self._n_ended:
             self._client.abort_step(why)
@@ -433,7 +439,7 @@ class Gradients:
                 pass  # some pushes were in the sums, so the other ranks get the abort; this rank asked for it
 
     def was_pushed(self, index: int) -> bool:
-        """Has the parameter been pushed for the open step?"""
+        """True if the parameter has been pushed for the open step."""
         return self._pushed[index] != 0 or self._in_step >> 8 * index & 0xFF != 0
 
     @property
@@ -446,13 +452,14 @@ class Gradients:
         self._pushed[:] = bytes(len(self._pushed))
 
     def clip(self, max_norm: float) -> None:
-        """The step will clip by this norm, unless its gradients are dropped."""
+        """Makes the step clip by this norm, unless its gradients are dropped."""
         self.max_norm = max_norm
         if self._first_clip is None:
             self._first_clip = self._outer, sites.user_site().decode()
 
     def check_clip(self) -> None:
-        """Warns once if gradients came after the first clip of the step: torch does not clip those, or clips others twice."""
+        """Warns once about gradients after the first clip of the step: torch does not clip them, or clips earlier ones
+        twice."""
         if self._first_clip is None or self._first_clip[0] == self._outer or not self._warns_of_clip:
             return
         self._warns_of_clip = False
@@ -467,7 +474,7 @@ class Gradients:
         self.max_norm = self._first_clip = None
 
     def note_zero_grad(self, indices: Iterable[int] | None, set_to_none: bool) -> None:
-        """The program calls zero_grad() for these parameters; None: for all."""
+        """Notes that the program calls zero_grad() for these parameters; None: for all parameters."""
         if not self._had:
             return
         mask = self._wanted if indices is None else sum(1 << 8 * i for i in indices) & self._wanted

@@ -28,8 +28,8 @@ _open: weakref.WeakSet[Late] = weakref.WeakSet()
 
 class Late:
     """
-    The late parameters of one model, and those that stay the program's own, which may be thawed. report: reports a fault of
-    parameters, by index, and raises it.
+    The late parameters of one model, and the frozen parameters in the program's own memory, which may be thawed.
+    report: reports a fault of parameters, by index, and raises it.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ _ALWAYS = {
     "checkpoint_step": "checkpoint.last.step",
     "checkpoint_age_seconds": "checkpoint.last.ago_ns",
 }
-# In the status, 0 means that there is no such value.
+# For these figures, 0 in the status means that there is no value.
 _UNLESS_0 = {
     "steps_per_s": "steps_per_s",
     "last_step_seconds": "last_step_ns",
@@ -38,7 +38,7 @@ _UNLESS_0 = {
     "memory_limit_bytes": "limit_bytes",
     "gpu_memory_bytes": "memory.device_total.held_bytes",
 }
-# Figures of the last step, used only if there is one.
+# Figures of the last step, used only if a step was made.
 _OF_A_STEP = {
     "wait_seconds": "time.wait.last_ns",
     "reduce_seconds": "time.reduce.last_ns",
@@ -83,7 +83,7 @@ def _rates(status: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _of_status(status: dict[str, Any]) -> dict[str, float]:
-    """status: {} if the daemon has not answered."""
+    """Returns the figures of a status. status: {} if the daemon has not answered."""
     has_step = status.get("n_applied", 0) + status.get("n_skipped", 0) > 0
     places = _ALWAYS | (_OF_A_STEP if has_step else {})
     figures = {name: _find(status, path) for name, path in places.items()}
@@ -93,7 +93,8 @@ def _of_status(status: dict[str, Any]) -> dict[str, float]:
 
 
 def collect(client: Client, timeout: float) -> dict[str, float]:
-    """The figures of the last step's answer, and, if the daemon answers in time, those of its status."""
+    """Returns the figures of the last step's answer and, if the daemon answers in time, those of the daemon's
+    status."""
     figures: dict[str, float] = {}
     if client.result is not None:
         step = client.result

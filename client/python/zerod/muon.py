@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The parameters that Muon updates; AdamW updates the others of its job.
+Chooses the parameters that Muon updates. AdamW updates the job's other parameters.
 
-A parameter group's use_muon decides which optimizer updates it: True, for trainable matrices alone, is Muon, and False
-is AdamW. None, the default, leaves it to the model: Muon for the matrices of its hidden layers, AdamW for vectors,
-embeddings and the output layer. An output layer is recognised if it is tied to an embedding, or if a Transformers model
-names it (get_output_embeddings).
+A parameter group's use_muon decides which optimizer updates it. True means Muon, and is allowed only for trainable
+matrices. False means AdamW. With None, the default, the model decides: Muon for the matrices of its hidden layers,
+AdamW for vectors, embeddings and the output layer. An output layer is recognised if it is tied to an embedding, or if a
+Transformers model names it (get_output_embeddings).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _outer(model: nn.Module) -> set[int]:
 
 
 def choose(model: nn.Module, groups: list[dict[str, Any]], bound: list[Bound]) -> None:
-    """Sets Bound.muon. Raises ValueError for a group of use_muon=True with anything but contiguous matrices."""
+    """Sets Bound.muon. Raises ValueError for a group with use_muon=True that has anything but contiguous matrices."""
     outer = _outer(model)
     for b in bound:
         wanted = groups[b.group].get("use_muon") if b.trainable else False

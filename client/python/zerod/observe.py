@@ -10,8 +10,9 @@ the wrong parameter, it raises a fault that names the real cause, from DDP's own
     nothing, though the step is asked for    M3 no backward, M4
     nothing at all                           X1 the wrapper's forward was bypassed: ranks drift apart
 
-If a trainer swallows the fault, each later step raises it again, until unobserve(), and stderr has it once. Observing
-changes no training: it neither reads nor clears gradients. Its cost is a few attribute reads for each gradient.
+If a trainer swallows the fault, each later step raises the fault again, until unobserve(). The fault is printed once.
+Observing changes no training: it neither reads nor clears gradients. Its cost is a few attribute reads for each
+gradient.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _READY_TWICE = "mark a variable ready only once"
 _UNFINISHED = "finished reduction in the prior iteration"
 _NAMED = re.compile(r"Parameter at index (\d+)")
 _LISTED = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+?)\s*$", re.MULTILINE)
-_numbers = itertools.count()  # of observed models; equal on all ranks, as DDP models are
+_numbers = itertools.count()  # numbers of observed models; equal on all ranks, which make DDP models in one order
 
 
 class Watched(NamedTuple):
@@ -77,7 +78,7 @@ class Arrival(NamedTuple):
 def observe(ddp_model: DistributedDataParallel, *, patience: float = 10.0) -> DistributedDataParallel:
     """
     Watches ddp_model until unobserve(), and returns it. The model may be compiled. patience: if gradients are missing
-    in the first step, the seconds to wait for the other ranks to say whether they miss the same ones.
+    in the first step, the seconds to wait for the other ranks' answers whether they miss the same gradients.
     """
     ddp = compiled.unwrapped(ddp_model)
     if not isinstance(ddp, DistributedDataParallel):
@@ -97,7 +98,7 @@ def unobserve(ddp_model: DistributedDataParallel) -> None:
 
 
 def _reduced_parameters(ddp: DistributedDataParallel) -> list[Watched]:
-    """The parameters in DDP's order, so that DDP's indices are valid here."""
+    """The parameters in DDP's order, so that DDP's indices are indices of this list."""
     ignored = ddp.parameters_to_ignore
     named = [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad and name not in ignored]
     return [Watched(i, compiled.plain(name), p) for i, (name, p) in enumerate(named)]
@@ -124,8 +125,8 @@ class Observer:
         self._n_steps = self._n_iterations = self._n_forwards = self._n_backwards = 0
         self._reached = -1  # the last outer backward in which a gradient arrived
         self._inside = False  # DDP's forward runs
-        self._wrapped = False  # has DDP's forward run since the last step?
-        self._bypassed = False  # has the module's own forward run outside DDP's?
+        self._wrapped = False  # True if DDP's forward has run since the last step
+        self._bypassed = False  # True if the module's own forward has run outside DDP's
         self._alone: set[int] = set()  # gradients that arrived although DDP's forward has not run
         self._install(ddp)
 
@@ -151,7 +152,7 @@ class Observer:
     # ---- gradients -----------------------------------------------------------------------------------
 
     def _arrived(self, index: int, _param: torch.Tensor) -> None:
-        """Counts as DDP does: an undefined gradient also makes a parameter ready."""
+        """Counts a ready parameter, as DDP does: an undefined gradient makes a parameter ready, too."""
         self._counts[index] = count = self._counts[index] + 1
         if count <= 2:
             nested = now.passes[-1] if now.passes else 0
@@ -195,7 +196,7 @@ class Observer:
             self._evidence.n_forwards = 1
 
     def _begin_iteration(self) -> None:
-        """Called when DDP has accepted the last iteration: nothing was missing in it."""
+        """Called when DDP has accepted the last iteration, in which nothing was missing."""
         if any(self._counts):
             self._n_iterations += 1
             n = len(self._params)
@@ -208,15 +209,16 @@ class Observer:
     def _unfinished(self, text: str) -> GradientFault:
         listed = _LISTED.search(text)
         missing = [i for i, count in enumerate(self._counts) if count == 0]
-        if listed:  # DDP does not list parameters that it took for unused, nor those after the first hundred
+        if listed:  # DDP does not list parameters that it considers unused, nor those after the first hundred
             missing = [i for i in map(int, listed[1].split()) if i < len(self._params)]
         same = self._n_iterations == 0 and self._evidence.failure is None and self._agreed(missing)
         return self._missing_fault(missing, same_on_all_ranks=same, silent=False)
 
     def _agreed(self, missing: list[int]) -> bool:
         """
-        Do all ranks miss the same gradients? Ranks that miss none may wait for this one inside a collective, so the
-        ranks compare through the store. A rank that does not answer within self._patience misses others, or none.
+        True if all ranks miss the same gradients. Ranks that miss none may wait for this rank inside a collective, so
+        the ranks compare through the store. A rank that does not answer within self._patience misses other gradients,
+        or none.
         """
         ddp = self._ddp()
         ranks = dist.get_process_group_ranks(ddp.process_group) if ddp is not None else []
@@ -295,7 +297,7 @@ class Observer:
                 return
             before = (0, 0)
         if self._told is not None:
-            self._print(self._told)  # it was swallowed
+            self._print(self._told)  # the program swallowed the fault
             raise self._told.with_traceback(None)
         self._optimizers[optimizer] = (self._n_forwards, self._n_backwards)
         failure = self._evidence.failure

@@ -51,10 +51,11 @@ _FLAGS = {again.Attach.FIRST: 0, again.Attach.AGAIN: _lib.AGAIN, again.Attach.AN
 
 @dataclasses.dataclass
 class _Aside:
-    """State that methods set. Lightning's wrapper has the optimizer's methods, but its attributes are copies."""
+    """State that methods set, in an object of its own: Lightning's wrapper calls the methods, but its attributes are
+    copies."""
 
     user_state: Any = None
-    step_began: tuple[int, bytes] | None = None  # the last step that began here, and the user state then
+    step_began: tuple[int, bytes] | None = None  # the last step that began in this process, and the user state then
     before_commit: Any = None  # called when step() has pushed all gradients, before the user state is packed
     in_window: bool = False
     amp: tuple[float, torch.Tensor] | None = None  # loss scale and found_inf of a GradScaler
@@ -67,7 +68,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _check_muon(index: int, group: dict[str, Any]) -> None:
-    """The settings that only Muon has."""
+    """Checks the settings that only Muon has."""
     if group["adjust_lr_fn"] not in settings.ADJUST_LR_FNS:
         raise ValueError(
             f"adjust_lr_fn of parameter group {index} is {group['adjust_lr_fn']!r}; expected None or one of "
@@ -83,7 +84,8 @@ def _check_muon(index: int, group: dict[str, Any]) -> None:
 
 
 def _check_hypers(names: tuple[str, ...], index: int, group: dict[str, Any]) -> None:
-    """The ranges of torch.optim's constructors; betas and momentum end below 1, as in the daemon's configuration."""
+    """Checks the ranges of torch.optim's constructors. betas and momentum end below 1, as in the daemon's
+    configuration."""
     if "adjust_lr_fn" in names:
         _check_muon(index, group)
     for name in names:
@@ -119,16 +121,17 @@ class Optimizer(torch.optim.Optimizer):
     sync_buffers  if there is a process group, all ranks get rank 0's buffers after each step, as under DDP; without a
                   group one warning says that the ranks' buffers differ, see zerod.sync_buffers()
     overlap_update  step() returns when the step is decided, and the daemon writes the weights while the next forward
-                  runs, which waits for each module's own; for other reads of weights see zerod.wait()
+                  runs. The forward waits for each module's own weights. For other reads of weights see zerod.wait()
     publish_frozen    frozen float32, bfloat16 and float16 parameters are published like trained ones: all ranks of a
-                  node share one copy, which is rank 0's. False: they stay in this process's memory, as frozen parameters
-                  of other types, layouts and devices, which zerod does not support, always do, see own.py
+                  node share one copy, which is rank 0's. False: they stay in this process's memory. Frozen parameters
+                  whose type, layout or device zerod does not support always stay there, see own.py
     timeout       seconds to wait for an answer before TimeoutError; default: only the daemon's stall_timeout
     type          "AdamW", "Adam", "SGD", "Lion", "Adagrad" or "Muon": if the daemon's configuration names no
-                  optimizer, the daemon uses this one; another type than the configured one is refused; default: the daemon's
+                  optimizer, the daemon uses this type; otherwise a type other than the configured one is refused;
+                  default: the daemon's type
     hypers        lr, betas, eps, ... of the daemon's optimizer; default: as the daemon is configured. The daemon's
-                  scheduler sets the learning rates, and starts from lr, if that is given here. It has no effect on a
-                  group whose lr the program changes in param_groups, as torch's schedulers do
+                  scheduler sets the learning rates, and starts from lr, if lr is given here. The scheduler has no
+                  effect on a group whose lr the program changes in param_groups, as torch's schedulers do
 
     A process that has closed its optimizer can attach again with a new one. With the same model the run continues; with
     another model the next run begins, see again.py.
@@ -253,7 +256,7 @@ class Optimizer(torch.optim.Optimizer):
             place.attach()
         self._began = client.position.step
         self._layout = again.layout_of(self.model, self.param_groups)
-        if buffers.numel() and not self.goes_on:  # otherwise the daemon's are older
+        if buffers.numel() and not self.goes_on:  # otherwise the daemon's buffers are older
             packed = place.read_frozen(len(self._bound), buffers.numel())
             binding.unpack_buffers(self.model, packed, device=place.device)
         self._frozen = [b for b in self._bound if not b.trainable]
@@ -279,7 +282,8 @@ class Optimizer(torch.optim.Optimizer):
         open_optimizers.add(self)
 
     def _make_own_equal(self, index: int, fingerprints: torch.Tensor) -> None:
-        """index: of rank 0's fingerprints. A process that was started again attaches alone, so it takes part in no collective."""
+        """Makes frozen parameters outside the daemon equal on all ranks. index: of rank 0's fingerprints. A process
+        that was started again attaches alone, so it takes part in no collective."""
         if not self._own:
             return
         device = None
@@ -308,7 +312,8 @@ class Optimizer(torch.optim.Optimizer):
             self._state.close()
 
     def _give_back(self) -> None:
-        """Leaves with detached weights. After a lost connection they are still mapped, but stage 3 cannot gather."""
+        """Detaches the weights and leaves. After a lost connection the weights are still mapped, but stage 3 cannot
+        gather."""
         try:
             self._overlap.wait()
         except (ConnectionLost, TimeoutError) as lost:
@@ -330,7 +335,7 @@ class Optimizer(torch.optim.Optimizer):
             self._path, self.rank, self.model, self._layout, self._client.job.run_id, self.optimizer_type
         )
 
-    # ---- where it stands -----------------------------------------------------------------------------
+    # ---- properties and position ---------------------------------------------------------------------
 
     @property
     def optimizer_type(self) -> str:
@@ -347,7 +352,8 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def stage(self) -> int:
-        """ZeRO stage: 1, 2 or 3. The daemon serves stage 3 on one node as stage 2, since all weights are there."""
+        """ZeRO stage: 1, 2 or 3. The daemon serves stage 3 on one node as stage 2, because all weights are on that
+        node."""
         return int(self._client.job.stage)
 
     @property
@@ -357,7 +363,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def resumed(self) -> bool:
-        """Had the job begun before this process attached? If so, continue at position."""
+        """True if the job had begun before this process attached. If so, continue at position."""
         self._unread.read()
         return self._resumed
 
@@ -387,9 +393,9 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def position(self) -> Position:
         """
-        The next step and micro-batch of this rank. A program that was started again continues here. If this is in the
-        middle of a step, and the program does not read position.micro_batch before its first backward, the step is
-        aborted for all ranks and begins again with micro-batch 0.
+        The next step and micro-batch of this rank. A program that was started again continues at this position. If the
+        position is in the middle of a step, and the program does not read position.micro_batch before its first
+        backward, the step is aborted for all ranks and begins again with micro-batch 0.
         """
         return self._unread.position(self._client.position)
 
@@ -401,16 +407,17 @@ class Optimizer(torch.optim.Optimizer):
 
     def begin_anew(self) -> None:
         """
-        For a program that was started again and begins its data anew, but keeps the job's weights and state. A program
-        that does not call this must read `position`, `epoch` or `resumed` before its first backward (ResumeIgnored). If
-        this rank is in the middle of a step, the step is aborted for all ranks, and begins again with micro-batch 0.
+        Call it in a program that was started again and begins its data anew, but keeps the job's weights and state. A
+        program that does not call this must read `position`, `epoch` or `resumed` before its first backward
+        (ResumeIgnored). If this rank is in the middle of a step, the step is aborted for all ranks, and begins again
+        with micro-batch 0.
         """
         self._unread.read()
         if self._client.position.micro_batch:
             self.abort_step("the program begins anew")
 
     def _take_back(self) -> None:
-        """Brings all ranks to micro-batch 0 of the open step, because this program does the whole step again."""
+        """Brings all ranks to micro-batch 0 of the open step, because this program computes all of the step again."""
         at = self._client.position
         if at.micro_batch == 0:
             return
@@ -423,7 +430,7 @@ class Optimizer(torch.optim.Optimizer):
             raise StepAborted(f"E1302 step aborted: {why}", code=1302, step=at.step)
 
     def step_begins(self) -> None:
-        """Called when a step begins or continues. Keeps the user state of its begin, which rewind() restores."""
+        """Called when a step begins or continues. Keeps the user state of the step's begin, which rewind() restores."""
         at = self._client.position
         if self.user_state is not None and at.micro_batch == 0 and not self.has_gradients:
             self._aside.step_began = at.step, self.user_state.pack()
@@ -441,10 +448,10 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def loss_scale(self) -> float:
         """
-        The daemon's loss scale, by which the program multiplies the next loss: `(loss * opt.loss_scale).backward()`. 1
-        unless fp16 is enabled in the daemon's configuration. A program that was started again gets the other ranks'
-        scale. With accelerate, the Trainer, Lightning and Fabric, the library's backward multiplies the loss; see
-        scaling.py.
+        The daemon's loss scale, by which the program multiplies the next loss: `(loss * opt.loss_scale).backward()`. It
+        is 1 unless fp16 is enabled in the daemon's configuration. A program that was started again gets the other
+        ranks' scale. With accelerate, the Trainer, Lightning and Fabric, the library's backward multiplies the loss;
+        see scaling.py.
         """
         return self.scaling.read()
 
@@ -457,7 +464,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         The job's figures as plain numbers for a logger, for example `writer.log(opt.metrics("zerod/"))`, on any rank,
         between any two calls. Figures without a value are left out: a norm that is not finite, a checkpoint if there is
-        none. prefix: of each name.
+        none. prefix: the beginning of each name.
 
         step                         steps committed, skipped ones included
         n_applied, n_skipped, n_aborted    steps since the daemon started
@@ -475,7 +482,7 @@ class Optimizer(torch.optim.Optimizer):
         slowest_rank, slowest_rank_behind_seconds       the rank that others waited for longest in the last step
         overlap_ratio                share of the last micro-batch's bytes that was reduced during the backward
         memory_bytes, memory_planned_bytes, memory_limit_bytes    host memory that the daemon holds, plans, may hold
-        gpu_memory_bytes             GPU memory that it holds
+        gpu_memory_bytes             GPU memory that the daemon holds
         n_ranks_attached             ranks of this node
         n_refused, n_warnings        diagnostics since the daemon started
         checkpoint_step, checkpoint_age_seconds         the last checkpoint that this daemon has written
@@ -525,7 +532,7 @@ class Optimizer(torch.optim.Optimizer):
         if self.result.applied:
             self._place.after_step()
         if self._aside.amp is not None and not self.result.applied:
-            self._aside.amp[1].fill_(1.0)  # GradScaler.update() reads it: all ranks' verdict, not this rank's
+            self._aside.amp[1].fill_(1.0)  # GradScaler.update() reads it: the verdict of all ranks, not of this rank
         self._aside.amp = None
         self._gradients.forget_step()
         self._edits.forget()
@@ -537,7 +544,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_frozen(self) -> None:
         """
-        Makes the next answer E1103 if a parameter in no group, or one thawed since its declaration, has a gradient.
+        Makes the next answer E1103 if a parameter that is in no group, or was thawed since its declaration, has a
+        gradient.
         """
         frozen = [b for b in self._frozen if b.param.grad is not None]
         self._gradients.report_left_out([b.index for b in frozen if b.left_out])
@@ -587,8 +595,8 @@ class Optimizer(torch.optim.Optimizer):
         replaced = self._given.replaced()
         if replaced and self.rank == 0:
             print(replaced, file=sys.stderr, flush=True)
-        # Groups are always sent, because a rank that was started again has them as given, while the other ranks may
-        # have changed theirs.
+        # Groups are always sent, because a rank that was started again has the groups that its program gave, while the
+        # other ranks may have changed theirs.
         args.groups, args.n_groups = (_lib.Hyper * len(hypers))(*hypers), len(hypers)
         if self._gradients.max_norm is not None:
             args.max_norm = ctypes.pointer(ctypes.c_double(self._gradients.max_norm))
@@ -636,7 +644,7 @@ class Optimizer(torch.optim.Optimizer):
         self._gradients.note_zero_grad(None, set_to_none)
 
     def note_zero_grad(self, params: Iterable[torch.Tensor], set_to_none: bool) -> None:
-        """For a module's zero_grad()."""
+        """Notes a call of a module's zero_grad()."""
         ids = {id(p) for p in params}
         self._gradients.note_zero_grad([b.index for b in self._bound if id(b.param) in ids], set_to_none)
 
@@ -683,7 +691,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def has_gradients(self) -> bool:
-        """Has this rank pushed gradients for the open step?"""
+        """True if this rank has pushed gradients for the open step."""
         return self._gradients.has_any
 
     @property
@@ -694,7 +702,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def is_writable(self) -> bool:
-        """Is a write window open?"""
+        """True if a write window is open."""
         return self._aside.in_window
 
     def open_window(self) -> None:
@@ -757,12 +765,13 @@ class Optimizer(torch.optim.Optimizer):
         self._gradients.forget_step()
 
     def clear_fault(self) -> None:
-        """Continues after a refusal: the refused gradient stays out of the sum."""
+        """Continues after a refusal. The refused gradient stays out of the sum."""
         self._client.clear_fault()
         self._gradients.fault = None
 
     def refuse(self, code: int, what: str, params: Iterable[torch.Tensor] = ()) -> None:
-        """Raises a fault that this side found, with the daemon's text, and clears it, because the step is unharmed."""
+        """Raises a fault that this process found, with the daemon's text, and clears it, because the step is
+        unharmed."""
         index = {b.param: b.index for b in self._bound}
         self._client.report(code, [index[p] for p in params if p in index], what)
         try:
@@ -804,7 +813,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """
-        Loads a state_dict(), of this optimizer or from a file. If it holds this very optimizer's state, only the groups
+        Loads a state_dict(), of this optimizer or from a file. If it holds this optimizer's own state, only the groups
         are loaded, as accelerate's prepare() requires; any other state is loaded into the daemon: a collective.
         """
         state.load_state_dict(self, state_dict)

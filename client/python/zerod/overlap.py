@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Optimizer(..., overlap_update=True): step() returns when the step is decided, and the daemon writes the weights while
-the next forward runs. A hook before each module's forward waits for the module's own parameters, and for those of modules
-inside it that have no forward, such as nn.ParameterList. A read of module.weight waits as well, whichever code reads it.
+the next forward runs. A hook before each module's forward waits for the module's own parameters, and for those of inner
+modules that have no forward, such as nn.ParameterList. A read of module.weight waits as well, whichever code reads it.
 
 Code that reads weights in another way, such as model.parameters(), calls zerod.wait() first. Calls of the optimizer and
 the next backward wait by themselves (zerod_wait() in zerod/client.h).
@@ -26,7 +26,8 @@ from .uncopied import BreakingHook, Hook
 
 
 class WholeStep:
-    """All weights are there when step() returns: without overlap_update, on GPUs, and where weights are gathered."""
+    """For optimizers without overlap_update, on GPUs, or with gathered weights: step() returns when all weights are
+    written."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

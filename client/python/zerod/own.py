@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Frozen parameters that zerod does not publish: they stay in the program's own memory. These are the frozen parameters
-whose type, layout or device zerod does not support, such as the quantized ones of QLoRA; with publish_frozen=False they
-are all frozen parameters.
+whose type, layout or device zerod does not support, such as the quantized ones of QLoRA; with publish_frozen=False,
+zerod publishes no frozen parameter.
 
-All ranks need the same values. So rank 0's fingerprints are declared, as one frozen parameter of a few bytes for each, and
-every rank compares its own when the job is formed. If the ranks have a process group, rank 0's values are broadcast where
-they differ, as under DDP; without a group the rank is refused.
+All ranks need the same values. So rank 0's fingerprints are declared, in one frozen parameter, with a few bytes for
+each, and every rank compares its own fingerprints when the job is formed. If the ranks have a process group, rank 0's
+values are broadcast where they differ, as under DDP; without a group the rank is refused.
 """
 
 from __future__ import annotations
@@ -116,9 +116,8 @@ def _broadcast(param: torch.Tensor, device: torch.device) -> None:
 @torch.no_grad()
 def make_equal(owns: Sequence[Own], ours: torch.Tensor, first: torch.Tensor, device: torch.device | None) -> None:
     """
-    Makes the values equal to rank 0's, or raises. ours, first: fingerprints of this rank and of rank 0. device: of
-    tensors that a process group of the job's ranks can broadcast; None: there is no such group. A collective of that
-    group.
+    Makes the values equal to rank 0's, or raises. ours, first: fingerprints of this rank and of rank 0. device: where a
+    process group of the job's ranks can broadcast tensors; None: there is no such group. A collective of that group.
     """
     differs = (ours != first).view(-1, 2, N_BYTES // 2).any(2)  # in kind, in values
     for own, (in_kind, in_values) in zip(owns, differs.tolist(), strict=True):

@@ -9,7 +9,8 @@ The places of the model and of the daemon's work. Each pair of places has its ow
               stage 3 in this process's own memory, which is mapped while they are gathered
 
 The daemon must not read a slot that Offload still copies into, so a push waits until the event after its copy is done.
-Each new gradient pushes, in order, the earlier ones whose events are done; the end of a micro-batch waits for the rest.
+At each new gradient, the earlier gradients whose events are done are pushed, in order. The end of a micro-batch waits
+for all events.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _memory_at(address: int, n_bytes: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 class InHost:
-    """The model in host memory, and the interface of the others."""
+    """The model and the daemon's work in host memory. The base class of the other places."""
 
     device: torch.device | None = None
     has_quick_hook = True  # a hook only calls zerod_push() with the gradient's address
@@ -64,7 +65,7 @@ class InHost:
         self._client, self._bound = client, bound
 
     def describe(self) -> str:
-        """The text about this place for the line of the run's settings; "", or it begins with a comma."""
+        """The text about this place for the line of the run's settings. It is "" or begins with a comma."""
         return ""
 
     def initial(self, flat: torch.Tensor) -> torch.Tensor:
@@ -91,7 +92,7 @@ class InHost:
         """Waits for copies and kernels that read the weights, because the step writes them."""
 
     def after_step(self) -> None:
-        """Called when the published weights are the new ones."""
+        """Called when the published weights are the new weights."""
 
     def window_opens(self) -> None:
         """Called before other memory is mapped at the addresses of the published weights."""
@@ -100,10 +101,10 @@ class InHost:
         """Called when the window is open, to make the model's weights writable."""
 
     def window_closes(self) -> None:
-        """Copies the model's weights into the window, unless the model is there."""
+        """Copies the model's weights into the window, unless the model's weights are in the window."""
 
     def window_closed(self) -> None:
-        """Called when the published weights are the window's, or the old ones if the window was dropped."""
+        """Called when the published weights are the window's, or the old weights if the window was dropped."""
 
     # ---- pushes --------------------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class InHost:
         return 0
 
     def poll(self) -> int:
-        """Pushes the pending gradients that need no waiting. Returns the first status that is not 0, or 0."""
+        """Pushes the pending gradients whose copies are done. Returns the first status that is not 0, or 0."""
         return 0
 
     def backward_ended(self) -> int:
@@ -147,15 +148,15 @@ class _Pending:
 
 class _Registered:
     """
-    Memory shared with the daemon that is registered with the driver, so that the program does not wait for copies. It
-    waits for copies to and from other memory.
+    Memory shared with the daemon that is registered with the driver, so that the program does not wait for copies. The
+    program waits for copies to and from other memory.
     """
 
     def __init__(self, client: Client) -> None:
         self._memory, self._addresses = client.memory, dict[int, int]()
 
     def add(self, kind: int, read_only: bool = False) -> tuple[int, int]:
-        """Returns the first address and the one after the last, or (0, 0) if the driver refuses."""
+        """Returns the first address and the address after the last, or (0, 0) if the driver refuses."""
         base, n_bytes = self._memory(kind)
         if not n_bytes or not _cuda.register(base, n_bytes, read_only):
             return 0, 0
@@ -181,9 +182,9 @@ class Offload(InHost):
         self._n_pending_bytes = 0
         self._events: list[Any] = []  # events that are free for the next copies
         self._registered = _Registered(client)
-        self._ring = (0, 0)  # first address, and the one after the last; (0, 0): not registered
+        self._ring = (0, 0)  # first address, and the address after the last; (0, 0): not registered
         self._n_ring_bytes = 0
-        self._room = 0  # bytes of the ring for pending gradients; 0: it holds a whole micro-batch, or is not registered
+        self._room = 0  # bytes for pending gradients; 0: the ring holds a whole micro-batch, or is not registered
         self._own: dict[int, torch.Tensor] = {}  # pinned memory for gradients that get no place in the ring
         self._published: list[torch.Tensor] = []
         self._refreshed = _cuda.Event()
@@ -250,7 +251,7 @@ class Offload(InHost):
     # ---- gradients -----------------------------------------------------------------------------------
 
     def push(self, b: Bound, record: Any, grad: torch.Tensor, keep: Any, again: bool) -> int:
-        # A second gradient is pushed at once, because the next one may get its place.
+        # A second gradient is pushed at once, because the next gradient may get its place.
         status = self.drain() if again else self._make_room(b.n_grad_bytes)
         status = status or self._take(b, grad, record, keep)
         return status or (self.drain() if again else 0)
@@ -265,7 +266,7 @@ class Offload(InHost):
                 return int(lib.error(self._client.handle).contents.status)
         if self._ring[0] <= address < self._ring[1]:
             host, copy = _memory_at(address, b.n_grad_bytes, grad.dtype), _copy_of(record, b.index, None)
-        else:  # pushed in parts, or no room in the ring: zerod_push() copies it once more
+        else:  # pushed in parts, or no room in the ring, so zerod_push() copies it once more
             if b.index not in self._own:
                 self._own[b.index] = _cuda.pinned(grad)
             host = self._own[b.index]
@@ -277,7 +278,8 @@ class Offload(InHost):
         return 0
 
     def _make_room(self, n_bytes: int) -> int:
-        """Pushes pending gradients while they fill half the ring: the daemon frees a slot only after its push."""
+        """Pushes pending gradients while they fill half the ring, because the daemon frees a slot only after its
+        push."""
         status = self.poll()
         while not status and self._pending and self._room and self._n_pending_bytes + n_bytes > self._room:
             status = self._push_first()
@@ -391,7 +393,7 @@ class OnGpu(InHost):
         self._point_at_published()
 
 
-# ---- which it is -------------------------------------------------------------------------------------------
+# ---- choice of the place -----------------------------------------------------------------------------------
 
 
 def is_on_gpu(model: torch.nn.Module) -> bool:

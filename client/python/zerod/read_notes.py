@@ -2,9 +2,10 @@
 """
 An exception that follows from a .grad that is None gets a note that names zerod.
 
-`p.grad.norm()` after backward() raises "'NoneType' object has no attribute 'norm'", which says nothing of the cause.
+`p.grad.norm()` after backward() raises "'NoneType' object has no attribute 'norm'", which does not name the cause.
 reads.py notes the last such read. When an exception ends the program, this module checks whether it came from that
-read: the statement that raised it uses that .grad, or a variable that holds it. Before that, this module does nothing.
+read: the statement that raised it uses that .grad, or a variable that holds it. Until then, this module does nothing
+more.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _last: Read | None = None
 
 
 def note(frame: FrameType, name: str) -> None:
-    """Keeps the read, and drops the one before."""
+    """Keeps the read, and drops the previous read."""
     global _last
     _last = Read(frame.f_code, frame.f_lineno, name)
 
@@ -59,7 +60,7 @@ def install() -> None:
 
 
 def explain(error: BaseException) -> None:
-    """Adds the note to the exception, or to one that it was raised from, if it came from the last read."""
+    """Adds the note to the exception, or to an exception that caused it, if that exception came from the last read."""
     if _last is None:
         return
     for each in _chain(error):
@@ -89,7 +90,7 @@ def _text(read: Read) -> str:
 
 
 def _came_from(read: Read, error: BaseException) -> bool:
-    """True if the statement that raised uses .grad, or a variable of it, in a way that None does not allow."""
+    """True if the statement that raised uses .grad, or a variable that holds it, in a way that None does not allow."""
     found = _innermost_users(error.__traceback__)
     if found is None or found[0].f_code is not read.code:
         return False
@@ -127,7 +128,7 @@ def _is_raised_in(frame: FrameType, error: BaseException) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def _pieces(filename: str) -> list[ast.stmt | ast.expr]:
-    """Statements that contain no others, and the expressions in the first lines of those that do."""
+    """Simple statements, and the expressions in the first lines of compound statements."""
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):

@@ -3,9 +3,10 @@
 Programs that change gradients between backward() and step(): `if p.grad is not None: p.grad.clamp_(...)`. The gradient
 has been pushed by then and .grad is None, so such a loop silently does nothing. This module notices the read.
 
-torch has no hook for reads, so while an optimizer watches, nn.Parameter has a Python property .grad over the one of C.
-Only a read that finds None is examined further. Reads by torch, by this package and by other installed packages do not
-count, nor do reads before a backward and after the step. read_notes.py explains an exception that follows from a read.
+torch has no hook for reads, so while an optimizer watches, nn.Parameter has a Python property .grad that hides torch's
+own property, which is in C. Only a read that finds None is examined further. Reads by torch, by this package and by
+other installed packages do not count, nor do reads before a backward and after the step. read_notes.py explains an
+exception that follows from a read.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def check_how(how: str) -> str:
 
 
 def watch(was_pushed: Callable[[int], bool], bound: Sequence[Bound], how: str) -> Callable[[], None]:
-    """Begins to watch. Returns a function that ends it."""
+    """Begins to watch. Returns a function that ends the watch."""
     names = {id(b.param): (b.index, b.name) for b in bound if b.trainable}
     one = _Watch(weakref.WeakMethod(was_pushed), names, how == "error")
     if how != "ignore":
@@ -65,7 +66,7 @@ def _end(one: _Watch) -> None:
     if one in _watches:
         _watches.remove(one)
     if not _watches and "grad" in nn.Parameter.__dict__:
-        del nn.Parameter.grad  # the one of C again
+        del nn.Parameter.grad  # torch's own property in C is used again
 
 
 def _get(param: torch.Tensor) -> torch.Tensor | None:

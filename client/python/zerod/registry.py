@@ -92,5 +92,5 @@ def owners_of(params: Iterable[torch.Tensor]) -> list[OpenOptimizer]:
 
 
 def with_gradients(params: Iterable[torch.Tensor]) -> list[OpenOptimizer]:
-    """As owners_of(); none if no optimizer has pushed gradients for an open step."""
+    """As owners_of(), but [] if no optimizer has pushed gradients for an open step."""
     return owners_of(params) if any(opt.has_gradients for opt in open_optimizers) else []

@@ -7,7 +7,7 @@ gradients by the scale, so exactly one of these must multiply:
     an integration     Accelerator.backward(), which the Trainer calls, Lightning's and Fabric's ZerodStrategy: scaled()
     a GradScaler       by a scale of its own, which the step then divides by
 
-The first step refuses a program in which no code multiplies, and one that has read opt.loss_scale although an
+The first step refuses a program in which no code multiplies, and a program that has read opt.loss_scale although an
 integration or a GradScaler multiplies.
 """
 
@@ -72,7 +72,7 @@ class LossScale:
         self._client = client
         self._read_at = ""  # where the program has read the scale first
         self._by: str | None = None  # the integration that multiplies
-        self._is_known = not client.job.fp16  # is the multiplying code known?
+        self._is_known = not client.job.fp16  # True if the multiplying code is known
 
     @property
     def value(self) -> float:
@@ -85,7 +85,7 @@ class LossScale:
         return self.value
 
     def applied_by(self, by: str) -> None:
-        """An integration is about to multiply a loss."""
+        """Notes that an integration is about to multiply a loss. Raises if the program has read the scale."""
         if not self._is_known and self._read_at:
             raise _twice(self._read_at, by)
         self._by = by
@@ -107,8 +107,8 @@ class LossScale:
 
 def scaled(loss: Any, by: str, owner: Any) -> Any:
     """
-    The loss that an integration calls backward with. by: the integration's name for texts. owner: the object that has the
-    library's GradScaler; if that is enabled, it multiplies, and the loss stays as it is.
+    The loss that an integration calls backward with. by: the integration's name for texts. owner: the object that has
+    the library's GradScaler; if the GradScaler is enabled, it multiplies, and the loss stays as it is.
     """
     scaler = getattr(owner, "scaler", None)
     scales = {opt: opt.scaling.value for opt in open_optimizers}

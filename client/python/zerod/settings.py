@@ -21,7 +21,7 @@ def value_of(hyper: _lib.Hyper, name: str) -> Any:
 
 
 def set_value(hyper: _lib.Hyper, name: str, value: Any) -> None:
-    """value: numbers; of adjust_lr_fn one of ADJUST_LR_FNS."""
+    """Sets a hyperparameter under torch's name. value: numbers; for adjust_lr_fn one of ADJUST_LR_FNS."""
     if name in TUPLES:
         for field, item in zip(TUPLES[name], value, strict=True):
             setattr(hyper, field, item)
@@ -41,9 +41,9 @@ def names_given(groups: list[Any], hypers: dict[str, Any]) -> list[set[str]]:
 class Given:
     """
     The hyperparameters of each group that the program sets: those that it has given, and those that it has changed
-    since. The daemon sets the others. If the daemon has a schedule, the schedule sets the learning rates, starting from
-    the one that a group was given. If the program sets a rate itself, as torch's schedulers do, that ends for the
-    group.
+    since. The daemon sets the other hyperparameters. If the daemon has a schedule, the schedule sets the learning
+    rates, starting from the rate that a group was given. If the program sets a rate itself, as torch's schedulers do,
+    the schedule ends for that group.
 
     values: the hyperparameters of each group when it was made.
     """
@@ -52,7 +52,7 @@ class Given:
         self._has_schedule = bool(job.has_scheduler)
         self._starts_from_lr = self._has_schedule and not job.configured & _lib.CONFIGURED_MAX_LR
         self._names, self._values = names, values
-        self._sets_rate = [False] * len(names)  # does the program set the learning rate of the group?
+        self._sets_rate = [False] * len(names)  # for each group: True if the program sets its learning rate
         self._is_said = not self._starts_from_lr and any("lr" in given for given in names)  # by differences()
 
     def bits(self, i: int, group: dict[str, Any], values: dict[str, Any]) -> int:
@@ -68,7 +68,7 @@ class Given:
         return bits | (_lib.CONFIGURED_SCHEDULER if self._starts_from_lr and "lr" in self._names[i] else 0)
 
     def replaced(self) -> str:
-        """The line that says, once, that the program sets learning rates itself; or ""."""
+        """The line that reports, once, that the program sets learning rates itself; or ""."""
         if self._is_said or not any(self._sets_rate):
             return ""
         self._is_said = True
@@ -87,8 +87,8 @@ _OTHER_STEP = ("amsgrad", "maximize", "differentiable")
 
 def without_switches(where: str, values: dict[str, Any]) -> dict[str, Any]:
     """
-    The hyperparameters without torch's switches that change no number. where: "" or "of parameter group 1". Raises ValueError
-    for a switch that is on and asks for a step that zerod does not have.
+    Returns the hyperparameters without torch's switches that change no number. where: "" or "of parameter group 1".
+    Raises ValueError for a switch that is on and asks for a step that zerod does not have.
     """
     for name in _OTHER_STEP:
         if values.get(name):
@@ -99,7 +99,8 @@ def without_switches(where: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def given(groups: list[Any], hypers: dict[str, Any]) -> dict[str, list[Any]]:
-    """For each hyperparameter that the program gives, the groups' values: a group's own, or the one for all groups."""
+    """For each hyperparameter that the program gives, the groups' values: a group's own value, or the value for all
+    groups."""
     dicts = [group for group in groups if isinstance(group, dict)]
     if len(dicts) < len(groups) or not dicts:
         dicts.append({})  # all parameters that are given without a group
@@ -130,7 +131,7 @@ def check_type(wanted: str | None, known: Iterable[str]) -> None:
 
 
 def differences(job: _lib.Job, values: dict[str, list[Any]]) -> list[str]:
-    """A line that says where the program overrules the daemon's configuration; or none."""
+    """Returns a line that says where the program overrules the daemon's configuration, or no line."""
     configured = {name: value_of(job.hyper, name) for name in values if name in _lib.CONFIGURED}
     other = [
         f"{name} {'/'.join(map(str, dict.fromkeys(map(_plain, mine))))} and not {_plain(configured[name])}"

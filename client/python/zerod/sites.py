@@ -53,7 +53,8 @@ def is_users(frame: FrameType) -> bool:
 
 
 def user_site(frame: FrameType | None = None) -> bytes:
-    """The innermost frame of the user's own code; else of an installed package; else UNKNOWN. frame: default: the caller's."""
+    """Return: the innermost frame of the user's own code; else of an installed package; else UNKNOWN. frame: default:
+    the caller's."""
     frame = frame or sys._getframe(1)
     package: FrameType | None = None
 
@@ -80,8 +81,8 @@ def stack() -> list[tuple[CodeType, int]]:
 
 def parting(one: list[tuple[CodeType, int]], other: list[tuple[CodeType, int]]) -> tuple[bytes, bytes] | None:
     """
-    For two calls from one line: returns, from their two stack()s, the outermost callers whose lines differ. If a model
-    encodes queries and then passages, both segments run from one line, but these callers differ.
+    Compares the stack()s of two calls from one line. Returns the outermost callers whose lines differ, or None. If a
+    model encodes queries and then passages, both segments run from one line, but these callers differ.
     """
     pairs = list(zip(reversed(one), reversed(other), strict=False))
     parted = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
@@ -118,7 +119,7 @@ def find_swallower(callers: list[tuple[CodeType, int]]) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """The innermost frame of the traceback that is not machinery, or the innermost of all."""
+    """The innermost frame of the traceback that is not of torch or of this package, or the innermost of all."""
     trace, best = error.__traceback__, ""
 
     while trace is not None:

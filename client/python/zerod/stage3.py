@@ -3,20 +3,20 @@
 Stage 3 in torch: weights are gathered before a module's forward, released after it, and gathered again for the
 nodes of the backward that saved them.
 
-The unit is a module with its direct parameters; a tied parameter belongs to the first module that has it. Addresses
-are fixed: a parameter's tensor always points to the same place, which can be read while it is gathered. So no tensor
-that autograd saved has to be replaced. Tensors that are saved inside a module's forward pass through a pair of hooks: a
-weight is saved as itself, and when its node runs, unpacking gathers its unit. A node's work has ended before the next
-node unpacks, so the units of earlier nodes are then released, except the one that the next node needs. All other saved
-tensors are passed to the hooks that were installed before, such as a checkpoint's.
+The unit is a module with its direct parameters; a tied parameter belongs to the first module that has it. Addresses are
+fixed: a parameter's tensor always points to the same memory, which can be read while the parameter is gathered. So no
+tensor that autograd saved has to be replaced. Tensors that are saved inside a module's forward pass through a pair of
+hooks: a weight is saved as itself, and when its node runs, unpacking gathers its unit. A node's work has ended before
+the next node unpacks, so the units of earlier nodes are then released, except the one that the next node needs. All
+other saved tensors are passed to the hooks that were installed before, such as a checkpoint's.
 
 If a module reads another module's weight while it runs (a tied head, nn.MultiheadAttention), the read of module.weight
-gathers it, and it is held until the forward of the reading module ends.
+gathers the weight, which is held until the forward of the reading module ends.
 
 So a process maps one unit at a time, and the parameters that the surrounding modules hold: their own direct ones and
 those that they read of other modules. The process announces to the daemon the units that followed the last time, and
-the daemon copies them while the process computes. This needs no memory here, and a wrong guess costs nothing: the next
-gather takes as long as without it.
+the daemon copies them while the process computes. This needs no memory in the process. A wrong guess costs nothing,
+because the next gather takes as long as without it.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Sharding:
                 "or zero_optimization.stage: 2"
             )
         self._client, self._model, self._bound, self.prefetch = client, model, bound, prefetch
-        self._device_type = device.type if device is not None else "cpu"  # of the model
+        self._device_type = device.type if device is not None else "cpu"  # type of the model's device
         self.on_fault: Any = None
         self._index = {b.param: b.index for b in bound}
         self._names = [name for name, param in model.named_parameters() if param in self._index]  # torch.compile's, too
@@ -143,8 +143,8 @@ class Sharding:
         self._direct: dict[nn.Module, Unit] = {}
         self._unit_of: dict[int, Unit] = {}
         self._running: list[_Frame] = []
-        self._backwards: list[bool] = []  # for each running backward: has it pushed hooks?
-        self._for_nodes: list[Unit] = []  # gathered for the node of the backward that runs
+        self._backwards: list[bool] = []  # for each running backward: True if it has pushed hooks
+        self._for_nodes: list[Unit] = []  # units gathered for the node of the backward that runs
         self._node: Any = None
         self._stream: int | None = None  # the stream of that node; None: no node runs
         self._forward, self._backward = _Order(), _Order()
@@ -178,7 +178,7 @@ class Sharding:
     # ---- gathering -----------------------------------------------------------------------------------
 
     def _gather(self, indices: Sequence[int]) -> bool:
-        """Returns False when all of them were gathered already."""
+        """Gathers parameters. Returns False if all of them were already gathered."""
         new = [i for i in dict.fromkeys(indices) if self._n_held[i] == 0]
         if new:
             try:
@@ -192,7 +192,7 @@ class Sharding:
         return bool(new)
 
     def _release(self, indices: Iterable[int], stream: int | None = None) -> None:
-        """stream: the stream that read the parameters; None: the current one."""
+        """Releases parameters. stream: the stream that read them; None: the current stream."""
         free = []
         for i in indices:
             self._n_held[i] -= 1
@@ -222,7 +222,7 @@ class Sharding:
 
     def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if not any(frame.module is module for frame in self._running):
-            return  # _before() did not gather for it
+            return  # _before() did not gather for this module
         while True:  # also ends inner modules whose forward an exception ended before their hooks
             frame = self._running.pop()
             if frame.hooked:
@@ -256,7 +256,7 @@ class Sharding:
     # ---- backward ------------------------------------------------------------------------------------
 
     def find(self, tensor: torch.Tensor) -> int | None:
-        """The index of the parameter in whose place a tensor lies, or None."""
+        """The index of the parameter in whose memory a tensor is, or None."""
         if tensor.device.type != self._device_type or tensor.layout != torch.strided:
             return None
         address = tensor.data_ptr()
@@ -272,7 +272,8 @@ class Sharding:
         return isinstance(saving, _Saving) and saving.sharding is self
 
     def _push(self) -> bool:
-        """Installs the hooks for saved tensors. False: they are installed already, or torch.func forbids hooks."""
+        """Installs the hooks for saved tensors. Returns False if they are already installed, or torch.func forbids
+        hooks."""
         if self._top_is_ours() or _why_no_hooks() is not None:
             return False
         saving = _Saving(self, _top_hooks(True))
@@ -315,7 +316,8 @@ class Sharding:
             self._release(unit, stream)
 
     def reset(self) -> None:
-        """Releases, between steps, what a KeyboardInterrupt left gathered: torch calls no hooks after it."""
+        """Releases, between steps, parameters that a KeyboardInterrupt left gathered, because torch calls no hooks
+        after it."""
         while self._top_is_ours():
             _pop_hooks()
         running, self._running, self._backwards = self._running, [], []
@@ -323,10 +325,10 @@ class Sharding:
             self._release(frame.indices)
         self._release_nodes()
 
-    # ---- the whole -----------------------------------------------------------------------------------
+    # ---- state_dict() --------------------------------------------------------------------------------
 
     def _is_shared(self, tensor: torch.Tensor, param: torch.Tensor) -> bool:
-        """True if the tensor is in the parameter's place, or, for a model on a GPU, in an open write window."""
+        """True if the tensor is in the parameter's memory, or, for a model on a GPU, in an open write window."""
         if tensor.layout != torch.strided:
             return False
         return self.find(tensor) is not None or tensor.data_ptr() == param.data_ptr()
@@ -334,7 +336,7 @@ class Sharding:
     def _fill_state_dict(self, name: str, module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
         """
         Completes state_dict() with copies of all parameters, gathered one at a time; a tied parameter is copied once.
-        With keep_vars it keeps the parameters themselves: zerod.gathered() makes them readable.
+        With keep_vars the result keeps the parameters themselves, which zerod.gathered() makes readable.
         """
         outside = prefix.removesuffix(f"{name}." if name else "")
         for key, param in module._parameters.items():
@@ -342,7 +344,7 @@ class Sharding:
             if param not in self._index or found is None or found is param or not self._is_shared(found, param):
                 continue
             index = self._index[param]
-            first = outside + self._names[index]  # of the names of a tied parameter
+            first = outside + self._names[index]  # for a tied parameter, its first name
             first = first if first in state_dict else prefix + key
             if self._is_shared(state_dict[first], param):
                 with self._client.gathered([index]):
@@ -380,8 +382,9 @@ def stage3(model: nn.Module, prefetch: int = 1) -> Sharding | None:
     daemon. The optimizer has already installed them. Returns None if there are none, because all weights are present:
     in stages 1 and 2, and in stage 3 on one node.
 
-    prefetch    number of modules that are announced to the daemon before they are gathered, in the last order. It
-                copies them while the program computes, as far as there is room under stage3_max_live_parameters.
+    prefetch    number of modules that are announced to the daemon before they are gathered, in the order of the last
+                time. The daemon copies their weights while the program computes, as far as there is room under
+                stage3_max_live_parameters.
                 0: each module is copied when it is needed
 
     Raises ValueError for a model without an open optimizer.

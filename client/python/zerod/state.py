@@ -2,10 +2,10 @@
 """
 Optimizer state in torch's form, read from the daemon when the program accesses it.
 
-opt.state[p] is a dict that is never empty, stores nothing and fetches a tensor at each access; the next step refuses what
-the program has changed in it (edits.py). The entries of
-state_dict() are fetched at the first access, or when they are pickled, as torch.save() does. So state_dict() itself is
-free, and a file gets the whole state as plain tensors.
+opt.state[p] is a dict that is never empty, stores nothing and fetches a tensor at each access; the next step is refused
+if the program has changed such a tensor (edits.py). The entries of state_dict() are fetched at the first access, or
+when they are pickled, as torch.save() does. So state_dict() itself is free, and a file gets the whole state as plain
+tensors.
 
 16-bit weights have an entry that torch does not have, "master": the fp32 value that was rounded to the weight. torch's
 optimizers keep it in their state and ignore it.
@@ -99,13 +99,13 @@ class Handle(dict[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._names:
             raise KeyError(name)
-        with torch.inference_mode(False):  # its tensors do not count edits
+        with torch.inference_mode(False):  # tensors of inference mode do not count edits
             value = _read(self._opt, self._bound, name)
         self._opt._edits.was_read(f"{name} of {self._bound.name} in opt.state", value)
         return value
 
     def _is(self, value: Any) -> bool:
-        """Is this the state as the daemon has it?"""
+        """True if this is the state as the daemon has it."""
         return (
             isinstance(value, Mapping)
             and value.keys() == set(self._names)
@@ -286,7 +286,7 @@ class States(defaultdict[torch.Tensor, Any]):
         super().clear()
 
 
-# ---- the whole ------------------------------------------------------------------------------------------
+# ---- the whole state ------------------------------------------------------------------------------------
 
 
 def _packed_groups(opt: OpenOptimizer) -> list[dict[str, Any]]:
@@ -311,7 +311,7 @@ def finish_state_dict(opt: OpenOptimizer, state_dict: dict[str, Any]) -> None:
 
 
 def full_state_dict(opt: OpenOptimizer) -> dict[str, Any]:
-    """As torch has it: a parameter that never took a step has no state."""
+    """Returns the whole state, as torch has it: a parameter that never took a step has no state."""
     trained = {i: b for i, b in enumerate(_in_order(opt)) if b.trainable and _steps(opt, b) > 0}
     return {
         "state": {i: Handle(opt, b).copy() for i, b in trained.items()},
@@ -325,8 +325,8 @@ def full_state_dict(opt: OpenOptimizer) -> dict[str, Any]:
 
 def _entries(opt: OpenOptimizer, state_dict: dict[str, Any]) -> list[tuple[Bound, dict[str, Any]]]:
     """
-    Every trainable parameter with its state, {} for none. As in torch, the n-th saved group is the n-th group here,
-    whatever its name is: DCP uses names.
+    Every trainable parameter with its state, {} for none. As in torch, the n-th saved group is the n-th group of this
+    optimizer, whatever its name is, although DCP uses names.
     """
     order, groups = _in_order(opt), state_dict["param_groups"]
     sizes, ours = [len(g["params"]) for g in groups], [len(g["params"]) for g in opt.param_groups]
@@ -351,7 +351,7 @@ def _entries(opt: OpenOptimizer, state_dict: dict[str, Any]) -> list[tuple[Bound
 def _check_entry(opt: OpenOptimizer, b: Bound, entry: dict[str, Any]) -> None:
     wanted = set(_moments(opt, b))
     there = {name for name, value in entry.items() if value is not None} - {"step", "master"}
-    # SGD's buffer is there from its first step on; torch's SGD does not count steps.
+    # SGD's buffer exists from its first step on; torch's SGD does not count steps.
     if there - wanted or (there != wanted and float(entry.get("step", 0)) > 0 and opt.optimizer_type != "SGD"):
         raise ValueError(
             f"the state of {b.name} has {', '.join(sorted(there)) or 'no moments'}: the daemon's {opt.optimizer_type} "

@@ -40,8 +40,8 @@ class Hook:
 
 def _skip(code: CodeType) -> None:
     """
-    As torch._dynamo.eval_frame.skip_code(), without importing the compiler, which takes seconds. A torch that has
-    neither function compiles such a call separately, which is useless.
+    Does what torch._dynamo.eval_frame.skip_code() does, without importing the compiler, which takes seconds. A torch
+    that has neither function compiles such a call separately, which is useless.
     """
     frames = torch._C._dynamo.eval_frame
     if hasattr(frames, "skip_code"):

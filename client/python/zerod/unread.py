@@ -63,7 +63,7 @@ class _InsideStep(Position):
         return Position, tuple(super().__iter__())
 
 
-_InsideStep.__name__ = Position.__name__  # when it is printed
+_InsideStep.__name__ = Position.__name__  # the name that is printed
 
 
 class Unread:
@@ -71,8 +71,8 @@ class Unread:
     Notes whether the program has read the job's position. Until then its gradients are refused before they are pushed.
 
     position: this rank's position when the process attached. params: the trainable parameters; the hooks that push
-    their gradients are registered later, so they run after this one. take_back: a weak reference to the method that
-    aborts the step; called at the first gradient, unless the program has read the micro-batch.
+    their gradients are registered later, so they run after the hooks of this object. take_back: a weak reference to the
+    method that aborts the step; called at the first gradient, unless the program has read the micro-batch.
     """
 
     def __init__(self, position: Position, params: Iterable[torch.Tensor], take_back: Callable[[], Any]) -> None:
@@ -108,7 +108,7 @@ class Unread:
             handle.remove()
 
     def position(self, position: Position) -> Position:
-        """The present position, for the program."""
+        """Returns the present position to the program."""
         self.read()
         if not self._is_inside:
             return position

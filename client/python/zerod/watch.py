@@ -7,7 +7,8 @@ graph task, which reentrant checkpointing makes. So this module wraps torch.auto
 Tensor.backward and CheckpointFunction.backward look up when they are called. A module that needs the events registers
 a Watcher. The wrapper does no work per parameter.
 
-All of it is process-wide and runs on the thread that calls backward; a hook reads `now` and never changes it.
+`now` and the wrappers are process-wide. The wrappers run on the thread that calls backward. A hook reads `now` and
+never changes it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ sequence_number = torch._C._autograd._get_sequence_nr
 class Segment:
     """One run of a checkpointed segment, or of other code that called backward inside a backward."""
 
-    name: bytes  # of the module, as in the model
-    call: int  # which run of it in this forward, from 1
+    name: bytes  # name of the module, as in the model
+    call: int  # number of this run in the forward, from 1
     site: bytes  # where its forward was called
     module: weakref.ref[torch.nn.Module] | None
 
@@ -57,8 +58,8 @@ class Watcher(Protocol):
 
 
 class Now:
-    """outer: counts outermost backwards. nested: counts passes inside the present one; passes: numbers of the open
-    ones; segments: one for each of those, innermost last. site: where the outermost backward was called."""
+    """outer: counts outermost backwards. nested: counts passes inside the present backward. passes: numbers of the open
+    passes. segments: one for each open pass, innermost last. site: where the outermost backward was called."""
 
     def __init__(self) -> None:
         self.outer = 0
@@ -68,7 +69,7 @@ class Now:
         self.segments: list[Segment] = []
         self.site = b""
         self.calls: dict[bytes, int] = {}  # runs of each segment since the last backward
-        self.firsts: dict[bytes, tuple[Segment, bytes, list[Any]]] = {}  # the first run of each, its site, its callers
+        self.firsts: dict[bytes, tuple[Segment, bytes, list[Any]]] = {}  # first run of each segment, its site, callers
         self.dead: dict[bytes, Segment] = {}  # segments that ran where no gradient can reach them, since the last step
         self.alive: set[bytes] = set()  # segments that ran where a gradient can reach them
 
@@ -91,7 +92,8 @@ def remove(watcher: Watcher) -> None:
 
 
 def failure(error: BaseException, in_forward: bool) -> Failure:
-    """Called where the exception passes, because the callers above are those that may swallow it."""
+    """Call it in a frame through which the exception passes, because the callers of that frame may swallow the
+    exception."""
     return Failure(
         f"{type(error).__name__}: {error}".removesuffix(": ").splitlines()[0][:300],
         sites.raised_at(error),
@@ -104,7 +106,7 @@ def failure(error: BaseException, in_forward: bool) -> Failure:
 
 
 def runs_elsewhere() -> bool:
-    """Does another thread run a backward?"""
+    """True if another thread runs a backward."""
     return now.inside and current_task() == -1
 
 
@@ -138,7 +140,8 @@ def _outermost(backward: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _nested(backward: Any, args: Any, kwargs: Any) -> Any:
-    """A backward inside a backward. A checkpoint's already has a segment; any other is named by its caller."""
+    """Runs a backward inside a backward. A checkpoint's backward already has a segment; any other is named by its
+    caller."""
     plain = len(now.segments) == len(now.passes)
     if plain:
         now.segments.append(Segment(b"", 0, sites.user_site(), None))

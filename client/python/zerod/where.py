@@ -2,9 +2,9 @@
 """
 Sends the daemon the stacks of this process's threads, when other ranks wait for this rank.
 
-libzerod's watch (client/lib/watch.h) asks the thread that is started here. If that thread does not get the interpreter
-lock, because C code holds it, faulthandler writes the stacks on the watch's own thread: it handles a signal that is
-otherwise unused, and that only this thread gets.
+libzerod's watch (client/lib/watch.h) asks a thread that this module starts. If that thread does not get the interpreter
+lock, because C code holds it, faulthandler writes the stacks on the watch's own thread: faulthandler handles a signal
+that is otherwise unused, and only the watch's thread gets that signal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_BYTES = 15 * 1024  # the daemon accepts 16384
 
 
 def _name(file: str) -> str:
-    """As shorten() in client/lib/watch.c."""
+    """Shortens a path, as shorten() in client/lib/watch.c does."""
     for folder in ("site-packages/", "dist-packages/"):
         if folder in file:
             return file.split(folder, 1)[1]

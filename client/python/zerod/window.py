@@ -22,8 +22,9 @@ def _owner(model: nn.Module | torch.Tensor) -> OpenOptimizer:
 @contextlib.contextmanager
 def writable(model: nn.Module) -> Iterator[None]:
     """
-    Inside, between two steps, the program may write to the weights of the model. A collective: all ranks call it. At
-    the end all ranks get rank 0's weights; moments stay. If the body raises, all weights stay as they were.
+    A context manager, for use between two steps. Inside, the program may write to the weights of the model. A
+    collective: all ranks call it. At the end all ranks get rank 0's weights; moments stay. If the body raises, all
+    weights stay as they were.
 
         with zerod.writable(model), torch.no_grad():
             model.merge_adapter()
@@ -35,7 +36,7 @@ def writable(model: nn.Module) -> Iterator[None]:
 def sync_buffers(model: nn.Module) -> None:
     """
     Sends rank 0's buffers, such as the running statistics of BatchNorm, to all ranks, between two steps. A collective:
-    all ranks call it. If the ranks have a process group, each step does so.
+    all ranks call it. If the ranks have a process group, each step sends them, too.
     """
     _owner(model).sync_buffers()
 
@@ -43,8 +44,8 @@ def sync_buffers(model: nn.Module) -> None:
 @contextlib.contextmanager
 def gathered(model: nn.Module | nn.Parameter) -> Iterator[None]:
     """
-    Stage 3: inside, the program can read the weights of a model, of a part of it or one parameter. They count against
-    stage3_max_live_parameters. Not a collective; no effect in stages 1 and 2.
+    A context manager for stage 3. Inside, the program can read the weights of a model, of a part of it or one
+    parameter. Gathered weights count against stage3_max_live_parameters. Not a collective; no effect in stages 1 and 2.
     """
     owner = _owner(model)
     params = list(model.parameters()) if isinstance(model, nn.Module) else [model]

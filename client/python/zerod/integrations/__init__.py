@@ -15,8 +15,8 @@ from typing import Any
 
 def resume_lightning() -> Any:
     """
-    zerod.integrations.lightning.ZerodCallback(), with which Lightning's Trainer continues in a process that was started
-    again:
+    Returns zerod.integrations.lightning.ZerodCallback(), with which Lightning's Trainer continues in a process that was
+    started again:
 
         trainer = Trainer(callbacks=[zerod.resume_lightning(), ...], strategy=ZerodStrategy(), ...)
     """

@@ -19,7 +19,8 @@ from ..scaling import scaled
 
 
 class _NoSync:
-    """Fabric's no_backward_sync(): zerod sums each backward by itself, so there is no synchronisation to omit."""
+    """Replaces Fabric's no_backward_sync(). zerod sums each backward by itself, so there is no synchronisation to
+    omit."""
 
     def no_backward_sync(self, _module: nn.Module, _enabled: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -34,7 +35,7 @@ class ZerodMetrics:
         opt.step()
         fabric.call("on_step_end", fabric=fabric, optimizer=opt)
 
-    Rank 0 logs them. prefix: of each name in the log.
+    Rank 0 logs them. prefix: the beginning of each name in the log.
     """
 
     def __init__(self, every: int = 50, prefix: str = "zerod/") -> None:
@@ -62,8 +63,8 @@ class ZerodStrategy(DDPStrategy):
                 opt.step()
                 opt.zero_grad()
 
-    Make the optimizer before fabric.setup(). When one process ends too early, the others end as well, because they share a
-    process group: start all of them again, for example by zerodrun --restarts.
+    Make the optimizer before fabric.setup(). When one process ends too early, the others end as well, because they
+    share a process group. Start all of them again, for example by zerodrun --restarts.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

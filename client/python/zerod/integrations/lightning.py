@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Continues Lightning's Trainer in a process that was started again. The Trainer's loops can begin in the middle of an
-epoch only from a checkpoint, and then they do not skip data. So this module sets their counters and skips the data.
+epoch only from a checkpoint, and then they do not skip data. So this module sets the loops' counters and skips the
+data.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ZerodMetrics(Callback):
     A callback that sends the job's figures (Optimizer.metrics()) to all loggers of Lightning's Trainer, every
     log_every_n_steps steps, with the step number of the module's own figures. Rank 0 logs them.
 
-    prefix: of each name in the log.
+    prefix: the beginning of each name in the log.
     """
 
     def __init__(self, prefix: str = "zerod/") -> None:
@@ -74,14 +75,14 @@ class ZerodCallback(Callback):
     A callback with which Lightning's Trainer continues at the job's step, in a process that was started again. It skips
     the data of the committed steps, and continues with the Trainer's counters, scheduler and random number generators;
     an unfinished step begins again. It supports one optimizer, automatic optimization and a loader with a length. All
-    ranks are started again together: when one ends, the others end as well.
+    ranks are started again together, because when one rank ends, the others end as well.
     """
 
     def __init__(self) -> None:
         self._progress: Any = None
         self._step = 0  # the step that this process begins with
-        self._n_skipped = 0  # batches of the first epoch, or 0
-        self._waits = False  # the generators are to be set at the first batch
+        self._n_skipped = 0  # batches to skip in the first epoch
+        self._waits = False  # the generators must be set at the first batch
 
     def setup(self, _trainer: Any, _module: Any, stage: str) -> None:
         """
@@ -139,7 +140,7 @@ class ZerodCallback(Callback):
         self._n_skipped, self._waits = n_batches, True
         if n_batches:
             loop.restarting = True  # without this the loop would count its batches from 0
-            loop._batches_that_stepped -= 1  # a restarting loop adds it
+            loop._batches_that_stepped -= 1  # a restarting loop adds 1
             warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
 
     def on_train_epoch_start(self, trainer: Any, _module: Any) -> None:
@@ -148,7 +149,7 @@ class ZerodCallback(Callback):
             self._waits = False
             self._progress.begin_next_epoch()
         fetcher, n_skipped, self._n_skipped = trainer.fit_loop._data_fetcher, self._n_skipped, 0
-        is_first = trainer.current_epoch == 0  # its order was drawn with the loaders, by the program's seed
+        is_first = trainer.current_epoch == 0  # its order was drawn when the loaders were made, by the program's seed
         self._progress.begin_epoch(goes_on=n_skipped > 0 and not is_first)
         if n_skipped and not is_first:
             iter(fetcher)

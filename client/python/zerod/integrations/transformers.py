@@ -42,7 +42,7 @@ class ZerodMixin:
         return self.optimizer
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """resume_from_checkpoint is for a new job; a job with steps continues by itself, see zerod.resume()."""
+        """Trains. resume_from_checkpoint is for a new job; a job with steps continues by itself, see zerod.resume()."""
         self.create_optimizer()
         return super().train(resume(self) or resume_from_checkpoint, *args, **kwargs)
 
@@ -62,27 +62,27 @@ def identity(folder: Path) -> int | None:
 class DaemonCheckpoint(TrainerCallback):
     """
     A callback with which the daemon writes a Trainer's checkpoints while training continues: whenever the Trainer's
-    arguments require one (save_strategy, save_steps). The Trainer then writes none itself. The last checkpoint is on
-    the disk when train() returns. If one cannot be written, there is a warning and training continues. Training does
-    not begin if the daemon has no folder for checkpoints.
+    arguments require one (save_strategy, save_steps). The Trainer then writes no checkpoints itself. The last
+    checkpoint is on the disk when train() returns. If a checkpoint cannot be written, there is a warning and training
+    continues. Training does not begin if the daemon has no folder for checkpoints.
 
     The callback adds the model's config.json, which from_pretrained needs, to each checkpoint. If another user's daemon
     owns the folder and this is not allowed, one warning says how to allow it.
 
-    opt: the trainer's zerod.Optimizer, if it has none when training begins.
+    opt: the zerod.Optimizer, for a trainer that has no optimizer when training begins.
     """
 
     def __init__(self, opt: Optimizer | None = None) -> None:
         self._opt = opt
-        self._folder = Path()  # of the job's checkpoints
-        self._without_config: dict[Path, int | None] = {}  # requested checkpoints: identity() of the folder before
+        self._folder = Path()  # the folder of the job's checkpoints
+        self._without_config: dict[Path, int | None] = {}  # requested checkpoint -> identity() of its folder before
         self._has_warned = False
 
     def _ours(self, optimizer: Any) -> Optimizer:
         return self._opt or getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
 
     def on_train_begin(self, args: Any, _state: Any, _control: Any, optimizer: Any = None, **_: Any) -> None:
-        """Refuses a daemon without a folder now, not when the first checkpoint is due."""
+        """Refuses a daemon without a folder for checkpoints now, not when the first checkpoint is due."""
         status = self._ours(optimizer)._client.status(5.0) if args.save_strategy != "no" else None
         if status is not None and status["checkpoint"] is None:
             raise ValueError(
@@ -116,7 +116,7 @@ class DaemonCheckpoint(TrainerCallback):
     def on_train_end(
         self, _args: Any, _state: Any, _control: Any, optimizer: Any = None, model: Any = None, **_: Any
     ) -> None:
-        """Waits for a checkpoint that is almost written, so that it gets its config.json as well."""
+        """Waits for a checkpoint that is almost written, so that the checkpoint gets its config.json as well."""
         deadline = time.monotonic() + 10
         while self._without_config and self._is_being_written(optimizer) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -157,7 +157,7 @@ class ZerodMetrics(TrainerCallback):
     A callback that adds the job's figures to the Trainer's log, next to the loss, so that every logger of the Trainer
     gets them: TensorBoard, W&B, the console, log_history. Rank 0 logs them.
 
-    names: the figures of Optimizer.metrics() to be logged; default: all. prefix: of each name in the log.
+    names: the figures of Optimizer.metrics() to be logged; default: all. prefix: the beginning of each name in the log.
     """
 
     def __init__(self, trainer: Trainer, names: Iterable[str] | None = None, prefix: str = "zerod/") -> None:
@@ -166,7 +166,8 @@ class ZerodMetrics(TrainerCallback):
         self._prefix = prefix
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Wraps log(): on_log() is too late, because loggers' callbacks come first, and log_history has its copy."""
+        """Wraps log(). on_log() would be too late, because loggers' callbacks run first, and log_history has its
+        copy."""
         trainer = self._trainer()
         if trainer is not None and "log" not in vars(trainer):
             trainer.log = functools.partial(self._log, trainer.log)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _batches(progress: Progress, loader: Any) -> Iterator[Any]:
-    """The rest of an epoch. At its first batch the generators are set to the state that the last step left."""
+    """Yields the rest of an epoch. At the first batch, sets the generators to the state that the last step left."""
     for i, batch in enumerate(loader):
         if i == 0:
             progress.set_generators()
@@ -34,8 +34,8 @@ def epochs(
                     ...
 
     All arguments are objects that prepare() has returned. The scheduler and the random number generators continue as
-    well; an unfinished step begins again. One epoch is one pass over the loader. All ranks are started again together:
-    when one ends, the others end as well.
+    well; an unfinished step begins again. One epoch is one pass over the loader. All ranks are started again together,
+    because when one rank ends, the others end as well.
     """
     opt, n_micro = getattr(optimizer, "optimizer", optimizer), accelerator.gradient_accumulation_steps
     progress = Progress(opt, sampler=getattr(loader, "synchronized_generator", None))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Progress of a loop of another library, so that the loop continues in a process that was started again: the step, the
-learning rate scheduler, and the random number generators as the last step left them. The daemon keeps it with each
-micro-batch and step of the rank (zerod.user_state). trainer.py, accelerator.py and lightning.py use it.
+learning rate scheduler, and the random number generators as the last step left them. The daemon keeps the progress with
+each micro-batch and step of the rank (zerod.user_state). trainer.py, accelerator.py and lightning.py use it.
 
 Such loops begin at whole steps, so an unfinished step is aborted. Their ranks share a process group, which a single new
 rank cannot join, so when one process of the group ends, the others end as well.
@@ -34,8 +34,8 @@ from ..userstate import UserState, user_state
 
 _WATCH_TIMEOUT = datetime.timedelta(days=365)
 _LOOK_S = 0.2  # interval at which a rank checks its position
-_SOON, _LATE = 3, 50  # times in a row. Picked: a collective, or a step, in which all ranks take part ends within 10 s
-# Keys in the store: the rank that has gradients of this step; the rank that waits in the group after that step, and where.
+_SOON, _LATE = 3, 50  # numbers of looks. Picked: a collective, or a step, in which all ranks take part ends within 10 s
+# Keys in the store: a rank that has gradients of a step; a rank that waits in a collective after a step, and where.
 _IN_STEP, _IN_GROUP = "in step", "in group"
 _gone_on: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers whose first loop has begun
 
@@ -63,10 +63,10 @@ def set_generators(states: dict[str, Any]) -> None:
 class Progress:
     """
     The progress of one rank. The owner of the loop calls resume() once, restore() when there is a scheduler, and
-    begin_epoch() before the loop draws the order of its data; it restores the generators where a method says so.
+    begin_epoch() before the loop draws the order of its data; the owner restores the generators where a method says so.
 
-    more: returns further data of the owner; the successor reads them from `more`. sampler: the generator that draws the
-    order of the data, if it is not the process's. needs_all: see watch_group().
+    more: returns further data of the owner, which the next process reads from the property `more`. sampler: the
+    generator that draws the order of the data, if it is not the process's generator. needs_all: see watch_group().
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Progress:
         self._needs_all = needs_all
         self._sampler_state: torch.Tensor | None = None  # as the last step left it
         self._generators: dict[str, Any] | None = None  # as they were when the last step was asked for
-        self._epoch: dict[str, Any] | None = None  # both as they were when the epoch began
+        self._epoch: dict[str, Any] | None = None  # generators and sampler as they were when the epoch began
         self._begin = 0  # step of the first loop in a process that was started again
         self._n_applied = 0  # steps that were not skipped, as the daemon counts
-        self.kept: dict[str, Any] | None = None  # of the predecessor
+        self.kept: dict[str, Any] | None = None  # the progress that the predecessor stored
 
-    # ---- what is kept --------------------------------------------------------------------------------
+    # ---- storing -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -108,13 +108,13 @@ class Progress:
     def resume(self) -> int:
         """
         Loads the progress that a predecessor stored. A collective of the process group, if there is one. Returns the
-        step that this rank begins with, in the daemon's count; 0 for a loop that begins anew, such as a second loop in
-        this process.
+        step that this rank begins with, in the daemon's count; 0 for a loop that does not continue another process's
+        loop, such as a second loop in this process.
         """
         if self.opt.resumed and not self.opt.goes_on and self.opt not in _gone_on:
             own = generators()
             user_state(self.opt, progress=self)
-            set_generators(own)  # the predecessor's are set later, at the right place of the loop
+            set_generators(own)  # the predecessor's states are set later, at the right place of the loop
             self._begin_step()
             self._begin = self.opt.epoch
         else:
@@ -127,13 +127,13 @@ class Progress:
 
     def _begin_step(self) -> None:
         """
-        Brings all ranks to micro-batch 0. Each rank requests the abort before it waits for the others, because a rank
-        that attaches may be waiting for micro-batches of this rank.
+        Brings all ranks to micro-batch 0. Each rank requests the abort before it waits for the other ranks, because a
+        rank that attaches may be waiting for micro-batches of this rank.
         """
         self.opt.abort_step("its program goes on with whole steps, after a restart or from a checkpoint")
         if _has_group():
             distributed.barrier()
-        with contextlib.suppress(StepAborted):  # another rank's
+        with contextlib.suppress(StepAborted):  # the abort of another rank
             self.opt.clear_fault()
 
     @property
@@ -142,7 +142,7 @@ class Progress:
 
     @property
     def generators(self) -> dict[str, Any] | None:
-        """As the last step left them."""
+        """The generators' states as the last step left them."""
         return self._generators
 
     def set_generators(self) -> None:
@@ -234,9 +234,9 @@ def _collective_of_main_thread() -> Any:
 
 class _Watch:
     """
-    Ends this process if another process of the process group ends before it is done, and if two ranks wait for each
-    other, one in the job and one in the process group. If this rank is done and another one waits for it in the job,
-    this rank leaves the job: diagnostics.on_leave decides whether the other one continues.
+    Ends this process if another process of the process group ends before that process is done, and if two ranks wait
+    for each other, one in the job and one in the process group. If this rank is done and another rank waits for it in
+    the job, this rank leaves the job. diagnostics.on_leave then decides whether the other rank continues.
     """
 
     def __init__(self, needs_all: bool) -> None:
@@ -244,7 +244,7 @@ class _Watch:
         self._rank = distributed.get_rank()
         self._others = [rank for rank in range(distributed.get_world_size()) if rank != self._rank]
         self._is_done = threading.Event()
-        self._done: dict[int, int] = {}  # the steps at which others were done
+        self._done: dict[int, int] = {}  # rank -> the step after which that rank was done
         self._step = 0
         self.is_ending = False  # the loop makes no more steps
         self._is_said = False  # the store says where this rank waits in the process group
@@ -284,8 +284,8 @@ class _Watch:
 
     def _look(self) -> None:
         """
-        Runs until this rank is done. Only what it sees several times counts, because a step or a collective may be
-        about to end.
+        Looks for ranks that wait for each other, until this rank is done. Only a state that is seen several times
+        counts, because a step or a collective may be about to end.
         """
         n_in_step = n_in_group = 0
         last_step, last_collective = -1, None
@@ -320,7 +320,7 @@ class _Watch:
         where = f"{collective.f_code.co_name}() of torch.distributed (called at {site})"
         for other, its_step in self._done.items():
             self._end(f"rank {self._rank}, after step {step}, waits in {where}, and rank {other} was done after step {its_step}")
-        if not _is_in_step():  # otherwise the others may reach this collective in the same step
+        if not _is_in_step():  # otherwise the other ranks may reach this collective in the same step
             self._is_said = True
             self._store.set(_IN_GROUP, f"{self._rank} {step} {where}")
 
@@ -352,7 +352,7 @@ class _Watch:
     # ---- the end --------------------------------------------------------------------------------------
 
     def done(self) -> None:
-        """Waits until all others are done."""
+        """Waits until all other ranks are done."""
         self._is_done.set()
         self._looking.join()
         step = self._note_step()
@@ -363,7 +363,7 @@ class _Watch:
             running[0].join(_LOOK_S)
             with contextlib.suppress(RuntimeError):
                 self._leave_if_awaited()
-        self._group = None  # its threads end here, not during the interpreter's shutdown
+        self._group = None  # the group's threads end now, not during the interpreter's shutdown
 
     def done_at_exit(self) -> None:
         if _watch is self and not hasattr(sys, "last_value"):  # an uncaught exception sets it
@@ -376,11 +376,12 @@ _n_groups = 0  # of watches; each has its own names in the store
 
 def watch_group(needs_all: bool = False) -> None:
     """
-    Starts the watch of the other ranks: a collective. Without it, a rank that waits in the daemon for a dead rank would
-    never notice that their process group has ended, and the dead rank's successor would wait for the group in vain.
+    Starts the watch of the other ranks. A collective. Without the watch, a rank that waits in the daemon for a dead
+    rank would never notice that their process group has ended, and the dead rank's successor would wait for the group
+    in vain.
 
-    needs_all: each step of the loop has a collective of the process group, so that no rank can continue without another
-    one.
+    needs_all: each step of the loop has a collective of the process group, so that no rank can continue without the
+    others.
     """
     global _watch
     if _watch is None and _has_group():
@@ -394,7 +395,7 @@ def loop_ends() -> None:
 
 
 def group_is_done() -> None:
-    """Ends the watch, because this rank's training is over, and waits until the other ranks do so too."""
+    """Ends the watch, because this rank's training is over, and waits until the other ranks end theirs."""
     global _watch
     watch, _watch = _watch, None
     if watch is not None:

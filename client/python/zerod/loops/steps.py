@@ -39,7 +39,8 @@ def _position(opt: Optimizer) -> Position:
 
 
 def _leave_begun_step(opt: Optimizer) -> None:
-    """Aborts an unfinished step of an earlier loop here, because the next loop computes its gradients again."""
+    """Aborts an unfinished step of an earlier loop of this process, because the next loop computes its gradients
+    again."""
     if opt.has_gradients and opt._gradients.fault is None:
         opt.abort_step("its program left zerod.steps() in the middle of the step, and begins it again")
         opt.rewind()
@@ -47,24 +48,26 @@ def _leave_begun_step(opt: Optimizer) -> None:
 
 def steps(opt: Optimizer, n_steps: int, n_retries: int = 10) -> Iterator[Step]:
     """
-    The steps from opt.epoch up to n_steps, one opt.step() each. A step that is aborted inside its `with`, by
-    zerodctl or because a rank was lost, comes once more:
+    The steps from opt.epoch up to n_steps, one opt.step() each. A step that is aborted inside its `with`, by zerodctl
+    or because a rank was lost, is yielded once more:
 
         for step in zerod.steps(opt, 1000):
             with step:
                 model(batch(step)).backward()
                 opt.step()
 
-    With zerod.user_state() the generators and objects are restored as they were at the begin of the step, so that it
-    draws the same batches again. n_retries: after this many aborts in a row StepAborted is raised, because the cause
-    will probably abort the next attempt too. Every rank must loop this way.
+    With zerod.user_state() the generators and objects are restored as they were at the begin of the step, so that the
+    step draws the same batches again. n_retries: after this many aborts in a row StepAborted is raised, because the
+    cause will probably abort the next attempt too. Every rank must loop this way.
 
-    A rank may be started again in the middle of a step. A body that loops over micro-batches continues there:
+    A rank may be started again in the middle of a step. A body that loops over micro-batches continues at the rank's
+    micro-batch:
 
                 for micro_batch in range(opt.position.micro_batch, n_micro):
 
     If the body does not read opt.position.micro_batch before its first backward, all ranks begin the step again. They
-    also do so if this process left a loop in the middle of a step, by an exception, and calls zerod.steps() again.
+    also begin it again if this process left a loop in the middle of a step, by an exception, and calls zerod.steps()
+    again.
     """
     n_aborted = 0
     _leave_begun_step(opt)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Hugging Face's Trainer and its subclasses: the optimizer that their arguments ask for, and training that continues in a
-process that was started again. transformers is imported here when it is used, not before.
+process that was started again. This module imports transformers only when it is used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 # ---- the optimizer of its arguments ---------------------------------------------------------------------
 
 
-# transformers' names for AdamW and Lion that take the same step: bitsandbytes', on pages, and with moments of 8 bits.
+# transformers' names of optimizers that take the step of AdamW or Lion: bitsandbytes', in paged memory, with 8-bit
+# moments.
 _SAME_STEP = {
     "adamw_8bit": "AdamW", "adamw_bnb_8bit": "AdamW", "paged_adamw_8bit": "AdamW", "paged_adamw": "AdamW",
     "paged_adamw_32bit": "AdamW", "adamw_torch_8bit": "AdamW", "lion_32bit": "Lion", "lion_8bit": "Lion",
@@ -55,7 +56,8 @@ def _same_step(args: transformers.TrainingArguments) -> dict[str, Any] | None:
 
 
 def _hypers(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Type and hyperparameters of torch's optimizer. Unset ones have torch's defaults, because the daemon's may differ."""
+    """Type and hyperparameters of torch's optimizer. Unset hyperparameters have torch's defaults: the daemon's may
+    differ."""
     names = HYPERS.get(kind.__name__)
     if names is None or kind.__name__ == "Muon" or not kind.__module__.startswith("torch.optim"):
         raise ValueError(
@@ -73,7 +75,8 @@ def _of_own_type(hypers: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _module_of(trainer: Any, groups: list[dict[str, Any]]) -> nn.Module:
-    """The model; or the loss around it, if that has parameters of its own, as some of sentence-transformers' have."""
+    """Returns the model, or the loss around it if the loss has parameters of its own, as some of sentence-transformers
+    have."""
     known = {id(param) for param in trainer.model.parameters()}
     if all(id(param) in known for group in groups for param in group["params"]):
         return trainer.model
@@ -93,8 +96,8 @@ def _unknown(what: str) -> TypeError:
 
 def _class_of(trainer: Any, hypers: dict[str, Any]) -> type:
     """
-    The class that the Trainer calls with its groups, to get its optimizer. It is derived from torch's, because newer
-    versions of transformers call any other object without groups, to get a second function.
+    The class that the Trainer calls with its groups, to get its optimizer. It is derived from torch's Optimizer,
+    because newer versions of transformers call any other object without groups, to get a second function.
     """
 
     class ForTrainer(torch.optim.Optimizer):
@@ -110,7 +113,7 @@ def _class_of(trainer: Any, hypers: dict[str, Any]) -> type:
 
 
 def _choose(trainer: Any, own: dict[str, Any], ask: Callable[..., Any], *given: Any, **named: Any) -> tuple[type, dict[str, Any]]:
-    """Replaces get_optimizer_cls_and_kwargs."""
+    """Replaces a Trainer's get_optimizer_cls_and_kwargs()."""
     same = _same_step(trainer.args)
     if same is not None:
         return _class_of(trainer, _of_own_type(same, own)), {}
@@ -142,13 +145,13 @@ def for_trainer(
     model: nn.Module | transformers.Trainer, args: transformers.TrainingArguments | None = None, **more: Any
 ) -> Optimizer:
     """
-    The optimizer that a Trainer would make for these arguments: their learning rate, betas, eps and weight decay, in
-    its two groups (no decay on biases and norms).
+    The optimizer that a Trainer would make for these arguments: their learning rate, betas, eps and weight decay, in a
+    Trainer's two groups (no decay on biases and norms).
 
         trainer = Trainer(model=model, args=args, optimizers=(zerod.for_trainer(model, args), None), ...)
 
     If a trainer makes its model itself, as SFTTrainer does for peft_config, pass the trainer instead of model and args,
-    before train(); it gets the optimizer.
+    before train(); the trainer gets the optimizer.
 
     more: further arguments of zerod.Optimizer, which override those of args.
     """
@@ -259,7 +262,7 @@ def _write_checkpoint(folder: Path, trainer: Any, progress: Progress) -> None:
     from transformers.trainer import TRAINER_STATE_NAME
     from transformers.trainer_callback import TrainerState
 
-    step, args = progress.opt.epoch, trainer.args  # it has not trained yet
+    step, args = progress.opt.epoch, trainer.args  # the trainer has not trained yet
     if progress.more is not None:
         state = TrainerState(**progress.more)
         state.global_step += step - progress.kept["step"]  # not the daemon's count if a checkpoint was loaded before
@@ -280,8 +283,8 @@ def resume(trainer: transformers.Trainer) -> str | None:
 
     Return: the folder of a checkpoint for train(), without weights, or None if the job has no step yet. The trainer
     then skips the data of the committed steps, and continues with its counters, its schedule and the random number
-    generators; an unfinished step begins again. The log of earlier steps is lost. All ranks are started again together:
-    when one ends, the others end as well. A collective: all ranks call it.
+    generators; an unfinished step begins again. The log of earlier steps is lost. All ranks are started again together,
+    because when one rank ends, the others end as well. A collective: all ranks call it.
     """
     opt = _optimizer_of(trainer)
     # A Trainer counts the tokens of all ranks in each step.

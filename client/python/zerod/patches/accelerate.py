@@ -4,8 +4,9 @@ Patches of accelerate, which the Trainer of transformers uses. Under torchrun ac
 model that zerod owns the wrap is left out, and everything else about a distributed run stays as it is. Lightning has a
 subclass of its strategy for that, see docs/pytorch.md.
 
-accelerate also moves the state of every optimizer to its device and loads it again, which zerod's does not need; it
-counts a step as skipped if step() was not called; and its backward() knows only the loss scale of a GradScaler.
+accelerate also moves the state of every optimizer to its device and loads it again, which zerod's optimizer does not
+need; it counts a step as skipped if step() was not called; and its backward() knows only the loss scale of a
+GradScaler.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def _await() -> None:
 
 def refuse_lost_settings(params: Any) -> None:
     """
-    Called by zerod.Optimizer(params). A Trainer with optimizer_cls_and_kwargs=(zerod.Optimizer, {"model": model}) gives
-    the model in the place of its groups, and drops the rest of its arguments.
+    Called by zerod.Optimizer(params). A Trainer with optimizer_cls_and_kwargs=(zerod.Optimizer, {"model": model})
+    passes the model instead of its groups, and drops the rest of its arguments.
     """
     maker = sys._getframe(2).f_code
     if isinstance(params, nn.Module) and maker.co_name == "create_optimizer" and "transformers" in maker.co_filename:

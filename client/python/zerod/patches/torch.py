@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Patches of torch itself.
+Patches of torch itself: what each function would do without its patch, and what it does.
 
     clip_grad_norm_      would find cleared gradients and clip nothing: clips in the daemon
     clip_grad_value_     is not possible: raises
@@ -53,7 +53,7 @@ def _clip(parameters: list[torch.Tensor], max_norm: float, total_norm: torch.Ten
 
 def _wrap_clipping() -> None:
     clip, value, norm = clip_grad._clip_grads_with_norm_, clip_grad.clip_grad_value_, clip_grad._get_total_norm
-    asked: dict[str, Any] = {}  # of the clip_grad_norm_ that is running
+    asked: dict[str, Any] = {}  # arguments of the running clip_grad_norm_
 
     @functools.wraps(norm)
     def get_total_norm(
@@ -106,7 +106,8 @@ _examined: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers that have 
 
 
 def _examine(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    """Runs before the first step of any torch optimizer. One that holds zerod's is a wrapper, and calls its step()."""
+    """Runs before the first step of any torch optimizer. An optimizer that holds zerod's is a wrapper, and calls
+    zerod's step()."""
     if optimizer in _examined or optimizer in open_optimizers:
         return
     _examined.add(optimizer)
@@ -183,7 +184,7 @@ def _wrap_sync_of_modules() -> None:
 class _LoadGuard:
     """
     A write window around load_state_dict() of the model or of a part of it. The outermost module that is loaded opens
-    it; every rank has to load, as in any distributed program.
+    the window. Every rank must load, as in any distributed program.
     """
 
     def __init__(self, opt: OpenOptimizer) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-DDP, FSDP and DataParallel around a model that zerod owns: both would reduce its gradients, so they are refused (E1107).
+DDP, FSDP and DataParallel around a model that zerod owns are refused (E1107), because the wrapper and zerod would both
+reduce the gradients.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ def _ddps_of(ids: set[int]) -> list[DistributedDataParallel]:
 
 
 def is_inside_ddp(model: nn.Module) -> bool:
-    """True if a DDP holds the model, or a part of it. The model has no reference to it, so all objects are searched."""
+    """True if a DDP holds the model, or a part of it. The model has no reference to the DDP, so all objects are
+    searched."""
     ids = {id(param) for param in model.parameters()}
     if not _ddps_of(ids):
         return False
-    gc.collect()  # the program may have dropped it
+    gc.collect()  # the program may have dropped the DDP
     return bool(_ddps_of(ids))
 
 
