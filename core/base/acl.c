@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Writes and checks access control lists. libacl would be one more library, for as many lines. */
+/* Writes and checks access control lists, without libacl, which would save no lines. */
 
 #include "core/base/acl.h"
 
@@ -54,7 +54,7 @@ int acl_write(const struct acl *acl, const char *path, bool inherited)
     add_acl_entry(&encoded, ACL_GROUP_OBJ, acl->mode >> 3, nobody);
     for (size_t i = 0; i < acl->n_gids; i++)
         add_acl_entry(&encoded, ACL_GROUP, acl->named, acl->gids[i]);
-    if (encoded.n > 2) /* limits the file's group and all named users and groups; the mode shows it */
+    if (encoded.n > 2) /* the mask limits the file's group and all named users and groups */
         add_acl_entry(&encoded, ACL_MASK, (acl->mode >> 3) | acl->named, nobody);
     add_acl_entry(&encoded, ACL_OTHER, acl->mode, nobody);
     return lsetxattr(path, attribute, &encoded, offsetof(struct encoded, entries[encoded.n]), 0) < 0 ? -errno : 0;
@@ -75,7 +75,7 @@ bool acl_lets_others(int fd, mode_t mode)
     struct encoded acl;
     ssize_t n_bytes = fgetxattr(fd, XATTR_NAME_POSIX_ACL_ACCESS, &acl, offsetof(struct encoded, n));
 
-    if (n_bytes < (ssize_t)sizeof(acl.header)) /* no list, or one that is too long: the mode has its mask */
+    if (n_bytes < (ssize_t)sizeof(acl.header)) /* no list, or too long: the mode's group bits limit what it allows */
         return mode & (S_IRWXG | S_IRWXO);
     for (size_t i = 0; i < ((size_t)n_bytes - sizeof(acl.header)) / sizeof(acl.entries[0]); i++)
         if (!is_harmless(&acl.entries[i]))

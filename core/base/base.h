@@ -3,7 +3,7 @@
 
 /*
  * Helpers for every file of the project: cleanup at the end of a scope, transfer of ownership, checked size arithmetic,
- * small macros. Nothing here allocates or logs.
+ * small macros. No function of this file allocates or logs.
  */
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/param.h> /* has a MIN and MAX of its own, which evaluate twice */
+#include <sys/param.h> /* defines MIN and MAX, which evaluate their arguments twice */
 #include <unistd.h>
 
 #undef MIN
@@ -36,7 +36,7 @@
 
 #define container_of(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
 
-/* Frees a local pointer's memory when it leaves scope: _cleanup_free_ char *s = strdup(t); */
+/* Frees the memory of a local pointer at the end of its scope: _cleanup_free_ char *s = strdup(t); */
 #define _cleanup_free_ _cleanup_(freep)
 #define _cleanup_close_ _cleanup_(closep)
 #define _cleanup_(f) __attribute__((cleanup(f), unused))
@@ -89,7 +89,7 @@ static inline int flush_file(FILE *file)
     return ferror(file) ? -EIO : 0;
 }
 
-/* Return: false when the result does not fit, *res is then undefined. */
+/* Return: false if the result does not fit; *res is then undefined. */
 static inline bool size_add(size_t *res, size_t a, size_t b)
 {
     return !__builtin_add_overflow(a, b, res);

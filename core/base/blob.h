@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A rank's user state: bytes that mean something to the trainer alone. */
+/* A rank's user state: bytes that only the trainer interprets. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -13,5 +13,6 @@ struct blob {
 
 void blob_reset(struct blob *blob);
 
-/* Replaces the blob by a copy. Without memory the old one stays: a restart then redoes more, which is safe. */
+/* Replaces the blob by a copy of data. Keeps the old blob if memory runs out, which is safe: a restart only repeats
+ * more work. */
 void blob_set(struct blob *blob, const uint8_t *data, size_t n_bytes);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Reads the sizes of the CPU's caches from the kernel. The C library's sysconf() says 320 MiB on a guest whose kernel
- * says 32. */
+/* Reads the sizes of the CPU's caches from the kernel, because sysconf() of the C library can be wrong: it returns 320
+ * MiB on a guest whose kernel says 32 MiB. */
 
 #include "core/base/caches.h"
 
@@ -14,7 +14,7 @@
 
 enum { WORD_BYTES = 32 };
 
-/* Reads the first word of a file of one cache; "" if there is none. */
+/* Reads the first word of a file that describes a cache. word is "" if the file has none. */
 static void read_word(const char *folder, unsigned index, const char *name, char word[WORD_BYTES])
 {
     char path[PATH_MAX];
@@ -30,7 +30,7 @@ static void read_word(const char *folder, unsigned index, const char *name, char
     fclose(file);
 }
 
-/* Return: the bytes of one cache; 0 if there is none, or it has only instructions. */
+/* Return: the size of the cache in bytes; 0 if it does not exist or caches only instructions. */
 static size_t bytes_of(const char *folder, unsigned index)
 {
     char type[WORD_BYTES], size[WORD_BYTES], unit = 0;

@@ -6,11 +6,11 @@
 #include <stddef.h>
 
 /*
- * Return: the bytes of the largest cache that one CPU of this machine reads through, or 16 MiB if the system does not
- * say. Reads files, so it is not for each step.
+ * Return: the size in bytes of the largest cache that one CPU of this machine reads through, or 16 MiB if the system
+ * does not say. Reads files, so do not call it in each step.
  */
 size_t caches_last_level_bytes(void);
 
-/* Return: the bytes of the largest data cache that a folder like /sys/devices/system/cpu/cpu0/cache describes; 0 if
- * none. */
+/* Return: the size in bytes of the largest data cache that a folder like /sys/devices/system/cpu/cpu0/cache describes;
+ * 0 if it describes none. */
 size_t caches_bytes_in(const char *folder);

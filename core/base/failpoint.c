@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Failpoints: the environment's entries are parsed once, and passes are counted. */
+/* Failpoints: parses the environment variable once, and counts passes. */
 
 #include "core/base/failpoint.h"
 
@@ -23,12 +23,12 @@ enum action { ACTION_KILL, ACTION_STOP, ACTION_SLEEP, ACTION_ERROR, ACTION_FUSE 
 struct point {
     char name[MAX_NAME];
     enum action action;
-    unsigned long time; /* of ACTION_SLEEP, ms; of ACTION_FUSE, ns */
-    unsigned long pass; /* from 1; 0: every time */
+    unsigned long time; /* ACTION_SLEEP: ms; ACTION_FUSE: ns */
+    unsigned long pass; /* number of the pass, from 1; 0: every pass */
     atomic_ulong n_passed;
 };
 
-/* Global, because the environment is. Only in test builds, and written once. */
+/* Global, because the environment is global. They exist only in test builds, and are written once. */
 static struct point points[MAX_POINTS];
 static size_t n_points;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -65,7 +65,7 @@ static bool parse_action(struct point *point, char *text)
     return false;
 }
 
-/* name:action[:time][@pass] */
+/* Parses name:action[:time][@pass]. */
 static bool parse_point(struct point *point, char *text)
 {
     char *action = strchr(text, ':'), *pass = strchr(text, '@');
@@ -153,7 +153,7 @@ int failpoint(const char *name)
 
         if (strcmp(point->name, name) != 0)
             continue;
-        /* Also counts after an earlier entry of this name has failed, because passes are passes of the process. */
+        /* Each entry counts every pass, even if an earlier entry of the same name has returned an error. */
         if (atomic_fetch_add(&point->n_passed, 1) + 1 == point->pass || point->pass == 0)
             r = MIN(r, act(point));
     }

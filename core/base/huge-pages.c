@@ -9,7 +9,7 @@
 
 #define MODE_FILE "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
-/* Reads the word in brackets, as in "always within_size advise [never] deny force"; "" if the kernel says nothing. */
+/* Reads the word in brackets, as in "always within_size advise [never] deny force"; "" if there is none. */
 static void read_mode(const char *path, char *mode, size_t size)
 {
     char line[128] = "", *begin, *end;

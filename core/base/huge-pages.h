@@ -14,8 +14,8 @@
 /* Return: true if the system gives huge pages to memory that asks for them by madvise(). */
 bool huge_pages_on_advice(void);
 
-/* Writes the kernel's word for its setting, such as never or advise; "unknown" if it says nothing. */
+/* Writes the kernel's word for its setting, such as never or advise, or "unknown" if the setting cannot be read. */
 void huge_pages_mode(char *mode, size_t size);
 
-/* Writes a sentence about the setting. mode_file: NULL for the system's; else one like it, for tests. */
+/* Writes a sentence about the setting. mode_file: NULL for the kernel's file; tests pass a file of the same format. */
 void huge_pages_describe(const char *mode_file, char *text, size_t size);

@@ -49,7 +49,7 @@ void json_push(struct json *j, struct json_object *array, struct json_object *va
 
 void json_put_null(struct json *j, struct json_object *object, const char *key)
 {
-    /* json-c's null is a NULL pointer, which json_put() would take for a failure. */
+    /* json-c's null is a NULL pointer, and json_put() treats NULL as a failure. */
     if (!object || json_object_object_add_ex(object, key, NULL, JSON_C_OBJECT_ADD_CONSTANT_KEY) < 0)
         j->failed = true;
 }

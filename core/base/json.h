@@ -2,8 +2,9 @@
 #pragma once
 
 /*
- * Builds JSON without a check of every call: a builder remembers that memory ran out, and its text is then NULL. The
- * tree is json-c's. These functions add what json-c lacks: strings may have any bytes, and a NaN becomes null.
+ * Builds JSON. Callers need not check each call: the builder remembers that memory ran out, and json_text() then
+ * returns NULL. The tree is json-c's. These functions add what json-c lacks: strings may have any bytes, and a NaN
+ * becomes null.
  *
  * Ownership: json_put() takes over the value, also on failure. json_text() takes over the root.
  */
@@ -15,7 +16,7 @@
 struct json_object;
 
 struct json {
-    bool failed; /* sticky: out of memory */
+    bool failed; /* set when memory runs out, and never cleared */
 };
 
 /* Return: a value, or NULL without memory, which json_put() and json_push() then notice. */

@@ -19,12 +19,12 @@
 #include "core/base/base.h"
 
 enum {
-    FIRST_FD = 3, /* of the passed descriptors */
+    FIRST_FD = 3, /* the first passed descriptor */
     MAX_FDS = 65536,
 };
 
 static struct {
-    struct keep_passed *passed; /* n_passed, owned with their names */
+    struct keep_passed *passed; /* array of n_passed; owned, with the names */
     size_t n_passed;
     struct sockaddr_un manager; /* not changed while the store is on */
     socklen_t n_manager_bytes;
@@ -173,7 +173,8 @@ int keep_listen_fd(void)
 
 /* ---- the service manager ------------------------------------------------------------------------------- */
 
-/* Return: false if $NOTIFY_SOCKET has no address, an address of another kind, or one that is too long. */
+/* Reads the service manager's address from $NOTIFY_SOCKET. Return: false if the variable has no address, one of another
+ * kind, or one that is too long. */
 static bool find_manager(void)
 {
     const char *path = getenv("NOTIFY_SOCKET");
@@ -241,8 +242,8 @@ int keep_put(const char *name, int fd)
         return -EINVAL;
     if (fd < 0)
         return -EBADF;
-    /* FDPOLL=0, because systemd otherwise polls the descriptor, and drops it on an error, which memory of a GPU may
-     * report. */
+    /* FDPOLL=0, because systemd otherwise polls the descriptor and drops it on an error, which a descriptor of GPU
+     * memory may report. */
     snprintf(text, sizeof(text), "FDSTORE=1\nFDPOLL=0\nFDNAME=%s", name);
     return send_message(text, fd, 0);
 }
@@ -285,7 +286,8 @@ static int wait_for_end(int fd, uint64_t deadline_ms)
     return n < 0 ? -errno : n == 0 ? -ETIMEDOUT : 0;
 }
 
-/* The manager reads its messages in order, and closes the descriptor that comes with BARRIER=1. */
+/* Sends BARRIER=1 with one end of a pipe. The manager reads messages in order, and closes that end when it has read
+ * BARRIER=1. */
 int keep_confirm(unsigned timeout_ms)
 {
     uint64_t deadline_ms = now_ms() + timeout_ms;

@@ -27,7 +27,7 @@ enum {
 /* A line that waits to be written; text ends with a newline. */
 struct log_entry {
     struct log_entry *next;
-    struct notify_message *journal; /* NULL: to stderr */
+    struct notify_message *journal; /* NULL: written to stderr */
     size_t n_bytes;
     char text[];
 };
@@ -46,7 +46,7 @@ static struct {
 } sink = {.job = "", .level = LOG_INFO, .mutex = PTHREAD_MUTEX_INITIALIZER, .last = &sink.first};
 
 /* Return: true if stderr is the journal. systemd names its device and inode in JOURNAL_STREAM; a redirected stderr has
- * others. */
+ * another device or inode. */
 static bool stderr_is_journal(void)
 {
     const char *stream = getenv("JOURNAL_STREAM");
@@ -106,7 +106,7 @@ static void entry_free(struct log_entry *entry)
     free(entry);
 }
 
-/* Waits for an entry. The caller holds the lock. Return: the oldest entry, or NULL at the end. */
+/* Waits for an entry. The caller holds the lock. Return: the oldest entry, or NULL if the log stops. */
 static struct log_entry *take_entry(void)
 {
     struct log_entry *entry;
@@ -135,7 +135,7 @@ static void *write_entries(void *unused)
     (void)unused;
     pthread_mutex_lock(&sink.mutex);
     while ((entry = take_entry())) {
-        uint64_t n_dropped = sink.first ? 0 : sink.n_dropped; /* dropped after all queued entries */
+        uint64_t n_dropped = sink.first ? 0 : sink.n_dropped; /* reported after the last queued entry */
 
         sink.n_dropped -= n_dropped;
         pthread_mutex_unlock(&sink.mutex);
@@ -170,7 +170,8 @@ static void wait_until_written(unsigned ms)
         ;
 }
 
-/* Queues an entry, and waits a short time until it is written, so that the log has it before a client is answered. */
+/* Queues an entry, and waits a short time until the entry is written, so that the log has it before a client gets its
+ * answer. */
 static void queue_entry(struct log_entry *entry)
 {
     bool was_behind;
@@ -261,7 +262,7 @@ int log_start(void)
     sink.stopping = false;
     r = pthread_create(&thread, NULL, write_entries, NULL);
     if (r == 0)
-        pthread_detach(thread); /* it may block in a write for ever */
+        pthread_detach(thread); /* the thread may block in a write for ever */
     sink.threaded = r == 0;
     return -r;
 }

@@ -2,14 +2,13 @@
 #pragma once
 
 /*
- * The log: lines on stderr, or structured entries in the journal when stderr is
- * connected to it. A healthy job logs a handful of lines in its life; diagnostics are
- * logged whole, with their fields as ZEROD_CODE, ZEROD_PARAM, ZEROD_RANK, ZEROD_STEP,
- * ZEROD_MICRO_BATCH, ZEROD_CLASS. The log sink is the one global of the daemon.
+ * The log: lines on stderr, or structured entries in the journal when stderr is connected to it. A healthy job logs a
+ * handful of lines in its life; diagnostics are logged with all their text, and with their fields as ZEROD_CODE,
+ * ZEROD_PARAM, ZEROD_RANK, ZEROD_STEP, ZEROD_MICRO_BATCH, ZEROD_CLASS. The log sink is the one global of the daemon.
  *
  * A reader of stderr that stops reading must not stop the daemon. Between log_start() and log_stop() a thread writes. A
- * caller waits for the thread, at most 50 ms, and only once until the reader has caught up. While the queue is full,
- * lines are dropped; when there is room again, a line says how many. Any thread may log.
+ * caller waits at most 50 ms for the thread, and not at all while the reader is behind. While the queue is full, lines
+ * are dropped; when there is room again, a line gives their number. Any thread may log.
  */
 
 #include <stddef.h>
@@ -21,10 +20,10 @@ struct notify_field;
  * LOG_DEBUG. */
 void log_init(const char *job, int level);
 
-/* Starts the thread. Until then, and after log_stop(), the caller writes. Return: 0, or -errno, and the caller still
- * writes. */
+/* Starts the thread. Before log_start(), after log_stop(), and if the thread cannot be started, each caller writes its
+ * own lines. Return: 0 or -errno. */
 int log_start(void);
-/* Waits at most a second for the queued lines, then ends the thread, or leaves it blocked in its write. */
+/* Waits at most a second for the queued lines, then ends the thread. A thread that is blocked in a write stays. */
 void log_stop(void);
 
 void log_line(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));

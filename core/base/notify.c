@@ -31,7 +31,7 @@ uint64_t notify_watchdog_us(void)
     return sd_watchdog_enabled(0, &us) > 0 ? us : 0;
 }
 
-/* The socket of libsystemd. A container or a chroot may have stderr from outside, but not this socket. */
+/* The socket of libsystemd. A container or a chroot may inherit stderr from outside without this socket. */
 #define JOURNAL_SOCKET "/run/systemd/journal/socket"
 
 enum { MAX_FIELDS = 3 + NOTIFY_MAX_FIELDS };
@@ -69,7 +69,7 @@ struct notify_message *notify_message_new(const struct notify_entry *entry)
 {
     struct notify_message *message;
 
-    if (access(JOURNAL_SOCKET, F_OK) < 0) /* sd_journal_sendv() would report success */
+    if (access(JOURNAL_SOCKET, F_OK) < 0) /* without the socket, sd_journal_sendv() returns success */
         return NULL;
     message = calloc(1, sizeof(*message));
     if (!message)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Raises and checks the limit of file descriptors. Watches of libuv fail without aborting the process. */
+/* Raises and checks the limit of file descriptors. Starts watches of libuv that fail without aborting the process. */
 
 #include "core/base/open-files.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Numbers as people read them. */
+/* Prints numbers as people read them. */
 
 #include "core/base/print-number.h"
 
@@ -9,7 +9,7 @@
 
 #include "core/base/base.h"
 
-/* Three digits: 1.23, 12.3, 123. */
+/* Prints three digits: 1.23, 12.3, 123. */
 static void print_scaled(char *dst, double value, const char *unit)
 {
     int n_decimals = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
@@ -48,7 +48,7 @@ static char *print_prefixed(char *dst, uint64_t n, double base, const char *cons
     double value = n;
     size_t i = 0;
 
-    /* 999.5 would be printed as 1000. */
+    /* Values from base - 0.5 get the next unit, because 999.5 would be printed as 1000. */
     while (i + 1 < n_units && value >= (i == 0 ? base : base - 0.5)) {
         value /= base;
         i++;

@@ -7,9 +7,9 @@
 
 enum { PRINT_SIZE = 32 };
 
-/* "853 ns", "12.3 ms", "4.56 s", "3 min 20 s", "2 h 5 min", "3 d 4 h" */
+/* Prints a duration, such as "853 ns", "12.3 ms", "4.56 s", "3 min 20 s", "2 h 5 min", "3 d 4 h". */
 char *print_duration(char *dst, uint64_t ns);
-/* "512 B", "1.50 KiB", "23.4 GiB" */
+/* Prints a size, such as "512 B", "1.50 KiB", "23.4 GiB". */
 char *print_bytes(char *dst, uint64_t n_bytes);
-/* "950", "12.3 k", "1.20 M", "7.50 G" */
+/* Prints a count, such as "950", "12.3 k", "1.20 M", "7.50 G". */
 char *print_count(char *dst, uint64_t n);

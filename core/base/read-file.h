@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Files that a user names. Opening and reading them ends, whatever kind of file they are. */
+/* Reads files that a user names, of any kind: opening never waits, and a file without an end is an error. */
 
 #include <stddef.h>
 
@@ -11,6 +11,6 @@ int read_file_open(const char *path);
 
 /*
  * Reads a whole file; waits for the end of a pipe. *text: n_bytes and a NUL, which the caller frees. Return: 0; -EFBIG
- * if it has more than max_bytes, as /dev/zero does; or another -errno.
+ * if the file has more than max_bytes, as /dev/zero does; or another -errno.
  */
 int read_file(const char *path, size_t max_bytes, char **text, size_t *n_bytes);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The recorder's rings: one writer each, and a reader that drops what was overwritten while it copied. */
+/* The recorder's rings. Each has one writer. A reader drops records that were overwritten while it copied them. */
 
 #include "core/base/recorder.h"
 
@@ -19,7 +19,7 @@ _Static_assert((RECORDER_WORKER_RECORDS & (RECORDER_WORKER_RECORDS - 1)) == 0, "
 _Static_assert(N_RECORD_KINDS <= UINT8_MAX, "a record has a byte for its kind");
 
 struct ring {
-    _Atomic(uint64_t) n_written; /* all records so far */
+    _Atomic(uint64_t) n_written; /* number of records ever written */
     uint64_t n_records;          /* room, in records; a power of 2 */
     struct record open;          /* the writer's open record; begin_ns 0: none */
     _Atomic(uint64_t) *words;
@@ -37,7 +37,7 @@ int recorder_start(unsigned n_workers)
     n_rings = n_workers + 1;
     for (unsigned i = 0; i < n_rings; i++) {
         rings[i].n_records = i == 0 ? RECORDER_LOOP_RECORDS : RECORDER_WORKER_RECORDS;
-        rings[i].words = calloc(rings[i].n_records * WORDS, sizeof(uint64_t)); /* pages come with their first use */
+        rings[i].words = calloc(rings[i].n_records * WORDS, sizeof(uint64_t)); /* pages are allocated at first use */
         if (!rings[i].words) {
             recorder_stop();
             return -ENOMEM;
@@ -69,7 +69,7 @@ void recorder_set_step(uint64_t step)
     atomic_store_explicit(&open_step, step, memory_order_relaxed);
 }
 
-/* Return: the place of a record, by its number. */
+/* Return: the words of the record with this number. */
 static _Atomic(uint64_t) *place(const struct ring *ring, uint64_t number)
 {
     return &ring->words[(number & (ring->n_records - 1)) * WORDS];
@@ -85,7 +85,7 @@ static void append_record(struct ring *ring, const struct record *record)
     whole.step = (uint32_t)atomic_load_explicit(&open_step, memory_order_relaxed);
     whole.thread = (uint16_t)(ring - rings);
     memcpy(words, &whole, sizeof(words));
-    /* A reader that sees one of these words also sees n_written, so it knows which records may be torn. */
+    /* A reader that sees one of these words also sees n_written, so it knows which records may be half written. */
     for (unsigned i = 0; i < WORDS; i++)
         atomic_store_explicit(&to[i], words[i], memory_order_release);
     atomic_store_explicit(&ring->n_written, number + 1, memory_order_release);
@@ -143,7 +143,7 @@ void recorder_rest(void)
         close_open(ring, recorder_now());
 }
 
-/* Copies what the ring holds, oldest first. Return: the number of records. */
+/* Copies the records of the ring, oldest first. Return: the number of records. */
 static size_t copy_ring(const struct ring *ring, struct record *to)
 {
     uint64_t end = atomic_load_explicit(&ring->n_written, memory_order_acquire), now, first;
@@ -158,7 +158,7 @@ static size_t copy_ring(const struct ring *ring, struct record *to)
         memcpy(&to[number - begin], words, sizeof(words));
     }
     now = atomic_load_explicit(&ring->n_written, memory_order_relaxed);
-    /* The writer may be writing one more record. */
+    /* The writer may be overwriting one more record now. */
     first = now + 1 > ring->n_records ? now + 1 - ring->n_records : 0;
     if (first <= begin)
         return end - begin;

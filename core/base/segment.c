@@ -28,9 +28,9 @@ enum { N_SKEWS = 61 }; /* a prime, so that successive segments differ */
 #define AREA_EXTRA_BYTES (SKEW_BYTES * N_SKEWS + HUGE_PAGE_BYTES)
 
 /*
- * Segments are large and alike, so mappings that follow each other tend to be a multiple of 2^27 bytes apart. On Zen
- * cores streams at such distances evict each other from the first-level cache: an AdamW update over 64 Mi elements
- * takes 137 ms instead of 22. So the descriptor, which no other live segment has, sets the start of each mapping.
+ * Maps the segment at an offset that depends on its descriptor, because mappings that follow each other tend to be a
+ * multiple of 2^27 bytes apart: segments are large and alike. On Zen cores streams at such distances evict each other
+ * from the first-level cache: an AdamW update over 64 Mi elements takes 137 ms instead of 22 ms.
  */
 static int segment_map(struct segment *segment, int fd, size_t n_bytes)
 {
@@ -79,14 +79,14 @@ static int make_memfd(const char *name, size_t n_bytes, mode_t mode, bool marked
     fd = memfd_create(full, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return -errno;
-    /* The descriptor that clients get is opened through /proc and so subject to the mode. */
+    /* Clients get descriptors that are opened through /proc, so the mode applies to them. */
     if (fchmod(fd, mode) < 0 || ftruncate(fd, (off_t)n_bytes) < 0)
         return -errno;
     return steal_fd(&fd);
 }
 
-/* Maps and seals a memfd, and takes over the descriptor. seals: besides those against resizing. Sealing comes last,
- * because one of the seals forbids our own mapping. */
+/* Maps and seals a memfd, and takes over the descriptor. seals: seals to add to those against resizing. Sealing comes
+ * last, because one of the seals forbids our own mapping. */
 static int take_memory(struct segment *segment, int memfd, size_t n_bytes, int seals)
 {
     _cleanup_close_ int fd = memfd;
@@ -154,7 +154,7 @@ void segment_unkeep(const char *name)
 {
     char(*more)[SEGMENT_NAME_BYTES] = realloc(freed, (n_freed + 1) * sizeof(*freed));
 
-    assert(strlen(name) < SEGMENT_NAME_BYTES); /* a name that is cut would be another segment's */
+    assert(strlen(name) < SEGMENT_NAME_BYTES); /* a name that is cut could equal another segment's */
     if (!more) {
         keep_forget(name);
         return;
@@ -175,8 +175,8 @@ static bool has_name(int fd, const char *name)
 
 /* A page after the contents identifies the segment. The format is fixed, because later daemons read it. */
 struct stamp {
-    uint64_t mark, n_bytes, name; /* name: its hash */
-    uint64_t sum;                 /* of the fields before */
+    uint64_t mark, n_bytes, name; /* name: hash of the segment's name */
+    uint64_t sum;                 /* hash of the fields above */
 };
 _Static_assert(sizeof(struct stamp) == 4 * sizeof(uint64_t), "no padding is hashed, and later daemons read the same");
 
@@ -369,8 +369,8 @@ void segment_close_descriptor(struct segment *segment)
 }
 
 /*
- * Touches the pages of a part that can be huge, before fallocate(), which takes no advice. Only whole huge pages, so
- * that the part has no more memory than it asks for.
+ * Touches the part's whole huge pages before fallocate(), which ignores madvise(). Leaves out huge pages that the part
+ * covers only partly, so that the part has no more memory than it asks for.
  */
 static void touch_huge(const struct segment *segment, size_t offset_bytes, size_t n_bytes)
 {
@@ -396,8 +396,8 @@ int segment_reserve(const struct segment *segment, size_t offset_bytes, size_t n
     while (r < 0 && errno == EINTR);
     if (r < 0)
         return errno == ENOSPC ? -ENOMEM : -errno;
-    /* Also maps the pages here, on a worker: otherwise the first step has a fault for each. Kernels before 5.14 cannot.
-     */
+    /* Maps the pages now, on a worker, because the first step would otherwise have a page fault for each. Kernels
+     * before 5.14 cannot do this. */
     (void)madvise(segment->map + offset_bytes, n_bytes, MADV_POPULATE_WRITE);
     return 0;
 }

@@ -6,13 +6,13 @@
 
 #include <assert.h>
 
-/* Return: 0 or -errno of a stage. */
+/* Runs stages until one waits or all are over. Return: 0, or the -errno of a stage that failed. */
 static int begin_stages(struct sequence *sequence)
 {
     while (sequence->stages[sequence->at]) {
         int r = sequence->stages[sequence->at](sequence->userdata);
 
-        if (r == SEQUENCE_WAITS) /* the sequence may be freed */
+        if (r == SEQUENCE_WAITS) /* the stage may have freed the sequence */
             return 0;
         if (r < 0)
             return r;
@@ -39,7 +39,7 @@ void sequence_run(struct sequence *sequence)
 
 void sequence_advance(struct sequence *sequence, int result)
 {
-    assert(sequence->stages[sequence->at]); /* a stage waits, or the next one would lie beyond the end of the list */
+    assert(sequence->stages[sequence->at]); /* the list has not ended, so a stage waits */
     if (result < 0) {
         sequence->ended(sequence->userdata, result);
         return;

@@ -19,13 +19,13 @@ void strbuf_deinit(struct strbuf *buf)
     *buf = (struct strbuf){0};
 }
 
-/* Makes room for n_bytes more. Return: false if there is none, and the text is cut. */
+/* Makes room for n_bytes more. Return: false, after marking the text as cut, if there is no room. */
 static bool ensure_room(struct strbuf *buf, size_t n_bytes)
 {
     size_t needed, capacity = MAX(buf->capacity, (size_t)128);
     char *data;
 
-    assert(buf->data ? buf->n_bytes < buf->capacity : buf->capacity == 0); /* with the NUL */
+    assert(buf->data ? buf->n_bytes < buf->capacity : buf->capacity == 0); /* capacity includes the NUL */
     if (buf->cut)
         return false;
     if (!size_add(&needed, buf->n_bytes, n_bytes) || needed >= STRBUF_MAX_BYTES) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * A text that grows. Out of memory cuts it short instead of failing: earlier additions stay, later ones are left out.
- * {0} is an empty text.
+ * A text that grows. If memory runs out, the text is cut short and no function fails: earlier additions stay, later
+ * ones are left out. {0} is an empty text.
  */
 
 #include <stdarg.h>

@@ -11,7 +11,7 @@
 size_t utf8_length(const char *s, size_t n)
 {
     static const struct {
-        unsigned char first, last, low, high; /* of the first byte; of the second */
+        unsigned char first, last, low, high; /* ranges of the first byte, of the second byte */
         size_t n;
     } rows[] = {
         {0xc2, 0xdf, 0x80, 0xbf, 2}, {0xe0, 0xe0, 0xa0, 0xbf, 3}, {0xe1, 0xec, 0x80, 0xbf, 3},

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Return: the bytes of the well-formed character at s, or 0 if there is none. n > 0 bytes may be read. */
+/* Return: the length in bytes of the well-formed character at s, or 0 if there is none. n > 0 bytes may be read. */
 size_t utf8_length(const char *s, size_t n);
 
 /* Return: true if the well-formed character at s is a control character, also U+0080 to U+009F, because terminals obey

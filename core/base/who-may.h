@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Tells a user whom a socket refuses which group he needs. */
+/* For a user who may not open a socket: finds the group that he needs. */
 
 #include <stddef.h>
 

@@ -20,7 +20,7 @@ struct worker_pool {
     struct work *head, **tail;      /* posted, with items left to start */
     struct work *done, **done_tail; /* finished, to be reaped */
     uint64_t n_items_done;
-    _Atomic(uint64_t) n_raised; /* at worker_progress() */
+    _Atomic(uint64_t) n_raised; /* the counter of worker_progress() */
     unsigned n_under_way; /* posted and not yet in the done list */
     bool stop;
     bool bad_float_env;

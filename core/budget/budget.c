@@ -14,10 +14,11 @@
 
 enum { MAX_TICKETS = 65536 };
 
-/* Two slots for each parcel, one for this micro-batch and one for a later pass, and some more; picked, not measured. */
+/* Return: two slots for each parcel, one for this micro-batch and one for a later pass, and some more; picked, not
+ * measured. */
 uint32_t budget_n_tickets(uint64_t n_parcels)
 {
-    n_parcels = MIN(n_parcels, (uint64_t)MAX_TICKETS); /* twice a large number may overflow */
+    n_parcels = MIN(n_parcels, (uint64_t)MAX_TICKETS); /* so that the doubling below does not overflow */
     return (uint32_t)MIN(2 * n_parcels + 64, (uint64_t)MAX_TICKETS);
 }
 

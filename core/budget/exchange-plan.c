@@ -15,7 +15,7 @@
 #include "core/layout/subtree.h"
 #include "core/wire/node-wire.h"
 
-/* Return: true if gradients are exchanged between GPUs, those of each rank on their own. */
+/* Return: true if GPUs exchange gradients, each rank's gradient separately. */
 bool exchange_plan_on_devices(const struct config *config)
 {
     return config->device == CONFIG_DEVICE_CUDA;
@@ -82,7 +82,7 @@ uint64_t exchange_plan_incoming_bytes(const struct config *config, const struct 
            dtype_size(config->communication_data_type);
 }
 
-/* Return: the bytes of each master that are not in the weight segment. */
+/* Return: the bytes of one element's master that are not in the weight segment. */
 static uint64_t master_bytes(const struct config *config, enum dtype dtype)
 {
     bool stage3 = config_stage(config) == 3;
@@ -92,8 +92,8 @@ static uint64_t master_bytes(const struct config *config, enum dtype dtype)
     return stage3 || dtype != DTYPE_F32 ? sizeof(float) : 0;
 }
 
-/* Pages of the staging copy for initial weights, which have no moments; in stage 3 weights come in elsewhere.
- */
+/* Return: the bytes of the staging copy for initial weights, without moments. In stage 3, weights do not arrive in
+ * it. */
 static uint64_t initial_bytes(const struct config *config, const struct layout *layout)
 {
     uint64_t n_bytes = round_up(layout->weight_bytes, page_size()), start;
@@ -109,7 +109,7 @@ uint64_t exchange_plan_pool_bytes(const struct config *config, const struct layo
     return config_offloads(config) && config_stage(config) == 3 ? plan_device_pool_bytes(layout) : 0;
 }
 
-/* Return: the bytes of the largest owned part of a parameter that is rounded. */
+/* Return: the bytes of the largest owned part of a parameter whose weights are rounded. */
 static uint64_t largest_slot_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks)
 {
     uint64_t most = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Counts what Muon computes in a step, and measures how fast this machine is at it. */
+/* Counts the operations that Muon needs in a step, and measures how fast this machine executes them. */
 
 #include "core/budget/muon-cost.h"
 
@@ -11,7 +11,7 @@
 #include "core/layout/layout.h"
 #include "kernels/muon.h"
 
-enum { MEASURED_SIDE = 512 }; /* 1024 is faster by 3 % [2026-11-27, AMD EPYC] */
+enum { MEASURED_SIDE = 512 }; /* a side of 1024 is faster by 3 % [2026-11-27, AMD EPYC] */
 
 void muon_cost_count(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned ns_steps,
                      struct muon_cost *out)
@@ -51,7 +51,7 @@ double muon_cost_measure(const struct gemm *gemm)
         return 0;
     for (uint64_t i = 0; i < shape.rows * shape.cols; i++)
         matrix[i] = (float)((uint32_t)i * 2654435761u >> 16) - 32768;
-    for (unsigned i = 0; i < 2; i++) { /* the first run clears pages, and is not measured */
+    for (unsigned i = 0; i < 2; i++) { /* the first run clears pages, and does not count */
         began = now();
         (void)muon_orthogonalize(gemm, shape, matrix, &hyper, scratch, NULL);
     }

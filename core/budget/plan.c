@@ -16,11 +16,11 @@ enum {
     OPTIMIZER_BYTES = 12, /* K of the paper: fp32 master, exp_avg, exp_avg_sq */
     RING_MIN_BYTES = 1 << 20,
     RING_SPARE_PARCELS = 4,
-    UNDO_LANES = 3,          /* DEVICE_LANES */
-    ARRAY_ALIGN_BYTES = 256, /* DEVICE_ALIGN_BYTES */
+    UNDO_LANES = 3,          /* equals DEVICE_LANES */
+    ARRAY_ALIGN_BYTES = 256, /* equals DEVICE_ALIGN_BYTES */
     CACHE_LINE_BYTES = 64,
     FROZEN_ALIGN_BYTES = 64,
-    POOL_ALIGN_BYTES = 256, /* DEVICE_POOL_ALIGN */
+    POOL_ALIGN_BYTES = 256, /* equals DEVICE_POOL_ALIGN */
     POOL_SPARE_BYTES = 16 << 20,
 };
 
@@ -87,7 +87,7 @@ static uint64_t owned_elems(const struct layout *layout, const struct plan_optio
     return layout_room_elems(layout, bucket, options->first_local_rank, options->n_local_ranks);
 }
 
-/* n_elems: whole groups. */
+/* n_elems must be whole groups if the moments are grouped. */
 static uint64_t moment_elems_bytes(const struct plan_options *options, uint64_t n_elems)
 {
     enum dtype dtype = options->moments_dtype;
@@ -96,8 +96,9 @@ static uint64_t moment_elems_bytes(const struct plan_options *options, uint64_t 
     return dtype_is_grouped(dtype) ? mul(n_elems / GROUP8_ELEMS, GROUP8_BYTES) : mul(n_elems, dtype_size(dtype));
 }
 
-/* Return: the bytes of an optimizer array. partition, owned: the bytes of one partition, and of all owned ones. On GPUs
- * each rank's array begins at a multiple of ARRAY_ALIGN_BYTES; otherwise one array of all begins on a cache line. */
+/* Return: the bytes of an optimizer array. partition, owned: the bytes of one partition, and of all owned partitions.
+ * On GPUs each rank's array begins at a multiple of ARRAY_ALIGN_BYTES; otherwise all ranks share one array, on a cache
+ * line. */
 static uint64_t optimizer_array_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket,
                                       uint64_t partition, uint64_t owned)
 {
@@ -115,7 +116,8 @@ static uint64_t moment_bytes(const struct layout *layout, const struct plan_opti
                                  moment_elems_bytes(options, owned_elems(layout, options, bucket)));
 }
 
-/* Return: the bytes of 24-bit masters. In stages 1 and 2 only lower bytes count, because the weights are the rest. */
+/* Return: the bytes of 24-bit masters. Stages 1 and 2 keep only the lower bytes, because the weights are the upper
+ * bytes. */
 static uint64_t master24_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
 {
     uint64_t partition = layout_partition_elems(layout, bucket), owned = owned_elems(layout, options, bucket);
@@ -126,7 +128,7 @@ static uint64_t master24_bytes(const struct layout *layout, const struct plan_op
                : lower;
 }
 
-/* In stages 1 and 2, fp32 weights are their own masters. */
+/* Return: the bytes of the masters. In stages 1 and 2, fp32 weights are their own masters, and need none. */
 static uint64_t master_bytes(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
 {
     uint64_t n_elems = owned_elems(layout, options, bucket);
@@ -142,7 +144,7 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
     uint64_t sum = 0;
 
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
-        assert(options->n_moments >= (unsigned)layout_is_muon(layout, b)); /* Muon's matrices have one less */
+        assert(options->n_moments >= (unsigned)layout_is_muon(layout, b)); /* Muon's matrices have one moment less */
         sum = add(sum, master_bytes(layout, options, b));
         sum = add(sum, mul(moment_bytes(layout, options, b), options->n_moments - layout_is_muon(layout, b)));
     }
@@ -152,7 +154,7 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
         if (!param->trainable)
             sum = add(sum, align(param->n_elems * dtype_size(param->dtype), FROZEN_ALIGN_BYTES));
     }
-    /* A node that owns no matrix still has a page (daemon/memory/state.c). */
+    /* A node that owns no matrix also has a page (daemon/memory/state.c). */
     if (layout->n_buckets > 0 && (options->n_moments > 0 || options->master24))
         sum = MAX(sum, (uint64_t)CACHE_LINE_BYTES);
     return pages(sum);

@@ -6,12 +6,11 @@
  *
  *  - plan_model_states(): the formulas of the ZeRO paper, per device, for comparison
  *    with its Table 1 and Figure 1;
- *  - plan_bytes_by_class(): what zerod will hold on one node, class by class. The job is
- *    admitted by it. What is held later agrees with it within 2 % or 16 MiB per class.
+ *  - plan_bytes_by_class(): the memory of zerod on one node, class by class. The job is
+ *    admitted by this plan. Its memory later agrees with the plan within 2 % or 16 MiB per class.
  *
- * All sizes are bytes unless the name says otherwise. Segments are counted in whole
- * pages of this machine. Sums that do not fit into 64 bits stay at UINT64_MAX, which no
- * limit allows: nothing wraps around.
+ * All sizes are bytes unless the name says otherwise. Segments are counted in whole pages of this machine. Sums that do
+ * not fit into 64 bits stay at UINT64_MAX, which exceeds every limit, and do not wrap around.
  */
 
 #include <stdbool.h>
@@ -23,13 +22,13 @@
 struct layout;
 
 /*
- * Model states of n_params parameters on each of ranks devices, in GB (1e9 bytes): 16-bit weights and
- * gradients and K = 12 bytes of fp32 master, exp_avg and exp_avg_sq for each parameter, in all
+ * Model states of n_params parameters on each of ranks devices, in GB (1e9 bytes): 16-bit weights and gradients and K =
+ * 12 bytes of fp32 master, exp_avg and exp_avg_sq for each parameter, in all
  *
  *   stage 0   (4 + K) P                     nothing is partitioned
- *   stage 1   4 P + K P / ranks             optimizer state is
- *   stage 2   2 P + (2 + K) P / ranks       and gradients
- *   stage 3   (4 + K) P / ranks             and weights
+ *   stage 1   4 P + K P / ranks             the optimizer state is partitioned
+ *   stage 2   2 P + (2 + K) P / ranks       the gradients, too
+ *   stage 3   (4 + K) P / ranks             the weights, too
  *
  * ranks > 0, stage at most 3.
  */
@@ -39,25 +38,25 @@ struct plan_options {
     unsigned stage;       /* 1, 2, 3 */
     enum dtype moments_dtype;
     bool master24; /* masters of bf16 weights have 24 bits: kernels/master24.h */
-    /* Arrays of the optimizer besides the master: AdamW 2, plain SGD 0. A matrix of Muon has one less. */
+    /* Arrays of the optimizer besides the master: AdamW 2, plain SGD 0. A matrix of Muon has one array less. */
     unsigned n_moments;
-    bool private_weights; /* weights: private: the node's copy, and one for each local rank */
+    bool private_weights; /* weights: private: a copy for the node, and one for each local rank */
     bool overlap_comm;
-    bool on_devices;           /* device: cuda: state, gradient, ring and weights are on the node's GPUs */
-    bool offloaded;            /* but the state is in host memory */
-    unsigned first_local_rank; /* the ranks of this node, whose partitions it owns */
+    bool on_devices;           /* device: cuda: state, gradient, ring and weights are on the GPUs of the node */
+    bool offloaded;            /* with on_devices: the state is in host memory */
+    unsigned first_local_rank; /* the ranks of this node; it owns their partitions */
     unsigned n_local_ranks;
-    uint64_t stage3_max_live_elems; /* per rank */
-    bool ring_holds_all;            /* a ring has room for every parcel */
-    uint64_t staging_bytes;         /* of the exchange between nodes; 0: one node, collective: local */
+    uint64_t stage3_max_live_elems; /* elements, per rank */
+    bool ring_holds_all;            /* each ring has room for all parcels of a micro-batch */
+    uint64_t staging_bytes;         /* bytes for the exchange between nodes; 0: one node, collective: local */
 
-    /* Sizes that other modules keep, for the class "fixed"; each may be 0. */
-    size_t chunk_bytes;      /* per chunk */
-    size_t chunk_rank_bytes; /* per chunk and local rank */
-    size_t param_bytes;      /* per parameter */
-    size_t part_rank_bytes;  /* per part and local rank: ledger entry */
-    size_t parcel_bytes;     /* per parcel */
-    size_t rank_bytes;       /* per local rank */
+    /* Sizes of other modules' data, for the class "fixed"; each may be 0. */
+    size_t chunk_bytes;      /* bytes per chunk */
+    size_t chunk_rank_bytes; /* bytes per chunk and local rank */
+    size_t param_bytes;      /* bytes per parameter */
+    size_t part_rank_bytes;  /* bytes per part and local rank: a ledger entry */
+    size_t parcel_bytes;     /* bytes per parcel */
+    size_t rank_bytes;       /* bytes per local rank */
     size_t credit_bytes;     /* credit page of a local rank, rounded up to pages */
     uint64_t fixed_bytes;    /* all other bytes */
 };
@@ -94,9 +93,9 @@ struct plan_bytes {
     uint64_t weights;
     uint64_t pool;
     uint64_t fixed;
-    uint64_t needed; /* host memory that forming needs: all classes except overflow */
-    uint64_t total;  /* the most host memory that is ever held */
-    uint64_t device; /* the classes on GPUs, which are in neither sum */
+    uint64_t needed; /* host memory that forming the job needs: all classes except overflow */
+    uint64_t total;  /* the most host memory that the job ever has */
+    uint64_t device; /* the classes on GPUs, which are not part of needed and total */
     bool offloaded;  /* the state is in host memory, not on GPUs */
 };
 
@@ -104,23 +103,24 @@ void plan_bytes_by_class(const struct layout *layout, const struct plan_options 
 
 /*
  * Return: the bytes of one rank's ring, before overflow: the largest parcel, and four typical ones with overlap_comm,
- * or one without, so that a backward writes while earlier parcels are reduced. A typical parcel has bucket_elems
+ * or one without it, so that a backward writes while earlier parcels are reduced. A typical parcel has bucket_elems
  * elements, but is no larger than the largest. The ring is at most the arena and at least 1 MiB, in whole pages.
- * holds_all: it is the arena, so that a backward waits neither for the network nor, on a GPU, for the workers.
+ * holds_all: the ring is as large as the arena, so that a backward waits neither for the network nor, on a GPU, for the
+ * workers.
  */
 uint64_t plan_ring_bytes(const struct layout *layout, bool overlap_comm, bool holds_all);
 
 /*
  * Return: the bytes of one rank's ring in device memory, where there is no overflow. It has room for a whole
- * micro-batch, so that pushes in any order never block, and for plan_ring_bytes() more, so that the free places are
- * near enough to each other. A rank's micro-batch begins with an empty ring.
+ * micro-batch, so that pushes in any order never block, and for plan_ring_bytes() more, so that enough of the free
+ * places are adjacent. A rank's micro-batch begins with an empty ring.
  */
 uint64_t plan_device_ring_bytes(const struct layout *layout, bool overlap_comm);
 
 /*
  * Return: the bytes of one rank's pool in device memory, in stage 3. The rank copies the parameters that it gathers
- * from the pool. The pool has room for two of the largest parameter, one that is copied and one that is fetched
- * meanwhile, and 16 MiB for others; at most for all parameters. Each parameter begins at a multiple of 256 bytes. Whole
- * pages.
+ * from the pool. The pool has room for two of the largest parameter, because one is fetched while another is copied,
+ * and 16 MiB for others; at most for all parameters. Each parameter begins at a multiple of 256 bytes. The result is
+ * whole pages.
  */
 uint64_t plan_device_pool_bytes(const struct layout *layout);

@@ -15,8 +15,8 @@
 #include "kernels/update.h"
 
 enum {
-    OFFLOAD_PORTIONS = 8,         /* at least, as far as the parcels allow; picked */
-    OFFLOAD_SLOT_ELEMS = 1 << 20, /* of several small parcels: 4 MiB, so that an order's own costs do not show; picked */
+    OFFLOAD_PORTIONS = 8,         /* fewest portions of an update, as far as the parcels allow; picked */
+    OFFLOAD_SLOT_ELEMS = 1 << 20, /* for several small parcels: 4 MiB, so that an order's cost does not show; picked */
 };
 
 bool step_sends_bucket(const struct layout *layout, unsigned n_local, enum dtype wire, uint32_t bucket)

@@ -3,7 +3,7 @@
 
 /*
  * The bytes that the modules of a step need for a layout. Pure, so that programs without these modules can make a plan.
- * The modules allocate by the same functions, or assert that their own sizes are equal.
+ * The modules allocate what these functions return, or assert that their own sizes are equal.
  */
 
 #include <stdbool.h>
@@ -13,41 +13,41 @@
 #include "core/wire/device-plan.h"
 
 enum {
-    /* sizeof of structs of the daemon, asserted where they are defined. */
+    /* sizeof of structs of the daemon; asserted where the structs are defined. */
     LEDGER_ENTRY_BYTES = 104,
     RING_SLOT_BYTES = 64,
     RING_EXTENT_BYTES = 24,
     STEP_REDUCTION_BYTES = 904,
 
-    OFFLOAD_SLOTS = 3,               /* one arrives, one is updated, one arrives next */
+    OFFLOAD_SLOTS = 3,               /* one slot receives, one is updated, one receives next */
     DEVICES_BOUNCE_BYTES = 16 << 20, /* picked: small for any GPU, large for a system call */
 };
 
 /*
- * Return: true if a node of n_local ranks sends the slots of that bucket, or of any bucket, unchanged. One rank's
- * gradient is a sum already, if it has the type that is sent (wire).
+ * Return: true if a node of n_local ranks sends the slots of the bucket (or of any bucket) unchanged: it has one rank,
+ * and the rank's gradients have the type that is sent (wire).
  */
 bool step_sends_bucket(const struct layout *layout, unsigned n_local, enum dtype wire, uint32_t bucket);
 bool step_sends_any_slots(const struct layout *layout, unsigned n_local, enum dtype wire);
 
-/* Return: the bytes of the staging of several nodes: each piece's partial sums of all buckets that are not sent from
+/* Return: the bytes for staging between nodes: each piece's partial sums of all buckets that are not sent from
  * slots. */
 uint64_t step_staging_bytes(const struct layout *layout, unsigned n_local, unsigned n_pieces, enum dtype wire);
 
 /* Return: the bytes of a step's tables, for the class "fixed". */
 uint64_t step_fixed_bytes(const struct layout *layout, unsigned n_local);
 
-/* Return: the fp32 elements of Muon's scratch memory for one matrix of these ranks; 0 if they own no matrix. */
+/* Return: the fp32 elements of Muon's scratch memory for one matrix of the given ranks; 0 if they own no matrix. */
 uint64_t step_muon_scratch_elems(const struct layout *layout, unsigned first_rank, unsigned n_ranks);
 /* Return: the number of matrices that are computed at a time, at most GEMM_MAX_CALLERS. */
 unsigned step_muon_callers(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned n_threads);
-/* Return: the bytes of the scratch memory for these matrices, and of OpenBLAS's buffers. */
+/* Return: the bytes of the scratch memory for the matrices of the given ranks, and of OpenBLAS's buffers. */
 uint64_t step_muon_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned n_threads);
 
-/* Offloaded state: the elements of each of the OFFLOAD_SLOTS slots that receive accumulators, and the bytes of all
+/* For offloaded state: the elements of each of the OFFLOAD_SLOTS slots that receive accumulators; the bytes of all
  * slots. */
 uint64_t offload_slot_elems(const struct layout *layout);
 uint64_t offload_staging_bytes(const struct layout *layout);
 
-/* Jobs on GPUs: the bytes of host memory for the tables of the orders to the engine. */
+/* Return: the bytes of host memory for the tables of the orders to the engine, for jobs on GPUs. */
 uint64_t devices_table_bytes(const struct device_plan_options *plan);

@@ -9,7 +9,7 @@
 
 #include "core/base/base.h"
 
-/* strides[d]: elements from one index of a dimension to the next. */
+/* Computes strides[d], the number of elements from one index of dimension d to the next. */
 static void measure(const uint64_t *shape, uint32_t n_dims, uint64_t *strides)
 {
     uint64_t n = 1;
@@ -50,7 +50,7 @@ size_t box_cut(const uint64_t *shape, uint32_t n_dims, uint64_t first_elem, uint
         uint32_t d = n_dims - 1;
         uint64_t n;
 
-        /* Finds the outermost dimension of which a whole index begins here and ends in the range. */
+        /* Finds the outermost dimension that has a complete index from `at` on within the range. */
         while (d > 0 && at % strides[d - 1] == 0 && end_elem - at >= strides[d - 1])
             d--;
         n = (end_elem - at) / strides[d];
@@ -67,7 +67,7 @@ size_t box_cut(const uint64_t *shape, uint32_t n_dims, uint64_t first_elem, uint
 bool box_is_range(const uint64_t *shape, uint32_t n_dims, struct box *box)
 {
     uint64_t strides[LAYOUT_MAX_DIMS];
-    bool whole = false; /* all later dimensions must be whole */
+    bool whole = false; /* all later dimensions must be complete */
 
     measure(shape, n_dims, strides);
     box->first_elem = 0;

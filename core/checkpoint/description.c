@@ -21,7 +21,7 @@
 
 enum { BLOCK_DIGITS = 16 };
 
-/* The types of parameters. */
+/* Names of the types of parameters. */
 static const char *const dtype_names[] = {[DTYPE_F32] = "fp32", [DTYPE_BF16] = "bf16", [DTYPE_F16] = "fp16"};
 
 #define SEAL ",\"xxh128_of_the_above\":\""
@@ -126,10 +126,11 @@ static struct json_object *file_object(struct json *j, const struct description_
     return object;
 }
 
-/* Adds the seal to a JSON object, and takes over the text. Return: the sealed text, or NULL without memory. */
+/* Adds the hash of the text, as its last field, to a JSON object. Takes over the text. Return: the new text, or NULL
+ * without memory. */
 static char *seal(char *text)
 {
-    size_t n = text ? strlen(text) - 1 : 0; /* without its last brace */
+    size_t n = text ? strlen(text) - 1 : 0; /* without the last brace of the text */
     char *sealed = text ? realloc(text, n + sizeof(SEAL) + HASH_TEXT_BYTES + sizeof("\"}\n")) : NULL;
     char hash[HASH_TEXT_BYTES];
 
@@ -177,7 +178,7 @@ char *description_print(const struct description *d, const struct layout *layout
 struct reader {
     char *why;
     size_t why_size;
-    int result; /* the first failure */
+    int result; /* result of the first failure */
 };
 
 static void fail_reading(struct reader *reader, int result, const char *format, ...)
@@ -325,7 +326,7 @@ static void read_params(struct reader *reader, struct json_object *root, struct 
         read_param(reader, &d->params[d->n_params++], json_object_array_get_idx(params, i));
 }
 
-/* Return: true if the digits are the hashes of n_blocks blocks. */
+/* Reads the hashes of n_blocks blocks. Return: false if the digits are malformed. */
 static bool read_blocks(const char *digits, struct file_hash *hash)
 {
     char text[BLOCK_DIGITS + 1] = "", *end;
@@ -340,7 +341,7 @@ static bool read_blocks(const char *digits, struct file_hash *hash)
     return true;
 }
 
-/* Return: true if the digits have the form of hash_text(). */
+/* Reads the hash of the whole file. Return: false if the digits do not have the form of hash_text(). */
 static bool read_whole(const char *digits, struct file_hash *hash)
 {
     snprintf(hash->whole, sizeof(hash->whole), "%s", digits);
@@ -428,7 +429,7 @@ static void read_root(struct reader *reader, struct json_object *root, struct de
         check_file_names(reader, d);
 }
 
-/* Return: true if the text has the hash that its seal says. */
+/* Return: true if the hash at the end of the text is the hash of the text before it. */
 static bool is_sealed(const char *text, size_t n_bytes)
 {
     size_t n_seal = strlen(SEAL) + HASH_TEXT_BYTES - 1 + strlen("\"}\n");

@@ -26,14 +26,14 @@ enum {
 };
 
 struct description_file {
-    char *name; /* in the folder; owned */
+    char *name; /* name in the folder; owned */
     uint64_t n_bytes;
     struct file_hash hash;
 };
 
 /* A parameter of the job that wrote the checkpoint. */
 struct description_param {
-    char *name; /* as in the headers; owned */
+    char *name; /* name as in the headers; owned */
     enum dtype dtype;
     bool trainable;
     uint32_t n_dims;
@@ -51,16 +51,16 @@ struct description_scale {
 struct description {
     char *version, *job, *run; /* owned; run may be NULL */
     char *optimizer;           /* "AdamW"; owned */
-    char *configuration;       /* config_shared_text(); owned */
-    uint64_t step;             /* committed steps, skipped ones included; the next step has this number */
+    char *configuration;       /* text of config_shared_text(); owned */
+    uint64_t step;             /* committed steps, skipped ones included; also the number of the next step */
     uint64_t n_applied;
     unsigned world_size, n_nodes, stage;
     struct description_scale loss_scale;
-    struct description_param *params; /* owned; not used for printing, which takes them from the layout */
+    struct description_param *params; /* owned; only from parsing: description_print() prints the layout's */
     size_t n_params;
     struct description_file *files; /* owned */
     size_t n_files;
-    uint64_t digest; /* of the text from which it was read */
+    uint64_t digest; /* of the text from which the description was parsed */
 };
 
 void description_deinit(struct description *d);
@@ -72,10 +72,10 @@ struct description_file *description_add_file(struct description *d);
 /* Prints a description, with the layout's parameters. Return: the text, which the caller frees; NULL without memory. */
 char *description_print(const struct description *d, const struct layout *layout);
 
-/* Adds job, run, step, number of ranks and loss scale to the object, under the keys of zerod.json. */
+/* Adds the job, run, step, number of ranks and loss scale to the object, under the keys of zerod.json. */
 void description_put_facts(struct json *j, struct json_object *object, const struct description *d);
 
-/* Return: 0; or -ENOMEM or -EINVAL, with a message in why, without a full stop. */
+/* Parses a description. Return: 0; or -ENOMEM or -EINVAL, with a message in why, without a full stop. */
 int description_parse(struct description *out, const char *text, size_t n_bytes, char *why, size_t why_size);
 
 /* Return: the file of that name, or NULL. */

@@ -52,10 +52,10 @@ static int explain_errno(char *why, size_t why_size, const char *file, int r)
     return r;
 }
 
-/* Return: a descriptor of a regular file, or -errno. */
+/* Opens a file. Return: a descriptor, or -errno, also if the file is not regular. */
 static int open_regular(int dir, const char *name, uint64_t *n_bytes)
 {
-    /* O_NONBLOCK, because a pipe in its place must not block. */
+    /* O_NONBLOCK, because opening a pipe would block. */
     _cleanup_close_ int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     struct stat st;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Hashes a file, as a whole and by the MiB. */
+/* Hashes a file, and each MiB of it. */
 
 #include "core/checkpoint/hash.h"
 
@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #include <xxhash.h>
-#ifdef HAVE_XXHASH_DISPATCH /* libxxhash then uses the widest vectors of this processor */
+#ifdef HAVE_XXHASH_DISPATCH /* libxxhash then uses this processor's widest vectors */
 #include <xxh_x86dispatch.h>
 #endif
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Finds whether loading would refuse a checkpoint, by its files alone (load-check.h). */
+/* Finds whether loading would refuse a checkpoint because of its files (load-check.h). */
 
 #include "core/checkpoint/load-check.h"
 
@@ -13,7 +13,7 @@
 #include "core/checkpoint/targets.h"
 #include "kernels/update.h"
 
-enum { MAX_PER_PARAM = 7 }; /* weights, two moments of either of two optimizers, master, count */
+enum { MAX_PER_PARAM = 7 }; /* weights, two moments of each of two optimizers, master, count */
 
 /* ---- the tensors of the job that wrote it --------------------------------------------------------------- */
 
@@ -31,7 +31,7 @@ static int add_moment(struct targets *targets, const struct description_param *p
     return key ? targets_add(targets, tensor_state_name(p->name, key), &target) : 0;
 }
 
-/* may_lack: zerod.json does not say whether the parameter has them. */
+/* Adds both moments of the optimizer. may_lack: zerod.json does not say whether the parameter has them. */
 static int add_moments(struct targets *targets, const struct description_param *p, enum optimizer optimizer,
                        bool may_lack)
 {
@@ -40,8 +40,8 @@ static int add_moments(struct targets *targets, const struct description_param *
     return r == 0 ? add_moment(targets, p, tensor_moment_key(optimizer, true), may_lack) : r;
 }
 
-/* Adds the moments that the parameter may have. Muon updates only matrices, but not all of them. SGD has no momentum if
- * that is 0. */
+/* Adds the moments that the parameter may have. Muon updates only matrices, but not all matrices. SGD has no
+ * momentum_buffer if its momentum is 0. */
 static int add_all_moments(struct targets *targets, const struct description_param *p, enum optimizer optimizer)
 {
     bool may_be_muon = optimizer == OPTIMIZER_MUON && p->n_dims == 2;
@@ -90,7 +90,7 @@ static int find_targets(struct targets *targets, const struct description *d, ch
 
 /* ---- the files ----------------------------------------------------------------------------------------- */
 
-/* *unknown: the first tensor that the job lacks. */
+/* Finds the targets of the source's tensors. *unknown: the first tensor that the job does not have. */
 static int place_source(const struct targets *targets, const struct source *source, const char **unknown, char *why,
                         size_t why_size)
 {

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * Checks whether the job that wrote a checkpoint could load it. By the files alone, loading refuses (E1702) bad
- * headers, and tensors that are missing, occur twice, have another type or shape than zerod.json says, or are of no
- * job. Only the headers' bytes are compared with their hashes; folder_verify() compares the rest.
+ * Checks whether the job that wrote a checkpoint could load it, by its files alone. Loading refuses (E1702) bad
+ * headers. It also refuses tensors that are missing, occur twice, have another type or shape than zerod.json says, or
+ * do not belong to the job. Only the headers' bytes are compared with their hashes; folder_verify() compares the rest.
  */
 
 #include <stddef.h>

@@ -15,11 +15,11 @@
 #include "core/base/json.h"
 
 enum {
-    DATA_ALIGN_BYTES = 64, /* where the tensors begin: any type is aligned there */
-    MAX_DEPTH = 8,         /* of JSON; the format needs 3 */
+    DATA_ALIGN_BYTES = 64, /* alignment of the first tensor, which suits every type */
+    MAX_DEPTH = 8,         /* maximum depth of the JSON; the format needs 3 */
 };
 
-#define METADATA "__metadata__" /* the key in a header that is no tensor */
+#define METADATA "__metadata__" /* the key of the header that names no tensor */
 #define SHARDING "DCP_SHARDING_INFO"
 #define STARTS "saved_offsets"
 
@@ -44,7 +44,7 @@ static size_t element_bytes(int dtype)
     return dtype == SAFETENSORS_U8 ? 1 : dtype_size(dtype);
 }
 
-/* Return: 0 or -ENOMEM. */
+/* Adds a name and its index to the object. Return: 0 or -ENOMEM. */
 static int put_index(struct json_object *names, const char *name, size_t index)
 {
     struct json_object *value = json_object_new_uint64(index);
@@ -149,10 +149,10 @@ static void describe_tensor(struct json *j, struct json_object *root, const stru
     json_put(j, object, "shape", list(j, tensor->shape, tensor->n_dims));
     json_put(j, object, "data_offsets",
              list(j, (uint64_t[]){tensor->offset_bytes, tensor->offset_bytes + tensor->n_bytes}, 2));
-    json_put(j, root, tensor->name, object); /* the name lives as long as the table, and so longer than this JSON */
+    json_put(j, root, tensor->name, object); /* the name lives longer than this JSON */
 }
 
-/* Prints where each tensor begins in the whole tensor. */
+/* Adds where each tensor of a sharded file begins in the larger tensor. */
 static void print_sharding(struct json *j, struct json_object *metadata, const struct safetensors *file)
 {
     struct json inner = {0};
@@ -171,13 +171,13 @@ static void print_sharding(struct json *j, struct json_object *metadata, const s
     j->failed |= !text;
 }
 
-/* Return: the JSON, with places counted from the first tensor's, or NULL without memory. */
+/* Return: the JSON, with offsets from the first tensor's first byte; or NULL without memory. */
 static char *print_header(struct safetensors *file)
 {
     struct json j = {0};
     struct json_object *root = json_new_object(&j), *metadata = json_new_object(&j);
 
-    json_put_string(&j, metadata, "format", "pt"); /* transformers reads only files that say this */
+    json_put_string(&j, metadata, "format", "pt"); /* transformers reads only files with "pt" */
     if (file->sharded)
         print_sharding(&j, metadata, file);
     json_put(&j, root, METADATA, metadata);
@@ -231,7 +231,7 @@ uint64_t safetensors_header_bytes(const uint8_t *bytes, uint64_t file_bytes)
     return SAFETENSORS_LENGTH_BYTES + length;
 }
 
-/* Return: true if the value is a whole number that is not negative. json-c turns too large numbers into UINT64_MAX. */
+/* Return: true if the value is a whole number from 0 to UINT64_MAX - 1. json-c turns larger numbers into UINT64_MAX. */
 static bool take_u64(struct json_object *value, uint64_t *out)
 {
     if (!json_object_is_type(value, json_type_int) || json_object_get_int64(value) < 0)
@@ -248,8 +248,8 @@ static int find_dtype(const char *name)
     return SAFETENSORS_OTHER;
 }
 
-/* Return: false if the shape is wrong. Tensors of other types may have any shape and size. A shape with a dimension of
- * 0 is empty. */
+/* Reads the shape. Return: false if it is wrong. Tensors of type SAFETENSORS_OTHER may have any shape and size. A shape
+ * with a dimension of 0 is empty. */
 static bool read_shape(struct json_object *shape, struct safetensors_tensor *tensor)
 {
     size_t n = json_object_is_type(shape, json_type_array) ? json_object_array_length(shape) : SIZE_MAX;
@@ -295,7 +295,7 @@ static int compare_places(const void *a, const void *b)
     return x->n_bytes < y->n_bytes ? -1 : x->n_bytes > y->n_bytes;
 }
 
-/* Sorts the tensors by their places. Return: true if they fill the file without gaps. */
+/* Sorts the tensors by their offsets. Return: true if the tensors fill the file without gaps. */
 static bool places_fill(struct safetensors *file, uint64_t data_at)
 {
     uint64_t end = data_at;
@@ -339,7 +339,7 @@ static struct text_check check_text(const char *text, size_t n_bytes)
     for (size_t i = 0; i < n_bytes; i++) {
         if (quoted && text[i] == '\\') {
             check.has_nul |= n_bytes - i >= 6 && memcmp(text + i, "\\u0000", 6) == 0;
-            i++; /* the next character does not end the string */
+            i++; /* skip the next character, which does not end the string */
         } else if (text[i] == '"') {
             quoted = !quoted;
         } else if (!quoted && text[i] == ':') {
@@ -368,7 +368,7 @@ static size_t count_keys(struct json_object *value)
     return n;
 }
 
-/* Return: an object; or NULL, then *r is set, and why explains SAFETENSORS_E_INVALID. */
+/* Parses the JSON. Return: an object; or NULL after setting *r, with a message in why for SAFETENSORS_E_INVALID. */
 static struct json_object *read_json(const char *text, size_t n_bytes, int *r, char *why, size_t why_size)
 {
     struct json_tokener *tokener = json_tokener_new_ex(MAX_DEPTH);
@@ -421,7 +421,7 @@ static int read_tensors(struct safetensors *file, struct json_object *root, char
     return 0;
 }
 
-/* Return: false if the tensor's start is wrong. */
+/* Reads where the tensor begins in the larger tensor. Return: false if its entry is wrong. */
 static bool read_starts(struct json_object *root, struct safetensors_tensor *tensor)
 {
     struct json_object *object = NULL, *starts = NULL;
@@ -467,7 +467,7 @@ int safetensors_parse(struct safetensors *out, const uint8_t *bytes, uint64_t n_
     struct json_object *root = read_json((const char *)bytes + SAFETENSORS_LENGTH_BYTES,
                                          n_bytes - SAFETENSORS_LENGTH_BYTES, &r, why, why_size);
 
-    assert(n_bytes >= SAFETENSORS_LENGTH_BYTES); /* of safetensors_header_bytes(), which is not 0 */
+    assert(n_bytes >= SAFETENSORS_LENGTH_BYTES); /* n_bytes is a result of safetensors_header_bytes() that is not 0 */
     assert(n_bytes <= file_bytes);
     *out = (struct safetensors){.file_bytes = file_bytes};
     if (r == 0)

@@ -3,14 +3,14 @@
 
 /*
  * The header of a safetensors file (huggingface/safetensors, format version of 2022): 8 bytes with its length, little
- * endian; JSON that names each tensor's type, shape and place; then the bytes of all tensors, one after the other
- * without gaps. Pure: files are read and written elsewhere.
+ * endian; JSON with each tensor's type, shape and place; then the bytes of all tensors, one after the other without
+ * gaps. Pure: these functions neither read nor write files.
  *
  * To write a header, call safetensors_add() in the order of the tensors' bytes, then safetensors_header(). Tensors must
  * be aligned for their type, so those with larger elements come first.
  *
- * A file is *sharded* if its tensors are boxes (box.h) of larger ones. __metadata__ says where they begin, in the form
- * of torch.distributed.checkpoint: DCP_SHARDING_INFO is JSON, {"NAME": {"saved_offsets": [0, 128]}} for all of them.
+ * A file is *sharded* if its tensors are boxes (box.h) of larger tensors. __metadata__ says where each begins, in the
+ * form of torch.distributed.checkpoint: DCP_SHARDING_INFO is JSON, {"NAME": {"saved_offsets": [0, 128]}} for all.
  */
 
 #include <stdbool.h>
@@ -23,11 +23,11 @@ enum {
     SAFETENSORS_U8 = N_DTYPES, /* plain bytes */
     SAFETENSORS_OTHER,         /* a type that zerod does not use */
     SAFETENSORS_LENGTH_BYTES = 8,
-    SAFETENSORS_MAX_HEADER_BYTES = 100 * 1000 * 1000, /* the reference implementation reads no more */
+    SAFETENSORS_MAX_HEADER_BYTES = 100 * 1000 * 1000, /* the reference implementation reads no larger header */
 };
 
 enum {
-    SAFETENSORS_E_DUPLICATE = 1, /* a tensor has that name already, or the format reserves it */
+    SAFETENSORS_E_DUPLICATE = 1, /* the name is used already, or reserved by the format */
     SAFETENSORS_E_TOO_LARGE,     /* the header would be larger than readers accept */
     SAFETENSORS_E_INVALID,       /* not a safetensors file */
 };
@@ -37,17 +37,17 @@ struct safetensors_tensor {
     int dtype;  /* enum dtype, or SAFETENSORS_* */
     uint32_t n_dims;
     uint64_t shape[LAYOUT_MAX_DIMS];
-    uint64_t starts[LAYOUT_MAX_DIMS]; /* sharded: its first index in each dimension of the whole tensor; else 0 */
-    uint64_t offset_bytes;            /* in the file */
+    uint64_t starts[LAYOUT_MAX_DIMS]; /* sharded: where the box begins in each dimension of the larger tensor; else 0 */
+    uint64_t offset_bytes;            /* from the beginning of the file */
     uint64_t n_bytes;
 };
 
 struct safetensors {
-    struct safetensors_tensor *tensors; /* n, in the order of their bytes */
+    struct safetensors_tensor *tensors; /* n tensors, in the order of their bytes */
     size_t n, capacity;
-    uint64_t file_bytes; /* of the whole file */
-    bool sharded;        /* the writer sets it before the header is made */
-    void *names;         /* a json-c object: name to index */
+    uint64_t file_bytes; /* size of the whole file */
+    bool sharded;        /* the writer sets it before safetensors_header() */
+    void *names;         /* a json-c object that maps names to indices */
 };
 
 void safetensors_deinit(struct safetensors *file);
@@ -59,16 +59,17 @@ void safetensors_deinit(struct safetensors *file);
 int safetensors_add(struct safetensors *file, const char *name, int dtype, const uint64_t *shape,
                     const uint64_t *starts, uint32_t n_dims);
 /*
- * Makes the header, and sets the tensors' places. *bytes: *n_bytes with length and header, which the caller frees.
+ * Makes the header, and sets the tensors' offsets. *bytes: length and header, *n_bytes in all, which the caller frees.
  * Return: 0, -ENOMEM, or SAFETENSORS_E_TOO_LARGE.
  */
 int safetensors_header(struct safetensors *file, uint8_t **bytes, size_t *n_bytes);
 
-/* Return: the bytes of length and header, by the first SAFETENSORS_LENGTH_BYTES of a file; 0 if it is no such file. */
+/* bytes: the first SAFETENSORS_LENGTH_BYTES of a file. Return: the size in bytes of length and header; 0 if the file is
+ * no safetensors file. */
 uint64_t safetensors_header_bytes(const uint8_t *bytes, uint64_t file_bytes);
 /*
- * Parses a header. n_bytes: of safetensors_header_bytes(). Return: 0; -ENOMEM; or SAFETENSORS_E_INVALID with a message
- * in why, without a full stop.
+ * Parses a header. n_bytes: from safetensors_header_bytes(). Return: 0; -ENOMEM; or SAFETENSORS_E_INVALID with a
+ * message in why, without a full stop.
  */
 int safetensors_parse(struct safetensors *out, const uint8_t *bytes, uint64_t n_bytes, uint64_t file_bytes, char *why,
                       size_t why_size);

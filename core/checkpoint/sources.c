@@ -61,8 +61,8 @@ static int read_block(const struct source *source, uint64_t block, uint8_t *dst,
     return source_check_block(source, block, dst, r, words->why, words->size);
 }
 
-/* Reads the blocks that have the header. *n: the bytes of length and header. Return: the blocks' bytes, which the
- * caller frees; or NULL, and *r is set. */
+/* Reads the blocks that contain the header. *n: size of length and header. Return: the blocks' bytes, which the caller
+ * frees; or NULL after setting *r. */
 static uint8_t *read_header_bytes(const struct source *source, uint64_t *n, int *r, const struct words *words)
 {
     uint8_t *bytes = calloc(1, MAX(source_block_bytes(source, 0), (size_t)SAFETENSORS_LENGTH_BYTES)), *more;
@@ -142,7 +142,7 @@ int sources_open(struct sources *sources, int folder, const struct description *
     for (size_t i = 0; r == 0 && i < d->n_files; i++) {
         enum tensor_file kind = tensor_file_kind(d->files[i].name);
 
-        assert(sources->n <= i); /* the list has room for each file once */
+        assert(sources->n <= i); /* the list has room for all files of the description */
         if (kind != TENSOR_N_FILES)
             r = open_source(sources, folder, kind, &d->files[i], &words);
     }

@@ -43,7 +43,7 @@ int targets_add(struct targets *targets, char *name, const struct target *target
     assert(target->end_elem <= target->n_elems);
     assert(target->n_found == 0);
     *added = *target;
-    added->name = name ? json_clean(name) : NULL; /* as in the headers */
+    added->name = name ? json_clean(name) : NULL; /* in the form of the headers */
     if (!added->name)
         return -ENOMEM;
     targets->by_name[targets->n++] = added;
@@ -88,14 +88,14 @@ static struct target *find_target(const struct targets *targets, enum tensor_fil
 
 /* ---- files --------------------------------------------------------------------------------------------- */
 
-/* Return: true if loading can convert the elements: moments, of which none crosses the end of a MiB of the file. */
+/* Return: true if loading can convert the elements: moments that do not cross the end of a MiB of the file. */
 static bool is_converted(const struct safetensors_tensor *tensor, const struct target *target)
 {
     return target->is_moment && (tensor->dtype == DTYPE_F32 || tensor->dtype == DTYPE_BF16) &&
            tensor->offset_bytes % dtype_size((enum dtype)tensor->dtype) == 0;
 }
 
-/* Finds the target's elements that the tensor has. Return: false if it cannot be a part of the target. */
+/* Finds which elements of the target the tensor has. Return: false if the tensor cannot be a part of the target. */
 static bool find_box(const struct safetensors *file, const struct safetensors_tensor *tensor,
                      const struct target *target, struct box *box)
 {
@@ -132,7 +132,7 @@ int targets_place(const struct targets *targets, const struct source *source, co
     return 0;
 }
 
-/* The boxes of a tensor are disjoint, so they are complete if they have as many elements as the tensor. */
+/* The boxes of a tensor are disjoint. So they cover the tensor if they have as many elements as the tensor. */
 int targets_check(const struct targets *targets, const struct target *target, bool may_lack, char *why, size_t why_size)
 {
     if (target->n_found == 0 && !may_lack)

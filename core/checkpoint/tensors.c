@@ -53,7 +53,7 @@ char *tensor_state_name(const char *param, const char *key)
 
 bool tensor_is_of_model(const char *param)
 {
-    return *param != '('; /* no name in torch begins with it */
+    return *param != '('; /* no parameter's name in torch begins with it */
 }
 
 void tensor_rank_name(char *dst, size_t size, unsigned rank)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Rules between keys: which values go together, and which of them this build supports. */
+/* Checks rules between keys: which values go together, and which values this build supports. */
 
 #include "core/config/config-check.h"
 
@@ -46,7 +46,7 @@ static bool given(const struct config_check *check, const char *path)
     return row && row->given;
 }
 
-/* Reports at the first key if the file has it, else at the second, which is then at fault. */
+/* Reports a problem at the first key if the file has it, else at the second key, which then causes the problem. */
 #define REFUSE(check, path, other, ...)                                                                                \
     do {                                                                                                               \
         const char *path_ = given(check, path) ? (path) : (other);                                                     \
@@ -135,7 +135,7 @@ static void check_addresses(const struct config_check *check)
     }
 }
 
-/* Refuses more pieces than one 64-bit mask can hold. The mask says which pieces of all nodes have a gradient. */
+/* Refuses more pieces than a 64-bit mask has bits. The mask tells which pieces of all nodes have a gradient. */
 static void check_pieces(const struct config_check *check)
 {
     const struct config_nodes *nodes = &check->config->world.nodes;
@@ -269,7 +269,7 @@ static void check_scheduler(const struct config_check *check)
     }
 }
 
-/* Saving needs a folder. */
+/* Refuses saving without a folder. */
 static void check_checkpoint(const struct config_check *check)
 {
     const struct config_checkpoint *checkpoint = &check->config->checkpoint;
@@ -308,7 +308,7 @@ static void check_moments(const struct config_check *check)
     else if (bf16->stochastic_rounding && !bf16->optimizer_states)
         REFUSE(check, "bf16.stochastic_rounding", states,
                "there is nothing to round: needs bf16_optimizer_states: true");
-    /* numerics.md, section 5 */
+    /* the reason is in numerics.md, section 5 */
     if (bf16->optimizer_states && !bf16->stochastic_rounding && has_beta2 && optimizer->hyper.beta2 > 0.998)
         config_problems_note(
             check->problems, check->text, &spot, states,

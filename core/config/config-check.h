@@ -15,9 +15,9 @@ struct config_build;
 
 /* The reader's notes on one row of the table. */
 struct config_row {
-    struct config_spot spot; /* of the value, or of the key if the value is a mapping; valid if seen */
+    struct config_spot spot; /* place of the value, or of the key if the value is a mapping; valid if seen */
     bool seen;
-    bool given; /* seen, and neither null nor "auto" */
+    bool given; /* seen, and the value is neither null nor "auto" */
     bool bad;   /* a problem was reported; later checks skip the row */
 };
 

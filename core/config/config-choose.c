@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The job's ranks choose the optimizer and the room for their gradients, if the file leaves them open. */
+/* Sets the optimizer and the room for gradients that the job's ranks choose, if the file leaves them open. */
 
 #include "core/base/base.h"
 #include "core/config/config-problem.h"
@@ -36,7 +36,7 @@ unsigned config_configured(const struct config *config)
         "optimizer.params.dampening",
         "optimizer.params.nesterov",
         "optimizer.params.lr_decay",
-        NULL, /* CONFIG_GIVES_SCHEDULER */
+        NULL, /* the place of CONFIG_GIVES_SCHEDULER */
         "optimizer.params.ns_coefficients",
         "optimizer.params.ns_steps",
         "optimizer.params.adjust_lr_fn",

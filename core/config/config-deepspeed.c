@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* DeepSpeed's and accelerate's files: their switches, comments and file names, and the keys that only they have. */
+/* The files of DeepSpeed and accelerate: their switches, comments and file names, and the keys that only they have. */
 
 #include "core/config/config-deepspeed.h"
 
@@ -53,7 +53,7 @@ static bool is_false_or_auto(struct fy_node *value)
 enum position { SWITCH_NONE, SWITCH_OFF, SWITCH_ON };
 
 /*
- * Return: the switch of a section. A section without a switch is on if one of the sections below it is on. The parser
+ * Return: the position of a section's switch. A section without a switch is on if a section below it is on. The parser
  * limits the depth.
  */
 static enum position position_of(struct fy_node *section)
@@ -78,7 +78,7 @@ bool deepspeed_is_off(struct fy_node *value)
 {
     const char *device = yaml_text(yaml_value_of(value, "device"));
 
-    if (device && strcmp(device, "none") == 0) /* of offload_param */
+    if (device && strcmp(device, "none") == 0) /* offload_param has a device */
         return true;
     if (yaml_is_null(value) || is_false_or_auto(value))
         return true;
@@ -128,7 +128,7 @@ int deepspeed_named_file(char **out, const struct config_text *text)
 
 /* ---- keys ---------------------------------------------------------------------------------------------- */
 
-/* Is the value one of those that change nothing, or a list of them? */
+/* Does the value, or each item of a list, change nothing? */
 static bool is_accepted(const char *accepted, struct fy_node *value)
 {
     const char *text = yaml_text(value);

@@ -16,13 +16,14 @@ bool deepspeed_is_same(const char *a, const char *b);
 /* Is text one of the values of the list, which ", " separates? */
 bool deepspeed_is_among(const char *list, const char *text);
 
-/* Is the value off, empty or "auto"? "enabled" may be in a deeper section, as in compression_training. */
+/* Is the value off, empty or "auto"? "enabled" may be in a section below, as in compression_training. */
 bool deepspeed_is_off(struct fy_node *value);
 
 /* Is the key a comment, such as "_comment", "//" or "#"? JSON has no other comments. */
 bool deepspeed_is_comment(const char *name);
 
-/* Is the file for DeepSpeed or accelerate? It has a key at the top that only they read, and no section listen. */
+/* Is the file for DeepSpeed or accelerate? It has a key at the top that only DeepSpeed or accelerate reads, and no
+ * section listen. */
 bool deepspeed_is_file(struct fy_node *root);
 
 /*

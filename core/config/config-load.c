@@ -61,8 +61,8 @@ static int read_file(const char *path, char **text, size_t *n_bytes)
 }
 
 /*
- * Reads the source's file. The caller frees *text. Return: 0, -ENOMEM, or CONFIG_E_INVALID with a problem for the whole
- * file.
+ * Reads the source's file. The caller frees *text. Return: 0, -ENOMEM, or CONFIG_E_INVALID after adding a problem of
+ * the whole file.
  */
 static int read_source_file(struct config_source *source, char **text, struct config_problems *problems)
 {
@@ -80,8 +80,8 @@ static int read_source_file(struct config_source *source, char **text, struct co
 }
 
 /*
- * accelerate looks for the named file from the working folder. A daemon may have another working folder, so the folder
- * of the file that names it is tried too.
+ * Finds the named file from the working folder, as accelerate does, or else in the folder of the file that names it,
+ * because a daemon may have another working folder.
  */
 static int find_named(char **found, const char *named, const char *by)
 {
@@ -95,7 +95,8 @@ static int find_named(char **found, const char *named, const char *by)
     return *found ? 0 : -ENOMEM;
 }
 
-/* Reads the configuration from the named file, and the number of ranks from the cover. Reports problems of both. */
+/* Reads the configuration from the named file, and the number of ranks from accelerate's file, the cover. Reports
+ * problems of both files. */
 static int load_named(struct config **out, const struct config_source *cover, const char *named,
                       struct config_problems *problems)
 {

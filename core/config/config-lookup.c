@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Keys are found in the table by path, by section and name, or by similarity. */
+/* Finds keys in the table by path, by section and name, or by similarity. */
 
 #include "core/base/base.h"
 #include "core/config/config-table.h"
@@ -56,7 +56,8 @@ const struct config_key *config_table_find(const char *section, const char *name
     return NULL;
 }
 
-/* Optimal string alignment, without regard to case. Three rows suffice because a swap looks two rows back. */
+/* Computes the optimal string alignment distance, without regard to case. Three rows suffice because a swap looks two
+ * rows back. */
 unsigned config_distance(const char *a, const char *b)
 {
     enum { LONGEST = 64 };
@@ -87,9 +88,7 @@ bool config_is_near(const char *name, const char *other)
     return config_distance(name, other) <= MAX(strlen(name) / 4, (size_t)1);
 }
 
-/*
- * Return: the key of this name in another section, if only one section has it: "stage" means zero_optimization.stage.
- */
+/* Return: the key of this name in the only section that has one: "stage" means zero_optimization.stage. */
 static const struct config_key *find_elsewhere(const char *name, unsigned active)
 {
     size_t n_keys;
@@ -106,7 +105,7 @@ static const struct config_key *find_elsewhere(const char *name, unsigned active
     return found && found->kind == CONFIG_OURS ? found : NULL;
 }
 
-/* Of two equally near keys, prefers the one that has an effect. */
+/* If two keys are equally near, prefers the key that has an effect. */
 const struct config_key *config_table_nearest(const char *section, const char *name, unsigned active)
 {
     size_t n_keys;

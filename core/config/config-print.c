@@ -36,7 +36,7 @@ static bool is_printed(const struct config_key *key, unsigned active)
     return key->kind == CONFIG_OURS && config_key_applies(key, active) && !strstr(key->path, "[]");
 }
 
-/* Explains a value that does not explain itself. */
+/* Return: an explanation for a value that needs one, or "". */
 static const char *meaning(const struct config *config, const struct config_key *key)
 {
     if (strcmp(key->path, "zero_optimization.reduce_bucket_size") == 0 && config_chooses_bucket(config))
@@ -120,10 +120,10 @@ int config_print(FILE *file, const struct config *config)
 /* ---- the keys that must be equal on all nodes ---------------------------------------------------------- */
 
 enum {
-    MAX_DIFFERENCES = 1000, /* no more are counted: such a text is no configuration of zerod */
-    NAMED_DIFFERENCES = 3,  /* picked; the first ones cause the others, as optimizer.type does its params */
-    VALUE_BYTES = 80,       /* of a value in the sentence; a longer one is cut where both sides are equal */
-    SAME_BYTES = 16,        /* equal bytes that are kept of it */
+    MAX_DIFFERENCES = 1000, /* counting ends here: a text with more is no configuration of zerod */
+    NAMED_DIFFERENCES = 3,  /* picked; the first differences cause others, as optimizer.type does its params */
+    VALUE_BYTES = 80,       /* shown of a value; a longer one is cut where both sides are equal */
+    SAME_BYTES = 16,        /* equal bytes that are shown before the difference */
 };
 
 char *config_shared_text(const struct config *config)
@@ -154,13 +154,13 @@ char *config_shared_text(const struct config *config)
     return text;
 }
 
-/* "key: value", one line of a text. */
+/* A line "key: value" of a shared text. */
 struct shared_line {
     const char *key, *value;
     size_t n_key, n_value;
 };
 
-/* Reads the line at *at and moves *at to the next one. A line without ": " has no value. Return: false at the end. */
+/* Reads the line at *at and moves *at to the next line. A line without ": " has no value. Return: false at the end. */
 static bool next_line(const char **at, struct shared_line *line)
 {
     size_t n = strcspn(*at, "\n");
@@ -200,7 +200,8 @@ static void add_foreign_text(struct strbuf *out, const char *text, size_t n_byte
     strbuf_add_foreign(out, copy);
 }
 
-/* Adds a value, or "not known" for NULL. A long value begins shortly before the place where it differs. */
+/* Adds a value, or "not known" if line is NULL. A long value is shown from shortly before the place where it
+ * differs. */
 static void add_value(struct strbuf *out, const struct shared_line *line, size_t n_same)
 {
     size_t start = 0;

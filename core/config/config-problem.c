@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Problems are kept with their place in the file, and printed with the source line and a caret. */
+/* Keeps problems with their places in the file, and prints them with the source line and a caret. */
 
 #include "core/config/config-problem.h"
 
@@ -11,8 +11,8 @@
 #include <string.h>
 
 enum {
-    SOURCE_COLUMNS = 100, /* a longer line is shown in part */
-    SOURCE_BEFORE = 40,   /* columns before the place in such a part */
+    SOURCE_COLUMNS = 100, /* a longer line is shown only in part */
+    SOURCE_BEFORE = 40,   /* columns before the place in such a partial line */
 };
 
 static void config_problem_deinit(struct config_problem *problem)
@@ -31,7 +31,7 @@ void config_problems_deinit(struct config_problems *problems)
     *problems = CONFIG_PROBLEMS_NULL;
 }
 
-/* Return: the start of this line, or NULL. *n_bytes: its length without the line ending. */
+/* Return: the start of the line with this number, or NULL. *n_bytes: its length without the line ending. */
 static const char *find_line(const struct config_text *text, unsigned line, size_t *n_bytes)
 {
     const char *at = text->text;
@@ -103,7 +103,7 @@ static void print_source(FILE *file, const struct config_text *text, const struc
     fputc('\n', file);
 }
 
-/* Return: the printed text, which the caller frees, or NULL. */
+/* Return: the source line with a caret, which the caller frees, or NULL. */
 static char *source_text(const struct config_text *text, const struct config_spot *spot)
 {
     char *result = NULL;
@@ -157,7 +157,7 @@ __attribute__((format(printf, 6, 0))) static int config_problems_append(struct c
     int r;
 
     assert(problems->n_errors <= problems->n_items);
-    /* Only errors count against the limit of errors. Notes stop when errors and notes together reach it. */
+    /* Errors are dropped when errors alone reach the limit. Notes are dropped when both together reach it. */
     if (note ? problems->n_items >= CONFIG_MAX_PROBLEMS : problems->n_errors >= CONFIG_MAX_PROBLEMS) {
         problems->n_dropped += !note;
         return 0;

@@ -13,10 +13,10 @@
 #include <stdio.h>
 
 enum {
-    CONFIG_MAX_PROBLEMS = 100, /* picked: more than a person reads, few enough for a hostile file */
+    CONFIG_MAX_PROBLEMS = 100, /* picked: more than a person reads, and a hostile file causes no more */
 };
 
-/* A text, and its name in messages. */
+/* A text, and the name that messages use for it. */
 struct config_text {
     const char *name;
     const char *text;
@@ -39,7 +39,7 @@ struct config_problem {
     unsigned line, column;
     char *key;    /* full path of the key, or NULL */
     char *text;   /* the fault, the allowed values, and a similar name */
-    char *source; /* the line, or a part of it around the place, with a caret below; or NULL */
+    char *source; /* the line, or a part of it around the place, with a caret below; NULL: none */
 };
 
 struct config_problems {
@@ -54,7 +54,8 @@ struct config_problems {
 
 void config_problems_deinit(struct config_problems *problems);
 
-/* key may be NULL. If text->text is NULL, there is no source line. If memory is exhausted, problems->r is set. */
+/* Add a problem or a note. key may be NULL. If text->text is NULL, there is no source line. If memory runs out,
+ * problems->r is set. */
 void config_problems_add(struct config_problems *problems, const struct config_text *text,
                          const struct config_spot *spot, const char *key, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
@@ -62,7 +63,7 @@ void config_problems_note(struct config_problems *problems, const struct config_
                           const struct config_spot *spot, const char *key, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
-/* Sorts the problems from index first on by their place in the file. The sort is stable. */
+/* Sorts the problems from index first on by their places in the file. The sort is stable. */
 void config_problems_sort(struct config_problems *problems, size_t first);
 
 /*

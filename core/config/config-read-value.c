@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The values of a configuration: scalars, lists, "auto" and 0, and the messages about wrong ones. */
+/* Reads the values of a configuration: scalars, lists, "auto" and 0. Reports wrong ones. */
 
 #include "core/config/config-reader.h"
 
@@ -46,7 +46,7 @@ static char *allowed_text(struct reader *reader, const struct config_key *key)
     return text;
 }
 
-/* Return: the nearest allowed choice; NULL if none is near, or if the text is a refused choice. */
+/* Return: the nearest allowed choice; NULL if no choice is near, or if the text is a refused choice. */
 static const char *nearest_choice(const struct config_key *key, const char *text)
 {
     const char *nearest = NULL;
@@ -85,7 +85,7 @@ static void refuse_value(struct reader *reader, const struct pair *pair, struct 
                         nearest ? nearest : "");
 }
 
-/* Refuses aliases and tags: each value is written where it is used, and the table has its type. */
+/* Refuses aliases and tags. An alias is not needed, and the table has the type of each value. */
 static bool is_plain_yaml(struct reader *reader, struct fy_node *node, const char *path)
 {
     struct config_spot spot;
@@ -158,7 +158,7 @@ static void read_names(struct reader *reader, const struct pair *pair, size_t n_
                names->items);
 }
 
-/* Also accepts one number without brackets; its node is no sequence. */
+/* Reads a list of numbers. A single number needs no brackets; its node is then no sequence. */
 static void read_numbers(struct reader *reader, const struct pair *pair, size_t n_items)
 {
     struct schedule_numbers *numbers = (void *)((char *)pair->base + pair->key->offset);
@@ -182,7 +182,7 @@ static void read_numbers(struct reader *reader, const struct pair *pair, size_t 
     read_scalar(reader, &single, pair->value);
 }
 
-/* Reports the required keys below one section that are missing. */
+/* Reports the missing required keys of a section. */
 void reader_refuse_missing(struct reader *reader, const char *prefix, const struct config_spot *spot)
 {
     for (size_t i = 0; i < reader->n_keys; i++) {
@@ -218,7 +218,7 @@ static void read_node(struct reader *reader, const struct pair *list, struct fy_
         refuse_value(reader, list, item, "is not a node");
         return;
     }
-    /* All nodes use the same rows for their keys, one node after another. */
+    /* Resets the rows, because the keys of all nodes use the same rows, one node after another. */
     for (size_t i = 0; i < reader->n_keys; i++) {
         if (strncmp(reader->keys[i].path, prefix, strlen(prefix)) == 0)
             reader->rows[i] = (struct config_row){0};
@@ -275,13 +275,13 @@ static void read_list(struct reader *reader, const struct pair *pair)
         read_nodes(reader, pair, (size_t)n_items);
 }
 
-/* Is "auto" normal for the key? Then the program's own settings count, or the default. */
+/* Is "auto" usual for the key? Then the program's own setting is used, or else the default. */
 static bool is_auto_by_nature(const struct config_key *key)
 {
     return strncmp(key->path, "optimizer.", 10) == 0 || strncmp(key->path, "zero_optimization.", 18) == 0;
 }
 
-/* Does the program's value of the key count, if it has one? It clips, or sends lr with its step. */
+/* Does the program's own value, if it has one, replace the key's? The program clips, or sends lr with its step. */
 static bool is_overruled(const struct config_key *key)
 {
     return strcmp(key->path, "gradient_clipping") == 0 || strncmp(key->path, "scheduler.", 10) == 0;
@@ -299,7 +299,7 @@ static void leave_schedule(struct reader *reader, const struct pair *pair)
                          "Trainer's does; without one the learning rate stays as it is");
 }
 
-/* Hugging Face's integration replaces "auto". An "auto" that is left means the default, as for DeepSpeed. */
+/* Reads an "auto" that Hugging Face's integration has not replaced. It means the default, as for DeepSpeed. */
 static void read_auto(struct reader *reader, const struct pair *pair)
 {
     if (strcmp(pair->key->path, "scheduler.params.total_num_steps") == 0) {
@@ -318,7 +318,7 @@ static void read_auto(struct reader *reader, const struct pair *pair)
         pair->key->def ? ", " : "", pair->key->def ? pair->key->def : "");
 }
 
-/* Reads a size for which DeepSpeed's 0 means "at once": no element waits for others. */
+/* Reads a size that may be 0. For DeepSpeed 0 means "at once": no element waits for others. */
 static void read_at_once(struct reader *reader, const struct pair *pair)
 {
     const uint64_t *elems = (const void *)((char *)pair->base + pair->key->offset);
@@ -333,8 +333,8 @@ static void read_at_once(struct reader *reader, const struct pair *pair)
 }
 
 /*
- * Reads a section. In DeepSpeed's old form of zero_optimization, true is stage 1, and false is stage 0, which has the
- * same numbers.
+ * Reads a section. Also reads DeepSpeed's old form of zero_optimization: true is stage 1, and so is false (stage 0 has
+ * the same numbers).
  */
 static void read_section(struct reader *reader, const struct pair *pair)
 {
@@ -361,7 +361,7 @@ void reader_read_value(struct reader *reader, const struct pair *pair)
     const char *text = yaml_text(pair->value);
 
     if (yaml_is_null(pair->value)) {
-        /* A section whose keys are all commented out is allowed. */
+        /* A section may be empty, for example because all its keys are commented out. */
         if (!(key->flags & CONFIG_NULLABLE) && key->type != CONFIG_SECTION)
             refuse_value(reader, pair, NULL, "is empty");
         return;

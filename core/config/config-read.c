@@ -43,10 +43,7 @@ size_t reader_read_known(struct reader *reader, const struct pair *parent)
     return n_known;
 }
 
-/*
- * Return: the names of a section's keys, without those of DeepSpeed that have no effect here. The caller frees the
- * text.
- */
+/* Return: the names of a section's keys, without DeepSpeed's keys that have no effect. The caller frees the text. */
 static char *section_keys(struct reader *reader, const char *section)
 {
     char *text = NULL;
@@ -67,7 +64,7 @@ static char *section_keys(struct reader *reader, const char *section)
     return text;
 }
 
-/* Return: the type of the chosen optimizer or scheduler, for a section of its keys. */
+/* Return: the name of the chosen type of optimizer or scheduler. section: selects one of the two. */
 static const char *active_type(const struct reader *reader, const char *section)
 {
     bool is_optimizer = strncmp(section, "optimizer", strlen("optimizer")) == 0;
@@ -88,9 +85,8 @@ bool reader_is_of_unknown_type(const struct reader *reader, const char *path)
 }
 
 /*
- * Refuses a key that is not in the table, or is there only for another optimizer or scheduler. At the top of a
- * DeepSpeed file an unknown key is only noted, because DeepSpeed ignores it, and programs keep their own settings
- * there.
+ * Refuses a key that the table does not have, or has only for another optimizer or scheduler. Only notes an unknown key
+ * at the top of a DeepSpeed file, because DeepSpeed ignores such keys, and programs keep their own settings there.
  */
 static void refuse_key(struct reader *reader, const char *section, const char *name, struct fy_node *at)
 {
@@ -115,7 +111,7 @@ static void refuse_key(struct reader *reader, const char *section, const char *n
                             nearest ? "; nearest valid key: " : "", nearest ? nearest->path : "");
 }
 
-/* Is accelerate's number of ranks overridden, by -n or by the section world? */
+/* Does -n or the section world replace accelerate's number of ranks? */
 static bool is_overruled_ranks(struct reader *reader, const struct pair *pair)
 {
     const char *text = yaml_text(pair->value);
@@ -156,7 +152,7 @@ static bool find_key(struct reader *reader, const char *section, const char *nam
 
     pair->key = config_table_find(section, name, reader->active);
     while (pair->key && pair->key->kind == CONFIG_ALIAS && pair->key->same) {
-        if (yaml_is_null(pair->value) || (text && strcmp(text, "none") == 0)) /* accelerate's null */
+        if (yaml_is_null(pair->value) || (text && strcmp(text, "none") == 0)) /* accelerate's form of null */
             return false;
         if (strcmp(pair->key->path, "num_processes") == 0 &&
             (is_overruled_ranks(reader, pair) || is_of_machines(reader, pair)))
@@ -213,7 +209,7 @@ static void read_pair(struct reader *reader, struct fy_node_pair *fy_pair, const
     if (!find_row(reader, section, key_node, &pair))
         return;
     if (pair.key->kind == CONFIG_ALIAS && pair.key->type != CONFIG_SECTION)
-        return; /* deepspeed_config_file; config_load() reads that file */
+        return; /* deepspeed_config_file: config_load() reads the file that it names */
     if (pair.key->kind == CONFIG_INERT)
         reader_read_inert(reader, &pair);
     else if (pair.key->kind == CONFIG_REFUSED)
@@ -231,7 +227,7 @@ void reader_read_mapping(struct reader *reader, struct fy_node *mapping, const c
         read_pair(reader, fy_pair, section, base);
 }
 
-/* Finds the value of section.type among the choices of its row. Return: false if it is none of them. */
+/* Finds the value at path among the choices of the path's row. Return: false if it is not among them. */
 static bool choose_type(struct fy_node *section, const char *path, int *type)
 {
     const struct config_key *key = config_table_lookup(path, UINT_MAX);
@@ -283,7 +279,7 @@ static void refuse_all_missing(struct reader *reader)
         const struct config_key *key = &reader->keys[i];
         const struct config_row *section = reader_find_section(reader, key->path);
 
-        /* Keys of a node are checked with the node. The keys that an unknown scheduler needs are unknown. */
+        /* Keys of a node are checked with the node. Keys that an unknown scheduler requires are not known. */
         if (!(key->flags & CONFIG_REQUIRED) || strstr(key->path, "[]") || (section && section->bad) ||
             (reader->scheduler_unknown && strncmp(key->path, "scheduler.params.", 17) == 0))
             continue;
@@ -291,7 +287,7 @@ static void refuse_all_missing(struct reader *reader)
     }
 }
 
-/* Stores the table's text like a value from a file. A default that cannot be read is a bug. */
+/* Stores the table's default like a value from a file. A default that cannot be read is a bug. */
 static void read_default(struct reader *reader, size_t i)
 {
     const struct config_key *key = &reader->keys[i];
@@ -392,7 +388,7 @@ static void read_all_given(struct reader *reader)
         read_given(reader, "world.size", ranks);
 }
 
-/* Notes that another value is used in place of this one, with the same results. */
+/* Notes that zerod uses another value with the same results. */
 static void note_served(struct reader *reader, const char *path, const char *text)
 {
     const struct config_row *row = &reader->rows[config_table_lookup(path, reader->active) - reader->keys];
@@ -402,7 +398,7 @@ static void note_served(struct reader *reader, const char *path, const char *tex
         config_problems_note(reader->problems, reader->text, &row->spot, path, "%s", text);
 }
 
-/* Replaces values that are only accepted by those that are used. */
+/* Replaces values that zerod accepts but does not use by the values that it uses. */
 static void settle_values(struct reader *reader)
 {
     struct config *config = reader->config;
@@ -459,7 +455,7 @@ static int read_text(struct reader *reader, const struct config_source *source)
     return r ? r : keep_origins(reader);
 }
 
-/* accelerate, too, refuses settings next to the name of the file that has them. */
+/* Refuses settings next to the name of the file that has the settings, as accelerate does. */
 static int read_cover_text(struct reader *reader)
 {
     size_t n_errors = reader->problems->n_errors, n_items = reader->problems->n_items;

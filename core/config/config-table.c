@@ -68,7 +68,7 @@ static const struct config_choice optim_bits[] = {{"32", 32}, {"8", 8}, {}};
 static const struct config_choice master_weight_bits[] = {{"32", 32}, {"24", 24}, {}};
 static const struct config_choice offloads[] = {{"none", CONFIG_OFFLOAD_NONE},
                                                 {"cpu", CONFIG_OFFLOAD_CPU},
-                                                {"false", CONFIG_OFFLOAD_NONE, .spelling = true}, /* of cpu_offload */
+                                                {"false", CONFIG_OFFLOAD_NONE, .spelling = true}, /* cpu_offload */
                                                 {"true", CONFIG_OFFLOAD_CPU, .spelling = true},
                                                 {"nvme", .refused = "is a disk, and zerod offloads nothing to disk"},
                                                 {}};
@@ -121,7 +121,7 @@ static const struct config_choice on_nonfinite[] = {
     {"skip", CONFIG_NONFINITE_SKIP}, {"error", CONFIG_NONFINITE_ERROR}, {}};
 static const struct config_choice on_leave[] = {{"stop", CONFIG_LEAVE_STOP}, {"continue", CONFIG_LEAVE_CONTINUE}, {}};
 
-/* Names of long ranges. A bound without a reason given here is picked: far above any use, below any overflow. */
+/* Names of long ranges. A bound without a reason is picked: far above any use, below any overflow. */
 #define MAX_ELEMS 1e12
 #define MAX_STEPS 1e12
 #define MAX_MS 2592000000.0 /* 30 days */
@@ -466,7 +466,7 @@ static const struct config_key table[] = {
         "A lost rank's successor must come within this time, else the step is aborted.", OWN, .def = "10min",
         RANGE(1000, MAX_MS)),
 
-    /* DeepSpeed's keys that have no effect here, in the order of its manual. */
+    /* DeepSpeed's keys without an effect in zerod, in the order of its manual. */
     INERT("train_batch_size", "The batch belongs to the trainers; see gradient_accumulation_steps."),
     INERT("train_micro_batch_size_per_gpu", "The batch belongs to the trainers."),
     INERT("managed_gradient_accumulation", "zerod sees the boundaries of micro-batches itself."),
@@ -577,7 +577,7 @@ static const struct config_key table[] = {
     INERT("zero_optimization.save_muon_momentum_buffer_in_memory", "The momentum is always in memory."),
     INERT("zero_optimization.leaf_module", "The trainers say what is gathered together."),
 
-    /* Refused: keys that change the numbers, and other kinds of parallelism. */
+    /* Refused keys: they change the numbers, or ask for other kinds of parallelism. */
     REFUSED("zero_optimization.zenflow",
             "Updates that lag behind their gradients change what is trained; zerod's steps are whole."),
     REFUSED("amp", "Apex is not supported; use fp16, or declare bf16 parameters."),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Scalar values are stored, printed, described and freed by one row for each type. */
+/* Stores, prints, describes and frees scalars, with one row for each type. */
 
 #include "core/config/config-value.h"
 
@@ -24,8 +24,8 @@ struct units {
 };
 
 /*
- * Largest first, because printing uses the first unit that divides the value. Decimal units are read, binary ones are
- * printed.
+ * Units, the largest first, because printing uses the first unit that divides the value. Decimal units are only read;
+ * binary units are also printed.
  */
 static const struct units no_units;
 static const struct units size_units = {.n_items = 11,
@@ -114,8 +114,8 @@ static const char *decimal_to_whole(struct decimal decimal, uint64_t factor, uin
 }
 
 /*
- * Reads a number and its unit, one of `units`. If `units` is empty, the number has no unit. Return: NULL, or the reason
- * for a failure.
+ * Reads a number and its unit, which is one of `units`. If `units` is empty, the number has no unit. Return: NULL, or
+ * the reason for a failure.
  */
 static const char *read_whole(const char *text, const struct units *units, uint64_t *whole)
 {
@@ -175,7 +175,7 @@ static const void *constant_field(const struct config_key *key, const void *base
     return (const char *)base + key->offset;
 }
 
-/* Fields of whole numbers are 4 or 8 bytes wide. The caller has checked the range. */
+/* Stores a whole number into a field of 4 or 8 bytes. The caller has checked the range. */
 static void put_whole(const struct config_key *key, void *base, uint64_t whole)
 {
     assert(key->size == sizeof(uint64_t) || key->size == sizeof(uint32_t));
@@ -194,7 +194,7 @@ static uint64_t get_whole(const struct config_key *key, const void *base)
     return key->size == sizeof(uint64_t) ? *(const uint64_t *)at : *(const uint32_t *)at;
 }
 
-/* Return: NULL, or the reason for a failure. */
+/* Reads and stores a whole number. Return: NULL, or the reason for a failure. */
 static const char *put_in_range(const struct config_key *key, const char *text, const struct units *units, void *base)
 {
     uint64_t whole = 0;
@@ -208,7 +208,7 @@ static const char *put_in_range(const struct config_key *key, const char *text, 
     return NULL;
 }
 
-/* Return: true if the value is "auto" and is stored. */
+/* Stores 0 if the value is "auto" and the key allows it. Return: true if the value is stored. */
 static bool put_auto(const struct config_key *key, const struct config_value *value, void *base)
 {
     if (!(key->flags & CONFIG_AUTO) || strcmp(value->text, "auto") != 0)
@@ -367,7 +367,7 @@ static const char *check_socket(const char *text)
     return why || strlen(text) <= CONFIG_MAX_SOCKET_BYTES ? why : "is longer than a socket's path can be";
 }
 
-/* Checks host:port. A host with colons is in brackets. */
+/* Checks host:port. A host that contains colons needs brackets. Return: NULL, or the reason for a failure. */
 static const char *check_address(const char *text)
 {
     const char *colon = strrchr(text, ':');
@@ -685,8 +685,8 @@ static void nodes_deinit(void *at)
 /* ---- one row for each type ----------------------------------------------------------------------------- */
 
 static const struct config_value_type {
-    const char *(*check)(const char *text); /* for strings, stored as they are; returns NULL or a reason */
-    /* For other scalars. Return: NULL, or the reason for a failure. */
+    const char *(*check)(const char *text); /* for strings, which are stored as they are; returns NULL or a reason */
+    /* Stores scalars that are no strings. Return: NULL, or the reason for a failure. */
     const char *(*store)(const struct config_key *key, const struct config_value *value, void *base);
     void (*print)(FILE *file, const struct config_key *key, const void *base);
     const char *allowed; /* NULL: allow() prints it */

@@ -17,7 +17,7 @@
 #include <string.h>
 
 struct yaml {
-    char *copy; /* of the text, if it had comments like JSON's; else NULL */
+    char *copy; /* copy of the text if it had comments like JSON's; else NULL */
     struct fy_diag *diag;
     struct fy_parser *parser;
     struct fy_document *document;
@@ -28,12 +28,12 @@ struct yaml {
 static const char place_marker[] = "here";
 
 /*
- * Above these limits the library takes seconds or minutes. Picked: DeepSpeed's largest files need 6 levels and 200
+ * Limits above which the library takes seconds or minutes. Picked: DeepSpeed's largest files need 6 levels and 200
  * items.
  */
 enum {
     MAX_FLOW_DEPTH = 32, /* levels of [ and { */
-    MAX_ITEMS = 20000,   /* keys and list members: counted by the characters : , and ? */
+    MAX_ITEMS = 20000,   /* keys and list members, counted by the characters : , and ? */
     MAX_ANCHORS = 1000,  /* counted by the character & */
 };
 
@@ -71,7 +71,8 @@ static void forget_report(struct yaml *yaml)
     yaml->report[0] = '\0';
 }
 
-/* Reads a number backwards from *end, and moves *end before its colon. Return: false if there is none. */
+/* Reads a number backwards from *end, and moves *end before the colon in front of it. Return: false if there is
+ * none. */
 static bool number_before(const char *start, const char **end, unsigned *number)
 {
     const char *s = *end;
@@ -86,8 +87,8 @@ static bool number_before(const char *start, const char **end, unsigned *number)
 }
 
 /*
- * A report begins "NAME:LINE:COLUMN: error: TEXT". NAME is the library's name for a text in memory. It is skipped
- * because the reading starts from the end. Return: the TEXT, with the place in *spot, or NULL.
+ * Splits a report "NAME:LINE:COLUMN: error: TEXT". Reads it from the end to skip NAME, the library's name for a text in
+ * memory. Return: TEXT, with the place in *spot; or NULL.
  */
 static char *split_report(struct yaml *yaml, struct config_spot *spot)
 {
@@ -106,8 +107,8 @@ static char *split_report(struct yaml *yaml, struct config_spot *spot)
 }
 
 /*
- * Return: the offset of the first byte that is not text, or SIZE_MAX. The library also reads UTF-16 and UTF-32, and
- * accepts some bytes that a terminal or a log should never show. Here only UTF-8 without control characters is text.
+ * Return: the offset of the first byte that is not UTF-8 or belongs to a control character; SIZE_MAX if there is none.
+ * The library also reads UTF-16 and UTF-32, and accepts some bytes that a terminal or a log should never show.
  */
 static size_t bad_byte(const struct config_text *text)
 {
@@ -139,7 +140,7 @@ static struct config_spot spot_of_byte(const struct config_text *text, size_t at
     return spot;
 }
 
-/* Return: the end of the comment or quoted text that begins at i; i if none begins there. */
+/* Return: the end of the comment or quoted text that begins at i; i if neither begins there. */
 static size_t skip_text(const struct config_text *text, size_t i)
 {
     const char *s = text->text;
@@ -153,7 +154,7 @@ static size_t skip_text(const struct config_text *text, size_t i)
     return i;
 }
 
-/* Return: the end of the comment that begins at i with // or with the mark of C; i if none begins there. */
+/* Return: the end of the comment that begins at i with // or with the mark of C; i if no comment begins there. */
 static size_t skip_json_comment(const struct config_text *text, size_t i)
 {
     const char *s = text->text, *end = s + text->n_bytes, *stop;
@@ -184,8 +185,8 @@ size_t config_find_brace(const struct config_text *text)
 }
 
 /*
- * Replaces comments like JSON's by blanks, so that places stay the same. *copy stays NULL if there are none. Return: 0
- * or -ENOMEM.
+ * Replaces comments like JSON's by blanks, so that the places of nodes stay the same. *copy stays NULL if the text has
+ * no such comments. Return: 0 or -ENOMEM.
  */
 static int blank_json_comments(const struct config_text *text, char **copy)
 {
@@ -208,7 +209,7 @@ static int blank_json_comments(const struct config_text *text, char **copy)
     return 0;
 }
 
-/* Counts outside of comments and quotes. */
+/* Depth and numbers of a text, outside of comments and quotes. */
 struct extent {
     size_t depth, n_items, n_anchors;
 };
@@ -231,8 +232,8 @@ static bool is_too_large(const struct extent *extent)
 }
 
 /*
- * Return: the place where the text is too deep or too large for the library, with *extent up to there; SIZE_MAX if
- * there is none.
+ * Return: the offset at which the text becomes too deep or too large for the library; SIZE_MAX if it does not. *extent:
+ * of the text up to there.
  */
 static size_t find_excess(const struct config_text *text, struct extent *extent)
 {
@@ -411,7 +412,7 @@ struct config_spot yaml_spot(struct yaml *yaml, struct fy_node *node)
         return spot;
     if (fy_node_is_scalar(node) && fy_node_get_scalar(node, &n_bytes))
         spot.n_columns = (unsigned)MIN(n_bytes, (size_t)1000);
-    /* The library places these nodes after their first character, a quote or an asterisk. */
+    /* The library places quoted texts and aliases after their first character, a quote or an asterisk. */
     if (style == FYNS_SINGLE_QUOTED || style == FYNS_DOUBLE_QUOTED || style == FYNS_ALIAS) {
         spot.column -= spot.column > 1;
         spot.n_columns += style == FYNS_ALIAS ? 1 : 2;

@@ -3,9 +3,9 @@
 
 /*
  * Parses YAML with libfyaml: a text becomes one document, or problems. This module adds what the library lacks: places
- * of nodes as numbers (its public interface only prints them), refusal of what a configuration does not need, and
- * comments that begin with // or are between the marks of C, as DeepSpeed's JSON reader allows them. The library limits
- * the depth to 64 levels. The reader of the document refuses duplicate keys, because it can report all of them.
+ * of nodes as numbers (the library only prints them), refusal of YAML that a configuration does not need, and comments
+ * that begin with // or are between the marks of C, as DeepSpeed's JSON reader allows them. The library limits the
+ * depth to 64 levels. The reader of the document refuses duplicate keys, because it can report all duplicates.
  */
 
 #include "core/config/config-problem.h"
@@ -16,8 +16,8 @@
 struct yaml;
 
 /*
- * The text is not copied and must outlive *out. Return: 0, -ENOMEM, or CONFIG_E_INVALID (from config.h) with the
- * problem added.
+ * Parses the text, which is not copied and must outlive *out. Return: 0, -ENOMEM, or CONFIG_E_INVALID (from config.h)
+ * after adding the problem.
  */
 int yaml_new(struct yaml **out, const struct config_text *text, struct config_problems *problems);
 void yaml_free(struct yaml *yaml);
@@ -35,7 +35,7 @@ struct config_spot yaml_spot(struct yaml *yaml, struct fy_node *node);
 const char *yaml_text(struct fy_node *node);
 bool yaml_is_quoted(struct fy_node *node);
 
-/* Return: the first value of this key of the mapping, or NULL. mapping may be NULL or another node. */
+/* Return: the first value of this key of the mapping, or NULL. mapping may be NULL, or a node that is no mapping. */
 struct fy_node *yaml_value_of(struct fy_node *mapping, const char *name);
 
 /* Is the value empty, or ~ or null without quotes? node may be NULL. */

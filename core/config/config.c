@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The configuration answers questions about itself: ranks of this node, engines of this build, offloading. */
+/* Answers questions about a configuration: ranks of this node, engines of this build, offloading. */
 
 #include "core/config/config.h"
 
@@ -70,10 +70,10 @@ bool config_file_has(const struct config *config, const char *path)
 
 /*
  * On one node a bucket of 2 MB stays in the cache from a trainer's copy to the reduction. Between nodes a bucket is
- * also the unit of sending, and costs a millisecond more than its bytes. docs/benchmarks.md has the measurements. On
- * GPUs each bucket costs launches, and with Muon a GPU receives whole buckets from all others. The two sizes for GPUs
- * are picked. A model on a GPU pushes a gradient that is larger than a bucket in parts, which costs a copy of the
- * bytes: an H200 took 465 ms for a step with 50,000,000, and 694 with 500,000.
+ * also the unit of sending, and costs a millisecond in addition to its bytes. docs/benchmarks.md has the measurements.
+ * On GPUs each bucket costs kernel launches, and with Muon a GPU receives whole buckets from all other GPUs. The two
+ * sizes for GPUs are picked. A model on a GPU pushes a gradient that is larger than a bucket in parts, which costs a
+ * copy of the bytes: a step on an H200 took 465 ms with buckets of 50,000,000 elements, and 694 ms with 500,000.
  */
 uint64_t config_usual_bucket_elems(const struct config *config)
 {
@@ -110,13 +110,14 @@ bool config_partitions_all(const struct config *config)
     return config->device == CONFIG_DEVICE_CUDA && config_stage(config) == 3 && !config_offloads(config);
 }
 
-/* sysconf() also counts CPUs that taskset, a cpuset or Slurm keeps from this process. */
+/* sched_getaffinity() is used because sysconf() also counts CPUs that taskset, a cpuset or Slurm keeps from this
+ * process. */
 unsigned config_n_threads(const struct config *config)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     cpu_set_t set;
 
-    if (sched_getaffinity(0, sizeof(set), &set) == 0) /* fails if the machine has more CPUs than a set */
+    if (sched_getaffinity(0, sizeof(set), &set) == 0) /* fails if the machine has more CPUs than a cpu_set_t */
         n = CPU_COUNT(&set);
     return config->threads ? config->threads : (unsigned)MIN(MAX(n, 1L), (long)CONFIG_MAX_THREADS);
 }

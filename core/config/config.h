@@ -27,14 +27,14 @@ enum {
 };
 
 enum {
-    CONFIG_MAX_BYTES = 1 << 20,    /* size of a file; picked, zerod's own are below 10 KiB */
+    CONFIG_MAX_BYTES = 1 << 20,    /* size of a file; picked: zerod's own files are below 10 KiB */
     CONFIG_MAX_SOCKET_BYTES = 107, /* sun_path without its NUL */
-    CONFIG_MAX_RANKS = 1024,       /* picked; data kept per rank stays small next to the state */
-    CONFIG_MAX_LOCAL_RANKS = 64,   /* on one node; one mask says which of them pushed a parameter */
+    CONFIG_MAX_RANKS = 1024,       /* picked: data kept per rank stays small compared with the state */
+    CONFIG_MAX_LOCAL_RANKS = 64,   /* on one node; a mask has a bit for each rank that pushed a parameter */
     CONFIG_MAX_THREADS = 1024,     /* picked */
-    CONFIG_MAX_LOCAL_GPUS = 16,    /* on one node with a GPU each; one message to an engine lists them */
+    CONFIG_MAX_LOCAL_GPUS = 16,    /* ranks on one node with a GPU each; one message to an engine lists them */
     CONFIG_MAX_NODES = 64,         /* one mask has a bit for each node */
-    CONFIG_MAX_PIECES = 64,        /* of all nodes (subtree.h); one mask says which of them have pushed */
+    CONFIG_MAX_PIECES = 64,        /* pieces of all nodes (subtree.h); a mask has a bit for each */
 };
 
 enum config_device { CONFIG_DEVICE_CPU, CONFIG_DEVICE_CUDA };
@@ -84,13 +84,13 @@ struct config_listen {
 
 struct config_world {
     unsigned size;             /* ranks in all */
-    struct config_nodes nodes; /* empty: one node; else their ranks add up to size */
+    struct config_nodes nodes; /* empty: one node; else the nodes' ranks add up to size */
     unsigned node;             /* index of this node in nodes */
     char *key_file;            /* absolute, or NULL */
 };
 
 struct config_zero {
-    int stage;                   /* 1 to 3, as configured; config_stage() returns the one in use */
+    int stage;                   /* 1 to 3, as configured; config_stage() returns the stage in use */
     uint64_t reduce_bucket_size; /* elements */
     bool overlap_comm;
     uint64_t stage3_max_live_parameters; /* elements, per rank */
@@ -100,10 +100,10 @@ struct config_zero {
 };
 
 struct config_optimizer {
-    enum optimizer type; /* hyper.adam_w_mode tells AdamW from Adam if this is OPTIMIZER_ADAM */
+    enum optimizer type; /* OPTIMIZER_ADAM is AdamW if hyper.adam_w_mode is set */
     struct hyper hyper;  /* fields that the type does not use stay 0 */
-    unsigned optim_bits; /* bits of each moment: 8, or 32 (bf16 may make it 16) */
-    unsigned master_weight_bits; /* bits of a bf16 weight's master weight: 32 or 24 */
+    unsigned optim_bits; /* size of a moment: 8, or 32 (bf16 may make it 16) */
+    unsigned master_weight_bits; /* size of a bf16 weight's master weight: 32 or 24 */
 };
 
 struct config_bf16 {
@@ -132,11 +132,11 @@ struct config_diagnostics {
 #define CONFIG_LOAD_NEVER "never"
 
 struct config_checkpoint {
-    char *dir;                 /* absolute; NULL: nothing is saved or loaded */
+    char *dir; /* absolute; NULL: no checkpoint is saved or loaded */
     struct config_names allow_groups;
     uint64_t save_steps;       /* 0: not by steps */
     uint64_t save_interval_ms; /* 0: not by time */
-    unsigned save_total_limit; /* 0: all are kept */
+    unsigned save_total_limit; /* 0: all checkpoints are kept */
     enum config_save_on_stop save_on_stop;
     char *load; /* an absolute path, CONFIG_LOAD_LATEST or CONFIG_LOAD_NEVER */
     bool strict;
@@ -171,8 +171,8 @@ enum config_configured {
 
 /* Where a value came from. */
 struct config_origin {
-    unsigned line, column; /* from 1; meaningless if not given */
-    bool given;            /* false: a default; line 0: given by the command line */
+    unsigned line, column; /* from 1; undefined if not given */
+    bool given;            /* false: the value is a default; line 0: given by the command line */
 };
 
 struct config {
@@ -189,7 +189,7 @@ struct config {
     uint64_t gradient_accumulation_steps; /* 0: auto, step() is the boundary */
     double gradient_clipping;             /* 0: off */
     enum config_allreduce_op gradient_allreduce_op;
-    enum dtype communication_data_type; /* of gradients between nodes: DTYPE_F32 or DTYPE_BF16 */
+    enum dtype communication_data_type; /* type of gradients between nodes: DTYPE_F32 or DTYPE_BF16 */
     struct config_fp16 fp16;
     struct config_bf16 bf16;
     enum config_weights weights;
@@ -199,8 +199,8 @@ struct config {
     struct config_checkpoint checkpoint;
     struct config_limits limits;
 
-    bool no_successors;            /* set by the command line: nobody restarts a lost rank */
-    char *file;                    /* as the caller named it */
+    bool no_successors;            /* set by the command line: no program restarts a lost rank */
+    char *file;                    /* the name that the caller passed */
     struct config_origin *origins; /* one per row of config_table() */
 };
 
@@ -213,7 +213,7 @@ struct config_build {
 /* Values of the command line, for keys that the file lacks (a DeepSpeed file lacks some). 0 or NULL: not given. */
 struct config_given {
     const char *socket;   /* listen.socket */
-    unsigned ranks;       /* world.size; overrides accelerate's num_processes */
+    unsigned ranks;       /* world.size; replaces accelerate's num_processes */
     unsigned usual_ranks; /* world.size if neither file nor command line has it */
 };
 
@@ -226,8 +226,8 @@ struct config_source {
 
 /*
  * Reads a file, or the DeepSpeed file that an accelerate file names. given may be NULL. The caller initialises
- * problems; new ones are appended in the order of the file. On success the caller frees *out (config_free), and
- * problems may hold notes. On failure *out is NULL. Return: 0, CONFIG_E_INVALID, or -ENOMEM.
+ * problems; the functions append new problems in the order of the file. On success the caller frees *out (config_free),
+ * and problems may hold notes. On failure *out is NULL. Return: 0, CONFIG_E_INVALID, or -ENOMEM.
  */
 int config_load(struct config **out, const char *path, const struct config_given *given,
                 struct config_problems *problems);
@@ -238,27 +238,29 @@ void config_free(struct config *config);
 const struct config_build *config_build_own(void);
 
 /*
- * Does the file or the command line have a value for the key, other than "auto"? config_file_has(): does the file have
- * one?
+ * config_gives(): does the file or the command line have a value for the key, other than "auto"? config_file_has():
+ * does the file have such a value?
  */
 bool config_gives(const struct config *config, const char *path);
 bool config_file_has(const struct config *config, const char *path);
-/* Are master weights and moments in host memory, and all else on GPUs? */
+/* Are master weights and moments in host memory, and all other data on GPUs? */
 bool config_offloads(const struct config *config);
 /*
- * Is it stage 3 on GPUs without offloading? Then no state is in host memory, and frozen parameters are partitioned too.
+ * Does the job use stage 3 on GPUs without offloading? Then host memory has no state, and frozen parameters are
+ * partitioned.
  */
 bool config_partitions_all(const struct config *config);
 /*
  * Return: the stage in use, for the layout of the job's memory and for its trainers. Stage 3 partitions weights among
- * nodes and GPUs. On one node in host memory there is nothing to gather, so stage 3 becomes stage 2, unless the
- * configuration says otherwise. config_stage_of() starts from the given stage, config_stage() from the configured one.
+ * nodes and GPUs. On one node in host memory there is nothing to gather, so stage 3 becomes stage 2, unless
+ * zero.stage3_on_one_node says otherwise. config_stage_of() starts from the given stage, config_stage() from the
+ * configured one.
  */
 unsigned config_stage(const struct config *config);
 unsigned config_stage_of(const struct config *config, unsigned stage);
 /* Return: the number of workers of a daemon on this machine. */
 unsigned config_n_threads(const struct config *config);
-/* Are gradients and state in one memory, as Muon needs them? */
+/* Are gradients and state in the same memory? Muon needs this. */
 bool config_can_use_muon(const struct config *config);
 /* Does the daemon need OpenBLAS for this optimizer? On GPUs the engine needs cuBLAS. */
 bool config_needs_openblas(const struct config *config, enum optimizer optimizer);
@@ -267,24 +269,24 @@ struct optimizer_moments config_moments(const struct config *config);
 /* Does the job look for a checkpoint when it starts? */
 bool config_loads(const struct config *config);
 /*
- * Return: the reduce_bucket_size that zerod chooses. A running job keeps the size that it was formed with.
- * config_chooses_bucket(): does zerod choose it, because neither file nor command line does?
+ * config_usual_bucket_elems(): the reduce_bucket_size that zerod chooses. A running job keeps the size with which it
+ * was formed. config_chooses_bucket(): does zerod choose the size, because neither file nor command line has one?
  */
 uint64_t config_usual_bucket_elems(const struct config *config);
 bool config_chooses_bucket(const struct config *config);
-/* The number of ranks on this node. */
+/* Return: the number of ranks on this node. */
 unsigned config_local_ranks(const struct config *config);
-/* The first rank of a node, and of this node. */
+/* Return: the first rank of a node; of this node. */
 unsigned config_first_rank_of(const struct config *config, unsigned node);
 unsigned config_first_rank(const struct config *config);
-/* Return: the name of what the optimizer computes. Adam with decoupled weight decay is AdamW. */
+/* Return: the name of the algorithm that the optimizer computes. Adam with decoupled weight decay is AdamW. */
 const char *config_optimizer_name(const struct config_optimizer *optimizer);
 /*
  * Sets the optimizer of a configuration that has none, by its name (see config_optimizer_name()) and with its defaults.
  * momentum is for SGD only. Return: true if the optimizer is set; false if nothing has changed.
  */
 bool config_choose_optimizer(struct config *config, const char *name, double momentum);
-/* Sets the room that the job's ranks need. Also sets reduce_bucket_size if zerod chooses it. */
+/* Sets the room in the rings that the job's ranks need. Also sets reduce_bucket_size if zerod chooses that. */
 void config_choose_gpu_room(struct config *config, enum config_gpu_room room);
 /* Return: bits of enum config_configured for the settings that the file has. */
 unsigned config_configured(const struct config *config);

@@ -8,12 +8,12 @@
 #include <math.h>
 
 /*
- * Doubling stops here. Trainers hold the scaled loss in fp32, which ends at 2^128, so no run with a loss gets this far.
- * If all gradients are zero, the scale would otherwise double to infinity, and 0 x infinity is NaN.
+ * Doubling stops at this scale. Trainers hold the scaled loss in fp32, which ends at 2^128, so no run with a loss gets
+ * this far. If all gradients are zero, the scale would otherwise double to infinity, and 0 x infinity is NaN.
  */
 static const double largest_scale = 0x1p127;
 
-/* Halving stops here at the latest. Below this, fp32 loses bits, and finally gradients would be divided by 0. */
+/* Halving stops at this scale at the latest. Below it, fp32 loses bits, and finally gradients would be divided by 0. */
 static const double smallest_scale = 0x1p-126;
 
 static double lowest_scale(const struct lossscale *ls)
@@ -54,14 +54,14 @@ static int lossscale_lower(struct lossscale *ls)
     if (lossscale_is_at_minimum(ls))
         return LOSSSCALE_E_AT_MINIMUM;
 
-    /* The last unit of hysteresis is not refilled here, so the next overflow halves the scale at once. */
+    /* The last unit of hysteresis is not refilled, so the next overflow halves the scale at once. */
     ls->scale = fmax(ls->scale / 2, lowest_scale(ls));
     return 0;
 }
 
 static void lossscale_raise(struct lossscale *ls)
 {
-    uint64_t n_clean = ls->n_steps - ls->window_start; /* before this step */
+    uint64_t n_clean = ls->n_steps - ls->window_start; /* steps without overflow before this step */
 
     if (ls->params.consecutive_hysteresis)
         ls->hysteresis_left = ls->params.hysteresis;

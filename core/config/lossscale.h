@@ -7,33 +7,34 @@
  * scale of the next step. Trainers multiply their loss by the scale, and the step divides by it.
  *
  * Dynamic: the scale starts at 2^initial_power. An overflow uses up one unit of hysteresis; if only one unit is left,
- * it halves the scale instead, but never below min_scale. Steps without overflow are counted from the last overflow. A
- * step without overflow that follows a whole number of windows doubles the scale and refills the hysteresis (so the
- * first doubling comes with step window + 1, the second with step 2 * window + 1). With consecutive_hysteresis every
- * step without overflow refills it. Skipped steps count too, because the scale moves with attempts, not with updates.
+ * the overflow halves the scale instead, but never below min_scale. Steps without overflow are counted from the last
+ * overflow. A step without overflow that follows a whole number of windows doubles the scale and refills the hysteresis
+ * (so the first doubling comes with step window + 1, the second with step 2 * window + 1). With consecutive_hysteresis
+ * every step without overflow refills the hysteresis. Skipped steps count too, because the scale depends on attempts,
+ * not on updates.
  */
 
 #include <stdbool.h>
 #include <stdint.h>
 
 enum {
-    LOSSSCALE_E_AT_MINIMUM = 1, /* E1202: an overflow, and the scale is at its minimum */
+    LOSSSCALE_E_AT_MINIMUM = 1, /* E1202: an overflow while the scale is at its minimum */
 };
 
 /* The section fp16 of the configuration. */
 struct lossscale_params {
     double static_scale;    /* > 0: a static scale; 0: dynamic */
     unsigned initial_power; /* the dynamic scale starts at 2^initial_power */
-    uint64_t window;        /* steps without overflow before the one that doubles the scale, at least 1 */
+    uint64_t window;        /* steps without overflow before the step that doubles the scale, at least 1 */
     unsigned hysteresis;    /* overflows until the scale halves, at least 1 */
     bool consecutive_hysteresis;
-    double min_scale; /* 0: no minimum of its own */
+    double min_scale; /* 0: the minimum is 2^-126 */
 };
 
 struct lossscale {
     struct lossscale_params params;
     bool dynamic;
-    double scale; /* of the next step */
+    double scale; /* the scale of the next step */
     unsigned hysteresis_left;
     uint64_t n_steps;      /* steps decided so far, skipped ones included */
     uint64_t window_start; /* the step after the last overflow */

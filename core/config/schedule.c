@@ -11,11 +11,11 @@
 
 static uint64_t warmup_steps(const struct schedule *schedule)
 {
-    return MAX(schedule->warmup_num_steps, (uint64_t)2); /* log(1) would divide by zero */
+    return MAX(schedule->warmup_num_steps, (uint64_t)2); /* with 1 step, log(1) = 0 would be a divisor */
 }
 
 /*
- * Return: the position in the warm-up, from 0 to 1. The formulas keep DeepSpeed's order of operations, for the same
+ * Return: the position in the warm-up, from 0 to 1. The formulas keep DeepSpeed's order of operations, to get the same
  * bits.
  */
 static double warmup_progress(const struct schedule *schedule, uint64_t iteration)
@@ -38,7 +38,8 @@ static double decay_progress(const struct schedule *schedule, uint64_t iteration
     return fmax(0.0, (total - (double)iteration) / length);
 }
 
-/* Return: the factor of the group's lr. After the end it stays at cos_min_ratio and does not rise again. */
+/* Return: the factor of the group's lr. After the last step the factor stays at cos_min_ratio and does not rise
+ * again. */
 static double cosine_ratio(const struct schedule *schedule, uint64_t iteration)
 {
     uint64_t n_warmup = warmup_steps(schedule);

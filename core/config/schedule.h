@@ -3,8 +3,8 @@
 
 /*
  * DeepSpeed's learning rate schedules, with its names, parameters and formulas: WarmupLR, WarmupDecayLR,
- * WarmupCosineLR. They are pure functions of the number of applied steps. Skipped steps do not count. Nothing is
- * stored, so a resumed job continues where it was.
+ * WarmupCosineLR. They are pure functions of the number of applied steps. Skipped steps do not count. They store
+ * nothing, so a resumed job continues with the rate that it had.
  *
  * As in DeepSpeed, the first step runs before the schedule begins. Its rate is warmup_min_lr (0 by default), and 0
  * under WarmupCosineLR.
@@ -27,10 +27,10 @@ enum schedule_warmup {
 };
 
 enum {
-    SCHEDULE_E_GROUPS = 1, /* the length of a list of the schedule differs from the number of groups */
+    SCHEDULE_E_GROUPS = 1, /* a list of the schedule has another length than the number of groups */
 };
 
-/* One number for all groups, or one for each. */
+/* One number for all groups, or one number for each group. */
 struct schedule_numbers {
     double *items;
     size_t n_items;
@@ -40,11 +40,11 @@ struct schedule {
     enum schedule_type type;
     enum schedule_warmup warmup_type;
     uint64_t warmup_num_steps;             /* less than 2 counts as 2, as in DeepSpeed */
-    uint64_t total_num_steps;              /* decay, cosine */
-    struct schedule_numbers warmup_min_lr; /* warmup, decay */
-    struct schedule_numbers warmup_max_lr; /* warmup, decay; empty, with warmup alone: each group's lr */
-    double warmup_min_ratio;               /* cosine: of the group's lr */
-    double cos_min_ratio;                  /* cosine: of the group's lr */
+    uint64_t total_num_steps;              /* for decay and cosine */
+    struct schedule_numbers warmup_min_lr; /* for warmup and decay */
+    struct schedule_numbers warmup_max_lr; /* for warmup and decay; empty, with warmup alone: each group's lr */
+    double warmup_min_ratio;               /* for cosine: fraction of the group's lr */
+    double cos_min_ratio;                  /* for cosine: fraction of the group's lr */
 };
 
 /*
@@ -52,7 +52,7 @@ struct schedule {
  */
 int schedule_check_groups(const struct schedule *schedule, size_t n_groups, const char **key);
 
-/* Does the schedule start from the groups' lr? Else it has its own rates. */
+/* Does the schedule start from the groups' lr? If not, it has its own rates. */
 static inline bool schedule_starts_from_lr(const struct schedule *schedule)
 {
     return schedule->type != SCHEDULE_NONE && schedule->warmup_max_lr.n_items == 0;

@@ -27,7 +27,7 @@ enum caller caller_of(const struct evidence_at *at, const struct diagnostic_push
         return CALLER_TRAINER;
     if (mentions(at->client, "torch") || mentions(at->client, "python"))
         return CALLER_TORCH;
-    /* Unknown Python programs get the Trainer's keywords, because most models know them, too. */
+    /* Unknown Python programs get the Trainer's keywords, because most models have these keywords, too. */
     return push && mentions(push->site, ".py:") ? CALLER_TRAINER : CALLER_C;
 }
 
@@ -87,7 +87,7 @@ struct diagnostic *cause_new(const struct evidence_at *at, enum diagnostic_code 
     return d;
 }
 
-/* Notes are in a column after the longest advice that has a note. */
+/* Aligns the notes in a column after the longest advice that has a note. */
 void cause_remedies(struct diagnostic *d, const struct remedy *remedies, size_t n)
 {
     int width = 0;

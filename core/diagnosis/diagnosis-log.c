@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Logs a diagnostic as its text, with fields for searching the journal. */
+/* Logs a diagnostic as its text, with fields for searches in the journal. */
 
 #include "core/diagnosis/diagnosis-log.h"
 

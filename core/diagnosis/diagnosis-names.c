@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Names in a text. A fault rarely concerns only one parameter, and 432 names say less than their common prefix. A set
- * is one group if all trainable parameters under its common prefix are in the set. Else the group is split at the next
- * component of the names, as long as five groups suffice.
+ * Chooses the names in a text. A fault rarely concerns only one parameter, and 432 names say less than their common
+ * prefix. A set is one group if all trainable parameters under its common prefix are in the set. Else the group is
+ * split at the next component of the names, as long as five groups suffice.
  */
 
 #include <assert.h>
@@ -38,7 +38,8 @@ static const char *prefix_of(const struct set *set, const struct name_group *gro
     return set->layout->params[group->first].name;
 }
 
-/* Return: the length of the longest prefix of a's name, at most len, that ends before a dot and that b is under. */
+/* Return: the length of the longest prefix of a's name, at most len, that ends before a dot and also is a prefix of b's
+ * name. */
 static size_t common_prefix(const struct layout_param *a, size_t len, const struct layout_param *b)
 {
     while (len > 0 && !is_under(b, a->name, len)) {
@@ -49,7 +50,7 @@ static size_t common_prefix(const struct layout_param *a, size_t len, const stru
     return len;
 }
 
-/* Return: the length of the name up to the end of the component after the first len bytes. */
+/* Return: the length of the name up to the end of the first component after the first len bytes. */
 static size_t next_component(const struct layout_param *param, size_t len)
 {
     size_t at = MIN(len ? len + 1 : 1, param->name_len);
@@ -70,8 +71,8 @@ static bool is_whole(const struct set *set, const struct name_group *group)
 }
 
 /*
- * Extends the prefix to the longest one that all members share, counts the members, and checks whether the group is
- * whole.
+ * Extends the group's prefix to the longest that all members share, counts the members, and checks whether all
+ * trainable parameters under it are in the set.
  */
 static void complete_group(const struct set *set, struct name_group *group)
 {
@@ -122,8 +123,8 @@ static size_t split(const struct set *set, const struct name_group *group, struc
 }
 
 /*
- * Splits groups until each is whole: until all trainable parameters under its prefix are in the set. Return: false if
- * this needs more groups than fit.
+ * Splits groups until all trainable parameters under each group's prefix are in the set. Return: false if this needs
+ * more groups than fit.
  */
 static bool refine(const struct set *set, struct name_group *groups, size_t *n_groups)
 {
@@ -149,7 +150,7 @@ static bool refine(const struct set *set, struct name_group *groups, size_t *n_g
     return true;
 }
 
-/* Makes one group for each first component, as many as fit. Return: the number of groups. */
+/* Makes groups, one for each first component of the names, as many as fit. Return: the number of groups. */
 static size_t first_components(const struct set *set, struct name_group *groups)
 {
     size_t n_groups = 0;
@@ -198,7 +199,7 @@ size_t name_groups(struct name_group groups[NAME_GROUPS_MAX], size_t *n_groups, 
 
 void name_print(struct strbuf *buf, const char *name, size_t name_len)
 {
-    char printed[4 * 1024 + 1]; /* the longest possible name, every byte as \xNN */
+    char printed[4 * 1024 + 1]; /* room for the longest possible name, with every byte as \xNN */
 
     layout_print_name(printed, sizeof(printed), name, name_len);
     strbuf_add(buf, "%s", printed);
@@ -261,7 +262,7 @@ void name_list_print(struct strbuf *buf, const struct layout *layout, const uint
     }
     if (n_left)
         strbuf_add(buf, "\nand %zu more elsewhere", n_left);
-    /* Prefixes of whole groups are a full list. */
+    /* If all groups are whole, their prefixes name every parameter. */
     if (n_left || !whole)
         strbuf_add(buf, "\n(every name: zerodctl diagnostics --json)");
 }

@@ -17,7 +17,7 @@
 enum { LABEL_WIDTH = 15 };
 
 /*
- * All codes: number, short text, and the sentence for operators in the index of docs/diagnostics.md. The whole texts
+ * All codes: number, short text, and the sentence for operators in the index of docs/diagnostics.md. The complete texts
  * are in texts/. A test compares the manual with this list.
  */
 #define CODES(X)                                                                                                       \
@@ -73,12 +73,12 @@ enum { LABEL_WIDTH = 15 };
 static const struct diagnostic_info infos[] = {CODES(INFO)};
 #undef INFO
 
-/* Replaces any string that could not be allocated. Never written to. */
+/* Replaces each string that could not be allocated. It is never written to. */
 static char nothing[] = "";
 
 /*
  * diagnostic_new() returns a spare if it cannot allocate the struct. A spare has the code and the short text. All such
- * diagnostics of a code share it. Only its keeper changes it, and it is never freed.
+ * diagnostics of a code share it. Only the module that stores diagnostics changes it, and it is never freed.
  */
 #define SPARE(number, name, title_, summary)                                                                           \
     {.code = name,                                                                                                     \
@@ -229,7 +229,7 @@ void diagnostic_warn(struct diagnostic *d)
         d->warning = true;
 }
 
-/* For segments and sites, because they are text from the client. */
+/* Copies a segment or a site, which is text from the client, and replaces bytes that are not printable. */
 static char *copy_foreign(const char *text)
 {
     struct strbuf buf = {0};
@@ -263,7 +263,7 @@ void diagnostic_field_take(struct diagnostic *d, const char *label, struct strbu
 {
     char *name;
 
-    assert(is_spare(d) || d->text == nothing); /* not finished */
+    assert(is_spare(d) || d->text == nothing); /* not finished yet */
     assert(d->n_fields <= DIAGNOSTIC_MAX_FIELDS);
     if (is_spare(d) || d->n_fields == DIAGNOSTIC_MAX_FIELDS || buf->n_bytes == 0) {
         strbuf_deinit(buf);
@@ -299,7 +299,7 @@ static char *param_name(const struct layout *layout, uint32_t id)
     return take_text(&buf);
 }
 
-/* Copies each id once, because a parameter may have been pushed more than twice. Return: the number of copied ids. */
+/* Copies each id once, although a parameter may have been pushed more than twice. Return: the number of copied ids. */
 static size_t copy_once(uint32_t *dst, const struct layout *layout, const uint32_t *ids, size_t n)
 {
     _cleanup_free_ uint8_t *seen = layout ? calloc(layout->n_params, 1) : NULL;

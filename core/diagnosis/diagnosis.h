@@ -5,7 +5,7 @@
  * Diagnostics: codes, causes and texts of zerod's refusals. Pure: no I/O, no clock.
  *
  * A cause_*() function builds a diagnostic from evidence. From then on the diagnostic is immutable. The exception, the
- * log, the journal and the JSON show it. Names, sites and numbers are copied into it.
+ * log, the journal and the JSON show it. The diagnostic has copies of names, sites and numbers.
  */
 
 #include <stdbool.h>
@@ -74,32 +74,32 @@ struct diagnostic_push {
 
 struct diagnostic {
     enum diagnostic_code code;
-    char cause_class[4]; /* "D1", or "" */
-    bool warning;        /* nothing was refused */
-    char *title;         /* "duplicate gradient refused" */
+    char cause_class[4]; /* such as "D1"; may be "" */
+    bool warning;        /* a warning: no request was refused */
+    char *title;         /* such as "duplicate gradient refused" */
     bool has_rank, has_step, has_micro_batch;
     uint32_t rank;
     uint64_t step;
     uint32_t micro_batch;
     char *params[DIAGNOSTIC_MAX_PARAMS];
     uint32_t n_params_named, n_params;
-    uint32_t *param_ids; /* all n_params of them, may be NULL */
+    uint32_t *param_ids; /* ids of all n_params parameters; may be NULL */
     struct diagnostic_push first, second;
     struct diagnostic_field fields[DIAGNOSTIC_MAX_FIELDS];
     size_t n_fields;
-    char *text;           /* everything, as printed; set by diagnostic_finish() */
-    uint64_t id, time_ns; /* set by the module that keeps the diagnostic */
+    char *text;           /* the complete text, as printed; set by diagnostic_finish() */
+    uint64_t id, time_ns; /* set by the module that stores the diagnostic */
     unsigned n_refs;
 };
 
 /* One constant row per code: the short text, and the sentence for operators in the manual's index. */
 struct diagnostic_info {
     enum diagnostic_code code;
-    const char *title;   /* "duplicate gradient refused" */
+    const char *title;   /* such as "duplicate gradient refused" */
     const char *summary; /* one sentence */
 };
 
-const struct diagnostic_info *diagnostic_info(enum diagnostic_code code); /* NULL: no such code */
+const struct diagnostic_info *diagnostic_info(enum diagnostic_code code); /* Return: NULL if the code does not exist */
 const struct diagnostic_info *diagnostic_table(size_t *n);
 
 /*
@@ -111,7 +111,7 @@ void diagnostic_at(struct diagnostic *d, int64_t rank, int64_t step, int64_t mic
 void diagnostic_field(struct diagnostic *d, const char *label, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void diagnostic_params(struct diagnostic *d, const struct layout *layout, const uint32_t *ids, size_t n);
-/* Renders the text. Fields are printed in the order in which they were added. */
+/* Renders the text. Fields are printed in the order of the calls that added them. */
 struct diagnostic *diagnostic_finish(struct diagnostic *d);
 
 struct diagnostic *diagnostic_ref(struct diagnostic *d);

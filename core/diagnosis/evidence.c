@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Evidence of ranks' clients: kept per rank, and merged into the evidence of a diagnostic. */
+/* Keeps the evidence of ranks' clients, and merges it into the evidence of a diagnostic. */
 
 #include "core/diagnosis/evidence.h"
 
@@ -21,7 +21,7 @@ void rank_evidence_reset(struct rank_evidence *evidence)
     *evidence = (struct rank_evidence){0};
 }
 
-/* If two ranks disagree about a module, it counts as called. */
+/* Merges the states of modules. If two ranks disagree about a module, the module counts as called. */
 static void add_called(const struct rank_evidence *evidence, struct evidence_missing *missing, uint8_t *called)
 {
     if (!evidence->called || !called)

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * Evidence: a client's report on why its rank did not push parameters in the open step. It is kept until a text about
- * them is made, or the step ends. It comes from the rank that lacks gradients, so it only explains. The ledger decides
- * which gradients are missing.
+ * Evidence: a client's report on why its rank did not push parameters in the open step. The daemon keeps it until it
+ * makes a text about these parameters, or the step ends. The report comes from the rank at fault, so it only explains.
+ * The ledger decides which gradients are missing.
  */
 
 #include <stdbool.h>
@@ -12,7 +12,7 @@
 
 struct evidence_missing;
 
-enum { EVIDENCE_NOT_CALLED = 1, EVIDENCE_CALLED = 2 }; /* of a parameter's module; 0: unknown */
+enum { EVIDENCE_NOT_CALLED = 1, EVIDENCE_CALLED = 2 }; /* state of a parameter's module; 0: unknown */
 
 struct rank_evidence {
     bool present;
@@ -28,7 +28,7 @@ void rank_evidence_reset(struct rank_evidence *evidence);
 /*
  * Fills the fields of missing that are not set yet. Strings are borrowed. called: memory for missing->n_params entries,
  * to which missing->called will point; may be NULL. whole: the rank misses all of missing->params. Only then does the
- * client's evidence about segments and frozen parameters apply to them.
+ * client's evidence about segments and frozen parameters apply.
  */
 void rank_evidence_add(const struct rank_evidence *evidence, struct evidence_missing *missing, uint8_t *called,
                        bool whole);

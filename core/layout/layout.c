@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The layout assigns parameters to buckets, buckets to partitions, and both to parcels, parts and chunks. */
+/* Assigns parameters to buckets, buckets to partitions, and both to parcels, parts and chunks. */
 
 #include "core/layout/layout.h"
 
@@ -19,20 +19,20 @@ enum {
     WEIGHT_FROZEN_ALIGN_BYTES = 64,
     MAX_PADDING_ELEMS = LAYOUT_ALIGN_ELEMS * (LAYOUT_ROOM_RANKS - 1),
     /*
-     * Picked, not measured: limits the memory that a declaration alone can make us allocate. 2^26 chunks are 1.5 GiB,
-     * and 4 Ti elements if whole.
+     * Picked, not measured: limits the memory that a declaration alone can make the daemon allocate. 2^26 chunks are
+     * 1.5 GiB of tables, and have 4 Ti elements if no chunk is shorter.
      */
     MAX_CHUNKS = 1 << 26,
     MAX_GROUPS = 1 << 16,
-    N_KEYS = 2 * N_DTYPES * N_DTYPES, /* per group: kinds of bucket */
+    N_KEYS = 2 * N_DTYPES * N_DTYPES, /* kinds of bucket in a group */
 };
 
 /* Working memory of layout_new(). */
 struct builder {
     struct layout *layout;
     const struct layout_decl *decls;
-    uint32_t *open;   /* per group and key: the bucket that is being filled, or LAYOUT_NO_BUCKET */
-    uint64_t n_bytes; /* running bound, see charge_param() */
+    uint32_t *open;   /* for each group and key: the bucket that is being filled, or LAYOUT_NO_BUCKET */
+    uint64_t n_bytes; /* upper bound of all bytes so far, see charge_param() */
     uint32_t *bad;
 };
 
@@ -48,7 +48,7 @@ static uint64_t align_up(uint64_t n, uint64_t align)
 
 /* ---- copying the declarations -------------------------------------------------------------------------- */
 
-/* Return: false if the product overflows. A shape with a dimension of 0 is empty. */
+/* Counts the elements. A shape with a dimension of 0 is empty. Return: false if the product overflows. */
 static bool count_elems(const struct layout_decl *decl, uint64_t *n_elems)
 {
     for (uint32_t i = 0; i < decl->n_dims; i++) {
@@ -66,7 +66,7 @@ static bool count_elems(const struct layout_decl *decl, uint64_t *n_elems)
 
 /*
  * Adds the most bytes that a parameter can have in any of the segments: fp32, with the padding of a bucket and a page.
- * Return: false above the limit. Sums of sizes below the limit need no further checks elsewhere.
+ * Return: false above the limit. Later sums of sizes cannot overflow below the limit, so they are not checked.
  */
 static bool charge_param(struct builder *builder, uint64_t n_elems)
 {
@@ -125,7 +125,7 @@ static bool same_name(const struct layout_param *a, const struct layout_param *b
     return a->name_len == b->name_len && !memcmp(a->name, b->name, a->name_len);
 }
 
-/* Checks that no name occurs twice, by an open-addressed set of parameter ids + 1, at most half full. */
+/* Checks that each name occurs once. Uses an open-addressed set of parameter ids + 1, at most half full. */
 static int check_param_names(struct builder *builder)
 {
     const struct layout *layout = builder->layout;
@@ -199,7 +199,7 @@ static void place_param(struct builder *builder, uint32_t id)
         offset = align_up(bucket->n_elems, LAYOUT_ALIGN_ELEMS);
     }
     if (!bucket || offset + param->n_elems > layout->bucket_elems) {
-        assert(layout->n_buckets < layout->n_params); /* the array has no room for more */
+        assert(layout->n_buckets < layout->n_params); /* the array has n_params buckets */
         *open = layout->n_buckets++;
         offset = 0;
         bucket = &layout->buckets[*open];
@@ -207,7 +207,7 @@ static void place_param(struct builder *builder, uint32_t id)
             .group = param->group,
             .grad_dtype = param->grad_dtype,
             .dtype = param->dtype,
-            .owner = param->muon ? 0 : LAYOUT_NO_OWNER, /* find_owners() */
+            .owner = param->muon ? 0 : LAYOUT_NO_OWNER, /* find_owners() sets the owner */
         };
     }
 
@@ -218,7 +218,7 @@ static void place_param(struct builder *builder, uint32_t id)
     bucket->used_elems += param->n_elems;
 }
 
-/* Sets the buckets' lengths, places in the arena, and lists of parameters. */
+/* Sets the buckets' lengths, their places in the arena, and their lists of parameters. */
 static void close_buckets(struct layout *layout)
 {
     uint64_t align = (uint64_t)LAYOUT_ALIGN_ELEMS * layout->world_size;
@@ -260,7 +260,7 @@ static uint32_t reverse_bits(uint32_t x, unsigned n_bits)
     return reversed;
 }
 
-/* Return: the rank with the fewest operations; of several, the first in the order 0, 4, 2, 6, 1 and so on, because
+/* Return: the rank with the fewest operations. Equal ranks are tried in the order 0, 4, 2, 6, 1 and so on, because
  * neighbours are ranks of one node. */
 static uint32_t find_least(const double *operations, unsigned n_ranks)
 {
@@ -278,7 +278,7 @@ static uint32_t find_least(const double *operations, unsigned n_ranks)
     return least;
 }
 
-/* Muon's operations are proportional to a matrix's elements and its shorter side (muon_flops()). */
+/* Return: a number proportional to Muon's operations: each matrix's elements times its shorter side (muon_flops()). */
 static double count_operations(const struct layout *layout, const struct layout_bucket *bucket)
 {
     double n = 0;
@@ -294,7 +294,7 @@ static double count_operations(const struct layout *layout, const struct layout_
 
 static int find_owners(struct layout *layout)
 {
-    _cleanup_free_ double *operations = NULL; /* of each rank */
+    _cleanup_free_ double *operations = NULL; /* Muon operations of each rank */
 
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         struct layout_bucket *bucket = &layout->buckets[b];
@@ -443,7 +443,7 @@ static int make_chunks(struct builder *builder)
             layout->chunks[c] = cut_chunk(layout, p, at);
             at += layout->chunks[c].n_elems;
         }
-        assert(at == (param->trainable ? param->n_elems : 0)); /* no element is in no chunk, or in two */
+        assert(at == (param->trainable ? param->n_elems : 0)); /* each element is in exactly one chunk */
     }
     return 0;
 }
@@ -471,7 +471,7 @@ static struct layout_parcel cut_parcel(const struct layout *layout, uint32_t b, 
     return parcel;
 }
 
-/* Adds the part of a parameter that is in a parcel. */
+/* Adds the part of parameter id that is in the parcel. */
 static void add_part(struct layout *layout, struct layout_parcel *parcel, uint32_t id)
 {
     struct layout_param *param = &layout->params[id];
@@ -512,7 +512,7 @@ static void make_parcel(struct layout *layout, const struct layout_parcel *cut)
     layout->largest_parcel_bytes = MAX(layout->largest_parcel_bytes, parcel->n_elems * dtype_size(bucket->grad_dtype));
 }
 
-/* Makes all parcels of a bucket; while layout->parcels is NULL, only counts them. Return: their number. */
+/* Makes all parcels of a bucket, or only counts them while layout->parcels is NULL. Return: their number. */
 static uint32_t cut_bucket(struct layout *layout, uint32_t b)
 {
     const struct layout_bucket *bucket = &layout->buckets[b];
@@ -542,7 +542,7 @@ static int make_parcels(struct layout *layout)
         bucket->n_parcels = cut_bucket(layout, b);
         n_parcels += bucket->n_parcels;
         assert(bucket->n_parcels == 1 || bucket->n_params == 1);
-        n_parts += MAX(bucket->n_parcels, bucket->n_params); /* one of them is 1 */
+        n_parts += MAX(bucket->n_parcels, bucket->n_params); /* n_parcels or n_params is 1 */
     }
     layout->parcels = calloc(MAX(n_parcels, 1u), sizeof(*layout->parcels));
     layout->parts = calloc(MAX(n_parts, 1u), sizeof(*layout->parts));
@@ -550,7 +550,7 @@ static int make_parcels(struct layout *layout)
         return -ENOMEM;
     for (uint32_t b = 0; b < layout->n_buckets; b++)
         cut_bucket(layout, b);
-    assert(layout->n_parcels == n_parcels); /* the arrays have room for as many */
+    assert(layout->n_parcels == n_parcels); /* the arrays have exactly this room */
     assert(layout->n_parts == n_parts);
     assert(layout->largest_parcel_bytes <= layout->arena_bytes);
     return 0;
@@ -637,7 +637,7 @@ void layout_free(struct layout *layout)
 
 /* ---- names --------------------------------------------------------------------------------------------- */
 
-/* Prints a byte. Return: the length, 1, or 4 for an escape. */
+/* Prints a byte. Return: the printed length: 1, or 4 for an escape. */
 static size_t print_byte(char dst[5], unsigned char byte)
 {
     return (size_t)snprintf(dst, 5, byte >= 0x20 && byte < 0x7f ? "%c" : "\\x%02x", byte);
@@ -653,7 +653,7 @@ void layout_print_name(char *dst, size_t size, const char *name, size_t name_len
     for (size_t i = 0; i < name_len; i++)
         n_needed += print_byte(piece, (unsigned char)name[i]);
 
-    /* A name that does not fit is cut after as many whole pieces as leave room for the dots. */
+    /* A name that does not fit is cut after the last complete byte or escape that leaves room for the dots. */
     room = size - 1;
     if (n_needed > room)
         room -= MIN(room, (size_t)3);

@@ -2,24 +2,24 @@
 #pragma once
 
 /*
- * The layout assigns parameters to buckets, partitions and bytes. Pure. It is computed
- * once when the job is formed, is equal on every node, and stays constant.
+ * The layout assigns parameters to buckets, partitions and bytes. Pure. It is computed once when the job is formed, is
+ * equal on every node, and stays constant.
  *
- * Bucket: trainable parameters of one (group, gradient dtype, weight dtype, updated by Muon or not), in
- * reverse declaration order, at most bucket_elems elements; a larger parameter
- * has a bucket of its own. Buckets are numbered in the order in which they are opened.
- * Each parameter starts at a multiple of 64 elements of its bucket; a bucket's
- * length is a multiple of 64 x world size, its tail is padding. Memory for a whole bucket has room for the padding of
- * any world size up to LAYOUT_ROOM_RANKS, so that the world size of a job on one node can change without a copy.
+ * Bucket: trainable parameters of one (group, gradient dtype, weight dtype, updated by Muon or not), in reverse
+ * declaration order, at most bucket_elems elements; a larger parameter has a bucket of its own. Buckets are numbered in
+ * the order in which the layout begins them. Each parameter starts at a multiple of 64 elements of its bucket; a
+ * bucket's length is a multiple of 64 x world size, its tail is padding. Memory for a whole bucket has room for the
+ * padding of any world size up to LAYOUT_ROOM_RANKS, so that the world size of a job on one node can change without a
+ * copy.
  * Partition (b, r): elements [r, r+1) x length / world size of bucket b. Muon needs whole matrices, so one rank, the
  * bucket's owner, has all of a bucket that Muon updates, and the other ranks have empty partitions of it. Each such
- * bucket goes to a rank with the fewest Muon operations so far.
+ * bucket is assigned to a rank that has the fewest Muon operations so far.
  *
- * Chunk: the unit of work: a piece of one parameter inside one partition, at most
- * CHUNK_ELEMS elements, starting at a multiple of 64 elements from the parameter's start.
+ * Chunk: the unit of work: a piece of one parameter inside one partition, at most CHUNK_ELEMS elements, starting at a
+ * multiple of 64 elements from the parameter's start.
  *
- * Parcel: the unit that is sent and reduced: a bucket. A bucket larger than bucket_elems (one large parameter) is cut
- * into parcels of whole chunks, as many as make at most bucket_elems elements, but at least one. Parcels are numbered
+ * Parcel: the unit that is sent and reduced: usually a bucket. A bucket larger than bucket_elems (one large parameter)
+ * is cut into parcels of whole chunks. A parcel has at most bucket_elems elements, or one chunk. Parcels are numbered
  * along the buckets.
  * Part: the unit of a push: a parameter's gradient, or as much of a large one as is in one parcel. Parts are numbered
  * along the parcels, so the parts of a parameter are consecutive.
@@ -39,7 +39,7 @@
 
 enum {
     LAYOUT_ALIGN_ELEMS = 64,
-    CHUNK_ELEMS = 64 * 1024, /* 256 KiB of fp32: half of a Zen 3 core's L2, measured, see bench */
+    CHUNK_ELEMS = 64 * 1024, /* 256 KiB of fp32: half of the L2 cache of a Zen 3 core; measured, see bench */
     LAYOUT_MAX_DIMS = 16,
     LAYOUT_ROOM_RANKS = 64,
     LAYOUT_NO_BUCKET = UINT32_MAX,
@@ -47,10 +47,10 @@ enum {
 };
 
 struct layout_param {
-    /* Declared; name and shape are owned by the layout. */
+    /* As declared. The layout owns name and shape. */
     char *name; /* any name_len bytes, and a NUL for convenience */
     size_t name_len;
-    enum dtype dtype; /* of the weights */
+    enum dtype dtype; /* type of the weights */
     enum dtype grad_dtype;
     uint32_t group;
     bool trainable;
@@ -59,13 +59,13 @@ struct layout_param {
     uint64_t shape[LAYOUT_MAX_DIMS];
     /* Computed. */
     uint64_t n_elems;
-    uint32_t bucket; /* LAYOUT_NO_BUCKET when frozen */
+    uint32_t bucket; /* LAYOUT_NO_BUCKET if frozen */
     uint32_t index_in_bucket;
-    uint32_t first_part, n_parts; /* no parts when frozen */
-    uint32_t first_parcel;        /* of its first part; later parts are in the next parcels */
+    uint32_t first_part, n_parts; /* no parts if frozen */
+    uint32_t first_parcel;        /* of its first part; the later parts are in the next parcels */
     uint64_t offset_elems;        /* from the bucket's start */
-    uint64_t weight_offset_bytes; /* in the weight segment */
-    uint64_t range_offset_bytes;  /* in the range of stage 3 */
+    uint64_t weight_offset_bytes; /* from the beginning of the weight segment */
+    uint64_t range_offset_bytes;  /* from the beginning of the range of stage 3 */
     uint32_t first_chunk, n_chunks;
 };
 
@@ -73,9 +73,9 @@ struct layout_bucket {
     uint32_t group;
     enum dtype grad_dtype;
     enum dtype dtype;
-    uint32_t owner;      /* the rank that has the whole bucket, for Muon; LAYOUT_NO_OWNER: each has a part */
-    uint64_t n_elems;    /* padded */
-    uint64_t room_elems; /* with room for the padding of LAYOUT_ROOM_RANKS ranks */
+    uint32_t owner;      /* for Muon: the rank that has the whole bucket; LAYOUT_NO_OWNER: each rank has a part */
+    uint64_t n_elems;    /* with the padding */
+    uint64_t room_elems; /* with room for the padding of up to LAYOUT_ROOM_RANKS ranks */
     uint64_t used_elems; /* sum of its parameters' n_elems */
     uint64_t arena_offset_bytes;
     uint64_t weight_offset_bytes;
@@ -100,9 +100,9 @@ struct layout_part {
 
 struct layout_parcel {
     uint32_t bucket;
-    uint32_t zero;         /* padding */
+    uint32_t zero;         /* always 0, instead of padding */
     uint64_t offset_elems; /* from the bucket's start, multiple of 64 */
-    uint64_t n_elems;      /* the parcels of a bucket have all of its elements, padding too */
+    uint64_t n_elems;      /* all elements of a bucket, with its padding, are in its parcels */
     uint32_t first_part, n_parts;
     uint32_t first_chunk, n_chunks;
 };
@@ -117,21 +117,21 @@ struct layout {
     struct layout_chunk *chunks;
     struct layout_part *parts;
     struct layout_parcel *parcels;
-    uint64_t trainable_elems, frozen_elems, padded_elems; /* padded: sum of buckets' n_elems */
+    uint64_t trainable_elems, frozen_elems, padded_elems; /* padded: sum of all buckets' n_elems */
     uint64_t arena_bytes;                                 /* all buckets of one rank in gradient dtype */
-    uint64_t largest_parcel_bytes;                        /* in gradient dtype */
-    uint64_t weight_bytes;                                /* of the weight segment */
-    uint64_t range_bytes;                                 /* of the range of stage 3 */
+    uint64_t largest_parcel_bytes;                        /* size of the largest parcel in gradient dtype */
+    uint64_t weight_bytes;                                /* size of the weight segment */
+    uint64_t range_bytes;                                 /* size of the range of stage 3 */
 };
 
-/* A parameter as declared; nothing is owned. */
+/* A parameter as declared. The struct owns nothing. */
 struct layout_decl {
     const char *name;
     size_t name_len;
     enum dtype dtype, grad_dtype;
     uint32_t group;
     bool trainable;
-    bool muon; /* trainable, two dimensions */
+    bool muon; /* Muon updates it: trainable, two dimensions */
     uint32_t n_dims;
     const uint64_t *shape;
 };
@@ -143,14 +143,14 @@ static inline bool layout_is_for_muon(const struct layout_decl *decl)
 }
 
 enum {
-    LAYOUT_E_EMPTY = 1,      /* no parameter at all */
-    LAYOUT_E_TOO_LARGE,      /* sizes overflow 2^62 */
-    LAYOUT_E_DUPLICATE_NAME, /* *bad is the second parameter of that name */
+    LAYOUT_E_EMPTY = 1,      /* there is no parameter */
+    LAYOUT_E_TOO_LARGE,      /* sizes exceed 2^62 bytes */
+    LAYOUT_E_DUPLICATE_NAME, /* *bad has the same name as an earlier parameter */
 };
 
 /*
  * Makes a layout, and copies the declarations. bucket_elems > 0, world_size > 0. Return: 0, -ENOMEM, or LAYOUT_E_* with
- * *bad naming the parameter.
+ * the parameter's number in *bad.
  */
 int layout_new(struct layout **out, const struct layout_decl *decls, uint32_t n_params, unsigned world_size,
                uint64_t bucket_elems, uint32_t *bad);
@@ -167,7 +167,7 @@ static inline bool layout_is_muon(const struct layout *layout, uint32_t bucket)
     return layout->buckets[bucket].owner != LAYOUT_NO_OWNER;
 }
 
-/* Return: the elements of each rank's partition of the bucket, or of the owner's. */
+/* Return: the elements of each rank's partition of the bucket; if the bucket has an owner, of the owner's partition. */
 static inline uint64_t layout_bucket_partition(const struct layout_bucket *bucket, unsigned world_size)
 {
     return bucket->owner == LAYOUT_NO_OWNER ? bucket->n_elems / world_size : bucket->n_elems;
@@ -188,8 +188,8 @@ static inline uint64_t layout_bucket_owned(const struct layout_bucket *bucket, u
 }
 
 /*
- * Return: the most elements of the bucket of which an engine on GPUs keeps a copy at a time: a partition, or, if the
- * bucket has an owner, a parcel. parcels: of the layout.
+ * Return: the most elements of the bucket that an engine on GPUs copies at a time to undo an order: a partition, or, if
+ * the bucket has an owner, a parcel. parcels: the layout's.
  */
 static inline uint64_t layout_undo_elems(const struct layout_bucket *bucket, const struct layout_parcel *parcels,
                                          unsigned world_size)
@@ -214,7 +214,7 @@ static inline uint64_t layout_owned_elems(const struct layout *layout, uint32_t 
     return layout_bucket_owned(&layout->buckets[bucket], layout->world_size, first_rank, n_ranks, start);
 }
 
-/* Return: true if one of these ranks owns the parameter as a matrix that Muon updates. */
+/* Return: true if one of the n_ranks ranks owns the parameter, and Muon updates it as a matrix. */
 static inline bool layout_owns_matrix(const struct layout *layout, uint32_t param, unsigned first_rank,
                                       unsigned n_ranks)
 {
@@ -241,7 +241,7 @@ static inline uint32_t layout_owner(const struct layout *layout, uint32_t bucket
     return layout_is_muon(layout, bucket) ? layout->buckets[bucket].owner : (uint32_t)(elem / n_elems);
 }
 
-/* Return: the elements for which a node with the partitions of n_ranks ranks has memory. */
+/* Return: the elements of the bucket for which a node with the partitions of n_ranks ranks has memory. */
 static inline uint64_t layout_room_elems(const struct layout *layout, uint32_t bucket, unsigned first_rank,
                                          unsigned n_ranks)
 {
@@ -262,7 +262,7 @@ static inline uint64_t layout_frozen_slice_elems(uint64_t n_elems, uint32_t worl
     return (slice + LAYOUT_ALIGN_ELEMS - 1) / LAYOUT_ALIGN_ELEMS * LAYOUT_ALIGN_ELEMS;
 }
 
-/* Bytes of a slot for the parcel, in gradient dtype. */
+/* Return: the bytes of a slot for the parcel, in gradient dtype. */
 static inline uint64_t layout_parcel_bytes(const struct layout *layout, uint32_t parcel)
 {
     const struct layout_parcel *p = &layout->parcels[parcel];
@@ -295,7 +295,8 @@ static inline uint64_t layout_frozen_offset_bytes(const struct layout *layout)
     return layout->n_buckets == 0 ? 0 : last->weight_offset_bytes + last->room_elems * dtype_size(last->dtype);
 }
 
-/* Return: the last part of a trainable parameter. Parts are pushed in order, so this one completes the parameter. */
+/* Return: the last part of a trainable parameter. A push of the last part completes the parameter, because parts are
+ * pushed in order. */
 static inline uint32_t layout_last_part(const struct layout *layout, uint32_t param)
 {
     return layout->params[param].first_part + layout->params[param].n_parts - 1;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A manifest keeps the parameters that one rank declares, and compares them with those of another. */
+/* Keeps the parameters that one rank declares, and compares them with those of another rank. */
 
 #include "core/layout/manifest.h"
 
@@ -50,7 +50,7 @@ int manifest_add(struct manifest *manifest, const struct layout_decl *decl)
     size_t shape_bytes, n_bytes;
     struct layout_decl *own;
 
-    assert(decl->n_dims <= LAYOUT_MAX_DIMS); /* the wire refuses others */
+    assert(decl->n_dims <= LAYOUT_MAX_DIMS); /* the wire refuses more dimensions */
     assert(manifest->n_bytes <= MANIFEST_MAX_BYTES);
     if (manifest->n == MANIFEST_MAX_PARAMS)
         return MANIFEST_E_FULL;
@@ -76,7 +76,7 @@ int manifest_add(struct manifest *manifest, const struct layout_decl *decl)
     return 0;
 }
 
-/* Writes a value little-endian on any machine, so that nodes agree. Return: the end of the written bytes. */
+/* Writes the value as little-endian on every machine, so that nodes agree. Return: the end of the written bytes. */
 static uint8_t *put_u64(uint8_t *at, uint64_t value)
 {
     for (int i = 0; i < 8; i++)
@@ -84,7 +84,7 @@ static uint8_t *put_u64(uint8_t *at, uint64_t value)
     return at;
 }
 
-/* Each hash seeds the next one, and lengths precede their data, so the digest depends on order and boundaries. */
+/* Each hash seeds the next hash, and lengths precede their data, so the digest depends on order and boundaries. */
 uint64_t manifest_digest(const struct manifest *manifest)
 {
     uint64_t digest = 0;
@@ -98,7 +98,7 @@ uint64_t manifest_digest(const struct manifest *manifest)
         at = put_u64(at, decl->dtype);
         at = put_u64(at, decl->grad_dtype);
         at = put_u64(at, decl->group);
-        at = put_u64(at, decl->trainable + 2 * decl->muon); /* without Muon the digest is that of earlier versions */
+        at = put_u64(at, decl->trainable + 2 * decl->muon); /* without Muon, equal to the digest of earlier versions */
         at = put_u64(at, decl->n_dims);
         for (uint32_t i = 0; i < decl->n_dims; i++)
             at = put_u64(at, decl->shape[i]);
@@ -133,7 +133,7 @@ static const char *dtype_print(enum dtype dtype)
     return (size_t)dtype < ARRAY_SIZE(names) ? names[dtype] : "unknown type";
 }
 
-/* Appends what fits; the text stays NUL-terminated. */
+/* Appends the part of the text that fits, NUL-terminated. */
 static void append_text(char *dst, size_t size, size_t *at, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
@@ -156,7 +156,7 @@ void manifest_print_entry(char *dst, size_t size, const struct layout_decl *decl
     char form[512];
     size_t n = 0, at = 0;
 
-    /* The form is printed first, because it is never cut. The name gets the rest of the room. */
+    /* The form in brackets is printed first, because it is never cut. The name gets the remaining room. */
     append_text(form, sizeof(form), &n, " [");
     for (uint32_t i = 0; i < decl->n_dims && i < LAYOUT_MAX_DIMS; i++)
         append_text(form, sizeof(form), &n, "%s%" PRIu64, i ? ", " : "", decl->shape[i]);

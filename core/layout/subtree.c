@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Finds the subtrees of the summation tree that cover a node's ranks. It splits as the sum over all ranks does. */
+/* Finds the subtrees of the summation tree that cover a node's ranks. Splits like the sum over all ranks. */
 
 #include "core/layout/subtree.h"
 
@@ -20,7 +20,7 @@ static unsigned find_subtrees(unsigned lo, unsigned n, struct subtree within, st
     }
     while (left * 2 < n)
         left *= 2;
-    assert(left < n); /* one rank is inside or outside */
+    assert(left < n); /* one rank is either inside or outside, so it is not split */
     n_found = find_subtrees(lo, left, within, subtrees, n_found);
     return find_subtrees(lo + left, n - left, within, subtrees, n_found);
 }

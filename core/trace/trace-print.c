@@ -13,12 +13,12 @@
 #include "core/base/traffic.h"
 #include "core/trace/trace.h"
 
-/* Numbers of tracks, which are also their order. */
+/* Numbers of tracks. Tracks are shown in the order of their numbers. */
 enum {
-    PID = 4194305, /* of node 0; no process has so high a number */
+    PID = 4194305, /* of node 0; larger than the id of any process */
     TID_STEP = 1,
     TID_SAVE = 2,
-    TID_COLLECTIVE = 3, /* plus the traffic's kind */
+    TID_COLLECTIVE = 3, /* plus the kind of traffic */
     TID_RANK = 100,
     TID_WORKER = 10000,
     TID_PARCEL = 100000,
@@ -26,11 +26,11 @@ enum {
 
 _Static_assert(TID_COLLECTIVE + (int)N_TRAFFIC <= TID_RANK, "each kind of collective has a track of its own");
 
-/* The updates of one parcel by all workers are one event on its track. */
+/* A parcel's updates by all workers, which are one event on the parcel's track. */
 struct parcel_state {
-    uint64_t begin_ns, end_ns; /* end 0: none yet */
+    uint64_t begin_ns, end_ns; /* end_ns 0: no update yet */
     uint32_t step;
-    const struct record *pushed; /* the last push that completed a rank's part */
+    const struct record *pushed; /* the last push that completed the parcel for a rank */
 };
 
 struct printer {
@@ -38,9 +38,9 @@ struct printer {
     const struct trace *trace;
     uint64_t base_ns;
     unsigned pid;
-    bool some; /* an event has been printed */
+    bool some; /* at least one event has been printed */
     uint64_t n_arrows;
-    struct parcel_state *parcels; /* NULL without memory: no updates and no arrows */
+    struct parcel_state *parcels; /* NULL if memory ran out: then updates and arrows are not printed */
 };
 
 /* ---- an event ------------------------------------------------------------------------------------------ */
@@ -54,7 +54,7 @@ static void print_string(FILE *file, const char *text)
     json_object_put(string);
 }
 
-/* Opens an event; the caller adds to it, and closes it. */
+/* Opens an event. The caller adds fields, and closes the event. */
 static void begin_event(struct printer *p, const char *name, const char *phase, unsigned tid)
 {
     fputs(p->some ? ",\n{\"name\":" : "{\"name\":", p->file);
@@ -110,7 +110,7 @@ static void name_track(struct printer *p, unsigned tid, const char *name)
     fprintf(p->file, ",\"args\":{\"sort_index\":%u}}", tid);
 }
 
-/* Return: true if there is a record of this kind and item, so that no empty tracks are shown. */
+/* Return: true if there is a record of this kind and item. Used to leave out empty tracks. */
 static bool has_kind(const struct trace *trace, enum record_kind kind, uint32_t item)
 {
     for (size_t i = 0; i < trace->n_records; i++)
@@ -267,12 +267,13 @@ static void print_record(struct printer *p, const struct record *record)
     case RECORD_DIAGNOSTIC:
         print_diagnostic(p, record);
         break;
-    default: /* of a newer daemon */
+    default: /* a kind of a newer daemon */
         break;
     }
 }
 
-/* Sorts records by their beginning. Of two that begin together, the longer one is first: it contains the other. */
+/* Sorts records by their beginning. If two begin together, the longer record comes first, because it contains the
+ * other. */
 static int compare_records(const void *a, const void *b)
 {
     const struct record *x = a, *y = b;
@@ -282,7 +283,7 @@ static int compare_records(const void *a, const void *b)
     return x->end_ns == y->end_ns ? 0 : x->end_ns > y->end_ns ? -1 : 1;
 }
 
-/* Prints when each step was committed, in microseconds, so that traces of several nodes can be aligned. */
+/* Prints the time of each step's commit, in microseconds, so that traces of several nodes can be aligned. */
 static void print_commits(struct printer *p)
 {
     bool some = false;

@@ -13,7 +13,7 @@
 #include "core/base/json.h"
 
 enum {
-    FORMAT = 1, /* changes when struct record or a key changes its meaning */
+    FORMAT = 1, /* raised when struct record or a key changes its meaning */
     MAX_TRACKS = 1 << 20,
 };
 
@@ -91,7 +91,7 @@ static char *get_string(struct json_object *object, const char *key)
     return strdup(text ? text : "");
 }
 
-/* Return: a list, whose strings may be NULL; or NULL without memory, or without an array. */
+/* Return: a list, whose strings may be NULL; or NULL without memory, or if the key has no array. */
 static char **get_list(struct json_object *object, const char *key, size_t *n)
 {
     struct json_object *array = json_object_object_get(object, key);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The daemon writes the device plan, the NCCL engine opens it, and both compute places in memory from it. */
+/* Writes the device plan (the daemon), opens it (the NCCL engine), and computes places in memory from it (both). */
 
 #include "core/wire/device-plan.h"
 
@@ -115,7 +115,7 @@ void device_plan_write(const struct device_plan_options *options, void *memory)
         params[i].matrix = n_matrices++;
     }
     assert(n_matrices == head.n_matrices);
-    /* Arrays without elements have no address to copy from. */
+    /* An array without elements may be NULL, which memcpy() must not get. */
     if (head.n_buckets > 0)
         memcpy((uint8_t *)memory + head.buckets_at, layout->buckets, head.n_buckets * sizeof(*layout->buckets));
     if (head.n_chunks > 0)
@@ -233,7 +233,8 @@ static uint64_t find_partition(const struct device_plan *plan, uint32_t bucket, 
     return layout_bucket_owned(&plan->buckets[bucket], plan->head->world_size, rank, 1, start);
 }
 
-/* Is the chunk inside its part and inside its owner's partition? Then its reads and writes stay in slots and slices. */
+/* Is the chunk inside its part and inside its owner's partition? Then its reads and writes stay in its slots and
+ * slices. */
 static bool chunk_is_sound(const struct device_plan *plan, const struct layout_chunk *chunk)
 {
     const struct layout_part *part;
@@ -252,8 +253,8 @@ static bool chunk_is_sound(const struct device_plan *plan, const struct layout_c
 }
 
 /*
- * Do the chunks that a parameter lists belong to it? chunk_is_sound() checks that the chunks of a matrix are in its
- * owner's partition.
+ * Do all chunks that a parameter lists name this parameter? chunk_is_sound() checks that the chunks of a matrix are in
+ * its owner's partition.
  */
 static bool chunks_are_its_own(const struct device_plan *plan, uint32_t param)
 {
@@ -267,8 +268,8 @@ static bool chunks_are_its_own(const struct device_plan *plan, uint32_t param)
 }
 
 /*
- * Do the chunks and parts that a parcel, bucket or parameter lists belong to it? Orders find chunks and parts through
- * these lists.
+ * Do the chunks and parts that a parcel, bucket or parameter lists name that parcel, bucket or parameter? Orders find
+ * chunks and parts through these lists.
  */
 static bool ownership_is_sound(const struct device_plan *plan)
 {
@@ -427,7 +428,7 @@ int device_rank_places_init(struct device_rank_places *places, const struct devi
     piece_bytes[DEVICE_RING] = plan->head->ring_bytes;
     piece_bytes[DEVICE_UNDO] = device_undo_places(plan).n_bytes;
     piece_bytes[DEVICE_POOL] = plan->head->pool_bytes;
-    /* An empty piece would need exceptions everywhere, so each piece has a minimum size. */
+    /* Gives each piece a minimum size, because empty pieces would need exceptions in all code. */
     for (unsigned i = 0; i < DEVICE_N_PIECES; i++)
         piece_bytes[i] = MAX(piece_bytes[i], (uint64_t)DEVICE_ALIGN_BYTES);
     return 0;
@@ -483,7 +484,7 @@ void device_param_owners(const struct device_plan *plan, uint32_t param, unsigne
     assert(*end <= plan->head->world_size);
 }
 
-/* A frozen parameter is partitioned by itself, any other with its bucket. */
+/* A frozen parameter is partitioned by itself, any other parameter with its bucket. */
 void device_param_slice(const struct device_plan *plan, uint32_t param, unsigned rank, uint64_t *begin, uint64_t *end)
 {
     const struct device_plan_param *p = &plan->params[param];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The tables of the device protocol say what each field of a command or report may hold. */
+/* Tables of the device protocol: the allowed contents of each field of a command or report. */
 
 #include "core/wire/device-wire.h"
 
@@ -148,7 +148,7 @@ static const struct wire_rule move_rules[] = {
 };
 static const struct wire_table move_table = WIRE_TABLE(device_move, device_move, move_rules);
 
-/* A key takes one byte, and so does the length of a move. Small numbers take at most two, numbers up to 2^48 seven. */
+/* A key needs one byte, and so does the length of a move. Small numbers need at most two, numbers up to 2^48 seven. */
 enum { MOVE_BYTES = 2 + 2 + 2 + 2 + 8 + 2 + 8 + 8 + 11, COPY_BYTES = 32 };
 _Static_assert(DEVICE_MAX_MOVES *MOVE_BYTES + COPY_BYTES <= FRAME_MAX_BYTES, "the largest order fits into a frame");
 
@@ -174,7 +174,7 @@ static const struct wire_rule fetched_rules[] = {
 };
 static const struct wire_table fetched_table = WIRE_TABLE(device_fetched, device_fetched, fetched_rules);
 
-/* The same as for moves. A parameter's number takes at most five bytes. */
+/* Sizes as for moves. A parameter's number needs at most five bytes. */
 enum { FETCHED_BYTES = 2 + 6 + 8, FETCH_BYTES = 48 };
 _Static_assert(DEVICE_MAX_FETCHES *FETCHED_BYTES + FETCH_BYTES <= FRAME_MAX_BYTES, "the largest fetch fits, too");
 

@@ -5,8 +5,8 @@
  * The commands and reports of proto/device.proto as plain structs. The proto is the specification: it defines names and
  * meanings of fields. wire.h describes texts, arrays and memory.
  *
- * Unpacking validates every field by the tables of device-wire.c. The receiver checks what depends on state (that a
- * bucket exists, that a place is inside a piece).
+ * Unpacking validates every field by the tables of device-wire.c. The receiver checks facts that depend on state (that
+ * a bucket exists, that a place is inside a piece).
  */
 
 #include <stdbool.h>
@@ -19,16 +19,16 @@ enum {
     DEVICE_WIRE_VERSION = 4,
     DEVICE_MAX_NODES = 512,
     DEVICE_MAX_LOCAL = 16,     /* GPUs of a node */
-    DEVICE_MAX_SEGMENTS = 8,   /* segments of host memory at one time; the caller numbers them */
-    DEVICE_MAX_MOVES = 2048,   /* of one order, so that it fits into one frame */
-    DEVICE_MAX_FETCHES = 4096, /* of one order, so that it fits into one frame */
+    DEVICE_MAX_SEGMENTS = 8,   /* segments of host memory at one time; the caller assigns the numbers */
+    DEVICE_MAX_MOVES = 2048,   /* in one order, so that the order fits into one frame */
+    DEVICE_MAX_FETCHES = 4096, /* in one order, so that the order fits into one frame */
     DEVICE_POOL_ALIGN = 256,   /* alignment of fetched parameters */
     DEVICE_MAX_WORLD = 1024,
     DEVICE_MAX_KEY_BYTES = 64,
     DEVICE_MAX_VALUE_BYTES = 4096,
     DEVICE_MAX_WHAT_BYTES = 512,
-    DEVICE_GPU_BYTES = 16, /* CUuuid */
-    DEVICE_SETUP_FDS = 3,  /* plan, inputs, results */
+    DEVICE_GPU_BYTES = 16, /* size of a CUuuid */
+    DEVICE_SETUP_FDS = 3,  /* descriptors of plan, inputs and results */
 };
 
 #define DEVICE_MAX_BYTES (UINT64_C(1) << 48)
@@ -54,7 +54,7 @@ struct device_memory {
     uint32_t local_rank;
     const struct device_piece *pieces;
     size_t n_pieces;
-    const uint8_t *gpu; /* DEVICE_GPU_BYTES, or none */
+    const uint8_t *gpu; /* DEVICE_GPU_BYTES bytes, or NULL */
     size_t n_gpu_bytes;
 };
 
@@ -113,7 +113,7 @@ struct device_order_gather {
 };
 
 struct device_move {
-    bool write; /* to the device */
+    bool write; /* true: to the device; false: from it */
     uint32_t local_rank, kind;
     uint64_t offset_bytes;
     uint32_t segment;
@@ -137,7 +137,7 @@ struct device_order_fetch {
     uint64_t tag;
     uint32_t timeout_ms;
     uint64_t collective;
-    uint32_t rank; /* the rank in the world whose pool gets the parameters */
+    uint32_t rank; /* number in the world of the rank whose pool gets the parameters */
     const struct device_fetched *params;
     size_t n_params;
 };
@@ -208,8 +208,8 @@ struct device_report {
 };
 
 /*
- * Return: the number of the pieces' descriptors, one for each has_fd. In a command to the engine, the page's descriptor
- * precedes them.
+ * Return: the number of the pieces' descriptors, one for each has_fd. In a command to the engine they follow the
+ * descriptor of the progress page.
  */
 size_t device_memory_n_fds(const struct device_memory *memory);
 

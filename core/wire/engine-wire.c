@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The tables of the engine protocol say what each field of a command or report may hold. */
+/* Tables of the engine protocol: the allowed contents of each field of a command or report. */
 
 #include "core/wire/engine-wire.h"
 
@@ -57,7 +57,7 @@ static const struct wire_rule move_rules[] = {
 };
 static const struct wire_table move_table = WIRE_TABLE(engine_move, engine_move, move_rules);
 
-/* A key takes one byte, and so does the length of a move. node < 2^14 takes two, a number up to 2^48 seven. */
+/* A key needs one byte, and so does the length of a move. node < 2^14 needs two, a number up to 2^48 seven. */
 enum { MOVE_BYTES = 2 + 3 + 2 + 2 + 8 + 8, ORDER_BYTES = 32 };
 _Static_assert(ENGINE_MAX_MOVES *MOVE_BYTES + ORDER_BYTES <= FRAME_MAX_BYTES, "the largest order fits into a frame");
 _Static_assert(ENGINE_MAX_VALUE_BYTES + ENGINE_MAX_KEY_BYTES + ORDER_BYTES <= FRAME_MAX_BYTES, "so does a value");

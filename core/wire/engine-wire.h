@@ -5,8 +5,8 @@
  * The commands and reports of proto/engine.proto as plain structs. The proto is the specification: it defines names and
  * meanings of fields. wire.h describes texts, arrays and memory.
  *
- * Unpacking validates every field by the tables of engine-wire.c. The caller checks what depends on state (that a node
- * exists, that an order was sent). The engine is a child process that may fail at any time and in any way, so its
+ * Unpacking validates every field by the tables of engine-wire.c. The caller checks facts that depend on state (that a
+ * node exists, that an order was sent). The engine is a child process that may fail at any time and in any way, so its
  * reports are checked like those of a stranger.
  */
 
@@ -20,13 +20,13 @@ struct wire_arena;
 
 enum {
     ENGINE_WIRE_VERSION = 1,
-    ENGINE_MAX_SEGMENTS = 10,  /* at one time; the caller numbers them */
-    ENGINE_SETUP_SEGMENTS = 8, /* sent with the setup, the first ones: as many as a packet has descriptors */
-    ENGINE_MAX_MOVES = 4096,   /* of one order, so that it fits into one frame */
+    ENGINE_MAX_SEGMENTS = 10,  /* at one time; the caller assigns the numbers */
+    ENGINE_SETUP_SEGMENTS = 8, /* the first ones are sent with the setup: as many as a packet has descriptors */
+    ENGINE_MAX_MOVES = 4096,   /* in one order, so that the order fits into one frame */
     ENGINE_MAX_NODES = 512,
     ENGINE_MAX_ADDRESS_BYTES = 255,
     ENGINE_MAX_KEY_BYTES = 64,
-    ENGINE_MAX_VALUE_BYTES = 96 * 1024, /* gloo's: an address of at most 192 bytes for each other node */
+    ENGINE_MAX_VALUE_BYTES = 96 * 1024, /* for gloo: an address of at most 192 bytes for each other node */
     ENGINE_MAX_WHAT_BYTES = 512,
 };
 
@@ -54,18 +54,18 @@ struct engine_share {
 
 struct engine_move {
     uint32_t node;
-    bool send; /* else receive */
+    bool send; /* false: receive */
     uint32_t segment;
     uint64_t offset_bytes, n_bytes; /* n_bytes > 0 */
 };
 
 struct engine_order {
-    uint64_t tag; /* unique within a generation; equal on both ends of its moves; at most ENGINE_MAX_TAG */
+    uint64_t tag; /* unique within a generation; equal on both ends of the order's moves; at most ENGINE_MAX_TAG */
     uint32_t timeout_ms;
     enum traffic_kind kind; /* for struct traffic; not sent */
     const struct engine_move *moves;
     size_t n_moves; /* 1 to ENGINE_MAX_MOVES */
-    bool lasting;   /* sent data does not change until the other nodes have it */
+    bool lasting;   /* sent data does not change until the receiving nodes have it */
 };
 
 struct engine_pair {

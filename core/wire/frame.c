@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Frames are packets of a SOCK_SEQPACKET socket, sent and received without waiting. */
+/* Sends and receives frames, the packets of a SOCK_SEQPACKET socket, without waiting. */
 
 #include "core/wire/frame.h"
 
@@ -53,9 +53,9 @@ static int frame_error(int error)
 }
 
 /*
- * Is the receive to be repeated? If the peer closes with unread data, a receive fails with ECONNRESET before it returns
+ * Must the receive be repeated? If the peer closes with unread data, a receive fails with ECONNRESET before it returns
  * the peer's last packets: a trainer's last pushes, or the daemon's refusal. The error is reported once. The second
- * receive returns the packets, and then the end.
+ * receive returns the packets, and later receives the end.
  */
 static bool receive_again(unsigned *n_resets)
 {
@@ -155,7 +155,7 @@ static void take_fds(struct frame_buffer *buffer, struct msghdr *header)
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
             continue;
         /*
-         * The control buffer has room for FRAME_MAX_FDS, and the kernel puts all descriptors into one control message.
+         * The control buffer has room for FRAME_MAX_FDS descriptors, and the kernel puts all into one control message.
          */
         buffer->n_fds = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
         assert(buffer->n_fds <= FRAME_MAX_FDS);
@@ -189,7 +189,7 @@ int frame_receive_fds(int fd, struct frame_buffer *buffer)
     if (n == 0)
         r = FRAME_EOF;
     else if (header.msg_flags & MSG_CTRUNC)
-        /* more than FRAME_MAX_FDS, or more than this process may open; the kernel closed the rest */
+        /* more than FRAME_MAX_FDS, or more than this process may open; the kernel closed those in excess */
         r = FRAME_E_FDS;
     else if ((header.msg_flags & MSG_TRUNC) || n > FRAME_MAX_BYTES)
         r = FRAME_E_TOO_LARGE;
@@ -225,7 +225,7 @@ int frame_send(int fd, const void *data, size_t n_bytes, const int *fds, size_t 
         header.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
     }
     do {
-        /* send() where possible, because sendmsg() makes a push a tenth slower. */
+        /* send() is used where possible, because sendmsg() makes a push a tenth slower. */
         n = n_fds == 0 ? send(fd, data, n_bytes, MSG_DONTWAIT | MSG_NOSIGNAL)
                        : sendmsg(fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
     } while (n < 0 && errno == EINTR);
@@ -301,7 +301,7 @@ static bool queue_has_room(const struct frame_queue *queue, size_t n_bytes)
     return queue->n_packets < queue->max_packets && n_bytes <= queue->max_bytes - MIN(queue->n_bytes, queue->max_bytes);
 }
 
-/* Appends a copy of the packet. Consumes the descriptors if it succeeds. */
+/* Appends a copy of the packet. On success, consumes the descriptors. */
 static int queue_append(struct frame_queue *queue, const void *data, size_t n_bytes, int *fds, size_t n_fds)
 {
     struct frame_out *out;

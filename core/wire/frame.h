@@ -7,7 +7,7 @@
  *
  * Reading. The daemon receives many small packets without descriptors, by frame_receive() with one frame_batch for all
  * connections. The client receives one packet at a time, with descriptors, by frame_receive_fds() with a frame_buffer.
- * An empty packet counts as the end of the connection, because the two look the same.
+ * An empty packet counts as the end of the connection, because recv() returns 0 for both.
  *
  * Ownership. The caller owns the socket. Received bytes are valid until the next receive with the same batch or buffer.
  * A frame_buffer owns its descriptors until they are stolen (steal_fd). A frame_queue owns the descriptors passed to
@@ -16,8 +16,8 @@
  * The end. Sending may return FRAME_EOF while the peer's last packets can still be received. A client then reads the
  * refusal with which the daemon closed the connection.
  *
- * Fairness. A batch has at most FRAME_BATCH packets. A server that receives FRAME_ROUNDS batches per readiness, and
- * then turns to the next connection, lets no connection starve.
+ * Fairness. A batch has at most FRAME_BATCH packets. No connection starves if a server receives at most FRAME_ROUNDS
+ * batches per readiness and then serves the next connection.
  */
 
 #include <stdbool.h>
@@ -26,16 +26,16 @@
 
 enum {
     FRAME_MAX_BYTES = 128 * 1024 - 1,
-    FRAME_MAX_FDS = 8, /* a rank's memory on a GPU has seven, the segments of Formed at most five */
-    FRAME_BATCH = 16,  /* measured: per packet, 16 take two thirds of the time of 1; 64 are not faster */
+    FRAME_MAX_FDS = 8, /* a rank's memory on a GPU needs seven, the segments of Formed at most five */
+    FRAME_BATCH = 16,  /* measured: with 16, a packet takes two thirds of its time with 1; 64 are not faster */
     FRAME_ROUNDS = 4,  /* picked: 64 packets per readiness */
 };
 
 enum {
-    FRAME_AGAIN = 1,   /* nothing to read, or no room to write: wait for the socket */
-    FRAME_EOF,         /* the peer is gone */
+    FRAME_AGAIN = 1,   /* no packet to read, or no room to write: wait for the socket */
+    FRAME_EOF,         /* the peer has closed the connection */
     FRAME_E_TOO_LARGE, /* a packet of more than FRAME_MAX_BYTES; its bytes are lost */
-    FRAME_E_FDS,       /* descriptors where none are allowed (client: more than FRAME_MAX_FDS); they are closed */
+    FRAME_E_FDS,       /* descriptors where the daemon allows none, or too many for a client; they are closed */
     FRAME_E_FULL,      /* the queue's limit is reached, because the peer does not read; nothing was queued */
 };
 
@@ -49,8 +49,8 @@ struct frame_batch {
     uint8_t *memory; /* FRAME_BATCH packets of the largest size; pages are allocated on first use */
     struct frame_packet packets[FRAME_BATCH];
     size_t n_packets;
-    bool more; /* as many packets as requested: there may be more to read */
-    bool eof;  /* nothing comes after these packets */
+    bool more; /* as many packets as requested were received: there may be more */
+    bool eof;  /* no packet follows these */
 };
 
 struct frame_buffer {
@@ -78,11 +78,11 @@ int frame_batch_init(struct frame_batch *batch);
 void frame_batch_deinit(struct frame_batch *batch);
 
 /*
- * Receives the packets that have arrived, without waiting. Descriptors are never installed in this process. Return: 0
- * with at least one packet; FRAME_AGAIN; FRAME_EOF; -errno.
+ * Receives the packets that have arrived, without waiting. Never installs descriptors in this process. Return: 0 with
+ * at least one packet; FRAME_AGAIN; FRAME_EOF; -errno.
  */
 int frame_receive(int fd, struct frame_batch *batch);
-/* frame_receive() of at most n_packets packets (1 to FRAME_BATCH). */
+/* As frame_receive(), but at most n_packets packets (1 to FRAME_BATCH). */
 int frame_receive_some(int fd, struct frame_batch *batch, size_t n_packets);
 
 /* Return: 0 or -ENOMEM. */
@@ -92,30 +92,30 @@ void frame_buffer_deinit(struct frame_buffer *buffer);
 
 /*
  * Receives one packet and its descriptors (close-on-exec), without waiting. Closes descriptors of the last packet that
- * were not stolen. Return: 0; FRAME_AGAIN; FRAME_EOF; FRAME_E_TOO_LARGE or FRAME_E_FDS (no packet, no descriptor);
- * -errno.
+ * were not stolen. Return: 0; FRAME_AGAIN; FRAME_EOF; FRAME_E_TOO_LARGE or FRAME_E_FDS (without packet and
+ * descriptors); -errno.
  */
 int frame_receive_fds(int fd, struct frame_buffer *buffer);
 
 /*
- * Sends one packet whole or not at all, without waiting and without SIGPIPE. The caller keeps fds. n_bytes is 1 to
+ * Sends one packet completely or not at all, without waiting and without SIGPIPE. The caller keeps fds. n_bytes is 1 to
  * FRAME_MAX_BYTES, n_fds at most FRAME_MAX_FDS. Return: 0; FRAME_AGAIN; FRAME_EOF; -errno.
  */
 int frame_send(int fd, const void *data, size_t n_bytes, const int *fds, size_t n_fds);
 
 /*
- * Sends at most FRAME_BATCH packets in order, without descriptors, as many as there is room for. Ignores their status.
- * *n_sent: the number of packets sent. Return: 0 if all are sent; else FRAME_AGAIN, FRAME_EOF or -errno.
+ * Sends at most FRAME_BATCH packets in order, without descriptors, until the socket has no room. Ignores the packets'
+ * status. *n_sent: the number of sent packets. Return: 0 if all are sent; else FRAME_AGAIN, FRAME_EOF or -errno.
  */
 int frame_send_many(int fd, const struct frame_packet *packets, size_t n_packets, size_t *n_sent);
 
-/* The limits count queued packets, not those in the kernel. An empty queue accepts any one packet. */
+/* max_packets and max_bytes limit queued packets, not packets in the kernel. An empty queue accepts any one packet. */
 void frame_queue_init(struct frame_queue *queue, size_t max_packets, size_t max_bytes);
 /* Drops packets that were not sent, and closes their descriptors. */
 void frame_queue_deinit(struct frame_queue *queue);
 
 /*
- * Sends a packet, or queues a copy after the others. Consumes the descriptors (fds[i] becomes -1), even on failure.
+ * Sends a packet, or appends a copy to the queue. Consumes the descriptors (fds[i] becomes -1), even on failure.
  * Return: 0 (wait for room unless frame_queue_is_empty()); FRAME_E_FULL; FRAME_EOF; -ENOMEM; -errno.
  */
 int frame_queue_send(struct frame_queue *queue, int fd, const void *data, size_t n_bytes, int *fds, size_t n_fds);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The hyperparameter check applies the ranges of torch.optim, and requires finite values in fp32. */
+/* Checks that hyperparameters are in the ranges of torch.optim, and finite in fp32. */
 
 #include "core/wire/hyper-check.h"
 

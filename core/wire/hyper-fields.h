@@ -7,10 +7,10 @@
  *     KIND    of its wire rule: HYPER_DOUBLE, HYPER_BOOL or HYPER_U32
  *     field   in struct wire_hyper and in struct zerod_hyper
  *     plain   the field in struct hyper
- *     text    what messages call it
- *     GIVES   the bit WIRE_GIVES_* with which a trainer gives it
- *     RANGE   the values that are admitted, as hyper-check.c names ranges
- *     only    the optimizers that read it, as hyper-check.c names them
+ *     text    its name in messages
+ *     GIVES   the bit WIRE_GIVES_* that says that a trainer gives it
+ *     RANGE   the allowed values, by the name of the range in hyper-check.c
+ *     only    the optimizers that read it, by their names in hyper-check.c
  */
 #define HYPER_FIELDS(X)                                                                                                \
     X(DOUBLE, lr, lr, "lr", LR, FROM_0, ALL)                                                                           \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The tables of the journal's head say what each of its fields may hold. */
+/* Tables of the journal's head: the allowed contents of each field. */
 
 #include "core/wire/journal-wire.h"
 
@@ -13,7 +13,7 @@
 #include "core/wire/wire-rule.h"
 #include "proto/journal.pb-c.h"
 
-/* So a field of rank_kept or job_kept has the same offset in stored_rank or stored_head. */
+/* The rules of stored_rank and stored_head use the offsets of fields in rank_kept and job_kept. */
 static_assert(offsetof(struct stored_rank, kept) == 0 && offsetof(struct stored_head, kept) == 0, "kept comes first");
 
 static_assert((int)TURN_WINDOW == (int)ZEROD__V1__TURN__TURN_WINDOW &&

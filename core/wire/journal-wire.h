@@ -41,46 +41,46 @@ struct stored_slot {
 };
 
 /*
- * The part of a rank that survives the daemon. struct job_rank contains it, and the journal's rules point into it: a
- * new field needs a rule. The rank owns text and bytes. After head_unpack() the arena owns them.
+ * The part of a rank that survives the daemon. struct job_rank contains it, and the journal's rules point into it, so a
+ * new field needs a rule. The rank owns text and bytes; after head_unpack() the arena owns them.
  */
 struct rank_kept {
-    uint64_t incarnation; /* the daemon's number of the process, not secret; 0: never attached */
-    uint64_t secret;      /* the client's own number of its incarnation; never shown */
+    uint64_t incarnation; /* the daemon's number of the process, not secret; 0: no process has attached yet */
+    uint64_t secret;      /* a number that the client chose for this incarnation; never shown */
     uint32_t owner;       /* uid that formed the rank */
     int64_t pid;
     uint32_t uid, gid;
     char *client;
     bool formed, ready, left;
     bool resumes;     /* the run had weights when the rank asked to form */
-    uint64_t lost_ns; /* when its process was lost; 0: not lost */
+    uint64_t lost_ns; /* time at which its process was lost; 0: not lost */
     enum wire_on_duplicate on_duplicate;
-    uint64_t n_received; /* recorded requests of this incarnation */
+    uint64_t n_received; /* number of recorded requests of this incarnation */
     uint64_t n_forwards, n_backwards, n_pushes;
-    bool again_reported; /* it was reported that its gradients are accumulated */
-    struct blob blob;    /* of the last committed step */
+    bool again_reported; /* the accumulation of its duplicate gradients was reported */
+    struct blob blob;    /* user state of the last committed step */
 };
 
 /* The part of a job that survives the daemon. */
 struct job_kept {
-    uint32_t n_daemons;      /* daemons that served the run so far */
+    uint32_t n_daemons;      /* number of daemons that have served the run */
     char *run_id;            /* NULL: none yet */
-    uint64_t digest;         /* of the manifest */
-    uint64_t n_incarnations; /* of all ranks so far */
+    uint64_t digest;         /* hash of the manifest */
+    uint64_t n_incarnations; /* number of incarnations of all ranks so far */
     bool given_weights;      /* rank 0 sent all initial weights, or a checkpoint had them */
     bool has_weights;        /* all nodes have the initial weights */
     bool draining;
     bool applied; /* the last decided step was applied */
     bool has_norm;
-    double norm, lr;    /* of the last step */
+    double norm, lr;    /* gradient norm and learning rate of the last step */
     uint32_t n_missing; /* parameters that no rank pushed in the last decided step */
     uint64_t n_steps_applied, n_steps_skipped, n_aborts, n_admitted, n_reattaches;
-    uint64_t saved_step;  /* of the last complete checkpoint */
+    uint64_t saved_step;  /* step of the last complete checkpoint; 0: none */
     uint32_t n_all_backs; /* several nodes: how often node 0 reported that all ranks are back */
-    bool asks_all_back;   /* all ranks left, one of this node is back, and node 0 has not reported that all are */
+    bool asks_all_back;   /* all ranks left, one of this node is back, and node 0 has not reported that all are back */
 };
 
-/* A rank in the head, with the data that other modules have of it. */
+/* A rank in the head, with the data that other modules have about the rank. */
 struct stored_rank {
     struct rank_kept kept;
     uint32_t rank;
@@ -121,7 +121,7 @@ struct stored_head {
     size_t n_ranks;
 };
 
-/* Like wire_pack_request() and wire_unpack_request(). */
+/* Pack and unpack the head, like wire_pack_request() and wire_unpack_request(). */
 int head_pack(struct wire_arena *arena, const struct stored_head *head, void *buffer, size_t size);
 int head_unpack(struct wire_arena *arena, const void *data, size_t n_bytes, struct stored_head *out, char *why,
                 size_t why_size);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The tables of the protocol between nodes say what each field of a message may hold. */
+/* Tables of the protocol between nodes: the allowed contents of each field of a message. */
 
 #include "core/wire/node-wire.h"
 
@@ -14,9 +14,9 @@
 #include "proto/nodes.pb-c.h"
 
 enum {
-    MAX_TEXT_BYTES = 32 * 1024,  /* longer diagnostics are cut, so that no message is refused for them */
-    MAX_BYTES = 896 * 1024,      /* of a manifest; a value of the rendezvous is below 1 KiB for each node */
-    MAX_BITS_BYTES = 256 * 1024, /* two million parameters */
+    MAX_TEXT_BYTES = 32 * 1024,  /* diagnostics above this are cut, so that no message is refused */
+    MAX_BYTES = 896 * 1024,      /* for a manifest; a value of the rendezvous needs less than 1 KiB for each node */
+    MAX_BITS_BYTES = 256 * 1024, /* a bit for each of two million parameters */
 };
 
 static const struct wire_rule finding_rules[] = {

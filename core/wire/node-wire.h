@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The messages between the daemons of a job, as plain structs. proto/nodes.proto describes the conversation. Unpacking
- * checks the limits of fields. The callers check that numbers fit the job.
+ * The messages between the daemons of a job, as plain structs. proto/nodes.proto describes the protocol. Unpacking
+ * checks the limits of fields. The callers check that numbers suit the job.
  */
 
 #include <stddef.h>
@@ -16,15 +16,15 @@
 
 enum {
     NODE_MESSAGE_MAX_BYTES = 1 << 20,
-    NODE_MAX_NODES = 64, /* bits of a mask */
+    NODE_MAX_NODES = 64, /* number of bits in a mask */
     /*
-     * Parcels that are exchanged at one time: a node has room to receive this many. Picked: enough to hide the wait for
-     * the next message, and little compared with a processor's cache.
+     * The most parcels that are exchanged at one time: a node has room to receive this many. Picked: enough to hide the
+     * wait for the next message, and small compared with a processor's cache.
      */
     NODE_MAX_MOVING = 8,
 };
 
-/* Numbered as in the proto. */
+/* The kinds have the numbers of the proto. */
 enum node_kind {
     NODE_DECLARED = 1,
     NODE_FORMED,
@@ -93,8 +93,8 @@ enum node_kind {
 };
 
 /*
- * The position of a node that continues a run (KEPT.pass): a step or a write window that is open, decided and in
- * progress, or completed on this node. The numbers are part of the protocol.
+ * The position of a node that continues a run (KEPT.pass). A step or a write window is open; is decided and in
+ * progress; or is completed on this node. The numbers are part of the protocol.
  */
 enum node_stand {
     NODE_STANDS_OPEN,
@@ -124,17 +124,17 @@ struct node_verdict {
     struct node_finding finding;
 };
 
-/* The array of a parameter that is fetched. The first three have the numbers of state.h. */
+/* The array of a parameter that is fetched. FETCH_MASTER to FETCH_EXP_AVG_SQ have the numbers of state.h. */
 enum fetch_kind {
     FETCH_MASTER,
     FETCH_EXP_AVG,
     FETCH_EXP_AVG_SQ,
-    FETCH_PUBLISHED, /* stage 3: weights in their own dtype, into the pool */
-    FETCH_GATHERED,  /* stage 3: weights in their own dtype, from GPU to GPU, into a rank's pool */
+    FETCH_PUBLISHED, /* stage 3: weights in their own dtype, fetched into the pool */
+    FETCH_GATHERED,  /* stage 3: weights in their own dtype, fetched from GPU to GPU into a rank's pool */
     FETCH_N_KINDS,
 };
 
-/* Texts, bytes and numbers are borrowed. */
+/* A message. Its texts, bytes and numbers are borrowed. */
 struct node_message {
     enum node_kind kind;
     uint64_t step;
@@ -152,7 +152,7 @@ struct node_message {
     struct request_step args;
     const uint8_t *pushed_any, *pushed_all;
     size_t n_any_bytes, n_all_bytes;
-    const uint8_t *awaited; /* RANK: one bit per parameter: not pushed yet by the open backward */
+    const uint8_t *awaited; /* RANK: a bit per parameter: 1 if the open backward has not pushed it yet */
     size_t n_awaited_bytes;
     struct node_finding finding;
     struct node_verdict verdict;
@@ -173,8 +173,8 @@ int node_unpack(struct wire_arena *arena, const void *data, size_t n_bytes, stru
 int node_pack(struct wire_arena *arena, const struct node_message *message, void *buffer, size_t size);
 
 /*
- * Copies the sum out of SUM or SQUARES. Return: false if it is not in the form that exact_sum_carry() makes, or is so
- * large that the sum over all nodes could overflow.
+ * Copies the sum out of SUM or SQUARES. Return: false if the sum does not have the form that exact_sum_carry() makes,
+ * or is so large that the sum over all nodes could overflow.
  */
 bool node_exact_sum(const struct node_message *message, struct exact_sum *out);
 

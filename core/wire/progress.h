@@ -3,8 +3,8 @@
 
 /*
  * The progress of trainers' GPUs. Each local rank of a job on GPUs has a page of host memory, which its trainer and the
- * engine map. After each push the trainer's stream writes a *point* into a word of the page. The engine reads a
- * gradient when the word has reached the point that the push names.
+ * engine map. After each push the trainer's stream writes a *point* into a word of the page. Each push names its point.
+ * The engine reads the push's gradient when the word has reached this point.
  *
  * A point is the trainer's incarnation in the high bits, and a count from 1 in the low bits. So points of one trainer
  * grow, and all points of its successor are larger. Each trainer has its own word, because a dead trainer's GPU may

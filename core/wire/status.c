@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The status writer turns snapshots of the daemon into JSON. */
+/* Turns snapshots of the daemon into JSON. */
 
 #include "core/wire/status.h"
 
@@ -17,7 +17,7 @@
 
 enum {
     SCHEMA_VERSION = 1,              /* raised when a key changes its meaning or is removed */
-    PRINTED_NAME_MAX = 4 * 1024 + 1, /* the longest possible name, every byte as \xNN */
+    PRINTED_NAME_MAX = 4 * 1024 + 1, /* room for the longest possible name, with every byte as \xNN */
 };
 
 static const char *const memory_words[N_STATUS_MEMORY] = {
@@ -38,7 +38,7 @@ static const char *const dtype_words[N_DTYPES] = {
     [DTYPE_F16] = "fp16",
 };
 
-/* Return: the age. It is 0 if now_ns is earlier, because the clock may have been read a little before then_ns. */
+/* Return: now_ns - then_ns, or 0 if now_ns is earlier, because the clock may have been read a little before then_ns. */
 static uint64_t age_ns(uint64_t now_ns, uint64_t then_ns)
 {
     return now_ns > then_ns ? now_ns - then_ns : 0;
@@ -54,7 +54,7 @@ static void put_code(struct json *j, struct json_object *o, unsigned code)
     json_put_string(j, o, "code", text);
 }
 
-/* Adds the fields that each mention of a diagnostic has. */
+/* Adds the fields that diagnostics have in every answer. */
 static void put_place(struct json *j, struct json_object *o, const struct diagnostic *d, uint64_t now_ns)
 {
     json_put_u64(j, o, "id", d->id);
@@ -152,7 +152,7 @@ static void push_param_name(struct json *j, struct json_object *names, const str
     json_push_string(j, names, printed);
 }
 
-/* Return: all names if there is a layout to look them up in; else the names in the text. */
+/* Return: the names of all parameters if there is a layout; else the names that the text has. */
 static struct json_object *diagnostic_names(struct json *j, const struct diagnostic *d, const struct layout *layout)
 {
     struct json_object *names = json_new_array(j);
@@ -463,7 +463,7 @@ static struct json_object *collective_object(struct json *j, enum traffic_kind k
     return o;
 }
 
-/* traffic: NULL if there is none yet. */
+/* Adds the traffic of each kind, and the sums. traffic: NULL if there is none yet. */
 static void put_collectives(struct json *j, struct json_object *o, const struct traffic *traffic)
 {
     struct json_object *list = json_new_array(j);
@@ -488,7 +488,7 @@ static void put_nodes(struct json *j, struct json_object *parent, const struct s
         json_put_null(j, parent, "nodes");
         return;
     }
-    assert(nodes->n <= 64); /* bits of waits_for */
+    assert(nodes->n <= 64); /* waits_for has 64 bits */
     assert(nodes->node < nodes->n);
     o = json_new_object(j);
     list = json_new_array(j);
@@ -755,7 +755,7 @@ char *stacks_json(const struct status_stack *stacks, size_t n, const struct layo
 
 /* ---- parameters ---------------------------------------------------------------------------------------- */
 
-/* Ranks that own elements of the parameter. */
+/* Return: the ranks that own elements of the parameter. */
 static struct json_object *owners_array(struct json *j, const struct layout *layout, const struct layout_param *param)
 {
     struct json_object *array = json_new_array(j);
@@ -766,7 +766,7 @@ static struct json_object *owners_array(struct json *j, const struct layout *lay
     return array;
 }
 
-/* Ranks that have pushed the parameter in the open step. */
+/* Return: the ranks that have pushed the parameter in the open step. */
 static struct json_object *pushed_array(struct json *j, const struct status_pushes *pushes, const struct layout *layout,
                                         uint32_t param)
 {

@@ -2,11 +2,11 @@
 #pragma once
 
 /*
- * Writes the status of the daemon as JSON. Pure: no I/O, no clock. The key names are a contract: docs/schema/ has a
- * JSON Schema for each answer, and tests compare the two.
+ * Writes the status of the daemon as JSON. Pure: no I/O, no clock. The key names must not change: docs/schema/ has a
+ * JSON Schema for each answer, and tests compare answers with it.
  *
- * Ownership. A snapshot owns nothing: its strings and arrays must live until the call that reads them returns. A NULL
- * string is JSON null. The caller frees the returned texts; NULL means out of memory.
+ * Ownership. A snapshot owns nothing: its strings and arrays must live until the call returns. A NULL string is JSON
+ * null. The caller frees the returned texts; NULL means out of memory.
  *
  * Units. _ns are nanoseconds. Points in time are CLOCK_MONOTONIC, like now_ns. The JSON has only durations, so that it
  * can be read on another machine. Sizes are bytes or elements, as named. Parameters' names are printed as in
@@ -23,7 +23,7 @@
 struct diagnostic;
 struct layout;
 
-/* Kinds of memory, in the order in which they are printed; the words are those of `zerodctl plan`. */
+/* Kinds of memory, in the order of printing; the words are those of `zerodctl plan`. */
 enum status_memory {
     STATUS_MEMORY_STATE,
     STATUS_MEMORY_GRADIENT,
@@ -38,7 +38,7 @@ enum status_memory {
 
 /* The phases of a step's time. Reduce overlaps the trainers' backward; wait and update do not. */
 enum status_phase {
-    STATUS_PHASE_WAIT,   /* time in which a rank of this node waited for ranks, here or on other nodes */
+    STATUS_PHASE_WAIT,   /* time in which a rank of this node waited for ranks of any node */
     STATUS_PHASE_REDUCE, /* time in which at least one reduction was running */
     STATUS_PHASE_UPDATE, /* from the decision to the commit */
     N_STATUS_PHASES,
@@ -46,13 +46,13 @@ enum status_phase {
 
 struct status_bytes {
     uint64_t held_bytes;
-    uint64_t planned_bytes; /* 0 until the job is formed */
-    bool on_device;         /* of the node's GPUs, not of the host */
+    uint64_t planned_bytes; /* 0 before the job is formed */
+    bool on_device;         /* memory of the node's GPUs, not of the host */
 };
 
 struct status_time {
-    uint64_t total_ns; /* over all committed steps; the wait also has the open step */
-    uint64_t last_ns;  /* of the last committed step */
+    uint64_t total_ns; /* over all committed steps; the wait also counts the open step */
+    uint64_t last_ns;  /* time in the last committed step */
 };
 
 /* The number of refusals with a code since the daemon started. */
@@ -64,12 +64,12 @@ struct status_refused {
 struct status_counters {
     uint64_t n_pushes_admitted;
     uint64_t n_pushes_retried;
-    uint64_t n_pushes_dropped;     /* of aborted attempts */
+    uint64_t n_pushes_dropped;     /* pushes of aborted attempts */
     uint64_t n_pushes_accumulated; /* duplicates added as later passes */
     uint64_t n_pushes_redone;      /* a successor's pushes, compared with its predecessor's */
     uint64_t n_aborts;
     uint64_t n_reattaches;
-    uint64_t n_overflow_slots; /* granted */
+    uint64_t n_overflow_slots; /* overflow slots that were granted */
     uint64_t n_warnings;
 };
 
@@ -78,21 +78,21 @@ struct status_node {
     const char *address;
     unsigned first_rank, n_ranks;
     bool known;         /* node 0 knows all nodes, any other node knows itself and node 0 */
-    bool reached;       /* this node itself, or the link to its daemon is up */
-    const char *why;    /* why it is not reached: a sentence, or the end of one */
-    uint64_t silent_ns; /* since its last message; UINT64_MAX: no message yet */
+    bool reached;       /* true for this node, and if the link to the node's daemon is up */
+    const char *why;    /* why the node is not reached: a sentence, or the end of one */
+    uint64_t silent_ns; /* time since the node's last message; UINT64_MAX: no message yet */
 };
 
 struct status_nodes {
-    unsigned node; /* this node */
+    unsigned node; /* number of this node */
     const struct status_node *list;
     size_t n;
-    const char *engine; /* "gloo" */
+    const char *engine; /* such as "gloo" */
     uint32_t generation;
     bool connected;                /* the engines of that generation are connected */
     const struct traffic *traffic; /* N_TRAFFIC entries, of this node's engines */
-    uint64_t waits_for;            /* node 0: the nodes that it waits for, as a mask */
-    const char *waits_to;          /* the awaited action; NULL: this is not node 0 */
+    uint64_t waits_for;            /* node 0: mask of the nodes for which it waits */
+    const char *waits_to;          /* the action that node 0 awaits; NULL on other nodes */
 };
 
 /* The engine of a job whose state is on GPUs. */
@@ -100,9 +100,9 @@ struct status_device {
     bool ready;
     int64_t pid; /* 0: no engine runs */
     uint32_t generation;
-    uint64_t n_failures;           /* engines that have failed */
-    const struct traffic *traffic; /* N_TRAFFIC entries, of all engines so far, between ranks; NULL: no engine yet */
-    const char *versions;          /* reported by the last ready engine; NULL: none was ready */
+    uint64_t n_failures;           /* number of engines that have failed */
+    const struct traffic *traffic; /* N_TRAFFIC entries, between ranks, of all engines so far; NULL: no engine yet */
+    const char *versions;          /* reported by the last ready engine; NULL: no engine was ready yet */
 };
 
 /* The checkpoint that is being written. */
@@ -110,7 +110,7 @@ struct status_saving {
     uint64_t step;
     uint64_t n_bytes_done, n_bytes; /* n_bytes 0: not known yet */
     uint64_t began_ns;
-    uint64_t waited_ns; /* time that updates waited for the disk so far */
+    uint64_t waited_ns; /* time that updates have waited for the disk */
 };
 
 /* The last checkpoint that this daemon wrote. */
@@ -120,16 +120,16 @@ struct status_saved {
 };
 
 struct status_checkpoint {
-    const char *dir; /* NULL: nothing is saved */
+    const char *dir; /* NULL: no checkpoint is saved */
     bool wanted;     /* a requested checkpoint has not begun */
     bool is_saving, has_last;
     struct status_saving saving;
     struct status_saved last;
     uint64_t n_saved, n_failed;
-    const char *why; /* why the last one failed; NULL: it did not fail */
+    const char *why; /* why the last checkpoint failed; NULL: it did not fail */
 };
 
-/* An anomaly in a job's gradients or times, shown while it lasts. */
+/* An anomaly in a job's gradients or times; in the status while it lasts. */
 struct status_finding {
     const char *kind; /* "rank-norm", "zero-gradient", "zero-lr", "slow-rank" */
     int64_t rank;     /* negative: none */
@@ -145,36 +145,36 @@ struct status {
     const char *run_id;      /* NULL: no run yet */
     const char *state;       /* one word: "waiting", "forming", "training", "draining", ... */
     const char *version;     /* "0.1.0" */
-    const char *isa;         /* instruction set of the kernels, "avx2" */
-    const char *config_path; /* NULL: defaults only */
+    const char *isa;         /* instruction set of the kernels, such as "avx2" */
+    const char *config_path; /* NULL: only defaults are used */
     const char *socket_path;
     int64_t pid;
     uint64_t started_ns;
-    unsigned n_daemons; /* that served the run so far; 0: its state ends with this daemon */
-    uint64_t found_ns;  /* when this daemon adopted the run; 0: it began the run */
-    uint64_t away_ns;   /* how long no daemon served it before that */
-    const char *held;   /* why the kept state cannot be adopted; NULL: nothing is held */
+    unsigned n_daemons; /* number of daemons that have served the run; 0: its state ends with this daemon */
+    uint64_t found_ns;  /* time at which this daemon adopted the run; 0: it began the run */
+    uint64_t away_ns;   /* time without a daemon before the adoption */
+    const char *held;   /* why the kept state cannot be adopted; NULL: there is no such state */
 
     unsigned stage;
-    uint64_t bucket_elems; /* of the largest bucket, as configured */
+    uint64_t bucket_elems; /* most elements of a bucket, as configured */
     unsigned world_size;
     unsigned n_attached;         /* ranks of this node with a connection */
-    const struct layout *layout; /* NULL until formed */
+    const struct layout *layout; /* NULL before the job is formed */
 
-    uint64_t step;    /* = epoch: steps committed, skipped ones included */
-    uint32_t attempt; /* aborts since the daemon started */
+    uint64_t step;    /* committed steps, skipped ones included (the epoch) */
+    uint32_t attempt; /* number of aborts since the daemon started */
     uint64_t n_applied, n_skipped;
-    uint64_t n_missing_steps;  /* this daemon's steps in which a rank lacked a gradient that is not declared unused */
-    uint32_t n_missing_params; /* parameters without a gradient on any rank in the last step */
+    uint64_t n_missing_steps;  /* this daemon's steps in which a rank missed a gradient that is not declared unused */
+    uint32_t n_missing_params; /* parameters that no rank pushed in the last step */
     double loss_scale;
-    bool has_grad_norm;    /* a step was decided */
-    double grad_norm;      /* of the last decided step; a non-finite norm becomes null */
-    double lr;             /* of group 0 in the last step */
-    const struct hyper *groups; /* layout->n_groups entries: settings of that step; NULL: no step yet */
-    double steps_per_s;    /* recent; 0 while fewer than two steps were committed */
-    uint64_t last_step_ns; /* from one commit to the next */
+    bool has_grad_norm;         /* at least one step was decided */
+    double grad_norm;           /* norm of the last decided step; a non-finite norm becomes null */
+    double lr;                  /* learning rate of group 0 in the last step */
+    const struct hyper *groups; /* layout->n_groups entries: settings of the last step; NULL: no step yet */
+    double steps_per_s;         /* recent rate; 0 before two steps were committed */
+    uint64_t last_step_ns;      /* time between the last two commits */
     struct status_time phases[N_STATUS_PHASES];
-    uint64_t overlap_reduced_bytes; /* last micro-batch: reduced before the last rank ended its backward */
+    uint64_t overlap_reduced_bytes; /* last micro-batch: bytes reduced before the last rank ended its backward */
     uint64_t overlap_bytes;         /* last micro-batch: all reduced bytes */
 
     struct status_bytes memory[N_STATUS_MEMORY];
@@ -184,18 +184,18 @@ struct status {
     const struct status_refused *refused;
     size_t n_refused;
 
-    int64_t slowest_rank;                     /* others waited longest for it in the last step; negative: none */
-    uint64_t slowest_behind_ns;               /* how long they waited */
+    int64_t slowest_rank;                     /* others waited longest for this rank in the last step; negative: none */
+    uint64_t slowest_behind_ns;               /* how long they waited for the slowest rank */
     const struct diagnostic *last_diagnostic; /* NULL: none */
     const struct status_finding *findings;
     size_t n_findings;
     const struct status_nodes *nodes;         /* NULL: one node */
-    bool has_device;                          /* else host memory */
+    bool has_device;                          /* the state is on GPUs; false: in host memory */
     struct status_device device;
     struct status_checkpoint checkpoint;
 };
 
-/* The phases of a rank's own time in steps. See daemon/job/model/phases.h. */
+/* The phases of a rank's own time in steps; daemon/job/model/phases.h describes them. */
 enum status_rank_phase {
     STATUS_RANK_FORWARD,
     STATUS_RANK_BACKWARD,
@@ -206,61 +206,62 @@ enum status_rank_phase {
 
 enum { STATUS_MAX_WAITS = 40 };
 
-/* The time that a rank has waited. See daemon/job/model/waits.h. */
+/* The time that a rank has waited; daemon/job/model/waits.h describes the kinds. */
 struct status_wait {
-    const char *state; /* of the rank while it waits: "step" */
-    const char *what;  /* what it waits for: "ranks", "nodes", "daemon" */
-    uint64_t ns;       /* since the daemon began */
+    const char *state; /* state of the rank while it waits: "step" */
+    const char *what;  /* what the rank waits for: "ranks", "nodes", "daemon" */
+    uint64_t ns;       /* waiting time since the daemon began */
 };
 
 /* One rank, attached or not. */
 struct status_rank {
     uint32_t rank;
     bool attached;
-    int64_t pid; /* 0: never attached */
+    int64_t pid; /* 0: no process has attached yet */
     int64_t uid;
     const char *state;           /* one word: "absent", "declaring", "backward", "step", "lost", ... */
-    const char *client;          /* program and version, from its Hello */
-    uint64_t incarnation;        /* 0: never attached */
+    const char *client;          /* program and version, from the rank's Hello */
+    uint64_t incarnation;        /* 0: no process has attached yet */
     uint64_t connected_since_ns; /* 0: not connected */
-    uint64_t last_message_ns;    /* 0: none */
+    uint64_t last_message_ns;    /* 0: no message yet */
     uint64_t step;
     uint32_t micro_batch;    /* the open micro-batch, or the next one */
-    uint64_t n_pushes;       /* admitted, of this incarnation */
-    uint64_t behind_total_ns; /* time that others waited for it, since training began */
+    uint64_t n_pushes;       /* admitted pushes of this incarnation */
+    uint64_t behind_total_ns; /* time that other ranks waited for this rank, since training began */
     struct status_wait waits[STATUS_MAX_WAITS];
     size_t n_waits;
-    uint64_t phases_ns[N_STATUS_RANK_PHASES]; /* over all steps that this daemon has seen from begin to end */
-    const char *waiting_for; /* "ranks 1, 3 to ask for the step"; NULL: it does not wait */
+    uint64_t phases_ns[N_STATUS_RANK_PHASES]; /* over all steps that this daemon has served from begin to end */
+    const char *waiting_for;                  /* "ranks 1, 3 to ask for the step"; NULL: the rank does not wait */
     uint64_t waiting_since_ns;
-    const struct diagnostic *fault; /* sticky; NULL: none */
+    const struct diagnostic *fault; /* stays until it is cleared; NULL: none */
 };
 
 /* The status of a parameter, beyond its layout. */
 struct status_param {
-    uint64_t n_steps; /* its own step count */
+    uint64_t n_steps; /* the parameter's own step count */
     bool has_grad_norm;
-    double grad_norm; /* of the last decided step, unscaled, before clipping */
+    double grad_norm; /* norm in the last decided step, unscaled, before clipping */
 };
 
-/* `zerodctl status`: one object. */
+/* Return: the answer to `zerodctl status`: one object. */
 char *status_json(const struct status *status);
 
-/* `zerodctl ranks`: an array, in the order given. */
+/* Return: the answer to `zerodctl ranks`: an array, in the given order. */
 char *ranks_json(const struct status_rank *ranks, size_t n, uint64_t now_ns);
 
-/* Tells which ranks have pushed which parts in the open step. */
+/* has_pushed() returns whether a rank has pushed a part in the open step. */
 struct status_pushes {
     unsigned first_rank, end_rank;
     bool (*has_pushed)(const void *userdata, unsigned rank, uint32_t part);
     const void *userdata;
 };
 
-/* `zerodctl params`: an array in declaration order. layout NULL: empty. pushes (pushed_by) and params
- * (layout->n_params of them) may be NULL. */
+/* Return: the answer to `zerodctl params`: an array in declaration order; empty if layout is NULL. pushes (pushed_by)
+ * and params (layout->n_params entries) may be NULL. */
 char *params_json(const struct layout *layout, const struct status_pushes *pushes, const struct status_param *params);
 
-/* `zerodctl diagnostics`: an array, in the order given. With a layout, every parameter of each diagnostic is named. */
+/* Return: the answer to `zerodctl diagnostics`: an array, in the given order. With a layout, every parameter of each
+ * diagnostic is named. */
 char *diagnostics_json(const struct diagnostic *const *list, size_t n, const struct layout *layout, uint64_t now_ns);
 
 enum { STATUS_MAX_AWAITED = 3 };
@@ -268,23 +269,23 @@ enum { STATUS_MAX_AWAITED = 3 };
 /* The stack of a rank's process. */
 struct status_stack {
     const struct status_rank *rank;
-    const uint32_t *awaited; /* the first parameters of its open micro-batch that it has not pushed */
+    const uint32_t *awaited; /* the first parameters of its open micro-batch that the rank has not pushed */
     size_t n_awaited;        /* number of all such parameters */
     const char *process;     /* the kernel's report on a process that cannot answer; NULL: none */
-    bool is_pending;         /* its answer has not arrived yet */
-    uint64_t seen_ns;        /* 0: no answer */
+    bool is_pending;         /* the rank's answer has not arrived yet */
+    uint64_t seen_ns;        /* when the stack was read; 0: no answer */
     const char *text;        /* threads and their frames; NULL: none */
 };
 
-/* `zerodctl stacks`: an array, in the order given. */
+/* Return: the answer to `zerodctl stacks`: an array, in the given order. */
 char *stacks_json(const struct status_stack *stacks, size_t n, const struct layout *layout, uint64_t now_ns);
 
 /* The daemon's data for `zerodctl report`. */
 struct report {
-    const struct status *status; /* with its layout */
+    const struct status *status; /* its layout is set */
     const struct status_rank *ranks;
     size_t n_ranks;
-    const struct status_stack *stacks; /* n_ranks */
+    const struct status_stack *stacks; /* n_ranks entries */
     const struct status_pushes *pushes;
     const struct status_param *params;
     const struct diagnostic *const *diagnostics;
@@ -292,18 +293,19 @@ struct report {
     const char *config; /* as `zerod --print-config` prints it */
 };
 
-/* The daemon's part of `zerodctl report`. zerodctl adds facts from /proc. */
+/* Return: the daemon's part of `zerodctl report`. zerodctl adds facts from /proc. */
 char *report_json(const struct report *report);
 
 /* The answer to "save". */
 struct status_save {
     const char *message, *dir;
     bool is_saved;    /* the checkpoint is already on the disk */
-    uint64_t step;    /* committed at the time of the request: the checkpoint is of this step or a later one */
-    uint64_t n_ended; /* value of n_saved + n_failed after the save has ended */
+    uint64_t step;    /* committed step at the time of the request; the checkpoint has this step or a later one */
+    uint64_t n_ended; /* when n_saved + n_failed has this value, the save has ended */
 };
 char *save_json(const struct status_save *save);
 
-/* {"message": text} answers drain, abort-step and drop. {"error": text} answers a command that failed. */
+/* message_json(): {"message": text} answers drain, abort-step and drop. error_json(): {"error": text} answers a command
+ * that failed. */
 char *message_json(const char *message);
 char *error_json(const char *error);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The arena allocates for one message at a time and keeps its first block. */
+/* Allocates for one message at a time, and keeps the first block. */
 
 #include "core/wire/wire-arena.h"
 
@@ -9,13 +9,13 @@
 #include "core/base/base.h"
 
 enum {
-    ALIGN_BYTES = 8, /* no part of a message needs more */
+    ALIGN_BYTES = 8, /* enough for all parts of a message */
     MIN_CHUNK_BYTES = 64 * 1024,
 };
 
 struct wire_chunk {
     struct wire_chunk *next;
-    size_t n_bytes, n_used; /* of data */
+    size_t n_bytes, n_used; /* size of data, and used bytes of it */
     uint64_t data[];
 };
 

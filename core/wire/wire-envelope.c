@@ -38,8 +38,8 @@ static uint64_t take_varint(const uint8_t **at, const uint8_t *end)
 }
 
 /*
- * Return: the number of messages in a packet. protobuf silently uses the last of several members of a oneof. Here a
- * second member is an error. The bytes were unpacked before, so they are well-formed.
+ * Return: the number of messages in a packet. protobuf silently uses the last member if a oneof has several; zerod
+ * treats a second member as an error. The bytes have been unpacked before, so they are well-formed.
  */
 static unsigned count_kinds(const struct wire_envelope *envelope, const uint8_t *at, const uint8_t *end)
 {
@@ -123,7 +123,7 @@ int wire_envelope_unpack(const struct wire_envelope *envelope, struct wire_arena
             wire_problem_prefix(problem, ".");
     }
     if (r == -EMSGSIZE) {
-        /* the arena's limit; no valid message comes near it */
+        /* the arena's limit, which no valid message reaches */
         wire_problem_set(problem, ": more than %d MiB when unpacked", WIRE_ARENA_MAX_BYTES >> 20);
         r = WIRE_E_INVALID;
     }
@@ -133,8 +133,8 @@ int wire_envelope_unpack(const struct wire_envelope *envelope, struct wire_arena
 }
 
 /*
- * Return: the most bytes that a packed message with only numbers takes, with its envelope; 0 if it has other fields.
- * With this bound no extra pass is needed to find the size. For a Push that pass takes as long as packing.
+ * Return: the most bytes of a packed message that has only numbers, with its envelope; 0 if it has other fields. This
+ * bound saves the pass that finds the size. For a Push that pass takes as long as packing.
  */
 static size_t bound_numbers(const struct wire_table *table)
 {
@@ -171,7 +171,7 @@ static int pack_envelope(const struct wire_envelope *envelope, struct wire_arena
     if ((bound == 0 || bound > size) && protobuf_c_message_get_packed_size(message) > size)
         return -EMSGSIZE;
     n_bytes = protobuf_c_message_pack(message, buffer);
-    assert(n_bytes > 0); /* an empty packet would be the end of the connection */
+    assert(n_bytes > 0); /* an empty packet means the end of the connection */
     assert(n_bytes <= size);
     return (int)n_bytes;
 }

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * An envelope is a message of the proto whose oneof holds one of all the messages in one direction of a conversation.
- * This module converts envelopes to and from plain structs, by the tables of wire-rule.h. Types are numbered like the
- * fields of the oneof, from 1 without gaps.
+ * An envelope is a message of the proto with one oneof, which has a member for each message in one direction of a
+ * protocol. This module converts envelopes to and from plain structs, by the tables of wire-rule.h. Types have the
+ * numbers of the oneof's fields, from 1 without gaps.
  */
 
 #include <stddef.h>
@@ -14,14 +14,14 @@
 
 struct wire_envelope {
     const ProtobufCMessageDescriptor *descriptor;
-    size_t case_offset, member_offset; /* of the oneof, in protobuf-c's struct */
-    const struct wire_table *tables;   /* by type */
-    unsigned n_types;                  /* one more than the last */
+    size_t case_offset, member_offset; /* places of the oneof in protobuf-c's struct */
+    const struct wire_table *tables;   /* a table for each type */
+    unsigned n_types;                  /* the highest type plus 1 */
 };
 
 /*
- * Unpacks a packet into a struct that points into the arena. ours is the union of all messages. Return: 0, -ENOMEM, or
- * WIRE_E_INVALID with the problem. More than one message in a packet is a problem.
+ * Unpacks a packet into a struct that points into the arena. ours: a union of all messages. Return: 0, -ENOMEM, or
+ * WIRE_E_INVALID with the problem. A packet with more than one message is a problem.
  */
 int wire_envelope_unpack(const struct wire_envelope *envelope, struct wire_arena *arena, const void *data,
                          size_t n_bytes, unsigned *type, void *ours, struct wire_problem *problem);

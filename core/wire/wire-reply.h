@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The replies that the daemon sends to a client, as plain structs. wire.h describes what they share: validation,
- * strings, memory.
+ * The replies that the daemon sends to a client, as plain structs. wire.h describes validation, strings and memory of
+ * requests and replies.
  */
 
 #include <stdbool.h>
@@ -52,10 +52,10 @@ struct reply_formed {
     uint64_t ring_bytes;
     uint64_t digest;
     double loss_scale;
-    const uint8_t *gpu; /* none, or WIRE_GPU_BYTES */
+    const uint8_t *gpu; /* NULL, or WIRE_GPU_BYTES bytes */
     size_t n_gpu_bytes;
     uint64_t first_point;
-    uint64_t bucket_elems; /* 0: the same as in Welcome */
+    uint64_t bucket_elems; /* 0: the size is that of Welcome */
 };
 
 struct reply_done {
@@ -85,11 +85,11 @@ struct reply_step_done {
     double loss_scale;
     double lr;
     uint32_t n_missing;
-    bool is_decision; /* another StepDone follows when the step is committed */
+    bool is_decision; /* another StepDone follows when the step has been committed */
 };
 
 struct reply_state_is {
-    const struct wire_segment *segments; /* none or one */
+    const struct wire_segment *segments; /* no segment, or one */
     size_t n_segments;
     uint64_t n_elems;
     double norm; /* may be infinite or not a number */
@@ -111,7 +111,7 @@ struct reply_admin_part {
     uint32_t exit_code;
 };
 
-/* The numbers are the proto's. */
+/* The types have the numbers of the proto. */
 enum reply_type {
     REPLY_WELCOME = 1,
     REPLY_FORMED,
@@ -122,7 +122,7 @@ enum reply_type {
     REPLY_REFUSED,
     REPLY_ADMIN_PART,
     REPLY_LOOK,    /* has no fields */
-    N_REPLY_TYPES, /* one more than the last */
+    N_REPLY_TYPES, /* the highest type plus 1 */
 };
 
 struct reply {
@@ -148,5 +148,5 @@ int wire_unpack_reply(struct wire_arena *arena, const void *data, size_t n_bytes
 /* Like wire_pack_request(). */
 int wire_pack_reply(struct wire_arena *arena, const struct reply *reply, void *buffer, size_t size);
 
-/* Return: the name for logs, such as "Done" for REPLY_DONE. */
+/* Return: the name of a type for logs, such as "Done" for REPLY_DONE. */
 const char *reply_type_name(enum reply_type type);

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The requests that a client sends to the daemon, as plain structs. wire.h describes what they share: validation,
- * strings, memory.
+ * The requests that a client sends to the daemon, as plain structs. wire.h describes validation, strings and memory of
+ * requests and replies.
  */
 
 #include <stdbool.h>
@@ -215,7 +215,7 @@ struct request_admin {
     size_t n_args;
 };
 
-/* The numbers are the proto's. */
+/* The types have the numbers of the proto. */
 enum request_type {
     REQUEST_HELLO = 1,
     REQUEST_DECLARE,
@@ -248,7 +248,7 @@ enum request_type {
     REQUEST_SAVE_CHECKPOINT,
     REQUEST_PUSHES,
     REQUEST_STACK,
-    N_REQUEST_TYPES, /* one more than the last */
+    N_REQUEST_TYPES, /* the highest type plus 1 */
 };
 
 struct request {
@@ -297,8 +297,8 @@ int wire_unpack_request(struct wire_arena *arena, const void *data, size_t n_byt
  */
 int wire_pack_request(struct wire_arena *arena, const struct request *request, void *buffer, size_t size);
 
-/* Does the open step depend on such a request? Both sides count these requests (see the proto). */
+/* Does the open step depend on requests of this type? Client and daemon count these requests (see the proto). */
 bool request_is_recorded(enum request_type type);
 
-/* Return: the name for logs, such as "Push" for REQUEST_PUSH. */
+/* Return: the name of a type for logs, such as "Push" for REQUEST_PUSH. */
 const char *request_type_name(enum request_type type);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A rule unpacks, validates and packs one field of a message. */
+/* Unpacks, validates and packs fields of messages by their rules. */
 
 #include "core/wire/wire-rule.h"
 
@@ -48,9 +48,9 @@ void wire_problem_prefix(struct wire_problem *problem, const char *format, ...)
 /* ---- texts --------------------------------------------------------------------------------------------- */
 
 /*
- * Return: the offset of the first byte that a string may not hold, or n. proto3 requires UTF-8. zerod also refuses
- * control characters, because these texts are printed in logs and terminals. Names of parameters may hold any bytes, so
- * they are bytes, not strings.
+ * Return: the offset of the first byte that a string must not contain, or n. proto3 requires UTF-8. zerod also refuses
+ * control characters, because logs and terminals show these texts. Names of parameters may contain any bytes, so their
+ * fields are bytes, not strings.
  */
 static size_t text_check(const char *text, size_t n, unsigned flags)
 {
@@ -82,7 +82,7 @@ static void text_cut(char *text, size_t n, size_t max)
     memcpy(text + end, "...", 4);
 }
 
-/* Return: the text as the rule allows it, which is text itself or a copy; NULL if memory is exhausted. */
+/* Return: the text in the form that the rule allows: text itself or a copy; NULL if memory runs out. */
 static char *text_clean(const struct wire_rule *rule, struct wire_arena *arena, const char *text)
 {
     size_t n, i;
@@ -123,7 +123,7 @@ static int check_number(const struct wire_rule *rule, uint64_t v, struct wire_pr
     return WIRE_E_INVALID;
 }
 
-/* A protobuf enum is signed on the wire. */
+/* Checks the number as signed, because a protobuf enum is signed on the wire. */
 static int check_enum(const struct wire_rule *rule, int32_t v, struct wire_problem *problem)
 {
     if (v >= 0 && (uint64_t)v >= rule->min && (uint64_t)v <= rule->max)
@@ -165,8 +165,8 @@ static int check_text(const struct wire_rule *rule, const char *text, struct wir
     int r;
 
     /*
-     * For a string that was not sent, protobuf-c has its own. A string that was sent is in the arena, with a NUL at its
-     * end.
+     * protobuf-c uses its own constant for a string that was not sent. A string that was sent is in the arena, with a
+     * NUL at its end.
      */
     if (text == protobuf_c_empty_string)
         n = 0;
@@ -210,7 +210,7 @@ static int unpack_bytes(const struct wire_rule *rule, const uint8_t *proto, uint
     return check_length(rule, bytes->len, problem);
 }
 
-/* Unpacks an array, which stays where protobuf-c placed it. */
+/* Unpacks an array, which stays at its place in protobuf-c's memory. */
 static int unpack_array(const struct wire_rule *rule, const uint8_t *proto, uint8_t *ours, struct wire_problem *problem)
 {
     size_t n = *(const size_t *)(proto + rule->proto_count_offset);
@@ -228,7 +228,7 @@ static int unpack_array(const struct wire_rule *rule, const uint8_t *proto, uint
     return r;
 }
 
-/* Fills a message that was not sent: all fields have their default, zero or "". */
+/* Fills the struct of a message that was not sent: each field gets its default, zero or "". */
 static void unpack_absent(const struct wire_table *table, uint8_t *ours)
 {
     memset(ours, 0, table->n_bytes);
@@ -330,7 +330,7 @@ static int unpack_field(const struct wire_rule *rule, struct wire_arena *arena, 
     abort();
 }
 
-/* Is the value that of an unset field? Only for kinds that occur with a has_x. */
+/* Does the field have the value of an unset field? Only for kinds that occur with a has_x. */
 static bool field_is_zero(const struct wire_rule *rule, const uint8_t *ours)
 {
     assert(rule->kind == WIRE_U32 || rule->kind == WIRE_U64 || rule->kind == WIRE_DOUBLE || rule->kind == WIRE_BYTES);
@@ -348,7 +348,7 @@ static bool field_is_zero(const struct wire_rule *rule, const uint8_t *ours)
     }
 }
 
-/* Checks that the field is set only if its has_x is set. */
+/* Checks that the field is unset if its has_x is false. */
 static int check_has(const struct wire_rule *rule, const uint8_t *proto, const uint8_t *ours,
                      struct wire_problem *problem)
 {
@@ -401,7 +401,7 @@ static int pack_strings(const struct wire_rule *rule, struct wire_arena *arena, 
     return 0;
 }
 
-/* Packs ours into a new message in the arena. */
+/* Packs our struct into a new message in the arena. */
 static int pack_message(const struct wire_table *table, struct wire_arena *arena, const uint8_t *ours, void **out)
 {
     void *message = wire_arena_alloc(arena, table->descriptor->sizeof_message);

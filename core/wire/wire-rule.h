@@ -3,14 +3,14 @@
 
 /*
  * A rule describes one field of a message: its places in protobuf-c's struct and in ours, and its allowed values.
- * Unpacking, validation, packing and the sentences about problems use tables of these rules, for all messages.
+ * Unpacking, validation, packing and the sentences about problems use tables of rules, one table for each message.
  *
  * A rule is written U64(Push, request_push, offset_bytes, .multiple_of = 64): message of the proto, our struct, field,
  * limits. The compiler checks that the field has that type on both sides.
  *
- * A limit that is left out allows every value. max is a value for numbers, and a length in bytes for texts and bytes. A
- * WIRE_MULTILINE text may have several lines. A WIRE_CUT text is cut to max when it is packed, so that the receiver
- * does not refuse it.
+ * A limit that is left out allows every value. max is the largest number, or the largest length of texts and bytes in
+ * bytes. A WIRE_MULTILINE text may have several lines. A WIRE_CUT text is cut to max when it is packed, so that the
+ * receiver does not refuse it.
  */
 
 #include <stdbool.h>
@@ -22,13 +22,13 @@
 #include "core/wire/wire-arena.h"
 
 enum wire_kind {
-    /* numbers: at most 10 bytes when packed */
+    /* numbers: need at most 10 bytes when packed */
     WIRE_U32,
     WIRE_U64,
     WIRE_ENUM,
     WIRE_BOOL,
     WIRE_DOUBLE,
-    /* of any length */
+    /* kinds of any length */
     WIRE_STRING,
     WIRE_BYTES,
     WIRE_MESSAGE, /* embedded in our struct */
@@ -52,17 +52,17 @@ struct wire_rule {
     const char *name;
     enum wire_kind kind;
     unsigned flags;
-    uint16_t proto_offset, proto_count_offset; /* in protobuf-c's struct; counts are size_t */
-    uint16_t offset, count_offset;             /* in our struct */
-    uint16_t n_count_bytes;                    /* 4 or 8: the size of our count */
-    uint16_t proto_has_offset, has_offset; /* of has_x: if it is false, x is 0; 0: none. A WIRE_MESSAGE has only ours */
-    uint64_t min, max;                     /* max 0: any */
-    uint64_t max_count;                    /* of a repeated field; 0: any */
-    uint64_t multiple_of;                  /* 0: any */
-    const struct wire_table *table;        /* of a message */
+    uint16_t proto_offset, proto_count_offset; /* places in protobuf-c's struct; its counts are size_t */
+    uint16_t offset, count_offset;             /* places in our struct */
+    uint16_t n_count_bytes;                    /* size of our count: 4 or 8 */
+    uint16_t proto_has_offset, has_offset; /* of has_x (if false, x is 0); 0: no has_x. A WIRE_MESSAGE has only ours */
+    uint64_t min, max;                     /* max 0: every value */
+    uint64_t max_count;                    /* of a repeated field; 0: every count */
+    uint64_t multiple_of;                  /* 0: every value */
+    const struct wire_table *table;        /* the table of a message field */
 };
 
-/* The problem of a message, built from the inside out: the field first, then the structs that contain it. */
+/* The problem of a message. The sentence is built from the inside out: the field first, then the structs around it. */
 struct wire_problem {
     char *why;
     size_t size;
@@ -70,24 +70,25 @@ struct wire_problem {
 
 struct wire_table {
     const ProtobufCMessageDescriptor *descriptor;
-    size_t n_bytes; /* of our struct */
+    size_t n_bytes; /* size of our struct */
     const struct wire_rule *rules;
     size_t n_rules;
     /* Checks rules between fields; may be NULL. Return: false after wire_problem_set(). */
     bool (*check)(const void *ours, struct wire_problem *problem);
 };
 
-/* Tables of messages that several protocols have. */
+/* Tables of messages that several protocols use. */
 extern const struct wire_table wire_hyper_table, wire_step_table, wire_diagnostic_table;
 
 void wire_problem_set(struct wire_problem *problem, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void wire_problem_prefix(struct wire_problem *problem, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Converts proto to ours. Return: 0, WIRE_E_INVALID with the problem, or the arena's failure. */
+/* Converts protobuf-c's struct to ours. Return: 0, WIRE_E_INVALID with the problem, or the arena's failure. */
 int wire_table_unpack(const struct wire_table *table, struct wire_arena *arena, const void *proto, void *ours,
                       struct wire_problem *problem);
 
-/* Converts ours to proto. Strings, bytes and arrays are borrowed if possible. Return: 0, or the arena's failure. */
+/* Converts our struct to protobuf-c's. Borrows strings, bytes and arrays if possible. Return: 0, or the arena's
+ * failure. */
 int wire_table_pack(const struct wire_table *table, struct wire_arena *arena, const void *ours, void *proto);
 
 #define WIRE_HAS_TYPE(type, member, expected)                                                                          \
@@ -99,7 +100,7 @@ int wire_table_pack(const struct wire_table *table, struct wire_arena *arena, co
         .name = #field, .kind = kind_, .proto_offset = offsetof(Zerod__V1__##M, field),                                \
         .offset = offsetof(struct S, field), __VA_ARGS__                                                               \
     }
-/* A rule whose field has type proto_type in the proto and type in our struct. */
+/* A rule whose field has the type proto_type in the proto and the type `type` in our struct. */
 #define WIRE_SCALAR(kind_, proto_type, type, M, S, field, ...)                                                         \
     WIRE_RULE(kind_ + WIRE_HAS_TYPE(Zerod__V1__##M, field, proto_type) + WIRE_HAS_TYPE(struct S, field, type), M, S,   \
               field, __VA_ARGS__)
@@ -135,7 +136,7 @@ int wire_table_pack(const struct wire_table *table, struct wire_arena *arena, co
     WIRE_COUNTED(WIRE_MESSAGES, M, S, field, count, .proto_count_offset = offsetof(Zerod__V1__##M, n_##field),         \
                  __VA_ARGS__)
 
-/* has_x of field x, on both sides. */
+/* The places of field x's has_x in protobuf-c's struct and in ours. */
 #define HAS(M, S, has) .proto_has_offset = offsetof(Zerod__V1__##M, has), .has_offset = offsetof(struct S, has)
 
 #define WIRE_TABLE(M, S, rules_, ...)                                                                                  \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The tables of the client protocol say what each field of a request or reply may hold. */
+/* Tables of the client protocol: the allowed contents of each field of a request or reply. */
 
 #include "core/wire/wire.h"
 #include "core/wire/wire-reply.h"
@@ -18,11 +18,11 @@
 
 /*
  * The allowed values of each field, message by message in the order of the proto. The proto's comments give the limits.
- * For other limits a comment here gives the reason.
+ * Comments in these tables give the reasons for other limits.
  */
 
 enum {
-    MAX_DIAGNOSTIC_LINE = 1024, /* title, names, sites; with the next two limits a diagnostic is at most 110 KiB */
+    MAX_DIAGNOSTIC_LINE = 1024, /* title, names, sites; with the next two limits, a diagnostic has at most 110 KiB */
     MAX_DIAGNOSTIC_FIELD = 4 * 1024,
     MAX_DIAGNOSTIC_TEXT = 32 * 1024,
     MAX_LABEL = 64,
@@ -31,7 +31,7 @@ enum {
     PAGE_ALIGN = 4096, /* also valid if pages are larger */
 };
 
-#define ELEMS_LIMIT (UINT64_C(1) << 62) /* counts of elements are below this: bytes of fp32 fit into 64 bits */
+#define ELEMS_LIMIT (UINT64_C(1) << 62) /* counts of elements are below this, so that fp32 bytes fit into 64 bits */
 
 /* ---- both ways ----------------------------------------------------------------------------------------- */
 
@@ -104,7 +104,7 @@ _Static_assert(MAX_DIAGNOSTIC_LINE * (5 + DIAGNOSTIC_MAX_PARAMS) +
                "the largest diagnostic fits into a frame");
 const struct wire_table wire_diagnostic_table = WIRE_TABLE(diagnostic, wire_diagnostic, diagnostic_rules);
 
-/* The optimizer checks ranges, because it knows which settings it reads (E1108). */
+/* The values are checked later, by hyper-check.c, because their ranges depend on the optimizer (E1108). */
 #define RULE_DOUBLE(field) DOUBLE(GroupHyper, wire_hyper, field, .flags = WIRE_FINITE)
 #define RULE_BOOL(field) BOOL(GroupHyper, wire_hyper, field)
 #define RULE_U32(field) U32(GroupHyper, wire_hyper, field)
@@ -194,7 +194,7 @@ static const struct wire_rule form_rules[] = {
 
 static const struct wire_rule init_rules[] = {
     U32(Init, request_init, param),
-    /* below the limit, so that their sum does not wrap */
+    /* below ELEMS_LIMIT, so that start_elem + n_elems does not overflow */
     U64(Init, request_init, start_elem, .max = ELEMS_LIMIT - 1),
     U64(Init, request_init, n_elems, .max = ELEMS_LIMIT - 1),
     U64(Init, request_init, offset_bytes, .multiple_of = SLOT_ALIGN),
@@ -244,7 +244,7 @@ static const struct wire_rule pushes_rules[] = {
     U32S(Pushes, request_pushes, others, n_others, .max_count = WIRE_MAX_PUSHES - 1),
 };
 
-/* Checks that there are at least two pushes, and that no field is set that only a single Push may have. */
+/* Checks that there are at least two pushes, and that the first has no field that only a single Push may have. */
 static bool pushes_check(const void *ours, struct wire_problem *problem)
 {
     const struct request_pushes *pushes = ours;
@@ -563,7 +563,7 @@ static const struct wire_table reply_tables[N_REPLY_TYPES] = {
 };
 
 _Static_assert((int)WIRE_MAX_SEGMENTS <= (int)FRAME_MAX_FDS, "the segments of a reply travel in one packet");
-/* Offsets are below 2^48 (DEVICE_MAX_BYTES), and take at most seven bytes. */
+/* Offsets are below 2^48 (DEVICE_MAX_BYTES), and need at most seven bytes. */
 _Static_assert(WIRE_MAX_POOL_OFFSETS * 7 + 256 <= FRAME_MAX_BYTES, "the most offsets fit into a frame");
 _Static_assert(WIRE_PART_BYTES + 64 <= FRAME_MAX_BYTES, "the largest AdminPart fits into a frame");
 

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * proto/zerod.proto as plain structs, so that daemon and client do not use protobuf. This header has what requests and
- * replies share; the messages are in wire-request.h and wire-reply.h. The proto is the specification: it defines names
- * and meanings of fields. Only these differ:
+ * proto/zerod.proto as plain structs, so that daemon and client do not use protobuf. This header has the parts that
+ * requests and replies share; the messages are in wire-request.h and wire-reply.h. The proto is the specification: it
+ * defines names and meanings of fields. The structs differ only in this:
  *
  *  - string: const char *, never NULL after unpacking; NULL is packed as "". Valid UTF-8 without control
  *    characters; texts for people (why, detail, a diagnostic's) may hold newlines and tabs.
@@ -12,14 +12,13 @@
  *  - If has_x is false, x is zero.
  *  - Param is struct layout_decl, Dtype is enum dtype.
  *
- * Unpacking validates every field by the tables of wire.c. The handlers check what depends on state (that a rank is
- * below the world size, that a parameter exists). Packing does not validate, because the receiver does. It only cleans
- * strings (other bytes become '?'), and cuts a diagnostic's texts to fit into one packet.
+ * Unpacking validates every field by the tables of wire.c. The handlers check facts that depend on state (that a rank
+ * is below the world size, that a parameter exists). Packing does not validate, because the receiver does. It only
+ * cleans strings (other bytes become '?'), and cuts a diagnostic's texts to fit into one packet.
  *
- * Memory (wire-arena.h). Strings, bytes and arrays of an unpacked message are in the arena until the next
- * message is unpacked with it. Packing uses the arena but keeps nothing in it, so an answer may be packed
- * while its request is still in use. An arena serves any number of connections of one thread. Packing and
- * unpacking a Push allocates nothing.
+ * Memory (wire-arena.h). Strings, bytes and arrays of an unpacked message are in the arena until the next message is
+ * unpacked with it. Packing uses the arena but keeps nothing in it, so an answer may be packed while its request is
+ * still in use. One arena suffices for all connections of a thread. Packing and unpacking a Push allocates nothing.
  */
 
 #include <stdbool.h>
@@ -35,25 +34,25 @@
 enum {
     WIRE_VERSION = 3,
     WIRE_MAX_BLOB_BYTES = 64 * 1024,
-    WIRE_MAX_TEXT_BYTES = 1024, /* interned text, why, detail */
-    WIRE_MAX_NAME_BYTES = 1024, /* of a parameter */
+    WIRE_MAX_TEXT_BYTES = 1024, /* length of an interned text, of why, of detail */
+    WIRE_MAX_NAME_BYTES = 1024, /* length of a parameter's name */
     WIRE_MAX_STACK_BYTES = 16 * 1024,
-    WIRE_MAX_RUN_ID_BYTES = 255, /* also of the client's name */
+    WIRE_MAX_RUN_ID_BYTES = 255, /* also the limit of the client's name */
     WIRE_MAX_GROUPS = 1024,
     WIRE_MAX_STRING_ID = 65535,
     WIRE_MAX_SEGMENTS = 8,         /* descriptors in one packet */
-    WIRE_MAX_PUSHES = 64,          /* in one Pushes */
-    WIRE_MAX_IDS = 65536,          /* of Gather, Release, Report; picked; more are sent in several messages */
-    WIRE_MAX_POOL_OFFSETS = 16384, /* of a Gather to a GPU, so that its answer fits into one packet */
-    WIRE_MAX_EVIDENCE_IDS = 16384, /* of each list of Evidence; picked: both lists and its texts fit into a packet */
-    WIRE_MAX_ARGS = 64,            /* of Admin; picked */
-    WIRE_GPU_BYTES = 16,           /* CUuuid */
-    WIRE_PART_BYTES = 120 * 1024,  /* JSON of an AdminPart, so that it fits into a packet */
+    WIRE_MAX_PUSHES = 64,          /* pushes in one Pushes */
+    WIRE_MAX_IDS = 65536,          /* ids in Gather, Release, Report; picked; more ids need several messages */
+    WIRE_MAX_POOL_OFFSETS = 16384, /* offsets in a Gather to a GPU, so that its answer fits into one packet */
+    WIRE_MAX_EVIDENCE_IDS = 16384, /* ids in a list of Evidence; picked: both lists and its texts fit into a packet */
+    WIRE_MAX_ARGS = 64,            /* arguments of Admin; picked */
+    WIRE_GPU_BYTES = 16,           /* size of a CUuuid */
+    WIRE_PART_BYTES = 120 * 1024,  /* JSON in an AdminPart, so that the message fits into a packet */
     WIRE_WHY_BYTES = 256,          /* recommended size of the why of wire_unpack_*() */
 };
 
 enum {
-    WIRE_E_INVALID = 1, /* not a message, or a field with a value that is not allowed: E1403 */
+    WIRE_E_INVALID = 1, /* the packet is not a message, or has a field with a value that is not allowed: E1403 */
 };
 
 enum wire_role {
@@ -129,7 +128,7 @@ struct wire_diagnostic {
     uint32_t micro_batch;
     const char *const *params;
     size_t n_params_named;   /* number of params, at most DIAGNOSTIC_MAX_PARAMS */
-    uint32_t n_params_total; /* number of all parameters */
+    uint32_t n_params_total; /* number of parameters in the diagnostic, also those without a name in params */
     bool has_first, has_second;
     struct wire_push_record first, second;
     const struct diagnostic_field *fields; /* read-only */
@@ -158,13 +157,13 @@ enum wire_given {
 #define WIRE_HYPER_FIELD(kind, field, plain, text, gives, range, only) HYPER_TYPE_##kind field;
 struct wire_hyper {
     HYPER_FIELDS(WIRE_HYPER_FIELD)
-    uint32_t given; /* bits of enum wire_given, and 1; 0: all bits except WIRE_GIVES_START */
+    uint32_t given; /* bits of enum wire_given, plus 1; 0: all bits except WIRE_GIVES_START */
 };
 #undef WIRE_HYPER_FIELD
 
 /*
- * Return: the most bytes that one parameter adds to a Declare. Used to split a manifest into parts that fit into a
- * packet.
+ * Return: the most bytes that one parameter adds to a Declare. Clients use it to split a manifest into parts that fit
+ * into a packet.
  */
 size_t wire_param_bytes(const struct layout_decl *param);
 

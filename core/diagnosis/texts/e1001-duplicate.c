@@ -4,13 +4,13 @@
  * A gradient that arrived twice: E1001, or E1006 if static_graph learnt another count. The classes, in the order in
  * which they are checked:
  *
- *     D4  DDP complains, but the parameter arrived once: nothing was computed twice
- *     D3  both in one graph task, or the client saw its hook fire twice: the optimizer is attached twice
+ *     D4  DDP complains, but the parameter arrived only once: it was not computed twice
+ *     D3  both pushes are in one graph task, or the client's hook ran twice: the optimizer is attached twice
  *     D1  one outer backward, different graph tasks, one of them nested: reentrant checkpointing
  *     D2  different outer backwards, or more micro-batches than configured: an extra backward
  *     U   the records do not show the class, and are printed in full
  *
- * D5, a push after the close, is checked before all of them: the ledger finds it by its position (cause_push).
+ * D5, a push after the end of the micro-batch, is checked first: the ledger finds it by its position (cause_push).
  */
 
 #include <inttypes.h>
@@ -40,7 +40,7 @@ static enum duplicate_class classify_duplicate(const struct evidence_duplicate *
         return CLASS_D3;
     if (!e->first.present || !e->second.present)
         return CLASS_U;
-    /* The number of a task is unique only within its outer backward. */
+    /* A task's number is unique only within its outer backward. */
     if (tasks_known && first->task == second->task && (!ordinals_known || first->ordinal == second->ordinal))
         return CLASS_D3;
     if (!ordinals_known)
@@ -58,7 +58,7 @@ static const char *reentrant_fix(enum caller caller)
                               : caller_not_reentrant(caller);
 }
 
-/* The remedy that permits more than one gradient of a parameter. */
+/* Return: the remedy that permits more than one gradient of a parameter. */
 static struct remedy later_pass(const struct evidence_duplicate *e)
 {
     if (e->at.observed)
@@ -66,7 +66,8 @@ static struct remedy later_pass(const struct evidence_duplicate *e)
     return (struct remedy){"or", e->accumulated ? NULL : ACCUMULATE, "the sum is exact"};
 }
 
-/* Is there no segment? Then a nested backward is an autograd function of the program's own, not a checkpoint. */
+/* Do the pushes have no segment? Then the nested backward belongs to an autograd function of the program, not to a
+ * checkpoint. */
 static bool is_function(const struct evidence_duplicate *e)
 {
     return !(e->first.segment && *e->first.segment) && !(e->second.segment && *e->second.segment);
@@ -123,7 +124,8 @@ static void advise_reentrance(struct diagnostic *d, const struct evidence_duplic
 
 /* ---- D2 ------------------------------------------------------------------------------------------------ */
 
-/* A C program marks micro-batches itself and reports no forwards, so only the missing mark is certain. */
+/* Explains a missing mark. A C program marks micro-batches itself and reports no forwards, so only the missing mark is
+ * certain. */
 static void explain_no_mark(struct diagnostic *d, const struct evidence_duplicate *e)
 {
     const struct remedy remedies[] = {
@@ -172,7 +174,8 @@ static void explain_extra_backward(struct diagnostic *d, const struct evidence_d
         "retain_graph=True, which only permits the second backward; gradient checkpointing; number of GPUs");
 }
 
-/* More micro-batches than configured. This is found when the rank asks for the step, so there may be no push. */
+/* Makes the diagnostic for more micro-batches than configured. The rank has asked for the step, so there may be no
+ * push. */
 static struct diagnostic *diagnose_count(const struct evidence_duplicate *e)
 {
     struct diagnostic *d = cause_new(&e->at, E_DUPLICATE, "more micro-batches than configured, step held");
@@ -241,7 +244,8 @@ static void explain_phantom(struct diagnostic *d, enum caller caller)
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
 }
 
-/* The parameter is in no checkpoint, but DDP did not find it in the graph of what forward returned. */
+/* Explains a parameter that is in no checkpointed segment, and that DDP did not find in the graph of the forward's
+ * result. */
 static void explain_hidden(struct diagnostic *d, enum caller caller)
 {
     const struct remedy remedies[] = {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Refusals of one message of one rank: a push at the wrong place or of the wrong form, arguments, runs, values, quotas,
+ * Refusals of one message of one rank: a push with a wrong position or form, arguments, runs, values, quotas,
  * permissions. Duplicates, missing gradients, ranks, manifests and client reports have their own files.
  */
 
@@ -16,7 +16,7 @@
 
 /* ---- pushes: E1002, E1003, E1004, E1102, E1103 --------------------------------------------------------- */
 
-/* Is the refusal about a request, not a push? Only codes about a position are used for both. */
+/* Is the refusal about a request other than a push? Only codes about a position are also used for requests. */
 static bool is_request(const struct evidence_push *e)
 {
     return e->detail && *e->detail && (e->code == E_STALE || e->code == E_EARLY || e->code == E_AFTER_BOUNDARY);
@@ -31,7 +31,7 @@ static const char *push_title(const struct evidence_push *e)
                                 : "request after the boundary refused";
 }
 
-/* Is the push for the next micro-batch, which has not begun? */
+/* Is the push for the next micro-batch, before that has begun? */
 static bool is_unopened(const struct evidence_push *e)
 {
     const struct push_record *record = &e->push.record;
@@ -40,7 +40,7 @@ static bool is_unopened(const struct evidence_push *e)
            (int64_t)record->step == e->at.step && record->micro_batch == e->at.micro_batch;
 }
 
-/* Adds the rank's position, and the position that its push or request is for. */
+/* Adds the rank's position, and the position that the push or request names. */
 static void add_positions(struct diagnostic *d, const struct evidence_push *e)
 {
     if (is_unopened(e)) {
@@ -490,7 +490,7 @@ struct diagnostic *cause_quota(const struct evidence_quota *e)
     return diagnostic_finish(d);
 }
 
-/* what: for instance "connect (listen.allow_users, listen.allow_groups)" */
+/* Adds the cause. what: for instance "connect (listen.allow_users, listen.allow_groups)". */
 static void add_permission(struct diagnostic *d, const char *what)
 {
     struct strbuf buf = {0};

@@ -6,10 +6,10 @@
  *
  *     X1  (DDP observed) all gradients arrived, but not through the wrapper: E1105
  *     M7  the rank never opened the step
- *     M3  no gradient arrived, no backward ran
+ *     M3  no gradient arrived, because no backward ran
  *     M4  an exception left the backward
  *     M6  requires_grad differs from the declaration
- *     M5  exactly whole checkpointed segments are missing
+ *     M5  only complete checkpointed segments are missing
  *     M1  the same set is missing on all ranks in every step
  *     M2  another set is missing on other ranks or in other steps
  *     U   one rank and one step cannot show whether it is M1 or M2
@@ -32,7 +32,7 @@ static bool is_none(const struct evidence_missing *e)
     return e->n_trainable > 0 && e->n_params == e->n_trainable;
 }
 
-/* Did the model's forward and a backward run, but the backward not reach the model? */
+/* Did the model's forward and a backward run, but no gradient reach the model? */
 static bool is_cut_off(const struct evidence_missing *e)
 {
     return is_none(e) && !e->warning && !e->abandoned && !e->exception && e->n_forwards > 0 && e->n_backwards > 0 &&
@@ -42,7 +42,7 @@ static bool is_cut_off(const struct evidence_missing *e)
 static enum missing_class classify_missing(const struct evidence_missing *e)
 {
     bool same = e->same_on_all_ranks && e->same_every_step;
-    /* One rank in one step is one sample: it cannot tell "never" from "not this time". */
+    /* One rank in one step is not enough: it cannot distinguish "never" from "not this time". */
     bool enough = e->n_steps_seen > 1 || (e->n_steps_seen == 1 && e->world_size > 1);
 
     if (e->absent)
@@ -62,7 +62,7 @@ static enum missing_class classify_missing(const struct evidence_missing *e)
     return same ? CLASS_M1 : CLASS_M2;
 }
 
-/* The call that attaches zerod, or DDP, to the model: parameters must be frozen before it. */
+/* Return: the call that attaches zerod, or DDP, to the model. Parameters must be frozen before it. */
 static const char *attaching(const struct evidence_missing *e)
 {
     return e->at.observed ? "DistributedDataParallel(model)" : "zerod.Optimizer(model)";
@@ -76,7 +76,7 @@ static void add_permission(struct diagnostic *d, const char *label, const struct
         diagnostic_field(d, label, "%s   (%s)", e->at.observed ? caller_finding(caller) : ON_MISSING_ZERO, note);
 }
 
-/* Causes and remedies that do not apply. find_unused_parameters is the first one that a search finds. */
+/* Return: causes and remedies that do not apply. find_unused_parameters is named because searches find it first. */
 static const char *not_unused(enum caller caller)
 {
     return caller == CALLER_C ? "unused parameters; batch size; the other ranks"
@@ -217,7 +217,8 @@ static void print_freeze(struct strbuf *buf, const struct layout_param *param, s
     strbuf_add(buf, "\").requires_grad_(False)\n");
 }
 
-/* Prints Python that freezes exactly the missing set: modules that miss all gradients, else parameters one by one. */
+/* Prints Python that freezes exactly the missing parameters: modules without any gradient, or else parameters one by
+ * one. */
 static void print_freezing(struct strbuf *buf, const struct evidence_missing *e)
 {
     const struct layout *layout = e->at.layout;
@@ -342,7 +343,7 @@ static void explain_absent(struct diagnostic *d, const struct evidence_missing *
     diagnostic_field(d, "does not help", "%s", not_unused(caller));
 }
 
-/* A backward ran, but reached none of the declared parameters. */
+/* Explains that a backward ran, but that no declared parameter got a gradient. The cause is not known. */
 static void admit_nothing_reached(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
 {
     diagnostic_field(d, "cause",
@@ -358,7 +359,8 @@ static void admit_nothing_reached(struct diagnostic *d, const struct evidence_mi
     diagnostic_field(d, "does not help", "unused modules; batch size; number of GPUs");
 }
 
-/* These may be experts, layers that are left out by turns, or a last layer that the loss uses only in part. */
+/* Explains parameters that may be experts, layers that are left out by turns, or a last layer that the loss uses in
+ * part. */
 static void admit_kin(struct diagnostic *d, const struct evidence_missing *e)
 {
     diagnostic_field(d, "cause",
@@ -442,7 +444,7 @@ static void explain_class(struct diagnostic *d, const struct evidence_missing *e
                          caller_abort(caller), caller_clear(caller));
 }
 
-/* Fewer micro-batches than configured. There may be no missing gradient. */
+/* Makes the diagnostic for fewer micro-batches than configured. All gradients may have arrived. */
 static struct diagnostic *diagnose_count(const struct evidence_missing *e)
 {
     struct diagnostic *d = cause_new(&e->at, E_MISSING, "fewer micro-batches than configured, step held");
@@ -522,7 +524,7 @@ static void print_lacking_params(struct strbuf *buf, const struct evidence_missi
         strbuf_add(buf, "\nand %u ranks more miss some", e->n_lacking - n);
 }
 
-/* Adds which ranks miss which parameters. */
+/* Adds the ranks that miss parameters, and their parameters. */
 static void add_lacking(struct diagnostic *d, const struct evidence_missing *e)
 {
     struct strbuf buf = {0};
@@ -557,7 +559,7 @@ struct diagnostic *cause_missing(const struct evidence_missing *e)
 
     if (e->wrapper_bypassed)
         return diagnose_bypass(e);
-    /* If no gradient arrived, or a backward was abandoned, the count is the smaller problem. */
+    /* If no gradient arrived, or a backward was abandoned, the count is less important. */
     if (e->n_configured && e->n_micro_batches < e->n_configured && !is_none(e) && !e->abandoned)
         return diagnose_count(e);
 
@@ -613,7 +615,7 @@ struct diagnostic *cause_graph_changed(const struct evidence_graph *e)
     return diagnostic_finish(d);
 }
 
-/* The program left with an open micro-batch. Its backward may have ended normally. */
+/* Explains that the program left with an open micro-batch. Its backward may have ended normally. */
 static void explain_left(struct diagnostic *d, enum caller caller)
 {
     if (caller == CALLER_C) {

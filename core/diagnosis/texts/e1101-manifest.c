@@ -2,7 +2,7 @@
 
 /*
  * E1101: ranks declared different parameters. Ranks are grouped by their declarations, the largest group first. Each
- * other group is compared with it, at their first difference.
+ * other group is compared with the largest at their first difference.
  */
 
 #include <assert.h>
@@ -15,7 +15,7 @@
 
 enum {
     GROUPS_SHOWN = 5,       /* the largest group, and four that differ from it */
-    ENTRY_BYTES = 5 * 1024, /* the longest possible name, and its form */
+    ENTRY_BYTES = 5 * 1024, /* room for the longest possible name, and its form */
 };
 
 /* The kind of the first difference, in the order in which manifests are compared. */
@@ -30,7 +30,7 @@ enum difference {
 };
 
 struct rank_group {
-    unsigned first; /* lowest rank */
+    unsigned first; /* the lowest rank of the group */
     unsigned n;
     uint64_t digest;
 };
@@ -38,10 +38,10 @@ struct rank_group {
 struct comparison {
     const struct manifest *const *manifests;
     unsigned world_size;
-    struct rank_group *groups; /* world_size, n_groups used */
+    struct rank_group *groups; /* room for world_size groups; n_groups are used */
     unsigned n_groups, n_missing;
     uint64_t *digests; /* per rank */
-    bool *set;         /* scratch, per rank */
+    bool *set;         /* scratch memory, per rank */
 };
 
 static void comparison_deinit(struct comparison *c)
@@ -66,7 +66,7 @@ static void add_rank(struct comparison *c, unsigned rank)
     c->groups[c->n_groups++] = (struct rank_group){.first = rank, .n = 1, .digest = digest};
 }
 
-/* Sorts larger groups first, then lower ranks first. There are few groups. */
+/* Sorts larger groups first, and equal ones by their lowest rank. There are few groups. */
 static void sort_groups(struct comparison *c)
 {
     for (unsigned i = 1; i < c->n_groups; i++) {
@@ -79,7 +79,7 @@ static void sort_groups(struct comparison *c)
     }
 }
 
-/* Return: false if memory is exhausted. */
+/* Groups the ranks. Return: false if memory runs out. */
 static bool comparison_init(struct comparison *c, const struct manifest *const *manifests, unsigned world_size)
 {
     *c = (struct comparison){.manifests = manifests, .world_size = world_size};
@@ -104,7 +104,7 @@ static const struct manifest *manifest_of(const struct comparison *c, unsigned g
     return c->manifests[c->groups[group].first];
 }
 
-/* "rank 1" or "ranks 0, 2, 3" */
+/* Prints the ranks of a group, as "rank 1" or "ranks 0, 2, 3". */
 static void print_members(struct strbuf *buf, struct comparison *c, unsigned group)
 {
     for (unsigned r = 0; r < c->world_size; r++)
@@ -183,7 +183,8 @@ static void add_missing(struct diagnostic *d, struct comparison *c)
     diagnostic_field_take(d, "missing", &buf);
 }
 
-/* Prints entry i of the group, and the ranks that have it there, as "parameter 17: w [64, 32] bf16 (ranks 0, 2, 3)". */
+/* Prints the group's entry i, and the ranks with an equal entry i, as "parameter 17: w [64, 32] bf16 (ranks 0, 2,
+ * 3)". */
 static void print_difference(struct strbuf *buf, struct comparison *c, unsigned group, uint32_t i)
 {
     const struct manifest *manifest = manifest_of(c, group);
@@ -218,7 +219,7 @@ static void print_place(struct strbuf *buf, struct comparison *c, unsigned group
     print_members(buf, c, group);
 }
 
-/* Adds each other group's first difference from the largest group. */
+/* Adds the first difference of each other group from the largest group. */
 static void add_differences(struct diagnostic *d, struct comparison *c)
 {
     struct strbuf expected = {0}, got = {0}, elsewhere = {0};
@@ -244,7 +245,7 @@ static void add_differences(struct diagnostic *d, struct comparison *c)
     diagnostic_field_take(d, "elsewhere", &elsewhere);
 }
 
-/* Adds cause and fix for the largest of the other groups. */
+/* Adds the cause and the fix for the second largest group. */
 static void add_cause(struct diagnostic *d, struct comparison *c)
 {
     static const char *const causes[] = {

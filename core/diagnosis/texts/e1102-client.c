@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Diagnostics of faults that only the client can see, E1102 to E1107 and E1110. The client reports the code, the
- * parameters and a sentence; the text is made here so that the daemon's log, the exception and the manual agree.
+ * Diagnostics of faults that only the client can detect, E1102 to E1107 and E1110. The client reports the code, the
+ * parameters and a sentence. The daemon makes the text, so that its log, the exception and the manual agree.
  */
 
 #include <string.h>
@@ -107,7 +107,7 @@ static void add_state(struct diagnostic *d, const struct report_text *text, enum
         diagnostic_field(d, "state", "%s", attached && text->state_later ? text->state_later : text->state);
 }
 
-/* The first line of detail, the client's sentence, says what happened. detail may also name a call site. */
+/* detail: the client's sentence. Its first line says what happened; the others may name a call site. */
 struct diagnostic *cause_report(const struct evidence_at *at, enum diagnostic_code code, const uint32_t *params,
                                 size_t n_params, const char *detail, bool attached)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Ranks as processes: taken, lost, waited for, and an aborted step as reported to other ranks. E1301, E1302, E1303,
- * E1304, E1305.
+ * Diagnostics of ranks as processes: taken, lost, waited for, and an aborted step as reported to other ranks. E1301,
+ * E1302, E1303, E1304, E1305.
  */
 
 #include <inttypes.h>
@@ -19,13 +19,13 @@ static bool is_c(const struct evidence_at *at)
     return caller_of(at, NULL) == CALLER_C;
 }
 
-/* Return: the call with which a rank leaves. */
+/* Return: the call by which a rank leaves the run. */
 static const char *leave(const struct evidence_at *at)
 {
     return is_c(at) ? "zerod_leave" : "opt.close()";
 }
 
-/* "12.3 s", "2 min 5 s", "3 h 10 min" */
+/* Prints a duration, such as "12.3 s", "2 min 5 s" or "3 h 10 min". */
 static void print_duration(struct strbuf *buf, uint64_t ms)
 {
     uint64_t s = ms / 1000;
@@ -158,7 +158,7 @@ static void explain_crossed(struct diagnostic *d, const struct evidence_lost *e)
     diagnostic_field(d, "state", STEP_ABORTED);
 }
 
-/* The text is short, because it follows the process's own message about its end. */
+/* Explains a lost process. The text is short, because it follows the process's own message about its end. */
 static void explain_gone(struct diagnostic *d, const struct evidence_lost *e)
 {
     diagnostic_field(d, "cause", "its process ended, or closed its connection, without %s", leave(&e->at));
@@ -236,7 +236,7 @@ struct diagnostic *cause_inherited(const struct evidence_inherited *e)
 
 /* ---- the abort of a step ------------------------------------------------------------------------------- */
 
-/* Prints the whole text, because the reader of an abort must find the reason in one place. */
+/* Prints the complete text, because the reader of an abort must find the reason in one place. */
 static void print_reason(struct strbuf *buf, const char *text)
 {
     size_t n = strlen(text);
@@ -253,7 +253,8 @@ static void add_fix_of_abort(struct diagnostic *d, const struct evidence_abort *
                                   : "begin the step again with its first micro-batch");
 }
 
-/* The program requested the abort, as programs do that resume from a checkpoint. Nothing is wrong. */
+/* Makes the warning for an abort that the program requested, for instance to resume from a checkpoint. It is no
+ * fault. */
 static struct diagnostic *begins_again(const struct evidence_abort *e)
 {
     struct diagnostic *d = cause_new(&e->at, E_RANK_LOST, "step begins again on all ranks");
@@ -383,7 +384,7 @@ static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
     diagnostic_field(d, "does not help", "the ranks that wait; bucket size; a longer stall_timeout");
 }
 
-/* Does the step stay open, because this node alone may not abort it? */
+/* Does the step stay open because this node may not abort it alone? */
 static bool is_kept_open(const struct evidence_stall *e)
 {
     return e->decided || (e->cut_off && !e->forming);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* E1501, E1502, E1503: other nodes, and the engines that move bytes between them. */
+/* Diagnostics of other nodes, and of the engines that move bytes between nodes: E1501, E1502, E1503. */
 
 #include <inttypes.h>
 #include <stdio.h>

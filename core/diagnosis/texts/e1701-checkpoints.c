@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* E1701, E1702: checkpoints. */
+/* Diagnostics of checkpoints: E1701, E1702. */
 
 #include "core/diagnosis/cause-common.h"
 #include "core/diagnosis/cause.h"
