@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A connection whose introduction fits becomes the link of its node. */
+/* Admits connections: a connection whose introduction fits becomes the link to its node. */
 
 #include "daemon/link/cluster-internal.h"
 
@@ -39,7 +39,7 @@ static void introduce_ourselves(struct connection *connection)
     connection_send(connection, &frame);
 }
 
-/* Return: false if the peer is configured differently, or memory is out. The connection then ends. */
+/* Return: whether the peer has the same configuration. On a difference, or without memory, ends the connection. */
 static bool is_alike(struct connection *connection, const struct link_frame *frame)
 {
     struct cluster *cluster = connection->owner;
@@ -66,7 +66,7 @@ static bool is_alike(struct connection *connection, const struct link_frame *fra
     return false;
 }
 
-/* Handles the first sealed frame: a node of this job that holds the key introduces its incarnation. */
+/* Handles the first sealed frame of a node that holds the key, its introduction. */
 static void welcome(struct connection *connection, const struct link_frame *frame)
 {
     struct cluster *cluster = connection->owner;
@@ -129,7 +129,10 @@ static void on_frame(struct connection *connection, const struct link_frame *fra
     }
 }
 
-/* The connecting end introduces itself. The listening end only sends its own hello, because a hello proves nothing. */
+/*
+ * Handles the peer's hello. The connecting end answers with its introduction. The listening end answers only with its
+ * own hello, because the peer's hello proves nothing.
+ */
 static void on_met(struct connection *connection)
 {
     struct cluster *cluster = connection->owner;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Connections and links that fail or are ended. */
+/* Handles failed connections and links, and ends them. */
 
 #include "daemon/link/cluster-internal.h"
 
@@ -43,8 +43,8 @@ void cluster_refuse(struct connection *connection, enum cluster_reason reason, c
 }
 
 /*
- * A stranger claims to be a node, but lacks our key. The peer's `why` mentions that, because a user looks there for the
- * reason why the node does not come. Without the key, a stranger can change only this text.
+ * Notes in the peer's `why` that a stranger without our key claims to be that node, because a user reads `why` to learn
+ * why the node is missing. A stranger without the key can change only this text.
  */
 static void suspect(struct cluster *cluster, const struct connection *connection)
 {
@@ -133,7 +133,7 @@ void cluster_say_farewell(struct connection *connection, const char *sentence)
                                .data = (const uint8_t *)sentence,
                                .n_bytes = MIN(strlen(sentence), (size_t)LINK_FRAME_MAX_WHY)};
 
-    assert(connection->link); /* check_waiting() ends it if the peer does not */
+    assert(connection->link); /* check_waiting() ends the connection if the peer does not */
     assert(!connection->is_finishing);
     if (*sentence)
         connection_send(connection, &frame);
@@ -144,8 +144,8 @@ void cluster_say_farewell(struct connection *connection, const char *sentence)
 }
 
 /*
- * One of the two daemons has given the other one up, or knows another process in its place. The messages between them
- * are forgotten, so they cannot continue.
+ * One of the two daemons has given up the other (cluster.h), or has admitted a newer process of its node. The messages
+ * between the two daemons are forgotten, so they cannot continue.
  */
 void cluster_end_for_good(struct connection *connection)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The dialer looks up the address of node 0, listens there or connects to it, and retries. */
+/* Looks up the address of node 0. Node 0 binds its socket to it. The other nodes connect to it, and retry. */
 
 #include "daemon/link/cluster-internal.h"
 
@@ -14,13 +14,13 @@
 #include "core/config/config.h"
 
 enum {
-    BACKLOG = 128, /* connections that wait to be accepted; picked */
+    BACKLOG = 128, /* connections that wait to be accepted; picked, not measured */
     MAX_HOST_BYTES = 256,
 };
 
 /* ---- addresses ----------------------------------------------------------------------------------------- */
 
-/* Splits an address that config has checked. */
+/* Splits an address into host and port. The configuration reader has checked the address. */
 static void split_address(const char *address, char *host, char *port)
 {
     const char *colon = strrchr(address, ':');
@@ -128,7 +128,7 @@ void cluster_look_up(struct cluster *cluster)
     int r;
 
     assert(cluster->node != 0);
-    assert(!cluster->is_connecting); /* a lookup that runs uses the request */
+    assert(!cluster->is_connecting); /* a running lookup still uses cluster->lookup */
     split_address(cluster->config->world.nodes.items[0].address, host, port);
     r = uv_getaddrinfo(cluster->loop, &cluster->lookup, on_looked_up, host, port, lookup_hints());
     cluster->is_connecting = r == 0;

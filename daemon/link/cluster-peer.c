@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A peer exchanges messages with one other node while its link is up, and explains why the link is down. */
+/* Exchanges messages with one other node while the link is up, and explains why the link is down. */
 
 #include "daemon/link/cluster-peer.h"
 
@@ -28,7 +28,10 @@ void peer_deinit(struct cluster_peer *peer)
 
 void peer_explain(struct cluster_peer *peer, enum peer_reason reason, const char *format, ...)
 {
-    /* A notice is enough for a node that was reached before, because E1501 warns if the node is missed. */
+    /*
+     * For a node that was reached before, a notice is enough, because the warning E1501 follows if the job needs the
+     * node.
+     */
     bool is_told = reason == PEER_LOST || (reason == PEER_UNREACHABLE && peer->heard_ms != UINT64_MAX);
     va_list args;
 
@@ -50,8 +53,8 @@ uint64_t peer_silent_ms(const struct cluster_peer *peer)
 /* ---- messages ------------------------------------------------------------------------------------------ */
 
 /*
- * Gives up a peer that has not received CLUSTER_MAX_KEPT_BYTES of messages: they are dropped, so that this peer cannot
- * continue, and cluster.c closes its connection. Only another process in its place is admitted again.
+ * Gives up a peer that has not acknowledged CLUSTER_MAX_KEPT_BYTES of messages. Drops the messages, so the peer's
+ * process cannot continue, and cluster.c closes the connection. Only another process of that node is admitted again.
  */
 static void give_up_peer(struct cluster_peer *peer)
 {
@@ -154,7 +157,7 @@ bool peer_fits(const struct cluster_peer *peer, const struct link_frame *introdu
     if (it_knows_us)
         return introduction->introduction.n_received <= (we_know_it ? peer->mailbox.n_sent : 0) &&
                introduction->introduction.n_acknowledged <= (we_know_it ? peer->mailbox.n_received : 0);
-    /* The peer may have missed our introduction, but not the messages after it. */
+    /* The peer may have missed our introduction, but then it has neither received nor sent messages. */
     return !we_know_it || (peer->mailbox.n_acknowledged == 0 && peer->mailbox.n_received == 0);
 }
 
@@ -163,7 +166,7 @@ bool peer_adopt(struct cluster_peer *peer, const struct link_frame *introduction
     bool is_another = peer->incarnation != introduction->introduction.incarnation;
     int r = 0;
 
-    /* Messages that were queued before any process came go to the first one, unless the peer was given up. */
+    /* The first process of a peer gets the messages that were queued before it, unless the peer was given up. */
     if (is_another && (peer->incarnation != 0 || peer->given_up)) {
         peer->lost_mark = !peer_has_marked(peer);
         peer->marked = 0;
@@ -173,7 +176,7 @@ bool peer_adopt(struct cluster_peer *peer, const struct link_frame *introduction
     peer->given_up = false;
     if (introduction->introduction.peer_incarnation == own_incarnation)
         r = mailbox_acknowledge(&peer->mailbox, introduction->introduction.n_received);
-    assert(r == 0); /* it fits */
+    assert(r == 0); /* peer_fits() was true */
     (void)r;
     return is_another;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The waiting list holds the connections that carry no link. The cluster counts them among its open handles; the end of
- * the last open handle frees the cluster.
+ * The list of connections that carry no link, and the count of the cluster's open handles. The cluster is freed when
+ * the last open handle ends.
  */
 
 #include "daemon/link/cluster-internal.h"
@@ -47,7 +47,7 @@ void cluster_let_go(struct connection *connection)
 {
     struct cluster *cluster = connection->owner;
 
-    assert(connection->link); /* that of a link stays known to its peer: cluster_lose() */
+    assert(connection->link); /* for a link's connection use cluster_lose() */
     if (connection->outgoing && !connection->is_finishing)
         cluster->is_connecting = false;
     cluster_unlink(connection);

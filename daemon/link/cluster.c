@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The cluster listens for other nodes, checks its connections at each tick, and hands out their messages. */
+/* Listens for other nodes, checks the connections at each tick, and implements the functions of cluster.h. */
 
 #include "daemon/link/cluster-internal.h"
 
@@ -16,11 +16,11 @@
 
 enum {
     TICK_MS = 100,
-    LATE_MS = 500,       /* if a tick is so late, this process did not run, and received frames may be unread */
-    HANDSHAKE_MS = 2000, /* from the beginning of a connection to its introduction; a frozen peer takes longer */
-    CONNECT_MS = 300,    /* of that, until node 0 answers: less than the kernel's first retry, which is after 1 s */
-    MAX_UNPROVED = 16,   /* connections that have not proved to hold the key, plus one per node; picked */
-    BACKLOG = 128,       /* connections that wait to be accepted; picked */
+    LATE_MS = 500,       /* after so long without a tick, this process was stopped, and received frames may be unread */
+    HANDSHAKE_MS = 2000, /* limit from the start of a connection to the peer's introduction */
+    CONNECT_MS = 300,    /* limit until TCP to node 0 is established; the kernel's first retry is after 1 s */
+    MAX_UNPROVED = 16,   /* waiting connections, plus one per node; picked, not measured */
+    BACKLOG = 128,       /* connections that wait to be accepted; picked, not measured */
 };
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
@@ -43,7 +43,7 @@ void cluster_close(struct cluster *cluster)
         if (cluster->peers[i].connection)
             connection_close(steal_ptr(cluster->peers[i].connection));
     }
-    (void)uv_cancel((uv_req_t *)&cluster->lookup); /* fails if no lookup is queued, or it runs already */
+    (void)uv_cancel((uv_req_t *)&cluster->lookup); /* fails if no lookup is queued, or the lookup runs already */
     uv_close((uv_handle_t *)&cluster->tick, on_handle_closed);
     if (cluster->listener.data) /* the listener was made */
         uv_close((uv_handle_t *)&cluster->listener, on_handle_closed);
@@ -52,8 +52,8 @@ void cluster_close(struct cluster *cluster)
 /* ---- listening: node 0 --------------------------------------------------------------------------------- */
 
 /*
- * If there are too many unproved connections, closes the oldest. A node needs a millisecond for its handshake, so it
- * gets through a flood of silent connections. If the newest were closed, the flood would keep the node out.
+ * If there are too many waiting connections, closes the oldest. A real node finishes its handshake in a millisecond, so
+ * it gets through a flood of silent connections. If the newest were closed, the flood would keep the node out.
  */
 static void close_oldest_unproved(struct cluster *cluster)
 {
@@ -62,7 +62,7 @@ static void close_oldest_unproved(struct cluster *cluster)
 
     for (struct connection *c = cluster->waiting; c; c = c->next) {
         n_waiting++;
-        oldest = c; /* each new one is put in front */
+        oldest = c; /* each new connection is put in front */
     }
     if (n_waiting < MAX_UNPROVED + cluster->n_nodes)
         return;
@@ -181,7 +181,10 @@ static void on_tick(uv_timer_t *timer)
 
 /* ---- the interface ------------------------------------------------------------------------------------- */
 
-/* The version comes first, because much of the rest may differ where versions differ. */
+/*
+ * Makes the text of the settings that must be equal. The version is its first line, because daemons of different
+ * versions may differ in many settings.
+ */
 static int set_alike(struct cluster *cluster, char *why, size_t why_size)
 {
     _cleanup_free_ char *shared = config_shared_text(cluster->config);
@@ -215,14 +218,14 @@ static int prepare_cluster(struct cluster *cluster, char *why, size_t why_size)
 }
 
 /*
- * Opens the first handles: from here on only cluster_close() ends the cluster. Takes ownership of the socket, even on
+ * Opens the first handles. Afterwards only cluster_close() may end the cluster. Takes ownership of the socket, even on
  * failure.
  */
 static int start_cluster(struct cluster *cluster, int fd)
 {
     int r = uv_timer_init(cluster->loop, &cluster->tick);
 
-    assert(r == 0); /* it only fills a struct */
+    assert(r == 0); /* uv_timer_init() only fills a struct */
     cluster->n_open++;
     cluster->tick.data = cluster;
     cluster->ticked_ms = uv_now(cluster->loop);
@@ -233,8 +236,8 @@ static int start_cluster(struct cluster *cluster, int fd)
 }
 
 /*
- * Ignores SIGPIPE if no handler is set: libuv writes to sockets without MSG_NOSIGNAL, and a peer that closes its
- * connection must not end this process.
+ * Ignores SIGPIPE if no handler is set, because libuv writes to sockets without MSG_NOSIGNAL, and a peer that closes
+ * its connection must not end this process.
  */
 static void ignore_sigpipe(void)
 {
@@ -273,7 +276,7 @@ int cluster_new(struct cluster **out, const struct cluster_options *options, cha
     if (r < 0 && !*why)
         snprintf(why, why_size, "the links between the nodes cannot be made: %s", strerror(-r));
     if (r < 0 && cluster->n_open > 0)
-        cluster_close(steal_ptr(cluster)); /* the loop frees it */
+        cluster_close(steal_ptr(cluster)); /* the last close callback frees the cluster */
     else if (r == 0)
         *out = steal_ptr(cluster);
     return r;

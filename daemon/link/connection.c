@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A connection moves the frames of a secure stream over one TCP socket of libuv. */
+/* Moves the frames of a secure stream over one TCP socket of libuv. */
 
 #include "daemon/link/connection.h"
 
@@ -15,10 +15,10 @@
 #include "core/base/base.h"
 #include "core/base/open-files.h"
 
-/* Limit of the bytes queued to a peer, without those in the kernel; picked: one message of the largest size. */
+/* Limit of the bytes queued to a peer, without the bytes in the kernel. Picked: the size of the largest message. */
 enum { MAX_WRITING_BYTES = 1 << 20 };
 
-/* Sealed bytes until they are written. */
+/* Sealed bytes that wait to be written. */
 struct writing {
     uv_write_t request;
     uint8_t bytes[];
@@ -97,7 +97,9 @@ static int start_reading(struct connection *connection)
     assert(!connection->connected);
     connection->connected = true;
     (void)uv_tcp_nodelay(&connection->tcp, 1);
-    /* Linear time-outs: few bytes are under way, and the kernel must not wait a doubled time after a short outage. */
+    /*
+     * Sets linear time-outs, so that the kernel does not double its wait after a short outage. Few bytes are in flight.
+     */
     r = uv_fileno((uv_handle_t *)&connection->tcp, &fd);
     if (r == 0)
         r = open_files_watch_stream((uv_stream_t *)&connection->tcp);
@@ -170,7 +172,7 @@ void connection_close(struct connection *connection)
 {
     if (connection->closing)
         return;
-    assert(!connection->link); /* the owner's list would keep what is freed */
+    assert(!connection->link); /* else the owner's list would keep a freed connection */
     connection->closing = true;
     uv_close((uv_handle_t *)&connection->tcp, on_tcp_closed);
 }
@@ -292,7 +294,7 @@ static void on_written(uv_write_t *request, int status)
         connection->ops->writable(connection);
 }
 
-/* Owns `writing` from now on, even on failure. */
+/* Sends the bytes of `writing`, and takes ownership of it, even on failure. */
 static void write_out(struct connection *connection, struct writing *writing, size_t n_bytes)
 {
     uv_buf_t buffer = uv_buf_init((char *)writing->bytes, (unsigned)n_bytes);

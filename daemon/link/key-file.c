@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Reads the key file once, and refuses it if a user other than root and the daemon's user can read or write it. */
+/* Reads the key file, and refuses it if a user other than root and the daemon's user can read or write it. */
 
 #include "daemon/link/key-file.h"
 
@@ -23,7 +23,7 @@ static const char *user_name(uid_t uid)
     return entry ? entry->pw_name : number;
 }
 
-/* Explains owner and mode, and the command that mends them. Return: -EPERM. */
+/* Writes to why the file's owner and mode, and the command that corrects them. Return: -EPERM. */
 static int refuse_key_file(const struct stat *st, const char *path, char *why, size_t why_size)
 {
     int n = snprintf(why, why_size, "world.key_file %s: it belongs to %s, mode %04o; ", path, user_name(st->st_uid),
@@ -37,7 +37,7 @@ static int refuse_key_file(const struct stat *st, const char *path, char *why, s
     return -EPERM;
 }
 
-/* Return: 0, or -errno with a sentence. */
+/* Checks the file's type, owner, access and size. Return: 0, or -errno with a sentence in why. */
 static int check_key_file(int fd, const char *path, char *why, size_t why_size)
 {
     struct stat st;
@@ -49,7 +49,8 @@ static int check_key_file(int fd, const char *path, char *why, size_t why_size)
         return -EINVAL;
     }
     /*
-     * systemd grants a credential to the unit's user by an ACL: the mode's digit for the group is then not the group's.
+     * Reads the ACL, because systemd grants a credential to the unit's user by an ACL. The group digit of the mode is
+     * then the ACL's mask, not the group's access.
      */
     if ((st.st_uid != geteuid() && st.st_uid != 0) || acl_lets_others(fd, st.st_mode))
         return refuse_key_file(&st, path, why, why_size);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Link frames are packed and unpacked field by field, in little-endian order. */
+/* Packs and unpacks link frames field by field, in little-endian order. */
 
 #include "daemon/link/link-frame.h"
 
@@ -25,7 +25,7 @@ static uint64_t load_le64(const uint8_t *at)
     return le64toh(value);
 }
 
-/* Return: the bytes of a frame of that kind without its data, or 0 if there is no such kind. */
+/* Return: the size of a frame of this kind without its data, or 0 if there is no such kind. */
 static size_t fixed_bytes(unsigned kind)
 {
     switch (kind) {
@@ -84,13 +84,13 @@ int link_frame_unpack(struct link_frame *frame, const uint8_t *bytes, size_t n_b
 
 size_t link_frame_packed_bytes(const struct link_frame *frame)
 {
-    assert(fixed_bytes(frame->kind) > 0); /* else link_frame_pack() writes more than that */
+    assert(fixed_bytes(frame->kind) > 0); /* an unknown kind has no size */
     return fixed_bytes(frame->kind) + frame->n_bytes;
 }
 
 void link_frame_pack(const struct link_frame *frame, uint8_t *out)
 {
-    assert(frame->kind != LINK_FRAME_MESSAGE || frame->number != 0); /* the receiver ends the link */
+    assert(frame->kind != LINK_FRAME_MESSAGE || frame->number != 0); /* the receiver would end the link */
     *out++ = (uint8_t)frame->kind;
     if (frame->kind == LINK_FRAME_INTRODUCTION) {
         out = put_u64(out, frame->introduction.incarnation);

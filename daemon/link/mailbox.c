@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A mailbox keeps messages until they are acknowledged, and drops those that come twice. */
+/* Keeps messages until they are acknowledged, and recognises messages that are received twice. */
 
 #include "daemon/link/mailbox.h"
 
@@ -9,7 +9,7 @@
 #include "core/base/base.h"
 #include "daemon/link/link-frame.h"
 
-/* Return: the bytes that a message costs: its frame and its bookkeeping. */
+/* Return: the bytes that count against max_bytes for this message. */
 static size_t cost(const struct mailbox_message *message)
 {
     return sizeof(*message) + message->n_bytes;
@@ -77,7 +77,7 @@ const struct mailbox_message *mailbox_take(struct mailbox *mailbox)
     if (!message)
         return NULL;
     assert(message->number > mailbox->n_acknowledged);
-    assert(message->number <= mailbox->n_sent + 1); /* in order, and none left out */
+    assert(message->number <= mailbox->n_sent + 1); /* messages are sent in order, without gaps */
     mailbox->unsent = message->next;
     mailbox->n_sent = MAX(mailbox->n_sent, message->number);
     return message;

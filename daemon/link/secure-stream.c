@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A secure stream opens and seals frames with libsodium's secretstream; secure-stream.h has the protocol. */
+/* Opens and seals frames with libsodium's secretstream. secure-stream.h describes the protocol. */
 
 #include "daemon/link/secure-stream.h"
 
@@ -80,7 +80,7 @@ static void hash_finish(crypto_generichash_state *hash, uint8_t *out)
     sodium_memzero(hash, sizeof(*hash));
 }
 
-/* Computes a tag of the job that a daemon serves: only a holder of the key can compute it. */
+/* Computes the tag of the job's name. Only a holder of the key can compute this tag. */
 static void tag_job(uint8_t *tag, const struct secure_stream_key *key, const char *job)
 {
     crypto_generichash_state hash;
@@ -90,7 +90,7 @@ static void tag_job(uint8_t *tag, const struct secure_stream_key *key, const cha
     hash_finish(&hash, tag);
 }
 
-/* Derives the key of one direction. The hello of the connecting end is hashed first. */
+/* Derives the key of one direction. On both ends, the hello of the connecting end is hashed first. */
 static void derive(uint8_t *out, const struct secure_stream *stream, const uint8_t *peer_hello, const char *direction)
 {
     bool connects = stream->role == SECURE_STREAM_CONNECTS;
@@ -193,7 +193,7 @@ static int broken(struct secure_stream *stream, int failure)
     return failure;
 }
 
-/* Recognises a stranger at the first bytes that differ, without waiting for more. */
+/* Reads the peer's hello. Recognises a stranger at the first byte that differs, without waiting for more bytes. */
 static int take_hello(struct secure_stream *stream)
 {
     const uint8_t *hello = waiting(stream);

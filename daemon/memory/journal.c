@@ -31,9 +31,9 @@ struct page {
     struct {
         uint64_t n_bytes, sum;
     } heads[2];
-    _Atomic(uint64_t) tails[2]; /* of the logs; log i belongs to head i */
+    _Atomic(uint64_t) tails[2]; /* ends of the logs; log i belongs to head i */
     _Atomic(uint64_t) beat_ns;  /* CLOCK_MONOTONIC */
-    _Atomic(uint32_t) check;    /* ~current, or ~ the next value of current; 0: of a version without `check` */
+    _Atomic(uint32_t) check;    /* ~current, or ~ the next value of current; 0: an older version wrote the page */
     uint32_t unused;
 };
 
@@ -130,8 +130,10 @@ bool journal_is_valid(const struct journal *journal)
     return journal && journal->page->magic == MAGIC && current(journal) != 0;
 }
 
-/* If a daemon is killed within make_current(), the new head with an empty log or the previous head is valid. Both are
- * complete. */
+/*
+ * A kill within make_current() is not damage, because either the previous head or the new head with an empty log is
+ * valid, and both are complete.
+ */
 bool journal_is_damaged(const struct journal *journal)
 {
     const struct page *page = journal->page;
@@ -149,7 +151,7 @@ uint32_t journal_version(const struct journal *journal)
     return journal->page->version;
 }
 
-/* Stores stay in program order, for this process and for the next daemon after a kill. */
+/* Stores a word. Stores stay in program order for this process, and for the next daemon if this one is killed. */
 static void store_word(_Atomic(uint64_t) *word, uint64_t value)
 {
     undo_order();
@@ -163,8 +165,10 @@ static void put_check(struct journal *journal, uint32_t value)
     undo_order();
 }
 
-/* `check` is written before `current` is set to 0, but after `current` is set to a head. So journal_is_damaged() can
- * distinguish a kill in between from damage. */
+/*
+ * Sets `current`, and `check` to match: `check` before `current` becomes 0, but after `current` becomes a head. So
+ * journal_is_damaged() can distinguish damage from a kill between the two stores.
+ */
 static void make_current(struct journal *journal, uint32_t value)
 {
     undo_order();
@@ -248,7 +252,7 @@ void journal_found(struct journal *journal, enum journal_type type, const void *
 {
     const struct journal_record record = {.type = type, .data = data, .n_bytes = n_bytes};
 
-    assert(!journal || current(journal) == 0); /* a valid head says that the base is whole */
+    assert(!journal || current(journal) == 0); /* the base is complete when a head is valid */
     if (journal)
         append_to_area(journal, &journal->base, &journal->page->base_tail, &record, NULL, 0);
 }

@@ -2,22 +2,22 @@
 #pragma once
 
 /*
- * The journal lets the next daemon continue the job of a killed daemon. It is in kept memory (keep.h). Only journal.c
- * knows the format of this memory:
+ * The journal lets the next daemon continue the job of a killed daemon. It is in memory that outlives the daemon
+ * (keep.h). Only journal.c uses the format of this memory:
  *
- *     base    records that are valid while the job is formed: its configuration and manifest
+ *     base    records that are valid as long as the job exists: the job's configuration and manifest
  *     head    the caller's bytes: the state of the job when the step was opened
  *     log     one record for each event of the open step, in order
  *
  * An event is recorded before it is handled, so that the next daemon can replay it. A record is valid when all of it is
- * written. journal_turn() makes another head valid and begins an empty log, both with one store. So a step is committed
- * or aborted atomically. The stores of a killed process happened in program order. The journal does not survive a
- * failure of the machine.
+ * written. journal_turn() makes a new head valid and begins an empty log, both with one store. So a step is committed
+ * or aborted atomically. When the daemon is killed, the journal contains its stores up to some point in program order.
+ * The journal does not survive a failure of the machine.
  *
  * If there is no memory for a record, the journal gives up. It logs this once, and records nothing until
- * journal_clear(). Then the state is lost when the daemon ends, as without a journal.
+ * journal_clear(). Then the job's state is lost when the daemon ends, as without a journal.
  *
- * Every function accepts a NULL journal and then does nothing. Loop thread.
+ * Every function accepts a NULL journal and then does nothing. All functions run on the loop thread.
  */
 
 #include <stdbool.h>
@@ -47,18 +47,18 @@ enum journal_type {
     JOURNAL_EDIT = 12,     /* struct journal_edit */
     JOURNAL_STORING = 13,  /* the window is being stored */
     JOURNAL_NODE = 14,     /* several nodes: a packed NodeMessage of node 0 */
-    JOURNAL_STORED = 15,   /* several nodes: this node stored the window, and may receive others' weights */
+    JOURNAL_STORED = 15,   /* several nodes: this node stored the window, and may receive other nodes' weights */
     JOURNAL_SPREAD = 16,   /* several nodes: this node has the initial weights */
-    JOURNAL_COMBINED = 17, /* several nodes: as JOURNAL_SUMMED, for sums that need the pieces of all nodes */
-    JOURNAL_BRINGING = 18, /* GPUs: the staging copy has the edited state, and is being copied to the GPUs */
+    JOURNAL_COMBINED = 17, /* several nodes: as JOURNAL_SUMMED, but the sums are over all nodes */
+    JOURNAL_BRINGING = 18, /* GPUs: the staging copy has the edited state, which is being copied to the GPUs */
     JOURNAL_N_TYPES,
 };
 
 struct journal_attach {
     int64_t pid;
     uint32_t uid, gid;
-    uint32_t is_admin;     /* 0 or 1; it and all_had_left share 64 bits, which earlier versions used for is_admin */
-    uint32_t all_had_left; /* 0 or 1: every rank of the world had left, on all nodes */
+    uint32_t is_admin;     /* 0 or 1; earlier versions used 64 bits, all_had_left included, for is_admin */
+    uint32_t all_had_left; /* 0 or 1: every rank of all nodes had left when Hello arrived */
 };
 
 struct journal_grant {
@@ -81,7 +81,7 @@ struct journal_compared {
 };
 
 struct journal_edit {
-    uint32_t param, kind; /* kind: enum state_kind, or STATE_N_KINDS for the count */
+    uint32_t param, kind; /* kind: enum state_kind, or STATE_N_KINDS for the step count */
     uint64_t count, is_marked;
 };
 
@@ -93,15 +93,20 @@ struct journal_record {
     size_t n_bytes;
 };
 
-/* Makes an empty journal, or finds the kept one. Return: 0 or -errno. */
+/* Makes an empty journal, or opens the journal that an earlier daemon kept. Return: 0 or -errno. */
 int journal_new(struct journal **out);
 void journal_free(struct journal *journal);
 
-/* Return: whether the journal has a valid head. Then its memory was kept, and this daemon adopts the job. */
+/*
+ * Return: whether the journal has a valid head. Then an earlier daemon wrote the journal, and this daemon adopts the
+ * job.
+ */
 bool journal_is_valid(const struct journal *journal);
 
-/* Return: whether the first page of a kept journal is invalid. It is also invalid if a daemon was killed while it made
- * the journal, before it kept anything else. */
+/*
+ * Return: whether the first page of a kept journal is invalid. The page is also invalid if a daemon was killed while it
+ * made the journal. Then the daemon kept nothing else.
+ */
 bool journal_is_damaged(const struct journal *journal);
 
 /* Return: the format version of the journal. This daemon can read only JOURNAL_VERSION. */
@@ -113,10 +118,12 @@ void journal_give_up(struct journal *journal, int r);
 /* Deletes all records, because the job is gone. The next job begins a new base. */
 void journal_clear(struct journal *journal);
 
-/* Appends to the base. Must be called before the first journal_turn(). */
+/* Appends a record to the base. Must be called before the first journal_turn(). */
 void journal_found(struct journal *journal, enum journal_type type, const void *data, size_t n_bytes);
 
-/* Appends to the log of the open step. The data are record->data followed by n_more bytes of `more`. */
+/*
+ * Appends a record to the log of the open step. The record's data are record->data followed by n_more bytes of `more`.
+ */
 void journal_append(struct journal *journal, const struct journal_record *record, const void *more, size_t n_more);
 
 /* Replaces the head, and begins an empty log. */
@@ -124,7 +131,7 @@ void journal_turn(struct journal *journal, const void *head, size_t n_bytes);
 
 /* Records that this daemon is alive. Called several times a second. */
 void journal_beat(struct journal *journal, uint64_t now_ns);
-/* Return: the word that journal_beat() writes, or NULL without a journal. */
+/* Return: the word that journal_beat() writes, or NULL if the journal is NULL. */
 _Atomic(uint64_t) *journal_beat_place(struct journal *journal);
 /* Return: the time of the last journal_beat(), of this daemon or an earlier one. */
 uint64_t journal_last_beat(const struct journal *journal);
@@ -132,7 +139,9 @@ uint64_t journal_last_beat(const struct journal *journal);
 /* Return: the valid head, or NULL if it is damaged. *n_bytes: its size. */
 const void *journal_head(const struct journal *journal, size_t *n_bytes);
 
-/* Reads the next record of the base, or of the log. *at: 0 for the first call. Return: false at the end, or at damage.
+/*
+ * Reads the next record of the base, or of the log. *at: 0 for the first call. Return: false at the end or at a damaged
+ * record.
  */
 bool journal_read_base(const struct journal *journal, uint64_t *at, struct journal_record *record);
 bool journal_read(const struct journal *journal, uint64_t *at, struct journal_record *record);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Grants charges up to a quota's limit, and reads the headroom of the machine. */
+/* Counts charges against a quota's limit, and reads the headroom of the machine. */
 
 #include "daemon/memory/quota.h"
 
@@ -97,7 +97,7 @@ static uint64_t folder_headroom(const char *folder, const char *limit_name, cons
     return limit > usage ? limit - usage : 0;
 }
 
-/* Return: the least headroom of the process's own cgroup and all its ancestors. */
+/* Return: the least headroom among this process's cgroup and the ancestors of that cgroup. */
 static uint64_t walk_up(const char *root, const char *group, const char *limit_name, const char *usage_name)
 {
     char folder[PATH_MAX];
@@ -118,7 +118,10 @@ static uint64_t walk_up(const char *root, const char *group, const char *limit_n
     }
 }
 
-/* In /proc/self/cgroup the line "0::/a/b" is the unified hierarchy, and "9:memory:/a/b" is version 1. */
+/*
+ * Return: the headroom of this process's cgroups. In /proc/self/cgroup the line "0::/a/b" is of cgroup v2, and
+ * "9:memory:/a/b" of v1.
+ */
 static uint64_t read_cgroup(const char *proc_root, const char *cgroup_root)
 {
     _cleanup_(fclosep) FILE *f = NULL;

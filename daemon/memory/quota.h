@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * Memory quotas. A quota has a limit, and a charge is a part of the quota. A caller charges first and then allocates.
- * The charge is a field of the object that needs the memory, and is released with the object. Releasing a charge twice
- * is harmless. The headroom of the machine is the memory that this process can still allocate without being killed.
+ * Memory quotas. A quota limits the sum of its charges. A caller charges an amount and then allocates the memory. The
+ * charge is a field of the object that needs the memory, and is released with the object. Releasing a charge twice is
+ * harmless. The headroom of the machine is the memory that this process can still allocate without being killed.
  */
 
 #include <stdint.h>
@@ -25,9 +25,12 @@ enum {
 
 #define CHARGE_NULL ((struct charge){0})
 
-/* The charge must be empty. Return: 0; or QUOTA_E_OVER, then nothing is charged. */
+/*
+ * Charges the amount to the quota. The charge must be empty. Return: 0, or QUOTA_E_OVER if the limit would be exceeded.
+ * Then nothing is charged.
+ */
 int quota_charge(struct quota *quota, struct charge *charge, uint64_t amount);
-/* Adds to a charge, which may be empty. Return: 0; or QUOTA_E_OVER, then the charge does not change. */
+/* Adds to a charge, which may be empty. Return: 0, or QUOTA_E_OVER. Then the charge does not change. */
 int quota_charge_more(struct quota *quota, struct charge *charge, uint64_t amount);
 void charge_deinit(struct charge *charge);
 
@@ -40,7 +43,7 @@ enum memory_bound {
 
 struct memory_headroom {
     uint64_t available_bytes; /* MemAvailable */
-    uint64_t cgroup_bytes;    /* UINT64_MAX: no limit found */
+    uint64_t cgroup_bytes;    /* UINT64_MAX: no cgroup has a limit */
 };
 
 /*

@@ -17,7 +17,10 @@
 _Static_assert(sizeof(struct ring_slot) == RING_SLOT_BYTES && sizeof(struct ring_extent) == RING_EXTENT_BYTES,
                "as the budget counts them");
 
-/* Reserves addresses for a ring on a GPU. The daemon cannot read them: an access ends the process. */
+/*
+ * Reserves addresses for a ring on a GPU. The addresses only name places in the ring. The daemon must not access them,
+ * because an access ends the process.
+ */
 static int make_places(struct ring *ring)
 {
     void *places = mmap(NULL, ring->ring_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -106,7 +109,7 @@ void ring_orphan(struct ring *ring)
 {
     if (!ring)
         return;
-    assert(!ring->orphaned); /* it has one owner */
+    assert(!ring->orphaned); /* a ring has one owner */
     ring->orphaned = true;
     if (ring->n_readers == 0)
         ring_free(ring);
@@ -138,7 +141,7 @@ void ring_set_writing(const struct ring *ring, bool writing)
     struct credit_page *page = ring_credit_page(ring);
     uint64_t generation = atomic_load_explicit(&page->generation, memory_order_relaxed);
 
-    if (generation % 2 != writing) /* an earlier daemon may already have written it */
+    if (generation % 2 != writing) /* an earlier daemon may already have written the generation */
         atomic_store_explicit(&page->generation, generation + 1, memory_order_release);
 }
 
@@ -150,7 +153,7 @@ static struct ring_extent *find_extent(struct ring *ring, uint64_t offset_bytes)
     return NULL;
 }
 
-/* Searches instead of keeping a field, because overflow slots are rare. */
+/* Return: whether a held slot is in the extent. Searches all slots, because overflow slots are rare. */
 static bool holds_slot(const struct ring *ring, const struct ring_extent *extent)
 {
     for (uint32_t i = 0; i < ring->n_tickets; i++)
@@ -170,7 +173,10 @@ static bool place_is_valid(struct ring *ring, const struct ring_use *use)
     return extent && extent->busy && !extent->reserving && use->n_bytes <= extent->n_bytes && !holds_slot(ring, extent);
 }
 
-/* Return: whether the parcel and pass already have a slot. With two slots only one would be reduced. */
+/*
+ * Return: whether a slot of this parcel, micro-batch, pass and attempt exists. Of two such slots only one would be
+ * reduced.
+ */
 static bool is_open_already(const struct ring *ring, const struct ring_use *use)
 {
     const struct ring_slot *slot = ring_find(ring, use->parcel, use->micro_batch, use->pass);
@@ -207,7 +213,7 @@ int ring_open_slot(struct ring *ring, const struct ring_use *use, struct ring_sl
     if (!place_is_valid(ring, use))
         return RING_E_PLACE;
 
-    assert(!slot->lent); /* n_lent counts it */
+    assert(!slot->lent); /* n_lent would count the slot for ever */
     assert(ring->n_held < ring->n_tickets);
     *slot = (struct ring_slot){
         .held = true,
@@ -310,7 +316,7 @@ static uint32_t find_gap(const struct ring *ring, uint64_t n_bytes, uint64_t *of
     uint64_t end = 0;
 
     for (uint32_t i = 0; i < ring->n_extents; i++) {
-        assert(ring->extents[i].offset_bytes >= end); /* sorted, and without overlap */
+        assert(ring->extents[i].offset_bytes >= end); /* extents are sorted and do not overlap */
         if (ring->extents[i].offset_bytes - end >= n_bytes) {
             *offset = end;
             return i;
@@ -331,7 +337,7 @@ static void remove_extent(struct ring *ring, uint32_t i)
     memmove(&ring->extents[i], &ring->extents[i + 1], (ring->n_extents - i) * sizeof(ring->extents[0]));
 }
 
-/* Frees the pages before extent i that no extent uses. */
+/* Frees the unused pages between extents i - 1 and i. */
 static void punch_gap(struct ring *ring, uint32_t i)
 {
     uint64_t start = i > 0 ? ring->extents[i - 1].offset_bytes + ring->extents[i - 1].n_bytes : 0;
@@ -343,7 +349,7 @@ static void punch_gap(struct ring *ring, uint32_t i)
         segment_punch(&ring->overflow, start, end - start);
 }
 
-/* Frees the pages of idle extents. all: also of those that this step has used. */
+/* Removes idle extents and frees their pages. all: even the extents that were used since the last ring_trim(). */
 static void drop_idle(struct ring *ring, bool all)
 {
     for (uint32_t i = ring->n_extents; i-- > 0;) {
@@ -353,7 +359,7 @@ static void drop_idle(struct ring *ring, bool all)
             extent->used = extent->busy;
             continue;
         }
-        assert(!extent->reserving); /* a worker would give it pages again */
+        assert(!extent->reserving); /* a worker would reserve pages for the removed extent */
         remove_extent(ring, i);
         punch_gap(ring, i);
     }
@@ -364,7 +370,7 @@ int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uin
     uint64_t offset;
     uint32_t at;
 
-    /* Extents are not whole pages, because thousands of tiny parcels would exceed the bound. */
+    /* Extents are not rounded up to pages, because then thousands of tiny parcels would exceed the overflow bound. */
     n_bytes = round_up(MAX(n_bytes, (uint64_t)1), 64);
     for (uint32_t i = 0; i < ring->n_extents; i++) {
         struct ring_extent *extent = &ring->extents[i];
@@ -382,7 +388,7 @@ int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uin
 
     at = ring->n_extents < ring->n_tickets ? find_gap(ring, n_bytes, &offset) : RING_NONE;
     if (at == RING_NONE) {
-        /* Idle extents of other sizes may be in the way. */
+        /* Idle extents of other sizes may occupy the memory. */
         drop_idle(ring, true);
         at = ring->n_extents < ring->n_tickets ? find_gap(ring, n_bytes, &offset) : RING_NONE;
     }
@@ -399,7 +405,10 @@ int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uin
     return 1;
 }
 
-/* Removes idle extents that overlap the place. Return: the index for its extent, or RING_NONE if one is busy. */
+/*
+ * Removes idle extents that overlap the place. Return: the index for the place's extent, or RING_NONE if a busy extent
+ * overlaps.
+ */
 static uint32_t clear_place(struct ring *ring, uint64_t offset_bytes, uint64_t n_bytes)
 {
     uint32_t at = 0;

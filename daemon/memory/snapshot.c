@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The snapshot: the progress of each array of each chunk, and the pool of values put aside. */
+/* Keeps the progress of each array of each chunk, and the pool of values that are put aside. */
 
 #include "daemon/memory/snapshot.h"
 
@@ -18,7 +18,7 @@
 #include "kernels/copy.h"
 
 enum {
-    SLOT_BYTES = 64 * 1024, /* picked: an fp32 chunk needs four slots, a small parameter wastes less than one */
+    SLOT_BYTES = 64 * 1024, /* picked: an fp32 chunk needs four slots, a small parameter wastes less than one slot */
     NO_SLOT = UINT32_MAX,
     PAUSE_NS = 500 * 1000, /* picked: an update takes tens of milliseconds */
 };
@@ -34,7 +34,7 @@ struct entry {
 
 struct snapshot {
     const struct state *state;
-    struct entry *entries; /* SNAPSHOT_N_ARRAYS of each chunk */
+    struct entry *entries; /* SNAPSHOT_N_ARRAYS entries per chunk */
 
     uint8_t *pool; /* not owned; NULL: no pool */
     size_t n_slots;
@@ -44,7 +44,7 @@ struct snapshot {
     uint32_t first_free;
     size_t n_free;
     _Atomic(size_t) n_least_free;
-    _Atomic(unsigned) n_waiting; /* changes with the lock held */
+    _Atomic(unsigned) n_waiting; /* workers in wait_for_slots(); changes with the lock held */
     atomic_bool over;
     _Atomic(uint64_t) waited_ns;
     _Atomic(unsigned) n_putting; /* workers inside snapshot_put_aside() */
@@ -87,7 +87,7 @@ void snapshot_pool_free(struct snapshot_pool *pool)
 
 void snapshot_pool_warm(struct snapshot_pool *pool)
 {
-    enum { PIECE_BYTES = 16 << 20 }; /* picked: other threads get the memory map's lock between pieces */
+    enum { PIECE_BYTES = 16 << 20 }; /* picked; between pieces, other threads get the memory map's lock */
     size_t n_bytes = pool->n_slots * SLOT_BYTES;
 
     for (size_t at = 0; at < n_bytes && !pool->stops; at += PIECE_BYTES)
@@ -131,7 +131,7 @@ int snapshot_new(struct snapshot **out, const struct state *state, struct snapsh
     struct snapshot *s = calloc(1, sizeof(*s));
     int r;
 
-    assert(!state->snapshot); /* both would use the pool */
+    assert(!state->snapshot); /* two snapshots would use the same pool */
     if (!s)
         return -ENOMEM;
     s->state = state;
@@ -207,7 +207,7 @@ static size_t chunk_array_bytes(const struct snapshot *s, uint32_t id, enum snap
     return snapshot_bytes(s->state, array, chunk->n_elems);
 }
 
-/* Return: whether the entry had the expected progress. Then it is held now. */
+/* Sets the entry to HELD if it has the expected progress. Return: whether the entry had it. */
 static bool hold_entry(struct entry *entry, uint8_t expected)
 {
     return atomic_compare_exchange_strong_explicit(&entry->progress, &expected, HELD, memory_order_acquire,
@@ -277,7 +277,10 @@ static void say_changed(struct snapshot *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Waits until n slots are free, or the array is no longer unread. Return: the first slot, or NO_SLOT. */
+/*
+ * Waits until n slots are free, or the array is no longer UNREAD, or reading ends. Return: the first of n slots, or
+ * NO_SLOT.
+ */
 static uint32_t wait_for_slots(struct snapshot *s, struct entry *entry, size_t n)
 {
     uint32_t slot = NO_SLOT;
@@ -316,7 +319,7 @@ static void from_slots(const struct snapshot *s, uint32_t slot, uint8_t *dst, si
 
 /* ---- verbs --------------------------------------------------------------------------------------------- */
 
-/* Pauses while workers put values aside, unless a worker waits for the reader. */
+/* Pauses the reader while workers put values aside, unless a worker waits for the reader. */
 static void give_way(struct snapshot *s)
 {
     while (s->n_putting > 0 && s->n_waiting == 0 && !s->over)

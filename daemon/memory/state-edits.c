@@ -99,7 +99,7 @@ int state_edits_reserve(const struct state_edits *edits, const struct state_edit
 void state_edits_mark(struct state_edits *edits, uint32_t param, enum state_kind kind, bool marked)
 {
     assert(param < edits->state->layout->n_params);
-    assert(kind < STATE_N_KINDS); /* else the mark would be that of a count */
+    assert(kind < STATE_N_KINDS); /* the bit of STATE_N_KINDS marks a count */
     edits->written[param] = (uint8_t)((edits->written[param] & ~(1 << kind)) | marked << kind);
 }
 

@@ -18,7 +18,7 @@ enum { CACHE_LINE_BYTES = 64 };
 
 _Static_assert((int)LAYOUT_ALIGN_ELEMS % (int)GROUP8_ELEMS == 0, "a group begins where a parameter or partition does");
 
-/* Arrays of this size could be 2^27 bytes apart, which is slow: see segment_map(). */
+/* Arrays of this size or more could be 2^27 bytes apart, which makes access slow (see segment_map()). */
 #define LARGE_ARRAY_BYTES (UINT64_C(64) << 20)
 
 static uint64_t reserve_bytes(uint64_t *end, uint64_t n_bytes)
@@ -78,7 +78,7 @@ static void plan_places(struct state *state, const struct state_options *options
         state->frozen_offset_bytes[p] = *state_bytes;
         *state_bytes += round_up(param->n_elems * dtype_size(param->dtype), 64);
     }
-    /* A node without matrices has arrays without elements. They need an address, but an empty segment has none. */
+    /* The arrays of a node without matrices have no elements, but need an address. An empty segment has no address. */
     if (layout->n_buckets > 0 && options->moments.m + options->moments.v + options->moments.master24 > 0)
         *state_bytes = MAX(*state_bytes, (uint64_t)CACHE_LINE_BYTES);
 }
@@ -103,7 +103,7 @@ static void set_pointers(struct state *state, const struct placement *places)
         bucket->master = at(&state->state, places[b].master);
         bucket->weights = at(&state->state, places[b].weights);
         bucket->lower = at(&state->state, places[b].lower);
-        /* The published weights of owned partitions are the masters, or a part of them, and not a copy. */
+        /* The published weights of owned partitions are the masters or a part of the masters, not a copy. */
         if (bucket->lower && !stage3)
             bucket->weights = (uint16_t *)(void *)published + bucket->owned_start;
         else if (!bucket->lower && !bucket->master)
@@ -187,7 +187,7 @@ void state_owned_elems(const struct state *state, uint32_t param, uint64_t *firs
     uint64_t from = MAX(p->offset_elems, bucket->owned_start);
     uint64_t to = MIN(p->offset_elems + p->n_elems, bucket->owned_start + bucket->owned_elems);
 
-    assert(p->trainable); /* else it is in no bucket */
+    assert(p->trainable); /* a frozen parameter is in no bucket */
     *first = from < to ? from - p->offset_elems : 0;
     *end = from < to ? to - p->offset_elems : 0;
 }
@@ -198,7 +198,7 @@ void state_repartition(struct state *state, const struct layout *layout)
     assert(layout->n_params == state->layout->n_params);
     assert(layout->n_buckets == state->layout->n_buckets);
     assert(layout->world_size <= LAYOUT_ROOM_RANKS); /* the segments have no room for more */
-    assert(!state->snapshot);                        /* it has the chunks of the old layout */
+    assert(!state->snapshot);                        /* a snapshot reads the chunks of the old layout */
     state->layout = layout;
     state->n_ranks = layout->world_size;
     find_owned(state);

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The state of the owned partitions: master weights, moments, accumulated gradient, published weights, step counts. All
- * of it is in memfds, so it can outlive this process.
+ * The state of the owned partitions: master weights, moments, accumulated gradient, published weights, step counts. The
+ * whole state is in memfds, so it can outlive this process.
  *
  * The owned partitions are those of ranks [first_rank, first_rank + n_ranks). They are contiguous in every bucket.
  * Elements are always counted from the bucket's start. The accessors below subtract the owned partitions' start.
@@ -18,12 +18,13 @@
  *  weights     weight segment, all buckets          not stored: gathered from masters into the pool
  *  frozen      weight segment                       state segment, in their own dtype
  *
- * Workers reserve the pages (state_reserve()), never the loop thread.
+ * Workers reserve the pages by state_reserve(). The loop thread never does.
  *
- * If a job on GPUs offloads its optimizer, this process has all of these except the gradient.
+ * If a job on GPUs offloads its optimizer, this process has the whole state except the gradient.
  *
- * A staging copy has these segments for a state on GPUs. Only the counts have pages. Code that needs other values in
- * host memory reserves their pages, copies the values (daemon/step/device-io.c), and frees the pages.
+ * If the state is on GPUs, this process has a staging copy: the same segments, where only the counts have pages. Code
+ * that needs other values in host memory reserves pages, copies the values (daemon/step/device-io.c), and frees the
+ * pages.
  */
 
 #include <assert.h>
@@ -35,14 +36,14 @@
 #include "kernels/master24.h"
 #include "kernels/update.h"
 
-/* Committed steps. Only the loop thread writes this. */
+/* Counts of committed steps. Only the loop thread writes them. */
 struct state_progress {
     uint64_t epoch; /* committed steps, including skipped ones */
     uint64_t n_applied;
-    uint64_t n_windows; /* write windows ended since the last step */
+    uint64_t n_windows; /* write windows that ended since the last step */
     /*
-     * Per parameter: applied steps in which it was pushed. There are two copies, so that the next daemon finds the
-     * counts either before a commit or after it (state_begin_counts()).
+     * Per parameter: the number of applied steps with a push of this parameter. There are two copies, so that the next
+     * daemon reads the counts either before a commit or after the commit (state_begin_counts()).
      */
     uint64_t *counts;
     unsigned copy;
@@ -51,11 +52,11 @@ struct state_progress {
 struct state_bucket {
     uint64_t owned_start, owned_elems; /* elements from the bucket's start */
     float *master;                     /* at owned_start; NULL: the masters have 24 bits (kernels/master24.h) */
-    uint16_t *weights;                 /* at owned_start; bf16 part of 24-bit masters, else NULL */
-    int8_t *lower;                     /* at owned_start; the byte of 24-bit masters, else NULL */
-    void *exp_avg;                     /* at owned_start, of state_dtype(); NULL: not in this optimizer */
+    uint16_t *weights;                 /* at owned_start; the upper 16 bits of 24-bit masters, else NULL */
+    int8_t *lower;                     /* at owned_start; the low byte of 24-bit masters, else NULL */
+    void *exp_avg;                     /* at owned_start, of state_dtype(); NULL: the optimizer has no exp_avg */
     void *exp_avg_sq;
-    float *acc; /* at owned_start; NULL: on GPUs */
+    float *acc; /* accumulated gradient at owned_start; NULL: on GPUs */
 };
 
 struct snapshot;
@@ -69,7 +70,7 @@ struct state {
     struct segment state, gradient, weights, counts;
     struct state_progress progress;
     struct state_bucket *buckets;
-    uint64_t *frozen_offset_bytes; /* stage 3: per parameter, in the state segment */
+    uint64_t *frozen_offset_bytes; /* stage 3, per frozen parameter: offset in the state segment */
 };
 
 /* The arrays of a bucket. */
@@ -83,14 +84,14 @@ enum state_kind {
 struct state_options {
     const struct layout *layout; /* not consumed, must outlive the state */
     unsigned stage;
-    unsigned first_rank, n_ranks; /* owned */
+    unsigned first_rank, n_ranks; /* the ranks whose partitions are owned */
     struct optimizer_moments moments;
     bool staging_copy; /* the state is on GPUs: only the counts get pages */
     bool no_gradient;  /* the accumulators are on GPUs, and the state is in host memory */
     bool alone;        /* no engine writes weights, so their segment is sealed */
 };
 
-/* Creates the segments without pages, or finds the kept segments. Return: 0 or -errno. */
+/* Creates the segments without pages, or opens the segments that an earlier daemon kept. Return: 0 or -errno. */
 int state_new(struct state **out, const struct state_options *options);
 void state_free(struct state *state);
 
@@ -99,15 +100,18 @@ uint32_t state_n_reserve_pieces(const struct state *state);
 int state_reserve(const struct state *state, uint32_t piece);
 
 /*
- * Changes the number of ranks of a job whose ranks are all on this node. No data move (layout.h). layout: for the same
- * parameters; not consumed, must outlive the state.
+ * Changes the number of ranks of a job whose ranks are all on this node. The data stay in place (layout.h). layout: a
+ * layout of the same parameters, which must outlive the state.
  */
 void state_repartition(struct state *state, const struct layout *layout);
 
 /* Return: whether an earlier daemon made the segments. Then their pages need not be reserved. */
 bool state_was_found(const struct state *state);
 
-/* Copies the counts to the other copy. state_use_counts() makes that copy the valid one. Return: the other copy. */
+/*
+ * Copies the counts to their second copy, to change them there. state_use_counts() makes that copy valid. Return: the
+ * second copy.
+ */
 uint64_t *state_begin_counts(struct state *state);
 void state_use_counts(struct state *state, unsigned copy);
 
@@ -139,7 +143,7 @@ static inline struct master24 state_master24(const struct state *state, uint32_t
                              .lower = b->lower + (elem - b->owned_start)};
 }
 
-/* Return: the type of an array's elements in memory. Does not hold for masters of 24 bits. */
+/* Return: the type of an array's elements in memory. Not for masters of 24 bits. */
 static inline enum dtype state_dtype(const struct state *state, enum state_kind kind)
 {
     if (kind == STATE_MASTER)
@@ -152,7 +156,10 @@ static inline void *state_moment(void *moment, enum dtype dtype, uint64_t own_el
     return moment ? (uint8_t *)moment + dtype_bytes(dtype, own_elem) : NULL;
 }
 
-/* Of state_dtype(). In a grouped type a group must begin at elem. Parameters, partitions and chunks begin a group. */
+/*
+ * Return: elements of state_dtype(), from elem. In a grouped type a group must begin at elem. A group begins at the
+ * start of each parameter, partition and chunk.
+ */
 static inline void *state_exp_avg(const struct state *state, uint32_t bucket, uint64_t elem)
 {
     const struct state_bucket *b = &state->buckets[bucket];
@@ -201,7 +208,10 @@ static inline float *state_acc(const struct state *state, uint32_t bucket, uint6
     return b->acc + (elem - b->owned_start);
 }
 
-/* Finds the owned elements [*first, *end) of a trainable parameter, from its start. Both are 0 if it has none. */
+/*
+ * Finds the owned elements [*first, *end) of a trainable parameter, counted from the parameter's start. Both are 0 if
+ * no element is owned.
+ */
 void state_owned_elems(const struct state *state, uint32_t param, uint64_t *first, uint64_t *end);
 
 static inline bool state_owns(const struct state *state, unsigned rank)
@@ -209,7 +219,7 @@ static inline bool state_owns(const struct state *state, unsigned rank)
     return rank - state->first_rank < state->n_ranks;
 }
 
-/* Stages 1 and 2. Return: the published weights of a parameter, from element start. */
+/* In stages 1 and 2. Return: the published weights of a parameter, from element `start`. */
 static inline uint8_t *state_weights(const struct state *state, uint32_t param, uint64_t start)
 {
     const struct layout_param *p = &state->layout->params[param];
@@ -217,7 +227,7 @@ static inline uint8_t *state_weights(const struct state *state, uint32_t param, 
     return state->weights.map + p->weight_offset_bytes + start * dtype_size(p->dtype);
 }
 
-/* Any stage. Return: the weights of a frozen parameter. */
+/* In any stage. Return: the weights of a frozen parameter. */
 static inline uint8_t *state_frozen(const struct state *state, uint32_t param)
 {
     return state->frozen_offset_bytes ? state->state.map + state->frozen_offset_bytes[param]

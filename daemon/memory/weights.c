@@ -10,7 +10,7 @@
 #include "core/base/base.h"
 #include "kernels/undo.h"
 
-/* The part of [start, start + n) that lies in a chunk, counted from the parameter's start. */
+/* The part of a range of elements that is in one chunk. start is counted from the parameter's start. */
 struct part {
     uint64_t start, n;
 };
@@ -23,7 +23,10 @@ static struct part intersect(const struct layout_chunk *chunk, uint64_t start, u
     return (struct part){.start = from, .n = to > from ? to - from : 0};
 }
 
-/* In stage 3 a staging copy has only the local ranks' slices of frozen parameters. Other states have all of them. */
+/*
+ * Return: the part of the range whose frozen weights this state has. In stage 3 a staging copy (state.h) has only the
+ * slices of this node's ranks. Other states have all elements.
+ */
 static struct part owned_frozen(const struct state *state, uint64_t start, uint64_t n, uint64_t n_elems)
 {
     uint64_t slice = layout_frozen_slice_elems(n_elems, state->layout->world_size), from, to;
@@ -113,8 +116,8 @@ static void store_16(const struct state *state, const struct kernels *kernels, c
 }
 
 /*
- * Stores each byte before its weight. If the daemon is killed between the two, the next daemon repeats the store,
- * because the weight still differs.
+ * Stores 16-bit weights into 24-bit masters. Stores each low byte before its weight. If the daemon is killed between
+ * the two, the next daemon repeats the store, because the weight still differs.
  */
 static void store_master24(struct master24 masters, const uint16_t *src, uint64_t n_elems)
 {
@@ -177,7 +180,7 @@ void weights_store_masters(const struct state *state, const struct kernels *kern
 
 static void adopt_master24(const struct state *state, struct master24 masters, const void *src, uint64_t n_elems)
 {
-    if (state->stage == 3) /* in stages 1 and 2 they are the published weights */
+    if (state->stage == 3) /* in stages 1 and 2 the published weights are already there */
         memcpy(masters.weights, src, n_elems * sizeof(uint16_t));
     memset(masters.lower, 0, n_elems);
 }

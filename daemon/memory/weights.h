@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Reads weights from the state and writes them, in any stage: a range of one parameter, in its own dtype. Any thread.
- * Ranges that are used at the same time must not overlap.
+ * Reads and writes the state's weights in any stage. Each call is for a range of one parameter, in the parameter's
+ * dtype. Any thread may call these functions. Ranges that are used at the same time must not overlap.
  */
 
 #include <stdint.h>
@@ -12,30 +12,33 @@
 #include "kernels/kernels.h"
 
 /*
- * Reads n_elems published weights of the parameter, from start: masters rounded to nearest even. In stage 3 elements
- * that are not owned do not change in dst.
+ * Reads n_elems published weights of the parameter from element `start`. Published weights are masters rounded to
+ * nearest even. In stage 3, elements of dst that are not owned do not change.
  */
 void weights_fetch(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
                    uint64_t n_elems, void *dst);
 
-/* Reads owned weights of a trainable parameter in one chunk: masters rounded to nearest even. */
+/*
+ * Reads owned masters of a trainable parameter, rounded to nearest even in the parameter's dtype. The range is in one
+ * chunk.
+ */
 void weights_round(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
                    uint64_t n_elems, void *dst);
 
-/* Reads owned elements of an array in one chunk, as fp32. elem: from the bucket's start. */
+/* Reads owned elements of an array as fp32. The elements are in one chunk. elem: counted from the bucket's start. */
 void weights_widen(const struct state *state, const struct kernels *kernels, uint32_t bucket, uint64_t elem,
                    enum state_kind kind, uint64_t n_elems, float *dst);
 
 /*
- * Stores masters of the chunk. In stages 1 and 2 also stores them rounded, as published weights. If the partition is
- * not owned, stores only the weights.
+ * Stores masters of the chunk. In stages 1 and 2 also rounds the masters and stores them as published weights. If the
+ * partition is not owned, stores only the published weights.
  */
 void weights_store_masters(const struct state *state, const struct kernels *kernels, const struct layout_chunk *chunk,
                            const float *src);
 
 /*
- * Stores initial weights. Owned masters get their exact values. A frozen parameter gets all weights. In stages 1 and 2
- * the weights are already published.
+ * Stores a parameter's initial weights. Sets owned masters to the exact values of the weights, and stores all weights
+ * of a frozen parameter. In stages 1 and 2 the caller has already published the weights.
  */
 void weights_adopt(const struct state *state, const struct kernels *kernels, uint32_t param, const void *src);
 

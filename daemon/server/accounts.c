@@ -26,7 +26,7 @@ static bool parse_id(const char *name, unsigned long *id)
 int accounts_users(struct accounts *accounts, const struct config_names *names, const char *section, char *why,
                    size_t why_size)
 {
-    assert(accounts->n_uids == 0); /* the array has room for these names */
+    assert(accounts->n_uids == 0); /* uids has room only for these names */
     accounts->uids = calloc(names->n_items + 1, sizeof(*accounts->uids));
     if (!accounts->uids)
         return -ENOMEM;
@@ -48,7 +48,7 @@ int accounts_users(struct accounts *accounts, const struct config_names *names, 
 int accounts_groups(struct accounts *accounts, const struct config_names *names, const char *section, char *why,
                     size_t why_size)
 {
-    assert(accounts->n_gids == 0); /* the array has room for these names */
+    assert(accounts->n_gids == 0); /* gids has room only for these names */
     accounts->gids = calloc(names->n_items + 1, sizeof(*accounts->gids));
     if (!accounts->gids)
         return -ENOMEM;

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The numbers of the users and groups that the configuration names. They are looked up once, at the start. */
+/*
+ * The numbers of the users and groups that the configuration names. The daemon looks the names up once, when it starts.
+ */
 
 #include <stddef.h>
 #include <sys/types.h>
@@ -15,8 +17,10 @@ struct accounts {
     size_t n_gids;
 };
 
-/* Look up names. section: the section of the configuration, for the error message. Return: 0, or -errno with a message
- * in why; -ENOENT if there is no such user or group. The caller calls accounts_deinit() in either case. */
+/*
+ * Look up names. section: the section of the configuration, for the error message. Return: 0, or -errno with a message
+ * in why (-ENOENT for an unknown user or group). The caller calls accounts_deinit() even after an error.
+ */
 int accounts_users(struct accounts *accounts, const struct config_names *names, const char *section, char *why,
                    size_t why_size);
 int accounts_groups(struct accounts *accounts, const struct config_names *names, const char *section, char *why,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The administrator's commands take a snapshot of the job, or change it, and answer in JSON. */
+/* zerodctl's commands. A command reads a snapshot of the job or changes the job, and answers in JSON. */
 
 #include "daemon/server/admin.h"
 
@@ -102,7 +102,7 @@ static void fill_device_memory(const struct job *job, struct status_bytes *memor
 
     for (size_t i = 0; i < ARRAY_SIZE(classes); i++)
         memory[classes[i].memory] = (struct status_bytes){.planned_bytes = memory[classes[i].memory].planned_bytes};
-    /* Every engine has all pieces; those that the stage does not use are nearly empty. */
+    /* Every engine has all kinds of pieces. Pieces that the stage does not use are nearly empty. */
     for (size_t i = 0; i < ARRAY_SIZE(classes); i++)
         for (unsigned local = 0; memory[classes[i].memory].planned_bytes > 0 && local < job_n_local(job); local++) {
             memory[classes[i].memory].on_device = true;
@@ -128,7 +128,7 @@ static void fill_memory(const struct job *job, struct status_bytes *memory)
         memory[STATUS_MEMORY_STATE].held_bytes += job->state->weights.n_bytes;
     if (job->executor->on_gpus)
         memory[STATUS_MEMORY_STAGING].held_bytes = planned->staging;
-    if (job->executor->on_gpus && job->phase != JOB_RESERVING) /* else it is still being allocated */
+    if (job->executor->on_gpus && job->phase != JOB_RESERVING) /* false during allocation */
         fill_device_memory(job, memory);
 }
 
@@ -178,7 +178,7 @@ static void fill_step(const struct job *job, struct status *status)
     status->slowest_behind_ns = t->slowest_behind_ns;
 }
 
-/* The arrays to which a snapshot of the nodes points. */
+/* The arrays that the snapshot of the nodes points to. */
 struct nodes_view {
     struct status_nodes nodes;
     struct status_node list[CONFIG_MAX_NODES];
@@ -202,7 +202,7 @@ static void view_node(struct nodes_view *view, struct service *service, unsigned
     };
 }
 
-/* Return: the view, which the caller frees; NULL for one node, or without memory. */
+/* Return: the view, which the caller frees, or NULL if the job has one node or memory is short. */
 static struct nodes_view *view_nodes(struct service *service)
 {
     const struct job *job = service->job;
@@ -213,7 +213,7 @@ static struct nodes_view *view_nodes(struct service *service)
     if (!view)
         return NULL;
     status = nodes_status(nodes);
-    assert(status.n_nodes <= CONFIG_MAX_NODES); /* the view has room for as many */
+    assert(status.n_nodes <= CONFIG_MAX_NODES); /* size of the view's arrays */
     view->nodes = (struct status_nodes){
         .node = status.node,
         .list = view->list,
@@ -276,13 +276,13 @@ static struct status_checkpoint view_checkpoint(const struct job *job)
     };
 }
 
-/* The arrays to which a snapshot of the findings points. */
+/* The arrays that the snapshot of the findings points to. */
 struct findings_view {
     struct findings findings;
     struct status_finding list[FINDINGS_MAX];
 };
 
-/* Return: the view, which the caller frees; NULL without memory. */
+/* Return: the view, which the caller frees, or NULL without memory. */
 static struct findings_view *view_findings(const struct job *job)
 {
     static const char *const words[N_FINDINGS] = {
@@ -307,7 +307,10 @@ static struct findings_view *view_findings(const struct job *job)
     return view;
 }
 
-/* refused is the caller's array of ARRAY_SIZE(job->diagnostics.refused); view and findings may be NULL. */
+/*
+ * Makes the snapshot that "status" prints. refused: an array of ARRAY_SIZE(job->diagnostics.refused) elements. view and
+ * findings may be NULL.
+ */
 static struct status make_status(struct service *service, struct status_refused *refused, const struct nodes_view *view,
                                  const struct findings_view *findings)
 {
@@ -368,7 +371,7 @@ static const char *rank_word(const struct job *job, const struct job_rank *rank)
     return job->ledger.ranks[rank->rank].open ? "backward" : "computing";
 }
 
-/* Adds ns to the wait with the same words, because several kinds of request share their words. */
+/* Adds ns to the rank's wait with these words (state and what). Several kinds of request share the same words. */
 static void add_wait(struct status_rank *status, const char *state, const char *what, uint64_t ns)
 {
     size_t i = 0;
@@ -428,7 +431,7 @@ static struct status_rank *make_status_ranks(const struct job *job)
     return ranks;
 }
 
-/* The arrays to which a snapshot of the stacks points. */
+/* The arrays that the snapshot of the stacks points to. */
 struct stacks_view {
     struct status_stack list[CONFIG_MAX_LOCAL_RANKS];
     uint32_t awaited[CONFIG_MAX_LOCAL_RANKS][STATUS_MAX_AWAITED];
@@ -451,12 +454,12 @@ static void view_stack(const struct job *job, const struct job_rank *rank, struc
     }
 }
 
-/* Return: the view, which the caller frees; NULL without memory. */
+/* Return: the view, which the caller frees, or NULL without memory. */
 static struct stacks_view *view_stacks(const struct job *job, const struct status_rank *ranks)
 {
     struct stacks_view *view = ranks ? calloc(1, sizeof(*view)) : NULL;
 
-    assert(job_n_local(job) <= CONFIG_MAX_LOCAL_RANKS); /* the view has room for as many */
+    assert(job_n_local(job) <= CONFIG_MAX_LOCAL_RANKS); /* size of the view's arrays */
     for (unsigned i = 0; view && i < job_n_local(job); i++) {
         view_stack(job, &job->ranks[job->world.first + i], &view->list[i], view->awaited[i]);
         view->list[i].rank = &ranks[i];
@@ -632,7 +635,7 @@ static char *on_drop(struct service *service)
     return message_json("the state is gone; the next run may attach under any run id");
 }
 
-/* argument: the number of ranks. */
+/* Changes the world size. argument: the new number of ranks. */
 static char *on_resize(struct service *service, const char *argument, uint32_t *exit_code)
 {
     struct job *job = service->job;
@@ -680,7 +683,7 @@ static char *on_save(struct service *service)
     answer.message = text;
     answer.is_saved = view.is_saved;
     answer.step = job->state->progress.epoch;
-    /* A save of an earlier step ends first. */
+    /* n_ended after this step's save: a running save of an earlier step ends first. */
     answer.n_ended = job->save.n_saved + job->save.n_failed + !view.is_saved + (view.is_saving && !view.is_current);
     snprintf(text, sizeof(text), "step %" PRIu64 " %s", answer.step,
              view.is_saved     ? "is saved already"
@@ -689,7 +692,7 @@ static char *on_save(struct service *service)
     return save_json(&answer);
 }
 
-/* argument: the number of steps. */
+/* Answers with the trace of the last steps. argument: the number of steps. */
 static char *on_trace(struct service *service, const char *argument, uint32_t *exit_code)
 {
     unsigned n_steps;
@@ -715,7 +718,10 @@ static const struct command {
     {"stacks", false, on_stacks},
 };
 
-/* text: a command and its argument, such as "drop" or "resize 3". Return: NULL if there is no such command. */
+/*
+ * Finds the command of a text such as "drop" or "resize 3". *argument: the text after the command's name. Return: the
+ * command, or NULL if the text has no known command.
+ */
 static const struct command *find_command(const char *text, const char **argument)
 {
     for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
@@ -748,7 +754,7 @@ char *admin_answer(struct service *service, const char *command, uint32_t *exit_
         *exit_code = EX_USAGE;
         return error_json(text);
     }
-    waits_look(service->job, job_now(service->job)); /* includes waits that have not ended */
+    waits_look(service->job, job_now(service->job)); /* so that the answer includes waits that have not ended */
     assert(!found->run != !found->run_with);
     json = found->run ? found->run(service) : found->run_with(service, argument, exit_code);
     if (found->run || !json)

@@ -22,8 +22,8 @@
 #include "daemon/job/model/model.h"
 
 /*
- * Grants the readers access to the folder, by an access control list that all new files and folders in it inherit. The
- * folder's own group and all others get no access, because the configuration alone says who may read.
+ * Grants the readers access to the folder, by an access control list that new files and subfolders inherit. The
+ * folder's group and other users get no access, because only the configuration decides who may read.
  */
 static int give_to_readers(const char *dir, const struct accounts *readers)
 {
@@ -37,7 +37,10 @@ static int give_to_readers(const char *dir, const struct accounts *readers)
     return r < 0 ? r : acl_write(&acl, dir, false);
 }
 
-/* Return: 0 or -errno. A missing folder is no error, because the first save makes it. */
+/*
+ * Checks that the daemon can use the folder. A missing folder is no error if the first save can make it. Return: 0 or
+ * -errno.
+ */
 static int try_access(const char *dir)
 {
     _cleanup_free_ char *copy = strdup(dir);

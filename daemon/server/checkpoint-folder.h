@@ -2,8 +2,9 @@
 #pragma once
 
 /*
- * When the daemon starts, it checks the checkpoint folder and grants its readers access, so that errors show before the
- * first save. A libuv thread does this, because a disk may hang while a kept run continues.
+ * At its start, the daemon checks the checkpoint folder and grants access to the readers (checkpoint.allow_groups), so
+ * that errors appear before the first save. A libuv thread does this, because a hanging disk must not stop an adopted
+ * run.
  */
 
 #include <stddef.h>
@@ -23,9 +24,9 @@ struct checkpoint_folder {
 };
 
 /*
- * Starts the check; E1701 reports a bad folder later. folder: zeroed, valid until the job's loop has ended. Return: 0,
- * or -errno with a message in why, such as for a missing group of checkpoint.allow_groups.
+ * Starts the check. E1701 reports a bad folder later. folder: zeroed; must stay valid until the event loop ends.
+ * Return: 0, or -errno with a message in why, for example if a group of checkpoint.allow_groups does not exist.
  */
 int checkpoint_folder_try(struct checkpoint_folder *folder, struct job *job, char *why, size_t why_size);
-/* Forgets the job. The caller calls it before it frees the job. */
+/* Forgets the job. Call it before the job is freed. */
 void checkpoint_folder_leave(struct checkpoint_folder *folder);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The companion process (companion.h). It runs in the daemon's memory, so it makes system calls only. */
+/*
+ * The companion process (companion.h). It shares the daemon's memory without being one of its threads, so it calls no
+ * library functions, only system calls.
+ */
 
 #include "daemon/server/companion.h"
 
@@ -20,7 +23,7 @@
 
 #if defined(__SANITIZE_THREAD__)
 
-/* No companion under ThreadSanitizer, which needs memory of each thread. The companion has no such memory. */
+/* A build with ThreadSanitizer has no companion, because ThreadSanitizer needs data for each thread. */
 int companion_start(void)
 {
     return -ENOTSUP;
@@ -41,23 +44,26 @@ void companion_note_end(_Atomic(uint64_t) *place)
 enum {
     STACK_BYTES = 16 * 1024,
     ROUND_US = 50,
-    MAX_ROUNDS = 20000, /* its start may take a second */
+    MAX_ROUNDS = 20000, /* rounds of ROUND_US: the start may take a second */
 };
 
 static _Alignas(64) uint8_t stack[STACK_BYTES];
 static pid_t daemon_pid;
 static struct pollfd end; /* pidfd of the daemon */
-static atomic_int state;  /* of the companion: 0 starting, 1 ready, -1 failed */
+static atomic_int state;  /* state of the companion: 0 starting, 1 ready, -1 failed */
 static _Atomic(_Atomic(uint64_t) *) end_place;
 
-/* Opens a pidfd of the daemon, which becomes readable when all its threads have ended. PR_SET_PDEATHSIG would come too
- * early, when the main thread ends: a worker that outlives the companion would then free the address space. */
+/*
+ * Opens a pidfd of the daemon, which becomes readable when all of the daemon's threads have ended. PR_SET_PDEATHSIG
+ * would be too early, because it signals the end of the main thread. A worker could then outlive the companion and
+ * would have to free the address space.
+ */
 static bool watch_daemon(void)
 {
     if (syscall(SYS_close_range, 0, ~0U, 0) < 0)
         return false;
     end = (struct pollfd){.fd = (int)syscall(SYS_pidfd_open, daemon_pid, 0), .events = POLLIN};
-    return end.fd >= 0 && syscall(SYS_getppid) == daemon_pid; /* else it has died, and its pid may be reused */
+    return end.fd >= 0 && syscall(SYS_getppid) == daemon_pid; /* else the daemon has died, and its pid may be reused */
 }
 
 static void note_end(void)
@@ -69,8 +75,10 @@ static void note_end(void)
         atomic_store(place, (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec);
 }
 
-/* Uses the errno of the main thread, which waits until `state` is set. After that ppoll() cannot fail, because no
- * signal interrupts it. */
+/*
+ * The main function of the companion. It uses the errno of the daemon's main thread, which waits until `state` is set.
+ * Later calls of ppoll() do not set errno, because no signal interrupts them.
+ */
 static int run_companion(void *unused)
 {
     (void)unused;
@@ -113,7 +121,7 @@ int companion_start(void)
 
 void companion_stop(int pid)
 {
-    assert(pid > 0); /* 0 and less are groups of processes */
+    assert(pid > 0); /* kill() sends to a group of processes if pid <= 0 */
     (void)kill(pid, SIGKILL);
     while (waitpid(pid, NULL, __WCLONE) < 0 && errno == EINTR)
         ;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The diagnostic log limits how often a client can make the daemon log the same code. */
+/* Limits how often a client can make the daemon log the same code. */
 
 #include "daemon/server/diagnostic-log.h"
 
@@ -42,7 +42,9 @@ uint64_t diagnostic_log_until_ms(const struct diagnostic_log *log)
     return until_ms;
 }
 
-/* Return: the kind of this rank and code, else a free one, else the oldest, which it ends. */
+/*
+ * Return: the kind with this rank and code. If there is none, a free kind, or the oldest kind after ending its period.
+ */
 static struct diagnostic_log_kind *find_kind(struct diagnostic_log *log, int64_t rank, unsigned code)
 {
     struct diagnostic_log_kind *oldest = &log->kinds[0];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The dispatcher checks that a request is allowed in the state of its session, and calls the verb of the job. */
+/* Checks that a request is allowed in the state of its session, and calls the job's function for the request. */
 
 #include "daemon/server/dispatch.h"
 
@@ -77,7 +77,10 @@ static void welcome(struct session *session, bool resumed)
                  NULL, 0);
 }
 
-/* Attaches a control connection. limits.clients counts only these, because each rank has a place for its trainer. */
+/*
+ * Attaches a control connection if a place is free. limits.clients counts only control connections, because each rank
+ * has a place for its trainer's connection.
+ */
 static void control(struct session *session)
 {
     unsigned clients = session->service->config->limits.clients;
@@ -98,8 +101,10 @@ static void control(struct session *session)
     welcome(session, false);
 }
 
-/* Resumes a rank of an earlier daemon. Sends it the number of requests which that daemon received, and the answer for
- * which the rank still waits. */
+/*
+ * Resumes a rank that was attached to an earlier daemon. Sends the rank the number of its requests that the earlier
+ * daemon received, and the answer for which the rank still waits.
+ */
 static void resume(struct session *session, const struct request_hello *hello)
 {
     struct job_rank *rank = session->rank;
@@ -165,7 +170,7 @@ static void attach(struct session *session, const struct request_hello *hello)
         return;
     }
     record_attach(session, &attach);
-    free(steal_ptr(session->hello)); /* the record has used it */
+    free(steal_ptr(session->hello)); /* no longer needed: service->packet was recorded */
     if (job_attach(job, &attach, &session->rank, &refusal) != 0) {
         session_refuse(session, refusal);
         diagnostic_unref(refusal);
@@ -175,8 +180,10 @@ static void attach(struct session *session, const struct request_hello *hello)
     welcome(session, false);
 }
 
-/* Attaches a watch. A watch that comes late or twice, or belongs to no rank, is closed without an answer, and tries
- * again. */
+/*
+ * Attaches a watch, the second connection of a rank's process. A watch that is too late, a duplicate, or of no attached
+ * rank is closed without an answer, and its process tries again.
+ */
 static void attach_watch(struct session *session, const struct request_hello *hello)
 {
     struct job *job = session->service->job;
@@ -223,7 +230,7 @@ static void on_request(struct session *s, const struct request *r)
 {
     const struct frame_packet *packet = s->service->packet;
 
-    assert(s->rank->peer == s); /* else a newer connection has the rank, and this one is closed */
+    assert(s->rank->peer == s); /* a session that lost its rank to a newer one is already closed */
     if (r->type == REQUEST_LEAVE)
         session_set_state(s, SESSION_LEFT);
     request_take(s->service->job, s->rank, r, packet->data, packet->n_bytes);
@@ -243,7 +250,7 @@ static void on_stack(struct session *s, const struct request *r)
 /* ---- the table ----------------------------------------------------------------------------------------- */
 
 static const struct {
-    unsigned states; /* states that allow the request */
+    unsigned states; /* the session states that allow the request */
     void (*handle)(struct session *session, const struct request *request);
 } table[N_REQUEST_TYPES] = {
     [REQUEST_HELLO] = {SESSION_HELLO, on_hello},
@@ -297,7 +304,10 @@ static const char *state_word(enum session_state state)
     }
 }
 
-/* Return: true if a resuming rank repeats this request, even while it waits for the answer to an earlier one. */
+/*
+ * Return: whether a resuming rank sends this request again right after Welcome, even while it waits for the answer to
+ * an earlier request.
+ */
 static bool comes_after_welcome(const struct request *request)
 {
     return request->type == REQUEST_INTERN || request->type == REQUEST_HELD;
@@ -314,7 +324,7 @@ void dispatch_request(struct session *session, const struct request *request)
     if (session->rank) {
         session->rank->last_ns = service_now_ns();
         session->rank->last_request = request_type_name(request->type);
-        /* The rank has been sent Formed, so it takes part from now on. */
+        /* The rank was sent Formed, so it may send the requests of a formed job. */
         if (session->state == SESSION_ATTACHED && session->rank->kept.formed)
             session_set_state(session, SESSION_FORMED);
     }
@@ -330,7 +340,7 @@ void dispatch_request(struct session *session, const struct request *request)
         job_drop_peer(job, session->rank, what);
         return;
     }
-    /* A rank that sends another request has read the state that it asked for. */
+    /* Releases the state that the rank was reading, because a rank that sends another request has finished reading. */
     if (session->rank && request->type != REQUEST_READ_STATE)
         job_release_reading(job, session->rank);
     table[request->type].handle(session, request);

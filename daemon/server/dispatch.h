@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Serves a request with the handler of its type, if the session's state allows it. Most handlers only call the job. */
+/* Serves a request with the handler of its type. Refuses the request if the session's state does not allow it. */
 
 struct session;
 struct request;

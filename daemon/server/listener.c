@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The listener makes the socket or gets it from a service manager, and knows which users may connect. */
+/* Makes the listening socket or gets it from a service manager, and decides which users may connect. */
 
 #include "daemon/server/listener.h"
 
@@ -91,7 +91,7 @@ static struct sockaddr_un address(const char *path)
 {
     struct sockaddr_un sa = {.sun_family = AF_UNIX};
 
-    snprintf(sa.sun_path, sizeof(sa.sun_path), "%s", path); /* config has checked the length */
+    snprintf(sa.sun_path, sizeof(sa.sun_path), "%s", path); /* the configuration reader has checked the length */
     return sa;
 }
 
@@ -102,7 +102,10 @@ static const char *user_name(uid_t uid)
     return user ? user->pw_name : "?";
 }
 
-/* Says why the socket at path cannot be replaced. st: of the socket; error: of connecting to it. */
+/*
+ * Writes to why the reason why the socket at path cannot be replaced. st: stat() of the socket. error: errno of the
+ * attempt to connect.
+ */
 static int say_in_use(const char *path, const struct stat *st, int error, char *why, size_t why_size)
 {
     if (error == EACCES || error == EPERM)
@@ -125,7 +128,7 @@ static int clear_path(const char *path, char *why, size_t why_size)
     struct stat st;
 
     if (lstat(path, &st) < 0)
-        return 0; /* nothing is there; bind() reports other errors */
+        return 0; /* no file is there; bind() reports other errors */
     if (!S_ISSOCK(st.st_mode)) {
         snprintf(why, why_size, "%s: there is a file that is no socket; remove it or choose another listen.socket",
                  path);
@@ -141,7 +144,7 @@ static int clear_path(const char *path, char *why, size_t why_size)
     }
     if (errno != ECONNREFUSED)
         return say_in_use(path, &st, errno, why, why_size);
-    if (unlink(path) == 0 || errno == ENOENT) /* left behind by a daemon that was killed */
+    if (unlink(path) == 0 || errno == ENOENT) /* a killed daemon has left the socket behind */
         return 0;
     snprintf(why, why_size, "%s: no daemon listens on that socket of user %s, and it cannot be removed: %s", path,
              user_name(st.st_uid), strerror(errno));
@@ -178,7 +181,10 @@ static int listen_at(const char *path, mode_t mode, char *why, size_t why_size)
 
 /* ---- who may open it ----------------------------------------------------------------------------------- */
 
-/* Return: 0 or -errno; -ENOTSUP if the file system has no access control lists. */
+/*
+ * Gives the socket an access control list of all configured users and groups. Return: 0, or -errno (-ENOTSUP if the
+ * file system has no access control lists).
+ */
 static int write_acl(const struct listener *listener, const char *path, mode_t mode)
 {
     struct acl acl = {.mode = mode, .named = mode >> 3 & (S_IROTH | S_IWOTH)};
@@ -192,16 +198,16 @@ static int write_acl(const struct listener *listener, const char *path, mode_t m
 
 /*
  * Lets every user and group that the configuration names open the socket, with the rights that the mode gives a group.
- * This needs an access control list, because the owner of a socket can add any group to the list, but can give the
- * socket only to groups of his own. On a file system without such lists the socket gets the first group of
- * allow_groups.
+ * This needs an access control list, because the socket's owner can add any group to such a list, but can chown the
+ * socket only to the owner's own groups. On a file system without access control lists the socket gets the first group
+ * of allow_groups.
  */
 static int let_in(const struct listener *listener, const struct config_listen *config, const char *path, mode_t mode,
                   char *why, size_t why_size)
 {
     int r = write_acl(listener, path, mode);
 
-    assert(listener->allow.n_gids == config->allow_groups.n_items); /* the message names the first */
+    assert(listener->allow.n_gids == config->allow_groups.n_items); /* the message below prints the first name */
     if (r == 0 || listener->allow.n_gids == 0 || chown(path, (uid_t)-1, listener->allow.gids[0]) == 0)
         return 0;
     snprintf(why, why_size,
@@ -212,15 +218,15 @@ static int let_in(const struct listener *listener, const struct config_listen *c
 }
 
 /*
- * Checks that members of allow_groups can open the socket of a socket unit before the daemon runs, because their first
- * connection starts the daemon.
+ * Checks that members of allow_groups can open the socket of a socket unit even while no daemon runs, because their
+ * first connection starts the daemon.
  */
 static int check_socket_unit(const struct listener *listener, const struct config_listen *config, const struct stat *st,
                              char *why, size_t why_size)
 {
     const struct group *group = getgrgid(st->st_gid);
 
-    assert(listener->allow.n_gids == config->allow_groups.n_items); /* the message names the first */
+    assert(listener->allow.n_gids == config->allow_groups.n_items); /* the message below prints the first name */
     if (listener->allow.n_gids == 0 || (st->st_mode & S_IWOTH) || contains_gid(&listener->allow, st->st_gid))
         return 0;
     snprintf(why, why_size,
@@ -245,7 +251,7 @@ static int look_up_all(struct listener *listener, const struct config_listen *co
     return r;
 }
 
-/* Return: true if an earlier daemon made the passed socket. */
+/* Return: whether an earlier daemon made the passed socket. Otherwise it is of a socket unit. */
 static bool predecessor_made_it(void)
 {
     const struct keep_passed *passed;
@@ -256,7 +262,7 @@ static bool predecessor_made_it(void)
     return false;
 }
 
-/* Return: true if the socket is bound to path, and clients find a socket there. */
+/* Return: whether the socket is bound to path, and a socket file exists at path. */
 static bool is_reachable(int fd, const char *path)
 {
     struct sockaddr_un sa = {};
@@ -275,7 +281,7 @@ static int take_predecessors(struct listener *listener, const struct config_list
     if (!listener->path || chmod(config->socket, config->mode) < 0) /* the configuration may have changed */
         return -errno;
     r = let_in(listener, config, config->socket, config->mode, why, why_size);
-    if (r == 0 && listen(listener->fd, BACKLOG) < 0) /* again, so that clients see this process as their peer */
+    if (r == 0 && listen(listener->fd, BACKLOG) < 0) /* listens again, so that clients see this process as their peer */
         r = -errno;
     return r;
 }
@@ -286,7 +292,7 @@ static int take_socket_units(struct listener *listener, const struct config_list
     int r;
 
     if (!is_reachable(listener->fd, config->socket) || lstat(config->socket, &st) < 0)
-        return 0; /* the unit has another path */
+        return 0; /* clients use the socket unit's path, not listen.socket */
     r = check_socket_unit(listener, config, &st, why, why_size);
     if (r == 0 && write_acl(listener, config->socket, st.st_mode & 0777) < 0)
         log_notice("only the group of %s can open it: SocketUser= of its unit is not this daemon's user",
@@ -295,9 +301,8 @@ static int take_socket_units(struct listener *listener, const struct config_list
 }
 
 /*
- * Takes over the socket that a service manager passed. A socket of an earlier daemon is used only if clients reach it
- * at the configured path; otherwise this daemon makes a new one. Return: 0, with listener->fd -1 if there is no such
- * socket; or -errno.
+ * Takes over the socket that a service manager passed. A socket of an earlier daemon is used only if clients can reach
+ * it at the configured path. Return: 0 or -errno. After 0, listener->fd is -1 if no usable socket was passed.
  */
 static int take_passed(struct listener *listener, const struct config_listen *config, char *why, size_t why_size)
 {
@@ -325,8 +330,10 @@ static int take_passed(struct listener *listener, const struct config_listen *co
     return fcntl(listener->fd, F_SETFL, fcntl(listener->fd, F_GETFL) | O_NONBLOCK) < 0 ? -errno : 0;
 }
 
-/* Makes the socket. A service manager that keeps descriptors passes it to the next daemon, so clients that connect
- * while no daemon runs only wait. */
+/*
+ * Makes the socket. If the service manager keeps descriptors, it passes the socket to the next daemon, so clients that
+ * connect while no daemon runs only wait.
+ */
 static int make_socket(struct listener *listener, const struct config_listen *config, char *why, size_t why_size)
 {
     int r = listen_at(config->socket, config->mode, why, why_size);
@@ -339,7 +346,7 @@ static int make_socket(struct listener *listener, const struct config_listen *co
     if (r < 0)
         return r;
     if (keep_is_on())
-        (void)keep_put(KEEP_SOCKET_NAME, listener->fd); /* without it the next daemon makes its own */
+        (void)keep_put(KEEP_SOCKET_NAME, listener->fd); /* on failure the next daemon makes its own socket */
     return 0;
 }
 
@@ -367,7 +374,7 @@ void listener_deinit(struct listener *listener)
 {
     if (listener->path) {
         (void)unlink(listener->path);
-        keep_forget(KEEP_SOCKET_NAME); /* without its path no client would reach it */
+        keep_forget(KEEP_SOCKET_NAME); /* without its path no client can reach the socket */
     }
     free(listener->path);
     if (listener->fd >= 0)

@@ -2,12 +2,12 @@
 #pragma once
 
 /*
- * The listener makes the listening socket at a path or gets it from a service manager, and knows who may connect. Names
- * of users and groups are looked up once, at the start.
+ * The listener makes the listening socket at a path or gets it from a service manager, and decides who may connect.
+ * Names of users and groups are looked up once, in listener_init().
  *
  * If a service manager keeps descriptors (core/base/keep.h), it keeps the socket that a daemon made, and passes it to
  * the next daemon. listener_deinit() removes the path of a socket that a daemon made, unless listener_leave() was
- * called. It never removes a path of systemd.
+ * called. It never removes the path of a systemd socket unit.
  */
 
 #include <stdbool.h>
@@ -20,12 +20,12 @@ struct config_listen;
 
 struct listener {
     int fd;
-    char *path; /* removed at the end; NULL if no daemon made it */
+    char *path; /* removed by listener_deinit(); NULL if no daemon made the socket */
     struct accounts allow, admin;
 };
 
 struct listener_peer {
-    pid_t pid; /* 0: in a PID namespace that we do not see */
+    pid_t pid; /* 0: the peer is in a PID namespace that this process does not see */
     uid_t uid;
     gid_t gid;
     gid_t *groups; /* supplementary; owned */
@@ -35,22 +35,24 @@ struct listener_peer {
 #define LISTENER_NULL ((struct listener){.fd = -1})
 
 /*
- * Opens the listening socket. Removes a stale socket file; a socket on which another process listens is an error. The
- * caller calls keep_init() first if a service manager may have passed the socket. Return: 0, or -errno with a message
- * in why.
+ * Opens the listening socket. Removes a stale socket file. It is an error if another process listens on the socket.
+ * Call keep_init() before, if a service manager may have passed the socket. Return: 0, or -errno with a message in why.
  */
 int listener_init(struct listener *listener, const struct config_listen *config, char *why, size_t why_size);
 void listener_deinit(struct listener *listener);
-/* Makes listener_deinit() keep the path, because the next daemon gets the socket from the service manager. */
+/* Makes listener_deinit() keep the path. Call it if the next daemon will get the socket from the service manager. */
 void listener_leave(struct listener *listener);
 
 /* Return: a connected, non-blocking socket; -EAGAIN if no client waits; or another -errno. */
 int listener_accept(const struct listener *listener);
 
-/* Return: 0 or -errno. */
+/* Reads pid, uid and groups of the process that made the connection fd. Return: 0 or -errno. */
 int listener_peer_init(struct listener_peer *peer, int fd);
 void listener_peer_deinit(struct listener_peer *peer);
 
-/* Return: true if the peer may connect, or may administer. root and the daemon's own user always may. */
+/*
+ * Return: whether the peer may connect, and whether the peer is an administrator. True for root and the daemon's own
+ * user.
+ */
 bool listener_allows(const struct listener *listener, const struct listener_peer *peer);
 bool listener_is_admin(const struct listener *listener, const struct listener_peer *peer);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* zerod, the ZeRO optimizer as a service: reads options and configuration, runs the server, exits with a code of
- * sysexits.h. */
+/*
+ * zerod, the ZeRO optimizer as a service. Reads options and configuration, runs the server, and exits with a code of
+ * sysexits.h.
+ */
 
 #include <fcntl.h>
 #include <getopt.h>
@@ -54,7 +56,7 @@ struct options {
     int exit_now; /* -1: continue */
 };
 
-/* Return: -1, or the exit code after a message on stderr. */
+/* Return: -1 if text is valid, else the exit code after a message on stderr. */
 static int parse_ranks(const char *text, unsigned *n_ranks)
 {
     char *end;
@@ -169,16 +171,17 @@ static int take_descriptors(void)
 }
 
 /*
- * A daemon that gets the state of a run may be unable to start, because the configuration is wrong, or names something
- * that is missing or in use. If the daemon ended for good, the service manager would drop the state. So the first such
- * daemon stores this mark with the service manager and fails, and systemctl restart reports it. systemd starts the next
- * daemon, which finds the mark, and holds the state until the configuration file has changed.
+ * A daemon that receives the kept state of a run may be unable to start, because the configuration is wrong, or names
+ * something that is missing or in use. If no daemon ran, the service manager would drop the state. So the first daemon
+ * with this error stores this mark with the service manager and fails, so that systemctl restart reports the error.
+ * systemd then starts another daemon, which receives the mark, and waits with the state until the configuration file
+ * changes.
  */
 #define TOLD_NAME "told"
 
 enum { RETRY_MS = 10 * 1000 }; /* picked, because each start adds some lines to the journal */
 
-/* Return: true if systemd started this process itself, not a program in the service. */
+/* Return: whether systemd started this process directly, and not through another program of the unit. */
 static bool systemd_started_it(void)
 {
     const char *pid = getenv("SYSTEMD_EXEC_PID");
@@ -193,8 +196,10 @@ static bool was_told(void)
     return fd >= 0;
 }
 
-/* Stores the mark. Return: true if this process may fail, because the next daemon will find the mark and hold the
- * state. */
+/*
+ * Stores the mark. Return: whether the mark is stored. Then this process may fail, because the next daemon will receive
+ * the mark and hold the state.
+ */
 static bool may_tell(void)
 {
     _cleanup_close_ int fd = systemd_started_it() ? open("/dev/null", O_RDONLY | O_CLOEXEC) : -1;
@@ -205,7 +210,7 @@ static bool may_tell(void)
     return true;
 }
 
-/* The socket that an earlier daemon has made. */
+/* The address of the socket that an earlier daemon made. */
 static struct sockaddr_un kept_socket;
 
 static void find_kept_socket(void)
@@ -218,8 +223,10 @@ static void find_kept_socket(void)
             (void)getsockname(passed->fd, (struct sockaddr *)&kept_socket, &size);
 }
 
-/* Handles SIGINT while the state is held: exits with 0, so the service manager drops the state. Also removes the path
- * of the kept socket, because no other daemon will listen on it. */
+/*
+ * Handles SIGINT while the state is held. Exits with 0, so that the service manager drops the state. Removes the path
+ * of the kept socket, because no other daemon will listen on this socket.
+ */
 static void end_hold(int number)
 {
     (void)number;
@@ -246,7 +253,10 @@ static void wait_for_change(const char *path, struct stat *last, unsigned retry_
     *last = now;
 }
 
-/* Starts to hold the state. A daemon that waits for an address retries, because no event says that it is free. */
+/*
+ * Starts to hold the state, and prints until when. is_in_use: an address is in use. Then the daemon also retries
+ * regularly, because no event reports that the address is free.
+ */
 static void hold_until_changed(const char *path, struct stat *last, bool is_in_use)
 {
     if (is_in_use)
@@ -278,8 +288,11 @@ static int wait_for_config(struct config **config, const struct options *options
     return r;
 }
 
-/* Waits if something that the configuration names does not exist, is not permitted, or is in use (then why is
- * EX_UNAVAILABLE). Return: the exit code that makes systemd start the next daemon. */
+/*
+ * Handles an error of something that the configuration names. why: the exit code of the error, EX_UNAVAILABLE if an
+ * address is in use. Holds the state if an earlier daemon has already failed (told) or the mark cannot be stored.
+ * Return: the exit code that makes systemd start the next daemon.
+ */
 static int wait_and_start_again(const struct options *options, bool told, int why)
 {
     bool is_in_use = why == EX_UNAVAILABLE;
@@ -325,9 +338,8 @@ static int exit_code(int r)
 }
 
 /*
- * Ignores the signals that do not ask the daemon to end, because it holds the state of a job. The server handles
- * SIGTERM, SIGINT and SIGHUP; SIGQUIT and the faults dump core. libuv gives its child processes the default
- * dispositions.
+ * Ignores all other signals that would end the daemon, because it holds the state of a job. The server handles SIGTERM,
+ * SIGINT and SIGHUP. SIGQUIT and signals of faults dump core. libuv gives its child processes the default dispositions.
  */
 static void ignore_signals(void)
 {
@@ -338,8 +350,10 @@ static void ignore_signals(void)
         signal(ignored[i], SIG_IGN);
 }
 
-/* Starts the companion, so that trainers and the service manager notice this process's death at once. Return: its pid,
- * or 0. */
+/*
+ * Starts the companion (companion.h), so that trainers and the service manager notice this process's death at once.
+ * Return: the companion's pid, or 0 if there is no companion.
+ */
 static int start_companion(void)
 {
     int r = keep_is_on() ? companion_start() : 0;
@@ -383,7 +397,10 @@ static int run_server(const struct config *config)
     return code;
 }
 
-/* Checks as this user; if user is "", checks only the file. Return: EX_OK, or EX_CONFIG after a message on stderr. */
+/*
+ * Prints the result of zerod --check. user: the user as whom places are checked, or "" to check only the file. Return:
+ * EX_OK, or EX_CONFIG after a message on stderr.
+ */
 static int say_checked(const struct config *config, const char *path, const char *user)
 {
     char huge_pages[256], why[256];
@@ -416,7 +433,7 @@ int main(int argc, char **argv)
 
     if (options.exit_now >= 0)
         return options.exit_now;
-    umask(umask(0) | S_IWOTH); /* others may never write to checkpoints and traces */
+    umask(umask(0) | S_IWOTH); /* other users may never write to checkpoints and traces */
     gemm_one_thread();
     if (options.check)
         user = check_become(options.user, options.config);

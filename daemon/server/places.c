@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The rule for places decides which connection is closed when there is no room for all. */
+/* Decides which connection is closed when there is no place for another connection. */
 
 #include "daemon/server/places.h"
 
@@ -20,7 +20,7 @@ static enum standing standing_of(const struct service *service, const struct ses
     return listener_is_admin(service->listener, &session->peer) ? ADMINISTRATOR : ANYBODY;
 }
 
-/* Return: the time since when the daemon waits for the connection to act, or UINT64_MAX if it does not wait. */
+/* Return: the time at which the daemon began to wait for the peer, or UINT64_MAX if it does not wait for the peer. */
 static uint64_t silent_since_ns(const struct session *session)
 {
     if (session->state == SESSION_HELLO)
@@ -67,9 +67,9 @@ uint64_t places_rest_ns(const struct service *service, uint64_t now_ns)
 }
 
 /*
- * Finds the connection to close for the newcomer, in one of these states: of the lowest standing, and then silent for
- * longest. A connection of the newcomer's standing counts only if it has been silent for min_silence_ns. Return: NULL
- * if there is none.
+ * Finds the connection to close for the newcomer, among the connections in one of the states: first the lowest
+ * standing, then the longest silence. A connection of higher standing is never closed. A connection of the newcomer's
+ * standing must have been silent for min_silence_ns. Return: the connection, or NULL if none may be closed.
  */
 static struct session *find_lowest(struct service *service, const struct session *newcomer, unsigned states,
                                    uint64_t min_silence_ns)

@@ -2,12 +2,13 @@
 #pragma once
 
 /*
- * Places limit the number of control connections: limits.clients for all users, and PLACES_KEPT more for
- * administrators. When no place is free, a newcomer gets the place of a connection of lower standing. root is above the
- * other administrators, and these are above all other users. If there is none lower, the newcomer gets the place of the
- * connection of its own standing that has been silent for longest, if that is at least PLACES_SILENT_NS.
+ * Places limit the number of control connections. All users share limits.clients places, and administrators have
+ * PLACES_KEPT more. When no place is free, a connection of lower standing is closed for the newcomer. root has the
+ * highest standing, then the other administrators, then all other users. If no connection has lower standing, the
+ * connection of the newcomer's standing with the longest silence is closed, if the silence is at least
+ * PLACES_SILENT_NS.
  *
- * Trainers have places of their own, one for each rank, and are never closed here.
+ * Each rank has its own place for its trainer. A trainer's connection is never closed for a newcomer.
  */
 
 #include <stdbool.h>
@@ -16,21 +17,29 @@
 struct service;
 struct session;
 
-enum { PLACES_KEPT = 8 };                           /* picked: more than administrators ask at one time */
-#define PLACES_SILENT_NS (UINT64_C(1) * 1000000000) /* picked, because zerodctl asks at once */
+enum { PLACES_KEPT = 8 };                           /* picked: more than the administrators who ask at one time */
+#define PLACES_SILENT_NS (UINT64_C(1) * 1000000000) /* picked: zerodctl asks at once */
 
-/* Gets a place for a control connection, and closes another connection if necessary. Return: false if there is no
- * place. */
+/*
+ * Reserves a place for a control connection, and closes another connection if necessary. Return: false if no place is
+ * free and none can be freed.
+ */
 bool places_take(struct service *service, struct session *session);
 
 /*
- * Closes a connection for the newest one, which has not sent Hello, when descriptors or places before Hello are short.
- * equals: closes a connection before Hello, also of the same standing, the lowest and then the oldest first; otherwise
- * only of a lower standing. Return: true if it closed one.
+ * Closes one connection for the new session, because descriptors are short or too many connections have not sent Hello.
+ * equals: true closes only a connection before Hello, of the same or lower standing; false closes a connection of lower
+ * standing, before Hello or a control connection. Return: whether a connection was closed.
  */
 bool places_make_room(struct service *service, struct session *session, bool equals);
 
-/* Closes connections that have sent no Hello, asked nothing, or read no answer, for limits.handshake_timeout. */
+/*
+ * Closes connections that for limits.handshake_timeout have not sent Hello, have not asked anything, or have not read
+ * their answer.
+ */
 void places_close_silent(struct service *service, uint64_t now_ns);
-/* Return: the time until places_close_silent() may close a connection, or UINT64_MAX if it closes none. */
+/*
+ * Return: the time until places_close_silent() may close a connection, or UINT64_MAX if no connection can become
+ * silent.
+ */
 uint64_t places_rest_ns(const struct service *service, uint64_t now_ns);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Questions are answered in rounds, so that administrators do not delay the trainers. */
+/* Answers questions in rounds, so that questions do not delay the trainers. */
 
 #include "daemon/server/questions.h"
 
@@ -13,7 +13,7 @@
 #include "core/wire/wire.h"
 #include "core/wire/wire-reply.h"
 
-/* Bytes of a packet besides its part of the JSON. Some 20 are needed. */
+/* Room in a packet for everything but the JSON. Some 20 bytes are needed. */
 enum { PART_EXTRA_BYTES = 64 };
 
 /* The packets of an answer, ready to be sent to all connections that asked. */
@@ -90,7 +90,7 @@ static void answer_unref(struct questions *questions, struct answer *answer)
     answer_free(answer);
 }
 
-/* Return: 0 or -ENOMEM. */
+/* Packs the JSON into the answer's packets. Return: 0 or -ENOMEM. */
 static int pack_answer(struct wire_arena *arena, struct answer *answer, const char *json, uint32_t exit_code)
 {
     size_t left = strlen(json);
@@ -124,7 +124,7 @@ static int pack_answer(struct wire_arena *arena, struct answer *answer, const ch
     return 0;
 }
 
-/* Builds an answer. Return: the answer, without a reference yet, or NULL without memory. */
+/* Builds the answer to a command. Return: the answer with n_refs 0, or NULL without memory. */
 static struct answer *answer_build(struct questions *questions, const char *command)
 {
     _cleanup_(answer_freep) struct answer *answer = calloc(1, sizeof(*answer));
@@ -175,7 +175,7 @@ static void finish_question(struct questions *questions, struct question *questi
     questions->ops.moved(question);
 }
 
-/* Sends the next part of the answer. */
+/* Sends the next part of the question's answer. */
 static void send_on(struct questions *questions, struct question *question)
 {
     const struct answer_part *part = &question->answer->parts[question->next_part];
@@ -204,7 +204,7 @@ static void fail_readers(struct questions *questions, const struct answer *answe
         }
 }
 
-/* Drops the oldest unread answers and fails their questions, so that they do not keep memory for ever. */
+/* While unread answers use too much memory, drops the oldest answer and fails its questions. */
 static void bound_memory(struct questions *questions)
 {
     while (questions->oldest != questions->newest &&
@@ -212,7 +212,7 @@ static void bound_memory(struct questions *questions)
         fail_readers(questions, questions->oldest);
 }
 
-/* Builds one answer for all connections that wait with this command. */
+/* Builds one answer for this question and all waiting questions with the same command. */
 static void give_answer(struct questions *questions, struct question *question)
 {
     char command[QUESTION_COMMAND_BYTES];
@@ -232,7 +232,7 @@ static void give_answer(struct questions *questions, struct question *question)
             assert(!q->answer);
             q->answer = answer;
             answer->n_refs++;
-            q->state = QUESTION_SENDING; /* keeps its place in the lane */
+            q->state = QUESTION_SENDING; /* the question keeps its place in the lane */
         }
     if (answer)
         bound_memory(questions);
@@ -275,7 +275,7 @@ static void work(struct questions *questions, struct questions_lane *lane)
 static void on_timer(uv_timer_t *handle);
 static void on_check(uv_check_t *handle);
 
-/* While the idle handle runs, the loop does not sleep, so on_check() follows at once. */
+/* Does nothing. While an idle handle is active, the loop does not sleep, so on_check() is called at once. */
 static void on_idle(uv_idle_t *handle)
 {
     (void)handle;
@@ -305,7 +305,7 @@ static void plan(struct questions *questions)
     questions->due_ns = 0;
     (void)uv_idle_stop(&questions->idle);
     (void)uv_check_stop(&questions->check);
-    if (next_ns < UINT64_MAX) /* rounded up, because an early timer would start no round */
+    if (next_ns < UINT64_MAX) /* rounded up, because a timer that fires too early starts no round */
         (void)uv_timer_start(&questions->timer, on_timer, (next_ns - now) / 1000000 + 1, 0);
 }
 
@@ -314,7 +314,7 @@ static void on_timer(uv_timer_t *handle)
     plan(handle->data);
 }
 
-/* Starts the rounds that are due, after the loop has served its events. */
+/* Runs the due rounds, after the loop has served its events. */
 static void on_check(uv_check_t *handle)
 {
     struct questions *questions = handle->data;

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The server owns the loop, its handles, the job and the service, and runs until it is told to stop. */
+/*
+ * The server owns the loop, its handles, the job and the service, and runs until a signal or the end of a drained job
+ * stops it.
+ */
 
 #include "daemon/server/server.h"
 
@@ -47,15 +50,15 @@
 #include "kernels/gemm.h"
 
 enum {
-    TICK_MS = 50,         /* how late a time-out may be noticed */
-    MAX_UNGREETED = 4096, /* connections before Hello; picked: more than a burst of a large job */
-    MAX_ACCEPTS = 64,     /* each time the socket is readable */
+    TICK_MS = 50,         /* the maximum delay until a time-out is noticed */
+    MAX_UNGREETED = 4096, /* connections that have not sent Hello; picked: more than a large job opens at once */
+    MAX_ACCEPTS = 64,     /* accepted connections each time the socket is readable */
 };
 
 /* Picked: the service manager gets a new status at most this often. */
 #define STATUS_EVERY_NS UINT64_C(2000000000)
 
-/* Picked: a daemon that stops waits for silent nodes no longer than this. */
+/* Picked: a stopping daemon waits no longer than this for other nodes. */
 #define OTHERS_PATIENCE_NS UINT64_C(10000000000)
 
 struct server {
@@ -63,7 +66,7 @@ struct server {
     const struct kernels *kernels;
     uv_loop_t loop;
     uv_poll_t listen_poll;
-    uv_poll_t work_poll; /* readable when workers have finished work */
+    uv_poll_t work_poll; /* polls work_fd, which is readable when workers have finished work */
     int work_fd;
     uv_timer_t tick, soon;
     uv_check_t woken;
@@ -75,7 +78,7 @@ struct server {
     struct service service;        /* shared by all connections */
     bool listening;                /* the listen handle is active */
     bool resting;                  /* no tick is due within TICK_MS */
-    bool rested;                   /* it rested until this tick */
+    bool rested;                   /* the server was resting until this tick */
     uint64_t watchdog_ns, fed_ns, status_ns;
     char status[640]; /* the last status for the service manager */
     uint64_t progress_seen, stuck_since_ns;
@@ -83,11 +86,11 @@ struct server {
     struct trace_files traces;
     struct checkpoint_folder folder;
     bool stopping;
-    bool waits_to_stop; /* stops after a checkpoint, and after other nodes have all decisions */
-    bool saves_to_stop; /* waits_to_stop: also for a checkpoint */
-    bool is_unsaved;    /* it stops without the checkpoint that was to be written */
-    uint64_t heard_ns;  /* waits_to_stop: when it last did not wait for other nodes */
-    const char *signal; /* the signal that stops it; NULL: none yet */
+    bool waits_to_stop; /* will stop after a checkpoint, and after other nodes have completed all decisions */
+    bool saves_to_stop; /* while waits_to_stop: a checkpoint is being written first */
+    bool is_unsaved;    /* the server stops without the checkpoint that should have been written */
+    uint64_t heard_ns;  /* while waits_to_stop: start of the wait for other nodes */
+    const char *signal; /* the signal that stops the server; NULL: no signal yet */
     bool told_sighup;
 };
 
@@ -107,7 +110,10 @@ static unsigned n_ungreeted(const struct server *server)
     return n;
 }
 
-/* Return: true if the job may need the remaining descriptors. fd: the newest; all lower ones are in use. */
+/*
+ * Return: whether the job may need all remaining descriptors. fd: the newest descriptor; all lower descriptors are in
+ * use.
+ */
 static bool needs_for_job(const struct server *server, int fd)
 {
     const struct job *job = server->job;
@@ -137,7 +143,7 @@ static void on_listen(uv_poll_t *handle, int status, int events)
         struct session *session;
 
         if (fd == -EMFILE || fd == -ENFILE || fd == -ENOMEM || fd == -ENOBUFS) {
-            /* Level-triggered readiness would spin; the tick listens again. */
+            /* Stops listening until the next tick, because the socket stays readable and the loop would spin. */
             log_error("cannot accept connections: %s", strerror(-fd));
             uv_poll_stop(&server->listen_poll);
             server->listening = false;
@@ -232,7 +238,7 @@ static void describe_status(const struct server *server, char *text, size_t size
     unsigned n_here = 0;
 
     assert((size_t)job->phase < ARRAY_SIZE(words));
-    if (job->run.survival.holds) { /* the same words as in zerodctl status */
+    if (job->run.survival.holds) { /* zerodctl status prints the same text */
         snprintf(text, size, "STATUS=holds the state of a run (E1304): %s; zerodctl drop discards it",
                  job->run.survival.holds);
         return;
@@ -264,8 +270,8 @@ static void tell_status(struct server *server, uint64_t now)
 }
 
 /*
- * Feeds the watchdog while the workers make progress. A pool that has work, but has finished no item for watchdog_ns,
- * is stuck.
+ * Feeds the systemd watchdog unless the workers are stuck. Workers are stuck if they have work, but have finished no
+ * item for watchdog_ns.
  */
 static void feed_watchdog(struct server *server, uint64_t now)
 {
@@ -299,7 +305,7 @@ static const char *why_unsaved(const struct server *server)
     return save_failure(job);
 }
 
-/* why: the reason, for the log. */
+/* Stops the loop. why: the reason, for the log. */
 static void stop_server(struct server *server, const char *why)
 {
     const char *unsaved = why_unsaved(server);
@@ -320,8 +326,8 @@ static void stop_server(struct server *server, const char *why)
 }
 
 /*
- * Stops after the checkpoint that is due or being written, and after other nodes have ended what this node has decided.
- * A second call stops at once.
+ * Stops the server after the checkpoint that is due or being written, and after other nodes have completed this node's
+ * decisions. A second call stops the server at once.
  */
 static void stop_or_wait_first(struct server *server, const char *why)
 {
@@ -341,7 +347,10 @@ static void stop_or_wait_first(struct server *server, const char *why)
                server->saves_to_stop ? "a checkpoint is written" : "all nodes have ended what was decided");
 }
 
-/* Stops when that is over, or cannot end because other nodes have stopped. Until then, extends systemd's time-out. */
+/*
+ * Continues stop_or_wait_first(). Stops the server when the waits have ended, or can never end because other nodes have
+ * stopped. Until then, extends systemd's time-out.
+ */
 static void stop_when_over(struct server *server, uint64_t now)
 {
     enum membership_stop end = membership_stop(server->membership);
@@ -381,14 +390,14 @@ static uint64_t watchdog_rest_ns(const struct server *server, uint64_t now)
     return server->watchdog_ns ? until_ns - MIN(now, until_ns) : UINT64_MAX;
 }
 
-/* Return: the time until on_tick() has work without an event, or UINT64_MAX for never. */
+/* Return: the time until on_tick() has something to do even if no event arrives, or UINT64_MAX if it never has. */
 static uint64_t rest_ns(const struct server *server, uint64_t now)
 {
     const uint64_t all[] = {watchdog_rest_ns(server, now), log_rest_ns(server, now), status_rest_ns(server, now),
                             places_rest_ns(&server->service, now), job_rest_ns(server->job)};
     uint64_t rest = UINT64_MAX, progress;
 
-    /* Nodes exchange heartbeats several times a second. */
+    /* Must tick: with several nodes, heartbeats are exchanged several times a second. */
     if (!server->listening || server->waits_to_stop || server->membership ||
         worker_pool_progress(server->pool, &progress))
         return 0;
@@ -397,7 +406,10 @@ static uint64_t rest_ns(const struct server *server, uint64_t now)
     return rest;
 }
 
-/* An idle daemon sleeps: it ticks again after the next event, or when something is due. */
+/*
+ * Stops the periodic tick if the daemon is idle. The tick restarts after the next event, or when on_tick() has
+ * something to do.
+ */
 static void rest_if_idle(struct server *server, uint64_t now)
 {
     uint64_t rest = rest_ns(server, now);
@@ -412,7 +424,7 @@ static void rest_if_idle(struct server *server, uint64_t now)
         (void)uv_timer_start(&server->tick, on_tick, rest / 1000000, TICK_MS);
 }
 
-/* Restarts the tick after the loop has slept. */
+/* Restarts the periodic tick when an event has woken the resting loop. */
 static void on_woken(uv_check_t *handle)
 {
     struct server *server = handle->data;
@@ -431,7 +443,7 @@ static void on_tick(uv_timer_t *handle)
     uint64_t now = service_now_ns();
 
     if (server->rested)
-        server->stuck_since_ns = now; /* the workers had nothing to do until shortly before */
+        server->stuck_since_ns = now; /* until now the workers had nothing to do, so they are not stuck */
     server->rested = false;
     if (!server->listening)
         listen_again(server);
@@ -472,21 +484,22 @@ static void on_work(uv_poll_t *handle, int status, int events)
 
     (void)status;
     (void)events;
-    (void)eventfd_read(server->work_fd, &n); /* first: work that ends later is a new event */
+    (void)eventfd_read(server->work_fd, &n); /* before reaping, because work that ends later is a new event */
     questions_give_way(&server->service.questions);
     worker_pool_reap(server->pool);
     sessions_reap(&server->service);
 }
 
 /*
- * Wakes the loop by an eventfd. In libuv 1.44, the loop waits until uv_async_send() has returned on the worker. If the
- * woken loop runs on the worker's processor, it spins, and then yields to every other thread, which took milliseconds.
+ * Wakes the loop by an eventfd, because uv_async_send() of libuv 1.44 is slow: the woken loop waits until
+ * uv_async_send() has returned on the worker. If the loop runs on the worker's processor, it spins, and then yields to
+ * every other thread, which took milliseconds.
  */
 static void notify_loop(void *userdata)
 {
     struct server *server = userdata;
 
-    (void)eventfd_write(server->work_fd, 1); /* fails only after 2^64 unread notices */
+    (void)eventfd_write(server->work_fd, 1); /* fails only after 2^64 unread notifications */
 }
 
 static int watch_work(struct server *server)
@@ -500,7 +513,10 @@ static int watch_work(struct server *server)
     return r < 0 ? r : open_files_watch(&server->work_poll, UV_READABLE, on_work);
 }
 
-/* Handles SIGTERM and SIGINT. A service manager sends SIGINT if it starts no other daemon and drops what it keeps. */
+/*
+ * Handles SIGTERM and SIGINT. A service manager sends SIGINT if it will start no other daemon and will drop the kept
+ * state.
+ */
 static void on_signal(uv_signal_t *handle, int number)
 {
     struct server *server = handle->data;
@@ -510,7 +526,7 @@ static void on_signal(uv_signal_t *handle, int number)
     stop_or_wait_first(server, server->signal);
 }
 
-/* Logs once that SIGHUP does not reload the configuration, as it does in many services. */
+/* Logs once that SIGHUP does nothing, because in many services it reloads the configuration. */
 static void on_sighup(uv_signal_t *handle, int number)
 {
     struct server *server = handle->data;
@@ -554,14 +570,14 @@ static int start_handles(struct server *server)
     return r;
 }
 
-/* Adopts the run that an earlier daemon has left, or holds its state until an administrator decides. */
+/* Adopts the run of an earlier daemon. If that fails, holds the run's state until an administrator decides. */
 static void take_over(struct server *server)
 {
     struct job *job = server->job;
     char why[512] = "";
     int r = job_adopt(job, why, sizeof(why));
 
-    if (r < 0) /* other nodes must not believe that it has no state */
+    if (r < 0) /* other nodes must not assume that this node has no state */
         membership_stay_apart(server->membership, true);
     if (r == 1)
         log_notice("took over the job from the daemon before, which lived %.1f s ago: run %s, step %" PRIu64
@@ -621,7 +637,7 @@ static int start_server(struct server *server, char *why, size_t why_size)
     if (r < 0)
         return r;
     r = listener_init(&server->listener, &server->config->listen, why, why_size);
-    if (r == 0) /* after the listener, which changes the umask of all threads for a moment */
+    if (r == 0) /* after listener_init(), which changes the umask of all threads for a moment */
         r = checkpoint_folder_try(&server->folder, server->job, why, why_size);
     if (r == 0)
         r = start_handles(server);
@@ -659,14 +675,14 @@ int server_new(struct server **out, const struct config *config, char *why, size
     server->service.started_ns = server->stuck_since_ns = service_now_ns();
     server->watchdog_ns = notify_watchdog_us() * 1000;
     server->work_poll.data = server;
-    if (config->persist == CONFIG_PERSIST_OFF && !keep_passed_state()) /* the job holds passed state (adopt.h) */
+    if (config->persist == CONFIG_PERSIST_OFF && !keep_passed_state()) /* passed state must be kept (adopt.h) */
         keep_switch_off();
     r = watch_work(server);
     if (r == 0)
         r = start_server(server, why, why_size);
     if (r < 0) {
         if (keep_is_on())
-            listener_leave(&server->listener); /* a later start may succeed */
+            listener_leave(&server->listener); /* keeps the path for a later start, which may succeed */
         server_free(server);
         return r;
     }
@@ -676,8 +692,10 @@ int server_new(struct server **out, const struct config *config, char *why, size
     return 0;
 }
 
-/* Closes a handle, except of an engine's process: the engine has been killed, and the loop frees it when the process
- * has ended. */
+/*
+ * Closes a handle, unless it is the handle of an engine's process. The engine was killed, and its handle is freed when
+ * the process has ended.
+ */
 static void close_handle(uv_handle_t *handle, void *userdata)
 {
     (void)userdata;
@@ -699,20 +717,23 @@ void server_free(struct server *server)
         return;
     if (server->job)
         server->job->run.stopping = true;
-    /* First, because a trainer whose connection closes checks whether the daemon still listens. */
+    /*
+     * Stops listening before closing connections, because a trainer whose connection closes checks whether the daemon
+     * still listens.
+     */
     if (server->listener.fd >= 0 && server->listen_poll.type == UV_POLL)
         uv_close((uv_handle_t *)&server->listen_poll, NULL);
     listener_deinit(&server->listener);
     for (struct session *s = server->service.sessions; s; s = s->next)
         s->doomed = server->service.some_doomed = true;
     sessions_reap(&server->service);
-    /* Work refers to the job, so it ends first. */
+    /* Waits for the end of all work before freeing the job, because the work uses the job. */
     while (server->pool && worker_pool_wait(server->pool) > 0)
         job_settle(server->job);
     sessions_reap(&server->service);
     worker_pool_free(server->pool);
     checkpoint_folder_leave(&server->folder);
-    job_free(server->job); /* it stops its engine: before the membership goes, whose callbacks end with it */
+    job_free(server->job); /* stops the engine; needs the membership's callbacks */
     membership_close(server->membership);
     uv_walk(&server->loop, close_handle, NULL);
     uv_run(&server->loop, UV_RUN_DEFAULT);

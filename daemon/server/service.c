@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The service allocates what all connections share, and knows the time and the version. */
+/* Allocates the buffers that all connections share, and provides the time and the version. */
 
 #include "daemon/server/service.h"
 

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * The service is what all connections of this daemon share: the job, the configuration, the list of sessions, and
- * buffers for one packet at a time. The server owns it and fills in what it borrows; sessions and request handlers
- * reach all of it through session->service. One thread, the loop's.
+ * The service is the data that all connections of this daemon share: the job, the configuration, the list of sessions,
+ * and buffers for one packet at a time. The server owns the service and sets its borrowed fields. Sessions and request
+ * handlers use it by session->service. Only the loop's thread uses it.
  */
 
 #include <stdbool.h>
@@ -34,9 +34,9 @@ struct service {
     /* Serves a request that has been unpacked. */
     void (*handle)(struct session *session, const struct request *request);
 
-    struct session *sessions; /* the first of the list */
-    bool some_doomed;         /* at least one session */
-    struct log_limit closed;  /* connections that are closed without an answer */
+    struct session *sessions; /* the first session of the list */
+    bool some_doomed;         /* at least one session is doomed */
+    struct log_limit closed;  /* log limit for connections that are closed without an answer */
     struct questions questions;
     struct wire_arena arena;
     struct frame_batch batch;
@@ -45,9 +45,12 @@ struct service {
     uint64_t started_ns;
 };
 
-/* The caller has set loop. Return: 0 or -errno; service_deinit() is needed in either case. */
+/*
+ * Allocates the buffers. Set service->loop before. Return: 0 or -errno. The caller calls service_deinit() even after an
+ * error.
+ */
 int service_init(struct service *service, const struct questions_ops *questions);
-/* The caller has closed all sessions and the loop's handles. */
+/* Frees the buffers. All sessions and the loop's handles must be closed before. */
 void service_deinit(struct service *service);
 
 uint64_t service_now_ns(void);

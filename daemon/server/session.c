@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A session reads requests from one connection and sends replies; the list of sessions is reaped here. */
+/*
+ * A session reads requests from one connection and sends replies. sessions_reap() closes the doomed sessions of the
+ * list.
+ */
 
 #include "daemon/server/session.h"
 
@@ -30,7 +33,7 @@
  * KiB. */
 enum { MAX_QUEUED_PACKETS = 64, MAX_QUEUED_BYTES = 8 << 20 };
 
-/* Reads at most this many batches after a process has died. The kernel holds some 300 packets of a sender at most. */
+/* The batches that are read after a process has died. The kernel holds at most some 300 packets of a sender. */
 enum { LAST_ROUNDS = 64 };
 
 static void on_socket(uv_poll_t *handle, int status, int events);
@@ -103,7 +106,10 @@ static void on_session_closed(uv_handle_t *handle)
     free(session);
 }
 
-/* Watches fd for input. Sets *is_handle if the handle must be closed, also on failure. Return: 0 or -errno. */
+/*
+ * Watches fd for input. Sets *is_handle if the handle must be closed later, which is possible even on failure. Return:
+ * 0 or -errno.
+ */
 static int watch_fd(struct session *session, uv_poll_t *handle, int fd, uv_poll_cb callback, bool *is_handle)
 {
     uv_loop_t *loop = session->service->loop;
@@ -119,9 +125,9 @@ static int watch_fd(struct session *session, uv_poll_t *handle, int fd, uv_poll_
 }
 
 /*
- * Watches the peer's pidfd, which becomes readable when the process ends. End-of-file comes late if a child of the
- * trainer has inherited the socket. A peer has no pidfd if it is in a PID namespace that we do not see, or has ended
- * already.
+ * Watches the peer's pidfd, which becomes readable when the process ends. End-of-file on the socket is not enough,
+ * because a child of the trainer may have inherited the socket. A peer has no pidfd if it has already ended, or is in a
+ * PID namespace that this process does not see. Return: 0 or -errno.
  */
 static int watch_peer(struct session *session)
 {
@@ -143,7 +149,7 @@ static void close_session(struct session *session)
     if (session->hello)
         attendance_waits_no_more(session->service->job, session->hello_rank);
     free(steal_ptr(session->hello));
-    if (rank && rank->peer == session) { /* else a newer connection of the process has the rank */
+    if (rank && rank->peer == session) { /* false if a newer connection of the process has the rank */
         job_record(session->service->job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
         job_detach(session->service->job, rank);
     }
@@ -154,7 +160,7 @@ static void close_session(struct session *session)
     if (session->watches_socket)
         uv_close((uv_handle_t *)&session->socket_poll, on_session_closed);
     assert(session->n_handles == (unsigned)session->watches_pid + session->watches_socket);
-    if (session->n_handles == 0) { /* it was never watched */
+    if (session->n_handles == 0) { /* the socket was never watched */
         assert(frame_queue_is_empty(&session->queue));
         close(session->fd);
         if (session->pidfd >= 0)
@@ -195,7 +201,10 @@ int session_new(struct session **out, struct service *service, int fd)
     return 0;
 }
 
-/* Serves the kept Hellos. Repeats this, because a rank that attaches may allow others to attach. */
+/*
+ * Serves the kept Hellos. Repeats this until no rank attaches, because a rank that attaches may allow another rank to
+ * attach.
+ */
 static void serve_waiting(struct service *service)
 {
     bool any;
@@ -220,7 +229,10 @@ void sessions_reap(struct service *service)
     if (service->job)
         job_settle(service->job);
     serve_waiting(service);
-    /* Closing a session may doom another: the job sends to its ranks, and one of them does not read. */
+    /*
+     * Repeats, because closing a session may doom another session: the job then sends to its ranks, and a rank that
+     * does not read is doomed.
+     */
     while (service->some_doomed) {
         service->some_doomed = false;
         for (session = service->sessions; session; session = next) {
@@ -241,14 +253,16 @@ void session_doom(struct session *session)
 
 /* ---- sending ------------------------------------------------------------------------------------------- */
 
-/* Logs why a connection is closed without an answer; after a few lines, only how many. */
+/* Logs why a connection is closed without an answer. After a few lines, logs only the number of such connections. */
 static void note_closed(struct session *session, const char *why)
 {
     log_limited(&session->service->closed, service_now_ns() / 1000000, LOG_ERR,
                 "a connection of pid %d is closed, because %s", (int)session->peer.pid, why);
 }
 
-/* Return: true if the session may read. A control connection reads on only after all its answers are sent. */
+/*
+ * Return: whether the session may read its next request. A control connection may only when all its answers are sent.
+ */
 static bool may_read(const struct session *session)
 {
     if (session->state != SESSION_CONTROL)
@@ -273,7 +287,7 @@ void session_want_events(struct session *session)
     session_doom(session);
 }
 
-/* Logs why a connection fails. The peer sees only that it is closed, and libzerod refers to the log. */
+/* Logs why a connection fails. The peer sees only the closed connection, and libzerod refers the user to the log. */
 static void note_failure(struct session *session, const char *what, int r)
 {
     char why[160];
@@ -362,16 +376,19 @@ static void serve_packet(struct session *session, const struct frame_packet *pac
         session->service->handle(session, &request);
 }
 
-/* Return: true when there may be more to read at once. */
+/* Reads and serves one batch of packets. Return: whether the socket may have more packets. */
 static bool serve_batch(struct session *session)
 {
     struct frame_batch *batch = &session->service->batch;
-    /* Further questions of a control connection stay in the kernel, so that the connection cannot send without end. */
+    /*
+     * Reads one packet at a time from a control connection. Its further questions stay in the kernel, so that the
+     * connection cannot fill this process's memory.
+     */
     size_t n_packets = session->state & (SESSION_HELLO | SESSION_CONTROL) ? 1 : FRAME_BATCH;
     int r = frame_receive_some(session->fd, batch, n_packets);
 
     session->is_short = frame_is_short(r);
-    if (r == FRAME_AGAIN || session->is_short) /* the loop calls again */
+    if (r == FRAME_AGAIN || session->is_short) /* the loop calls again when the socket is readable */
         return false;
     if (r != 0) {
         note_failure(session, "received from", r);
@@ -387,7 +404,7 @@ static bool serve_batch(struct session *session)
     return batch->more && !session->doomed;
 }
 
-/* The socket is writable: sends the queued packets first. */
+/* Handles a writable socket. Sends the queued packets, and then continues a blocked answer. */
 static void send_more(struct session *session)
 {
     int r = frame_queue_flush(&session->queue, session->fd);
@@ -410,7 +427,7 @@ static void on_socket(uv_poll_t *handle, int status, int events)
         sessions_reap(session->service);
         return;
     }
-    /* Serves only a few rounds, so that a session that floods does not starve the others. */
+    /* Serves at most FRAME_ROUNDS batches, so that a flooding session does not starve the others. */
     for (int round = 0; (events & UV_READABLE) && round < FRAME_ROUNDS && !session->doomed; round++)
         if (!may_read(session) || !serve_batch(session))
             break;
@@ -419,7 +436,10 @@ static void on_socket(uv_poll_t *handle, int status, int events)
     sessions_reap(session->service);
 }
 
-/* Ends the session of a dead process. Packets from before its death are served; later ones of its children are not. */
+/*
+ * Ends the session of a dead process. Serves the packets that the process sent before its death, but not later packets
+ * of its children.
+ */
 static void on_pid(uv_poll_t *handle, int status, int events)
 {
     struct session *session = handle->data;
@@ -430,7 +450,7 @@ static void on_pid(uv_poll_t *handle, int status, int events)
         if (!may_read(session) || !serve_batch(session))
             break;
     if (session->is_short && !session->doomed)
-        return; /* unread packets remain */
+        return; /* keeps the session, because unread packets remain */
     session_doom(session);
     sessions_reap(session->service);
 }

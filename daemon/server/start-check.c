@@ -93,8 +93,10 @@ static bool check_socket_folder(const char *path)
     return false;
 }
 
-/* Checks the checkpoint folder. It may be missing if its parent is writable, or is /var/lib/zerod, which the unit makes
- * when it starts. */
+/*
+ * Checks the checkpoint folder. The folder may be missing if its parent is writable, or if its parent is
+ * /var/lib/zerod, which the unit makes when it starts.
+ */
 static bool check_checkpoint_folder(const char *dir)
 {
     _cleanup_free_ char *copy = dir ? strdup(dir) : NULL;

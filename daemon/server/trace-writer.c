@@ -24,8 +24,8 @@
 
 enum {
     FILE_STEPS = 32, /* picked: enough to show the cause, and a browser opens it at once */
-    MAX_FILES = 10,  /* of one daemon */
-    PAUSE_S = 10,    /* an abort often follows the loss of a rank: one file shows both */
+    MAX_FILES = 10,  /* files that one daemon writes */
+    PAUSE_S = 10,    /* between files; an abort often follows the loss of a rank, and one file shows both */
 };
 
 /* ---- taking a trace ------------------------------------------------------------------------------------ */
@@ -53,7 +53,7 @@ static const char *const waits[] = {
 
 _Static_assert(ARRAY_SIZE(waits) == WAITS_N_KINDS, "each kind of wait has a name");
 
-/* "bucket 3: head.weight, 11 more", or "bucket 4, piece 2 of 5: embed.weight". */
+/* Return: a name such as "bucket 3: head.weight, 11 more", or "bucket 4, piece 2 of 5: embed.weight". */
 static char *name_parcel(const struct layout *layout, uint32_t number)
 {
     const struct layout_parcel *parcel = &layout->parcels[number];
@@ -80,7 +80,7 @@ static uint64_t realtime_ns(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* Return: 0, then the caller frees *trace by trace_deinit(); or -ENOMEM. */
+/* Takes a trace of the last n_steps steps. Return: 0 or -ENOMEM. After 0 the caller calls trace_deinit(). */
 static int take_trace(struct trace *trace, const struct job *job, uint64_t n_steps)
 {
     uint32_t n_parcels = job->layout ? job->layout->n_parcels : 0;
@@ -133,7 +133,10 @@ struct writing {
     int result;
 };
 
-/* Runs on a libuv thread. Writes under a temporary name first, so that nobody opens half a file. */
+/*
+ * Writes the trace's file, on a libuv thread. Writes under a temporary name first, so that nobody opens an incomplete
+ * file.
+ */
 static void write_file(uv_work_t *work)
 {
     struct writing *writing = container_of(work, struct writing, work);
@@ -181,7 +184,7 @@ static bool is_training(const struct job *job)
 static bool calls_for_trace(const struct diagnostic *diagnostic)
 {
     /* A lost node or engine aborts the open step. */
-    return diagnostic->code == E_STALLED || diagnostic->code == E_RANK_LOST; /* the code of aborts, too */
+    return diagnostic->code == E_STALLED || diagnostic->code == E_RANK_LOST; /* aborts have one of these codes */
 }
 
 void trace_note(struct trace_files *files, uv_loop_t *loop, const struct job *job, const struct diagnostic *diagnostic)

@@ -13,10 +13,14 @@ struct diagnostic;
 struct job;
 struct uv_loop_s;
 
-/* Return: the packed trace of the last n_steps steps and the open one, which the caller frees; NULL without memory. */
+/*
+ * Return: the packed trace of the last n_steps steps and the open step, which the caller frees, or NULL without memory.
+ */
 char *trace_answer(const struct job *job, uint64_t n_steps);
 
-/* Counts files, so that a job that fails again and again does not fill the disk. Zeroed at the start. */
+/*
+ * Counts the written files, so that a job that fails repeatedly does not fill the disk. Zero it before the first use.
+ */
 struct trace_files {
     uint64_t last_ns;
     unsigned n_files;

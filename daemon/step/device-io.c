@@ -58,14 +58,16 @@ static void moves_add(struct moves *moves, const struct devices_move *move)
     moves->items[moves->n++] = *move;
 }
 
-/* The arrays of a bucket: those of enum state_kind, and ARRAY_LOWER. Masters in 24 bits have their weights in
- * STATE_MASTER, and their bytes in ARRAY_LOWER. */
+/*
+ * The arrays of a bucket: the arrays of enum state_kind, and ARRAY_LOWER. For masters in 24 bits, STATE_MASTER has
+ * their upper 16 bits (the weights), and ARRAY_LOWER their low bytes.
+ */
 enum {
     ARRAY_LOWER = STATE_N_KINDS,
     N_ARRAYS,
 };
 
-/* Return: the size of n elements of an array. */
+/* Return: the size in bytes of n elements of an array. */
 static uint64_t array_bytes(const struct executor *executor, uint32_t bucket, unsigned array, uint64_t n)
 {
     if (array == ARRAY_LOWER)
@@ -75,7 +77,7 @@ static uint64_t array_bytes(const struct executor *executor, uint32_t bucket, un
     return dtype_bytes(state_dtype(executor->state, (enum state_kind)array), n);
 }
 
-/* Return: an array in the staging copy. elem: as for state_values(). */
+/* Return: an array in the staging copy. elem: counted from the bucket's start. */
 static void *array_values(const struct executor *executor, uint32_t bucket, unsigned array, uint64_t elem)
 {
     if (array == ARRAY_LOWER)
@@ -85,14 +87,17 @@ static void *array_values(const struct executor *executor, uint32_t bucket, unsi
     return state_values(executor->state, (enum state_kind)array, bucket, elem);
 }
 
-/* Return: whether add_weight_moves() copies the bucket's masters, or the weights of masters in 24 bits. */
+/* Return: whether the bucket's STATE_MASTER array is the published weights, so that add_weight_moves() copies it. */
 static bool masters_are_weights(const struct executor *executor, uint32_t bucket)
 {
     return !executor->gathers &&
            (layout_of(executor)->buckets[bucket].dtype == DTYPE_F32 || state_is_master24(executor->state, bucket));
 }
 
-/* Finds where a rank's slice of a bucket's array begins. Return: false if there is no such array. */
+/*
+ * Writes to move the place on the GPU where a rank's slice of a bucket's array begins. Return: false if the bucket does
+ * not have the array.
+ */
 static bool find_array_slice(const struct executor *executor, uint32_t bucket, unsigned array, unsigned rank,
                              struct devices_move *move)
 {
@@ -111,8 +116,11 @@ static bool find_array_slice(const struct executor *executor, uint32_t bucket, u
     return move->offset_bytes != DEVICE_NONE;
 }
 
-/* Adds moves for a range of a parameter's values, one per owner's slice. host: the first value, in the array's type. In
- * a grouped type the range must begin with a group, and end with a group or with the parameter. */
+/*
+ * Adds moves for a range of a parameter's values, one move per owning rank. host: place of the first value, in the
+ * array's type. In a grouped type the range must begin at the start of a group, and end at the end of a group or of the
+ * parameter.
+ */
 static void add_values(const struct executor *executor, struct moves *moves, bool write, uint32_t param, unsigned array,
                        uint64_t start, uint64_t n, void *host)
 {
@@ -135,7 +143,10 @@ static void add_values(const struct executor *executor, struct moves *moves, boo
     }
 }
 
-/* Adds moves for bytes of the weights: from the first local rank, or to all local ranks. Does nothing in stage 3. */
+/*
+ * Adds moves for bytes of the weights, read from the first local rank or written to all local ranks. Does nothing in
+ * stage 3.
+ */
 static void add_weight_moves(const struct executor *executor, struct moves *moves, bool write, uint64_t offset_bytes,
                              uint64_t n_bytes, void *host)
 {
@@ -149,7 +160,10 @@ static void add_weight_moves(const struct executor *executor, struct moves *move
                                                 .n_bytes = n_bytes});
 }
 
-/* Stage 3: adds moves for some elements of a frozen parameter, one per owner's slice. host: the first element. */
+/*
+ * Stage 3: adds moves for some elements of a frozen parameter, one move per owning rank. host: place of the first
+ * element.
+ */
 static void add_frozen(const struct executor *executor, struct moves *moves, bool write, uint32_t param, uint64_t start,
                        uint64_t n, uint8_t *host)
 {
@@ -231,13 +245,13 @@ struct device_io {
     struct executor *executor;
     struct sequence sequence; /* the stages; workers or the engine carry out each stage */
     struct work work;
-    int result; /* of the work */
+    int result; /* result of the work */
     struct moves moves;
     executor_done done;
     void *userdata;
     const struct segment *segment;
     struct executor_init init;
-    uint8_t *bytes;         /* initial weights as pushed, or values before conversion; owned */
+    uint8_t *bytes;         /* pushed initial weights, or values before conversion; owned */
     const uint8_t *weights; /* initial weights from node 0, laid out as the weights */
     uint32_t param;
     enum dtype dtype; /* of the values in bytes */
@@ -277,7 +291,7 @@ static struct device_io *io_new(struct executor *executor, const sequence_stage 
     return io;
 }
 
-/* Return: 0, then done() follows; or -errno, then io is freed. */
+/* Starts the stages. Return: 0 or -errno. After 0, done() follows. After -errno, io is freed. */
 static int io_start(struct device_io *io)
 {
     int r = io->moves.failed ? -ENOMEM : sequence_start(&io->sequence);
@@ -369,13 +383,13 @@ static int reserve_range(const struct segment *segment, const void *from, uint64
     return segment_reserve(segment, begin, round_up(offset + n_bytes, page_size()) - begin);
 }
 
-/* Return: whether the parameter has a master that is not its weight. */
+/* Return: whether the parameter has masters apart from its published weights. */
 static bool has_master(const struct executor *executor, const struct layout_param *p)
 {
     return p->trainable && (p->dtype != DTYPE_F32 || executor->gathers);
 }
 
-/* Reserves pages for owned masters [first, end) of a bucket that are not weights. Return: 0 or -errno. */
+/* Reserves the staging copy's pages for owned masters [first, end) of a bucket. Return: 0 or -errno. */
 static int reserve_masters(const struct executor *executor, uint32_t bucket, uint64_t first, uint64_t end)
 {
     static const unsigned arrays[] = {STATE_MASTER, ARRAY_LOWER};
@@ -392,7 +406,7 @@ static int reserve_masters(const struct executor *executor, uint32_t bucket, uin
     return r;
 }
 
-/* Reserves the staging copy's pages for the request's weights, and for masters that are not weights. */
+/* Reserves the staging copy's pages for the request's weights, and for masters apart from the weights. */
 static int reserve_init(const struct executor *executor, const struct request_init *request)
 {
     const struct state *state = executor->state;
@@ -426,7 +440,7 @@ static int store_pushed(void *userdata)
     return io_post(userdata, store_run, 1);
 }
 
-/* Adds moves for a parameter's masters, from the staging copy. */
+/* Adds moves that write a parameter's masters from the staging copy to the GPUs. */
 static void add_masters(const struct executor *executor, struct moves *moves, uint32_t param, uint64_t start,
                         uint64_t n)
 {
@@ -472,7 +486,10 @@ int device_init(struct executor *executor, const struct executor_init *init)
     if (!io)
         return -ENOMEM;
     io->init = *init;
-    /* Several nodes, stages 1 and 2: the exchange sends the weights from the staging copy to the other nodes. */
+    /*
+     * On several nodes in stages 1 and 2, keeps the pages, because the exchange sends the weights from the staging
+     * copy.
+     */
     io->empties = executor->state->staging_copy && (!executor->several_nodes || executor->gathers);
     io->bytes = malloc(n_bytes + 1);
     if (!io->bytes) {
@@ -507,7 +524,7 @@ static void adopt_run(struct work *work, uint32_t item)
         weights_adopt(executor->state, executor->options.kernels, item, io->weights + p->weight_offset_bytes);
 }
 
-/* A stage: sets masters to the values of the weights that have arrived. */
+/* A stage: sets masters in struct state to the values of the weights that node 0 sent. */
 static int adopt_weights(void *userdata)
 {
     struct device_io *io = userdata;
@@ -515,7 +532,10 @@ static int adopt_weights(void *userdata)
     return io_post(io, adopt_run, layout_of(io->executor)->n_params);
 }
 
-/* Adds moves for frozen parameters from `weights`, because their only other place on this node is the staging copy. */
+/*
+ * Adds moves that write frozen parameters to the GPUs from `weights`, because adopt_weights() does not store them in a
+ * staging copy.
+ */
 static void add_frozen_weights(const struct executor *executor, struct moves *moves, const uint8_t *weights)
 {
     for (uint32_t i = 0; i < layout_of(executor)->n_params; i++) {
@@ -555,7 +575,7 @@ static int widen(void *userdata)
     return SEQUENCE_OVER;
 }
 
-/* A stage: converts masters in 24 bits to fp32. io->bytes has first the weights, and then the bytes. */
+/* A stage: converts masters in 24 bits to fp32. io->bytes has first the weights, and then the low bytes. */
 static int widen_masters(void *userdata)
 {
     struct device_io *io = userdata;
@@ -589,14 +609,14 @@ static struct device_io *io_new_read(struct executor *executor, const sequence_s
     return io;
 }
 
-/* Allocates the buffer for values that are read and then converted. */
+/* Allocates io->bytes for values that are read and then converted. */
 static void make_bytes(struct device_io *io, uint64_t n_bytes)
 {
     io->bytes = malloc(n_bytes + 1);
     io->moves.failed |= !io->bytes;
 }
 
-/* Adds moves for masters in 24 bits. widen_masters() follows. */
+/* Adds moves that read masters in 24 bits to io->bytes. widen_masters() is the next stage. */
 static void add_masters24(struct device_io *io, uint64_t start)
 {
     make_bytes(io, io->n_elems * (sizeof(uint16_t) + 1));
@@ -605,7 +625,7 @@ static void add_masters24(struct device_io *io, uint64_t start)
                io->bytes + io->n_elems * sizeof(uint16_t));
 }
 
-/* Adds moves for the values of a frozen parameter or a moment. widen() follows. */
+/* Adds moves that read the values of a frozen parameter or a moment to io->bytes. widen() is the next stage. */
 static void add_narrow(struct device_io *io, enum state_kind kind, uint64_t start)
 {
     const struct executor *executor = io->executor;

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The shared parts of all executors: their life, initial weights in host memory, checksums of repeated pushes. */
+/*
+ * The code that all executors share: construction and destruction, initial weights in host memory, checksums of
+ * repeated pushes.
+ */
 
 #include "daemon/step/executor.h"
 
@@ -91,7 +94,7 @@ int executor_replace_step(struct executor *executor, const struct layout *layout
 
 void executor_deinit(struct executor *executor)
 {
-    assert(!executor->devices); /* stopped */
+    assert(!executor->devices); /* executor_stop() was called */
     step_free(executor->step);
     state_free(executor->state);
 }

@@ -2,8 +2,8 @@
 
 /*
  * The executor on GPUs. Gradients, state and weights are on GPUs, and engines (devices.h) run the step. device-io.c
- * copies values that this process needs in host memory: a parameter's state for a reader, and, through the staging
- * copy, initial weights and write windows.
+ * copies values that this process needs in host memory: a parameter's state for a reader, initial weights, and write
+ * windows. Initial weights and write windows use the staging copy (executor.h).
  */
 
 #include "daemon/step/executor-device.h"
@@ -33,7 +33,7 @@ static const struct executor_events *events_of(const struct executor *executor)
     return &executor->options.events;
 }
 
-/* Begins a report, which may end the job and the executor. Then after() frees the executor's memory. */
+/* Begins the report of an event, which may end the job and free the executor. In that case after() frees the memory. */
 static const struct executor_events *begin_report(struct executor *executor)
 {
     device_of(executor)->reporting = true;
@@ -81,7 +81,10 @@ static void confirm_done(struct work *work)
     end_clearing(&device->base, device->confirmed, "the service manager does not keep the memory of the GPUs");
 }
 
-/* Waits until the memory's descriptors are kept, because only then the job is formed. */
+/*
+ * Handles the end of clear(). Then waits until the service manager keeps the memory's descriptors, because the job is
+ * formed only after that.
+ */
 static void is_cleared(void *userdata, int result)
 {
     struct executor *executor = userdata;
@@ -113,14 +116,14 @@ static int clear(struct executor *executor)
     return devices_copy(executor->devices, moves, n, is_cleared, executor);
 }
 
-/* Stage 3: makes the pools' bookkeeping. The GPUs have their memory. */
+/* Stage 3: makes the bookkeeping of the ranks' pools. Call it when the engine has allocated the GPU memory. */
 static int make_gather(struct executor *executor)
 {
     assert(!device_of(executor)->gather);
     return executor->gathers ? device_gather_new(&device_of(executor)->gather, executor) : 0;
 }
 
-/* An engine is ready. first: it is the first engine, and has allocated the memory. */
+/* Handles the event that an engine is ready. first: the engine is the first one, which has allocated the GPU memory. */
 static void on_ready(void *userdata, bool first)
 {
     struct executor *executor = userdata;
@@ -212,7 +215,7 @@ void device_start(struct executor *executor)
 
 void device_go_on(struct executor *executor)
 {
-    if (!executor->several_nodes) /* on several nodes each generation starts an engine */
+    if (!executor->several_nodes) /* on several nodes the owner starts an engine for each generation */
         devices_start(executor->devices);
 }
 
@@ -260,7 +263,9 @@ static int duplicate(int fd)
     return copy < 0 ? -errno : copy;
 }
 
-/* Shares whole allocations, because a handle of device memory cannot grant access to a part. */
+/*
+ * Fills in a rank's segments. Shares whole allocations of GPU memory, because a handle cannot grant access to a part.
+ */
 void device_segments(const struct executor *executor, unsigned local_rank, const struct ring *ring,
                      struct executor_segments *out)
 {

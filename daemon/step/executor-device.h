@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The executor on GPUs, and its functions that executor-offload.c also uses. */
+/* The executor on GPUs, and the functions that executor-device.c and device-io.c share with executor-offload.c. */
 
 #include "core/base/segment.h"
 #include "core/base/worker.h"
@@ -12,13 +12,13 @@ struct offload;
 
 struct device_executor {
     struct executor base;
-    struct device_gather *gather; /* stage 3, when GPUs have their memory */
-    struct offload *offload;      /* offloaded */
-    struct segment landing;       /* offloaded, stage 3, several nodes: other nodes' weights for the pools */
-    bool clearing;                /* zeroing new memory, or waiting until it is kept */
-    struct work confirmation;     /* waits until it is kept */
-    int confirmed;            /* 0 or -errno */
-    bool reporting, freed;    /* an engine's report is being handled; freed: it ended the executor */
+    struct device_gather *gather; /* stage 3; NULL until the GPU memory is allocated */
+    struct offload *offload;      /* set if the optimizer is offloaded */
+    struct segment landing;       /* offloaded, stage 3, several nodes: receives other nodes' weights */
+    bool clearing;                /* new memory is being zeroed, or is not kept yet */
+    struct work confirmation;     /* waits until the new memory is kept */
+    int confirmed;                /* result of `confirmation`: 0 or -errno */
+    bool reporting, freed;        /* in an engine's report; the executor was freed in the report */
 };
 
 static inline struct device_executor *device_of(const struct executor *executor)
@@ -26,7 +26,10 @@ static inline struct device_executor *device_of(const struct executor *executor)
     return (struct device_executor *)executor; /* base is the first member */
 }
 
-/* executor-device.c: makes an executor with ops, but without a state. Return: 0 or -errno; *out may be incomplete. */
+/*
+ * executor-device.c: makes an executor with ops, but without a state. Return: 0 or -errno. After an error *out may be
+ * incomplete, and the caller frees it.
+ */
 int device_make(struct executor **out, const struct executor_ops *ops, const struct executor_options *options);
 void device_start(struct executor *executor);
 void device_go_on(struct executor *executor);
@@ -49,12 +52,15 @@ int device_verify(struct executor *executor, const struct executor_verify *verif
 int device_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
                 void *userdata);
 int device_read_weights(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata);
-/* Stages 1 and 2: copies all weights of a GPU to the segment. */
+/* Stages 1 and 2: copies all weights from a GPU to the segment. */
 int device_show_weights(struct executor *executor, const struct segment *segment, executor_done done, void *userdata);
 /* Stage 3: copies the weights from masters to the segment, through the staging copy. */
 int device_show_masters(struct executor *executor, const struct segment *segment, executor_done done, void *userdata);
 int device_load(struct executor *executor, executor_done done, void *userdata);
 int device_store(struct executor *executor, executor_done done, void *userdata);
 void device_empty(struct executor *executor);
-/* Finds a parameter's owned elements [*start, *start + n). Stage 3 also partitions frozen parameters. Return: n. */
+/*
+ * Finds the elements [*start, *start + n) of a parameter that this node owns. In stage 3 frozen parameters are
+ * partitioned, too. Return: n.
+ */
 uint64_t device_find_owned(const struct executor *executor, uint32_t param, uint64_t *start);

@@ -61,7 +61,7 @@ static void io_done(struct work *work)
     done(userdata, result);
 }
 
-/* Return: 0 or -ENOMEM. */
+/* Runs the work on the workers with a copy of `what`. Return: 0 or -ENOMEM. */
 static int io_post(const struct host_io *what, void (*run)(struct work *work, uint32_t item), uint32_t n_items)
 {
     struct host_io *io = malloc(sizeof(*io));
@@ -106,7 +106,9 @@ static int host_repartition(struct executor *executor, const struct layout *layo
     return 0;
 }
 
-/* On a worker. A daemon that adopts a job does not log the time of a step again. */
+/*
+ * Reserves Muon's memory, on a worker. Logs the expected time of a step, but not again in a daemon that adopts a job.
+ */
 static int host_reserve(const struct executor *executor)
 {
     if (executor->step->muon && !state_was_found(executor->state))
@@ -236,7 +238,7 @@ static void read_run(struct work *work, uint32_t item)
     const struct layout_chunk *chunk = &executor->options.layout->chunks[p->first_chunk + item];
 
     if (!state_owns(executor->state, chunk->rank))
-        return; /* another node's chunk */
+        return; /* another node owns the chunk */
     weights_widen(executor->state, executor->options.kernels, p->bucket, p->offset_elems + chunk->start_elem, io->kind,
                   chunk->n_elems, (float *)io->dst + chunk->start_elem);
 }
@@ -308,7 +310,7 @@ static bool host_fits(const struct executor *executor, unsigned local_rank, cons
     (void)local_rank;
     (void)params;
     (void)n_params;
-    return true; /* a gather beyond the bound fails only when memory is out */
+    return true; /* a gather beyond the bound is allowed, and fails only without memory */
 }
 
 static void host_hold(struct executor *executor, uint32_t param)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Functions of executor-host.c for executor-offload.c, whose masters and moments are in host memory, too. */
+/*
+ * Functions of executor-host.c that executor-offload.c also uses, because its masters and moments are in host memory.
+ */
 
 #include "daemon/step/executor.h"
 

@@ -2,8 +2,8 @@
 
 /*
  * The executor of an offloaded optimizer. Gradients and weights are on GPUs. Masters, moments and a copy of the weights
- * are in host memory. So it reads and writes state as executor-host.c does, and executor_store() copies the weights to
- * the GPUs. step-offload.c has the update.
+ * are in host memory. So this executor reads and writes state like executor-host.c, and executor_store() copies the
+ * weights to the GPUs. The update is in step-offload.c.
  */
 
 #include "core/base/base.h"
@@ -44,7 +44,7 @@ static void offload_executor_go_on(struct executor *executor)
     device_go_on(executor);
 }
 
-/* Several nodes, stages 1 and 2: takes all weights from a GPU, because host memory has only the owned weights. */
+/* On several nodes in stages 1 and 2, copies all weights from a GPU, because host memory has only the owned weights. */
 static int offload_executor_show(struct executor *executor, const struct segment *segment, executor_done done,
                                  void *userdata)
 {

@@ -13,7 +13,7 @@
 struct step_ops;
 
 struct executor_ops {
-    int (*reserve)(const struct executor *executor); /* memory other than the state's */
+    int (*reserve)(const struct executor *executor); /* reserves memory other than the state's */
     void (*start)(struct executor *executor);
     void (*go_on)(struct executor *executor); /* may be NULL */
     int (*repartition)(struct executor *executor, const struct layout *layout,
@@ -61,15 +61,21 @@ int executor_offload_new(struct executor **out, const struct executor_options *o
 
 void executor_set_up(struct executor *executor, const struct executor_ops *ops, const struct executor_options *options);
 /*
- * Makes the state, then the step. where: the state's options that neither layout nor configuration determine. ops: NULL
- * for workers. Return: 0 or -errno.
+ * Makes the state, and then the step. where: state options that neither the layout nor the configuration determines.
+ * ops: the step's functions; NULL: the workers run the step. Return: 0 or -errno.
  */
 int executor_make_step(struct executor *executor, const struct state_options *where, const struct step_ops *ops);
-/* Replaces the step by a step for the layout's number of ranks. Return: 0; or -errno, then the step has not changed. */
+/*
+ * Replaces the step by a step for the layout's number of ranks. Return: 0 or -errno. After an error, the step has not
+ * changed.
+ */
 int executor_replace_step(struct executor *executor, const struct layout *layout);
 void executor_deinit(struct executor *executor);
 
-/* On a worker: stores initial weights from `bytes` in the state, whose pages are reserved. Return: 0 or -errno. */
+/*
+ * Stores initial weights from `bytes` in the state. Call it on a worker, after the state's pages are reserved. Return:
+ * 0 or -errno.
+ */
 int executor_store_initial(const struct executor *executor, const struct executor_init *init, const void *bytes);
 
 /* Work that computes the 64-bit sum of a part that was pushed again. */
@@ -78,14 +84,14 @@ struct checksum {
     const struct executor *executor;
     struct executor_verify verify;
     const uint8_t *bytes; /* the part in host memory, set before checksum_post() */
-    uint8_t *copy;        /* owned; the memory of `bytes`, or NULL */
+    uint8_t *copy;        /* owned; if not NULL, `bytes` points to it */
     uint64_t sum;
 };
 
-/* Return: the checksum, or NULL if there is no memory. */
+/* Makes a checksum for the request. Return: the checksum, or NULL without memory. */
 struct checksum *checksum_new(const struct executor *executor, const struct executor_verify *verify);
 void checksum_free(struct checksum *checksum);
-/* Computes the sum on a worker; checksum_end() follows. */
+/* Computes the sum on a worker, and then calls checksum_end(). */
 void checksum_post(struct checksum *checksum);
 /* Frees the checksum, and calls verify.done(). */
 void checksum_end(struct checksum *checksum, int result);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Dispatches the functions of the executor through its table. */
+/* Calls the functions of an executor through executor->ops. */
 
 #include "daemon/step/executor.h"
 

@@ -3,25 +3,27 @@
 
 /*
  * The executor does a job's work in host memory or on GPUs. The job decides when to do which work. The executor does
- * the work, and reports the result by a callback. Each place has its own implementation of the same functions:
+ * this work, and reports the result by a callback. There are three implementations of the functions below, for data in
+ * these places:
  *
  *                       gradients, weights    masters, moments
  *   executor-host.c     host memory           host memory
  *   executor-device.c   GPUs                  GPUs
  *   executor-offload.c  GPUs                  host memory
  *
- * The executor also makes the step (step.h). Its step_post() and step_update() work where the memory is (struct
- * step_ops).
+ * The executor also makes the step (step.h). step_post() and step_update() call functions (struct step_ops) that work
+ * where the step's memory is.
  *
  * An executor uses the layout, the configuration, the state, the step, the kernels, the workers and the engines of
- * GPUs. It does not use the job, ranks' requests or other nodes. It gets other nodes' elements through events.fetch().
+ * GPUs. It does not use the job, ranks' requests or other nodes. It gets elements from other nodes by events.fetch().
  *
  * The staging copy is host memory for a state on GPUs (state.h). It has pages only while executor_load() and
- * executor_store() need them. With it, the code that checks and stores edits is the same for all executors.
+ * executor_store() need them. Because of the staging copy, the code that checks and stores edits is the same for all
+ * executors.
  *
- * done() gets the result: 0; -ENOMEM; or -ECANCELED: the job is being dropped, and the owner only frees the call's
- * arguments. No function calls done() before it returns. All functions are for the loop thread, except
- * executor_reserve().
+ * The argument of done() is the result: 0, -ENOMEM, or -ECANCELED. After -ECANCELED the job is being dropped, and the
+ * owner only frees the call's arguments. No function calls done() before the function returns. All functions are for
+ * the loop thread, except executor_reserve() and executor_reserve_rest().
  */
 
 #include <stdbool.h>
@@ -47,37 +49,40 @@ struct worker_pool;
 
 typedef void (*executor_done)(void *userdata, int result);
 
-/* Reports and requests of the executor to its owner. */
+/* Reports and requests of the executor to its owner, the job. */
 struct executor_events {
-    /* The memory of this process is reserved. Several nodes: engines may start. */
+    /* The memory of this process is reserved. On several nodes, engines may start now. */
     void (*reserved)(void *userdata);
-    /* All memory is reserved and zeroed. Initial weights may come. */
+    /* All memory is reserved and zeroed, so executor_init() is allowed now. */
     void (*formed)(void *userdata);
-    /* The memory cannot be made. result: -errno. why: a sentence without a full stop; unused for -ECANCELED. */
+    /* Making the memory has failed. result: -errno. why: a sentence without a full stop; unused for -ECANCELED. */
     void (*unformed)(void *userdata, int result, const char *why);
-    /* An engine of the GPUs is ready, and the job is formed. */
+    /* An engine of the GPUs is ready again. Called only after formed(). */
     void (*ready)(void *userdata);
-    /* An engine of the GPUs has failed. generation: of the next engine. */
+    /* An engine of the GPUs has failed. generation: the generation of the next engine. */
     void (*failed)(void *userdata, uint32_t generation, const char *why);
     /* Several nodes: sends a value to the engines of the other nodes. */
     void (*put)(void *userdata, const char *key, const uint8_t *value, size_t n_bytes);
     /* A load of parameters into a pool has ended. result: as for done(). */
     void (*loaded)(void *userdata, int result);
-    /* Several nodes: fetches elements that other nodes own. Return: 0; 1 if there are no such elements; or -errno. */
+    /*
+     * Several nodes: starts to fetch elements that other nodes own. Return: 0, or 1 if there are no such elements, or
+     * -errno.
+     */
     int (*fetch)(void *userdata, const struct fetch *what);
-    /* After every callback from an engine of the GPUs. */
+    /* Called at the end of every callback from an engine of the GPUs. */
     void (*after)(void *userdata);
     void *userdata;
 };
 
 struct executor_options {
-    const struct config *config; /* not consumed, must outlive the executor; so must the other pointers' targets */
+    const struct config *config; /* all pointers are borrowed, and must outlive the executor */
     const struct layout *layout;
     const struct kernels *kernels;
     struct worker_pool *pool;
-    struct uv_loop_s *loop; /* of the engines of GPUs */
+    struct uv_loop_s *loop; /* serves the engines of GPUs */
     bool several_nodes;     /* this process has the ranks of one node */
-    uint64_t gather_bytes;  /* stage 3, in host memory: the most that gathered parameters may use */
+    uint64_t gather_bytes;  /* stage 3, in host memory: bound for gathered parameters */
     struct executor_events events;
 };
 
@@ -86,8 +91,8 @@ enum { EXECUTOR_SEGMENTS = 5 };
 /* The segments that a rank maps. A segment without bytes has no descriptor. */
 struct executor_segments {
     struct wire_segment segments[EXECUTOR_SEGMENTS];
-    int fds[EXECUTOR_SEGMENTS]; /* the caller closes them; or a negative errno */
-    const uint8_t *gpu;         /* WIRE_GPU_BYTES; NULL: host memory; not owned */
+    int fds[EXECUTOR_SEGMENTS]; /* each a descriptor that the caller closes, or a negative errno */
+    const uint8_t *gpu;         /* id of the rank's GPU, WIRE_GPU_BYTES; NULL: host memory; not owned */
 };
 
 /* Initial weights of a parameter, or of a range of its elements, in rank 0's ring. */
@@ -95,7 +100,7 @@ struct executor_init {
     struct ring *ring; /* must stay until done() */
     unsigned local_rank;
     struct request_init request;
-    /* Several nodes: keeps the bytes for other nodes; on a worker. Return: 0 or -errno. May be NULL. */
+    /* Several nodes: keeps the bytes for other nodes. Called on a worker. Return: 0 or -errno. May be NULL. */
     int (*keep)(void *userdata, const struct request_init *request, const void *bytes);
     executor_done done;
     void *userdata;
@@ -111,13 +116,13 @@ struct executor_verify {
 };
 
 enum executor_attendance {
-    TRAINER_LOST,     /* the process or its connection is gone */
-    TRAINER_FOUND,    /* only the connection was gone */
-    TRAINER_REPLACED, /* another process: points of the previous process are not awaited */
+    TRAINER_LOST,     /* the process or its connection has ended */
+    TRAINER_FOUND,    /* the process is connected again; only the connection had ended */
+    TRAINER_REPLACED, /* another process attached: the previous one's points are not awaited */
 };
 
 enum gathered {
-    GATHER_LOADS, /* loaded() follows */
+    GATHER_LOADS, /* the load is running; loaded() follows */
     GATHER_THERE,
     GATHER_LOST, /* the load failed, or there is no memory */
 };
@@ -130,117 +135,133 @@ struct executor {
     struct devices *devices; /* owned; NULL: no GPUs */
     unsigned first_rank, n_local;
     bool several_nodes;
-    bool replays;                  /* between executor_begin_replay() and executor_end_replay() */
-    bool gathers;                  /* stage 3: only gathered weights have memory */
+    bool replays;                  /* true between executor_begin_replay() and executor_end_replay() */
+    bool gathers;                  /* stage 3: ranks gather weights, and only these have memory */
     bool holds_state;              /* masters and moments are in host memory */
     bool publishes;                /* an update writes the weights that all ranks of the job map */
     bool on_gpus;                  /* gradients are on GPUs: pushes may name points (core/wire/progress.h) */
-    uint64_t ring_bytes;           /* of a rank */
-    uint64_t copy_bytes;           /* of the staging copy; 0: no staging copy */
-    const struct segment *landing; /* stage 3: receives other nodes' weights; NULL: not in host memory */
+    uint64_t ring_bytes;           /* size of a rank's ring */
+    uint64_t copy_bytes;           /* size of the staging copy; 0: no staging copy */
+    const struct segment *landing; /* stage 3: receives other nodes' weights; NULL: host memory gets none */
 };
 
-/* Makes an executor. Its memory has addresses, but no pages, and no work runs yet. Return: 0 or -errno. */
+/* Makes an executor. The executor's memory has addresses, but no pages, and no work runs yet. Return: 0 or -errno. */
 int executor_new(struct executor **out, const struct executor_options *options);
 /* Must be called after executor_stop(). NULL is fine. */
 void executor_free(struct executor *executor);
 
-/* executor_reserve() reserves the pages of one piece, in any order, on any thread. Return: 0 or -errno. */
+/*
+ * executor_reserve() reserves the pages of one of executor_n_reserve_pieces() pieces. Any order, any thread. Return: 0
+ * or -errno.
+ */
 uint32_t executor_n_reserve_pieces(const struct executor *executor);
 int executor_reserve(struct executor *executor, uint32_t piece);
 
-/* All memory of this process has its pages. reserved() follows, and then formed() or unformed(). */
+/* Call it when all pieces are reserved. reserved() follows, and formed() or unformed(). */
 void executor_start(struct executor *executor);
 /*
- * For a daemon that adopts the memory of an earlier daemon. executor_reserve_rest() reserves the pages of memory that
- * was not kept; any thread; return: 0 or -errno. Then executor_go_on() starts an engine for GPUs. Only events of
- * engines follow.
+ * A daemon that adopts the memory of an earlier daemon calls these instead of executor_reserve() and executor_start().
+ * executor_reserve_rest() reserves the pages of memory that was not kept. Any thread may call it. Return: 0 or -errno.
+ * Then executor_go_on() starts an engine on GPUs. Only events of engines follow.
  */
 int executor_reserve_rest(const struct executor *executor);
 void executor_go_on(struct executor *executor);
 /*
- * While a new daemon replays the log of a killed one, the executor reduces and verifies nothing (step_begin_replay()),
- * and awaits all points, because no trainer was lost yet. Then the caller starts the verifications that have no record.
+ * Begin and end the replay of a killed daemon's log. During the replay the executor reduces and verifies nothing
+ * (step_begin_replay()), and awaits all points, because trainers may still be alive. After executor_end_replay() the
+ * caller starts the verifications that have no record.
  */
 void executor_begin_replay(struct executor *executor);
 void executor_end_replay(struct executor *executor);
 /* Cancels all current and later work on GPUs. NULL is fine. */
 void executor_cancel(struct executor *executor);
-/* Ends all work before its memory is freed. Calls done() of all running work. NULL is fine. */
+/* Ends all work, so that memory can be freed. Calls done() of all running work. NULL is fine. */
 void executor_stop(struct executor *executor);
 /*
- * Changes the number of ranks. Only for one node, in host memory, without running work or formed ranks. layout: for the
- * same parameters; not consumed, must outlive the executor, which no longer uses the previous layout. Return: 0; or
- * -errno, then the executor has not changed.
+ * Changes the number of ranks. Only for one node, in host memory, without running work or formed ranks. layout: a
+ * layout of the same parameters, which must outlive the executor. The executor no longer uses the previous layout.
+ * Return: 0 or -errno. After an error, the executor has not changed.
  */
 int executor_repartition(struct executor *executor, const struct layout *layout, uint64_t gather_bytes);
-/* Fills in the segments of a formed rank, except the credit page: ring, overflow, weights or pool, and one page. */
+/*
+ * Fills in the segments of a formed rank: ring, overflow, weights or pool, and the page of progress (on GPUs) or
+ * published parameters. The caller adds the credit page.
+ */
 void executor_segments(const struct executor *executor, unsigned local_rank, const struct ring *ring,
                        struct executor_segments *segments);
-/* Reports that the process of a formed rank is lost, found or replaced. */
+/* Tells the executor that the process of a formed rank is lost, connected again, or replaced. */
 void executor_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what,
                      uint64_t incarnation);
-/* on_gpus. Return: whether work would wait for that point of the local rank's GPU. False if its process is lost. */
+/*
+ * Only if on_gpus. Return: whether work waits for this point of the local rank's GPU. False if the rank's process is
+ * lost.
+ */
 bool executor_awaits(const struct executor *executor, unsigned local_rank, uint64_t point);
 /* Sets masters and weights to the initial values. Return: 0 or -ENOMEM. */
 int executor_init(struct executor *executor, const struct executor_init *init);
 /*
- * Several nodes: sets the owned masters to the initial weights that have arrived. weights: laid out as weights; in
- * stages 1 and 2 they are the state's weights; must stay until done(). Return: 0 or -errno.
+ * Several nodes: sets the owned masters to the initial weights that node 0 sent. weights: laid out as the weight
+ * segment, which it is in stages 1 and 2; must stay until done(). Return: 0 or -errno.
  */
 int executor_adopt(struct executor *executor, const uint8_t *weights, executor_done done, void *userdata);
-/* Computes the sum of the part. Return: 0 or -errno. */
+/* Computes the 64-bit sum of a part that was pushed again. Return: 0 or -errno. */
 int executor_verify(struct executor *executor, const struct executor_verify *verify);
 /*
- * Reads the values of a parameter that this node owns, as fp32. dst: for the whole parameter; must stay until done().
- * Return: 0 or -ENOMEM.
+ * Reads as fp32 the values of a parameter that this node owns. dst: room for the whole parameter; must stay until
+ * done(). Return: 0 or -ENOMEM.
  */
 int executor_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
                   void *userdata);
-/* Stage 3: reads a parameter's owned weights, in their own type. dst: for the owned weights. Return: 0 or -ENOMEM. */
+/*
+ * Stage 3: reads a parameter's owned weights, in the parameter's dtype. dst: room for the owned weights. Return: 0 or
+ * -ENOMEM.
+ */
 int executor_read_weights(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata);
 /*
- * Reserves the pages of a write window, and copies the committed weights that this node owns to it. Return: 0 or
- * -ENOMEM.
+ * Reserves the pages of a write window's segment, and copies to it the committed weights that this node owns. Return: 0
+ * or -ENOMEM.
  */
 int executor_show(struct executor *executor, const struct segment *segment, executor_done done, void *userdata);
 /*
- * Copies state and weights to the memory of struct state, so that they can be written. Return: 0; 1: they are always in
- * that memory, and done() is not called; or -ENOMEM.
+ * Copies state and weights to the memory of struct state, so that they can be edited. Return: 0, -ENOMEM, or 1 if the
+ * executor always has them in that memory. After 1, done() is not called.
  */
 int executor_load(struct executor *executor, executor_done done, void *userdata);
 /*
- * Copies state and weights from the memory of struct state to the executor's memory. Return: 0; 1: both are the same
- * memory, and done() is not called; -ENOMEM; or -ECANCELED.
+ * Copies state and weights from the memory of struct state to the executor's memory. Return: 0, -ENOMEM, -ECANCELED, or
+ * 1 if both are the same memory. After 1, done() is not called.
  */
 int executor_store(struct executor *executor, executor_done done, void *userdata);
 /* Frees the pages of the staging copy, if there is one. */
 void executor_empty(struct executor *executor);
-/* Return: whether a rank can have all of these parameters gathered at once. */
+/* Return: whether all of these parameters can be gathered for the rank at the same time. */
 bool executor_fits(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-/* Records that a rank has gathered the parameter, or has released it. */
+/* Record that a rank has gathered the parameter, and that a rank has released it. */
 void executor_hold(struct executor *executor, uint32_t param);
 void executor_release(struct executor *executor, uint32_t param);
-/* Starts to load absent parameters, because a rank waits for them. */
+/* Starts to load those of the parameters that are absent. Call it when a rank waits for them. */
 void executor_gather(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
 /* Return: whether the parameters that the rank waits for are loaded. Call it after executor_gather() and loaded(). */
 enum gathered executor_find(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-/* Finds the parameters' places in the rank's pool. Return: false if the layout determines the places. */
+/* Finds the parameters' offsets in the rank's pool. Return: false if the layout already determines the offsets. */
 bool executor_places(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params,
                      uint64_t *offsets_bytes);
-/* Loads these parameters, because a rank will gather them next, unless that hinders another load or gather. */
+/* Starts to load parameters that a rank will gather next, unless this load would delay another load or gather. */
 void executor_hint(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
 /*
- * Loads the gathered parameters again, or drops them so that ranks gather again, because the weights have changed.
- * Return: whether done() follows.
+ * Call it when the weights have changed. Loads the gathered parameters again, or drops them so that ranks must gather
+ * again. Return: whether done() follows.
  */
 bool executor_refresh(struct executor *executor, void (*done)(void *userdata), void *userdata);
 /* Return: whether memory is being cleared or a parameter is being loaded. NULL is idle. */
 bool executor_is_busy(const struct executor *executor);
 /* Return: the size of the pages of gathered parameters in host memory. */
 uint64_t executor_held_bytes(const struct executor *executor);
-/* Releases the parameters that were kept for ranks of an earlier daemon. Ranks that came back hold their own. */
+/*
+ * Releases the parameters that were held for ranks of an earlier daemon. Ranks that have resumed hold theirs by
+ * executor_hold().
+ */
 void executor_let_go(struct executor *executor);
 
-/* Posts empty work, so that the loop calls done(). */
+/* Posts work without items, so that the loop calls done(). */
 void executor_post_nothing(const struct executor *executor, struct work *work, void (*done)(struct work *work));

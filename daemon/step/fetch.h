@@ -13,13 +13,16 @@ struct segment;
 
 struct fetch {
     enum fetch_kind kind;
-    bool window;            /* FETCH_PUBLISHED: to the window instead of the pool */
+    bool window;            /* FETCH_PUBLISHED: fetch to the write window, not to the pool */
     const uint32_t *params; /* copied */
     size_t n_params;
     unsigned rank;                 /* FETCH_GATHERED: the rank whose pool gets the elements */
-    const uint64_t *offsets_bytes; /* per parameter: its place in a GPU's pool or in `landing`; copied; or NULL */
-    const struct segment *segment; /* destination of the fp32 state of one parameter; not for weights */
-    /* result: 0, or -ECANCELED if the job is being dropped. Not called from within exchange_fetch(). */
+    const uint64_t *offsets_bytes; /* per parameter: offset in a GPU's pool or in `landing`; copied; may be NULL */
+    const struct segment *segment; /* destination of one parameter's fp32 state; not for weights */
+    /*
+     * Called at the end of the fetch, never inside exchange_fetch(). result: 0, or -ECANCELED if the job is being
+     * dropped.
+     */
     void (*done)(void *userdata, int result);
     void *userdata;
 };

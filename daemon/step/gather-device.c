@@ -16,20 +16,20 @@
 #include "daemon/step/fetch.h"
 #include "daemon/step/step-device.h"
 
-enum { FETCH_PARAMS = 64 }; /* most parameters in one order; picked */
+enum { FETCH_PARAMS = 64 }; /* maximum number of parameters in one order; picked */
 
 _Static_assert((int)FETCH_PARAMS <= (int)DEVICE_MAX_FETCHES, "they are one order");
 
 struct rank_pool {
     struct device_pool *pool;
-    bool loading; /* one load at a time, because the streams of two loads must not write to the same place */
+    bool loading; /* one load at a time, because two loads must not write to the same place */
     bool stale;   /* the weights changed during a load */
     bool lost;    /* the parameters that the rank waits for could not be loaded */
 };
 
 struct device_gather {
     unsigned n_loading, n_local;
-    struct rank_pool ranks[]; /* local */
+    struct rank_pool ranks[]; /* one per local rank */
 };
 
 struct load {
@@ -37,7 +37,7 @@ struct load {
     unsigned local_rank;
     bool hinted;
     int result;
-    unsigned n_waiting; /* unfinished orders, + 1 until all are made */
+    unsigned n_waiting; /* unfinished orders, plus 1 until all orders are made */
     size_t n_params;
     uint32_t params[];
 };
@@ -68,7 +68,7 @@ int device_gather_new(struct device_gather **out, const struct executor *executo
         return -ENOMEM;
     gather->n_local = n_local;
     for (unsigned local = 0; r == 0 && local < n_local; local++)
-        /* The GPU's memory is rounded up; the rest has no room in the landing of other nodes' weights. */
+        /* The GPU's memory is rounded up. Limits the pool to the planned size, because `landing` has no more. */
         r = device_pool_new(&gather->ranks[local].pool, layout_of(executor),
                             MIN(devices_keep(executor->devices)->facts->n_bytes[local][DEVICE_POOL],
                                 plan_device_pool_bytes(layout_of(executor))));
@@ -109,7 +109,7 @@ void device_gather_hold(struct executor *executor, uint32_t param)
 
 /* ---- loading ------------------------------------------------------------------------------------------- */
 
-/* An order of the load has ended. Ends the load after its last order. */
+/* Handles the end of one order of the load. Ends the load after its last order. */
 static void load_done(void *userdata, int result)
 {
     struct load *load = userdata;
@@ -135,7 +135,7 @@ static void load_done(void *userdata, int result)
     events->loaded(events->userdata, result);
 }
 
-/* One node: orders a fetch from the engine. Return: 0 or -errno. */
+/* One node: orders the engine to fetch the parameters into the pool. Return: 0 or -errno. */
 static int order_fetch(struct load *load, const uint32_t *params, const uint64_t *offsets_bytes, size_t n_params)
 {
     const struct executor *executor = load->executor;
@@ -151,7 +151,7 @@ static int order_fetch(struct load *load, const uint32_t *params, const uint64_t
                              load_done, load);
 }
 
-/* Fetches the elements that other nodes own. Return: as events.fetch(). */
+/* Calls events.fetch() and returns its result. */
 static int fetch_elems(const struct load *load, struct fetch what)
 {
     const struct executor_events *events = &load->executor->options.events;
@@ -159,7 +159,7 @@ static int fetch_elems(const struct load *load, struct fetch what)
     return events->fetch(events->userdata, &what);
 }
 
-/* Several nodes: makes the engines of all nodes fetch, in node 0's sequence. Return: as events.fetch(). */
+/* Several nodes: asks node 0 to order the fetch on the engines of all nodes. Return: as for events.fetch(). */
 static int ask_fetch(struct load *load, const uint32_t *params, const uint64_t *offsets_bytes, size_t n_params)
 {
     return fetch_elems(load, (struct fetch){.kind = FETCH_GATHERED,
@@ -171,7 +171,7 @@ static int ask_fetch(struct load *load, const uint32_t *params, const uint64_t *
                                             .userdata = load});
 }
 
-/* Orders fetches of masters on the GPUs. Engines round them into the pool. Return: 0 or -errno. */
+/* Orders fetches of masters that are on GPUs. The engines round these masters into the pool. Return: 0 or -errno. */
 static int order_fetches(struct load *load)
 {
     const struct device_pool *pool = pool_of(load->executor, load->local_rank)->pool;
@@ -188,7 +188,7 @@ static int order_fetches(struct load *load)
     return r;
 }
 
-/* Return: a move of some of a parameter's elements to the pool. The caller sets the source. */
+/* Return: a move of n elements of a parameter to the pool. The caller sets the move's source. */
 static struct devices_move move_of(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
     const struct executor *executor = load->executor;
@@ -203,8 +203,10 @@ static struct devices_move move_of(const struct load *load, uint32_t param, uint
     };
 }
 
-/* Return: a move of elements that this node has. The move rounds 16-bit weights from the masters. Masters of 24 bits
- * already have such weights. */
+/*
+ * Return: a move to the pool of elements that this node has in host memory. The move rounds fp32 masters to 16-bit
+ * weights. Masters of 24 bits contain the weights.
+ */
 static struct devices_move move_own(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
     const struct executor *executor = load->executor;
@@ -223,7 +225,10 @@ static struct devices_move move_own(const struct load *load, uint32_t param, uin
     return move;
 }
 
-/* Return: a move of elements that other nodes own. fetch_others() has fetched them to `landing`. */
+/*
+ * Return: a move to the pool of elements that other nodes own. fetch_others() must have fetched these elements to
+ * `landing`.
+ */
 static struct devices_move move_others(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
     const struct executor *executor = load->executor;
@@ -246,7 +251,7 @@ static int copy_masters(struct load *load)
         uint32_t param = load->params[i];
         uint64_t start = 0, all = layout_of(executor)->params[param].n_elems, n = all;
 
-        if (executor->several_nodes && layout_of(executor)->params[param].trainable) /* all nodes have frozen params */
+        if (executor->several_nodes && layout_of(executor)->params[param].trainable) /* frozen ones are on all nodes */
             n = device_find_owned(executor, param, &start);
         assert(start + n <= all);
         moves[3 * i] = move_own(load, param, start, n);
@@ -266,7 +271,7 @@ static void others_are_here(void *userdata, int result)
         load_done(load, result);
 }
 
-/* Fetches elements that other nodes own. Return: as events.fetch(). */
+/* Fetches the load's elements that other nodes own to `landing`. Return: as for events.fetch(). */
 static int fetch_others(struct load *load)
 {
     const struct device_pool *pool = pool_of(load->executor, load->local_rank)->pool;
@@ -286,7 +291,7 @@ static int fetch_others(struct load *load)
                                             .userdata = load});
 }
 
-/* Loads from masters in host memory of all nodes. Return: 0 or -errno. */
+/* Loads the parameters from masters that are in the host memory of all nodes. Return: 0 or -errno. */
 static int bring_masters(struct load *load)
 {
     int r = fetch_others(load);
@@ -297,7 +302,10 @@ static int bring_masters(struct load *load)
     return r;
 }
 
-/* Loads parameters that have places in the pool. Return: 0; or -errno, then the pool is empty and no load runs. */
+/*
+ * Starts to load parameters that have places in the pool. Return: 0 or -errno. After -errno, the pool is empty and no
+ * load runs.
+ */
 static int start_load(struct executor *executor, unsigned local_rank, bool hinted, const uint32_t *params,
                       size_t n_params)
 {
@@ -321,12 +329,12 @@ static int start_load(struct executor *executor, unsigned local_rank, bool hinte
     }
     to->loading = true;
     gather_of(executor)->n_loading++;
-    load->result = r; /* < 0: some parameters could not be ordered */
+    load->result = r; /* < 0: some orders could not be made */
     load->n_waiting--;
     return 0;
 }
 
-/* Return: whether `landing` is in use. It receives other nodes' weights for one local rank at a time. */
+/* Return: whether `landing` is in use. Only one local rank's load may use `landing` at a time. */
 static bool is_taken(const struct executor *executor)
 {
     return executor->several_nodes && !executor->state->staging_copy && gather_of(executor)->n_loading > 0;
@@ -338,7 +346,7 @@ void device_gather_begin(struct executor *executor, unsigned local_rank, const u
 {
     (void)params;
     (void)n_params;
-    pool_of(executor, local_rank)->lost = false; /* may be set by the previous request */
+    pool_of(executor, local_rank)->lost = false; /* the previous request may have set `lost` */
 }
 
 enum gathered device_gather_find(struct executor *executor, unsigned local_rank, const uint32_t *params,
@@ -395,7 +403,7 @@ bool device_gather_refresh(struct executor *executor, void (*done)(void *userdat
     for (unsigned local = 0; gather && local < gather->n_local; local++) {
         struct rank_pool *pool = &gather->ranks[local];
 
-        pool->stale = pool->loading; /* a successor may gather while all other ranks wait for the step */
+        pool->stale = pool->loading; /* possible: a successor may gather while all other ranks wait for the step */
         if (!pool->loading)
             device_pool_forget(pool->pool);
     }

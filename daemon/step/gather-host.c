@@ -17,12 +17,12 @@
 #include "kernels/dtype.h"
 
 struct pool_param {
-    uint32_t n_ranks; /* ranks that have it gathered */
+    uint32_t n_ranks; /* ranks that hold the parameter gathered */
     bool resident;    /* its pages are reserved */
-    bool was_found;   /* resident since an earlier daemon, and held for its ranks */
+    bool was_found;   /* resident since an earlier daemon, and held for that daemon's ranks */
     bool loading;
-    bool fresh;        /* has the committed weights */
-    uint64_t released; /* when the last rank released it, by `clock`; evict_released() frees the oldest */
+    bool fresh;        /* its pages have the committed weights */
+    uint64_t released; /* `clock` at the last release; evict_released() frees the oldest */
 };
 
 struct host_pool {
@@ -31,7 +31,7 @@ struct host_pool {
     struct pool_param *params;
     uint64_t resident_bytes, bound_bytes, clock;
     uint32_t n_loading;
-    bool hinted[STEP_MAX_RANKS]; /* a local rank's hint is being loaded, one at a time */
+    bool hinted[STEP_MAX_RANKS]; /* per local rank: a hint is being loaded, one at a time */
     void (*refreshed)(void *userdata);
     void *refreshed_userdata;
 };
@@ -48,7 +48,10 @@ static uint64_t param_bytes(const struct host_pool *pool, uint32_t param)
     return round_up(p->n_elems * dtype_size(p->dtype), page_size());
 }
 
-/* Holds resident parameters of an earlier daemon until host_pool_let_go(), because ranks may read them. */
+/*
+ * Finds parameters that are resident since an earlier daemon. Holds them until host_pool_let_go(), because ranks may
+ * read them.
+ */
 static void find_resident(struct host_pool *pool)
 {
     for (uint32_t p = 0; p < layout_of_pool(pool)->n_params; p++) {
@@ -119,7 +122,7 @@ bool host_pool_is_busy(const struct host_pool *pool)
     return pool->n_loading > 0;
 }
 
-/* Frees pages of released parameters, oldest release first, until n_bytes more fit under the bound. */
+/* Frees the pages of released parameters, oldest release first, until n_bytes of new pages fit under the bound. */
 static void evict_released(struct host_pool *pool, uint64_t n_bytes)
 {
     while (pool->resident_bytes + n_bytes > pool->bound_bytes) {
@@ -149,8 +152,8 @@ void host_pool_bound(struct host_pool *pool, uint64_t n_bytes)
 
 struct load {
     struct host_pool *pool;
-    bool *hinted;       /* of the rank that has hinted; NULL: a gather or refresh */
-    unsigned n_waiting; /* unfinished: the copy of this node's elements, the fetch from other nodes */
+    bool *hinted;       /* the hinting rank's flag; NULL: a gather or refresh */
+    unsigned n_waiting; /* unfinished operations: copy of this node's elements, fetch from other nodes */
     int result;
     uint32_t n;
     uint32_t params[];
@@ -187,7 +190,7 @@ static void load_done(void *userdata, int result)
         refreshed(pool->refreshed_userdata);
 }
 
-/* Fetches the elements of the load's parameters that other nodes own. */
+/* Starts to fetch the load's elements that other nodes own. */
 static void load_remote(struct load *load)
 {
     const struct executor *executor = load->pool->executor;
@@ -205,7 +208,10 @@ static void load_remote(struct load *load)
         load->result = r;
 }
 
-/* Loads the parameters. Return: 0 or -ENOMEM. */
+/*
+ * Starts to load the parameters. hinted: the hinting rank's flag, which the end of the load clears, or NULL. Return: 0
+ * or -ENOMEM.
+ */
 static int start_load(struct host_pool *pool, bool *hinted, const uint32_t *params, uint32_t n)
 {
     struct load *load = malloc(sizeof(*load) + n * sizeof(load->params[0]));
@@ -281,8 +287,8 @@ void host_pool_release(struct host_pool *pool, uint32_t param)
 }
 
 /*
- * Lists in `absent` the parameters that are neither loaded nor being loaded, each parameter once. *n_bytes: the pages
- * that they will need. Return: the number of parameters in `absent`.
+ * Lists in `absent` the parameters that are neither loaded nor being loaded, each parameter once. *n_bytes: the size of
+ * the pages to reserve for these parameters. Return: the number of parameters in `absent`.
  */
 static uint32_t find_absent(struct host_pool *pool, const uint32_t *params, size_t n_params, uint32_t *absent,
                             uint64_t *n_bytes)
@@ -312,7 +318,7 @@ void host_pool_gather(struct host_pool *pool, const uint32_t *params, size_t n_p
     uint32_t n;
 
     if (!absent)
-        return; /* host_pool_find() reports this as GATHER_LOST, and a failure below, too */
+        return; /* host_pool_find() then returns GATHER_LOST, also after a failure below */
     n = find_absent(pool, params, n_params, absent, &n_bytes);
     evict_released(pool, n_bytes);
     if (n > 0)

@@ -74,7 +74,7 @@ bool parcel_begin_sum(struct parcel *parcel)
 
 void parcel_end_sum(struct parcel *parcel)
 {
-    assert(!parcel->combining); /* combining reads what a sum overwrites */
+    assert(!parcel->combining); /* combining reads memory that a sum overwrites */
     happens(parcel, END_SUM);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The published page of a job. The last chunk of a parameter sets the parameter's word. */
+/* Maintains the published page of a job. The parameter's word is set when its last chunk is updated. */
 
 #include "daemon/step/published.h"
 
@@ -18,7 +18,7 @@
 struct published {
     const struct layout *layout;
     struct segment segment;
-    uint64_t n_steps;          /* including the running update */
+    uint64_t n_steps;          /* number of steps, including the running update */
     uint32_t *order;           /* chunks, in the order of the update */
     _Atomic(uint32_t) *n_left; /* per parameter: unfinished chunks */
 };
@@ -31,8 +31,9 @@ static struct published_page *page_of(const struct published *published)
 /* ---- the order of chunks --------------------------------------------------------------------------------- */
 
 /*
- * Neighbouring chunks in memory, updated in that order. A run collects small chunks. Without runs the update would go
- * down in memory, in the order of declaration, and 10,000 parameters of 4 KiB would take 1.8 times as long.
+ * Chunks that are neighbours in memory, and are updated in the order of their addresses. A run collects small chunks.
+ * Without runs the update would use declaration order, which goes down in memory, and 10,000 parameters of 4 KiB would
+ * take 1.8 times as long.
  */
 struct run {
     uint32_t first_chunk, n_chunks;
@@ -50,7 +51,7 @@ static int compare_runs(const void *a, const void *b)
     return x->first_chunk < y->first_chunk ? -1 : 1;
 }
 
-/* runs: has room for one run per chunk. Return: the number of runs. */
+/* Divides all chunks into runs. runs: room for one run per chunk. Return: the number of runs. */
 static uint32_t find_runs(const struct layout *layout, struct run *runs)
 {
     uint32_t n = 0;
@@ -68,7 +69,7 @@ static uint32_t find_runs(const struct layout *layout, struct run *runs)
     return n;
 }
 
-/* Return: 0 or -ENOMEM. */
+/* Computes published->order. Return: 0 or -ENOMEM. */
 static int find_order(struct published *published)
 {
     uint32_t n_chunks = published->layout->n_chunks, n = 0, n_runs;
@@ -99,7 +100,10 @@ int published_new(struct published **out, const struct layout *layout)
     published->segment = SEGMENT_NULL;
     published->order = calloc(layout->n_chunks + 1, sizeof(*published->order));
     published->n_left = calloc(layout->n_params, sizeof(*published->n_left));
-    /* While the number of ranks changes, the page of the old number still exists (step-kept.c). */
+    /*
+     * The name contains the world size, because while it changes, the page of the old world size still exists
+     * (step-kept.c).
+     */
     snprintf(name, sizeof(name), "published.%u", layout->world_size);
     if (published->order && published->n_left)
         r = find_order(published);
@@ -144,7 +148,7 @@ void published_begin(struct published *published, uint64_t n_steps)
         uint32_t n_chunks = published->layout->params[p].n_chunks;
 
         atomic_store_explicit(&published->n_left[p], n_chunks, memory_order_relaxed);
-        if (n_chunks == 0) /* frozen, or empty */
+        if (n_chunks == 0) /* the parameter is frozen or empty */
             raise_to_now(published, p);
     }
 }
@@ -155,10 +159,13 @@ uint32_t published_chunk(const struct published *published, uint32_t i)
     return published->order[i];
 }
 
-/* Return: whether this is the parameter's last chunk. Its worker sees the other workers' writes, and publishes them. */
+/*
+ * Counts a finished chunk. Return: whether it was the parameter's last chunk. Then this worker sees the other workers'
+ * writes, and publishes the parameter.
+ */
 static bool is_last(struct published *published, uint32_t param)
 {
-    /* A single chunk is not counted, so that workers do not contend for the counts' cache lines. */
+    /* A parameter with one chunk has no count, so that workers do not contend for the cache lines of n_left. */
     return published->layout->params[param].n_chunks == 1 ||
            atomic_fetch_sub_explicit(&published->n_left[param], 1, memory_order_acq_rel) == 1;
 }
@@ -167,7 +174,7 @@ void published_add(struct published *published, uint32_t chunk)
 {
     uint32_t param = published->layout->chunks[chunk].param;
 
-    assert(published->n_steps > 0); /* published_begin() */
+    assert(published->n_steps > 0); /* published_begin() was called */
     if (is_last(published, param))
         raise_to_now(published, param);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A step whose data are on GPUs: reductions, gathers, fetches and updates as orders to the engine. */
+/* Runs a step whose data are on GPUs. Reductions, gathers, fetches and updates are orders to the engine. */
 
 #include "daemon/step/step-device.h"
 
@@ -17,7 +17,7 @@
 
 /* ---- reduce ---------------------------------------------------------------------------------------------- */
 
-/* Mask bits are ranks of the world. On one node all ranks are local. */
+/* Return: whether the local rank has pushed the part. Mask bits are ranks of the world. */
 static bool is_pusher(const struct reduction *reduction, uint32_t part, unsigned local)
 {
     return reduction->masks[part] >> (reduction->step->first_local + local) & 1;
@@ -30,7 +30,7 @@ static void set_inputs(const struct reduction *reduction, struct device_keep *ke
     const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
     uint32_t n_words = keep->plan.head->mask_words;
 
-    assert(step->first_local + step->n_local <= STEP_MAX_RANKS); /* a mask has all ranks of the world */
+    assert(step->first_local + step->n_local <= STEP_MAX_RANKS); /* a mask has bits for all ranks of the world */
     assert(n_words > 0);
     for (uint32_t i = 0; i < parcel->n_parts; i++) {
         uint64_t *mask = &keep->inputs.masks[(size_t)(parcel->first_part + i) * n_words];
@@ -100,7 +100,10 @@ static void take_results(const struct reduction *reduction)
                                                        .n_inf = found->n_inf});
 }
 
-/* Releases the rings that the reduction held, because the job ends and no engine will carry it out. */
+/*
+ * Releases the rings that the reduction holds. Call it when the job ends, because then no engine carries out the
+ * reduction.
+ */
 static void cancel(struct reduction *reduction)
 {
     assert(reduction->busy);
@@ -138,7 +141,7 @@ static void combine_done(void *userdata, int result)
     reduction->done(reduction->userdata, reduction);
 }
 
-/* Retries an order that failed because there was no memory. Loop thread. */
+/* Retries a reduction's order that failed for lack of memory. Loop thread. */
 static void post_again(struct work *work)
 {
     step_device_reduce(container_of(work, struct reduction, work));
@@ -243,7 +246,10 @@ bool step_device_gathers(const struct step *step)
     return step->layout->world_size > 1 && step->n_local == step->layout->world_size && step->state->stage != 3;
 }
 
-/* Return: Muon's products as bytes for an order's time limit: one byte per 10,000 operations allows 100 Gflop/s. */
+/*
+ * Return: the cost of Muon's matrix products as bytes for an order's time limit. One byte per 10,000 operations allows
+ * for 100 Gflop/s.
+ */
 static uint64_t matrix_bytes(const struct step *step)
 {
     unsigned ns_steps = 0;
@@ -255,7 +261,7 @@ static uint64_t matrix_bytes(const struct step *step)
     return (uint64_t)(cost.flops / 1e4);
 }
 
-/* Orders the update, and then the gathering, which the engine runs after the update. */
+/* Orders the update, and then the gathering. The engine runs the orders one after the other. */
 static void order_rest(struct step *step)
 {
     const struct device_command update = {.type = DEVICE_COMMAND_UPDATE,
@@ -270,7 +276,7 @@ static void order_rest(struct step *step)
 
         if (r == 0)
             continue;
-        if (r == -ECANCELED) { /* only on several nodes, where the update is the only order */
+        if (r == -ECANCELED) { /* only on several nodes, where no gathering is ordered */
             device_update_done(step, r);
             return; /* the step may have been freed */
         }

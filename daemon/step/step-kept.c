@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The kept memory of a step: its places, its slots, and unfinished chunks of a killed daemon. */
+/*
+ * The kept memory of a step (step-kept.h): its arrays, the workers' slots, and chunks that a killed daemon left
+ * unfinished ("torn").
+ */
 
 #include "daemon/step/step-kept.h"
 
@@ -13,11 +16,14 @@
 #include "core/base/keep.h"
 #include "core/config/config.h"
 
-/* Two copies. `current` is the index of the valid copy. */
+/*
+ * Two copies of step->finding, so that a kill during a store leaves one valid copy. `current` is the index of the valid
+ * copy.
+ */
 struct kept_findings {
     _Atomic(uint64_t) current;
     struct {
-        uint64_t opened_op; /* the opened_op of the finding's step */
+        uint64_t opened_op; /* step->opened_op when the finding was stored */
         struct step_finding finding;
     } copies[2];
 };
@@ -104,7 +110,7 @@ bool step_begin_chunk(struct step *step, uint64_t op, uint32_t chunk, struct ste
         return true;
     if (step_is_done(step, op, chunk))
         return false;
-    assert(worker_number() > 0); /* on a worker */
+    assert(worker_number() > 0); /* only workers have slots */
     *slot = &step->slots[worker_number() - 1];
     store(&(*slot)->op, 0);
     (*slot)->chunk = chunk;
@@ -141,7 +147,7 @@ bool step_find_torn(const struct step *step, uint64_t op, unsigned *i, struct st
 
 /* ---- kernels ------------------------------------------------------------------------------------------- */
 
-/* Computes the results of the whole chunk, because the kernel has only seen the rest of it. */
+/* Computes the results of the whole chunk. Used after a kernel has reduced only the rest of a torn chunk. */
 static void measure(const struct step *step, const struct reduce_args *args, struct reduce_result *result)
 {
     enum { BLOCK_ELEMS = 2048 };

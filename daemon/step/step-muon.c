@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Muon's update. A work item is a matrix, or a chunk of another parameter. */
+/* Muon's update (step-muon.h). A work item is a matrix that Muon updates, or one chunk of another parameter. */
 
 #include "daemon/step/step-muon.h"
 
@@ -21,17 +21,17 @@
 #include "daemon/step/step.h"
 #include "kernels/muon.h"
 
-#define PART_FLOPS 2e10 /* some seconds at most; picked */
+#define PART_FLOPS 2e10 /* limit of one part of a matrix product, some seconds at most; picked */
 
 struct muon {
     struct step *step;
     const struct gemm *gemm;
     struct segment scratch;
-    uint64_t scratch_elems; /* of one scratch memory; each running matrix uses one */
+    uint64_t scratch_elems; /* size of one scratch memory; a matrix uses one while it is updated */
     pthread_mutex_t lock;
     pthread_cond_t returned;                     /* signalled when scratch memory is returned */
     unsigned unused[GEMM_MAX_CALLERS], n_unused; /* numbers of unused scratch memories */
-    uint64_t momentum_op; /* the number of the first pass; step->update_op is that of the second */
+    uint64_t momentum_op;                        /* operation of the first pass; step->update_op: of the second pass */
     uint32_t *items;      /* chunks; a matrix is listed by its first chunk */
     uint32_t n_items;
     struct work torn_work;
@@ -39,7 +39,7 @@ struct muon {
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
-/* Lists the work items, without other nodes' matrices. Uses the published order if weights are published. */
+/* Lists the work items, except other nodes' matrices, in the order of published.h if weights are published. */
 static void list_items(const struct step *step)
 {
     const struct layout *layout = step->layout;
@@ -117,7 +117,7 @@ void step_muon_announce(const struct step *step, const struct config *config)
                                    : "no parameter is a matrix, so AdamW updates all parameters");
 }
 
-/* Moves the pages to the step of another number of ranks. Its matrices and workers are the same. */
+/* Moves the scratch memory from a step for another number of ranks. Both steps have the same matrices and workers. */
 static void muon_go_on_from(struct step *step, struct step *before)
 {
     struct segment none = step->muon->scratch;
@@ -146,7 +146,7 @@ static void add_momentum(const struct step *step, uint32_t id, struct step_slot 
     step_update_in_slot(slot, step->kernels->muon_momentum, &args);
 }
 
-/* matrix: the orthogonalised matrix of the chunk's parameter. */
+/* Updates masters and weights of a chunk. matrix: the orthogonalised matrix of the chunk's parameter. */
 static void change_weights(const struct step *step, uint32_t id, const float *matrix, struct step_slot *slot)
 {
     struct update_args args = step_update_args(step, id, matrix + step->layout->chunks[id].start_elem);
@@ -157,7 +157,10 @@ static void change_weights(const struct step *step, uint32_t id, const float *ma
 
 /* ---- orthogonalising --------------------------------------------------------------------------------- */
 
-/* On a worker. Waits while other workers use all scratch memories. Return: the number of a scratch memory. */
+/*
+ * Reserves a scratch memory, and waits while other workers use all of them. On a worker. Return: the number of the
+ * scratch memory.
+ */
 static unsigned take_scratch(struct muon *muon)
 {
     unsigned which;
@@ -179,7 +182,10 @@ static void return_scratch(struct muon *muon, unsigned which)
     pthread_mutex_unlock(&muon->lock);
 }
 
-/* scratch: the number of a scratch memory. Return: the result, in the scratch memory. */
+/*
+ * Orthogonalises a parameter's matrix. scratch: the number of a scratch memory. Return: the result, which is in the
+ * scratch memory.
+ */
 static const float *orthogonalize(const struct step *step, uint32_t param, unsigned scratch)
 {
     const struct layout_param *p = &step->layout->params[param];
@@ -213,8 +219,8 @@ static void add_momenta(struct step *step, const struct layout_param *p)
 }
 
 /*
- * The second pass: updates masters and weights. Skips chunks that an earlier daemon has finished. Puts each chunk aside
- * again, because add_momenta() does not do so for a chunk whose first pass an earlier daemon has finished.
+ * The second pass: updates masters and weights. Skips chunks that an earlier daemon has finished. Calls
+ * snapshot_put_aside() again, because add_momenta() skips chunks whose first pass an earlier daemon has finished.
  */
 static void change_matrix(struct step *step, const struct layout_param *p, const float *matrix)
 {
@@ -287,7 +293,10 @@ static void post_items(struct step *step)
 
 /* ---- after a kill -------------------------------------------------------------------------------------- */
 
-/* Finishes the chunk whose masters a worker was changing. Orthogonalises its matrix again. */
+/*
+ * Finishes a chunk that a worker of a killed daemon was changing in the second pass. First orthogonalises the chunk's
+ * matrix again.
+ */
 static void torn_run(struct work *work, uint32_t item)
 {
     struct step *step = container_of(work, struct muon, torn_work)->step;

@@ -11,9 +11,9 @@
  *
  * AdamW updates the other parameters chunk by chunk.
  *
- * A killed daemon loses no step (step-kept.h). Each of the two passes is an operation of its own, which does each chunk
- * once. The scratch memory is lost, but the accumulators are kept. The next daemon computes the scratch memory again
- * from them, with the same bits.
+ * No step is lost when a daemon is killed (step-kept.h). Each of the two passes is an operation of its own, in which
+ * each chunk is changed once. The scratch memory is lost, but the accumulators are kept. The next daemon computes the
+ * scratch memory again from the accumulators, with the same bits.
  */
 
 struct config;
@@ -22,8 +22,8 @@ struct step_ops;
 
 extern const struct step_ops step_muon_ops;
 
-/* Logs the expected time of the matrices in each step. */
+/* Logs the time that Muon's matrix products are expected to take in each step. */
 void step_muon_announce(const struct step *step, const struct config *config);
 
-/* Reserves the pages of the scratch memory, if the step has any. Any thread, once. Return: 0 or -errno. */
+/* Reserves the pages of the scratch memory, if the step uses Muon. Call it once, on any thread. Return: 0 or -errno. */
 int step_muon_reserve(const struct step *step);

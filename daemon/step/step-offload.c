@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The update of an offloaded optimizer. Portions are copied in, updated, copied back and gathered, in order. */
+/*
+ * The update of an offloaded optimizer. Portions (step-offload.h) are copied in, updated, copied back and gathered, in
+ * order.
+ */
 
 #include "daemon/step/step-offload.h"
 
@@ -14,7 +17,7 @@
 #include "daemon/step/step-device.h"
 #include "daemon/step/step.h"
 
-/* Parcels [first, end). They complete buckets [first_bucket, end_bucket). */
+/* The parcels [first, end). When they are updated, the buckets [first_bucket, end_bucket) are complete. */
 struct portion {
     uint32_t first, end;
     uint32_t first_bucket, end_bucket;
@@ -32,13 +35,16 @@ struct offload {
     uint64_t *starts; /* n_parcels + 1: elements of all earlier parcels */
     struct portion *portions;
     uint32_t n_portions;
-    struct device_move *moves; /* of the order that is being made */
-    /* The current update: portions that were ordered (read, written, gathered), or updated. */
+    struct device_move *moves; /* moves of the order that is being made */
+    /*
+     * Counts of the current update: portions whose read, write-back or gathering was ordered, and portions that are
+     * updated.
+     */
     uint32_t n_read, n_updated, n_written, n_gathered;
     struct slot slots[OFFLOAD_SLOTS]; /* portion i uses slot i % OFFLOAD_SLOTS */
     unsigned n_orders;                /* unfinished orders */
     bool updating, retrying;
-    bool cancelled; /* the job is being dropped: orders end, and no new orders are made */
+    bool cancelled; /* the job is being dropped, so no new orders are made */
     struct work work, retry;
 };
 
@@ -46,7 +52,7 @@ _Static_assert((int)DEVICE_MAX_LOCAL <= (int)DEVICE_MAX_MOVES, "a portion has at
 
 /* ---- portions -------------------------------------------------------------------------------------------- */
 
-/* Return: the number of parcels in the portion that begins with `first`. */
+/* Return: the number of parcels in the portion that begins with parcel `first`. */
 static uint32_t fill_portion(const struct offload *offload, uint32_t first)
 {
     const struct layout *layout = offload->step->layout;
@@ -79,7 +85,7 @@ static void make_portions(struct offload *offload)
     }
 }
 
-/* Return: where the accumulators of a parcel are in staging, in elements. */
+/* Return: the offset in staging of a parcel's accumulators, in elements. i: the parcel's portion. */
 static uint64_t staging_at(const struct offload *offload, uint32_t i, uint32_t parcel)
 {
     assert(i < offload->n_portions);
@@ -106,7 +112,7 @@ static void retry_done(struct work *work)
     advance(offload);
 }
 
-/* Makes the loop retry, because there was no memory for an order. */
+/* Makes the loop retry later. Call it when there was no memory for an order. */
 static void retry(struct offload *offload)
 {
     if (offload->retrying)
@@ -116,7 +122,7 @@ static void retry(struct offload *offload)
     worker_post(offload->step->pool, &offload->retry);
 }
 
-/* Ends an order. result < 0: the job is being dropped, and no new orders are made. */
+/* Handles the end of an order. result < 0: the job is being dropped, so no new orders are made. */
 static void end_order(struct offload *offload, int result)
 {
     assert(offload->n_orders > 0);
@@ -140,8 +146,8 @@ static void is_done(void *userdata, int result)
 }
 
 /*
- * Return: the move of a rank's slice of a parcel: its accumulators to staging, or its weights back to the GPU. Weights
- * have the places of the layout.
+ * Return: a move of a rank's slice of a parcel. write: the slice's weights are copied back to their place of the layout
+ * on the GPU. Otherwise the slice's accumulators are copied to staging.
  */
 static struct device_move make_move(const struct offload *offload, uint32_t i, uint32_t parcel, unsigned local,
                                     bool write)
@@ -170,7 +176,7 @@ static struct device_move make_move(const struct offload *offload, uint32_t i, u
     return move;
 }
 
-/* Orders the copies of portion i. Return: 0; 1 if there is nothing to copy; -ENOMEM; or -ECANCELED. */
+/* Orders the copies of portion i. Return: 0, 1 if there is nothing to copy, -ENOMEM, or -ECANCELED. */
 static int order_copy(struct offload *offload, uint32_t i, bool write, devices_done done, void *userdata)
 {
     const struct portion *portion = &offload->portions[i];
@@ -226,7 +232,7 @@ static int write_back(struct offload *offload)
     return 0;
 }
 
-/* Orders the gathering of written buckets. The engine runs it after the copies that were ordered before. */
+/* Orders the gathering of buckets whose copies back are ordered. The engine carries out orders in sequence. */
 static int order_gathering(struct offload *offload)
 {
     const struct layout *layout = offload->step->layout;
@@ -306,7 +312,7 @@ static void start_update(struct offload *offload)
     worker_post(offload->step->pool, &offload->work);
 }
 
-/* Ends the cancelled update when its orders and its work have ended. */
+/* Ends the cancelled update if its orders and its work have ended. */
 static void end_cancelled(const struct offload *offload)
 {
     struct step *step = offload->step;
@@ -315,7 +321,7 @@ static void end_cancelled(const struct offload *offload)
         step->update_done(step->update_userdata, -ECANCELED);
 }
 
-/* Orders all possible copies and gatherings. Return: 0; or -errno, then some are not ordered. */
+/* Orders all copies and gatherings that are possible now. Return: 0 or -errno. After an error, some are not ordered. */
 static int order_all(struct offload *offload)
 {
     int r = write_back(offload);
@@ -352,7 +358,7 @@ static void offload_update(struct step *step)
     assert(offload->n_orders == 0 && !offload->updating && !offload->retrying);
     offload->n_read = offload->n_updated = offload->n_written = offload->n_gathered = 0;
     if (offload->n_portions == 0)
-        retry(offload); /* because step_ops.update() must not call update_done() */
+        retry(offload); /* advance() would call update_done(), which step_ops.update() must not */
     else
         advance(offload);
 }

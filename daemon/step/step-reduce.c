@@ -12,7 +12,10 @@
 #include "core/base/failpoint.h"
 #include "daemon/step/step-kept.h"
 
-/* The leaves of one chunk: the sources that have pushed it, their data, and how the tree joins them. */
+/*
+ * The leaves of one chunk: the sources (struct reduction) that have gradients of the chunk, and how the rank tree joins
+ * these leaves.
+ */
 struct leaves {
     const void *data[STEP_MAX_RANKS];
     unsigned source[STEP_MAX_RANKS]; /* index into reduction->sources */
@@ -25,7 +28,10 @@ static unsigned rank_of(const struct reduction *reduction, unsigned source)
     return reduction->combining ? reduction->source_ranks[source] : reduction->step->first_local + source;
 }
 
-/* Finds the sources in [first, first + n) that are in the mask of a part. elem: from the parcel's start. */
+/*
+ * Finds the sources in [first, first + n) that are in the mask of a part. elem: the chunk's first element, counted from
+ * the parcel's start.
+ */
 static void find_leaves(const struct reduction *reduction, uint64_t elem, size_t elem_bytes, uint64_t mask,
                         unsigned first, unsigned n, struct leaves *leaves)
 {
@@ -69,7 +75,9 @@ void step_keep_finding(struct step *step, const struct step_finding *finding)
     pthread_mutex_unlock(&step->finding_lock);
 }
 
-/* Finds the rank whose gradient made a chunk's accumulator not finite. The slots are still held. */
+/*
+ * Finds the rank whose gradient made a chunk's accumulator not finite. Call it while the ranks' slots are still held.
+ */
 static void blame(struct reduction *reduction, const struct reduce_args *args, const struct leaves *leaves,
                   uint32_t param)
 {
@@ -83,7 +91,7 @@ static void blame(struct reduction *reduction, const struct reduce_args *args, c
 
         if (f->n_nan + f->n_inf == 0)
             continue;
-        /* Only the node that summed a piece knows the rank, unless the source is the slot of one rank. */
+        /* Skips a source that is a sum of several ranks. The node that made this sum reports the rank. */
         if (reduction->combining && i < leaves->n && !(reduction->slots >> source & 1))
             continue;
         step_keep_finding(step, &(struct step_finding){
@@ -100,7 +108,10 @@ static void blame(struct reduction *reduction, const struct reduce_args *args, c
     }
 }
 
-/* Collects the sources in [first, first + n) that have pushed the chunk. args->n_leaves: 0 if no source has. */
+/*
+ * Makes the kernel's arguments for the sources in [first, first + n) that have gradients of the chunk. args->n_leaves
+ * is 0 if no source has any.
+ */
 static void make_args(const struct reduction *reduction, const struct layout_chunk *chunk, unsigned first, unsigned n,
                       struct leaves *leaves, struct reduce_args *args)
 {
@@ -125,7 +136,7 @@ static void make_args(const struct reduction *reduction, const struct layout_chu
 /* The destination of a chunk's sum. */
 struct target {
     float *elems;
-    bool first;             /* the first contribution in this step */
+    bool first;             /* this is the first contribution in this step */
     bool past_caches;       /* write past the caches */
     struct step_slot *slot; /* the undo slot, or NULL */
 };
@@ -160,14 +171,14 @@ static void reduce_into(struct reduction *reduction, const struct layout_chunk *
             step->sums[(size_t)chunk_id * step->n_local + source] = sums[i];
         else if (reduction->slots >> source & 1 && rank_of(reduction, source) == step->first_local) {
             assert(step->n_local == 1);
-            step->sums[chunk_id] = sums[i]; /* the sum of the only local rank */
+            step->sums[chunk_id] = sums[i]; /* the 64-bit sum of the only local rank */
         }
     }
 }
 
 /*
- * Computes the 64-bit sum of a chunk that is sent from the slot and added by another node. step_combine() computes the
- * sums of chunks that this node owns.
+ * Computes the 64-bit sum of a chunk that another node owns, when slots are sent (step.h). The reduction of
+ * step_combine() computes the 64-bit sums of chunks that this node owns.
  */
 static void sum_sent_chunk(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id)
 {
@@ -176,7 +187,7 @@ static void sum_sent_chunk(struct reduction *reduction, const struct layout_chun
     struct leaves leaves;
     struct reduce_args args;
 
-    assert(step->n_local == 1); /* sums has one for each chunk */
+    assert(step->n_local == 1); /* `sums` then has one element per chunk */
     make_args(reduction, chunk, 0, 1, &leaves, &args);
     if (leaves.n == 0 || state_owns(step->state, chunk->rank))
         return;
@@ -186,7 +197,7 @@ static void sum_sent_chunk(struct reduction *reduction, const struct layout_chun
 
 enum { BF16_OVERFLOW_EXPONENT = 127 }; /* rounding can make a value infinite only from 2^127 */
 
-/* Records finite sums that became infinite by rounding. */
+/* Records a finding for each finite sum that became infinite by rounding. */
 static void blame_rounding(struct reduction *reduction, const struct reduce_args *args, const uint16_t *rounded,
                            uint32_t param)
 {
@@ -205,7 +216,7 @@ static void blame_rounding(struct reduction *reduction, const struct reduce_args
         step_keep_finding(reduction->step, &finding);
 }
 
-/* As reduce_into(), but rounds to bf16. Works by blocks that stay in the nearest cache. */
+/* Like reduce_into(), but rounds the sum to bf16. Works in blocks that fit into the nearest cache. */
 static void reduce_rounded(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id,
                            unsigned first, unsigned n, uint16_t *target)
 {
@@ -218,7 +229,7 @@ static void reduce_rounded(struct reduction *reduction, const struct layout_chun
     struct leaves leaves;
     struct reduce_args args;
 
-    assert(step->wire == DTYPE_BF16); /* as blame_rounding() looks at it */
+    assert(step->wire == DTYPE_BF16); /* blame_rounding() assumes bf16 */
     make_args(reduction, chunk, first, n, &leaves, &args);
     args.acc = block;
     args.first = true;
@@ -241,7 +252,7 @@ static void reduce_rounded(struct reduction *reduction, const struct layout_chun
     }
 }
 
-/* Computes the partial sums of piece i of this node. */
+/* Writes the chunk's partial sums for piece i of this node to staging. */
 static void reduce_piece(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id, unsigned i)
 {
     struct step *step = reduction->step;
@@ -265,7 +276,7 @@ void step_reduce_chunk(struct reduction *reduction, uint32_t chunk_id, struct st
     const struct step *step = reduction->step;
     const struct layout_chunk *chunk = &step->layout->chunks[chunk_id];
 
-    assert(state_owns(step->state, chunk->rank)); /* else its accumulator is outside the segment */
+    assert(state_owns(step->state, chunk->rank)); /* the accumulator of another chunk is outside the segment */
     reduce_into(reduction, chunk, chunk_id, 0, reduction->n_sources,
                 &(struct target){.elems = step_acc_here(step, chunk_id),
                                  .first = !step->begun[chunk->part],

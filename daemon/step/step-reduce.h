@@ -8,8 +8,14 @@
 struct reduction;
 struct step_slot;
 
-/* Sums the chunk, unless it is finished: into its accumulator, into pieces, or only its 64-bit sums (step.h). */
+/*
+ * Sums the chunk into its accumulator or into pieces, or only computes its 64-bit sums (step.h). Skips a finished
+ * chunk.
+ */
 void step_reduce_item(struct reduction *reduction, uint32_t chunk);
 
-/* Adds all sources of a chunk to its accumulator. slot: as step_begin_chunk() returns it. Any thread. */
+/*
+ * Adds all sources of a chunk to its accumulator. slot: from step_begin_chunk() or step_find_torn(). Any thread may
+ * call this.
+ */
 void step_reduce_chunk(struct reduction *reduction, uint32_t chunk, struct step_slot *slot);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The update in host memory, chunk by chunk, and its scalars for each place. */
+/* The update in host memory, chunk by chunk, and the scalars of an update in host memory or on GPUs. */
 
 #include <assert.h>
 

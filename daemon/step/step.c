@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The life of a step, its reductions, and the norm. step-reduce.c and step-update.c have the work of one chunk. */
+/*
+ * Creates and frees a step, runs its reductions, and computes the norm. step-reduce.c and step-update.c process one
+ * chunk.
+ */
 
 #include "daemon/step/step.h"
 
@@ -82,7 +85,10 @@ static int make_staging(struct step *step)
     return r;
 }
 
-/* Return: 0 or -errno, which may be a lack of descriptors. */
+/*
+ * Makes the step's segments, reductions and the memory of its ops. Return: 0 or -errno, for example if descriptors are
+ * short.
+ */
 static int make_parts(struct step *step, const struct step_options *options)
 {
     int r = step_keep(step);
@@ -270,7 +276,7 @@ static const struct step_ops here = {.reduce = step_reduce_here, .update = step_
 
 static void await_record(struct reduction *reduction)
 {
-    assert(reduction->busy); /* until its record comes, or the replay ends */
+    assert(reduction->busy); /* busy until step_was_reduced() or step_end_replay() */
 }
 
 void step_begin_replay(struct step *step)
@@ -290,7 +296,7 @@ void step_was_reduced(struct reduction *reduction, const uint64_t *sums)
     reduction->step->found_sums = NULL;
 }
 
-/* Finishes the chunks that workers of a killed daemon were reducing. */
+/* Finishes the torn chunks of a reduction (step-kept.h), which workers of a killed daemon were reducing. */
 static void finish_torn(struct reduction *reduction)
 {
     struct step *step = reduction->step;
@@ -309,7 +315,9 @@ void step_end_replay(struct step *step)
 {
     assert(step->ops_after);
     step->ops = steal_ptr(step->ops_after);
-    /* All of them before one is posted, because a worker that begins another chunk overwrites its slot. */
+    /*
+     * Finishes all torn chunks before any work is posted, because a worker that begins another chunk overwrites a slot.
+     */
     for (uint32_t p = 0; p < step->layout->n_parcels; p++)
         if (step->reductions[p].busy)
             finish_torn(&step->reductions[p]);
